@@ -1,1 +1,25 @@
-//! Placeholder until this crate is filled.
+// SPDX-License-Identifier: Apache-2.0
+//! What the cluster says, as plain values: Services, their endpoints and the nodes.
+//!
+//! Owns the projections that every part of Steerage works on (only the fields that Steerage uses), the rules that say which
+//! node is eligible and which endpoints count, and the [`Index`] that watch events feed. The controller and the agent
+//! read it; `steerage-watch` fills it. It never talks to anything: no Kubernetes client, no I/O, no clock.
+
+mod endpoints;
+mod index;
+mod key;
+pub mod names;
+mod node;
+mod selection;
+mod service;
+mod table;
+
+pub use endpoints::{Endpoint, EndpointPort, EndpointSlice, Hints};
+pub use index::{Dirty, Index};
+pub use key::Key;
+pub use node::{Ineligible, Node};
+pub use selection::{Backend, backends, cluster_backends, local_backends, local_ready_count, membership};
+pub use service::{
+    Affinity, Condition, Family, Ingress, IpMode, Policy, Protocol, Service, ServiceKind, ServicePort,
+};
+pub use table::{Event, Object, Table};

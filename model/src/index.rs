@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! All that the watches have told, and what changed since it was last asked.
+//!
+//! Fed by the watch tasks of the controller and of the agent, one event at a time, in any order across kinds. It never waits,
+//! never plans and never forgets to say that something is dirty.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{EndpointSlice, Event, Key, Node, Service, Table};
+
+/// What changed since the last [`Index::take_dirty`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dirty {
+    /// Services that changed, appeared, went, or whose endpoints did.
+    pub services: BTreeSet<Key>,
+    /// Nodes that changed, appeared or went.
+    pub nodes: BTreeSet<String>,
+}
+
+impl Dirty {
+    /// Whether nothing changed.
+    pub fn is_empty(&self) -> bool {
+        self.services.is_empty() && self.nodes.is_empty()
+    }
+}
+
+/// Services, endpoint slices and nodes, joined.
+#[derive(Clone, Debug, Default)]
+pub struct Index {
+    services: Table<Service>,
+    slices: Table<EndpointSlice>,
+    nodes: Table<Node>,
+    slices_of: BTreeMap<Key, BTreeSet<Key>>,
+    dirty: Dirty,
+}
+
+impl Index {
+    /// Takes in what the watch of Services says.
+    pub fn on_service(&mut self, event: Event<Service>) {
+        let dirty = &mut self.dirty.services;
+        self.services.on(event, |old, new| {
+            dirty.extend(old.or(new).map(|service| service.key.clone()));
+        });
+    }
+
+    /// Takes in what the watch of `EndpointSlices` says.
+    pub fn on_slice(&mut self, event: Event<EndpointSlice>) {
+        let (dirty, slices_of) = (&mut self.dirty.services, &mut self.slices_of);
+        self.slices.on(event, |old, new| {
+            if let Some(old) = old {
+                dirty.insert(old.service.clone());
+                if let Some(keys) = slices_of.get_mut(&old.service) {
+                    keys.remove(&old.key);
+                    if keys.is_empty() {
+                        slices_of.remove(&old.service);
+                    }
+                }
+            }
+            if let Some(new) = new {
+                dirty.insert(new.service.clone());
+                slices_of.entry(new.service.clone()).or_default().insert(new.key.clone());
+            }
+        });
+    }
+
+    /// Takes in what the watch of Nodes says.
+    pub fn on_node(&mut self, event: Event<Node>) {
+        let dirty = &mut self.dirty.nodes;
+        self.nodes.on(event, |old, new| dirty.extend(old.or(new).map(|node| node.name.clone())));
+    }
+
+    /// Whether all three kinds have been listed once. Nothing may be planned before.
+    pub fn synced(&self) -> bool {
+        self.services.listed() && self.slices.listed() && self.nodes.listed()
+    }
+
+    /// What changed since the last call.
+    pub fn take_dirty(&mut self) -> Dirty {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// One Service.
+    pub fn service(&self, key: &Key) -> Option<&Service> {
+        self.services.get(key)
+    }
+
+    /// All Services, by key.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.iter()
+    }
+
+    /// The slices of a Service, by name, whether the Service itself is known or not.
+    pub fn slices(&self, service: &Key) -> impl Iterator<Item = &EndpointSlice> {
+        self.slices_of.get(service).into_iter().flatten().filter_map(|key| self.slices.get(key))
+    }
+
+    /// One node.
+    pub fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.get(&name.to_owned())
+    }
+
+    /// All nodes, by name.
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests;

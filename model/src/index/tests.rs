@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whatever the order of events, the index ends up as if it had been told the final state at once.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Endpoint, Family};
+
+fn service(name: &str, variant: u8) -> Service {
+    Service { uid: variant.to_string(), ..Service::new(Key::new("ns", name)) }
+}
+
+fn slice(name: &str, service: &str, variant: u8) -> EndpointSlice {
+    EndpointSlice {
+        key: Key::new("ns", name),
+        service: Key::new("ns", service),
+        family: Family::V4,
+        ports: Vec::new(),
+        endpoints: vec![Endpoint::ready(IpAddr::from([10, 0, 0, variant]), "a")],
+    }
+}
+
+#[test]
+fn a_slice_that_moves_to_another_service_dirties_both() {
+    let mut index = Index::default();
+    index.on_slice(Event::Apply(slice("s", "one", 1)));
+    index.take_dirty();
+    index.on_slice(Event::Apply(slice("s", "two", 1)));
+    let dirty = index.take_dirty();
+    assert_eq!(dirty.services, BTreeSet::from([Key::new("ns", "one"), Key::new("ns", "two")]));
+    assert_eq!(index.slices(&Key::new("ns", "one")).count(), 0);
+    assert_eq!(index.slices(&Key::new("ns", "two")).count(), 1);
+}
+
+#[test]
+fn what_a_relist_does_not_bring_is_gone_at_its_end_and_not_before() {
+    let mut index = Index::default();
+    index.on_service(Event::Apply(service("old", 1)));
+    index.on_service(Event::Init);
+    index.on_service(Event::InitApply(service("new", 1)));
+    assert!(index.service(&Key::new("ns", "old")).is_some());
+    index.take_dirty();
+    index.on_service(Event::InitDone);
+    assert!(index.service(&Key::new("ns", "old")).is_none());
+    assert_eq!(index.take_dirty().services, BTreeSet::from([Key::new("ns", "old")]));
+}
+
+#[test]
+fn a_heartbeat_dirties_nothing() {
+    let mut index = Index::default();
+    let node = Node { name: "a".into(), ..Node::default() };
+    index.on_node(Event::Apply(node.clone()));
+    index.take_dirty();
+    index.on_node(Event::Apply(node));
+    assert!(index.take_dirty().is_empty());
+}
+
+#[test]
+fn nothing_is_synced_before_all_three_have_listed() {
+    let mut index = Index::default();
+    index.on_service(Event::InitDone);
+    index.on_slice(Event::InitDone);
+    assert!(!index.synced());
+    index.on_node(Event::InitDone);
+    assert!(index.synced());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Service(u8, u8),
+    DeleteService(u8),
+    Slice(u8, u8, u8),
+    DeleteSlice(u8),
+    RelistSlices,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0..4u8, 0..3u8).prop_map(|(s, v)| Step::Service(s, v)),
+        (0..4u8).prop_map(Step::DeleteService),
+        (0..6u8, 0..4u8, 0..3u8).prop_map(|(s, o, v)| Step::Slice(s, o, v)),
+        (0..6u8).prop_map(Step::DeleteSlice),
+        Just(Step::RelistSlices),
+    ]
+}
+
+/// Everything that the index answers.
+fn view(index: &Index) -> Vec<(Key, Option<Service>, Vec<EndpointSlice>)> {
+    (0..4)
+        .map(|s| Key::new("ns", format!("svc{s}")))
+        .map(|k| (k.clone(), index.service(&k).cloned(), index.slices(&k).cloned().collect()))
+        .collect()
+}
+
+proptest! {
+    #[test]
+    fn any_history_gives_the_index_of_its_end(steps in prop::collection::vec(step(), 0..60)) {
+        let mut index = Index::default();
+        let mut before = view(&index);
+        let (mut services, mut slices) = (BTreeMap::new(), BTreeMap::new());
+        for step in steps {
+            match step {
+                Step::Service(s, v) => {
+                    let one = service(&format!("svc{s}"), v);
+                    services.insert(one.key.clone(), one.clone());
+                    index.on_service(Event::Apply(one));
+                }
+                Step::DeleteService(s) => {
+                    let key = Key::new("ns", format!("svc{s}"));
+                    services.remove(&key);
+                    index.on_service(Event::Delete(key));
+                }
+                Step::Slice(s, owner, v) => {
+                    let one = slice(&format!("slice{s}"), &format!("svc{owner}"), v);
+                    slices.insert(one.key.clone(), one.clone());
+                    index.on_slice(Event::Apply(one));
+                }
+                Step::DeleteSlice(s) => {
+                    let key = Key::new("ns", format!("slice{s}"));
+                    slices.remove(&key);
+                    index.on_slice(Event::Delete(key));
+                }
+                Step::RelistSlices => {
+                    index.on_slice(Event::Init);
+                    // An interrupted list is begun again.
+                    if let Some(one) = slices.values().next() {
+                        index.on_slice(Event::InitApply(EndpointSlice::clone(one)));
+                    }
+                    index.on_slice(Event::Init);
+                    for one in slices.values() {
+                        index.on_slice(Event::InitApply(EndpointSlice::clone(one)));
+                    }
+                    index.on_slice(Event::InitDone);
+                }
+            }
+            // Every change is told, and nothing else is.
+            let after = view(&index);
+            let changed: BTreeSet<_> =
+                before.iter().zip(&after).filter(|(b, a)| b != a).map(|(b, _)| b.0.clone()).collect();
+            prop_assert_eq!(index.take_dirty().services, changed);
+            before = after;
+        }
+        let mut fresh = Index::default();
+        for s in services.into_values() {
+            fresh.on_service(Event::Apply(s));
+        }
+        for s in slices.into_values() {
+            fresh.on_slice(Event::Apply(s));
+        }
+        prop_assert_eq!(view(&index), view(&fresh));
+    }
+}

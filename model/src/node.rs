@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The projection of a Node, and the rule that says whether load balancers may use it.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::Object;
+
+/// What Steerage uses of a Node. Readiness is left out on purpose: it does not decide (KEP-3458), and heartbeats would
+/// otherwise wake everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// The node's name.
+    pub name: String,
+    /// Its internal addresses, in the order of the status.
+    pub addresses: Vec<IpAddr>,
+    /// `spec.providerID`.
+    pub provider_id: Option<String>,
+    /// The label `topology.kubernetes.io/zone`.
+    pub zone: Option<String>,
+    /// `spec.podCIDRs`.
+    pub pod_cidrs: Vec<IpNet>,
+    /// The exclusion label is set and does not parse as false.
+    pub excluded: bool,
+    /// `metadata.deletionTimestamp` is set.
+    pub deleting: bool,
+    /// The cluster autoscaler's taint is set.
+    pub autoscaler_taint: bool,
+    /// `spec.unschedulable`: the node is cordoned.
+    pub cordoned: bool,
+    /// What our agent announced on it (annotation [`crate::names::NODE_AGENT`]).
+    pub agent: Option<String>,
+}
+
+/// Why load balancers may not use a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ineligible {
+    /// The node is being deleted.
+    Deleting,
+    /// The cluster autoscaler is about to delete it.
+    AutoscalerTaint,
+    /// It carries the exclusion label.
+    Excluded,
+}
+
+impl fmt::Display for Ineligible {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Deleting => "the node is being deleted",
+            Self::AutoscalerTaint => "the cluster autoscaler is about to delete the node",
+            Self::Excluded => "the node is labelled node.kubernetes.io/exclude-from-external-load-balancers",
+        })
+    }
+}
+
+impl Node {
+    /// Whether load balancers may use the node, else why not.
+    pub fn eligibility(&self) -> Result<(), Ineligible> {
+        if self.deleting {
+            Err(Ineligible::Deleting)
+        } else if self.autoscaler_taint {
+            Err(Ineligible::AutoscalerTaint)
+        } else if self.excluded {
+            Err(Ineligible::Excluded)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether the value of the exclusion label keeps the node out: anything but a boolean false does, as upstream parses it
+    /// (Go's `strconv.ParseBool`).
+    pub fn exclusion_label_excludes(value: &str) -> bool {
+        !matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False")
+    }
+}
+
+impl Object for Node {
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_false_value_lets_an_excluded_node_back_in() {
+        for value in ["false", "False", "FALSE", "f", "F", "0"] {
+            assert!(!Node::exclusion_label_excludes(value), "{value}");
+        }
+        for value in ["", "true", "no", "fAlse", "garbage"] {
+            assert!(Node::exclusion_label_excludes(value), "{value}");
+        }
+    }
+
+    #[test]
+    fn the_most_urgent_reason_is_given() {
+        let node = Node { deleting: true, autoscaler_taint: true, excluded: true, ..Node::default() };
+        assert_eq!(node.eligibility(), Err(Ineligible::Deleting));
+        let node = Node { autoscaler_taint: true, excluded: true, ..Node::default() };
+        assert_eq!(node.eligibility(), Err(Ineligible::AutoscalerTaint));
+        assert_eq!(Node::default().eligibility(), Ok(()));
+    }
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which endpoints count, for whom.
+//!
+//! *Membership* decides which nodes a load balancer gets under `api` steering; the *backends* are what a node forwards to. The
+//! rules are those of kube-proxy (`CategorizeEndpoints`), so that the agent can stand in for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::{Endpoint, EndpointSlice, Family, Protocol};
+
+/// An endpoint together with the port that one Service port maps to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backend<'a> {
+    /// The port that the pod listens on.
+    pub port: u16,
+    /// The endpoint.
+    pub endpoint: &'a Endpoint,
+}
+
+/// The nodes that a load balancer should send to, each with its number of counting endpoints: nodes with a ready endpoint;
+/// if none is ready anywhere, nodes with a serving and terminating one. Endpoints without a node count for nobody.
+pub fn membership<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> BTreeMap<&'a str, u32> {
+    let (mut ready, mut fallback) = (BTreeSet::new(), BTreeSet::new());
+    let mut any_ready = false;
+    for endpoint in slices.flat_map(|slice| &slice.endpoints) {
+        any_ready |= endpoint.ready;
+        // A dual-stack pod stands in two slices; it is told by its address in either, and counted once by the larger family.
+        if let Some(node) = endpoint.node.as_deref() {
+            let entry = (node, Family::of(endpoint.addr), endpoint.addr);
+            if endpoint.ready {
+                ready.insert(entry);
+            } else if endpoint.is_serving_terminating() {
+                fallback.insert(entry);
+            }
+        }
+    }
+    let chosen = if any_ready { ready } else { fallback };
+    let mut per_family: BTreeMap<(&str, Family), u32> = BTreeMap::new();
+    for (node, family, _) in chosen {
+        *per_family.entry((node, family)).or_default() += 1;
+    }
+    let mut nodes = BTreeMap::new();
+    for ((node, _), count) in per_family {
+        let most: &mut u32 = nodes.entry(node).or_default();
+        *most = count.max(*most);
+    }
+    nodes
+}
+
+/// All endpoints of one Service port in one family, whatever their state. Where two slices bring the same address and port, the
+/// one that is not terminating wins. Ordered by address and port.
+pub fn backends<'a>(
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+    family: Family,
+    port_name: &str,
+    protocol: Protocol,
+) -> Vec<Backend<'a>> {
+    let mut found: BTreeMap<(IpAddr, u16), Backend<'a>> = BTreeMap::new();
+    for slice in slices.filter(|slice| slice.family == family) {
+        for port in
+            slice.ports.iter().filter(|p| p.name == port_name && p.protocol == protocol && p.port != 0)
+        {
+            for endpoint in &slice.endpoints {
+                let backend = Backend { port: port.port, endpoint };
+                found
+                    .entry((endpoint.addr, port.port))
+                    .and_modify(|old| {
+                        if old.endpoint.terminating && !endpoint.terminating {
+                            *old = backend;
+                        }
+                    })
+                    .or_insert(backend);
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+/// The backends for traffic that may go anywhere, on `node` in `zone`: the ready ones, narrowed by topology hints where all
+/// ready ones carry them; if none is ready, the serving and terminating ones.
+pub fn cluster_backends<'a>(all: &[Backend<'a>], node: &str, zone: Option<&str>) -> Vec<Backend<'a>> {
+    let ready: Vec<_> = all.iter().filter(|b| b.endpoint.ready).copied().collect();
+    if ready.is_empty() {
+        return all.iter().filter(|b| b.endpoint.is_serving_terminating()).copied().collect();
+    }
+    let for_node = |b: &Backend<'_>| b.endpoint.hints.nodes.iter().any(|n| n == node);
+    if ready.iter().all(|b| !b.endpoint.hints.nodes.is_empty()) && ready.iter().any(for_node) {
+        return ready.into_iter().filter(for_node).collect();
+    }
+    let for_zone =
+        |b: &Backend<'_>| zone.is_some_and(|zone| b.endpoint.hints.zones.iter().any(|z| z == zone));
+    if ready.iter().all(|b| !b.endpoint.hints.zones.is_empty()) && ready.iter().any(for_zone) {
+        return ready.into_iter().filter(for_zone).collect();
+    }
+    ready
+}
+
+/// The backends for traffic that must stay on `node`: its ready ones; if it has none, its serving and terminating ones.
+pub fn local_backends<'a>(all: &[Backend<'a>], node: &str) -> Vec<Backend<'a>> {
+    let on_node = |b: &&Backend<'_>| b.endpoint.is_on(node);
+    let ready: Vec<_> = all.iter().filter(on_node).filter(|b| b.endpoint.ready).copied().collect();
+    if ready.is_empty() {
+        all.iter().filter(on_node).filter(|b| b.endpoint.is_serving_terminating()).copied().collect()
+    } else {
+        ready
+    }
+}
+
+/// What `/healthz` on the health-check node port reports for `node`: distinct addresses of one family that are ready, over all
+/// ports of the Service.
+pub fn local_ready_count<'a>(
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+    family: Family,
+    node: &str,
+) -> usize {
+    slices
+        .filter(|slice| slice.family == family)
+        .flat_map(|slice| &slice.endpoints)
+        .filter(|endpoint| endpoint.ready && endpoint.is_on(node))
+        .map(|endpoint| endpoint.addr)
+        .collect::<BTreeSet<_>>()
+        .len()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tables of endpoint states and what follows from them.
+
+use super::*;
+use crate::{EndpointPort, Hints, Key};
+
+/// An endpoint from a letter: `R`eady, `T`erminating and serving, `X` terminating and not serving, `U`nready.
+fn endpoint(last: u8, state: char, node: Option<&str>) -> Endpoint {
+    Endpoint {
+        addr: IpAddr::from([10, 0, 0, last]),
+        node: node.map(str::to_owned),
+        zone: None,
+        ready: state == 'R',
+        serving: matches!(state, 'R' | 'T'),
+        terminating: matches!(state, 'T' | 'X'),
+        hints: Hints::default(),
+    }
+}
+
+fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
+    EndpointSlice {
+        key: Key::new("ns", name),
+        service: Key::new("ns", "svc"),
+        family: Family::V4,
+        ports: vec![EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
+        endpoints,
+    }
+}
+
+/// State and node of one endpoint.
+type State<'a> = (char, Option<&'a str>);
+
+fn of(states: &[State<'_>]) -> EndpointSlice {
+    let endpoints = states.iter().zip(1..).map(|(&(state, node), last)| endpoint(last, state, node));
+    slice("a", endpoints.collect())
+}
+
+#[test]
+fn membership_follows_ready_endpoints_and_falls_back_to_terminating_ones() {
+    let (a, b) = (Some("a"), Some("b"));
+    let cases: &[(&[State<'_>], &[(&str, u32)])] = &[
+        (&[], &[]),
+        (&[('R', a), ('R', a), ('R', b)], &[("a", 2), ("b", 1)]),
+        (&[('R', a), ('T', b)], &[("a", 1)]),
+        (&[('T', a), ('X', b)], &[("a", 1)]),
+        (&[('U', a), ('X', b)], &[]),
+        (&[('R', None), ('T', a)], &[]),
+    ];
+    for (states, expected) in cases {
+        let slice = of(states);
+        let got: Vec<_> = membership([&slice].into_iter()).into_iter().collect();
+        assert_eq!(&got, expected, "{states:?}");
+    }
+}
+
+#[test]
+fn membership_counts_a_dual_stack_pod_once() {
+    let v4 = of(&[('R', Some("a"))]);
+    let mut v6 = of(&[('R', Some("a"))]);
+    v6.family = Family::V6;
+    v6.endpoints[0].addr = "fd00::1".parse().unwrap();
+    assert_eq!(membership([&v4, &v6].into_iter()), BTreeMap::from([("a", 1)]));
+}
+
+#[test]
+fn the_same_address_twice_is_taken_in_its_living_form() {
+    let (dying, living) =
+        (slice("a", vec![endpoint(1, 'T', Some("a"))]), slice("b", vec![endpoint(1, 'R', Some("a"))]));
+    for slices in [[&dying, &living], [&living, &dying]] {
+        let found = backends(slices.into_iter(), Family::V4, "http", Protocol::Tcp);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].endpoint.ready);
+    }
+}
+
+#[test]
+fn backends_match_name_protocol_and_family() {
+    let one = of(&[('R', Some("a"))]);
+    let count = |family, name, protocol| backends([&one].into_iter(), family, name, protocol).len();
+    assert_eq!(count(Family::V4, "http", Protocol::Tcp), 1);
+    assert_eq!(count(Family::V6, "http", Protocol::Tcp), 0);
+    assert_eq!(count(Family::V4, "dns", Protocol::Tcp), 0);
+    assert_eq!(count(Family::V4, "http", Protocol::Udp), 0);
+}
+
+#[test]
+fn forwarding_lists_fall_back_independently() {
+    let (a, b) = (Some("a"), Some("b"));
+    // states, cluster list, local list of node a (last octets)
+    let cases: &[(&[State<'_>], &[u8], &[u8])] = &[
+        (&[('R', a), ('R', b)], &[1, 2], &[1]),
+        (&[('T', a), ('R', b)], &[2], &[1]),
+        (&[('T', a), ('T', b)], &[1, 2], &[1]),
+        (&[('U', a), ('R', b)], &[2], &[]),
+        (&[('X', a), ('T', b)], &[2], &[]),
+        (&[('U', a), ('X', b)], &[], &[]),
+        (&[('R', None)], &[1], &[]),
+    ];
+    let octets = |list: &[Backend<'_>]| -> Vec<u8> {
+        list.iter().map(|b| if let IpAddr::V4(v4) = b.endpoint.addr { v4.octets()[3] } else { 0 }).collect()
+    };
+    for (states, cluster, local) in cases {
+        let one = of(states);
+        let all = backends([&one].into_iter(), Family::V4, "http", Protocol::Tcp);
+        assert_eq!(&octets(&cluster_backends(&all, "a", None)), cluster, "{states:?}");
+        assert_eq!(&octets(&local_backends(&all, "a")), local, "{states:?}");
+    }
+}
+
+#[test]
+fn hints_narrow_only_when_every_ready_endpoint_has_them_and_one_fits() {
+    let hinted = |zones: [&str; 2], nodes: [&str; 2]| {
+        let mut one = of(&[('R', Some("a")), ('R', Some("b"))]);
+        for (endpoint, (zone, node)) in one.endpoints.iter_mut().zip(zones.into_iter().zip(nodes)) {
+            let list = |s: &str| if s.is_empty() { vec![] } else { vec![s.to_owned()] };
+            endpoint.hints = Hints { zones: list(zone), nodes: list(node) };
+        }
+        one
+    };
+    let cases = [
+        (["z1", "z2"], ["", ""], 1),
+        (["z1", ""], ["", ""], 2),
+        (["z2", "z3"], ["", ""], 2),
+        (["z2", "z1"], ["a", "b"], 1),
+        (["z2", "z3"], ["b", "c"], 2),
+    ];
+    for (zones, nodes, expected) in cases {
+        let one = hinted(zones, nodes);
+        let all = backends([&one].into_iter(), Family::V4, "http", Protocol::Tcp);
+        assert_eq!(cluster_backends(&all, "a", Some("z1")).len(), expected, "{zones:?} {nodes:?}");
+    }
+}
+
+#[test]
+fn health_counts_distinct_ready_addresses_of_the_node() {
+    let mut one = of(&[('R', Some("a")), ('R', Some("a")), ('T', Some("a")), ('R', Some("b"))]);
+    one.ports.push(EndpointPort { name: "https".into(), protocol: Protocol::Tcp, port: 8443 });
+    let again = slice("b", one.endpoints.clone());
+    assert_eq!(local_ready_count([&one, &again].into_iter(), Family::V4, "a"), 2);
+    assert_eq!(local_ready_count([&one].into_iter(), Family::V6, "a"), 0);
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The projection of a Service: what load balancers and service proxies need of it, and no more.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::{Key, Object, names};
+
+/// An IP family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// The family of an address.
+    pub fn of(addr: IpAddr) -> Self {
+        if addr.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// A transport protocol that a Service port can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+impl Protocol {
+    /// The IANA protocol number.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Sctp => 132,
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        })
+    }
+}
+
+/// `spec.type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ServiceKind {
+    /// Reachable inside the cluster only.
+    ClusterIp,
+    /// Also on a port of every node.
+    NodePort,
+    /// Also through a load balancer.
+    LoadBalancer,
+    /// A DNS alias: nobody proxies it.
+    ExternalName,
+}
+
+/// `externalTrafficPolicy` and `internalTrafficPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// Any endpoint of the cluster.
+    Cluster,
+    /// Only endpoints of the node that the packet reached.
+    Local,
+}
+
+/// `sessionAffinity: ClientIP`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Affinity {
+    /// How long a client keeps its endpoint after its last new connection.
+    pub timeout: Duration,
+}
+
+/// One entry of `spec.ports`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// The port's name; empty for a single unnamed port.
+    pub name: String,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The port that clients use on `ClusterIP` and VIP.
+    pub port: u16,
+    /// The port on every node, where one is allocated.
+    pub node_port: Option<u16>,
+}
+
+/// `status.loadBalancer.ingress[].ipMode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IpMode {
+    /// Packets reach the node with the VIP as destination: the service proxy takes it.
+    Vip,
+    /// The load balancer terminates: the service proxy leaves the address alone.
+    Proxy,
+}
+
+/// One entry of `status.loadBalancer.ingress`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ingress {
+    /// The address, if the entry has one.
+    pub ip: Option<IpAddr>,
+    /// The DNS name, if the entry has one.
+    pub hostname: Option<String>,
+    /// `None` counts as [`IpMode::Vip`].
+    pub ip_mode: Option<IpMode>,
+}
+
+/// One entry of `status.conditions`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// The condition's type, for example `steerage.dev/Programmed`.
+    pub kind: String,
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// The machine-readable reason.
+    pub reason: String,
+    /// The sentence for people.
+    pub message: String,
+    /// The generation that it speaks of, where one was set.
+    pub observed_generation: Option<i64>,
+}
+
+/// What Steerage uses of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Namespace and name.
+    pub key: Key,
+    /// The object's UID: a Service made anew under the same name has another one.
+    pub uid: String,
+    /// `spec.type`.
+    pub kind: ServiceKind,
+    /// `spec.clusterIPs`; empty for a headless Service.
+    pub cluster_ips: Vec<IpAddr>,
+    /// `spec.externalIPs`.
+    pub external_ips: Vec<IpAddr>,
+    /// `spec.ports`.
+    pub ports: Vec<ServicePort>,
+    /// `spec.externalTrafficPolicy`.
+    pub external_policy: Policy,
+    /// `spec.internalTrafficPolicy`.
+    pub internal_policy: Policy,
+    /// `spec.sessionAffinity: ClientIP` with its timeout.
+    pub affinity: Option<Affinity>,
+    /// `spec.healthCheckNodePort`.
+    pub health_check_node_port: Option<u16>,
+    /// `spec.loadBalancerSourceRanges`, those that parse.
+    pub source_ranges: Vec<IpNet>,
+    /// `spec.loadBalancerClass`.
+    pub class: Option<String>,
+    /// `spec.loadBalancerIP` as written.
+    pub load_balancer_ip: Option<String>,
+    /// `spec.ipFamilies`.
+    pub families: Vec<Family>,
+    /// `spec.allocateLoadBalancerNodePorts`.
+    pub allocate_node_ports: bool,
+    /// Whether `spec.selector` is set; without one somebody else writes the endpoints.
+    pub has_selector: bool,
+    /// The annotations under [`names::KEPT_ANNOTATIONS`].
+    pub annotations: BTreeMap<String, String>,
+    /// The value of the label [`names::PROXY_NAME_LABEL`].
+    pub proxy_name: Option<String>,
+    /// Whether the label [`names::HEADLESS_LABEL`] is set.
+    pub headless_label: bool,
+    /// `metadata.finalizers`.
+    pub finalizers: Vec<String>,
+    /// Whether `metadata.deletionTimestamp` is set.
+    pub deleting: bool,
+    /// `metadata.generation`, where the API server keeps one.
+    pub generation: Option<i64>,
+    /// `status.loadBalancer.ingress`.
+    pub ingress: Vec<Ingress>,
+    /// `status.conditions`.
+    pub conditions: Vec<Condition>,
+}
+
+impl Service {
+    /// An empty `ClusterIP` Service, for building one field by field.
+    pub fn new(key: Key) -> Self {
+        Self {
+            key,
+            uid: String::new(),
+            kind: ServiceKind::ClusterIp,
+            cluster_ips: Vec::new(),
+            external_ips: Vec::new(),
+            ports: Vec::new(),
+            external_policy: Policy::Cluster,
+            internal_policy: Policy::Cluster,
+            affinity: None,
+            health_check_node_port: None,
+            source_ranges: Vec::new(),
+            class: None,
+            load_balancer_ip: None,
+            families: Vec::new(),
+            allocate_node_ports: true,
+            has_selector: true,
+            annotations: BTreeMap::new(),
+            proxy_name: None,
+            headless_label: false,
+            finalizers: Vec::new(),
+            deleting: false,
+            generation: None,
+            ingress: Vec::new(),
+            conditions: Vec::new(),
+        }
+    }
+
+    /// Whether `finalizer` is set on the object.
+    pub fn has_finalizer(&self, finalizer: &str) -> bool {
+        self.finalizers.iter().any(|f| f == finalizer)
+    }
+
+    /// Whether our agent, and not kube-proxy, is asked to serve this Service on the nodes.
+    pub fn is_labelled_for_agent(&self) -> bool {
+        self.proxy_name.as_deref() == Some(names::PROXY_NAME)
+    }
+
+    /// The addresses that the service proxy takes packets for because a load balancer delivers them unchanged.
+    pub fn vips(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.ingress.iter().filter(|i| i.ip_mode != Some(IpMode::Proxy)).filter_map(|i| i.ip)
+    }
+
+    /// The health-check node port, where the Service needs one: type `LoadBalancer` and policy Local.
+    pub fn health_port(&self) -> Option<u16> {
+        (self.kind == ServiceKind::LoadBalancer && self.external_policy == Policy::Local)
+            .then_some(self.health_check_node_port)
+            .flatten()
+    }
+}
+
+impl Object for Service {
+    type Key = Key;
+
+    fn key(&self) -> Key {
+        self.key.clone()
+    }
+}
