@@ -29,6 +29,10 @@ fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
 
 /// State and node of one endpoint.
 type State<'a> = (char, Option<&'a str>);
+/// Endpoints, and the nodes that they make members, with their counts.
+type Membership<'a> = (&'a [State<'a>], &'a [(&'a str, u32)]);
+/// Endpoints, and the last octets of the cluster list and of the local list of node a.
+type Lists<'a> = (&'a [State<'a>], &'a [u8], &'a [u8]);
 
 fn of(states: &[State<'_>]) -> EndpointSlice {
     let endpoints = states.iter().zip(1..).map(|(&(state, node), last)| endpoint(last, state, node));
@@ -38,7 +42,7 @@ fn of(states: &[State<'_>]) -> EndpointSlice {
 #[test]
 fn membership_follows_ready_endpoints_and_falls_back_to_terminating_ones() {
     let (a, b) = (Some("a"), Some("b"));
-    let cases: &[(&[State<'_>], &[(&str, u32)])] = &[
+    let cases: &[Membership<'_>] = &[
         (&[], &[]),
         (&[('R', a), ('R', a), ('R', b)], &[("a", 2), ("b", 1)]),
         (&[('R', a), ('T', b)], &[("a", 1)]),
@@ -86,8 +90,7 @@ fn backends_match_name_protocol_and_family() {
 #[test]
 fn forwarding_lists_fall_back_independently() {
     let (a, b) = (Some("a"), Some("b"));
-    // states, cluster list, local list of node a (last octets)
-    let cases: &[(&[State<'_>], &[u8], &[u8])] = &[
+    let cases: &[Lists<'_>] = &[
         (&[('R', a), ('R', b)], &[1, 2], &[1]),
         (&[('T', a), ('R', b)], &[2], &[1]),
         (&[('T', a), ('T', b)], &[1, 2], &[1]),
