@@ -1,1 +1,17 @@
-//! Placeholder until this crate is filled.
+// SPDX-License-Identifier: Apache-2.0
+//! What Steerage asks of a cloud.
+//!
+//! The controller plans plain values, [`LoadBalancer`] and [`TargetSet`], and hands them to a [`Provider`], which converges the
+//! cloud to them. This crate owns those values, the trait and its errors. It knows no cloud and does no I/O.
+
+mod capabilities;
+mod error;
+mod load_balancer;
+mod provider;
+mod targets;
+
+pub use capabilities::{Addressing, Capabilities, Steering};
+pub use error::Error;
+pub use load_balancer::{HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner};
+pub use provider::{Ensured, Progress, Provider, TargetsSet};
+pub use targets::{HealthState, SharedSet, Target, TargetHealth, TargetSet};
