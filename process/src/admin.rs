@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The administration server: `/metrics`, `/livez`, `/readyz`. Started by [`crate::run`] before anything else of the process.
+//!
+//! It never changes anything, and answers whoever can reach it: what it tells is not secret.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use crate::{Metrics, Readiness};
+
+/// Why the administration server could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// The address cannot be listened on.
+    #[error(
+        "cannot listen on {address} for /metrics, /livez and /readyz (choose another with --admin-address)"
+    )]
+    Bind {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Time for a client to send its request, and between two on one connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections at a time. Scrapers and probes need a handful; more waits, so that nobody can use the process's descriptors up.
+const CONNECTIONS: usize = 64;
+/// Time to wait after the kernel refused to accept, most likely for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A bound administration server.
+#[derive(Debug)]
+pub struct Admin {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Admin {
+    /// Binds `address`; port 0 takes a free one.
+    pub async fn bind(address: SocketAddr) -> Result<Self, AdminError> {
+        let failed = |source| AdminError::Bind { address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self { listener, address })
+    }
+
+    /// The address that it is bound to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until dropped.
+    pub async fn serve(self, metrics: Metrics, readiness: Readiness) -> Infallible {
+        let slots = Arc::new(Semaphore::new(CONNECTIONS));
+        loop {
+            // The semaphore is never closed.
+            let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { continue };
+            match self.listener.accept().await {
+                Ok((stream, _)) => {
+                    let (metrics, readiness) = (metrics.clone(), readiness.clone());
+                    tokio::spawn(async move {
+                        serve_connection(stream, metrics, readiness).await;
+                        drop(slot);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "administration server cannot accept");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+async fn serve_connection(stream: TcpStream, metrics: Metrics, readiness: Readiness) {
+    let service = service_fn(|request: Request<hyper::body::Incoming>| {
+        let response = answer(request.method(), request.uri().path(), &metrics, &readiness);
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "connection to the administration server ended");
+    }
+}
+
+fn answer(method: &Method, path: &str, metrics: &Metrics, readiness: &Readiness) -> Response<Full<Bytes>> {
+    const TEXT: &str = "text/plain; charset=utf-8";
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+    if method != Method::GET && method != Method::HEAD {
+        return response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD\n".to_owned());
+    }
+    match path {
+        "/livez" => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
+        "/readyz" => {
+            let pending = readiness.pending();
+            if pending.is_empty() {
+                response(StatusCode::OK, TEXT, "ok\n".to_owned())
+            } else {
+                let text = format!("pending: {}\n", pending.join(", "));
+                response(StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
+            }
+        }
+        "/metrics" => match metrics.text() {
+            Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
+            Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+        },
+        _ => response(StatusCode::NOT_FOUND, TEXT, "/metrics, /livez, /readyz\n".to_owned()),
+    }
+}
+
+fn response(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    async fn start() -> (SocketAddr, Readiness) {
+        let readiness = Readiness::default();
+        let admin = Admin::bind("127.0.0.1:0".parse().expect("address")).await.expect("bind");
+        let address = admin.address();
+        tokio::spawn(admin.serve(Metrics::new("test", "0"), readiness.clone()));
+        (address, readiness)
+    }
+
+    async fn ask(address: SocketAddr, line: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.expect("connect");
+        let request = format!("{line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("write");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.expect("read");
+        text
+    }
+
+    #[tokio::test]
+    async fn readyz_lists_what_is_pending() {
+        let (address, readiness) = start().await;
+        let text = ask(address, "GET /readyz").await;
+        assert!(text.starts_with("HTTP/1.1 503 ") && text.ends_with("pending: start\n"), "{text}");
+        let (services, nodes) = (readiness.task("services"), readiness.task("nodes"));
+        assert!(ask(address, "GET /readyz").await.ends_with("pending: services, nodes\n"));
+        services.done();
+        nodes.done();
+        assert!(ask(address, "GET /readyz").await.starts_with("HTTP/1.1 200 "));
+    }
+
+    #[tokio::test]
+    async fn metrics_are_open_metrics() {
+        let (address, _readiness) = start().await;
+        let text = ask(address, "GET /metrics").await;
+        assert!(text.contains("content-type: application/openmetrics-text; version=1.0.0"), "{text}");
+        assert!(text.ends_with("# EOF\n"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn it_lives_and_refuses_the_rest() {
+        let (address, _readiness) = start().await;
+        for (line, status) in
+            [("GET /livez", 200), ("HEAD /livez", 200), ("POST /livez", 405), ("GET /", 404)]
+        {
+            let text = ask(address, line).await;
+            assert!(text.starts_with(&format!("HTTP/1.1 {status} ")), "{line}: {text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_busy_port_is_named() {
+        let (address, _readiness) = start().await;
+        let error = Admin::bind(address).await.expect_err("busy");
+        let text = format!("{:#}", anyhow::Error::from(error));
+        assert!(text.contains(&address.to_string()) && text.contains("in use"), "{text}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_client_is_dropped() {
+        let (address, _readiness) = start().await;
+        let mut stream = TcpStream::connect(address).await.expect("connect");
+        stream.write_all(b"GET /livez HTTP/1.1\r\n").await.expect("write");
+        let mut rest = Vec::new();
+        // Time is paused: it jumps to the server's time-out once all tasks wait.
+        tokio::time::timeout(HEADER_TIMEOUT * 3, stream.read_to_end(&mut rest))
+            .await
+            .expect("closed")
+            .expect("read");
+    }
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Log lines on standard error. Set up once, by [`crate::run`].
+
+use std::io::{IsTerminal, stderr};
+
+use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::{EnvFilter, fmt};
+
+use crate::{LogArgs, LogFormat};
+
+/// Why logging could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoggingError {
+    #[error("--log-level: `{filter}` is neither a level nor a list of TARGET=LEVEL")]
+    Filter { filter: String, source: ParseError },
+    #[error("logging is already set up")]
+    Twice(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// The client logs each failed call as an error of its own, at a place that knows neither the object nor whether it is retried;
+/// callers log it with both.
+const QUIET: &str = "kube_client::client::builder=off";
+
+fn filter(level: &str) -> Result<EnvFilter, LoggingError> {
+    let all = format!("{QUIET},{level}");
+    EnvFilter::try_new(all).map_err(|source| LoggingError::Filter { filter: level.to_owned(), source })
+}
+
+/// Sends all `tracing` events of the process to standard error.
+pub(crate) fn init(args: &LogArgs) -> Result<(), LoggingError> {
+    let LogArgs { log_level, log_format } = args;
+    let builder = fmt().with_env_filter(filter(log_level)?).with_writer(stderr);
+    match log_format {
+        LogFormat::Text => builder.with_ansi(stderr().is_terminal()).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    }
+    .map_err(LoggingError::Twice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_and_lists_are_filters() {
+        for level in ["info", "debug,hyper=warn", "steerage_watch=trace", "off"] {
+            assert!(filter(level).is_ok(), "{level}");
+        }
+    }
+
+    #[test]
+    fn nonsense_names_the_flag() {
+        let error = filter("steerage=loud").expect_err("no such level");
+        assert!(error.to_string().contains("--log-level"), "{error}");
+    }
+}

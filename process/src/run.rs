@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From `main` to the exit code: sets the process up, runs its body, and ends it in order.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::admin::Admin;
+use crate::{Metrics, ProcessArgs, Readiness, logging, termination};
+
+/// Exit code of a process that failed.
+pub const EXIT_FAILED: u8 = 1;
+/// Exit code of a process that was asked to end and had to be forced: its grace was over, or it was asked twice.
+pub const EXIT_FORCED: u8 = 3;
+
+/// Which program this is.
+#[derive(Clone, Copy, Debug)]
+pub struct Component {
+    /// `controller`, `agent` or `edge`.
+    pub name: &'static str,
+    /// Its version.
+    pub version: &'static str,
+    /// Where its administration server listens unless a flag says otherwise.
+    pub admin: SocketAddr,
+}
+
+/// What the body of a process works with. Clones are the same process.
+#[derive(Clone, Debug)]
+pub struct Process {
+    component: Component,
+    readiness: Readiness,
+    metrics: Metrics,
+    shutdown: CancellationToken,
+    tasks: TaskTracker,
+    failed: mpsc::UnboundedSender<anyhow::Error>,
+}
+
+impl Process {
+    /// Which program this is.
+    pub fn component(&self) -> Component {
+        self.component
+    }
+
+    /// What `/readyz` waits for.
+    pub fn readiness(&self) -> &Readiness {
+        &self.readiness
+    }
+
+    /// What `/metrics` shows.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Cancelled when the process is asked to end, and when it fails. What is then in hand may be finished, within the grace.
+    pub fn shutdown(&self) -> &CancellationToken {
+        &self.shutdown
+    }
+
+    /// Starts a task that belongs to the process: its error or panic ends the process as failed, and the end of the process
+    /// waits for it. It ends itself, with `Ok`, once [`Process::shutdown`] is cancelled.
+    pub fn spawn<F>(&self, name: &'static str, task: F)
+    where
+        F: Future<Output = anyhow::Result<()>> + Send + 'static,
+    {
+        let failed = self.failed.clone();
+        self.tasks.spawn(async move {
+            // In a task of its own, so that a panic is seen as an error here.
+            let error = match tokio::spawn(task).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error,
+                Err(error) => error.into(),
+            };
+            // Nobody listens any more only when the process is already ending.
+            let _ = failed.send(error.context(name));
+        });
+    }
+}
+
+/// Runs a process: logs, administration server, signals, then `body`. Returns when the process may exit.
+///
+/// It ends as succeeded when `body` returns `Ok` (with SIGTERM or SIGINT before, or without), and as failed when `body` or a task
+/// of [`Process::spawn`] fails; the error is then logged and left as the container's termination message.
+pub fn run<B, F>(component: Component, args: &ProcessArgs, body: B) -> ExitCode
+where
+    B: FnOnce(Process) -> F,
+    F: Future<Output = anyhow::Result<()>>,
+{
+    match try_run(component, args, body) {
+        Ok(code) => code,
+        Err(error) => {
+            // Without logs there is no other place for it.
+            let message = format!("{error:#}");
+            if tracing::dispatcher::has_been_set() {
+                tracing::error!(error = message, "failed");
+            } else {
+                eprintln!("steerage {}: {message}", component.name);
+            }
+            termination::write(&message);
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
+}
+
+fn try_run<B, F>(component: Component, args: &ProcessArgs, body: B) -> anyhow::Result<ExitCode>
+where
+    B: FnOnce(Process) -> F,
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let ProcessArgs { log, admin } = args;
+    logging::init(log)?;
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    let code = runtime.block_on(async {
+        // Before anything else, so that a signal during the start is not lost.
+        let signals = Signals::new().context("cannot listen to signals")?;
+        let admin_server = Admin::bind(admin.admin_address.unwrap_or(component.admin)).await?;
+        tracing::info!(
+            component = component.name,
+            version = component.version,
+            admin = %admin_server.address(),
+            "starting"
+        );
+        let (failed, failures) = mpsc::unbounded_channel();
+        let process = Process {
+            component,
+            readiness: Readiness::default(),
+            metrics: Metrics::new(component.name, component.version),
+            shutdown: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            failed,
+        };
+        let served = tokio::spawn(admin_server.serve(process.metrics.clone(), process.readiness.clone()));
+        let code = supervise(process.clone(), signals, failures, admin.shutdown_grace, body(process)).await;
+        served.abort();
+        code
+    });
+    // Blocking work, such as a name being resolved, must not hold the exit up.
+    runtime.shutdown_background();
+    code
+}
+
+async fn supervise(
+    process: Process,
+    mut signals: Signals,
+    mut failures: mpsc::UnboundedReceiver<anyhow::Error>,
+    grace: Duration,
+    body: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<ExitCode> {
+    let mut whole = std::pin::pin!(async {
+        let result = body.await;
+        process.shutdown.cancel();
+        process.tasks.close();
+        process.tasks.wait().await;
+        result
+    });
+    // `process` itself holds a sender, so `recv` never says that all are gone.
+    let first_error = tokio::select! {
+        result = &mut whole => {
+            if let Ok(error) = failures.try_recv() { return Err(error); }
+            return result.map(|()| ExitCode::SUCCESS);
+        }
+        error = failures.recv() => error,
+        name = signals.recv() => {
+            tracing::info!(signal = name, grace_seconds = grace.as_secs_f64(), "asked to end");
+            None
+        }
+    };
+    let _not_ready = process.readiness.task("shutdown");
+    process.shutdown.cancel();
+    let forced = tokio::select! {
+        result = &mut whole => {
+            if let Some(error) = first_error { return Err(error); }
+            if let Ok(error) = failures.try_recv() { return Err(error); }
+            result?;
+            tracing::info!("ended");
+            return Ok(ExitCode::SUCCESS);
+        }
+        () = tokio::time::sleep(grace) => "its grace is over",
+        _ = signals.recv() => "asked a second time",
+    };
+    if let Some(error) = first_error {
+        return Err(error);
+    }
+    tracing::warn!(reason = forced, "forced to end");
+    Ok(ExitCode::from(EXIT_FORCED))
+}
+
+/// The signals that ask a process to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn recv(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The life of a real process: this test binary starts itself again as a process made by [`steerage_process::run`], and sends it
+//! real signals.
+
+#![allow(clippy::expect_used, reason = "helpers of a test")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use clap::Parser;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use steerage_process::{Component, EXIT_FAILED, EXIT_FORCED, Process, ProcessArgs, run};
+
+const CASE: &str = "STEERAGE_TEST_CASE";
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    process: ProcessArgs,
+}
+
+/// Not a test of its own: what the other tests start, told by the environment how to behave.
+#[test]
+fn child() {
+    let Ok(case) = std::env::var(CASE) else { return };
+    let grace = if case == "stuck" { "0.2" } else { "20" };
+    let cli = Cli::parse_from(["child", "--shutdown-grace", grace]);
+    let admin = std::env::var("STEERAGE_TEST_ADMIN").unwrap_or_else(|_| "127.0.0.1:0".to_owned());
+    let component = Component { name: "child", version: "0", admin: admin.parse().expect("address") };
+    let code = run(component, &cli.process, |process| body(process, case));
+    let codes = [0, EXIT_FAILED, EXIT_FORCED];
+    let code = codes.into_iter().find(|known| ExitCode::from(*known) == code).unwrap_or(99);
+    std::process::exit(i32::from(code));
+}
+
+async fn body(process: Process, case: String) -> anyhow::Result<()> {
+    let task = process.readiness().task("body");
+    match case.as_str() {
+        "graceful" | "busy-port" => {
+            let shutdown = process.shutdown().clone();
+            process.spawn("writer", async move {
+                shutdown.cancelled().await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                eprintln!("writer finished");
+                Ok(())
+            });
+            task.done();
+            process.shutdown().cancelled().await;
+            Ok(())
+        }
+        "stuck" | "impatient" => {
+            task.done();
+            std::future::pending().await
+        }
+        "fails" => anyhow::bail!("no such pool"),
+        "task-fails" | "task-panics" => {
+            process.spawn("watcher", async move {
+                assert_ne!(case, "task-panics", "deliberate");
+                anyhow::bail!("lost the lease")
+            });
+            process.shutdown().cancelled().await;
+            Ok(())
+        }
+        "returns" => Ok(()),
+        other => anyhow::bail!("unknown case {other}"),
+    }
+}
+
+struct Started {
+    child: Child,
+    lines: BufReader<std::process::ChildStderr>,
+}
+
+impl Started {
+    fn new(case: &str, more: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("this binary"))
+            .args(["--exact", "child", "--nocapture"])
+            .env(CASE, case)
+            .envs(more.iter().copied())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start");
+        let lines = BufReader::new(child.stderr.take().expect("piped"));
+        Self { child, lines }
+    }
+
+    fn wait_for(&mut self, wanted: &str) {
+        let mut line = String::new();
+        while !line.contains(wanted) {
+            line.clear();
+            assert_ne!(self.lines.read_line(&mut line).expect("read"), 0, "ended before it said {wanted}");
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.child.id()).expect("pid")), signal).expect("signal");
+    }
+
+    /// The exit code, and what was still said.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        self.lines.read_to_string(&mut rest).expect("read");
+        (self.child.wait().expect("wait").code(), rest)
+    }
+}
+
+#[test]
+fn sigterm_lets_work_in_hand_end() {
+    let mut started = Started::new("graceful", &[]);
+    started.wait_for("ready");
+    started.signal(Signal::SIGTERM);
+    let (code, said) = started.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("SIGTERM") && said.contains("writer finished"), "{said}");
+}
+
+#[test]
+fn what_does_not_end_within_its_grace_is_forced() {
+    let mut started = Started::new("stuck", &[]);
+    started.wait_for("ready");
+    started.signal(Signal::SIGINT);
+    let (code, said) = started.end();
+    assert_eq!(code, Some(i32::from(EXIT_FORCED)), "{said}");
+}
+
+#[test]
+fn asked_twice_it_ends_at_once() {
+    let mut started = Started::new("impatient", &[]);
+    started.wait_for("ready");
+    started.signal(Signal::SIGTERM);
+    started.wait_for("asked to end");
+    started.signal(Signal::SIGTERM);
+    let (code, said) = started.end();
+    assert_eq!(code, Some(i32::from(EXIT_FORCED)), "{said}");
+    assert!(said.contains("second"), "{said}");
+}
+
+#[test]
+fn errors_end_it_as_failed_and_are_named() {
+    for (case, words) in [
+        ("fails", vec!["no such pool"]),
+        ("task-fails", vec!["watcher", "lost the lease"]),
+        ("task-panics", vec!["watcher", "panic"]),
+    ] {
+        let (code, said) = Started::new(case, &[]).end();
+        assert_eq!(code, Some(i32::from(EXIT_FAILED)), "{case}: {said}");
+        let last = said.lines().last().unwrap_or_default();
+        assert!(words.iter().all(|word| last.contains(word)), "{case}: {said}");
+    }
+}
+
+#[test]
+fn a_body_that_returns_succeeds() {
+    let (code, said) = Started::new("returns", &[]).end();
+    assert_eq!(code, Some(0), "{said}");
+}
+
+#[test]
+fn a_busy_administration_port_fails_the_start_and_names_the_flag() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    let address = taken.local_addr().expect("address").to_string();
+    let (code, said) = Started::new("busy-port", &[("STEERAGE_TEST_ADMIN", &address)]).end();
+    assert_eq!(code, Some(i32::from(EXIT_FAILED)), "{said}");
+    assert!(said.contains(&address) && said.contains("--admin-address"), "{said}");
+}
