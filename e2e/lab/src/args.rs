@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The verbs of `hack/lab`, each with its flags, each handed to the library.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::Context;
+use clap::{Args as Flags, Parser, Subcommand};
+use steerage_lab::addresses::{Plan, Role, ServiceProxy};
+use steerage_lab::{Lab, control_plane, down, images, netns, node, node_init, report, topology, up};
+
+/// A real Kubernetes cluster in network namespaces of this machine.
+#[derive(Debug, Parser)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Flags)]
+struct Name {
+    /// The lab's name.
+    #[arg(long, env = "STEERAGE_LAB_NAME", default_value = "lab")]
+    name: String,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Make a lab and wait until its nodes are ready.
+    Up {
+        #[command(flatten)]
+        name: Name,
+        /// Number of nodes.
+        #[arg(long, default_value_t = 3)]
+        workers: u8,
+        /// Number of edge hosts.
+        #[arg(long, default_value_t = 1)]
+        edges: u8,
+        /// Who answers for Services on the nodes; `steerage` starts nobody until `install`.
+        #[arg(long, value_enum, default_value = "kube-proxy")]
+        service_proxy: ServiceProxy,
+        /// Seconds without a heartbeat after which a node counts as not ready.
+        #[arg(long, default_value_t = 50)]
+        node_grace_seconds: u32,
+    },
+    /// Print shell lines with the lab's addresses and names: eval "$(hack/lab env)".
+    Env {
+        #[command(flatten)]
+        name: Name,
+    },
+    /// Run a command on a host: a node, an edge host, a client, cp.
+    Exec {
+        #[command(flatten)]
+        name: Name,
+        /// The host.
+        host: String,
+        /// The command.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Run kubectl as administrator.
+    #[command(disable_help_flag = true)]
+    Kubectl {
+        #[command(flatten)]
+        name: Name,
+        /// kubectl's arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Load a container image into every running node.
+    LoadImage {
+        #[command(flatten)]
+        name: Name,
+        /// The archive (docker-archive or OCI layout).
+        archive: PathBuf,
+    },
+    /// Switch a node off, as a power cut does.
+    KillNode {
+        #[command(flatten)]
+        name: Name,
+        /// The node.
+        node: String,
+    },
+    /// Switch a killed node on and wait until it is ready.
+    StartNode {
+        #[command(flatten)]
+        name: Name,
+        /// The node.
+        node: String,
+    },
+    /// Cut a host off from everything.
+    Partition {
+        #[command(flatten)]
+        name: Name,
+        /// The host.
+        node: String,
+    },
+    /// Undo a partition.
+    Heal {
+        #[command(flatten)]
+        name: Name,
+        /// The host.
+        node: String,
+    },
+    /// End the API server (SIGKILL).
+    StopApiserver {
+        #[command(flatten)]
+        name: Name,
+    },
+    /// Start the API server and wait until it is ready.
+    StartApiserver {
+        #[command(flatten)]
+        name: Name,
+    },
+    /// Say what runs.
+    Status {
+        #[command(flatten)]
+        name: Name,
+    },
+    /// Print a component's log: kube-apiserver, node1-kubelet, edge1, …
+    Logs {
+        #[command(flatten)]
+        name: Name,
+        /// The component.
+        component: String,
+    },
+    /// End a lab; nothing of it is left.
+    Down {
+        #[command(flatten)]
+        name: Name,
+    },
+    /// A node's first process.
+    #[command(hide = true)]
+    NodeInit {
+        #[command(flatten)]
+        name: Name,
+        /// The node.
+        node: String,
+    },
+}
+
+impl Args {
+    /// Does what the verb says.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let open = |name: &Name| Lab::open(&name.name);
+        match self.verb {
+            Verb::Up { name, workers, edges, service_proxy, node_grace_seconds } => {
+                up::up(Plan { name: name.name, workers, edges, service_proxy, node_grace_seconds })?;
+            }
+            Verb::Env { name } => print!("{}", report::env(&open(&name)?)),
+            Verb::Exec { name, host, command } => return exec(&open(&name)?, &host, &command),
+            Verb::Kubectl { name, arguments } => return become_command(open(&name)?.kubectl().args(arguments)),
+            Verb::LoadImage { name, archive } => {
+                let lab = open(&name)?;
+                let archive = archive.canonicalize().with_context(|| format!("reading {}", archive.display()))?;
+                images::load(&lab, &node::all_running(&lab), &[archive])?;
+            }
+            Verb::KillNode { name, node } => {
+                let lab = open(&name)?;
+                node::kill(&lab, &lab.plan.find_node(&node)?.0)?;
+            }
+            Verb::StartNode { name, node } => {
+                let lab = open(&name)?;
+                node::revive(&lab, &lab.plan.find_node(&node)?.0)?;
+            }
+            Verb::Partition { name, node } => {
+                let lab = open(&name)?;
+                topology::cut(&lab.plan, &lab.plan.find(&node)?)?;
+            }
+            Verb::Heal { name, node } => {
+                let lab = open(&name)?;
+                topology::join(&lab.plan, &lab.plan.find(&node)?)?;
+            }
+            Verb::StopApiserver { name } => control_plane::stop_api_server(&open(&name)?)?,
+            Verb::StartApiserver { name } => control_plane::start_api_server(&open(&name)?)?,
+            Verb::Status { name } => print!("{}", report::status(&open(&name)?)),
+            Verb::Logs { name, component } => print!("{}", report::log(&open(&name)?, &component)?),
+            Verb::Down { name } => down::down(&name.name)?,
+            Verb::NodeInit { name, node } => {
+                let lab = open(&name)?;
+                node_init::run(&lab, &lab.plan.find(&node)?)?;
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Runs a command on a host, with the caller's terminal and exit status.
+fn exec(lab: &Lab, host: &str, command: &[String]) -> anyhow::Result<ExitCode> {
+    let host = lab.plan.find(host)?;
+    let [program, arguments @ ..] = command else { anyhow::bail!("say which command: exec HOST -- COMMAND") };
+    if let Role::Node(_) = host.role {
+        return become_command(node::command(lab, &host, program.as_ref())?.args(arguments));
+    }
+    let mut inside = Command::new("nsenter");
+    inside.arg(format!("--net={}", netns::path(&host.netns).display())).arg("--").arg(program).args(arguments);
+    become_command(&mut inside)
+}
+
+fn become_command(command: &mut Command) -> anyhow::Result<ExitCode> {
+    Err(command.exec()).with_context(|| format!("running {}", command.get_program().to_string_lossy()))
+}

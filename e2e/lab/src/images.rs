@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Container images: which names an archive holds, and loading archives into nodes, only when they changed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use serde_json::Value;
+
+use crate::addresses::Host;
+use crate::command::run;
+use crate::config::CONTAINERD_SOCKET;
+use crate::error::{Doing, Error, Result};
+use crate::node;
+use crate::state::{Lab, write};
+
+/// Images that `install` loads; `up` leaves them out.
+const OWN: &str = "steerage-";
+
+/// The archives that every node of a lab gets at its first start.
+pub fn common(lab: &Lab) -> Result<Vec<PathBuf>> {
+    let archives = archives(lab, |name| !name.starts_with(OWN))?;
+    if archives.is_empty() {
+        return Err(Error::Refused(format!("no images in {}: run hack/prepare", lab.images().display())));
+    }
+    Ok(archives)
+}
+
+/// The archives of Steerage itself.
+pub fn own(lab: &Lab) -> Result<Vec<PathBuf>> {
+    archives(lab, |name| name.starts_with(OWN))
+}
+
+fn archives(lab: &Lab, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+    let folder = lab.images();
+    let entries = fs::read_dir(&folder).doing(|| format!("reading {}: run hack/prepare", folder.display()))?;
+    let mut found: Vec<_> = entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.ends_with(".tar") && wanted(name)))
+        .map(|entry| entry.path())
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+/// The first name of the image in `<stem>.tar` of the lab's images.
+pub fn name_of(lab: &Lab, stem: &str) -> Result<String> {
+    let archive = lab.images().join(format!("{stem}.tar"));
+    let manifest = manifest(&archive)?;
+    let name = manifest[0]["RepoTags"][0].as_str();
+    name.map(str::to_owned)
+        .ok_or_else(|| Error::Refused(format!("{} names no image: build it again", archive.display())))
+}
+
+/// The docker-archive manifest of an archive.
+pub fn manifest(archive: &Path) -> Result<Value> {
+    let text = run(Command::new("tar").arg("-xOf").arg(archive).arg("manifest.json"))?;
+    serde_json::from_str(&text).map_err(|source| Error::Json { path: archive.display().to_string(), source })
+}
+
+/// Loads archives into nodes, all nodes at once; gives back how many loads were needed.
+pub fn load(lab: &Lab, nodes: &[Host], archives: &[PathBuf]) -> Result<usize> {
+    thread::scope(|scope| {
+        let loads: Vec<_> = nodes.iter().map(|host| scope.spawn(|| load_into(lab, host, archives))).collect();
+        loads
+            .into_iter()
+            .map(|load| load.join().unwrap_or_else(|_| Err(Error::Refused("loading an image panicked".into()))))
+            .sum()
+    })
+}
+
+fn load_into(lab: &Lab, host: &Host, archives: &[PathBuf]) -> Result<usize> {
+    let path = lab.node_folder(&host.name).join("images.json");
+    let mut known: BTreeMap<String, String> =
+        fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    let mut loads = 0;
+    for archive in archives {
+        let name = archive.display().to_string();
+        let version = version(archive)?;
+        if known.get(&name) == Some(&version) {
+            continue;
+        }
+        let mut import = node::command(lab, host, "ctr".as_ref())?;
+        import.args(["-a", CONTAINERD_SOCKET, "-n", "k8s.io", "images", "import"]).arg(archive);
+        run(&mut import)?;
+        loads += 1;
+        known.insert(name, version);
+        let text = serde_json::to_string_pretty(&known)
+            .map_err(|source| Error::Json { path: path.display().to_string(), source })?;
+        write(&path, &text)?;
+    }
+    Ok(loads)
+}
+
+/// Changes whenever the file is written anew.
+fn version(archive: &Path) -> Result<String> {
+    let metadata = fs::metadata(archive).doing(|| format!("reading {}", archive.display()))?;
+    Ok(format!("{}.{}.{}", metadata.mtime(), metadata.mtime_nsec(), metadata.size()))
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Named network namespaces: made, entered, listed and deleted.
+//!
+//! Made without `ip netns add`, which would leave a mount over /run/netns behind for good.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+
+use crate::error::{Doing, Error, Result};
+
+const FOLDER: &str = "/run/netns";
+
+/// The file that stands for a named namespace.
+pub fn path(name: &str) -> PathBuf {
+    Path::new(FOLDER).join(name)
+}
+
+/// Makes an empty namespace of this name, with the kernel settings that every host of a lab wants.
+pub fn create(name: &str, forwarding: bool) -> Result<()> {
+    let file = path(name);
+    fs::create_dir_all(FOLDER).doing(|| format!("making {FOLDER}"))?;
+    File::create_new(&file).doing(|| format!("making {}", file.display()))?;
+    on_thread(|| {
+        unshare(CloneFlags::CLONE_NEWNET).doing(|| "making a network namespace".to_owned())?;
+        mount(Some("/proc/thread-self/ns/net"), &file, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+            .doing(|| format!("naming the network namespace {name}"))?;
+        settings(forwarding)
+    })
+}
+
+/// Runs `work` on a thread of its own inside the named namespace. Sockets that it opens stay in that namespace;
+/// everything else of the process stays where it was.
+pub fn in_netns<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
+    let file = path(name);
+    let namespace = File::open(&file).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => {
+            Error::Refused(format!("there is no network namespace {name}: is the lab up (`hack/lab status`)?"))
+        }
+        _ => Error::Io { doing: format!("opening {}", file.display()), source },
+    })?;
+    on_thread(|| {
+        setns(namespace, CloneFlags::CLONE_NEWNET).doing(|| format!("entering {name}"))?;
+        Ok(work())
+    })
+}
+
+/// The names of all namespaces of a lab.
+pub fn of_lab(lab: &str) -> Vec<String> {
+    let prefix = format!("{lab}-");
+    let entries = fs::read_dir(FOLDER).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.starts_with(&prefix))
+        .collect();
+    names.sort();
+    names
+}
+
+/// The identity of a namespace: the inode that /proc/PID/ns/net of its processes shows too.
+pub fn inode(name: &str) -> Option<u64> {
+    fs::metadata(path(name)).ok().map(|metadata| metadata.ino())
+}
+
+/// Whether a namespace of this name exists.
+pub fn exists(name: &str) -> bool {
+    path(name).exists()
+}
+
+/// Takes the name away; the namespace goes with its last process. Nothing happens when there is none.
+pub fn delete(name: &str) -> Result<()> {
+    let file = path(name);
+    // Fails when a killed `up` had made the file only; then there is nothing to unmount.
+    let _ = umount2(&file, MntFlags::MNT_DETACH);
+    match fs::remove_file(&file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).doing(|| format!("deleting {}", file.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn on_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| {
+        scope.spawn(work).join().unwrap_or_else(|_| Err(Error::Refused("the work in a namespace panicked".into())))
+    })
+}
+
+/// Settings of the namespace that the calling thread is in. Interfaces made later take the defaults over.
+fn settings(forwarding: bool) -> Result<()> {
+    let flag = if forwarding { "1" } else { "0" };
+    let mut settings = vec![
+        ("ipv4/ip_forward".to_owned(), flag),
+        ("ipv6/conf/all/forwarding".to_owned(), flag),
+        ("ipv6/conf/default/forwarding".to_owned(), flag),
+    ];
+    for scope in ["all", "default"] {
+        settings.extend([
+            // Asymmetric ways are normal here: replies pass by the edge.
+            (format!("ipv4/conf/{scope}/rp_filter"), "0"),
+            (format!("ipv4/conf/{scope}/send_redirects"), "0"),
+            (format!("ipv4/conf/{scope}/accept_redirects"), "0"),
+            // Without duplicate address detection an address is usable at once.
+            (format!("ipv6/conf/{scope}/accept_dad"), "0"),
+            (format!("ipv6/conf/{scope}/accept_ra"), "0"),
+            (format!("ipv6/conf/{scope}/accept_redirects"), "0"),
+        ]);
+    }
+    for (name, value) in settings {
+        let file = format!("/proc/sys/net/{name}");
+        fs::write(&file, value).doing(|| format!("writing {value} to {file}"))?;
+    }
+    // The bridge filter exists only where the module is loaded; then it must not see the lab's bridges.
+    for name in ["iptables", "ip6tables", "arptables"] {
+        let _ = fs::write(format!("/proc/sys/net/bridge/bridge-nf-call-{name}"), "0");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::process;
+
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_made_entered_and_deleted() {
+        let name = format!("nstest{}-x", process::id());
+        create(&name, true).unwrap();
+        assert_eq!(of_lab(&format!("nstest{}", process::id())), [name.as_str()]);
+        let inside = in_netns(&name, || fs::metadata("/proc/thread-self/ns/net").unwrap().ino()).unwrap();
+        assert_eq!(Some(inside), inode(&name));
+        assert_ne!(inside, fs::metadata("/proc/self/ns/net").unwrap().ino());
+        let bound = in_netns(&name, || TcpListener::bind("127.0.0.1:0").is_ok()).unwrap();
+        assert!(bound, "binding needs no link");
+        delete(&name).unwrap();
+        delete(&name).unwrap();
+        assert!(!exists(&name));
+        assert!(in_netns(&name, || ()).is_err());
+    }
+}

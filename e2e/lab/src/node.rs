@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A node seen from outside: its configuration, its start, its death, and running commands in it.
+//!
+//! A node is a network namespace, and in it a process namespace with its own mounts and host name, whose first
+//! process is `steerage-lab node-init` (see [`crate::node_init`]). Killing that kills the node, as a power cut does.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::addresses::{Host, Role};
+use crate::command::run;
+use crate::config;
+use crate::daemon;
+use crate::down::remove_cgroup;
+use crate::error::{Doing, Error, Result};
+use crate::images;
+use crate::netns;
+use crate::progress::wait;
+use crate::state::{Lab, PATH, write};
+use crate::topology;
+
+/// How long a node may take to be ready.
+pub const READY_WITHIN: Duration = Duration::from_secs(180);
+
+/// Writes what a node's components read.
+pub fn configure(lab: &Lab, host: &Host) -> Result<()> {
+    let Role::Node(number) = host.role else { return Ok(()) };
+    let folder = lab.node_folder(&host.name);
+    for part in ["cni", "lib/containerd", "lib/kubelet", "lib/cni", "log/pods", "log/containers"] {
+        let part = folder.join(part);
+        fs::create_dir_all(&part).doing(|| format!("making {}", part.display()))?;
+    }
+    let pause = images::name_of(lab, "pause")?;
+    write(&folder.join("containerd.toml"), &config::containerd(&pause, &folder.join("cni")))?;
+    write(&folder.join("cni/10-lab.conflist"), &json_text(&config::cni(number)))?;
+    // Pods that ask for the node's resolver get none: nothing leaves the lab.
+    write(&folder.join("resolv.conf"), "options attempts:1\n")?;
+    let kubelet = config::Kubelet {
+        authority: &lab.credential("ca.crt"),
+        certificate: &lab.credential(&format!("{}-kubelet.crt", host.name)),
+        key: &lab.credential(&format!("{}-kubelet.key", host.name)),
+        cgroup: &cgroup(lab, host),
+        resolv_conf: &folder.join("resolv.conf"),
+    };
+    write(&folder.join("kubelet.json"), &json_text(&config::kubelet(&kubelet)))?;
+    write(&folder.join("kube-proxy.json"), &json_text(&config::kube_proxy(host, &lab.kubeconfig("kube-proxy"))))
+}
+
+/// Starts a node's processes in its namespace, which must exist.
+pub fn start(lab: &Lab, host: &Host) -> Result<()> {
+    // Not `ip netns exec`, whose fresh /sys hides the cgroups from the kubelet.
+    let unshare = ["unshare", "-m", "-u", "-p", "-f", "--kill-child", "--mount-proc"];
+    let mut command: Vec<_> = unshare.map(str::to_owned).to_vec();
+    command.push(lab.executable().display().to_string());
+    command.extend(["node-init", "--name", &lab.plan.name, &host.name].map(str::to_owned));
+    daemon::spawn(lab, &host.name, &host.netns, &command).map(drop)
+}
+
+/// Ends a node like a power cut: no process, no link, no address is left of it.
+pub fn kill(lab: &Lab, host: &Host) -> Result<()> {
+    if !running(lab, host) {
+        return Err(Error::Refused(format!("{0} does not run: `hack/lab start-node {0}` starts it", host.name)));
+    }
+    daemon::stop(lab, &host.name, Signal::SIGKILL)?;
+    let limit = Duration::from_secs(20);
+    let hint = || format!("processes of {} are still there", host.netns);
+    let inode = netns::inode(&host.netns).into_iter().collect();
+    wait("the end of the node's processes", limit, hint, || Ok(daemon::in_namespaces(&inode).is_empty()))?;
+    netns::delete(&host.netns)?;
+    remove_cgroup(&cgroup(lab, host))
+}
+
+/// Switches a killed node on again and returns when Kubernetes has heard from it.
+pub fn revive(lab: &Lab, host: &Host) -> Result<()> {
+    if running(lab, host) {
+        return Err(Error::Refused(format!("{} runs already", host.name)));
+    }
+    // What a lab killed in the middle of `kill-node` left of it.
+    netns::delete(&host.netns)?;
+    remove_cgroup(&cgroup(lab, host))?;
+    topology::attach(&lab.plan, host)?;
+    start(lab, host)?;
+    let hint = || format!("see {}", lab.log(&format!("{}-kubelet", host.name)).display());
+    wait(&format!("a ready {}", host.name), READY_WITHIN, hint, || Ok(ready_since_boot(lab, host)))
+}
+
+/// Returns when the containerd of every node answers.
+pub fn wait_for_containerd(lab: &Lab, nodes: &[Host]) -> Result<()> {
+    for host in nodes {
+        let hint = || format!("see {}", lab.log(&format!("{}-containerd", host.name)).display());
+        wait(&format!("containerd on {}", host.name), Duration::from_secs(60), hint, || {
+            let pid = first_process(lab, host)?;
+            Ok(UnixStream::connect(format!("/proc/{pid}/root{}", config::CONTAINERD_SOCKET)).is_ok())
+        })?;
+    }
+    Ok(())
+}
+
+/// Whether the node's first process runs.
+pub fn running(lab: &Lab, host: &Host) -> bool {
+    daemon::find(lab, &host.name).is_some()
+}
+
+/// The nodes that run.
+pub fn all_running(lab: &Lab) -> Vec<Host> {
+    lab.plan.nodes().into_iter().filter(|host| running(lab, host)).collect()
+}
+
+/// A program inside all namespaces of the node.
+pub fn command(lab: &Lab, host: &Host, program: &Path) -> Result<Command> {
+    let init = first_process(lab, host)?;
+    let mut command = Command::new("nsenter");
+    command.args(["-t", &init.to_string(), "-m", "-u", "-n", "-p", "--"]).arg(program);
+    command.env_clear().env("PATH", PATH).env("HOME", "/root");
+    Ok(command)
+}
+
+/// The cgroup of a node's containers.
+pub fn cgroup(lab: &Lab, host: &Host) -> String {
+    format!("{}/{}", lab.cgroup(), host.name)
+}
+
+/// The id, as the machine sees it, of the process that the node sees as its first.
+pub fn first_process(lab: &Lab, host: &Host) -> Result<i32> {
+    let off = || {
+        Error::Refused(format!("{0} does not run: `hack/lab start-node {0}` starts it, `status` says more", host.name))
+    };
+    let parent = daemon::find(lab, &host.name).ok_or_else(off)?.pid;
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+    children.split_whitespace().next().and_then(|pid| pid.parse().ok()).ok_or_else(off)
+}
+
+/// Ready as said by a kubelet of the node's present boot: an older word proves nothing.
+fn ready_since_boot(lab: &Lab, host: &Host) -> bool {
+    let Ok(boot) = fs::read_to_string(lab.node_folder(&host.name).join("boot_id")) else { return false };
+    let Ok(text) = run(lab.kubectl().args(["get", "node", &host.name, "-o", "json"])) else { return false };
+    serde_json::from_str::<Value>(&text).is_ok_and(|node| {
+        let status = &node["status"];
+        let ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
+        status["nodeInfo"]["bootID"] == boot.trim()
+            && status["conditions"].as_array().is_some_and(|conditions| conditions.iter().any(ready))
+    })
+}
+
+fn json_text(value: &Value) -> String {
+    format!("{value:#}\n")
+}

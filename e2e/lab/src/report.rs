@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a lab says of itself: shell lines for `env`, a table for `status`.
+
+use std::fmt::Write as _;
+use std::fs;
+
+use crate::addresses::{Host, Plan, Role};
+use crate::daemon;
+use crate::error::{Error, Result};
+use crate::netns;
+use crate::state::Lab;
+
+/// Lines for `eval`: where the cluster is, and who has which address.
+pub fn env(lab: &Lab) -> String {
+    let Plan { name, service_proxy, .. } = &lab.plan;
+    let [client, client2] = lab.plan.clients();
+    let words = |hosts: &[Host]| hosts.iter().map(|host| host.name.as_str()).collect::<Vec<_>>().join(" ");
+    let mut lines = vec![
+        format!("KUBECONFIG={}", quote(&lab.kubeconfig("admin").display().to_string())),
+        format!("LAB_NAME={name}"),
+        format!("LAB_SERVICE_PROXY={service_proxy}"),
+        format!("LAB_FOLDER={}", quote(&lab.folder().display().to_string())),
+        format!("LAB_CLIENT={}", client.netns),
+        format!("LAB_CLIENT2={}", client2.netns),
+        format!("LAB_ROUTER={}", lab.plan.router()),
+        format!("LAB_NODES={}", quote(&words(&lab.plan.nodes()))),
+        format!("LAB_EDGES={}", quote(&words(&lab.plan.edges()))),
+    ];
+    for host in lab.plan.hosts() {
+        let prefix = variable(&host);
+        lines.push(format!("LAB_{prefix}_NETNS={}", host.netns));
+        lines.push(format!("LAB_{prefix}_IP4={}", host.ipv4));
+        lines.push(format!("LAB_{prefix}_IP6={}", host.ipv6));
+    }
+    lines.into_iter().fold(String::new(), |mut text, line| {
+        let _ = writeln!(text, "export {line}");
+        text
+    })
+}
+
+/// The first client has no number in its variables.
+fn variable(host: &Host) -> String {
+    match host.role {
+        Role::Client(1) => "CLIENT".to_owned(),
+        _ => host.name.to_uppercase(),
+    }
+}
+
+fn quote(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// One line per process and per namespace that should be there.
+pub fn status(lab: &Lab) -> String {
+    let mut text = String::new();
+    for (component, process) in daemon::all(lab) {
+        let state = process.map_or_else(|| "ended".to_owned(), |identity| format!("runs as {}", identity.pid));
+        let _ = writeln!(text, "{component:<26} {state}");
+    }
+    for host in lab.plan.hosts() {
+        let state = if netns::exists(&host.netns) { "is on" } else { "is off" };
+        let _ = writeln!(text, "{:<26} {state}, {} {}", host.netns, host.ipv4, host.ipv6);
+    }
+    text
+}
+
+/// A component's log; an unknown name is refused with the names there are.
+pub fn log(lab: &Lab, component: &str) -> Result<String> {
+    fs::read_to_string(lab.log(component)).map_err(|_| {
+        let entries = fs::read_dir(lab.folder().join("logs")).into_iter().flatten().flatten();
+        let mut names: Vec<_> = entries
+            .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".log")?.to_owned()))
+            .collect();
+        names.sort();
+        Error::Refused(format!("no log of {component}; there are {}", names.join(", ")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoting_survives_a_quote() {
+        assert_eq!(quote("it's"), r"'it'\''s'");
+    }
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `up`: from nothing to a cluster whose nodes are ready.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+
+use crate::addresses::{Plan, ServiceProxy};
+use crate::command::{run, run_with};
+use crate::control_plane;
+use crate::credentials;
+use crate::error::{Doing, Error, Result};
+use crate::images;
+use crate::manifests;
+use crate::netns;
+use crate::node;
+use crate::progress::Progress;
+use crate::state::{self, Lab};
+use crate::topology;
+
+/// What `hack/prepare` builds and Debian brings.
+const BINARIES: [&str; 7] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kube-proxy",
+    "kubelet",
+    "kubectl",
+];
+
+/// Makes a lab and returns when its nodes are ready and, with kube-proxy, its DNS answers.
+pub fn up(plan: Plan) -> Result<Lab> {
+    let progress = Progress::start();
+    plan.check()?;
+    let _lock = state::lock(&plan.name)?;
+    refuse_existing(&plan.name)?;
+    let executable = executable()?;
+    let lab = Lab::create(plan)?;
+    fs::copy(&executable, lab.executable()).doing(|| format!("copying {}", executable.display()))?;
+    check_binaries(&lab)?;
+    let archives = images::common(&lab)?;
+    credentials::create(&lab)?;
+    topology::build(&lab.plan)?;
+    progress.say(format!("network: {} hosts and a router", lab.plan.hosts().len()));
+
+    control_plane::start_store(&lab)?;
+    let nodes = lab.plan.nodes();
+    for host in &nodes {
+        node::configure(&lab, host)?;
+        node::start(&lab, host)?;
+    }
+    control_plane::wait_until_ready(&lab)?;
+    progress.say("API server is ready");
+    control_plane::start_controllers(&lab)?;
+    apply(&lab, &manifests::nodes(&lab.plan))?;
+    node::wait_for_containerd(&lab, &nodes)?;
+    images::load(&lab, &nodes, &archives)?;
+    progress.say(format!("{} images are on every node", archives.len()));
+    let seconds = node::READY_WITHIN.as_secs();
+    run(lab.kubectl().args(["wait", "--for=condition=Ready", "node", "--all", &format!("--timeout={seconds}s")]))?;
+    progress.say(format!("{} nodes are ready", nodes.len()));
+    apply(&lab, &manifests::dns(&images::name_of(&lab, "coredns")?))?;
+    if lab.plan.service_proxy == ServiceProxy::KubeProxy {
+        wait_for_dns(&lab)?;
+        progress.say("cluster DNS is ready");
+    } else {
+        progress.say("no service proxy runs: `hack/lab install` brings the agent, and DNS with it");
+    }
+    progress.say(format!("lab {} is up", lab.plan.name));
+    Ok(lab)
+}
+
+/// Applies objects as administrator. Server-side, so that an object which a component made first is completed.
+pub fn apply(lab: &Lab, objects: &serde_json::Value) -> Result<()> {
+    let mut kubectl = lab.kubectl();
+    kubectl.args(["apply", "--server-side", "--force-conflicts", "--field-manager=lab", "-f", "-"]);
+    run_with(&mut kubectl, &objects.to_string()).map(drop)
+}
+
+/// Returns when every replica of cluster DNS is available.
+pub fn wait_for_dns(lab: &Lab) -> Result<()> {
+    run(lab.kubectl().args(["rollout", "status", "deployment/coredns", "-n", "kube-system", "--timeout=120s"]))
+        .map(drop)
+}
+
+fn refuse_existing(name: &str) -> Result<()> {
+    if state::folder(name)?.exists() || !netns::of_lab(name).is_empty() {
+        return Err(Error::Refused(format!("lab {name} exists: end it first with `hack/lab down --name {name}`")));
+    }
+    Ok(())
+}
+
+fn check_binaries(lab: &Lab) -> Result<()> {
+    let missing: Vec<_> = BINARIES.into_iter().filter(|name| !lab.bin(name).exists()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Refused(format!("{} not built: run hack/prepare", missing.join(", "))))
+}
+
+/// The lab's own binary, which nodes run; another program that uses this library says where it is.
+fn executable() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("STEERAGE_LAB") {
+        return Ok(path.into());
+    }
+    let own = env::current_exe().doing(|| "finding the lab's own binary".to_owned())?;
+    if own.file_name().is_some_and(|name| name == "steerage-lab") {
+        return Ok(own);
+    }
+    Err(Error::Refused("set STEERAGE_LAB to the path of the binary steerage-lab".into()))
+}
