@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A batch: operations that the kernel applies all together or not at all. Built purely; `Nft::commit` sends it.
+
+use crate::rule::{Rule, comment_userdata, milliseconds};
+use crate::set::{Data, Element, MapData, Set, field_lengths, length, type_number};
+use crate::table::{Chain, ChainType, Hook, Policy, Table};
+use crate::wire::{Head, Writer, flag};
+
+/// `NFNL_SUBSYS_NFTABLES`
+pub(crate) const SUBSYSTEM: u16 = 10 << 8;
+
+pub(crate) mod message {
+    //! enum `nf_tables_msg_types`.
+    pub(crate) const NEWTABLE: u16 = 0;
+    pub(crate) const GETTABLE: u16 = 1;
+    pub(crate) const DELTABLE: u16 = 2;
+    pub(crate) const NEWCHAIN: u16 = 3;
+    pub(crate) const GETCHAIN: u16 = 4;
+    pub(crate) const DELCHAIN: u16 = 5;
+    pub(crate) const NEWRULE: u16 = 6;
+    pub(crate) const GETRULE: u16 = 7;
+    pub(crate) const DELRULE: u16 = 8;
+    pub(crate) const NEWSET: u16 = 9;
+    pub(crate) const GETSET: u16 = 10;
+    pub(crate) const DELSET: u16 = 11;
+    pub(crate) const NEWSETELEM: u16 = 12;
+    pub(crate) const GETSETELEM: u16 = 13;
+    pub(crate) const DELSETELEM: u16 = 14;
+    pub(crate) const NEWGEN: u16 = 15;
+    pub(crate) const GETGEN: u16 = 16;
+}
+
+/// An attribute holds at most 64 KiB; a chunk of elements ends before that.
+const CHUNK: usize = 60_000;
+
+/// enum `nft_set_flags`
+mod set_flag {
+    pub(super) const INTERVAL: u32 = 0x4;
+    pub(super) const MAP: u32 = 0x8;
+    pub(super) const TIMEOUT: u32 = 0x10;
+    pub(super) const EVAL: u32 = 0x20;
+    pub(super) const CONCAT: u32 = 0x80;
+}
+
+/// The data type number of verdicts (`NFT_DATA_VERDICT`).
+const VERDICT_TYPE: u32 = 0xffff_ff00;
+
+/// Operations to commit together, in order. Later ones may name what earlier ones created.
+#[derive(Debug, Clone, Default)]
+pub struct Batch {
+    messages: Writer,
+    /// What each message does, in words, for its refusal.
+    operations: Vec<String>,
+    /// Where the last message starts.
+    last: usize,
+    sets: u32,
+}
+
+impl Batch {
+    /// A batch of nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.operations.is_empty()
+    }
+
+    /// Its size in bytes.
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Creates a table, or does nothing where it exists. `nft` prints the comment with it.
+    pub fn add_table(&mut self, table: &Table, comment: Option<&str>) -> &mut Self {
+        self.push(message::NEWTABLE, flag::CREATE, table, format!("add table {table}"), |m| {
+            m.attr_str(1, &table.name);
+            m.attr_u32(2, 0);
+            if let Some(comment) = comment {
+                m.attr(6, &comment_userdata(comment));
+            }
+        })
+    }
+
+    /// Deletes a table with all that is in it.
+    pub fn delete_table(&mut self, table: &Table) -> &mut Self {
+        self.push(message::DELTABLE, 0, table, format!("delete table {table}"), |m| {
+            m.attr_str(1, &table.name);
+        })
+    }
+
+    /// Deletes a table with all that is in it, whether it exists or not.
+    pub fn destroy_table(&mut self, table: &Table) -> &mut Self {
+        self.add_table(table, None).delete_table(table)
+    }
+
+    /// Creates a chain.
+    pub fn add_chain(&mut self, table: &Table, chain: &Chain) -> &mut Self {
+        let operation = format!("add chain {} to {table}", chain.name);
+        self.push(message::NEWCHAIN, flag::CREATE, table, operation, |m| {
+            m.attr_str(1, &table.name);
+            m.attr_str(3, &chain.name);
+            if let Some(base) = &chain.base {
+                m.nest(4, |hook| {
+                    hook.attr_u32(1, base.hook.number());
+                    hook.attr_u32(2, base.priority.cast_unsigned());
+                    if let Hook::Ingress(devices) = &base.hook {
+                        hook.nest(4, |list| devices.iter().for_each(|device| list.attr_str(1, device)));
+                    }
+                });
+                m.attr_u32(5, u32::from(base.policy == Policy::Accept));
+                let kind = if base.kind == ChainType::Nat { "nat" } else { "filter" };
+                m.attr_str(7, kind);
+            }
+        })
+    }
+
+    /// Deletes a chain that nothing jumps to, with its rules.
+    pub fn delete_chain(&mut self, table: &Table, chain: &str) -> &mut Self {
+        self.flush_chain(table, chain);
+        self.push(message::DELCHAIN, 0, table, format!("delete chain {chain} of {table}"), |m| {
+            m.attr_str(1, &table.name);
+            m.attr_str(3, chain);
+        })
+    }
+
+    /// Deletes the rules of a chain.
+    pub fn flush_chain(&mut self, table: &Table, chain: &str) -> &mut Self {
+        self.push(message::DELRULE, 0, table, format!("flush chain {chain} of {table}"), |m| {
+            m.attr_str(1, &table.name);
+            m.attr_str(2, chain);
+        })
+    }
+
+    /// Appends a rule to a chain.
+    pub fn add_rule(&mut self, table: &Table, chain: &str, rule: &Rule) -> &mut Self {
+        let operation = format!("add rule {} to chain {chain} of {table}", rule.label());
+        self.push(message::NEWRULE, flag::CREATE | flag::APPEND, table, operation, |m| {
+            m.attr_str(1, &table.name);
+            m.attr_str(2, chain);
+            rule.write(m);
+        })
+    }
+
+    /// Creates a set or map.
+    pub fn add_set(&mut self, table: &Table, set: &Set) -> &mut Self {
+        self.sets += 1;
+        let id = self.sets;
+        let operation = format!("add set {} to {table}", set.name);
+        self.push(message::NEWSET, flag::CREATE, table, operation, |m| write_set(m, table, set, id))
+    }
+
+    /// Deletes a set or map that no rule uses.
+    pub fn delete_set(&mut self, table: &Table, set: &str) -> &mut Self {
+        self.push(message::DELSET, 0, table, format!("delete set {set} of {table}"), |m| {
+            m.attr_str(1, &table.name);
+            m.attr_str(2, set);
+        })
+    }
+
+    /// Adds elements. One that exists with the same data is left alone, one with other data is refused (EEXIST): delete it
+    /// first, in the same batch.
+    pub fn add_elements<'e>(
+        &mut self,
+        table: &Table,
+        set: &str,
+        elements: impl IntoIterator<Item = &'e Element>,
+    ) -> &mut Self {
+        self.elements(message::NEWSETELEM, flag::CREATE, table, set, elements)
+    }
+
+    /// Deletes elements, which must exist; their data are not looked at.
+    pub fn delete_elements<'e>(
+        &mut self,
+        table: &Table,
+        set: &str,
+        elements: impl IntoIterator<Item = &'e Element>,
+    ) -> &mut Self {
+        self.elements(message::DELSETELEM, 0, table, set, elements)
+    }
+
+    /// Deletes all elements of a set.
+    pub fn flush_set(&mut self, table: &Table, set: &str) -> &mut Self {
+        self.push(message::DELSETELEM, 0, table, format!("flush set {set} of {table}"), |m| {
+            m.attr_str(1, &table.name);
+            m.attr_str(2, set);
+        })
+    }
+
+    pub(crate) fn overflowed(&self) -> bool {
+        self.messages.overflowed()
+    }
+
+    /// The number of messages.
+    pub(crate) fn count(&self) -> u32 {
+        u32::try_from(self.operations.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The messages, numbered from `first` on, the last one asking for an acknowledgement.
+    pub(crate) fn seal(mut self, first: u32) -> (Writer, Vec<String>) {
+        self.messages.renumber(first);
+        if !self.operations.is_empty() {
+            self.messages.add_flags(self.last, flag::ACK);
+        }
+        (self.messages, self.operations)
+    }
+
+    fn push(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        table: &Table,
+        operation: String,
+        body: impl FnOnce(&mut Writer),
+    ) -> &mut Self {
+        self.last = self.messages.len();
+        self.operations.push(operation);
+        let head = Head {
+            kind: SUBSYSTEM | kind,
+            flags: flag::REQUEST | flags,
+            sequence: 0,
+            family: table.family as u8,
+            resource: 0,
+        };
+        self.messages.message(head, body);
+        self
+    }
+
+    fn elements<'e>(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        table: &Table,
+        set: &str,
+        elements: impl IntoIterator<Item = &'e Element>,
+    ) -> &mut Self {
+        let adding = kind == message::NEWSETELEM;
+        let mut elements = elements.into_iter().peekable();
+        let mut done = 0_usize;
+        while elements.peek().is_some() {
+            let verb = if adding { "add to" } else { "delete from" };
+            let operation = format!("{verb} set {set} of {table} the elements from {done} on");
+            self.push(kind, flags, table, operation, |m| {
+                m.attr_str(1, &table.name);
+                m.attr_str(2, set);
+                m.nest(3, |list| {
+                    let start = list.len();
+                    while let Some(element) = elements.next_if(|_| list.len() - start < CHUNK) {
+                        list.nest(1, |e| write_element(e, element, adding));
+                        done += 1;
+                    }
+                });
+            });
+        }
+        self
+    }
+}
+
+fn write_set(out: &mut Writer, table: &Table, set: &Set, id: u32) {
+    let mut flags = 0;
+    let mut give = |condition: bool, bit: u32| flags |= if condition { bit } else { 0 };
+    give(set.data.is_some(), set_flag::MAP);
+    give(set.expiring, set_flag::TIMEOUT);
+    give(set.dynamic, set_flag::EVAL);
+    give(set.interval, set_flag::INTERVAL);
+    give(set.interval && set.key.len() > 1, set_flag::CONCAT);
+    out.attr_str(1, &table.name);
+    out.attr_str(2, &set.name);
+    out.attr_u32(3, flags);
+    out.attr_u32(4, type_number(&set.key));
+    out.attr_u32(5, length(&set.key));
+    match &set.data {
+        Some(MapData::Value(fields)) => {
+            out.attr_u32(6, type_number(fields));
+            out.attr_u32(7, length(fields));
+        }
+        Some(MapData::Verdict) => {
+            out.attr_u32(6, VERDICT_TYPE);
+            out.attr_u32(7, 0);
+        }
+        None => {}
+    }
+    let described = set.interval && set.key.len() > 1;
+    if set.size.is_some() || described {
+        out.nest(9, |description| {
+            if let Some(size) = set.size {
+                description.attr_u32(1, size);
+            }
+            if described {
+                description.nest(2, |fields| {
+                    for length in field_lengths(&set.key) {
+                        fields.nest(1, |field| field.attr_u32(1, length));
+                    }
+                });
+            }
+        });
+    }
+    out.attr_u32(10, id);
+    if let Some(timeout) = set.timeout {
+        out.attr_u64(11, milliseconds(timeout));
+    }
+}
+
+fn write_element(out: &mut Writer, element: &Element, adding: bool) {
+    out.nest(1, |key| key.attr(1, &element.key));
+    if let Some(end) = &element.key_end {
+        out.nest(10, |key| key.attr(1, end));
+    }
+    if !adding {
+        return;
+    }
+    match &element.data {
+        Some(Data::Value(value)) => out.nest(2, |data| data.attr(1, value)),
+        Some(Data::Verdict(verdict)) => out.nest(2, |data| verdict.write(data)),
+        None => {}
+    }
+    if let Some(timeout) = element.timeout {
+        out.attr_u64(4, milliseconds(timeout));
+    }
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads the kernel's listings of nftables objects. Called by `Nft` and `Monitor`; never panics, whatever the bytes.
+
+use crate::handle::{RuleInfo, TableInfo};
+use crate::rule::Verdict;
+use crate::set::{Data, Element};
+use crate::wire::{Attrs, Message};
+
+/// Flag of an element that only closes an interval of a set of one field.
+const INTERVAL_END: u32 = 1;
+
+pub(crate) fn table(message: &Message<'_>) -> Option<TableInfo> {
+    let attrs = message.attrs();
+    Some(TableInfo { name: attrs.string(1)?, comment: comment(attrs, 6), objects: attrs.u32(3).unwrap_or(0) })
+}
+
+/// A chain's table and name.
+pub(crate) fn chain(message: &Message<'_>) -> Option<(String, String)> {
+    Some((message.attrs().string(1)?, message.attrs().string(3)?))
+}
+
+/// A set's table and name.
+pub(crate) fn set(message: &Message<'_>) -> Option<(String, String)> {
+    Some((message.attrs().string(1)?, message.attrs().string(2)?))
+}
+
+/// A rule and its table.
+pub(crate) fn rule(message: &Message<'_>) -> Option<(String, RuleInfo)> {
+    let attrs = message.attrs();
+    let info = RuleInfo {
+        chain: attrs.string(2)?,
+        handle: attrs.u64(3)?,
+        comment: comment(attrs, 7),
+        expressions: attrs.find(4).unwrap_or_default().to_vec(),
+    };
+    Some((attrs.string(1)?, info))
+}
+
+pub(crate) fn elements(message: &Message<'_>) -> Vec<Element> {
+    message.attrs().nested(3).into_iter().filter_map(|(_, bytes)| element(Attrs(bytes))).collect()
+}
+
+fn element(attrs: Attrs<'_>) -> Option<Element> {
+    if attrs.u32(3).unwrap_or(0) & INTERVAL_END != 0 {
+        return None;
+    }
+    let data = attrs.find(2).and_then(|bytes| datum(Attrs(bytes)));
+    Some(Element {
+        key: attrs.nested(1).find(1)?.to_vec(),
+        key_end: attrs.nested(10).find(1).map(<[u8]>::to_vec),
+        data,
+        timeout: None,
+    })
+}
+
+fn datum(attrs: Attrs<'_>) -> Option<Data> {
+    if let Some(value) = attrs.find(1) {
+        return Some(Data::Value(value.to_vec()));
+    }
+    let verdict = attrs.nested(2);
+    Verdict::from_wire(verdict.u32(1)?, verdict.string(2)).map(Data::Verdict)
+}
+
+/// The comment among the user data, a list of (type, length, content) in which comments have type 0.
+fn comment(attrs: Attrs<'_>, kind: u16) -> Option<String> {
+    let mut rest = attrs.find(kind)?;
+    while let [kind, length, tail @ ..] = rest {
+        let content = tail.get(..usize::from(*length))?;
+        if *kind == 0 {
+            let text = content.strip_suffix(&[0]).unwrap_or(content);
+            return Some(String::from_utf8_lossy(text).into_owned());
+        }
+        rest = &tail[content.len()..];
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::wire::Messages;
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            // A plausible frame around the noise, so that the decoders see it at all.
+            let length = u32::try_from(bytes.len() + 20).unwrap();
+            let mut frame = length.to_ne_bytes().to_vec();
+            frame.extend_from_slice(&[0; 16]);
+            frame.extend_from_slice(&bytes);
+            for message in Messages(&frame) {
+                let _ = (table(&message), chain(&message), set(&message), rule(&message), elements(&message));
+            }
+        }
+
+        #[test]
+        fn nested_noise_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (element(Attrs(&bytes)), datum(Attrs(&bytes)), comment(Attrs(&bytes), 0));
+        }
+    }
+}

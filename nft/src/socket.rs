@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A netlink socket to netfilter: sends requests, checks that answers belong to them, decodes refusals.
+//!
+//! The kernel works a netfilter request off inside the `sendmsg` that brings it, so when that returns all answers wait
+//! in our receive buffer; nothing here ever blocks. Used by `Nft`, `Monitor` and `Conntrack`, each with a socket of its own.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, sendmsg, setsockopt,
+    socket, sockopt,
+};
+
+use crate::error::{Error, Refusal};
+use crate::wire::{Attrs, Message, Messages, Writer, flag, ne_u32};
+
+/// Control messages of netlink (linux/netlink.h).
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+/// Attributes of an extended acknowledgement.
+const NLMSGERR_ATTR_MSG: u16 = 1;
+const NLMSGERR_ATTR_OFFS: u16 = 2;
+/// `struct nlmsgerr` without the payload of the request: the error and the request's header.
+const NLMSGERR: usize = 20;
+
+/// The buffer sizes asked for at first; the kernel doubles them for its own bookkeeping.
+const SEND_BUFFER: usize = 1 << 20;
+const RECEIVE_BUFFER: usize = 8 << 20;
+/// Dumps come in pieces of at most 32 KiB, notifications in pages.
+const DATAGRAM: usize = 1 << 17;
+
+/// Switches on an option of level `SOL_NETLINK`, which `nix` has no names for.
+#[allow(unsafe_code, reason = "setsockopt reads the integer behind the pointer and keeps nothing")]
+fn switch_on(fd: &OwnedFd, option: libc::c_int) -> Result<(), Error> {
+    let on: libc::c_int = 1;
+    let length = libc::socklen_t::try_from(size_of_val(&on)).unwrap_or_default();
+    // SAFETY: the descriptor is open, and `on` outlives the call and is `length` bytes long.
+    let done = unsafe {
+        libc::setsockopt(fd.as_raw_fd(), libc::SOL_NETLINK, option, std::ptr::from_ref(&on).cast(), length)
+    };
+    Errno::result(done).map_err(failed("setsockopt")).map(drop)
+}
+
+/// A bound netlink socket of protocol `NETLINK_NETFILTER`, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    fd: OwnedFd,
+    sequence: u32,
+    send_buffer: usize,
+    datagram: Vec<u8>,
+}
+
+impl Socket {
+    /// Opens a socket and joins the multicast groups of the bit mask.
+    pub(crate) fn open(groups: u32) -> Result<Self, Error> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkNetFilter)
+            .map_err(failed("socket"))?;
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups)).map_err(failed("bind"))?;
+        switch_on(&fd, libc::NETLINK_CAP_ACK)?;
+        switch_on(&fd, libc::NETLINK_EXT_ACK)?;
+        setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER).map_err(failed("setsockopt"))?;
+        setsockopt(&fd, sockopt::SndBufForce, &SEND_BUFFER).map_err(failed("setsockopt"))?;
+        Ok(Self { fd, sequence: 0, send_buffer: SEND_BUFFER, datagram: vec![0; DATAGRAM] })
+    }
+
+    /// The port that the kernel gave this socket; notifications name it as the author of our changes.
+    pub(crate) fn port(&self) -> Result<u32, Error> {
+        let address: NetlinkAddr =
+            nix::sys::socket::getsockname(self.fd.as_raw_fd()).map_err(failed("getsockname"))?;
+        Ok(address.pid())
+    }
+
+    /// Reserves `count` sequence numbers and returns the first. Zero is never given: the kernel uses it itself.
+    pub(crate) fn reserve(&mut self, count: u32) -> u32 {
+        let first = match self.sequence.checked_add(count.max(1)) {
+            Some(_) => self.sequence + 1,
+            None => 1,
+        };
+        self.sequence = first + count.max(1) - 1;
+        first
+    }
+
+    /// Sends the parts as one datagram, growing the send buffer first when they would not fit.
+    pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Result<(), Error> {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        if length + 4096 > self.send_buffer {
+            setsockopt(&self.fd, sockopt::SndBufForce, &(length + 4096)).map_err(failed("setsockopt"))?;
+            self.send_buffer = length + 4096;
+        }
+        let parts: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let kernel = NetlinkAddr::new(0, 0);
+        retry(|| sendmsg(self.fd.as_raw_fd(), &parts, &[], MsgFlags::empty(), Some(&kernel)))
+            .map_err(failed("sendmsg"))?;
+        Ok(())
+    }
+
+    /// Receives one datagram, `None` when none waits.
+    pub(crate) fn receive(&mut self) -> Result<Option<Messages<'_>>, Error> {
+        let flags = MsgFlags::MSG_TRUNC;
+        match retry(|| recv(self.fd.as_raw_fd(), &mut self.datagram, flags)) {
+            Ok(length) if length > self.datagram.len() => Err(Error::Overrun),
+            Ok(length) => Ok(Some(Messages(&self.datagram[..length]))),
+            Err(Errno::EAGAIN) => Ok(None),
+            Err(Errno::ENOBUFS) => Err(Error::Overrun),
+            Err(errno) => Err(Error::Socket { call: "recv", errno }),
+        }
+    }
+
+    /// Sends one request written for sequence number `sequence` and hands every answer to `visit`, up to the end of the
+    /// dump or the acknowledgement. `Ok(false)` when the dump was disturbed and may be torn.
+    pub(crate) fn exchange(
+        &mut self,
+        request: &Writer,
+        sequence: u32,
+        operation: &str,
+        mut visit: impl FnMut(&Message<'_>),
+    ) -> Result<bool, Error> {
+        self.drain()?;
+        if request.overflowed() {
+            return Err(Error::TooLong);
+        }
+        self.send(&[request.bytes()])?;
+        let mut whole = true;
+        loop {
+            let Some(messages) = self.receive()? else {
+                return Err(Error::NoAnswer(operation.to_owned()));
+            };
+            for message in messages.filter(|message| message.sequence == sequence) {
+                whole &= message.flags & flag::DUMP_INTERRUPTED == 0;
+                match refusal(&message, operation) {
+                    Answer::Data => visit(&message),
+                    Answer::Done => return Ok(whole),
+                    Answer::Refused(refusal) if refusal.errno == Errno::EINTR => return Ok(false),
+                    Answer::Refused(refusal) => return Err(refusal.into()),
+                }
+            }
+        }
+    }
+
+    /// Throws away what an earlier, failed exchange left behind.
+    pub(crate) fn drain(&mut self) -> Result<(), Error> {
+        loop {
+            match self.receive() {
+                Ok(None) => return Ok(()),
+                Ok(Some(_)) | Err(Error::Overrun) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What a message answers.
+pub(crate) enum Answer {
+    /// Content that was asked for.
+    Data,
+    /// A dump has ended, or a request was done.
+    Done,
+    /// No.
+    Refused(Refusal),
+}
+
+/// Tells content from acknowledgement and refusal.
+pub(crate) fn refusal(message: &Message<'_>, operation: &str) -> Answer {
+    if message.kind != NLMSG_ERROR && message.kind != NLMSG_DONE {
+        return Answer::Data;
+    }
+    let code = ne_u32(message.payload, 0).map_or(0, u32::cast_signed);
+    if code >= 0 {
+        return Answer::Done;
+    }
+    let mut attrs = Attrs::default();
+    if message.kind == NLMSG_ERROR && message.flags & flag::ACK_TLVS != 0 {
+        attrs = Attrs(message.payload.get(NLMSGERR..).unwrap_or_default());
+    }
+    Answer::Refused(Refusal {
+        operation: operation.to_owned(),
+        errno: Errno::from_raw(code.saturating_neg()),
+        message: attrs.string(NLMSGERR_ATTR_MSG),
+        // Unlike all else in netfilter this number comes in host byte order.
+        offset: attrs.find(NLMSGERR_ATTR_OFFS).and_then(|bytes| ne_u32(bytes, 0)),
+        others: 0,
+    })
+}
+
+fn failed(call: &'static str) -> impl Fn(Errno) -> Error {
+    move |errno| Error::Socket { call, errno }
+}
+
+/// Repeats a call that a signal interrupted.
+fn retry<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::EINTR) => {}
+            done => return done,
+        }
+    }
+}

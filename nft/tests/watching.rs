@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The monitor of changes and connection tracking, against the real kernel. Needs root.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::net::{SocketAddr, UdpSocket};
+use std::process::Command;
+use std::time::Duration;
+
+use steerage_nft::netns::in_new_netns;
+use steerage_nft::*;
+
+fn with_table(table: &Table) -> Batch {
+    let mut batch = Batch::new();
+    batch.add_table(table, None);
+    batch
+}
+
+#[test]
+fn the_monitor_tells_own_changes_from_foreign_ones() {
+    in_new_netns(|| {
+        let mut monitor = Monitor::open().unwrap();
+        assert_eq!(monitor.receive().unwrap(), None);
+        assert!(!monitor.wait(Duration::from_millis(1)).unwrap());
+        let table = Table::new(Family::Ip, "ours");
+        let (mut ours, mut theirs) = (Nft::open().unwrap(), Nft::open().unwrap());
+        ours.commit(with_table(&table)).unwrap();
+        let mut batch = Batch::new();
+        batch.delete_table(&table);
+        theirs.commit(batch).unwrap();
+
+        let mut changes = Vec::new();
+        while monitor.wait(Duration::ZERO).unwrap() {
+            changes.extend(monitor.receive().unwrap().unwrap_or_default());
+        }
+        let change =
+            |port: u32, deleted| Change { port, table: table.clone(), object: Object::Table, deleted };
+        assert_eq!(changes, [change(ours.port().unwrap(), false), change(theirs.port().unwrap(), true)]);
+    });
+}
+
+/// Lets UDP to port 53 of `from` be answered by `to`, sends one datagram from a socket of its own and returns its address.
+fn translated_flow(family: Family, from: SocketAddr, to: SocketAddr) -> SocketAddr {
+    let table = Table::new(family, "dns");
+    let mut batch = with_table(&table);
+    let rule = Rule::new()
+        .equals(&Source::daddr(family), from.ip().into())
+        .equals(&Source::l4proto(), Field::Proto(17))
+        .load(&[Source::Value(to.ip().into()), Source::Value(Field::Port(to.port()))])
+        .dnat(family);
+    batch.add_chain(&table, &Chain::base("output", ChainType::Nat, Hook::Output, -100));
+    batch.add_rule(&table, "output", &rule);
+    Nft::open().unwrap().commit(batch).unwrap();
+    let server = UdpSocket::bind(to).unwrap();
+    let client = UdpSocket::bind(SocketAddr::new(to.ip(), 0)).unwrap();
+    client.send_to(b"?", from).unwrap();
+    server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let (_, client_address) = server.recv_from(&mut [0; 8]).unwrap();
+    client_address
+}
+
+#[test]
+fn flows_are_listed_and_deleted_by_their_original_destination() {
+    in_new_netns(|| {
+        assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+        for (family, from, to) in
+            [(Family::Ip, "127.9.9.9:53", "127.0.0.1:5353"), (Family::Ip6, "[::1]:53", "[::1]:5353")]
+        {
+            let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+            let client = translated_flow(family, from, to);
+            let mut conntrack = Conntrack::open().unwrap();
+            let wanted = |flow: &Flow| flow.original.destination == from && flow.original.protocol == 17;
+            let flows = conntrack.flows(family, wanted).unwrap();
+            assert_eq!(flows.len(), 1);
+            assert_eq!((flows[0].original.source, flows[0].reply.source), (client, to));
+            assert_ne!(flows[0].status & Ct::DNAT, 0);
+            assert_eq!(conntrack.delete(&flows).unwrap(), 1);
+            assert_eq!(conntrack.flows(family, wanted).unwrap(), []);
+            assert_eq!(conntrack.delete(&flows).unwrap(), 0);
+        }
+    });
+}
