@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use steerage_model::Family;
 
 /// A node that a load balancer may send to.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Target {
     /// The node's name.
     pub node: String,
@@ -43,7 +43,7 @@ impl SharedSet {
 }
 
 /// The targets of one load balancer, sorted by node name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TargetSet {
     /// Set when the targets are a shared set, each with weight 1.
     pub shared: Option<SharedSet>,
