@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ pub fn kill(lab: &Lab, host: &Host) -> Result<()> {
     let hint = || format!("processes of {} are still there", host.netns);
     let inode = netns::inode(&host.netns).into_iter().collect();
     wait("the end of the node's processes", limit, hint, || Ok(daemon::in_namespaces(&inode).is_empty()))?;
-    netns::delete(&host.netns)?;
+    topology::detach(&lab.plan, host)?;
     remove_cgroup(&cgroup(lab, host))
 }
 
@@ -82,8 +82,10 @@ pub fn revive(lab: &Lab, host: &Host) -> Result<()> {
         return Err(Error::Refused(format!("{} runs already", host.name)));
     }
     // What a lab killed in the middle of `kill-node` left of it.
-    netns::delete(&host.netns)?;
+    topology::detach(&lab.plan, host)?;
     remove_cgroup(&cgroup(lab, host))?;
+    // The word of an earlier boot must not be taken for this one's.
+    let _ = fs::remove_file(boot_id(lab, host));
     topology::attach(&lab.plan, host)?;
     start(lab, host)?;
     let hint = || format!("see {}", lab.log(&format!("{}-kubelet", host.name)).display());
@@ -136,9 +138,14 @@ pub fn first_process(lab: &Lab, host: &Host) -> Result<i32> {
     children.split_whitespace().next().and_then(|pid| pid.parse().ok()).ok_or_else(off)
 }
 
+/// Where a node's present boot writes its id.
+pub fn boot_id(lab: &Lab, host: &Host) -> PathBuf {
+    lab.node_folder(&host.name).join("boot_id")
+}
+
 /// Ready as said by a kubelet of the node's present boot: an older word proves nothing.
 fn ready_since_boot(lab: &Lab, host: &Host) -> bool {
-    let Ok(boot) = fs::read_to_string(lab.node_folder(&host.name).join("boot_id")) else { return false };
+    let Ok(boot) = fs::read_to_string(boot_id(lab, host)) else { return false };
     let Ok(text) = run(lab.kubectl().args(["get", "node", &host.name, "-o", "json"])) else { return false };
     serde_json::from_str::<Value>(&text).is_ok_and(|node| {
         let status = &node["status"];

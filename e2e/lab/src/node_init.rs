@@ -18,6 +18,7 @@ use nix::unistd::{Pid, getpid, sethostname};
 use crate::addresses::{Host, ServiceProxy};
 use crate::config::CONTAINERD_SOCKET;
 use crate::error::{Doing, Error, Result};
+use crate::node::boot_id;
 use crate::progress::wait;
 use crate::state::{Lab, PATH, write};
 
@@ -132,8 +133,9 @@ fn mounts(lab: &Lab, host: &Host) -> Result<()> {
     }
     // A machine that starts again has a new boot id; Kubernetes takes note of it.
     let boot = fs::read_to_string("/proc/sys/kernel/random/uuid").doing(|| "making a boot id".to_owned())?;
-    write(&folder.join("boot_id"), &boot)?;
-    bind(&folder.join("boot_id"), Path::new("/proc/sys/kernel/random/boot_id"))
+    let file = boot_id(lab, host);
+    write(&file, &boot)?;
+    bind(&file, Path::new("/proc/sys/kernel/random/boot_id"))
 }
 
 fn bind(from: &Path, onto: &Path) -> Result<()> {

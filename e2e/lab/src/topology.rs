@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::addresses::{Host, Plan, Role, pod_cidrs};
 use crate::command::{run, run_with};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::netns;
 
 /// Makes the router and connects every host.
@@ -26,20 +26,30 @@ pub fn attach(plan: &Plan, host: &Host) -> Result<()> {
     batch(&host.netns, &host_batch(plan, host))
 }
 
-/// Cuts a host off as a dead switch port does: its link stays up, nothing passes in either direction.
+/// Takes a host's namespace and its port away, as when a machine is switched off. The kernel would end the port
+/// with the namespace, but only some time later.
+pub fn detach(plan: &Plan, host: &Host) -> Result<()> {
+    let router = plan.router();
+    // Missing is as good as gone.
+    let _ = run(Command::new("ip").args(["-n", &router, "link", "del", "dev", &host.name]));
+    netns::delete(&host.netns)
+}
+
+/// Cuts a host off as a plug pulled at the far end does: its link stays up, nothing passes in either direction.
 pub fn cut(plan: &Plan, host: &Host) -> Result<()> {
-    port_state(plan, host, "0")
+    port(plan, host, &["nomaster"])
 }
 
 /// Undoes [`cut`].
 pub fn join(plan: &Plan, host: &Host) -> Result<()> {
-    port_state(plan, host, "3")
+    port(plan, host, &["master", host.bridge()])
 }
 
-fn port_state(plan: &Plan, host: &Host, state: &str) -> Result<()> {
-    run(Command::new("ip")
-        .args(["-n", &plan.router(), "link", "set", "dev", &host.name, "type", "bridge_slave", "state", state]))
-    .map(drop)
+fn port(plan: &Plan, host: &Host, change: &[&str]) -> Result<()> {
+    if !netns::exists(&host.netns) {
+        return Err(Error::Refused(format!("{0} is off: `hack/lab start-node {0}` starts it", host.name)));
+    }
+    run(Command::new("ip").args(["-n", &plan.router(), "link", "set", "dev", &host.name]).args(change)).map(drop)
 }
 
 fn batch(netns: &str, lines: &str) -> Result<()> {
@@ -74,7 +84,7 @@ fn host_batch(plan: &Plan, host: &Host) -> String {
         format!("addr add {}/16 dev eth0", host.ipv4),
         format!("addr add {}/64 dev eth0 nodad", host.ipv6),
         format!("route add default via {gateway4}"),
-        format!("-6 route add default via {gateway6}"),
+        format!("route add ::/0 via {gateway6}"),
     ];
     if matches!(host.role, Role::Node(_)) {
         lines.extend(pod_routes(plan, Some(host)));
@@ -91,7 +101,7 @@ fn pod_routes(plan: &Plan, own: Option<&Host>) -> Vec<String> {
             let (ipv4, ipv6) = pod_cidrs(number);
             vec![
                 format!("route add {ipv4} via {}", node.ipv4),
-                format!("-6 route add {ipv6} via {}", node.ipv6),
+                format!("route add {ipv6} via {}", node.ipv6),
             ]
         })
         .collect()
@@ -122,7 +132,7 @@ mod tests {
         let plan = plan();
         let lines = host_batch(&plan, &plan.find("node1").unwrap());
         assert!(lines.contains("route add 10.244.2.0/24 via 10.77.1.2\n"));
-        assert!(lines.contains("-6 route add fd44:2::/64 via fd77::1:2\n"));
+        assert!(lines.contains("route add fd44:2::/64 via fd77::1:2\n"));
         assert!(!lines.contains("10.244.1.0/24"));
         let edge = host_batch(&plan, &plan.find("edge1").unwrap());
         assert!(!edge.contains("10.244"), "an edge host knows the router only");
