@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::set::{Field, concat};
-use crate::source::{Meta, Register, Source, expression, immediate, load_all};
+use crate::source::{Register, Source, expression, immediate, load_all, set_mark};
 use crate::table::Family;
 use crate::wire::Writer;
 
@@ -75,9 +75,10 @@ pub enum Reject {
 pub enum DynamicOp {
     /// Adds the element where it is missing.
     Add = 0,
-    /// Adds the element, or restarts its timeout. Data of an element that is there are not replaced.
+    /// Adds the element, or restarts its timeout. Data of an element that is there are not replaced:
+    /// delete it first.
     Update = 1,
-    /// Deletes the element.
+    /// Deletes the element. The kernel wants data for a map even here, and does not look at them.
     Delete = 2,
 }
 
@@ -204,10 +205,7 @@ impl Rule {
     #[must_use]
     pub fn set_mark(mut self, source: &Source) -> Self {
         source.load(Register::FIRST, &mut self.expressions);
-        expression(&mut self.expressions, "meta", |e| {
-            e.attr_u32(2, Meta::Mark as u32);
-            e.attr_u32(3, Register::FIRST.wire());
-        });
+        set_mark(&mut self.expressions, Register::FIRST);
         self
     }
 

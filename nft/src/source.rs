@@ -65,7 +65,7 @@ pub enum Source {
     /// A number of 2 or 4 bytes turned from network to host order.
     ToHost(Box<Source>),
     /// What a map of this table holds for a concatenation. The rule does not match where it holds nothing. `nft` 1.0.6
-    /// can't list a rule that looks up with a result of more than one word: then pass it on to a statement instead.
+    /// aborts on a rule with such a result in a key: see [`Source::MapWord`].
     Map {
         /// The map's name.
         map: String,
@@ -73,6 +73,15 @@ pub enum Source {
         key: Vec<Source>,
         /// The type of the map's data.
         data: Vec<DataType>,
+    },
+    /// What a map holds for a concatenation, 4 bytes, for use in the key of another lookup; it must come first there. It
+    /// passes through the packet's mark, which has its old value again when the rule goes on: without that detour `nft` 1.0.6
+    /// aborts on the rule.
+    MapWord {
+        /// The map's name.
+        map: String,
+        /// The key.
+        key: Vec<Source>,
     },
 }
 
@@ -270,7 +279,8 @@ impl Source {
             | Self::Random { .. }
             | Self::Increment { .. }
             | Self::Jhash { .. }
-            | Self::Symhash { .. } => 4,
+            | Self::Symhash { .. }
+            | Self::MapWord { .. } => 4,
             Self::Value(field) => u32::try_from(concat(&[*field]).len()).unwrap_or(0),
             Self::Bitwise { of, .. } | Self::ToHost(of) => of.length(),
             Self::Map { data, .. } => length(data),
@@ -350,13 +360,14 @@ impl Source {
                     e.attr_u32(5, of.length());
                 });
             }
-            Self::Map { map, key, .. } => {
-                load_all(key, at, out);
-                expression(out, "lookup", |e| {
-                    e.attr_str(1, map);
-                    e.attr_u32(2, at.wire());
-                    e.attr_u32(3, at.wire());
-                });
+            Self::Map { map, key, .. } => lookup(out, at, map, key),
+            Self::MapWord { map, key } => {
+                let mark = Self::Meta(Meta::Mark);
+                mark.load(Register::LAST, out);
+                lookup(out, at, map, key);
+                set_mark(out, at);
+                mark.load(at, out);
+                set_mark(out, Register::LAST);
             }
         }
     }
@@ -378,6 +389,7 @@ pub(crate) struct Register(u32);
 
 impl Register {
     pub(crate) const FIRST: Self = Self(0);
+    const LAST: Self = Self(15);
 
     /// The register `words` further on. One past the last is refused by the kernel when the rule is loaded (ERANGE).
     pub(crate) fn plus(self, words: u32) -> Self {
@@ -402,6 +414,23 @@ pub(crate) fn immediate(out: &mut Writer, at: Register, bytes: &[u8]) {
     expression(out, "immediate", |e| {
         e.attr_u32(1, at.wire());
         e.nest(2, |data| data.attr(1, bytes));
+    });
+}
+
+/// Sets the packet's mark from a register.
+pub(crate) fn set_mark(out: &mut Writer, from: Register) {
+    expression(out, "meta", |e| {
+        e.attr_u32(2, Meta::Mark as u32);
+        e.attr_u32(3, from.wire());
+    });
+}
+
+fn lookup(out: &mut Writer, at: Register, map: &str, key: &[Source]) {
+    load_all(key, at, out);
+    expression(out, "lookup", |e| {
+        e.attr_str(1, map);
+        e.attr_u32(2, at.wire());
+        e.attr_u32(3, at.wire());
     });
 }
 

@@ -123,6 +123,58 @@ fn nft_lists_what_we_load() {
     });
 }
 
+/// A client's endpoint is looked up first, and what it is for this frontend then: one map's result is part of another's key.
+#[test]
+fn nft_lists_a_lookup_within_a_lookup() {
+    in_new_netns(|| {
+        for (family, here) in [(Family::Ip, DataType::Ipv4Addr), (Family::Ip6, DataType::Ipv6Addr)] {
+            let table = Table::new(family, "test");
+            let front = [here, DataType::InetProto, DataType::InetService];
+            let client_types = [front[0], front[1], front[2], here];
+            let sticky_types = [DataType::Mark, front[0], front[1], front[2]];
+            let key = || vec![Source::daddr(family), Source::l4proto(), Source::dport()];
+            let mut client = key();
+            client.push(Source::saddr(family));
+            let mut sticky = key();
+            sticky.insert(0, Source::MapWord { map: "affinity".to_owned(), key: client.clone() });
+            let hash = Source::Jhash { of: vec![Source::daddr(family)], modulus: u32::MAX, seed: 9 };
+            let affinity = Set::new("affinity", &client_types).maps_to(&[DataType::Mark]);
+            let mut batch = Batch::new();
+            batch
+                .add_table(&table, None)
+                .add_set(&table, &affinity.expiring(None).dynamic().size(1000))
+                .add_set(&table, &Set::new("sticky", &sticky_types).maps_to(&[here, DataType::InetService]))
+                .add_chain(&table, &Chain::base("prerouting", ChainType::Nat, Hook::Prerouting, -101))
+                .add_rule(&table, "prerouting", &Rule::new().map("sticky", &sticky).dnat(family))
+                .add_rule(
+                    &table,
+                    "prerouting",
+                    &Rule::new().dynamic(
+                        DynamicOp::Delete,
+                        "affinity",
+                        &client,
+                        &[Source::Meta(Meta::Mark)],
+                        None,
+                    ),
+                )
+                .add_rule(
+                    &table,
+                    "prerouting",
+                    &Rule::new().dynamic(DynamicOp::Update, "affinity", &client, &[hash], None),
+                );
+            Nft::open().unwrap().commit(batch).unwrap();
+        }
+        let text = nft(&["list", "ruleset"]);
+        assert!(
+            text.contains("map @affinity")
+                && text.contains("map @sticky")
+                && text.contains("delete @affinity"),
+            "{text}"
+        );
+        nft(&["-j", "list", "ruleset"]);
+    });
+}
+
 #[test]
 fn nft_lists_forwarding_on_ingress() {
     in_new_netns(|| {
