@@ -1,1 +1,17 @@
-//! Placeholder until this crate is filled.
+// SPDX-License-Identifier: Apache-2.0
+//! From the Kubernetes API to the model: the client, the watches and the projections; and back: events that users read.
+//!
+//! Called by the composition roots of controller, agent and edge, which feed what the streams bring into a
+//! [`steerage_model::Index`]. It decides nothing about load balancers, and writes nothing to the cluster but events.
+
+mod backoff;
+mod client;
+mod kind;
+mod metrics;
+mod staleness;
+mod watcher;
+
+pub use client::{ClientArgs, ClientError, client};
+pub use kind::{EndpointSlices, Kind, Malformed, Nodes, Selectors, Services};
+pub use staleness::Staleness;
+pub use watcher::{Timing, Watches};

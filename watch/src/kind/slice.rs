@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `EndpointSlice`s.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+use steerage_model::{Endpoint, EndpointPort, EndpointSlice, Family, Hints, Key, names};
+
+use super::json::{Meta, or_default, parse_or_note, protocol_or_note};
+use super::{Kind, Malformed, Selectors};
+
+/// All slices that belong to a Service with a cluster address. Slices are never selected by the label that names a service
+/// proxy: it is the Service that says who serves it.
+#[derive(Clone, Copy, Debug)]
+pub struct EndpointSlices;
+
+impl Kind for EndpointSlices {
+    type Object = EndpointSlice;
+
+    fn name(&self) -> &'static str {
+        "endpointslices"
+    }
+
+    fn path(&self) -> String {
+        "/apis/discovery.k8s.io/v1/endpointslices".to_owned()
+    }
+
+    fn selectors(&self) -> Selectors {
+        let labels = format!("{},!{}", names::SLICE_SERVICE_LABEL, names::HEADLESS_LABEL);
+        Selectors { labels: Some(labels), fields: None }
+    }
+
+    fn key(&self, key: Key) -> Key {
+        key
+    }
+
+    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<EndpointSlice>, Malformed> {
+        let wire: Wire = serde_json::from_str(json)?;
+        let labels = &wire.metadata.labels;
+        let service = labels.get(names::SLICE_SERVICE_LABEL).filter(|name| !name.is_empty());
+        let Some(service) = service.filter(|_| !labels.contains_key(names::HEADLESS_LABEL)) else {
+            return Ok(None);
+        };
+        let family = match wire.address_type.as_str() {
+            "IPv4" => Family::V4,
+            "IPv6" => Family::V6,
+            "FQDN" => return Ok(None),
+            _ => return Err(Malformed::Unknown { field: "addressType", value: wire.address_type }),
+        };
+        Ok(Some(EndpointSlice {
+            service: Key::new(wire.metadata.namespace.clone(), service.clone()),
+            key: Key::new(wire.metadata.namespace, wire.metadata.name),
+            family,
+            ports: wire.ports.into_iter().filter_map(|p| port(p, notes)).collect(),
+            endpoints: wire.endpoints.into_iter().filter_map(|e| endpoint(e, family, notes)).collect(),
+        }))
+    }
+}
+
+fn port(wire: Port, notes: &mut Vec<String>) -> Option<EndpointPort> {
+    // Without a number the slice means all ports, which no Service port maps to.
+    let port = wire.port?;
+    let protocol = protocol_or_note("ports", wire.protocol.as_deref(), notes)?;
+    Some(EndpointPort { name: wire.name.unwrap_or_default(), protocol, port })
+}
+
+fn endpoint(wire: WireEndpoint, family: Family, notes: &mut Vec<String>) -> Option<Endpoint> {
+    let Some(text) = wire.addresses.first() else {
+        notes.push("endpoints: one without an address is left out".to_owned());
+        return None;
+    };
+    let addr: IpAddr = parse_or_note("endpoints[].addresses", text, notes)?;
+    if Family::of(addr) != family {
+        notes.push(format!("endpoints[].addresses: `{text}` is left out: it is not {family}"));
+        return None;
+    }
+    let ready = wire.conditions.ready.unwrap_or(true);
+    let names = |list: Vec<Named>| list.into_iter().map(|named| named.name).collect();
+    Some(Endpoint {
+        addr,
+        node: wire.node_name.filter(|name| !name.is_empty()),
+        zone: wire.zone.filter(|name| !name.is_empty()),
+        ready,
+        serving: wire.conditions.serving.unwrap_or(ready),
+        terminating: wire.conditions.terminating.unwrap_or(false),
+        hints: Hints { nodes: names(wire.hints.for_nodes), zones: names(wire.hints.for_zones) },
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Wire {
+    metadata: Meta,
+    address_type: String,
+    #[serde(default, deserialize_with = "or_default")]
+    ports: Vec<Port>,
+    #[serde(default, deserialize_with = "or_default")]
+    endpoints: Vec<WireEndpoint>,
+}
+
+#[derive(Deserialize)]
+struct Port {
+    name: Option<String>,
+    protocol: Option<String>,
+    port: Option<u16>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WireEndpoint {
+    #[serde(default, deserialize_with = "or_default")]
+    addresses: Vec<String>,
+    #[serde(default, deserialize_with = "or_default")]
+    conditions: Conditions,
+    node_name: Option<String>,
+    zone: Option<String>,
+    #[serde(default, deserialize_with = "or_default")]
+    hints: WireHints,
+}
+
+#[derive(Default, Deserialize)]
+struct Conditions {
+    ready: Option<bool>,
+    serving: Option<bool>,
+    terminating: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireHints {
+    #[serde(deserialize_with = "or_default")]
+    for_nodes: Vec<Named>,
+    #[serde(deserialize_with = "or_default")]
+    for_zones: Vec<Named>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: String,
+}
+
+#[cfg(test)]
+mod tests;
