@@ -74,8 +74,6 @@ pub struct Kubelet<'a> {
     pub certificate: &'a Path,
     /// The key of that.
     pub key: &'a Path,
-    /// The parent of all containers' cgroups.
-    pub cgroup: &'a str,
     /// The resolver file of pods that ask for the node's.
     pub resolv_conf: &'a Path,
 }
@@ -97,9 +95,8 @@ pub fn kubelet(of: &Kubelet<'_>) -> Value {
         "clusterDNS": [DNS_IPV4],
         "clusterDomain": "cluster.local",
         "resolvConf": of.resolv_conf,
-        // The machine's cgroups are shared with others: nothing above the lab's own parent is touched.
+        // The machine's cgroups are shared with others, and whether they can be limited is theirs to say.
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": format!("/{}", of.cgroup),
         "cgroupsPerQOS": false,
         "enforceNodeAllocatable": [],
         "failCgroupV1": false,
@@ -144,13 +141,6 @@ mod tests {
     fn pods_get_both_families_of_their_node() {
         let ranges = &cni(11)["plugins"][0]["ipam"]["ranges"];
         assert_eq!(ranges, &json!([[{ "subnet": "10.244.11.0/24" }], [{ "subnet": "fd44:b::/64" }]]));
-    }
-
-    #[test]
-    fn containers_live_under_the_labs_cgroup() {
-        let path = Path::new("/x");
-        let of = Kubelet { authority: path, certificate: path, key: path, cgroup: "lab/node1", resolv_conf: path };
-        assert_eq!(kubelet(&of)["cgroupRoot"], "/lab/node1");
     }
 
     #[test]

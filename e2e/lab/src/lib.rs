@@ -6,6 +6,7 @@
 //! network namespace.
 
 pub mod addresses;
+pub mod cgroup;
 pub mod command;
 pub mod config;
 pub mod control_plane;

@@ -14,10 +14,10 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::addresses::{Host, Role};
+use crate::cgroup;
 use crate::command::run;
 use crate::config;
 use crate::daemon;
-use crate::down::remove_cgroup;
 use crate::error::{Doing, Error, Result};
 use crate::images;
 use crate::netns;
@@ -45,7 +45,6 @@ pub fn configure(lab: &Lab, host: &Host) -> Result<()> {
         authority: &lab.credential("ca.crt"),
         certificate: &lab.credential(&format!("{}-kubelet.crt", host.name)),
         key: &lab.credential(&format!("{}-kubelet.key", host.name)),
-        cgroup: &cgroup(lab, host),
         resolv_conf: &folder.join("resolv.conf"),
     };
     write(&folder.join("kubelet.json"), &json_text(&config::kubelet(&kubelet)))?;
@@ -73,7 +72,7 @@ pub fn kill(lab: &Lab, host: &Host) -> Result<()> {
     let inode = netns::inode(&host.netns).into_iter().collect();
     wait("the end of the node's processes", limit, hint, || Ok(daemon::in_namespaces(&inode).is_empty()))?;
     topology::detach(&lab.plan, host)?;
-    remove_cgroup(&cgroup(lab, host))
+    cgroup::remove(&lab.cgroup(), Some(&host.name))
 }
 
 /// Switches a killed node on again and returns when Kubernetes has heard from it.
@@ -83,7 +82,7 @@ pub fn revive(lab: &Lab, host: &Host) -> Result<()> {
     }
     // What a lab killed in the middle of `kill-node` left of it.
     topology::detach(&lab.plan, host)?;
-    remove_cgroup(&cgroup(lab, host))?;
+    cgroup::remove(&lab.cgroup(), Some(&host.name))?;
     // The word of an earlier boot must not be taken for this one's.
     let _ = fs::remove_file(boot_id(lab, host));
     topology::attach(&lab.plan, host)?;
@@ -121,11 +120,6 @@ pub fn command(lab: &Lab, host: &Host, program: &Path) -> Result<Command> {
     command.args(["-t", &init.to_string(), "-m", "-u", "-n", "-p", "--"]).arg(program);
     command.env_clear().env("PATH", PATH).env("HOME", "/root");
     Ok(command)
-}
-
-/// The cgroup of a node's containers.
-pub fn cgroup(lab: &Lab, host: &Host) -> String {
-    format!("{}/{}", lab.cgroup(), host.name)
 }
 
 /// The id, as the machine sees it, of the process that the node sees as its first.

@@ -16,6 +16,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, getpid, sethostname};
 
 use crate::addresses::{Host, ServiceProxy};
+use crate::cgroup;
 use crate::config::CONTAINERD_SOCKET;
 use crate::error::{Doing, Error, Result};
 use crate::node::boot_id;
@@ -43,6 +44,7 @@ pub fn run(lab: &Lab, host: &Host) -> Result<()> {
     if getpid() != Pid::from_raw(1) {
         return Err(Error::Refused("node-init is for the lab's own use: `hack/lab start-node NODE`".into()));
     }
+    cgroup::enter(&format!("{}/{}", lab.cgroup(), host.name))?;
     mounts(lab, host)?;
     sethostname(&host.name).doing(|| "setting the host name".to_owned())?;
     let [containerd, others @ ..] = &components(lab, host)[..] else { return Ok(()) };
