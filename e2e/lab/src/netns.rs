@@ -61,9 +61,11 @@ pub fn of_lab(lab: &str) -> Vec<String> {
     names
 }
 
-/// The identity of a namespace: the inode that /proc/PID/ns/net of its processes shows too.
+/// The identity of a namespace: the inode that /proc/PID/ns/net of its processes shows too. `None` also for a file
+/// that a killed `up` did not yet make a namespace of.
 pub fn inode(name: &str) -> Option<u64> {
-    fs::metadata(path(name)).ok().map(|metadata| metadata.ino())
+    let own = fs::metadata("/proc/self/ns/net").ok()?;
+    fs::metadata(path(name)).ok().filter(|found| found.dev() == own.dev()).map(|found| found.ino())
 }
 
 /// Whether a namespace of this name exists.

@@ -7,6 +7,8 @@ use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -17,6 +19,9 @@ use crate::netns;
 
 /// The search path of everything that a lab starts; the environment of the caller is not handed on.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A command that was just killed holds its lock a moment longer.
+const LOCK_WITHIN: Duration = Duration::from_secs(5);
 
 /// Places that a node covers with mounts of its own.
 const COVERED: [&str; 3] = ["/run", "/var/lib", "/var/log"];
@@ -144,12 +149,23 @@ pub fn lock(name: &str) -> Result<Lock> {
     fs::create_dir_all(&folder).doing(|| format!("making {}", folder.display()))?;
     let path = folder.join(format!("{name}.lock"));
     let file = File::create(&path).doing(|| format!("opening {}", path.display()))?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        Errno::EWOULDBLOCK => {
-            Error::Refused(format!("another command is changing lab {name} just now: wait for it, or end it"))
+    let start = Instant::now();
+    let mut file = file;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((again, Errno::EWOULDBLOCK)) if start.elapsed() < LOCK_WITHIN => file = again,
+            Err((_, Errno::EWOULDBLOCK)) => {
+                return Err(Error::Refused(format!(
+                    "another command is changing lab {name} just now: wait for it, or end it"
+                )));
+            }
+            Err((_, errno)) => {
+                return Err(Error::Io { doing: format!("locking {}", path.display()), source: errno.into() });
+            }
         }
-        errno => Error::Io { doing: format!("locking {}", path.display()), source: errno.into() },
-    })
+        sleep(Duration::from_millis(50));
+    }
 }
 
 /// Removes what the lock left, while it is still held.
