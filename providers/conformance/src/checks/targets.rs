@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How a set of targets becomes another one.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, bail, ensure};
+use steerage_provider_api::{Owner, Target, TargetSet};
+
+use crate::converge::Goal;
+use crate::{Harness, When, converge, fixture};
+
+/// After every single call of a change either all old or all new targets are in place, the group is never empty, and calls
+/// that carry a difference name nobody who stays.
+pub async fn targets_are_added_before_others_leave<H: Harness>(harness: &H) -> anyhow::Result<()> {
+    let owner = fixture::owner("add-first", 1);
+    let lb = fixture::first(harness, &owner);
+    for (from, to) in
+        [(&[0, 1][..], &[1, 2][..]), (&[0, 1], &[2, 3]), (&[0], &[0, 1, 2, 3]), (&[0, 1, 2], &[1])]
+    {
+        let (old, new) = (fixture::targets(harness, from), fixture::targets(harness, to));
+        for call in 1.. {
+            let provider = harness.fresh().await?;
+            converge(&provider, &lb, &old).await?;
+            let proxy = harness.proxy();
+            proxy.reset();
+            proxy.crash_at(call, When::After);
+            // A crash is meant to fail; what it leaves behind is looked at.
+            let outcome = converge(&provider, &lb, &new).await;
+            let (struck, calls) = (proxy.struck(), proxy.calls());
+            proxy.reset();
+            let (olds, news) = (names(&old.targets), names(&new.targets));
+            for (group, now) in harness.targets(&owner).await? {
+                ensure!(
+                    now.is_superset(&olds) || now.is_superset(&news),
+                    "from {olds:?} to {news:?}, after call {call}, {}: {now:?} in {group} is neither all the old nor all the new",
+                    calls.get(call - 1).map_or("none", |c| &c.name)
+                );
+            }
+            let stay: BTreeSet<_> = olds.intersection(&news).cloned().collect();
+            for named in calls.iter().filter_map(|c| harness.nodes_in(c)) {
+                ensure!(named.is_disjoint(&stay), "{stay:?} stay, but a call names {named:?}");
+            }
+            if !struck {
+                outcome.context("no call was cut")?;
+                ensure!(call > 1, "the targets changed without a call");
+                in_place(harness, &owner, &new.targets).await?;
+                break;
+            }
+            // The next round starts from the old targets again.
+        }
+    }
+    Goal::Gone(owner).reach(&harness.fresh().await?).await
+}
+
+/// A target that can't be used is refused, with a reason, as often as it is asked for; the others are in place.
+pub async fn a_refused_target_keeps_no_other_out<H: Harness>(harness: &H) -> anyhow::Result<()> {
+    let owner = fixture::owner("refused", 1);
+    let lb = fixture::first(harness, &owner);
+    let bad = harness.bad_target();
+    let good = [harness.target(0), harness.target(1), harness.target(2)];
+    let mut targets = good.to_vec();
+    targets.insert(1, bad.clone());
+    let set = TargetSet { shared: None, targets };
+    let provider = harness.fresh().await?;
+    for round in ["first", "second", "with a fresh instance"] {
+        let fresh = harness.fresh().await?;
+        let instance = if round == "with a fresh instance" { &fresh } else { &provider };
+        let (_, outcome) = converge(instance, &lb, &set).await.with_context(|| round.to_owned())?;
+        match outcome.refused.as_slice() {
+            [(node, reason)] if *node == bad.node && !reason.is_empty() => {}
+            other => bail!("{round}: refused is {other:?}, not {} with a reason", bad.node),
+        }
+        in_place(harness, &owner, &good).await.with_context(|| round.to_owned())?;
+    }
+    // Without it nothing is refused any more.
+    let (_, outcome) = converge(&provider, &lb, &fixture::targets(harness, &[0, 1, 2])).await?;
+    ensure!(outcome.refused.is_empty(), "still refused: {:?}", outcome.refused);
+    in_place(harness, &owner, &good).await?;
+    Goal::Gone(owner).reach(&provider).await
+}
+
+/// An empty set empties the groups, and they can be filled again.
+pub async fn targets_can_all_leave<H: Harness>(harness: &H) -> anyhow::Result<()> {
+    let owner = fixture::owner("empty", 1);
+    let lb = fixture::first(harness, &owner);
+    let provider = harness.fresh().await?;
+    for indices in [&[0, 1][..], &[], &[1, 2], &[]] {
+        let set = fixture::targets(harness, indices);
+        converge(&provider, &lb, &set).await?;
+        in_place(harness, &owner, &set.targets).await?;
+    }
+    Goal::Gone(owner).reach(&provider).await
+}
+
+async fn in_place<H: Harness>(harness: &H, owner: &Owner, expected: &[Target]) -> anyhow::Result<()> {
+    let (groups, expected) = (harness.targets(owner).await?, names(expected));
+    ensure!(!groups.is_empty(), "there is no target group");
+    for (group, now) in groups {
+        ensure!(now == expected, "the targets in {group} are {now:?}, not {expected:?}");
+    }
+    Ok(())
+}
+
+fn names(targets: &[Target]) -> BTreeSet<String> {
+    targets.iter().map(|t| t.node.clone()).collect()
+}

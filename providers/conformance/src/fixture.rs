@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The load balancers and target sets that the checks ask for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use steerage_model::{Family, Key, Protocol};
+use steerage_provider_api::{HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner, TargetSet};
+
+use crate::Harness;
+
+/// The namespace of all Services of the suite.
+pub const NAMESPACE: &str = "conformance";
+
+/// The owner of the `life`-th Service that was made under this name.
+pub fn owner(name: &str, life: u32) -> Owner {
+    // FNV-1a: any fixed function from names to UIDs will do.
+    let hash = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let uid = format!("{:08x}-{:04x}-4000-8000-{life:012}", hash >> 32, hash & 0xffff);
+    Owner { service: Key::new(NAMESPACE, name), uid }
+}
+
+/// A load balancer with a TCP and a UDP listener.
+pub fn first(harness: &impl Harness, owner: &Owner) -> LoadBalancer {
+    build(
+        harness,
+        owner,
+        vec![listener("web", Protocol::Tcp, 80, 30080), listener("dns", Protocol::Udp, 53, 30053)],
+        10,
+    )
+}
+
+/// The same after a change: one listener gone, one with another node port, one new, and another health check.
+pub fn second(harness: &impl Harness, owner: &Owner) -> LoadBalancer {
+    build(
+        harness,
+        owner,
+        vec![listener("web", Protocol::Tcp, 80, 30081), listener("tls", Protocol::Tcp, 443, 30443)],
+        20,
+    )
+}
+
+/// The harness's targets with these indices.
+pub fn targets(harness: &impl Harness, indices: &[usize]) -> TargetSet {
+    TargetSet { shared: None, targets: indices.iter().map(|i| harness.target(*i)).collect() }
+}
+
+fn listener(name: &str, protocol: Protocol, port: u16, node_port: u16) -> Listener {
+    Listener { name: name.to_owned(), protocol, port, node_port: Some(node_port) }
+}
+
+fn build(harness: &impl Harness, owner: &Owner, listeners: Vec<Listener>, interval: u64) -> LoadBalancer {
+    let mut lb = LoadBalancer {
+        owner: owner.clone(),
+        families: vec![Family::V4],
+        listeners,
+        health_check: HealthCheck {
+            protocol: HealthProtocol::Http { path: "/healthz".to_owned() },
+            port: 32000,
+            interval: Duration::from_secs(interval),
+            timeout: Duration::from_secs(5),
+            healthy_threshold: 2,
+            unhealthy_threshold: 2,
+        },
+        affinity: None,
+        requested_addresses: Vec::new(),
+        pool: None,
+        published: Vec::new(),
+        source_ranges: Vec::new(),
+        annotations: BTreeMap::new(),
+    };
+    harness.adapt(&mut lb);
+    lb
+}
