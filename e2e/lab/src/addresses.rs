@@ -36,7 +36,16 @@ const MOST: u8 = 99;
 
 /// Who answers for Services on the nodes.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum, strum::Display, strum::EnumString,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    clap::ValueEnum,
+    strum::Display,
+    strum::EnumString,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -224,7 +233,13 @@ mod tests {
     use super::*;
 
     fn plan(workers: u8, edges: u8) -> Plan {
-        Plan { name: "lab".into(), workers, edges, service_proxy: ServiceProxy::KubeProxy, node_grace_seconds: 50 }
+        Plan {
+            name: "lab".into(),
+            workers,
+            edges,
+            service_proxy: ServiceProxy::KubeProxy,
+            node_grace_seconds: 50,
+        }
     }
 
     #[test]
@@ -238,7 +253,10 @@ mod tests {
         assert_eq!(node.gateways().1.to_string(), "fd77::1");
         assert_eq!(node.mac(), "02:00:0a:4d:01:02");
         let client = plan.find("client1").unwrap();
-        assert_eq!((client.ipv4.to_string(), client.ipv6.to_string()), ("10.78.1.1".into(), "fd78::1:1".into()));
+        assert_eq!(
+            (client.ipv4.to_string(), client.ipv6.to_string()),
+            ("10.78.1.1".into(), "fd78::1:1".into())
+        );
         assert_eq!(plan.control_plane().ipv6.to_string(), "fd77::2");
         assert_eq!(pod_cidrs(1), ("10.244.1.0/24".to_owned(), "fd44:1::/64".to_owned()));
         assert_eq!((zone(1), zone(3), zone(4)), ("zone-a".into(), "zone-c".into(), "zone-a".into()));

@@ -149,10 +149,13 @@ impl Args {
             }
             Verb::Env { name } => print!("{}", report::env(&open(&name)?)),
             Verb::Exec { name, host, command } => return exec(&open(&name)?, &host, &command),
-            Verb::Kubectl { name, arguments } => return become_command(open(&name)?.kubectl().args(arguments)),
+            Verb::Kubectl { name, arguments } => {
+                return become_command(open(&name)?.kubectl().args(arguments));
+            }
             Verb::LoadImage { name, archive } => {
                 let lab = open(&name)?;
-                let archive = archive.canonicalize().with_context(|| format!("reading {}", archive.display()))?;
+                let archive =
+                    archive.canonicalize().with_context(|| format!("reading {}", archive.display()))?;
                 images::load(&lab, &node::all_running(&lab), &[archive])?;
             }
             Verb::KillNode { name, node } => {
@@ -193,7 +196,11 @@ fn exec(lab: &Lab, host: &str, command: &[String]) -> anyhow::Result<ExitCode> {
         return become_command(node::command(lab, &host, program.as_ref())?.args(arguments));
     }
     let mut inside = Command::new("nsenter");
-    inside.arg(format!("--net={}", netns::path(&host.netns).display())).arg("--").arg(program).args(arguments);
+    inside
+        .arg(format!("--net={}", netns::path(&host.netns).display()))
+        .arg("--")
+        .arg(program)
+        .args(arguments);
     become_command(&mut inside)
 }
 

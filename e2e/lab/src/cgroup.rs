@@ -44,7 +44,8 @@ pub fn enter(name: &str) -> Result<()> {
     for hierarchy in &hierarchies {
         let folder = hierarchy.below(name);
         fs::create_dir_all(&folder).doing(|| format!("making the cgroup {}", folder.display()))?;
-        if hierarchy.controllers.as_deref().is_some_and(|names| names.split(',').any(|name| name == "cpuset")) {
+        if hierarchy.controllers.as_deref().is_some_and(|names| names.split(',').any(|name| name == "cpuset"))
+        {
             inherit_cpuset(&hierarchy.mount, &folder)?;
         }
         join(&folder)?;
@@ -153,7 +154,8 @@ fn parse(mounts: &str, own: &str) -> Vec<Hierarchy> {
 /// The folders of this name, wherever in a hierarchy their maker put them.
 fn folders(name: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let mut next: Vec<_> = hierarchies().unwrap_or_default().into_iter().map(|hierarchy| hierarchy.mount).collect();
+    let mut next: Vec<_> =
+        hierarchies().unwrap_or_default().into_iter().map(|hierarchy| hierarchy.mount).collect();
     while let Some(folder) = next.pop() {
         for below in subfolders(&folder) {
             let list = if below.file_name().is_some_and(|own| own == name) { &mut found } else { &mut next };
@@ -173,7 +175,10 @@ fn remove_tree(folder: &Path) -> io::Result<()> {
 
 fn subfolders(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect()
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect()
 }
 
 #[cfg(test)]

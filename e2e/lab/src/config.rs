@@ -146,6 +146,9 @@ mod tests {
     #[test]
     fn containerd_finds_the_labs_network() {
         let text = containerd("registry.example/pause:1", Path::new("/lab/cni"));
-        assert!(text.contains("conf_dir = \"/lab/cni\"") && text.contains("sandbox_image = \"registry.example/pause:1\""));
+        assert!(
+            text.contains("conf_dir = \"/lab/cni\"")
+                && text.contains("sandbox_image = \"registry.example/pause:1\"")
+        );
     }
 }

@@ -21,7 +21,7 @@ const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 const SCHEDULER: &str = "kube-scheduler";
 
 /// How long the API server may take.
-const READY_WITHIN: Duration = Duration::from_secs(120);
+const READY_WITHIN: Duration = Duration::from_mins(2);
 
 /// Starts etcd and the API server; both come up side by side.
 pub fn start_store(lab: &Lab) -> Result<()> {

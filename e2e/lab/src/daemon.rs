@@ -54,7 +54,12 @@ impl Identity {
         send(self.pid, signal)?;
         if matches!(signal, Signal::SIGKILL | Signal::SIGTERM | Signal::SIGINT) {
             let hint = || format!("look at process {}", self.pid);
-            return wait(&format!("the end of process {}", self.pid), GONE_WITHIN, hint, || Ok(!self.alive()));
+            return wait(
+                &format!("the end of process {}", self.pid),
+                GONE_WITHIN,
+                hint,
+                || Ok(!self.alive()),
+            );
         }
         Ok(())
     }
@@ -75,7 +80,11 @@ pub fn spawn(lab: &Lab, component: &str, netns: &str, command: &[String]) -> Res
         return Err(Error::Refused(format!("{component} of lab {} runs already", lab.plan.name)));
     }
     let path = lab.log(component);
-    let log = File::options().create(true).append(true).open(&path).doing(|| format!("opening {}", path.display()))?;
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .doing(|| format!("opening {}", path.display()))?;
     let both = log.try_clone().doing(|| format!("opening {}", path.display()))?;
     let [program, arguments @ ..] = command else {
         return Err(Error::Refused(format!("{component} has no command")));
@@ -140,13 +149,19 @@ pub fn ancestors() -> BTreeSet<i32> {
     let mut found = BTreeSet::new();
     let mut next = Some(Pid::this().as_raw());
     while let Some(pid) = next.filter(|pid| *pid > 0 && found.insert(*pid)) {
-        next = fs::read_to_string(format!("/proc/{pid}/stat")).ok().and_then(|stat| after_name(&stat)?.get(1)?.parse().ok());
+        next = fs::read_to_string(format!("/proc/{pid}/stat"))
+            .ok()
+            .and_then(|stat| after_name(&stat)?.get(1)?.parse().ok());
     }
     found
 }
 
 fn processes() -> impl Iterator<Item = i32> {
-    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 fn file(lab: &Lab, component: &str) -> PathBuf {

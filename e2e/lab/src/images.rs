@@ -2,6 +2,7 @@
 //! Container images: which names an archive holds, and loading archives into nodes, only when they changed.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -36,11 +37,13 @@ pub fn own(lab: &Lab) -> Result<Vec<PathBuf>> {
 
 fn archives(lab: &Lab, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let folder = lab.images();
-    let entries = fs::read_dir(&folder).doing(|| format!("reading {}: run hack/prepare", folder.display()))?;
+    let entries =
+        fs::read_dir(&folder).doing(|| format!("reading {}: run hack/prepare", folder.display()))?;
     let mut found: Vec<_> = entries
         .flatten()
-        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.ends_with(".tar") && wanted(name)))
         .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "tar"))
+        .filter(|path| path.file_stem().and_then(OsStr::to_str).is_some_and(&wanted))
         .collect();
     found.sort();
     Ok(found)
@@ -67,7 +70,9 @@ pub fn load(lab: &Lab, nodes: &[Host], archives: &[PathBuf]) -> Result<usize> {
         let loads: Vec<_> = nodes.iter().map(|host| scope.spawn(|| load_into(lab, host, archives))).collect();
         loads
             .into_iter()
-            .map(|load| load.join().unwrap_or_else(|_| Err(Error::Refused("loading an image panicked".into()))))
+            .map(|load| {
+                load.join().unwrap_or_else(|_| Err(Error::Refused("loading an image panicked".into())))
+            })
             .sum()
     })
 }

@@ -38,9 +38,9 @@ pub fn create(name: &str, forwarding: bool) -> Result<()> {
 pub fn in_netns<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
     let file = path(name);
     let namespace = File::open(&file).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => {
-            Error::Refused(format!("there is no network namespace {name}: is the lab up (`hack/lab status`)?"))
-        }
+        std::io::ErrorKind::NotFound => Error::Refused(format!(
+            "there is no network namespace {name}: is the lab up (`hack/lab status`)?"
+        )),
         _ => Error::Io { doing: format!("opening {}", file.display()), source },
     })?;
     on_thread(|| {
@@ -88,7 +88,10 @@ pub fn delete(name: &str) -> Result<()> {
 
 fn on_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
-        scope.spawn(work).join().unwrap_or_else(|_| Err(Error::Refused("the work in a namespace panicked".into())))
+        scope
+            .spawn(work)
+            .join()
+            .unwrap_or_else(|_| Err(Error::Refused("the work in a namespace panicked".into())))
     })
 }
 

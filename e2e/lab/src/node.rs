@@ -26,7 +26,7 @@ use crate::state::{Lab, PATH, write};
 use crate::topology;
 
 /// How long a node may take to be ready.
-pub const READY_WITHIN: Duration = Duration::from_secs(180);
+pub const READY_WITHIN: Duration = Duration::from_mins(3);
 
 /// Writes what a node's components read.
 pub fn configure(lab: &Lab, host: &Host) -> Result<()> {
@@ -48,7 +48,10 @@ pub fn configure(lab: &Lab, host: &Host) -> Result<()> {
         resolv_conf: &folder.join("resolv.conf"),
     };
     write(&folder.join("kubelet.json"), &json_text(&config::kubelet(&kubelet)))?;
-    write(&folder.join("kube-proxy.json"), &json_text(&config::kube_proxy(host, &lab.kubeconfig("kube-proxy"))))
+    write(
+        &folder.join("kube-proxy.json"),
+        &json_text(&config::kube_proxy(host, &lab.kubeconfig("kube-proxy"))),
+    )
 }
 
 /// Starts a node's processes in its namespace, which must exist.
@@ -64,7 +67,10 @@ pub fn start(lab: &Lab, host: &Host) -> Result<()> {
 /// Ends a node like a power cut: no process, no link, no address is left of it.
 pub fn kill(lab: &Lab, host: &Host) -> Result<()> {
     if !running(lab, host) {
-        return Err(Error::Refused(format!("{0} does not run: `hack/lab start-node {0}` starts it", host.name)));
+        return Err(Error::Refused(format!(
+            "{0} does not run: `hack/lab start-node {0}` starts it",
+            host.name
+        )));
     }
     daemon::stop(lab, &host.name, Signal::SIGKILL)?;
     let limit = Duration::from_secs(20);
@@ -95,7 +101,7 @@ pub fn revive(lab: &Lab, host: &Host) -> Result<()> {
 pub fn wait_for_containerd(lab: &Lab, nodes: &[Host]) -> Result<()> {
     for host in nodes {
         let hint = || format!("see {}", lab.log(&format!("{}-containerd", host.name)).display());
-        wait(&format!("containerd on {}", host.name), Duration::from_secs(60), hint, || {
+        wait(&format!("containerd on {}", host.name), Duration::from_mins(1), hint, || {
             let pid = first_process(lab, host)?;
             Ok(UnixStream::connect(format!("/proc/{pid}/root{}", config::CONTAINERD_SOCKET)).is_ok())
         })?;
@@ -125,7 +131,10 @@ pub fn command(lab: &Lab, host: &Host, program: &Path) -> Result<Command> {
 /// The id, as the machine sees it, of the process that the node sees as its first.
 pub fn first_process(lab: &Lab, host: &Host) -> Result<i32> {
     let off = || {
-        Error::Refused(format!("{0} does not run: `hack/lab start-node {0}` starts it, `status` says more", host.name))
+        Error::Refused(format!(
+            "{0} does not run: `hack/lab start-node {0}` starts it, `status` says more",
+            host.name
+        ))
     };
     let parent = daemon::find(lab, &host.name).ok_or_else(off)?.pid;
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();

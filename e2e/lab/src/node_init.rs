@@ -50,7 +50,7 @@ pub fn run(lab: &Lab, host: &Host) -> Result<()> {
     let [containerd, others @ ..] = &components(lab, host)[..] else { return Ok(()) };
     let mut running = HashMap::from([(start(lab, host, containerd)?, containerd.clone())]);
     let hint = || format!("see {}", lab.log(&format!("{}-containerd", host.name)).display());
-    wait("an answer of containerd", Duration::from_secs(60), hint, || {
+    wait("an answer of containerd", Duration::from_mins(1), hint, || {
         Ok(UnixStream::connect(CONTAINERD_SOCKET).is_ok())
     })?;
     for component in others {
@@ -63,7 +63,9 @@ fn supervise(lab: &Lab, host: &Host, mut running: HashMap<i32, Component>) -> Re
     loop {
         match waitpid(None, None) {
             Ok(status) => {
-                let Some(component) = status.pid().and_then(|pid| running.remove(&pid.as_raw())) else { continue };
+                let Some(component) = status.pid().and_then(|pid| running.remove(&pid.as_raw())) else {
+                    continue;
+                };
                 eprintln!("{} ended: {status:?}", component.0);
                 sleep(PAUSE);
                 running.insert(start(lab, host, &component)?, component);

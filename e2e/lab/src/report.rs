@@ -54,7 +54,8 @@ fn quote(text: &str) -> String {
 pub fn status(lab: &Lab) -> String {
     let mut text = String::new();
     for (component, process) in daemon::all(lab) {
-        let state = process.map_or_else(|| "ended".to_owned(), |identity| format!("runs as {}", identity.pid));
+        let state =
+            process.map_or_else(|| "ended".to_owned(), |identity| format!("runs as {}", identity.pid));
         let _ = writeln!(text, "{component:<26} {state}");
     }
     for host in lab.plan.hosts() {

@@ -171,7 +171,9 @@ pub fn lock(name: &str) -> Result<Lock> {
 /// Removes what the lock left, while it is still held.
 pub fn remove_lock(name: &str) -> Result<()> {
     match fs::remove_file(cache()?.join("labs").join(format!("{name}.lock"))) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).doing(|| "removing the lock".into()),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).doing(|| "removing the lock".into())
+        }
         _ => Ok(()),
     }
 }

@@ -49,7 +49,8 @@ fn port(plan: &Plan, host: &Host, change: &[&str]) -> Result<()> {
     if !netns::exists(&host.netns) {
         return Err(Error::Refused(format!("{0} is off: `hack/lab start-node {0}` starts it", host.name)));
     }
-    run(Command::new("ip").args(["-n", &plan.router(), "link", "set", "dev", &host.name]).args(change)).map(drop)
+    run(Command::new("ip").args(["-n", &plan.router(), "link", "set", "dev", &host.name]).args(change))
+        .map(drop)
 }
 
 fn batch(netns: &str, lines: &str) -> Result<()> {
@@ -58,7 +59,9 @@ fn batch(netns: &str, lines: &str) -> Result<()> {
 
 fn router_batch(plan: &Plan) -> String {
     let mut lines = vec!["link set lo up".to_owned()];
-    for (bridge, ipv4, ipv6) in [("clients", "10.78.0.1/16", "fd78::1/64"), ("nodes", "10.77.0.1/16", "fd77::1/64")] {
+    for (bridge, ipv4, ipv6) in
+        [("clients", "10.78.0.1/16", "fd78::1/64"), ("nodes", "10.77.0.1/16", "fd77::1/64")]
+    {
         lines.push(format!("link add {bridge} type bridge forward_delay 0 mcast_snooping 0"));
         lines.push(format!("addr add {ipv4} dev {bridge}"));
         lines.push(format!("addr add {ipv6} dev {bridge} nodad"));
@@ -99,10 +102,7 @@ fn pod_routes(plan: &Plan, own: Option<&Host>) -> Vec<String> {
         .flat_map(|node| {
             let Role::Node(number) = node.role else { return Vec::new() };
             let (ipv4, ipv6) = pod_cidrs(number);
-            vec![
-                format!("route add {ipv4} via {}", node.ipv4),
-                format!("route add {ipv6} via {}", node.ipv6),
-            ]
+            vec![format!("route add {ipv4} via {}", node.ipv4), format!("route add {ipv6} via {}", node.ipv6)]
         })
         .collect()
 }

@@ -58,7 +58,13 @@ pub fn up(plan: Plan) -> Result<Lab> {
     images::load(&lab, &nodes, &archives)?;
     progress.say(format!("{} images are on every node", archives.len()));
     let seconds = node::READY_WITHIN.as_secs();
-    run(lab.kubectl().args(["wait", "--for=condition=Ready", "node", "--all", &format!("--timeout={seconds}s")]))?;
+    run(lab.kubectl().args([
+        "wait",
+        "--for=condition=Ready",
+        "node",
+        "--all",
+        &format!("--timeout={seconds}s"),
+    ]))?;
     progress.say(format!("{} nodes are ready", nodes.len()));
     apply(&lab, &manifests::dns(&images::name_of(&lab, "coredns")?))?;
     if lab.plan.service_proxy == ServiceProxy::KubeProxy {
@@ -80,13 +86,22 @@ pub fn apply(lab: &Lab, objects: &serde_json::Value) -> Result<()> {
 
 /// Returns when every replica of cluster DNS is available.
 pub fn wait_for_dns(lab: &Lab) -> Result<()> {
-    run(lab.kubectl().args(["rollout", "status", "deployment/coredns", "-n", "kube-system", "--timeout=120s"]))
-        .map(drop)
+    run(lab.kubectl().args([
+        "rollout",
+        "status",
+        "deployment/coredns",
+        "-n",
+        "kube-system",
+        "--timeout=120s",
+    ]))
+    .map(drop)
 }
 
 fn refuse_existing(name: &str) -> Result<()> {
     if state::folder(name)?.exists() || !netns::of_lab(name).is_empty() {
-        return Err(Error::Refused(format!("lab {name} exists: end it first with `hack/lab down --name {name}`")));
+        return Err(Error::Refused(format!(
+            "lab {name} exists: end it first with `hack/lab down --name {name}`"
+        )));
     }
     Ok(())
 }
