@@ -3,6 +3,8 @@
 //!
 //! Makes real clusters, so that it runs only with `STEERAGE_LAB_TESTS=1` and after `hack/prepare`.
 
+#![allow(clippy::unwrap_used)] // the helpers of a test may fail it too; the lint knows test functions only
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
