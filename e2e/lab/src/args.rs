@@ -7,8 +7,11 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Context;
 use clap::{Args as Flags, Parser, Subcommand};
+use nix::sys::signal::Signal;
 use steerage_lab::addresses::{Plan, Role, ServiceProxy};
-use steerage_lab::{Lab, control_plane, down, images, netns, node, node_init, report, topology, up};
+use steerage_lab::{
+    Lab, control_plane, down, edge, images, install, netns, node, node_init, report, topology, up,
+};
 
 /// A real Kubernetes cluster in network namespaces of this machine.
 #[derive(Debug, Parser)]
@@ -42,6 +45,20 @@ enum Verb {
         /// Seconds without a heartbeat after which a node counts as not ready.
         #[arg(long, default_value_t = 50)]
         node_grace_seconds: u32,
+    },
+    /// Build the images, install the chart with this lab's values, start the edges, and wait until all is ready.
+    Install {
+        #[command(flatten)]
+        name: Name,
+        /// A value for the chart, as `helm --set` takes it; repeatable.
+        #[arg(long, value_name = "KEY=VALUE")]
+        set: Vec<String>,
+        /// Take the images that there are.
+        #[arg(long)]
+        no_build: bool,
+        /// The checkout that the chart is in.
+        #[arg(long, env = "STEERAGE_ROOT", default_value = ".")]
+        root: PathBuf,
     },
     /// Print shell lines with the lab's addresses and names: eval "$(hack/lab env)".
     Env {
@@ -102,6 +119,30 @@ enum Verb {
         /// The host.
         node: String,
     },
+    /// Send the edge process of an edge host a signal.
+    KillEdge {
+        #[command(flatten)]
+        name: Name,
+        /// The edge host.
+        edge: String,
+        /// The signal.
+        #[arg(long, default_value = "SIGKILL")]
+        signal: Signal,
+    },
+    /// Start the edge process of an edge host and wait until it is ready.
+    StartEdge {
+        #[command(flatten)]
+        name: Name,
+        /// The edge host.
+        edge: String,
+    },
+    /// End the edge process of an edge host (SIGTERM) and start it again.
+    RestartEdge {
+        #[command(flatten)]
+        name: Name,
+        /// The edge host.
+        edge: String,
+    },
     /// End the API server (SIGKILL).
     StopApiserver {
         #[command(flatten)]
@@ -147,6 +188,10 @@ impl Args {
             Verb::Up { name, workers, edges, service_proxy, node_grace_seconds } => {
                 up::up(Plan { name: name.name, workers, edges, service_proxy, node_grace_seconds })?;
             }
+            Verb::Install { name, set, no_build, root } => {
+                let root = root.canonicalize().with_context(|| format!("reading {}", root.display()))?;
+                install::install(&open(&name)?, &install::Options { root, set, build: !no_build })?;
+            }
             Verb::Env { name } => print!("{}", report::env(&open(&name)?)),
             Verb::Exec { name, host, command } => return exec(&open(&name)?, &host, &command),
             Verb::Kubectl { name, arguments } => {
@@ -173,6 +218,20 @@ impl Args {
             Verb::Heal { name, node } => {
                 let lab = open(&name)?;
                 topology::join(&lab.plan, &lab.plan.find(&node)?)?;
+            }
+            Verb::KillEdge { name, edge, signal } => {
+                let lab = open(&name)?;
+                edge::signal(&lab, &edge::find(&lab, &edge)?, signal)?;
+            }
+            Verb::StartEdge { name, edge } => {
+                let lab = open(&name)?;
+                edge::start(&lab, &edge::find(&lab, &edge)?)?;
+            }
+            Verb::RestartEdge { name, edge } => {
+                let lab = open(&name)?;
+                let host = edge::find(&lab, &edge)?;
+                edge::signal(&lab, &host, Signal::SIGTERM)?;
+                edge::start(&lab, &host)?;
             }
             Verb::StopApiserver { name } => control_plane::stop_api_server(&open(&name)?)?,
             Verb::StartApiserver { name } => control_plane::start_api_server(&open(&name)?)?,

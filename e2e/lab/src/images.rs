@@ -60,7 +60,12 @@ pub fn name_of(lab: &Lab, stem: &str) -> Result<String> {
 
 /// The docker-archive manifest of an archive.
 pub fn manifest(archive: &Path) -> Result<Value> {
-    let text = run(Command::new("tar").arg("-xOf").arg(archive).arg("manifest.json"))?;
+    json_in(archive, "manifest.json")
+}
+
+/// A JSON file of an archive.
+pub fn json_in(archive: &Path, file: &str) -> Result<Value> {
+    let text = run(Command::new("tar").arg("-xOf").arg(archive).arg(file))?;
     serde_json::from_str(&text).map_err(|source| Error::Json { path: archive.display().to_string(), source })
 }
 
@@ -101,7 +106,7 @@ fn load_into(lab: &Lab, host: &Host, archives: &[PathBuf]) -> Result<usize> {
 }
 
 /// Changes whenever the file is written anew.
-fn version(archive: &Path) -> Result<String> {
+pub fn version(archive: &Path) -> Result<String> {
     let metadata = fs::metadata(archive).doing(|| format!("reading {}", archive.display()))?;
     Ok(format!("{}.{}.{}", metadata.mtime(), metadata.mtime_nsec(), metadata.size()))
 }

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Steerage's edge on the edge hosts: taken out of its image, run as a background process outside of the cluster.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::addresses::{Host, Role};
+use crate::command::run;
+use crate::credentials::kubeconfig_for_token;
+use crate::daemon;
+use crate::error::{Doing, Error, Result};
+use crate::images;
+use crate::netns::in_netns;
+use crate::progress::wait;
+use crate::state::{Lab, write};
+
+/// Where each edge answers for its health, inside its host.
+pub const ADMIN_PORT: u16 = 10359;
+
+/// How long an edge may take to be ready.
+const READY_WITHIN: Duration = Duration::from_mins(1);
+
+/// The kubeconfig of all edges, by user.
+const USER: &str = "edge";
+
+/// Takes the edge's binary out of its image and gives it a kubeconfig with this token. Edges that run an older
+/// binary, or none, are started; returns when all are ready.
+pub fn install(lab: &Lab, token: &str) -> Result<()> {
+    kubeconfig_for_token(lab, USER, token)?;
+    let archive = lab.images().join("steerage-edge.tar");
+    let version = images::version(&archive)?;
+    let marker = lab.folder().join("edges/version");
+    let same = fs::read_to_string(&marker).is_ok_and(|known| known == version);
+    if !same {
+        unpack(lab, &archive)?;
+    }
+    for host in lab.plan.edges() {
+        if same && daemon::find(lab, &host.name).is_some() {
+            continue;
+        }
+        daemon::stop(lab, &host.name, Signal::SIGTERM)?;
+        launch(lab, &host)?;
+    }
+    write(&marker, &version)?;
+    lab.plan.edges().iter().try_for_each(|host| wait_until_ready(lab, host))
+}
+
+/// Starts the edge of a host and returns when it is ready.
+pub fn start(lab: &Lab, host: &Host) -> Result<()> {
+    launch(lab, host)?;
+    wait_until_ready(lab, host)
+}
+
+/// Sends the edge of a host a signal, and waits for its end when the signal is to end it.
+pub fn signal(lab: &Lab, host: &Host, signal: Signal) -> Result<()> {
+    let off =
+        || Error::Refused(format!("no edge runs on {0}: `hack/lab start-edge {0}` starts it", host.name));
+    daemon::find(lab, &host.name).ok_or_else(off)?.signal(signal)
+}
+
+/// The edge host of this name.
+pub fn find(lab: &Lab, name: &str) -> Result<Host> {
+    let host = lab.plan.find(name)?;
+    if matches!(host.role, Role::Edge(_)) {
+        return Ok(host);
+    }
+    Err(Error::Refused(format!("{name} is not an edge host of lab {}", lab.plan.name)))
+}
+
+fn launch(lab: &Lab, host: &Host) -> Result<()> {
+    let entry = lab.folder().join("edges/entry");
+    let program = fs::read_to_string(&entry)
+        .map_err(|_| Error::Refused("the edge is not installed: run `hack/lab install` first".into()))?;
+    // An edge host is a machine with a name of its own.
+    let named = ["unshare", "-u", "sh", "-c", r#"hostname "$0" && exec "$@""#, &host.name];
+    let mut command: Vec<_> = named.map(str::to_owned).to_vec();
+    command.extend([
+        "env".to_owned(),
+        format!("KUBECONFIG={}", lab.kubeconfig(USER).display()),
+        format!("STEERAGE_ADMIN_ADDRESS=127.0.0.1:{ADMIN_PORT}"),
+        program,
+    ]);
+    daemon::spawn(lab, &host.name, &host.netns, &command).map(drop)
+}
+
+/// Unpacks the image's layers and notes the path of its entry point.
+fn unpack(lab: &Lab, archive: &Path) -> Result<()> {
+    let folder = lab.folder().join("edges");
+    let root = folder.join("root");
+    let _ = fs::remove_dir_all(&root);
+    fs::create_dir_all(&root).doing(|| format!("making {}", root.display()))?;
+    let manifest = images::manifest(archive)?;
+    let incomplete =
+        || Error::Refused(format!("{} is no container image: run hack/images", archive.display()));
+    for layer in manifest[0]["Layers"].as_array().ok_or_else(incomplete)? {
+        run(Command::new("tar")
+            .arg("-xf")
+            .arg(archive)
+            .arg("-C")
+            .arg(&folder)
+            .arg(layer.as_str().ok_or_else(incomplete)?))?;
+        let layer = folder.join(layer.as_str().ok_or_else(incomplete)?);
+        run(Command::new("tar").arg("-xf").arg(&layer).arg("-C").arg(&root))?;
+    }
+    let config = manifest[0]["Config"].as_str().ok_or_else(incomplete)?;
+    let config = images::json_in(archive, config)?;
+    let entry = config["config"]["Entrypoint"][0].as_str().ok_or_else(incomplete)?;
+    let program: PathBuf = root.join(entry.trim_start_matches('/'));
+    write(&folder.join("entry"), &program.display().to_string())
+}
+
+fn wait_until_ready(lab: &Lab, host: &Host) -> Result<()> {
+    let log = lab.log(&host.name);
+    wait(
+        &format!("a ready {}", host.name),
+        READY_WITHIN,
+        || format!("see {}", log.display()),
+        || {
+            if daemon::find(lab, &host.name).is_none() {
+                return Err(Error::Refused(format!(
+                    "the edge on {} ended: see {}",
+                    host.name,
+                    log.display()
+                )));
+            }
+            in_netns(&host.netns, || ready().is_ok_and(|ready| ready))
+        },
+    )
+}
+
+/// Asks the edge of the namespace that the calling thread is in.
+fn ready() -> std::io::Result<bool> {
+    let mut stream = TcpStream::connect(("127.0.0.1", ADMIN_PORT))?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.write_all(b"GET /readyz HTTP/1.0\r\nHost: edge\r\n\r\n")?;
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer)?;
+    Ok(answer.ends_with(b" 200"))
+}
