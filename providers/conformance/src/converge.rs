@@ -66,12 +66,16 @@ pub async fn converge_deleted(provider: &impl Provider, owner: &Owner) -> anyhow
 #[derive(Clone, Debug)]
 pub(crate) enum Goal {
     /// This load balancer with these targets.
-    Made(LoadBalancer, TargetSet),
+    Made(Box<LoadBalancer>, TargetSet),
     /// Nothing of this owner.
     Gone(Owner),
 }
 
 impl Goal {
+    pub(crate) fn made(lb: LoadBalancer, set: TargetSet) -> Self {
+        Self::Made(Box::new(lb), set)
+    }
+
     pub(crate) fn owner(&self) -> &Owner {
         match self {
             Self::Made(lb, _) => &lb.owner,

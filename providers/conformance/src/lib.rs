@@ -19,8 +19,7 @@ use std::fmt::Write as _;
 
 /// Runs every check, one after the other, and fails with a list of those that failed.
 ///
-/// The backend must hold nothing of the harness's cluster before. A check that fails may leave objects behind, so the backend is cleaned of the
-/// suite's owners after each.
+/// The backend must hold nothing of the provider's before: what a failed check left behind is deleted, all that `owned` lists.
 pub async fn run<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let mut failures = String::new();
     for (name, check) in checks::all::<H>() {

@@ -21,30 +21,30 @@ enum Recovery {
 /// A load balancer being made.
 pub async fn a_crash_in_creation<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("crash-create", 1);
-    let to = Goal::Made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
+    let to = Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
     anywhere(harness, None, &to).await
 }
 
 /// Listeners, health check and targets being changed.
 pub async fn a_crash_in_change<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("crash-change", 1);
-    let from = Goal::Made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
-    let to = Goal::Made(fixture::second(harness, &owner), fixture::targets(harness, &[1, 2]));
+    let from = Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
+    let to = Goal::made(fixture::second(harness, &owner), fixture::targets(harness, &[1, 2]));
     anywhere(harness, Some(&from), &to).await
 }
 
 /// A Service made anew under the same name, before its predecessor's load balancer was deleted.
 pub async fn a_crash_in_replacement<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let (old, new) = (fixture::owner("crash-replace", 1), fixture::owner("crash-replace", 2));
-    let from = Goal::Made(fixture::first(harness, &old), fixture::targets(harness, &[0]));
-    let to = Goal::Made(fixture::first(harness, &new), fixture::targets(harness, &[1]));
+    let from = Goal::made(fixture::first(harness, &old), fixture::targets(harness, &[0]));
+    let to = Goal::made(fixture::first(harness, &new), fixture::targets(harness, &[1]));
     anywhere(harness, Some(&from), &to).await
 }
 
 /// A load balancer being deleted.
 pub async fn a_crash_in_deletion<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("crash-delete", 1);
-    let from = Goal::Made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
+    let from = Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
     anywhere(harness, Some(&from), &Goal::Gone(owner)).await
 }
 

@@ -17,9 +17,9 @@ pub async fn deletion_is_idempotent<H: Harness>(harness: &H) -> anyhow::Result<(
     nothing_written("deleting nothing", &harness.proxy().calls())?;
 
     let set = fixture::targets(harness, &[0, 1]);
-    Goal::Made(fixture::first(harness, &neighbour), set.clone()).reach(&provider).await?;
+    Goal::made(fixture::first(harness, &neighbour), set.clone()).reach(&provider).await?;
     let before = harness.snapshot().await?;
-    Goal::Made(fixture::first(harness, &owner), set).reach(&provider).await?;
+    Goal::made(fixture::first(harness, &owner), set).reach(&provider).await?;
     Goal::Gone(owner.clone()).reach(&provider).await?;
     same("beside a neighbour", &before, &harness.snapshot().await?)?;
 

@@ -11,13 +11,13 @@ use crate::{Harness, Snapshot, fixture};
 pub async fn foreign_fields_are_kept<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("marked", 1);
     let provider = harness.fresh().await?;
-    Goal::Made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1])).reach(&provider).await?;
+    Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1])).reach(&provider).await?;
     harness.mark(&owner).await.context("mark")?;
     ensure!(harness.marked(&owner).await?, "the harness can't see its own mark");
-    let changed = Goal::Made(fixture::second(harness, &owner), fixture::targets(harness, &[1, 2]));
+    let changed = Goal::made(fixture::second(harness, &owner), fixture::targets(harness, &[1, 2]));
     changed.reach(&provider).await?;
     ensure!(harness.marked(&owner).await?, "a change by the same instance took the foreign fields away");
-    let back = Goal::Made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 2]));
+    let back = Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 2]));
     back.reach(&harness.fresh().await?).await?;
     ensure!(harness.marked(&owner).await?, "a change by a fresh instance took the foreign fields away");
     Goal::Gone(owner).reach(&provider).await
@@ -28,7 +28,7 @@ pub async fn foreign_fields_are_kept<H: Harness>(harness: &H) -> anyhow::Result<
 pub async fn foreign_objects_are_left_alone<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("foreign", 1);
     let lb = fixture::first(harness, &owner);
-    let made = Goal::Made(lb.clone(), fixture::targets(harness, &[0, 1]));
+    let made = Goal::made(lb.clone(), fixture::targets(harness, &[0, 1]));
     let gone = Goal::Gone(owner.clone());
     let empty = harness.snapshot().await?;
     harness.plant_foreign(&lb).await.context("plant foreign objects")?;

@@ -14,7 +14,7 @@ pub async fn owned_lists_exactly<H: Harness>(harness: &H) -> anyhow::Result<()> 
     for owner in &owners {
         let found = owned(harness).await?;
         ensure!(!found.contains(owner), "owned() lists {owner} before anything was made");
-        let made = Goal::Made(fixture::first(harness, owner), fixture::targets(harness, &[0]));
+        let made = Goal::made(fixture::first(harness, owner), fixture::targets(harness, &[0]));
         made.reach(&provider).await?;
     }
     half_made(harness).await?;
@@ -31,7 +31,7 @@ pub async fn owned_lists_exactly<H: Harness>(harness: &H) -> anyhow::Result<()> 
 /// After every number of calls: who has left something in the backend is found, and what is found can be deleted.
 async fn half_made<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("owned-half", 1);
-    let made = Goal::Made(fixture::first(harness, &owner), fixture::targets(harness, &[0]));
+    let made = Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0]));
     let before = harness.snapshot().await?;
     for call in 1.. {
         harness.proxy().reset();
@@ -57,13 +57,13 @@ pub async fn a_remade_service_leaves_nothing_of_the_old<H: Harness>(harness: &H)
     let empty = harness.snapshot().await?;
     let (old, new) = (fixture::owner("remade", 1), fixture::owner("remade", 2));
     let set = fixture::targets(harness, &[0, 1]);
-    let goal = Goal::Made(fixture::first(harness, &new), set.clone());
+    let goal = Goal::made(fixture::first(harness, &new), set.clone());
     goal.reach(&harness.fresh().await?).await?;
     let alone = harness.snapshot().await?;
     Goal::Gone(new.clone()).reach(&harness.fresh().await?).await?;
 
     let provider = harness.fresh().await?;
-    Goal::Made(fixture::second(harness, &old), set).reach(&provider).await?;
+    Goal::made(fixture::second(harness, &old), set).reach(&provider).await?;
     goal.reach(&provider).await.context("made anew")?;
     same("made anew", &alone, &harness.snapshot().await?)?;
     let found = owned(harness).await?;

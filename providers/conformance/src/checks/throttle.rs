@@ -10,7 +10,7 @@ use crate::{Fault, Harness, Span, fixture};
 /// Throttled from any call on, the provider says [`Error::Throttled`]; once it is let in, the same instance gets there.
 pub async fn throttling_is_told_and_survived<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("throttle", 1);
-    let made = Goal::Made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
+    let made = Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
     let gone = Goal::Gone(owner);
     let empty = harness.snapshot().await?;
     let provider = harness.fresh().await?;

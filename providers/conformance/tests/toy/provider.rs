@@ -191,7 +191,7 @@ impl Provider for Toy {
             ipv6: false,
             weights: false,
             affinity: false,
-            health_interval: (Duration::from_secs(1), Duration::from_secs(60)),
+            health_interval: (Duration::from_secs(1), Duration::from_mins(1)),
         }
     }
 

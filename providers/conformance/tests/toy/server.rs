@@ -75,7 +75,7 @@ fn fields(text: &str) -> Fields {
 }
 
 fn print(objects: &Objects) -> String {
-    objects.iter().map(|(name, f)| format!("{name}\t{}\n", line(f))).collect()
+    objects.iter().map(|(name, f)| format!("{name}\t{}", line(f))).collect::<Vec<_>>().join("\n")
 }
 
 pub(crate) fn parse(text: &str) -> Objects {
