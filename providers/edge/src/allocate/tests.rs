@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tables for the rules one by one, and a property over long runs of requests.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use steerage_edge_api::AddressPoolSpec;
+
+use super::*;
+
+fn pool(name: &str, auto_assign: bool, entries: &[&str]) -> Pool {
+    let addresses = entries.iter().map(ToString::to_string).collect();
+    let pool = Pool::new(name, &AddressPoolSpec { addresses, auto_assign });
+    assert!(pool.problems.is_empty());
+    pool
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn ips(list: &[&str]) -> Vec<IpAddr> {
+    list.iter().map(|text| ip(text)).collect()
+}
+
+const V4: &[Family] = &[Family::V4];
+const ANY: Request<'_> = Request { families: V4, addresses: &[], pool: None, current: &[], published: &[] };
+
+fn reason(result: Result<Vec<IpAddr>, Error>) -> &'static str {
+    result.expect_err("refused").reason()
+}
+
+#[test]
+fn the_lowest_free_address_of_the_first_pool_by_name_is_given() {
+    let pools = [pool("b", true, &["10.0.2.1"]), pool("a", true, &["10.0.1.5-10.0.1.6"])];
+    let mut taken = BTreeSet::new();
+    for expected in ["10.0.1.5", "10.0.1.6", "10.0.2.1"] {
+        let given = allocate(&pools, &taken, ANY).expect("free");
+        assert_eq!(given, ips(&[expected]));
+        taken.insert(given[0]);
+    }
+    assert_eq!(reason(allocate(&pools, &taken, ANY)), NO_FREE_ADDRESS);
+}
+
+#[test]
+fn families_come_in_order_and_each_must_be_had() {
+    let pools = [pool("a", true, &["10.0.1.5", "fd00::5"])];
+    let both = Request { families: &[Family::V6, Family::V4], ..ANY };
+    assert_eq!(allocate(&pools, &BTreeSet::new(), both).expect("free"), ips(&["fd00::5", "10.0.1.5"]));
+    let only_v4 = [pool("a", true, &["10.0.1.5"])];
+    assert_eq!(reason(allocate(&only_v4, &BTreeSet::new(), both)), NO_FREE_ADDRESS);
+}
+
+#[test]
+fn a_requested_address_is_given_or_refused_with_its_reason() {
+    let pools = [pool("hidden", false, &["10.0.9.0/24"]), pool("open", true, &["10.0.1.0/24"])];
+    let taken = BTreeSet::from([ip("10.0.1.7")]);
+    let ask = |address: &str, pool: Option<&str>| {
+        let addresses = ips(&[address]);
+        allocate(&pools, &taken, Request { addresses: &addresses, pool, ..ANY })
+    };
+    assert_eq!(ask("10.0.1.9", None).expect("free"), ips(&["10.0.1.9"]));
+    assert_eq!(ask("10.0.9.9", None).expect("a pool without autoAssign serves requests"), ips(&["10.0.9.9"]));
+    assert_eq!(reason(ask("10.0.1.7", None)), ADDRESS_TAKEN);
+    assert_eq!(reason(ask("10.7.0.1", None)), ADDRESS_OUTSIDE_POOLS);
+    assert_eq!(reason(ask("10.0.1.9", Some("hidden"))), ADDRESS_OUTSIDE_POOLS);
+    assert_eq!(reason(ask("10.0.1.9", Some("none"))), UNKNOWN_POOL);
+    assert_eq!(reason(ask("fd00::1", None)), INVALID_ADDRESS);
+    let two = ips(&["10.0.1.1", "10.0.1.2"]);
+    assert_eq!(reason(allocate(&pools, &taken, Request { addresses: &two, ..ANY })), INVALID_ADDRESS);
+    assert_eq!(reason(allocate(&[], &BTreeSet::new(), ANY)), NO_ADDRESS_POOL);
+}
+
+#[test]
+fn a_pool_without_auto_assign_serves_only_who_names_it() {
+    let pools = [pool("hidden", false, &["10.0.9.1"])];
+    assert_eq!(reason(allocate(&pools, &BTreeSet::new(), ANY)), NO_FREE_ADDRESS);
+    let named = Request { pool: Some("hidden"), ..ANY };
+    assert_eq!(allocate(&pools, &BTreeSet::new(), named).expect("free"), ips(&["10.0.9.1"]));
+}
+
+#[test]
+fn what_a_load_balancer_has_it_keeps() {
+    let pools = [pool("a", true, &["10.0.1.0/24"]), pool("b", false, &["10.0.2.0/24"])];
+    let none = BTreeSet::new();
+    let (current, published) = (ips(&["10.0.7.7"]), ips(&["10.0.1.9"]));
+    let both = Request { current: &current, published: &published, ..ANY };
+    assert_eq!(allocate(&pools, &none, both).expect("kept"), current, "though its pool is gone");
+    let lost = Request { published: &published, ..ANY };
+    assert_eq!(
+        allocate(&pools, &none, lost).expect("kept"),
+        published,
+        "the object is lost, the status is not"
+    );
+    let stale = ips(&["10.0.7.8"]);
+    let outside = Request { published: &stale, ..ANY };
+    assert_eq!(allocate(&pools, &none, outside).expect("new"), ips(&["10.0.1.1"]));
+    let moved = Request { pool: Some("b"), ..both };
+    assert_eq!(allocate(&pools, &none, moved).expect("moved"), ips(&["10.0.2.1"]));
+    let wanted = ips(&["10.0.1.44"]);
+    let asked = Request { addresses: &wanted, ..both };
+    assert_eq!(allocate(&pools, &none, asked).expect("moved"), wanted);
+}
+
+/// A step in the life of a few load balancers.
+#[derive(Clone, Debug)]
+enum Step {
+    Ensure { who: u8, v6: bool, ask: Option<u8>, named: bool },
+    Delete { who: u8 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0u8..6, any::<bool>(), proptest::option::of(0u8..8), any::<bool>())
+            .prop_map(|(who, v6, ask, named)| Step::Ensure { who, v6, ask, named }),
+        1 => (0u8..6).prop_map(|who| Step::Delete { who }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_address_is_ever_given_twice_and_none_moves_by_itself(steps in proptest::collection::vec(step(), 1..60)) {
+        let pools = [
+            pool("a", true, &["10.0.1.1-10.0.1.3", "fd00::1-fd00::3"]),
+            pool("b", false, &["10.0.2.1-10.0.2.2", "fd01::1"]),
+        ];
+        let mut holders: BTreeMap<u8, Vec<IpAddr>> = BTreeMap::new();
+        for step in steps {
+            let (who, v6, ask, named) = match step {
+                Step::Ensure { who, v6, ask, named } => (who, v6, ask, named),
+                Step::Delete { who } => { holders.remove(&who); continue }
+            };
+            let families: &[Family] = if v6 { &[Family::V4, Family::V6] } else { V4 };
+            let addresses: Vec<IpAddr> = ask.map(|n| ip(&format!("10.0.1.{n}"))).into_iter().collect();
+            let current = holders.get(&who).cloned().unwrap_or_default();
+            let taken: BTreeSet<IpAddr> =
+                holders.iter().filter(|(holder, _)| **holder != who).flat_map(|(_, list)| list.clone()).collect();
+            let pool = named.then_some("b");
+            let request = Request { families, addresses: &addresses, pool, current: &current, published: &[] };
+            let given = allocate(&pools, &taken, request);
+            let repeated = allocate(&pools, &taken, request);
+            prop_assert_eq!(given.as_ref().ok(), repeated.as_ref().ok(), "deterministic");
+            if unchanged(&pools, request) {
+                prop_assert_eq!(given.as_ref().ok(), Some(&current), "the short cut gives what the long way does");
+            }
+            if let Ok(given) = given {
+                prop_assert_eq!(given.iter().map(|a| Family::of(*a)).collect::<Vec<_>>(), families);
+                for address in &given {
+                    prop_assert!(!taken.contains(address));
+                    prop_assert!(pools.iter().any(|pool| pool.contains(*address)));
+                }
+                if addresses.is_empty() && pool.is_none() {
+                    for old in current.iter().filter(|a| families.contains(&Family::of(**a))) {
+                        prop_assert!(given.contains(old), "{old} moved without need");
+                    }
+                }
+                holders.insert(who, given);
+                let all: Vec<IpAddr> = holders.values().flatten().copied().collect();
+                prop_assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Calls to the API server: each with a deadline, and each error sorted by what should happen next.
+
+use std::future::Future;
+use std::time::Duration;
+
+use kube::Error as KubeError;
+use steerage_provider_api::Error;
+
+/// Longest time for one call.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Runs a call under the deadline.
+pub(crate) async fn call<T>(what: impl Future<Output = Result<T, KubeError>>) -> Result<T, Failure> {
+    match tokio::time::timeout(DEADLINE, what).await {
+        Ok(result) => result.map_err(Failure::Kube),
+        Err(_) => Err(Failure::Deadline),
+    }
+}
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The API server or the way to it.
+    Kube(KubeError),
+    /// No answer in time. It may still have been carried out.
+    Deadline,
+}
+
+impl Failure {
+    /// The HTTP status, where there was an answer.
+    pub(crate) fn code(&self) -> Option<u16> {
+        match self {
+            Self::Kube(KubeError::Api(status)) => Some(status.code),
+            _ => None,
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let error = match failure {
+            Failure::Deadline => {
+                return Self::Unavailable("the API server did not answer in time".to_owned());
+            }
+            Failure::Kube(error) => error,
+        };
+        let KubeError::Api(status) = &error else {
+            return Self::Unavailable(format!("cannot reach the API server: {error}"));
+        };
+        let message = status.message.clone();
+        match status.code {
+            401 | 403 => Self::Denied(message),
+            // A write that is guarded by a version or a name met somebody else's.
+            404 | 409 => Self::Conflict(message),
+            429 => {
+                let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+                let after = (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)));
+                Self::Throttled { after, message }
+            }
+            400 | 422 => Self::invalid(REFUSED_BY_API_SERVER, message),
+            _ => Self::Unavailable(message),
+        }
+    }
+}
+
+/// The API server finds an object invalid: most likely the CRDs are of another version than the controller.
+pub const REFUSED_BY_API_SERVER: &str = "RefusedByApiServer";

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the edge hosts report about targets, as the controller wants it. Pure.
+
+use steerage_edge_api::{EdgeTargetHealthSpec, TargetState, TargetStatus};
+use steerage_model::Family;
+use steerage_provider_api::{HealthState, TargetHealth};
+
+/// The health of a load balancer's targets, given the reports of all hosts on it: what the active host says counts. Where none
+/// is active, nobody answers for the address, so nothing is known.
+pub(crate) fn targets<'a>(reports: impl Iterator<Item = &'a EdgeTargetHealthSpec>) -> Vec<TargetHealth> {
+    let mut found = Vec::new();
+    for report in reports.filter(|report| report.active) {
+        found.extend(report.targets.iter().map(target));
+        if !report.problem.is_empty() {
+            found.push(TargetHealth {
+                node: report.host.clone(),
+                family: None,
+                state: HealthState::Unused,
+                reason: report.problem.clone(),
+            });
+        }
+    }
+    found
+}
+
+fn target(status: &TargetStatus) -> TargetHealth {
+    TargetHealth {
+        node: status.node.clone(),
+        family: Some(Family::of(status.address)),
+        state: match status.state {
+            TargetState::Initial => HealthState::Initial,
+            TargetState::Healthy => HealthState::Healthy,
+            TargetState::Unhealthy => HealthState::Unhealthy,
+            TargetState::Refused => HealthState::Unused,
+        },
+        reason: status.reason.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(host: &str, active: bool, problem: &str) -> EdgeTargetHealthSpec {
+        EdgeTargetHealthSpec {
+            load_balancer: "lb".to_owned(),
+            host: host.to_owned(),
+            active,
+            observed_generation: 1,
+            problem: problem.to_owned(),
+            targets: vec![TargetStatus {
+                node: format!("seen-by-{host}"),
+                address: "10.0.0.1".parse().expect("ip"),
+                state: TargetState::Healthy,
+                reason: String::new(),
+                weight: 1,
+            }],
+        }
+    }
+
+    #[test]
+    fn only_the_active_host_counts_and_its_problem_is_told() {
+        let reports = [report("standby", false, "idle"), report("active", true, "the address is in use")];
+        let found = targets(reports.iter());
+        let seen: Vec<_> = found.iter().map(|t| (t.node.as_str(), t.state)).collect();
+        assert_eq!(seen, [("seen-by-active", HealthState::Healthy), ("active", HealthState::Unused)]);
+    }
+}

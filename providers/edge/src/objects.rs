@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The edge's objects that the provider reads and writes, each kind as an API and a cache of it.
+
+use std::fmt::Debug;
+
+use k8s_openapi::serde::de::DeserializeOwned;
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, Preconditions,
+};
+use kube::{Client, Resource, ResourceExt as _};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use steerage_edge_api::{
+    AddressPoolSpec, AddressPoolStatus, EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTargetHealthSpec,
+};
+
+use crate::cache::{Change, Entry, Table};
+use crate::calls::{Failure, call};
+
+/// What is read of an object: its parts but `metadata`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Content<S> {
+    pub(crate) spec: S,
+}
+
+/// What is read of an address pool.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct PoolContent {
+    pub(crate) spec: AddressPoolSpec,
+    #[serde(default)]
+    pub(crate) status: Option<AddressPoolStatus>,
+}
+
+pub(crate) type LoadBalancerContent = Content<EdgeLoadBalancerSpec>;
+pub(crate) type NodeSetContent = Content<EdgeNodeSetSpec>;
+pub(crate) type HealthContent = Content<EdgeTargetHealthSpec>;
+
+/// The objects of one kind in the namespace.
+#[derive(Debug)]
+pub(crate) struct Objects<S> {
+    pub(crate) api: Api<DynamicObject>,
+    pub(crate) table: Table<S>,
+    resource: ApiResource,
+}
+
+impl<S: Clone + Debug + DeserializeOwned> Objects<S> {
+    /// The kind of `K`; nothing is read before [`crate::cache::follow`] runs.
+    pub(crate) fn new<K: Resource<DynamicType = ()>>(client: Client, namespace: &str) -> Self {
+        let resource = ApiResource::erase::<K>(&());
+        let api = Api::namespaced_with(client, namespace, &resource);
+        Self { api, table: Table::default(), resource }
+    }
+
+    /// Creates an object.
+    pub(crate) async fn create(
+        &self,
+        metadata: kube::api::ObjectMeta,
+        spec: &impl Serialize,
+    ) -> Result<Option<Change<S>>, Failure> {
+        let mut object = DynamicObject::new("", &self.resource).data(json!({"spec": spec}));
+        object.metadata = metadata;
+        let created = call(self.api.create(&PostParams::default(), &object)).await?;
+        Ok(self.take_in(created))
+    }
+
+    /// Changes an object by a merge patch, unless somebody has changed it since `entry` was read.
+    pub(crate) async fn patch(
+        &self,
+        name: &str,
+        entry: &Entry<S>,
+        mut patch: Value,
+    ) -> Result<Option<Change<S>>, Failure> {
+        patch["metadata"] = json!({"uid": entry.uid, "resourceVersion": entry.version});
+        let params = PatchParams::default();
+        let patched = call(self.api.patch(name, &params, &Patch::Merge(&patch))).await?;
+        Ok(self.take_in(patched))
+    }
+
+    /// Changes an object's status by a merge patch.
+    pub(crate) async fn patch_status(&self, name: &str, status: &impl Serialize) -> Result<(), Failure> {
+        let patch = json!({"status": status});
+        let patched =
+            call(self.api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))).await?;
+        self.take_in(patched);
+        Ok(())
+    }
+
+    /// Deletes the very object that `entry` is. `true` when it is gone, `false` while a finalizer holds it.
+    pub(crate) async fn delete(&self, name: &str, entry: &Entry<S>) -> Result<bool, Failure> {
+        let preconditions = Preconditions { uid: Some(entry.uid.clone()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        match call(self.api.delete(name, &params)).await {
+            Ok(either) => {
+                let held = either.left().is_some_and(|object| {
+                    object.metadata.deletion_timestamp.is_some() && !object.finalizers().is_empty()
+                });
+                if !held {
+                    self.table.forget(name, &entry.uid);
+                }
+                Ok(!held)
+            }
+            Err(failure) if failure.code() == Some(404) => {
+                self.table.forget(name, &entry.uid);
+                Ok(true)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Reads all objects from the API server itself, so that whatever was written before this call is known after it.
+    pub(crate) async fn refresh(&self) -> Result<(), Failure> {
+        let list = call(self.api.list(&ListParams::default())).await?;
+        let version = list.metadata.resource_version.unwrap_or_default();
+        let mut names = std::collections::BTreeSet::new();
+        for object in list.items {
+            names.insert(object.name_any());
+            self.take_in(object);
+        }
+        let known: Vec<String> = self.table.read(|rows| rows.map(|(name, _)| name.to_owned()).collect());
+        for name in known.iter().filter(|name| !names.contains(*name)) {
+            self.table.remove(name, &version);
+        }
+        Ok(())
+    }
+
+    /// Reads one object from the API server itself.
+    pub(crate) async fn reread(&self, name: &str) -> Result<(), Failure> {
+        if let Some(object) = call(self.api.get_opt(name)).await? {
+            self.take_in(object);
+        }
+        Ok(())
+    }
+
+    fn take_in(&self, object: DynamicObject) -> Option<Change<S>> {
+        self.table.put(object.name_any(), Entry::new(object))
+    }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Address pools as ranges of numbers. Read by the allocation; never writes anything.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use steerage_edge_api::AddressPoolSpec;
+use steerage_model::Family;
+
+/// Consecutive addresses of one family, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    family: Family,
+    first: u128,
+    last: u128,
+}
+
+/// A pool that load balancers may get addresses of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// Whether a Service that names no pool may get an address of it.
+    pub auto_assign: bool,
+    /// What it holds, in the order of its entries.
+    pub ranges: Vec<Range>,
+    /// The entries that cannot be read, each with the reason.
+    pub problems: Vec<String>,
+}
+
+impl Pool {
+    /// Reads a pool; entries that cannot be read are left out and told in [`Pool::problems`].
+    pub fn new(name: impl Into<String>, spec: &AddressPoolSpec) -> Self {
+        let (mut ranges, mut problems) = (Vec::new(), Vec::new());
+        for entry in &spec.addresses {
+            match entry.parse() {
+                Ok(range) => ranges.push(range),
+                Err(problem) => problems.push(format!("{entry:?}: {problem}")),
+            }
+        }
+        Self { name: name.into(), auto_assign: spec.auto_assign, ranges, problems }
+    }
+
+    /// Whether `address` is one of the pool's, a network or broadcast address of a CIDR included.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.ranges.iter().any(|range| range.contains(address))
+    }
+}
+
+impl Range {
+    /// The family of its addresses.
+    pub fn family(self) -> Family {
+        self.family
+    }
+
+    /// Whether `address` lies in it.
+    pub fn contains(self, address: IpAddr) -> bool {
+        Family::of(address) == self.family && (self.first..=self.last).contains(&number(address))
+    }
+
+    /// Its addresses in rising order.
+    pub fn addresses(self) -> impl Iterator<Item = IpAddr> {
+        (self.first..=self.last).map(move |n| address(self.family, n))
+    }
+}
+
+impl std::str::FromStr for Range {
+    type Err = String;
+
+    /// `10.0.0.0/24`, `10.0.0.1-10.0.0.9` or `10.0.0.1`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let ip =
+            |text: &str| text.trim().parse::<IpAddr>().map_err(|_| format!("{text:?} is not an address"));
+        if text.contains('/') {
+            let net: IpNet = text.parse().map_err(|_| "not a CIDR".to_owned())?;
+            return Ok(Self::of_net(net));
+        }
+        let (first, last) = match text.split_once('-') {
+            Some((first, last)) => (ip(first)?, ip(last)?),
+            None => (ip(text)?, ip(text)?),
+        };
+        if Family::of(first) != Family::of(last) {
+            return Err("the ends are of different families".to_owned());
+        }
+        if first > last {
+            return Err("it ends before it begins".to_owned());
+        }
+        Ok(Self { family: Family::of(first), first: number(first), last: number(last) })
+    }
+}
+
+impl Range {
+    /// All of a CIDR but what no host can have: network and broadcast address in IPv4, the routers' anycast address in IPv6
+    /// (RFC 4291, 2.6.1).
+    fn of_net(net: IpNet) -> Self {
+        let (mut first, mut last) = (number(net.network()), number(net.broadcast()));
+        match net {
+            IpNet::V4(net) if net.prefix_len() < 31 => {
+                first += 1;
+                last -= 1;
+            }
+            IpNet::V6(net) if net.prefix_len() < 127 => first += 1,
+            _ => {}
+        }
+        Self { family: Family::of(net.addr()), first, last }
+    }
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => u128::from(u32::from(v4)),
+        IpAddr::V6(v6) => u128::from(v6),
+    }
+}
+
+fn address(family: Family, number: u128) -> IpAddr {
+    match (family, u32::try_from(number)) {
+        (Family::V4, Ok(number)) => IpAddr::V4(Ipv4Addr::from(number)),
+        _ => IpAddr::V6(Ipv6Addr::from(number)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(text: &str) -> Vec<String> {
+        text.parse::<Range>().expect(text).addresses().map(|a| a.to_string()).collect()
+    }
+
+    #[test]
+    fn entries_are_read() {
+        assert_eq!(all("10.0.0.7"), ["10.0.0.7"]);
+        assert_eq!(all("10.0.0.254 - 10.0.1.1"), ["10.0.0.254", "10.0.0.255", "10.0.1.0", "10.0.1.1"]);
+        assert_eq!(all("10.0.0.1/30"), ["10.0.0.1", "10.0.0.2"]);
+        assert_eq!(all("10.0.0.4/31"), ["10.0.0.4", "10.0.0.5"]);
+        assert_eq!(all("10.0.0.4/32"), ["10.0.0.4"]);
+        assert_eq!(all("fd00::/126"), ["fd00::1", "fd00::2", "fd00::3"]);
+        assert_eq!(all("fd00::9-fd00::a"), ["fd00::9", "fd00::a"]);
+        assert!("::/0".parse::<Range>().expect("all of IPv6").contains("fd00::1".parse().expect("ip")));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_and_left_out() {
+        let addresses = ["10.0.0.1", "10.0.0.300", "10.0.0.9-10.0.0.1", "10.0.0.1-fd00::1", "10.0.0.0/33"];
+        let spec = AddressPoolSpec { addresses: addresses.map(str::to_owned).into(), auto_assign: true };
+        let pool = Pool::new("p", &spec);
+        assert_eq!(pool.ranges.len(), 1);
+        assert_eq!(pool.problems.len(), 4, "{:?}", pool.problems);
+    }
+}

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The [`Provider`] itself: each method compares what is asked with the caches, and writes the difference.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use kube::Client;
+use kube::api::ObjectMeta;
+use serde_json::{Value, json};
+use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec};
+use steerage_model::{Ingress, IpMode, Protocol};
+use steerage_provider_api::{
+    Addressing, Capabilities, Ensured, Error, LoadBalancer, Owner, Progress, Provider, SharedSet, Steering,
+    TargetHealth, TargetSet, TargetsSet,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::cache::{Entry, follow};
+use crate::objects::{LoadBalancerContent, NodeSetContent};
+use crate::shared::Shared;
+use crate::{health, spec};
+
+/// An object of the name that we need exists, but is not ours.
+pub const FOREIGN_OBJECT: &str = "ForeignObject";
+
+/// When to ask again while somebody's finalizer holds a deleted object.
+const HELD: Duration = Duration::from_secs(2);
+
+/// The provider for our own edge. Its watches run until it is dropped.
+#[derive(Debug)]
+pub struct EdgeProvider {
+    shared: Arc<Shared>,
+    _stop: DropGuard,
+}
+
+impl EdgeProvider {
+    /// A provider that keeps its objects in `namespace`. Starts its watches, so it must be called on a runtime.
+    pub fn new(client: &Client, namespace: &str) -> Self {
+        let shared = Arc::new(Shared::new(client, namespace));
+        let stop = CancellationToken::new();
+        spawn_watches(&shared, &stop);
+        Self { shared, _stop: stop.drop_guard() }
+    }
+
+    /// Returns once everything has been listed, so that the first call need not wait.
+    pub async fn listed(&self) {
+        self.shared.listed().await;
+    }
+
+    fn owned_entry(&self, owner: &Owner) -> Result<Option<Entry<LoadBalancerContent>>, Error> {
+        let name = spec::object_name(owner);
+        match self.shared.balancers.table.get(&name) {
+            Some(entry) if entry.owner.as_ref() != Some(owner) => {
+                let message = format!(
+                    "EdgeLoadBalancer {name} exists but is not Steerage's (label {}): delete or rename it",
+                    spec::MANAGED_BY
+                );
+                Err(Error::invalid(FOREIGN_OBJECT, message))
+            }
+            entry => Ok(entry),
+        }
+    }
+
+    /// Brings an existing object to `wanted`, in one write if at all.
+    async fn change(
+        &self,
+        owner: &Owner,
+        entry: &Entry<LoadBalancerContent>,
+        wanted: &EdgeLoadBalancerSpec,
+    ) -> Result<(), Error> {
+        let wanted = to_value(wanted)?;
+        let current = match &entry.content {
+            Ok(content) => to_value(&content.spec)?,
+            // Unreadable to this version: all that we know is written over it, the rest stays.
+            Err(_) => Value::Object(serde_json::Map::new()),
+        };
+        if let Some(patch) = spec::merge_patch(&current, &wanted) {
+            let name = spec::object_name(owner);
+            self.shared.balancers.patch(&name, entry, json!({"spec": patch})).await?;
+        }
+        Ok(())
+    }
+
+    /// Brings a shared set to `wanted`, whoever of its many load balancers comes first. `false` where it had to be left as it is.
+    async fn set_shared(&self, which: SharedSet, wanted: EdgeNodeSetSpec) -> Result<(), Error> {
+        let _one_at_a_time = self.shared.node_set_lock.lock().await;
+        let sets = &self.shared.node_sets;
+        let name = which.as_str();
+        match sets.table.get(name) {
+            None => {
+                let labels = [(spec::MANAGED_BY.to_owned(), spec::MANAGER.to_owned())].into();
+                let metadata =
+                    ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..Default::default() };
+                match sets.create(metadata, &wanted).await {
+                    Err(failure) if failure.code() == Some(409) => {
+                        sets.reread(name).await?;
+                        Err(failure.into())
+                    }
+                    other => Ok(other.map(|_| ())?),
+                }
+            }
+            Some(entry) if !entry.managed => {
+                let message = format!("EdgeNodeSet {name} exists but is not Steerage's: delete or rename it");
+                Err(Error::invalid(FOREIGN_OBJECT, message))
+            }
+            Some(entry) => {
+                if entry.content.as_ref().is_ok_and(|content| content.spec == wanted) {
+                    return Ok(());
+                }
+                let patch = json!({"spec": to_value(&wanted)?});
+                Ok(sets.patch(name, &entry, patch).await.map(|_| ())?)
+            }
+        }
+    }
+
+    /// Deletes a shared set of ours that no load balancer uses any more.
+    async fn drop_unused(&self, which: &str) -> Result<(), Error> {
+        let _one_at_a_time = self.shared.node_set_lock.lock().await;
+        let entry: Option<Entry<NodeSetContent>> = self.shared.node_sets.table.get(which);
+        match entry {
+            Some(entry) if entry.managed && !self.shared.is_used(which) => {
+                Ok(self.shared.node_sets.delete(which, &entry).await.map(|_| ())?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What was made for Services of the same name before.
+    fn predecessors(&self, owner: &Owner) -> Vec<Owner> {
+        self.shared.balancers.table.read(|rows| {
+            rows.filter_map(|(_, entry)| entry.owner.as_ref())
+                .filter(|other| other.service == owner.service && other.uid != owner.uid)
+                .cloned()
+                .collect()
+        })
+    }
+}
+
+#[async_trait]
+impl Provider for EdgeProvider {
+    fn name(&self) -> &'static str {
+        "edge"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            steerings: &[Steering::Api, Steering::HealthCheck],
+            protocols: &[Protocol::Tcp, Protocol::Udp],
+            addressing: Addressing::Vip,
+            ip_mode: Some(IpMode::Vip),
+            ipv6: true,
+            weights: true,
+            affinity: true,
+            health_interval: (Duration::from_millis(100), Duration::from_hours(1)),
+        }
+    }
+
+    async fn ensure(&self, lb: &LoadBalancer) -> Result<Ensured, Error> {
+        self.shared.activate().await?;
+        for predecessor in self.predecessors(&lb.owner) {
+            self.delete(&predecessor).await?;
+        }
+        let entry = self.owned_entry(&lb.owner)?;
+        if entry.as_ref().is_some_and(|entry| entry.deleting) {
+            // Its address is still spoken for until it is gone; then a new one is made.
+            return Ok(Ensured { progress: Progress::Again(HELD), ingress: Vec::new() });
+        }
+        let reservation = self.shared.allocate(lb)?;
+        let current =
+            entry.as_ref().and_then(|entry| entry.content.as_ref().ok()).map(|content| &content.spec);
+        let before = current.map(|spec| spec.addresses.clone());
+        let wanted = spec::structure(lb, reservation.addresses.clone(), current)?;
+        if let Some(entry) = &entry {
+            self.change(&lb.owner, entry, &wanted).await?;
+        } else {
+            let balancers = &self.shared.balancers;
+            if let Err(failure) = balancers.create(spec::metadata(&lb.owner), &wanted).await {
+                if failure.code() == Some(409) {
+                    // Made by an earlier call whose answer was lost: the next try finds it.
+                    balancers.reread(&spec::object_name(&lb.owner)).await?;
+                }
+                return Err(failure.into());
+            }
+        }
+        drop(reservation);
+        if before.as_ref() != Some(&wanted.addresses) {
+            if before.is_some() {
+                self.shared.wake_waiting();
+            }
+            self.shared.write_pools().await;
+        }
+        let ingress = wanted
+            .addresses
+            .iter()
+            .map(|ip| Ingress { ip: Some(*ip), hostname: None, ip_mode: Some(IpMode::Vip) })
+            .collect();
+        Ok(Ensured { progress: Progress::Done, ingress })
+    }
+
+    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<TargetsSet, Error> {
+        self.shared.activate().await?;
+        let Some(entry) = self.owned_entry(&lb.owner)? else {
+            return Err(Error::Conflict("the EdgeLoadBalancer is gone".to_owned()));
+        };
+        let (usable, refused) = spec::targets(&lb.families, set);
+        let _user = set.shared.map(|which| self.shared.about_to_use(which.as_str()));
+        let (node_set, targets) = match set.shared {
+            Some(which) => {
+                self.set_shared(which, EdgeNodeSetSpec { targets: spec::shared_targets(set) }).await?;
+                (Some(which.as_str().to_owned()), Vec::new())
+            }
+            None => (None, usable),
+        };
+        let Ok(content) = &entry.content else {
+            return Err(Error::Conflict("the EdgeLoadBalancer cannot be read".to_owned()));
+        };
+        let left = content.spec.node_set.clone().filter(|old| Some(old) != node_set.as_ref());
+        self.change(&lb.owner, &entry, &spec::with_targets(&content.spec, node_set, targets)).await?;
+        if let Some(left) = left {
+            self.drop_unused(&left).await?;
+        }
+        Ok(TargetsSet { progress: Progress::Done, refused })
+    }
+
+    async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error> {
+        self.shared.activate().await?;
+        let name = spec::object_name(owner);
+        // Reports are named after the load balancer and the host.
+        let prefix = format!("{name}.");
+        Ok(self.shared.health.table.read_prefix(&prefix, |rows| {
+            let reports = rows.filter_map(|(_, entry)| Some(&entry.content.as_ref().ok()?.spec));
+            health::targets(reports.filter(|report| report.load_balancer == name))
+        }))
+    }
+
+    async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
+        self.shared.activate().await?;
+        self.shared.not_waiting(owner);
+        let name = spec::object_name(owner);
+        let entry =
+            self.shared.balancers.table.get(&name).filter(|entry| entry.owner.as_ref() == Some(owner));
+        let node_set = entry.as_ref().and_then(|entry| entry.content.as_ref().ok()?.spec.node_set.clone());
+        if let Some(entry) = entry {
+            if !self.shared.balancers.delete(&name, &entry).await? {
+                return Ok(Progress::Again(HELD));
+            }
+            self.shared.wake_waiting();
+            self.shared.write_pools().await;
+        }
+        // Also when another call has deleted the object and could not go on.
+        for which in node_set.iter().map(String::as_str).chain(ALL_SHARED.map(SharedSet::as_str)) {
+            self.drop_unused(which).await?;
+        }
+        Ok(Progress::Done)
+    }
+
+    async fn owned(&self) -> Result<Vec<Owner>, Error> {
+        self.shared.activate().await?;
+        Ok(self
+            .shared
+            .balancers
+            .table
+            .read(|rows| rows.filter_map(|(_, entry)| entry.owner.clone()).collect()))
+    }
+
+    fn wake(&self) -> BoxStream<'static, Owner> {
+        self.shared.bell.listen()
+    }
+}
+
+const ALL_SHARED: [SharedSet; 2] = [SharedSet::Eligible, SharedSet::Agents];
+
+fn to_value(spec: &impl serde::Serialize) -> Result<Value, Error> {
+    serde_json::to_value(spec)
+        .map_err(|error| Error::Unavailable(format!("cannot be written as JSON: {error}")))
+}
+
+fn spawn_watches(shared: &Arc<Shared>, stop: &CancellationToken) {
+    let task = (Arc::clone(shared), stop.clone());
+    tokio::spawn(async move {
+        let (shared, stop) = task;
+        follow(shared.balancers.api.clone(), &shared.balancers.table, stop, |c| shared.on_balancer(&c)).await;
+    });
+    let task = (Arc::clone(shared), stop.clone());
+    tokio::spawn(async move {
+        let (shared, stop) = task;
+        follow(shared.health.api.clone(), &shared.health.table, stop, |c| shared.on_health(&c)).await;
+    });
+    let task = (Arc::clone(shared), stop.clone());
+    tokio::spawn(async move {
+        let (shared, stop) = task;
+        follow(shared.node_sets.api.clone(), &shared.node_sets.table, stop, |_| ()).await;
+    });
+    let (changed, mut pools_changed) = tokio::sync::watch::channel(());
+    let task = (Arc::clone(shared), stop.clone());
+    tokio::spawn(async move {
+        let (shared, stop) = task;
+        follow(shared.pools.api.clone(), &shared.pools.table, stop, |_| {
+            shared.wake_waiting();
+            changed.send_replace(());
+        })
+        .await;
+    });
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move {
+        // Ends with the watch of the pools, which holds the sender.
+        while pools_changed.changed().await.is_ok() {
+            shared.write_pools().await;
+        }
+    });
+}

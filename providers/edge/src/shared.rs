@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the provider's calls and its watch tasks have in common: the caches, the allocation, the bell.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kube::Client;
+use serde_json::Value;
+use steerage_edge_api::{AddressPool, EdgeLoadBalancer, EdgeNodeSet, EdgeTargetHealth};
+use steerage_provider_api::{Error, LoadBalancer, Owner};
+use tokio::sync::OnceCell;
+
+use crate::allocate::unchanged;
+use crate::cache::{Change, Entry};
+use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent};
+use crate::wake::Bell;
+use crate::{Pool, Request, allocate, pools, spec};
+
+/// Longest wait for the first lists.
+const LISTED_WITHIN: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) balancers: Objects<LoadBalancerContent>,
+    pub(crate) node_sets: Objects<NodeSetContent>,
+    pub(crate) pools: Objects<PoolContent>,
+    pub(crate) health: Objects<HealthContent>,
+    pub(crate) bell: Bell,
+    /// Held while a shared set is compared and written, so that one of many load balancers writes it.
+    pub(crate) node_set_lock: tokio::sync::Mutex<()>,
+    /// How many calls are about to make a load balancer use a shared set.
+    users: Mutex<BTreeMap<&'static str, usize>>,
+    allocation: Mutex<Allocation>,
+    activated: OnceCell<()>,
+    pool_lock: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Allocation {
+    /// Addresses given out in calls that are under way, by object name.
+    reserved: BTreeMap<String, Vec<IpAddr>>,
+    /// Who was refused, and may have luck when a pool changes or an address is freed.
+    waiting: BTreeSet<Owner>,
+}
+
+impl Shared {
+    pub(crate) fn new(client: &Client, namespace: &str) -> Self {
+        Self {
+            balancers: Objects::new::<EdgeLoadBalancer>(client.clone(), namespace),
+            node_sets: Objects::new::<EdgeNodeSet>(client.clone(), namespace),
+            pools: Objects::new::<AddressPool>(client.clone(), namespace),
+            health: Objects::new::<EdgeTargetHealth>(client.clone(), namespace),
+            bell: Bell::default(),
+            node_set_lock: tokio::sync::Mutex::default(),
+            users: Mutex::default(),
+            allocation: Mutex::default(),
+            activated: OnceCell::new(),
+            pool_lock: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Returns once all kinds have been listed.
+    pub(crate) async fn listed(&self) {
+        self.balancers.table.listed().await;
+        self.node_sets.table.listed().await;
+        self.pools.table.listed().await;
+        self.health.table.listed().await;
+    }
+
+    /// Makes sure that the caches are fit to act on. The first time it reads the load balancers from the API server itself: the watch
+    /// may lag behind the last writes of another controller that held the Lease until now.
+    pub(crate) async fn activate(&self) -> Result<(), Error> {
+        if tokio::time::timeout(LISTED_WITHIN, self.listed()).await.is_err() {
+            let message = "the edge's objects have not been listed yet (are the CRDs installed?)";
+            return Err(Error::Unavailable(message.to_owned()));
+        }
+        self.activated.get_or_try_init(|| async { Ok(self.balancers.refresh().await?) }).await.copied()
+    }
+
+    /// All addresses in use by others than the object `name`.
+    fn taken(&self, allocation: &Allocation, name: &str) -> BTreeSet<IpAddr> {
+        let mut taken: BTreeSet<IpAddr> = self.balancers.table.read(|rows| {
+            rows.filter(|(other, _)| *other != name).flat_map(|(_, entry)| addresses(entry)).collect()
+        });
+        let reserved = allocation.reserved.iter().filter(|(other, _)| *other != name);
+        taken.extend(reserved.flat_map(|(_, list)| list));
+        taken
+    }
+
+    /// Chooses the addresses of a load balancer and holds them until the guard is dropped.
+    pub(crate) fn allocate(&self, lb: &LoadBalancer) -> Result<Reservation<'_>, Error> {
+        let name = spec::object_name(&lb.owner);
+        let current = self.balancers.table.get(&name).map(|entry| addresses(&entry)).unwrap_or_default();
+        let pools: Vec<Pool> = self.pools.table.read(|rows| {
+            rows.filter_map(|(name, entry)| Some(Pool::new(name, &entry.content.as_ref().ok()?.spec)))
+                .collect()
+        });
+        let mut allocation = self.allocation();
+        let request = Request {
+            families: &lb.families,
+            addresses: &lb.requested_addresses,
+            pool: lb.pool.as_deref(),
+            current: &current,
+            published: &lb.published,
+        };
+        if unchanged(&pools, request) {
+            allocation.waiting.remove(&lb.owner);
+            return Ok(Reservation { shared: self, name, addresses: current });
+        }
+        match allocate(&pools, &self.taken(&allocation, &name), request) {
+            Ok(addresses) => {
+                allocation.waiting.remove(&lb.owner);
+                allocation.reserved.insert(name.clone(), addresses.clone());
+                Ok(Reservation { shared: self, name, addresses })
+            }
+            Err(error) => {
+                allocation.waiting.insert(lb.owner.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Has those look again who were refused an address.
+    pub(crate) fn wake_waiting(&self) {
+        let waiting = std::mem::take(&mut self.allocation().waiting);
+        for owner in &waiting {
+            self.bell.ring(owner);
+        }
+    }
+
+    /// Forgets that `owner` waits for an address.
+    pub(crate) fn not_waiting(&self, owner: &Owner) {
+        self.allocation().waiting.remove(owner);
+    }
+
+    /// Writes the status of every pool for which it differs. Only a provider that has been asked to act does.
+    pub(crate) async fn write_pools(&self) {
+        if !self.activated.initialized() {
+            return;
+        }
+        let _one_at_a_time = self.pool_lock.lock().await;
+        let taken = self.taken(&Allocation::default(), "");
+        let stale: Vec<_> = self.pools.table.read(|rows| {
+            rows.filter_map(|(name, entry)| {
+                let content = entry.content.as_ref().ok()?;
+                let status = pools::status(name, &content.spec, &taken);
+                (content.status.as_ref() != Some(&status)).then(|| (name.to_owned(), status))
+            })
+            .collect()
+        });
+        for (pool, status) in stale {
+            if let Err(failure) = self.pools.patch_status(&pool, &status).await {
+                let error = Error::from(failure);
+                tracing::warn!(%pool, %error, "cannot write the status of an AddressPool");
+            }
+        }
+    }
+
+    /// Keeps a shared set from being dropped until the load balancer that is about to use it does.
+    pub(crate) fn about_to_use(&self, set: &'static str) -> User<'_> {
+        *self.users().entry(set).or_default() += 1;
+        User { shared: self, set }
+    }
+
+    /// Whether anybody uses a shared set, or is about to.
+    pub(crate) fn is_used(&self, set: &str) -> bool {
+        self.users().get(set).is_some_and(|count| *count > 0)
+            || self.balancers.table.read(|rows| {
+                rows.filter_map(|(_, entry)| entry.content.as_ref().ok())
+                    .any(|content| content.spec.node_set.as_deref() == Some(set))
+            })
+    }
+
+    fn users(&self) -> MutexGuard<'_, BTreeMap<&'static str, usize>> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A load balancer's object changed by another hand than ours.
+    pub(crate) fn on_balancer(&self, change: &Change<LoadBalancerContent>) {
+        let (old, new) = (change.old.as_ref(), change.new.as_ref());
+        if let Some(owner) = new.or(old).and_then(|entry| entry.owner.as_ref()) {
+            self.bell.ring(owner);
+        }
+        if old.is_some_and(|old| new.is_none_or(|new| addresses(old) != addresses(new))) {
+            self.wake_waiting();
+        }
+    }
+
+    /// A host reports anew on a load balancer.
+    pub(crate) fn on_health(&self, change: &Change<HealthContent>) {
+        let content =
+            change.new.as_ref().or(change.old.as_ref()).and_then(|entry| entry.content.as_ref().ok());
+        let owner = content
+            .and_then(|content| self.balancers.table.get(&content.spec.load_balancer))
+            .and_then(|entry| entry.owner);
+        if let Some(owner) = owner {
+            self.bell.ring(&owner);
+        }
+    }
+
+    fn allocation(&self) -> MutexGuard<'_, Allocation> {
+        self.allocation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The addresses of an object, also of one that this version cannot read otherwise.
+pub(crate) fn addresses(entry: &Entry<LoadBalancerContent>) -> Vec<IpAddr> {
+    match &entry.content {
+        Ok(content) => content.spec.addresses.clone(),
+        Err(raw) => {
+            let list = raw.pointer("/spec/addresses").and_then(Value::as_array);
+            list.into_iter().flatten().filter_map(|text| text.as_str()?.parse().ok()).collect()
+        }
+    }
+}
+
+/// Addresses held for a load balancer until they stand in its object.
+#[derive(Debug)]
+pub(crate) struct Reservation<'a> {
+    shared: &'a Shared,
+    name: String,
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.shared.allocation().reserved.remove(&self.name);
+    }
+}
+
+/// A call that is about to make a load balancer use a shared set.
+#[derive(Debug)]
+pub(crate) struct User<'a> {
+    shared: &'a Shared,
+    set: &'static str,
+}
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        if let Some(count) = self.shared.users().get_mut(self.set) {
+            *count -= 1;
+        }
+    }
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From what the controller plans to the edge's own objects, and what must be written to get there. Pure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use kube::api::ObjectMeta;
+use serde_json::{Map, Value};
+use steerage_edge_api as api;
+use steerage_model::{Family, Key, Protocol};
+use steerage_provider_api::{Error, HealthCheck, HealthProtocol, LoadBalancer, Owner, Target, TargetSet};
+
+/// Label on all that is ours; objects without it are left alone.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// The value of [`MANAGED_BY`].
+pub const MANAGER: &str = "steerage";
+/// Label with the UID of the Service.
+pub const SERVICE_UID: &str = "steerage.dev/service-uid";
+/// Label with the namespace of the Service.
+pub const SERVICE_NAMESPACE: &str = "steerage.dev/service-namespace";
+/// Label with the name of the Service.
+pub const SERVICE_NAME: &str = "steerage.dev/service-name";
+
+/// A listener has a protocol that the edge cannot forward.
+pub const PROTOCOL_NOT_SUPPORTED: &str = "ProtocolNotSupported";
+
+/// The name of the object of this owner.
+pub fn object_name(owner: &Owner) -> String {
+    format!("lb-{}", owner.uid)
+}
+
+/// Name and labels of the object of this owner.
+pub fn metadata(owner: &Owner) -> ObjectMeta {
+    let labels = [
+        (MANAGED_BY, MANAGER.to_owned()),
+        (SERVICE_UID, owner.uid.clone()),
+        (SERVICE_NAMESPACE, owner.service.namespace.clone()),
+        (SERVICE_NAME, owner.service.name.clone()),
+    ];
+    ObjectMeta {
+        name: Some(object_name(owner)),
+        labels: Some(labels.map(|(key, value)| (key.to_owned(), value)).into()),
+        ..ObjectMeta::default()
+    }
+}
+
+/// Whose object this is, told by its labels; `None` if it is not ours.
+pub fn owner(labels: Option<&BTreeMap<String, String>>) -> Option<Owner> {
+    let labels = labels?;
+    let text = |key: &str| labels.get(key).cloned();
+    if labels.get(MANAGED_BY).map(String::as_str) != Some(MANAGER) {
+        return None;
+    }
+    let service = Key { namespace: text(SERVICE_NAMESPACE)?, name: text(SERVICE_NAME)? };
+    Some(Owner { service, uid: text(SERVICE_UID)? })
+}
+
+/// The object's spec with these addresses; the targets are those of `current`, which [`with_targets`] changes.
+pub fn structure(
+    lb: &LoadBalancer,
+    addresses: Vec<IpAddr>,
+    current: Option<&api::EdgeLoadBalancerSpec>,
+) -> Result<api::EdgeLoadBalancerSpec, Error> {
+    let Key { namespace, name } = lb.owner.service.clone();
+    Ok(api::EdgeLoadBalancerSpec {
+        service: api::ServiceReference { namespace, name, uid: lb.owner.uid.clone() },
+        addresses,
+        listeners: lb.listeners.iter().map(listener).collect::<Result<_, _>>()?,
+        health_check: health_check(&lb.health_check),
+        affinity: lb.affinity.map(|affinity| api::Affinity {
+            timeout_seconds: u32::try_from(affinity.timeout.as_secs()).unwrap_or(u32::MAX),
+        }),
+        source_ranges: lb.source_ranges.iter().map(ToString::to_string).collect(),
+        node_set: current.and_then(|spec| spec.node_set.clone()),
+        targets: current.map(|spec| spec.targets.clone()).unwrap_or_default(),
+    })
+}
+
+fn listener(listener: &steerage_provider_api::Listener) -> Result<api::Listener, Error> {
+    let protocol = match listener.protocol {
+        Protocol::Tcp => api::ListenerProtocol::Tcp,
+        Protocol::Udp => api::ListenerProtocol::Udp,
+        Protocol::Sctp => {
+            let message = format!("port {} is SCTP, which the edge cannot forward", listener.port);
+            return Err(Error::invalid(PROTOCOL_NOT_SUPPORTED, message));
+        }
+    };
+    Ok(api::Listener { name: listener.name.clone(), protocol, port: listener.port })
+}
+
+fn health_check(check: &HealthCheck) -> api::HealthCheck {
+    let (protocol, path) = match &check.protocol {
+        HealthProtocol::Tcp => (api::HealthCheckProtocol::Tcp, None),
+        HealthProtocol::Http { path } => (api::HealthCheckProtocol::Http, Some(path.clone())),
+    };
+    let milliseconds = |d: std::time::Duration| u32::try_from(d.as_millis()).unwrap_or(u32::MAX);
+    api::HealthCheck {
+        protocol,
+        port: check.port,
+        path,
+        interval_milliseconds: milliseconds(check.interval),
+        timeout_milliseconds: milliseconds(check.timeout),
+        healthy_threshold: check.healthy_threshold,
+        unhealthy_threshold: check.unhealthy_threshold,
+    }
+}
+
+/// The targets that the edge can use, and the others with what to do about them. A target needs an address of one of the
+/// families that the load balancer serves; one that has only some of them serves those.
+pub fn targets(families: &[Family], set: &TargetSet) -> (Vec<api::EdgeTarget>, Vec<(String, String)>) {
+    let (mut usable, mut refused) = (Vec::new(), Vec::new());
+    for target in &set.targets {
+        if target.addresses.iter().any(|address| families.contains(&Family::of(*address))) {
+            usable.push(edge_target(target));
+        } else {
+            let names: Vec<String> = families.iter().map(ToString::to_string).collect();
+            refused
+                .push((target.node.clone(), format!("the node has no InternalIP of {}", names.join(" or "))));
+        }
+    }
+    (usable, refused)
+}
+
+/// The targets of a shared set: load balancers of either family use it, so every node with an address belongs to it.
+pub fn shared_targets(set: &TargetSet) -> Vec<api::EdgeTarget> {
+    set.targets.iter().filter(|target| !target.addresses.is_empty()).map(edge_target).collect()
+}
+
+fn edge_target(target: &Target) -> api::EdgeTarget {
+    api::EdgeTarget {
+        node: target.node.clone(),
+        addresses: target.addresses.clone(),
+        pod_cidrs: target.pod_cidrs.iter().map(ToString::to_string).collect(),
+        weight: target.weight.max(1),
+    }
+}
+
+/// The same spec with other targets.
+pub fn with_targets(
+    spec: &api::EdgeLoadBalancerSpec,
+    node_set: Option<String>,
+    targets: Vec<api::EdgeTarget>,
+) -> api::EdgeLoadBalancerSpec {
+    api::EdgeLoadBalancerSpec { node_set, targets, ..spec.clone() }
+}
+
+/// The JSON merge patch (RFC 7396) from one value to another; `None` when they are equal. It names only what differs, so that
+/// fields which this version does not know stay as they are.
+pub fn merge_patch(from: &Value, to: &Value) -> Option<Value> {
+    let (Value::Object(old), Value::Object(new)) = (from, to) else {
+        return (from != to).then(|| to.clone());
+    };
+    let mut patch = Map::new();
+    for key in old.keys().filter(|key| !new.contains_key(*key)) {
+        patch.insert(key.clone(), Value::Null);
+    }
+    for (key, value) in new {
+        let difference = match old.get(key) {
+            Some(before) => merge_patch(before, value),
+            None => Some(value.clone()),
+        };
+        if let Some(difference) = difference {
+            patch.insert(key.clone(), difference);
+        }
+    }
+    (!patch.is_empty()).then_some(Value::Object(patch))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn target(node: &str, addresses: &[&str]) -> Target {
+        Target {
+            node: node.to_owned(),
+            addresses: addresses.iter().map(|a| a.parse().expect("ip")).collect(),
+            provider_id: None,
+            zone: None,
+            pod_cidrs: Vec::new(),
+            weight: 0,
+        }
+    }
+
+    #[test]
+    fn a_patch_names_only_what_differs() {
+        let from = json!({"a": 1, "b": {"c": [1], "d": 2}, "gone": 3});
+        let to = json!({"a": 1, "b": {"c": [1, 2], "d": 2}, "new": 4});
+        let patch = merge_patch(&from, &to).expect("differs");
+        assert_eq!(patch, json!({"b": {"c": [1, 2]}, "gone": null, "new": 4}));
+        assert_eq!(merge_patch(&to, &to), None);
+    }
+
+    #[test]
+    fn owners_are_told_by_labels_alone() {
+        let of = Owner { service: Key::new("default", "web"), uid: "u-1".to_owned() };
+        let meta = metadata(&of);
+        assert_eq!(meta.name.as_deref(), Some("lb-u-1"));
+        assert_eq!(owner(meta.labels.as_ref()), Some(of));
+        let mut foreign = meta.labels.expect("labels");
+        foreign.remove(MANAGED_BY);
+        assert_eq!(owner(Some(&foreign)), None);
+    }
+
+    #[test]
+    fn targets_without_an_address_of_the_family_are_refused() {
+        let targets_of = |families: &[Family]| {
+            let list = vec![target("a", &["10.0.0.1"]), target("b", &["fd00::1"]), target("c", &[])];
+            let (usable, refused) = targets(families, &TargetSet { shared: None, targets: list });
+            let names = |list: &[String]| list.join(",");
+            let usable: Vec<_> = usable.into_iter().map(|t| t.node).collect();
+            let refused: Vec<_> = refused.into_iter().map(|(node, _)| node).collect();
+            (names(&usable), names(&refused))
+        };
+        assert_eq!(targets_of(&[Family::V4]), ("a".to_owned(), "b,c".to_owned()));
+        assert_eq!(targets_of(&[Family::V4, Family::V6]), ("a,b".to_owned(), "c".to_owned()));
+    }
+
+    #[test]
+    fn weights_are_never_zero() {
+        assert_eq!(edge_target(&target("a", &["10.0.0.1"])).weight, 1);
+    }
+}
