@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart's tests: run by charts/test, which builds the programs first."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import unittest
+
+import yaml
+
+CHART = pathlib.Path(__file__).with_name("steerage")
+BINARIES = pathlib.Path(os.environ["STEERAGE_BINARIES"])
+POOLS = {"edge": {"addressPools": [{"name": "default", "addresses": ["10.0.200.0/24", "fd00::1-fd00::9"]}]}}
+AWS = {"controller": {"provider": "aws"}, "aws": {"vpcId": "vpc-1", "subnetIds": ["subnet-1", "subnet-2"]}}
+FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "endpoint": "http://127.0.0.1:5000"}}
+SWITCHES = {
+    "controller": {"defaultSteering": "api", "serveUnsetClass": True, "migrateLegacyAnnotations": True, "replicas": 1},
+    "agent": {"services": "all", "apiServer": "[fd00::1]:6443", "maxUnavailable": 2},
+    "edge": {"tokenSecret": True},
+    "log": {"level": "debug", "format": "text"},
+}
+VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "all of aws": FULL_AWS, "switches": SWITCHES}
+INVALID = {
+    "an unknown value": {"controler": {}},
+    "an unknown value inside": {"agent": {"service": "all"}},
+    "an unknown provider": {"controller": {"provider": "gcp"}},
+    "an unknown steering": {"controller": {"defaultSteering": "fused"}},
+    "a port as text": {"controller": {"adminPort": "10357"}},
+    "an agent for all without the API server": {"agent": {"services": "all"}},
+    "an API server without a port": {"agent": {"services": "all", "apiServer": "10.0.0.1"}},
+    "a pool without addresses": {"edge": {"addressPools": [{"name": "default", "addresses": []}]}},
+    "a pool without a name": {"edge": {"addressPools": [{"addresses": ["10.0.0.0/24"]}]}},
+    "an address by name": {"edge": {"addressPools": [{"name": "a", "addresses": ["example.org"]}]}},
+    "aws without a network": {"controller": {"provider": "aws"}},
+    "no node may be updated": {"agent": {"maxUnavailable": 0}},
+}
+# All that is ever granted. A right that is added here is added for a reason that stands beside it in the chart.
+RIGHTS = {
+    "ClusterRole/steerage-controller": {
+        "/services": "get list patch watch",
+        "/services/status": "patch",
+        "/nodes": "list watch",
+        "discovery.k8s.io/endpointslices": "list watch",
+        "events.k8s.io/events": "create patch",
+    },
+    "ClusterRole/steerage-agent": {
+        "/services": "list watch",
+        "/nodes": "get list patch watch",
+        "discovery.k8s.io/endpointslices": "list watch",
+        "events.k8s.io/events": "create patch",
+    },
+    "Role/steerage-controller": {
+        "coordination.k8s.io/leases": "create",
+        "coordination.k8s.io/leases/steerage-controller": "get patch update",
+        "steerage.dev/edgeloadbalancers": "create delete get list patch watch",
+        "steerage.dev/edgenodesets": "create delete get list patch watch",
+        "steerage.dev/addresspools": "get list watch",
+        "steerage.dev/addresspools/status": "patch",
+        "steerage.dev/edgehosts": "get list watch",
+        "steerage.dev/edgetargethealths": "get list watch",
+    },
+    "Role/steerage-edge": {
+        "steerage.dev/edgeloadbalancers": "get list watch",
+        "steerage.dev/edgenodesets": "get list watch",
+        "steerage.dev/edgehosts": "create delete get list patch watch",
+        "steerage.dev/edgetargethealths": "create delete get list patch watch",
+        "events.k8s.io/events": "create patch",
+    },
+}
+
+
+def helm(verb, values, *words):
+    command = ["helm", verb, *(["steerage"] if verb == "template" else []), CHART, "-n", "steerage-system", "-f", "-", *words]
+    return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
+
+
+def render(values, *words):
+    """All rendered objects, by `Kind/name`."""
+    done = helm("template", values, *words)
+    if done.returncode:
+        raise AssertionError(done.stderr)
+    objects = [document for document in yaml.safe_load_all(done.stdout) if document]
+    named = {f"{item['kind']}/{item['metadata']['name']}": item for item in objects}
+    assert len(named) == len(objects), "two objects of one name"
+    return named
+
+
+def pod(item):
+    return item["spec"]["template"]["spec"]
+
+
+class Source(unittest.TestCase):
+    def test_the_definitions_are_those_of_the_types(self):
+        printed = subprocess.run([BINARIES / "crds"], check=True, capture_output=True, text=True).stdout
+        path = CHART / "files" / "crds.yaml"
+        self.assertEqual(printed, path.read_text(), f"stale: cargo run --release -p steerage-edge-api --bin crds > {path}")
+
+    def test_the_chart_has_the_version_of_the_programs(self):
+        cargo = (CHART.parent.parent / "Cargo.toml").read_text()
+        version = re.search(r'\[workspace\.package\]\nversion = "(.+)"', cargo).group(1)
+        chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+        self.assertEqual((version, version), (chart["version"], chart["appVersion"]))
+
+    def test_every_value_is_described(self):
+        described = set(re.findall(r"^\| `([^`]+)`", (CHART / "README.md").read_text(), re.MULTILINE))
+
+        def leaves(value, path):
+            if isinstance(value, dict) and value and path != "controller.resources" and path != "agent.resources":
+                for key, inner in value.items():
+                    yield from leaves(inner, f"{path}.{key}".lstrip("."))
+            else:
+                yield path
+
+        self.assertEqual(set(leaves(yaml.safe_load((CHART / "values.yaml").read_text()), "")), described)
+
+
+class Values(unittest.TestCase):
+    def test_valid_values_lint_and_render(self):
+        for name, values in VALID.items():
+            with self.subTest(name):
+                done = helm("lint", values, "--strict")
+                self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+                render(values)
+
+    def test_invalid_values_are_refused(self):
+        for name, values in INVALID.items():
+            with self.subTest(name):
+                done = helm("template", values)
+                self.assertNotEqual(0, done.returncode)
+                self.assertIn("values don't meet the specifications of the schema", done.stderr)
+
+    def test_an_agent_that_is_off_leaves_nothing(self):
+        names = render({"agent": {"services": "off"}})
+        self.assertFalse([name for name in names if "agent" in name])
+
+    def test_another_provider_leaves_nothing_of_the_edge(self):
+        names = render(AWS, "--set", "crds.install=false")
+        self.assertFalse([name for name in names if "edge" in name.lower() or "Pool" in name])
+
+    def test_definitions_stay_unless_told_otherwise(self):
+        for keep, expected in (("true", {"helm.sh/resource-policy": "keep"}), ("false", None)):
+            objects = render({}, "--set", f"crds.keep={keep}")
+            found = [item["metadata"].get("annotations") for name, item in objects.items() if "CustomResource" in name]
+            self.assertEqual([expected] * 5, found)
+        self.assertFalse([name for name in render({"crds": {"install": False}}) if "CustomResource" in name])
+
+    def test_pools_come_after_definitions_that_are_new(self):
+        new = render(POOLS)["AddressPool/default"]
+        known = render(POOLS, "--api-versions", "steerage.dev/v1alpha1/AddressPool")["AddressPool/default"]
+        self.assertEqual("post-install,post-upgrade", new["metadata"]["annotations"]["helm.sh/hook"])
+        self.assertNotIn("annotations", known["metadata"])
+        self.assertEqual({"addresses": ["10.0.200.0/24", "fd00::1-fd00::9"], "autoAssign": True}, known["spec"])
+
+
+class Rights(unittest.TestCase):
+    def test_accounts_have_these_rights_and_no_others(self):
+        found = {}
+        for name, item in render(POOLS).items():
+            for rule in item.get("rules", []) if "Role/" in name else []:
+                for resource in rule["resources"]:
+                    path = "/".join([rule["apiGroups"][0], resource, *rule.get("resourceNames", [])])
+                    found.setdefault(name, {})[path] = " ".join(sorted(rule["verbs"]))
+        self.assertEqual(RIGHTS, found)
+
+    def test_every_container_is_confined(self):
+        added = {"controller": None, "agent": ["NET_ADMIN", "NET_RAW"]}
+        for values in VALID.values():
+            for name, item in render(values).items():
+                if item["kind"] not in ("Deployment", "DaemonSet"):
+                    continue
+                spec = pod(item)
+                self.assertEqual({"type": "RuntimeDefault"}, spec["securityContext"]["seccompProfile"])
+                self.assertNotIn("volumes", spec)
+                for container in spec["containers"]:
+                    context = container["securityContext"]
+                    self.assertEqual((False, True), (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]))
+                    self.assertEqual(["ALL"], context["capabilities"]["drop"])
+                    self.assertEqual(added[container["name"]], context["capabilities"].get("add"), name)
+
+    def test_only_the_agent_is_root_and_on_the_node_s_network(self):
+        objects = render({})
+        controller, agent = pod(objects["Deployment/steerage-controller"]), pod(objects["DaemonSet/steerage-agent"])
+        self.assertEqual((True, 65532), tuple(controller["securityContext"][key] for key in ("runAsNonRoot", "runAsUser")))
+        self.assertNotIn("hostNetwork", controller)
+        self.assertTrue(agent["hostNetwork"])
+        self.assertEqual([{"operator": "Exists"}], agent["tolerations"])
+
+
+class Programs(unittest.TestCase):
+    def test_the_programs_take_the_arguments(self):
+        programs = {"Deployment/steerage-controller": "steerage", "DaemonSet/steerage-agent": "steerage-agent"}
+        for name, values in VALID.items():
+            objects = render(values)
+            for item, program in programs.items():
+                arguments = pod(objects[item])["containers"][0]["args"]
+                with self.subTest(name, program=program):
+                    # Help is given only once what stands before it was understood.
+                    done = subprocess.run([BINARIES / program, *arguments, "--help"], capture_output=True, text=True, check=False)
+                    self.assertEqual(0, done.returncode, done.stderr)
+                    self.assertIn("--log-level", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
