@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `install`: Steerage as a user installs it, with this lab's values. Run again, it changes only what changed.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::addresses::{API_PORT, ServiceProxy, VIPS_IPV4, VIPS_IPV6};
+use crate::addresses::{API_PORT, Plan, ServiceProxy, VIPS_IPV4, VIPS_IPV6};
 use crate::command::run;
 use crate::edge;
-use crate::error::{Error, Result};
+use crate::error::{Doing, Error, Result};
 use crate::images;
 use crate::node;
 use crate::progress::Progress;
@@ -40,7 +41,7 @@ pub struct Options {
 pub fn install(lab: &Lab, options: &Options) -> Result<()> {
     let progress = Progress::start();
     if options.build {
-        run(&mut Command::new(options.root.join("hack/images")))?;
+        build(&options.root)?;
         progress.say("images are built");
     }
     let archives = images::own(lab)?;
@@ -52,9 +53,10 @@ pub fn install(lab: &Lab, options: &Options) -> Result<()> {
     }
     let loads = images::load(lab, &node::all_running(lab), &archives)?;
     progress.say(format!("images are on every node ({loads} loads)"));
-    let versions: Result<Vec<_>> = archives.iter().map(|archive| images::version(archive)).collect();
     let values = lab.folder().join("config/values.json");
-    write(&values, &format!("{:#}\n", chart_values(lab, &versions?.join(" "))))?;
+    let version = |stem: &str| images::version(&lab.images().join(format!("{stem}.tar")));
+    let chosen = chart_values(&lab.plan, &version("steerage-controller")?, &version("steerage-agent")?);
+    write(&values, &format!("{chosen:#}\n"))?;
     run(&mut helm(lab, &options.root.join("charts/steerage"), &values, &options.set))?;
     progress.say("the chart is installed");
     let token = ["create", "token", EDGE_ACCOUNT, "-n", NAMESPACE, "--duration=8760h"];
@@ -62,9 +64,30 @@ pub fn install(lab: &Lab, options: &Options) -> Result<()> {
     progress.say(format!("{} edges are ready", lab.plan.edges));
     wait_for_pods(lab)?;
     progress.say("controller and agents are ready");
+    if lab.plan.service_proxy == ServiceProxy::Steerage && !has_dns(lab)? {
+        // It has waited longer and longer for a ClusterIP that nobody served.
+        run(lab.kubectl().args(["delete", "pods", "-n", "kube-system", "-l", "k8s-app=kube-dns", "--now"]))?;
+    }
     wait_for_dns(lab)?;
     progress.say("cluster DNS is ready");
     Ok(())
+}
+
+/// Builds the images, and shows how it goes.
+fn build(root: &Path) -> Result<()> {
+    let script = root.join("hack/images");
+    let doing = || format!("running {}", script.display());
+    let status = Command::new(&script).stdout(io::stderr()).status().doing(doing)?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Error::Refused(format!("{} failed: see above", script.display())))
+}
+
+fn has_dns(lab: &Lab) -> Result<bool> {
+    let available =
+        ["get", "deployment/coredns", "-n", "kube-system", "-o", "jsonpath={.status.availableReplicas}"];
+    Ok(!run(lab.kubectl().args(available))?.is_empty())
 }
 
 /// Returns when every Deployment and DaemonSet of the chart has rolled out.
@@ -87,23 +110,42 @@ fn helm(lab: &Lab, chart: &Path, values: &Path, set: &[String]) -> Command {
     helm
 }
 
-/// The chart's values for this lab. Pods carry the version of the images, so that new images under an old tag
-/// restart them, and nothing else does.
-fn chart_values(lab: &Lab, images: &str) -> Value {
-    let annotations = json!({ "lab.steerage.dev/images": images });
-    let agent = match lab.plan.service_proxy {
-        ServiceProxy::KubeProxy => json!({ "services": "labelled", "podAnnotations": annotations }),
-        ServiceProxy::Steerage => json!({
-            "services": "all",
-            "apiServer": format!("{}:{API_PORT}", lab.plan.control_plane().ipv4),
-            "podAnnotations": annotations,
-        }),
-    };
+/// The chart's values for a lab. Pods carry the version of their image, so that a new image under an old tag
+/// restarts them, and nothing else does.
+fn chart_values(plan: &Plan, controller: &str, agent: &str) -> Value {
+    let annotations = |version: &str| json!({ "lab.steerage.dev/image": version });
+    let mut agent = json!({ "services": "labelled", "podAnnotations": annotations(agent) });
+    if plan.service_proxy == ServiceProxy::Steerage {
+        agent["services"] = "all".into();
+        agent["apiServer"] = format!("{}:{API_PORT}", plan.control_plane().ipv4).into();
+    }
     json!({
-        "controller": { "serveUnsetClass": true, "podAnnotations": annotations },
+        "controller": { "serveUnsetClass": true, "podAnnotations": annotations(controller) },
         "agent": agent,
         "edge": {
             "addressPools": [{ "name": "lab", "addresses": [VIPS_IPV4, VIPS_IPV6], "autoAssign": true }],
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agent_serves_all_only_where_nobody_else_does() {
+        let mut plan = Plan {
+            name: "lab".into(),
+            workers: 1,
+            edges: 1,
+            service_proxy: ServiceProxy::KubeProxy,
+            node_grace_seconds: 50,
+        };
+        let beside = chart_values(&plan, "1", "2");
+        assert_eq!(beside["agent"]["services"], "labelled");
+        assert_eq!(beside["agent"].get("apiServer"), None);
+        assert_eq!(beside["agent"]["podAnnotations"]["lab.steerage.dev/image"], "2");
+        plan.service_proxy = ServiceProxy::Steerage;
+        assert_eq!(chart_values(&plan, "1", "2")["agent"]["apiServer"], "10.77.0.2:6443");
+    }
 }

@@ -48,10 +48,14 @@ impl Lab {
         Ok(Self { plan, cache })
     }
 
+    /// A lab that is still to be made.
+    pub fn plan(plan: Plan) -> Result<Self> {
+        Ok(Self { plan, cache: cache()? })
+    }
+
     /// Makes the folder of a new lab and writes its plan down.
-    pub fn create(plan: Plan) -> Result<Self> {
-        let lab = Self { plan, cache: cache()? };
-        let folder = lab.folder();
+    pub fn create(&self) -> Result<()> {
+        let folder = self.folder();
         if let Some(covered) = COVERED.iter().find(|covered| folder.starts_with(covered)) {
             return Err(Error::Refused(format!(
                 "STEERAGE_CACHE lies in {covered}, which every node of a lab covers: choose another place"
@@ -61,10 +65,9 @@ impl Lab {
             let part = folder.join(part);
             fs::create_dir_all(&part).doing(|| format!("making {}", part.display()))?;
         }
-        let text = serde_json::to_string_pretty(&lab.plan)
+        let text = serde_json::to_string_pretty(&self.plan)
             .map_err(|source| Error::Json { path: "lab.json".into(), source })?;
-        write(&folder.join("lab.json"), &text)?;
-        Ok(lab)
+        write(&folder.join("lab.json"), &text)
     }
 
     /// Where everything of this lab lies.

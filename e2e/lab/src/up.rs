@@ -3,7 +3,7 @@
 
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::addresses::{Plan, ServiceProxy};
 use crate::command::{run, run_with};
@@ -15,10 +15,14 @@ use crate::manifests;
 use crate::netns;
 use crate::node;
 use crate::progress::Progress;
-use crate::state::{self, Lab};
+use crate::state::{self, Lab, PATH};
 use crate::topology;
 
-/// What `hack/prepare` builds and Debian brings.
+/// What Debian brings, or another distribution.
+const PROGRAMS: [&str; 9] =
+    ["containerd", "ctr", "runc", "/usr/lib/cni/ptp", "ip", "nft", "nsenter", "unshare", "setsid"];
+
+/// What `hack/prepare` builds.
 const BINARIES: [&str; 7] = [
     "etcd",
     "kube-apiserver",
@@ -36,10 +40,11 @@ pub fn up(plan: Plan) -> Result<Lab> {
     let _lock = state::lock(&plan.name)?;
     refuse_existing(&plan.name)?;
     let executable = executable()?;
-    let lab = Lab::create(plan)?;
-    fs::copy(&executable, lab.executable()).doing(|| format!("copying {}", executable.display()))?;
-    check_binaries(&lab)?;
+    let lab = Lab::plan(plan)?;
+    check_programs(&lab)?;
     let archives = images::common(&lab)?;
+    lab.create()?;
+    fs::copy(&executable, lab.executable()).doing(|| format!("copying {}", executable.display()))?;
     credentials::create(&lab)?;
     topology::build(&lab.plan)?;
     progress.say(format!("network: {} hosts and a router", lab.plan.hosts().len()));
@@ -106,12 +111,15 @@ fn refuse_existing(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn check_binaries(lab: &Lab) -> Result<()> {
-    let missing: Vec<_> = BINARIES.into_iter().filter(|name| !lab.bin(name).exists()).collect();
+fn check_programs(lab: &Lab) -> Result<()> {
+    let built = BINARIES.into_iter().filter(|name| !lab.bin(name).exists());
+    let on_path = |name: &str| PATH.split(':').any(|folder| Path::new(folder).join(name).exists());
+    let debian = PROGRAMS.into_iter().filter(|name| !Path::new(name).exists() && !on_path(name));
+    let missing: Vec<_> = built.chain(debian).collect();
     if missing.is_empty() {
         return Ok(());
     }
-    Err(Error::Refused(format!("{} not built: run hack/prepare", missing.join(", "))))
+    Err(Error::Refused(format!("missing: {}; run hack/prepare", missing.join(", "))))
 }
 
 /// The lab's own binary, which nodes run; another program that uses this library says where it is.
