@@ -1,2 +1,16 @@
-//! Placeholder until this crate is filled.
-fn main() {}
+// SPDX-License-Identifier: Apache-2.0
+//! `steerage-e2e`: the end-to-end tests as a command. All it does is in the library.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+fn main() -> ExitCode {
+    match steerage_e2e::args::Args::parse().run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

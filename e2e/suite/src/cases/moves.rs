@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How soon the edge follows an endpoint: fifty moves from node to node in each mode, timed on the nodes' wires.
+//!
+//! A move makes the endpoint on one node ready and then the one on the other unready. Time runs from the `EndpointSlice`'s
+//! change, as a watch of the test's own sees it, to the first datagram at the node that joined and the last at the one that left.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::ResourceExt as _;
+use kube_runtime::{WatchStreamExt as _, watcher};
+use steerage_model::Family::V4;
+use tokio::net::UdpSocket;
+use tokio::sync::mpsc;
+use tokio::time::{interval, sleep, timeout};
+
+use crate::net;
+use crate::report::{ms, percentile};
+use crate::scene::{self, Scene};
+use crate::services::{PORT, Spec};
+use crate::sniff::Sniffer;
+
+const MOVES: usize = 50;
+/// Between two datagrams, each from a port of its own.
+const EVERY: Duration = Duration::from_millis(5);
+/// Silence of this length at a node means that it has left.
+const SILENCE: Duration = Duration::from_millis(150);
+/// How long a move may take.
+const LIMIT: Duration = Duration::from_secs(20);
+
+pub(super) async fn api(scene: Arc<Scene>) -> Result<()> {
+    moves(&scene, "api").await
+}
+
+pub(super) async fn health_check(scene: Arc<Scene>) -> Result<()> {
+    moves(&scene, "health-check").await
+}
+
+async fn moves(scene: &Scene, mode: &str) -> Result<()> {
+    let nodes: Vec<_> = scene.nodes().into_iter().take(2).collect();
+    ensure!(nodes.len() == 2, "this takes two nodes");
+    let mut pods = Vec::new();
+    for (node, ready) in nodes.iter().zip([true, false]) {
+        pods.push(scene.backend(&format!("on-{}", node.name), "web", &node.name, ready, 0).await?);
+    }
+    let (_, vips) = scene.serve(&Spec::new("web", "web").steered(mode)).await?;
+    let IpAddr::V4(vip) = vips.ipv4 else { anyhow::bail!("{:?} is no IPv4 address", vips.ipv4) };
+    let mut changes = slices(scene);
+    let sniffer = Sniffer::start(&nodes, vip)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let probes = tokio::spawn(probe(vips.at(V4, PORT), Arc::clone(&stop)));
+    let outcome = timed(scene, &pods, &mut changes, &sniffer).await;
+    stop.store(true, Ordering::Relaxed);
+    probes.await??;
+    let (mut joined, mut left) = outcome?;
+    for (what, times) in [("joins", &mut joined), ("leaves", &mut left)] {
+        times.sort_unstable();
+        let mut row = vec![mode.to_owned(), what.to_owned(), times.len().to_string()];
+        row.extend([50, 90, 99, 100].map(|percent| ms(percentile(times, percent))));
+        let columns = ["steering", "a target", "moves", "p50 ms", "p90 ms", "p99 ms", "max ms"];
+        scene.suite.report.row(
+            "From an EndpointSlice's change to the edge's first or last packet",
+            &columns,
+            row,
+        );
+    }
+    Ok(())
+}
+
+async fn timed(
+    scene: &Scene,
+    pods: &[Pod],
+    changes: &mut mpsc::UnboundedReceiver<(Instant, Vec<String>)>,
+    sniffer: &Sniffer,
+) -> Result<(Vec<Duration>, Vec<Duration>)> {
+    let (mut joined, mut left) = (Vec::new(), Vec::new());
+    for count in 0..MOVES {
+        let (to, from) = ((count + 1) % 2, count % 2);
+        scene::set_ready(scene.client(), &pods[to], true).await?;
+        let start = changed(changes, |ready| ready.contains(&pods[to].name_any())).await?;
+        joined.push(first_arrival(sniffer, start, to).await.with_context(|| format!("move {count}"))?);
+        scene::set_ready(scene.client(), &pods[from], false).await?;
+        let start = changed(changes, |ready| !ready.contains(&pods[from].name_any())).await?;
+        left.push(last_arrival(sniffer, start, from).await.with_context(|| format!("move {count}"))?);
+    }
+    Ok((joined, left))
+}
+
+async fn first_arrival(sniffer: &Sniffer, start: Instant, node: usize) -> Result<Duration> {
+    let end = start + LIMIT;
+    while Instant::now() < end {
+        if let Some((at, _)) = sniffer.since(start).into_iter().find(|(_, seen)| *seen == node) {
+            return Ok(at - start);
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    anyhow::bail!("no packet reaches the node that joined")
+}
+
+async fn last_arrival(sniffer: &Sniffer, start: Instant, node: usize) -> Result<Duration> {
+    let end = start + LIMIT;
+    while Instant::now() < end {
+        let seen = sniffer.since(start);
+        let last = seen.iter().rev().find(|(_, at)| *at == node).map_or(start, |(at, _)| *at);
+        // Only packets at the other node prove that this one was left, not that the prober slept.
+        let others = seen.iter().filter(|(at, _)| *at > last).count();
+        if last.elapsed() > SILENCE && others > 20 {
+            return Ok(last - start);
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    anyhow::bail!("packets still reach the node that left")
+}
+
+async fn changed(
+    changes: &mut mpsc::UnboundedReceiver<(Instant, Vec<String>)>,
+    fits: impl Fn(&[String]) -> bool,
+) -> Result<Instant> {
+    let wait = async {
+        while let Some((at, ready)) = changes.recv().await {
+            if fits(&ready) {
+                return Ok(at);
+            }
+        }
+        anyhow::bail!("the watch of EndpointSlices ended")
+    };
+    timeout(LIMIT, wait).await.context("the EndpointSlice does not change")?
+}
+
+/// The names of the ready pods, whenever the Service's IPv4 `EndpointSlice` changes.
+fn slices(scene: &Scene) -> mpsc::UnboundedReceiver<(Instant, Vec<String>)> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let slices = scene.api::<EndpointSlice>();
+    tokio::spawn(async move {
+        let stream = watcher(slices, watcher::Config::default()).default_backoff().applied_objects();
+        let mut stream = stream.boxed();
+        while let Some(slice) = stream.next().await {
+            let Ok(slice) = slice else { continue };
+            if slice.address_type != "IPv4" {
+                continue;
+            }
+            let endpoints = slice.endpoints.into_iter().flatten();
+            let ready =
+                endpoints.filter(|endpoint| endpoint.conditions.as_ref().and_then(|c| c.ready) == Some(true));
+            let names = ready.filter_map(|endpoint| endpoint.target_ref?.name).collect();
+            if sender.send((Instant::now(), names)).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// Sends datagrams, each from a port of its own, until told to stop.
+async fn probe(to: std::net::SocketAddr, stop: Arc<AtomicBool>) -> Result<()> {
+    let mut ticks = interval(EVERY);
+    // Kept for a while, so that answers find somebody and ports are not used twice in a row.
+    let mut sockets = VecDeque::new();
+    while !stop.load(Ordering::Relaxed) {
+        ticks.tick().await;
+        let socket = UdpSocket::bind(net::any(to, 0)).await?;
+        // While the Service has no backend, the network may say so: that is no failure of the prober.
+        let _ = socket.send_to(b"hostname", to).await;
+        sockets.push_back(socket);
+        if sockets.len() > 100 {
+            sockets.pop_front();
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which address a backend sees: the client's own under policy Local, a node's under Cluster.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use kube::ResourceExt as _;
+use steerage_model::Family::{self, V4, V6};
+use steerage_model::Protocol::{self, Tcp, Udp};
+
+use crate::net;
+use crate::pods::{self, dial};
+use crate::scene::Scene;
+use crate::services::{PORT, Spec};
+use crate::suite::ECHO;
+use crate::wait::{SOON, until};
+
+pub(super) async fn local_tcp_ipv4_keeps_the_clients_address_and_port(scene: Arc<Scene>) -> Result<()> {
+    keeps(&scene, "local-tcp4", Tcp, V4).await
+}
+
+pub(super) async fn local_tcp_ipv6_keeps_the_clients_address_and_port(scene: Arc<Scene>) -> Result<()> {
+    keeps(&scene, "local-tcp6", Tcp, V6).await
+}
+
+pub(super) async fn local_udp_ipv4_keeps_the_clients_address_and_port(scene: Arc<Scene>) -> Result<()> {
+    keeps(&scene, "local-udp4", Udp, V4).await
+}
+
+pub(super) async fn local_udp_ipv6_keeps_the_clients_address_and_port(scene: Arc<Scene>) -> Result<()> {
+    keeps(&scene, "local-udp6", Udp, V6).await
+}
+
+async fn keeps(scene: &Scene, name: &str, protocol: Protocol, family: Family) -> Result<()> {
+    let (_, vips) = scene.serve(&Spec::new(name, ECHO)).await?;
+    let [client, _] = scene.suite.clients();
+    for port in 41_000..41_020 {
+        let seen = seen_by_backend(protocol, port, vips.at(family, PORT)).await?;
+        let own = SocketAddr::new(client.address(family), port);
+        ensure!(seen == own, "the client {own} is seen as {seen}");
+    }
+    Ok(())
+}
+
+async fn seen_by_backend(protocol: Protocol, port: u16, to: SocketAddr) -> Result<SocketAddr> {
+    let text = match protocol {
+        Udp => net::ask_from(port, to, "clientip").await?,
+        _ => net::get_from(port, to, "/clientip").await?.body,
+    };
+    text.trim().parse().with_context(|| format!("{to} answers {text:?}"))
+}
+
+pub(super) async fn cluster_shows_a_nodes_address(scene: Arc<Scene>) -> Result<()> {
+    let (_, vips) = scene.serve(&Spec::new("cluster", ECHO).cluster()).await?;
+    let nodes = node_addresses(&scene)?;
+    for (protocol, family) in [(Tcp, V4), (Tcp, V6), (Udp, V4), (Udp, V6)] {
+        for _ in 0..5 {
+            let seen = seen_by_backend(protocol, 0, vips.at(family, PORT)).await?;
+            ensure!(nodes.contains(&seen.ip()), "{protocol} over {family}: {seen} is no node's");
+        }
+    }
+    Ok(())
+}
+
+/// Under Local a pod is seen under its own address, since its node sends it to any backend directly; under Cluster every
+/// connection to the load balancer's address is masqueraded; a node is seen under an address of its own.
+pub(super) async fn pods_and_nodes_inside_are_seen_as_documented(scene: Arc<Scene>) -> Result<()> {
+    let nodes = scene.nodes();
+    let [first, second, ..] = &nodes[..] else { anyhow::bail!("this takes two nodes") };
+    // One backend, on the second node: the askers are on other nodes, where no backend is.
+    let backend = serde_json::json!({ "app": ECHO, pods::NODE: second.name });
+    let (_, local) = scene.serve(&Spec::new("inside-local", ECHO).with("selector", backend.clone())).await?;
+    let (_, cluster) =
+        scene.serve(&Spec::new("inside-cluster", ECHO).with("selector", backend).cluster()).await?;
+    let addresses = node_addresses(&scene)?;
+    let asker = scene.suite.backends().await?.iter().find(|pod| pod.name_any().ends_with(&first.name));
+    let asker = asker.context("no backend on the first node")?;
+    for family in [V4, V6] {
+        let own = pods::address(asker, family)?;
+        for (protocol, question) in [("http", "clientip"), ("udp", "clientip")] {
+            let seen = pod_asks(asker, protocol, local.at(family, PORT), question).await?;
+            ensure!(seen == own, "Local, {protocol} over {family}: the pod {own} is seen as {seen}");
+            let seen = pod_asks(asker, protocol, cluster.at(family, PORT), question).await?;
+            ensure!(addresses.contains(&seen), "Cluster, {protocol} over {family}: {seen} is no node's");
+        }
+        for (vips, node) in [(local, first), (local, second), (cluster, first), (cluster, second)] {
+            let to = vips.at(family, PORT);
+            let ask = async || scene.suite.inside(node, async move || net::page(to, "/clientip").await);
+            let seen = until(format!("an answer of {to} to {}", node.name), SOON, ask).await?;
+            let seen: SocketAddr = seen.parse()?;
+            ensure!(
+                addresses.contains(&seen.ip()),
+                "{} asks {to} and is seen as {seen}, no node's",
+                node.name
+            );
+        }
+    }
+    Ok(())
+}
+
+async fn pod_asks(
+    pod: &k8s_openapi::api::core::v1::Pod,
+    protocol: &str,
+    to: SocketAddr,
+    question: &str,
+) -> Result<IpAddr> {
+    let what = format!("an answer of {to} to pod {}", pod.name_any());
+    let text = until(what, SOON, async || dial(pod, protocol, to, question).await).await?;
+    let seen: SocketAddr = text.trim().parse().with_context(|| format!("the answer is {text:?}"))?;
+    Ok(seen.ip())
+}
+
+/// Every address of every node, those towards its pods included.
+fn node_addresses(scene: &Scene) -> Result<BTreeSet<IpAddr>> {
+    let mut addresses = BTreeSet::new();
+    for node in scene.nodes() {
+        let text = scene.suite.cluster(|cluster| cluster.exec(&node.name, &["ip", "-o", "address"]))?;
+        let words = text.split_whitespace().filter_map(|word| word.split('/').next()?.parse::<IpAddr>().ok());
+        addresses.extend(words.filter(|address| !address.is_loopback()));
+    }
+    Ok(addresses)
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the edge was told and what it says: read straight from its objects.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result};
+use kube::api::ListParams;
+use kube::{Api, ResourceExt as _};
+use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, EdgeTargetHealth};
+
+/// The load balancers of a Service; more than one only while one replaces another.
+pub async fn of(client: &kube::Client, namespace: &str, name: &str) -> Result<Vec<EdgeLoadBalancer>> {
+    let all: Api<EdgeLoadBalancer> = Api::all(client.clone());
+    let found = all.list(&ListParams::default()).await?.into_iter();
+    Ok(found.filter(|lb| lb.spec.service.namespace == namespace && lb.spec.service.name == name).collect())
+}
+
+/// The load balancer of a Service.
+pub async fn one(client: &kube::Client, namespace: &str, name: &str) -> Result<EdgeLoadBalancer> {
+    let found = of(client, namespace, name).await?;
+    found.into_iter().next().with_context(|| format!("{namespace}/{name} has no EdgeLoadBalancer"))
+}
+
+/// The nodes that a load balancer may send to, its node set resolved.
+pub async fn targets(client: &kube::Client, lb: &EdgeLoadBalancer) -> Result<BTreeSet<String>> {
+    let shared = match &lb.spec.node_set {
+        Some(name) => {
+            let sets: Api<EdgeNodeSet> = Api::namespaced(client.clone(), &lb.namespace().unwrap_or_default());
+            sets.get(name).await?.spec.targets
+        }
+        None => Vec::new(),
+    };
+    Ok(lb.spec.targets.iter().chain(&shared).map(|target| target.node.clone()).collect())
+}
+
+/// What the active edge host says of a load balancer.
+pub async fn health(client: &kube::Client, lb: &EdgeLoadBalancer) -> Result<EdgeTargetHealth> {
+    let all: Api<EdgeTargetHealth> = Api::namespaced(client.clone(), &lb.namespace().unwrap_or_default());
+    let found = all.list(&ListParams::default()).await?.into_iter();
+    found
+        .filter(|health| health.spec.load_balancer == lb.name_any())
+        .max_by_key(|health| health.spec.active)
+        .with_context(|| format!("no edge host says anything of {}", lb.name_any()))
+}
+
+/// How many requests that could change what the edge is told the API server has answered: its own count, which the
+/// product cannot flatter.
+pub async fn writes(client: &kube::Client) -> Result<u64> {
+    let request = http::Request::get("/metrics").body(Vec::new())?;
+    Ok(count_writes(&client.request_text(request).await?))
+}
+
+fn count_writes(metrics: &str) -> u64 {
+    let writes = metrics.lines().filter(|line| {
+        line.starts_with("apiserver_request_total{")
+            && ["edgeloadbalancers", "edgenodesets"]
+                .iter()
+                .any(|name| line.contains(&format!("resource=\"{name}\"")))
+            && !["GET", "LIST", "WATCH"].iter().any(|verb| line.contains(&format!("verb=\"{verb}\"")))
+    });
+    writes.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_writes_to_the_edges_specs_are_counted() {
+        let metrics = "\
+apiserver_request_total{code=\"200\",resource=\"edgeloadbalancers\",verb=\"PATCH\"} 3
+apiserver_request_total{code=\"409\",resource=\"edgenodesets\",verb=\"PUT\"} 2
+apiserver_request_total{code=\"200\",resource=\"edgeloadbalancers\",verb=\"WATCH\"} 50
+apiserver_request_total{code=\"200\",resource=\"edgetargethealths\",verb=\"PATCH\"} 7
+";
+        assert_eq!(count_writes(metrics), 5);
+    }
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The tests' backends: agnhost's netexec, ready when the test says so, and commands run through it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use steerage_model::Family;
+
+use crate::net::{encode, get};
+
+const IMAGE: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
+/// A condition that the test sets on the pod's status: without it the pod is not ready, whatever its container does.
+pub const GATE: &str = "steerage.dev/e2e";
+/// The label that names a backend's node.
+pub const NODE: &str = "e2e-node";
+/// Where netexec serves HTTP.
+pub const HTTP: u16 = 8080;
+
+/// A backend on a node. On SIGTERM it goes on serving for `linger` seconds.
+pub fn echo(name: &str, app: &str, node: &str, linger: u32) -> Result<Pod> {
+    let mut spec = template(linger);
+    spec["nodeName"] = node.into();
+    spec["readinessGates"] = json!([{ "conditionType": GATE }]);
+    let pod = json!({ "metadata": { "name": name, "labels": { "app": app, NODE: node } }, "spec": spec });
+    serde_json::from_value(pod).context("no Pod")
+}
+
+/// A Deployment of backends, ready by their own word, spread over the nodes.
+pub fn deployment(name: &str, app: &str, replicas: usize, linger: u32) -> Result<Deployment> {
+    let mut spec = template(linger);
+    let labels = json!({ "app": app });
+    spec["containers"][0]["readinessProbe"] =
+        json!({ "httpGet": { "path": "/readyz", "port": HTTP }, "periodSeconds": 1 });
+    spec["topologySpreadConstraints"] = json!([{
+        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": { "matchLabels": labels }, "matchLabelKeys": ["pod-template-hash"],
+    }]);
+    let deployment = json!({
+        "metadata": { "name": name },
+        "spec": {
+            "replicas": replicas,
+            "selector": { "matchLabels": labels },
+            "strategy": { "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } },
+            "template": { "metadata": { "labels": labels }, "spec": spec },
+        },
+    });
+    serde_json::from_value(deployment).context("no Deployment")
+}
+
+fn template(linger: u32) -> Value {
+    json!({
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "terminationGracePeriodSeconds": linger,
+        "tolerations": [{ "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300 }],
+        "containers": [{
+            "name": "echo",
+            "image": IMAGE,
+            "imagePullPolicy": "IfNotPresent",
+            "args": ["netexec", format!("--http-port={HTTP}"), "--udp-port=8081", format!("--delay-shutdown={linger}")],
+        }],
+    })
+}
+
+/// The address of a pod in one family.
+pub fn address(pod: &Pod, family: Family) -> Result<IpAddr> {
+    let addresses = pod.status.as_ref().and_then(|status| status.pod_ips.as_ref());
+    addresses
+        .into_iter()
+        .flatten()
+        .filter_map(|address| address.ip.parse().ok())
+        .find(|address| Family::of(*address) == family)
+        .with_context(|| format!("pod {} has no {family} address", pod.name_any()))
+}
+
+/// Whether a pod has a condition.
+pub fn has(pod: &Pod, condition: &str) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|found| found.type_ == condition && found.status == "True")
+}
+
+#[derive(Deserialize)]
+struct Dialled {
+    #[serde(default)]
+    responses: Vec<String>,
+    #[serde(default)]
+    errors: Vec<String>,
+}
+
+/// What a server answers to a pod: `request` over `http` or `udp`.
+pub async fn dial(pod: &Pod, protocol: &str, to: SocketAddr, request: &str) -> Result<String> {
+    let path = format!(
+        "/dial?protocol={protocol}&host={}&port={}&tries=1&request={}",
+        encode(&to.ip().to_string()),
+        to.port(),
+        encode(request)
+    );
+    let answer = get(control(pod)?, &path).await?;
+    let dialled: Dialled =
+        serde_json::from_str(&answer.body).with_context(|| format!("/dial answers {}", answer.body))?;
+    ensure!(dialled.errors.is_empty(), "pod {} asks {to}: {:?}", pod.name_any(), dialled.errors);
+    dialled
+        .responses
+        .into_iter()
+        .next()
+        .with_context(|| format!("pod {} got no answer of {to}", pod.name_any()))
+}
+
+/// The pod's own server, past every Service.
+fn control(pod: &Pod) -> Result<SocketAddr> {
+    Ok(SocketAddr::new(address(pod, Family::V4)?, HTTP))
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One test's place: its namespace, and the verbs with which it makes, changes and looks at objects there.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use steerage_edge_api::{EdgeLoadBalancer, TargetState};
+
+use crate::cluster::Host;
+use crate::edge;
+use crate::net;
+use crate::pods;
+use crate::services::{PORT, Spec, Vips, condition, conditions};
+use crate::suite::Suite;
+use crate::wait::{SOON, until};
+
+/// A patch that says what should be there.
+const MERGE: fn(Value) -> Patch<Value> = Patch::Merge;
+
+/// One test's place.
+pub struct Scene {
+    /// What all tests share.
+    pub suite: Arc<Suite>,
+    /// The test's namespace.
+    pub namespace: String,
+}
+
+impl Scene {
+    /// A client of the API for one kind of object in the test's namespace.
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Api::namespaced(self.suite.client.clone(), &self.namespace)
+    }
+
+    /// The API's client.
+    pub fn client(&self) -> &kube::Client {
+        &self.suite.client
+    }
+
+    /// The nodes.
+    pub fn nodes(&self) -> Vec<Host> {
+        self.suite.nodes()
+    }
+
+    /// Makes a Service.
+    pub async fn create(&self, spec: &Spec) -> Result<Service> {
+        self.api().create(&PostParams::default(), &spec.build()?).await.context("making a Service")
+    }
+
+    /// Makes a Service and returns its addresses when it has them.
+    pub async fn expose(&self, spec: &Spec) -> Result<(Service, Vips)> {
+        let service = self.create(spec).await?;
+        let vips = self.vips(&service.name_any()).await?;
+        Ok((service, vips))
+    }
+
+    /// Makes a Service and returns its addresses when all four ways to it answer: both families, TCP and UDP.
+    pub async fn serve(&self, spec: &Spec) -> Result<(Service, Vips)> {
+        let (service, vips) = self.expose(spec).await?;
+        self.answers(vips, PORT).await?;
+        Ok((service, vips))
+    }
+
+    /// Returns when both families answer over TCP and UDP.
+    pub async fn answers(&self, vips: Vips, port: u16) -> Result<()> {
+        for family in [steerage_model::Family::V4, steerage_model::Family::V6] {
+            let to = vips.at(family, port);
+            until(format!("an answer of {to} over TCP"), SOON, async || net::page(to, "/hostname").await)
+                .await?;
+            until(format!("an answer of {to} over UDP"), SOON, async || {
+                net::ask_from(0, to, "hostname").await
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// The addresses of a Service, once published.
+    pub async fn vips(&self, name: &str) -> Result<Vips> {
+        let what = format!("addresses of {name}");
+        let vips = until(what, SOON, async || Vips::of(&self.service(name).await?)).await?;
+        self.suite.see(vips);
+        Ok(vips)
+    }
+
+    /// A Service as it is now.
+    pub async fn service(&self, name: &str) -> Result<Service> {
+        Ok(self.api::<Service>().get(name).await?)
+    }
+
+    /// Changes a Service.
+    pub async fn patch(&self, name: &str, change: Value) -> Result<Service> {
+        self.patch_any(name, change).await
+    }
+
+    /// Changes an object.
+    pub async fn patch_any<K>(&self, name: &str, change: Value) -> Result<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
+        K::DynamicType: Default,
+    {
+        self.api::<K>()
+            .patch(name, &PatchParams::default(), &MERGE(change))
+            .await
+            .context("changing an object")
+    }
+
+    /// Deletes a Service.
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        self.api::<Service>().delete(name, &DeleteParams::default()).await.context("deleting a Service")?;
+        Ok(())
+    }
+
+    /// Returns when a Service is gone.
+    pub async fn gone(&self, name: &str) -> Result<()> {
+        until(format!("the end of Service {name}"), SOON, async || {
+            match self.api::<Service>().get_opt(name).await {
+                Ok(None) => Ok(()),
+                Ok(Some(left)) => {
+                    Err(format!("finalizers {:?}, conditions {}", left.finalizers(), conditions(&left)))
+                }
+                Err(error) => Err(error.to_string()),
+            }
+        })
+        .await
+    }
+
+    /// Returns when the edge has nothing of a Service.
+    pub async fn gone_from_edge(&self, name: &str) -> Result<()> {
+        until(format!("the end of {name}'s load balancer"), SOON, async || {
+            let left =
+                edge::of(self.client(), &self.namespace, name).await.map_err(|error| format!("{error:#}"))?;
+            if left.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{:?}", left.iter().map(|lb| &lb.spec).collect::<Vec<_>>()))
+            }
+        })
+        .await
+    }
+
+    /// The load balancer of a Service, once there.
+    pub async fn load_balancer(&self, name: &str) -> Result<EdgeLoadBalancer> {
+        until(format!("a load balancer of {name}"), SOON, async || {
+            edge::one(self.client(), &self.namespace, name).await
+        })
+        .await
+    }
+
+    /// Returns when the edge may send to exactly these nodes.
+    pub async fn targets(&self, name: &str, nodes: &[&str]) -> Result<()> {
+        let wanted: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
+        until(format!("targets {wanted:?} of {name}"), SOON, async || {
+            let lb = edge::one(self.client(), &self.namespace, name)
+                .await
+                .map_err(|error| format!("{error:#}"))?;
+            let seen = edge::targets(self.client(), &lb).await.map_err(|error| format!("{error:#}"))?;
+            if seen == wanted { Ok(()) } else { Err(format!("{seen:?}")) }
+        })
+        .await
+    }
+
+    /// Returns when exactly these nodes are healthy at the edge.
+    pub async fn healthy(&self, name: &str, nodes: &[&str]) -> Result<()> {
+        let wanted: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
+        until(format!("healthy targets {wanted:?} of {name}"), SOON, async || {
+            let lb = edge::one(self.client(), &self.namespace, name)
+                .await
+                .map_err(|error| format!("{error:#}"))?;
+            let health = edge::health(self.client(), &lb).await.map_err(|error| format!("{error:#}"))?;
+            let healthy = health.spec.targets.iter().filter(|target| target.state == TargetState::Healthy);
+            let seen: BTreeSet<_> = healthy.map(|target| target.node.clone()).collect();
+            if seen == wanted { Ok(()) } else { Err(format!("{:?}", health.spec.targets)) }
+        })
+        .await
+    }
+
+    /// Returns when a condition of a Service has this status and fits; its reason and message.
+    pub async fn condition(&self, name: &str, kind: &str, status: &str) -> Result<(String, String)> {
+        until(format!("condition {kind}={status} of {name}"), SOON, async || {
+            let service = self.service(name).await.map_err(|error| format!("{error:#}"))?;
+            match condition(&service, kind) {
+                Some((now, reason, message)) if now == status => Ok((reason, message)),
+                _ => Err(conditions(&service)),
+            }
+        })
+        .await
+    }
+
+    /// Starts a backend on a node and returns it when its container runs; it is ready if `ready`.
+    pub async fn backend(&self, name: &str, app: &str, node: &str, ready: bool, linger: u32) -> Result<Pod> {
+        let pod = create_pod(self.client(), &self.namespace, &pods::echo(name, app, node, linger)?).await?;
+        if ready {
+            set_ready(self.client(), &pod, true).await?;
+            return wait_ready(self.client(), &pod, true).await;
+        }
+        wait_for(self.client(), &pod, "running containers", |pod| pods::has(pod, "ContainersReady")).await
+    }
+
+    /// Sets a backend's readiness; returns when the kubelet has taken it over.
+    pub async fn set_ready(&self, pod: &Pod, ready: bool) -> Result<()> {
+        set_ready(self.client(), pod, ready).await?;
+        wait_ready(self.client(), pod, ready).await.map(drop)
+    }
+
+    /// Asks a backend to end; returns when it is gone if it does not linger.
+    pub async fn end(&self, pod: &Pod, wait: bool) -> Result<()> {
+        let pods: Api<Pod> = self.api();
+        pods.delete(&pod.name_any(), &DeleteParams::default()).await?;
+        if !wait {
+            return Ok(());
+        }
+        until(format!("the end of pod {}", pod.name_any()), SOON, async || {
+            match pods.get_opt(&pod.name_any()).await {
+                Ok(None) => Ok(()),
+                Ok(Some(_)) => Err("it is there".to_owned()),
+                Err(error) => Err(error.to_string()),
+            }
+        })
+        .await
+    }
+
+    /// The pods labelled `app`.
+    pub async fn pods(&self, app: &str) -> Result<Vec<Pod>> {
+        Ok(self.api::<Pod>().list(&ListParams::default().labels(&format!("app={app}"))).await?.items)
+    }
+
+    /// Removes what the test made, without waiting for all of it.
+    pub async fn clear(&self) -> Result<()> {
+        if self.namespace != crate::suite::COMMON {
+            let namespaces: Api<Namespace> = Api::all(self.client().clone());
+            namespaces.delete(&self.namespace, &DeleteParams::default()).await?;
+            return Ok(());
+        }
+        for service in self.api::<Service>().list(&ListParams::default()).await? {
+            self.delete(&service.name_any()).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a pod and returns it once it has its addresses. A new namespace has no service account for a moment.
+pub async fn create_pod(client: &kube::Client, namespace: &str, pod: &Pod) -> Result<Pod> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let name = pod.name_any();
+    until(format!("pod {name}"), SOON, async || pods.create(&PostParams::default(), pod).await).await
+}
+
+/// Sets the condition that a backend's readiness hangs on.
+pub async fn set_ready(client: &kube::Client, pod: &Pod, ready: bool) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    let status = if ready { "True" } else { "False" };
+    let change = json!({ "status": { "conditions": [{ "type": pods::GATE, "status": status }] } });
+    pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(change)).await?;
+    Ok(())
+}
+
+/// Returns when a pod is ready, or no longer.
+pub async fn wait_ready(client: &kube::Client, pod: &Pod, ready: bool) -> Result<Pod> {
+    let what = if ready { "readiness" } else { "no readiness" };
+    wait_for(client, pod, what, |pod| pods::has(pod, "Ready") == ready).await
+}
+
+async fn wait_for(client: &kube::Client, pod: &Pod, what: &str, fits: impl Fn(&Pod) -> bool) -> Result<Pod> {
+    let name = pod.name_any();
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    until(format!("{what} of pod {name}"), SOON + Duration::from_secs(30), async || {
+        match pods.get(&name).await {
+            Ok(pod) if fits(&pod) => Ok(pod),
+            Ok(pod) => Err(format!("{:?}", pod.status.map(|status| (status.phase, status.conditions)))),
+            Err(error) => Err(error.to_string()),
+        }
+    })
+    .await
+}

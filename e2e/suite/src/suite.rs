@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What all tests share: the cluster, a client of its API, the report, and a namespace with one backend per node.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::json;
+use tokio::sync::OnceCell;
+use tokio::task::block_in_place;
+
+use crate::args::Boot;
+use crate::cluster::{Cluster, Host};
+use crate::pods;
+use crate::report::Report;
+use crate::scene;
+use crate::services::Vips;
+
+/// The namespace of the shared backends.
+pub const COMMON: &str = "e2e-common";
+/// The label of the shared backends.
+pub const ECHO: &str = "echo";
+/// Marks the namespaces that tests made.
+const MARK: &str = "steerage.dev/e2e";
+
+/// What all tests share.
+pub struct Suite {
+    /// The service proxy of the cluster.
+    pub boot: Boot,
+    /// An administrator of the cluster.
+    pub client: kube::Client,
+    /// The measured numbers.
+    pub report: Report,
+    /// Where failing tests leave what they saw.
+    pub logs: PathBuf,
+    cluster: Box<dyn Cluster>,
+    seen: Mutex<Vec<Vips>>,
+    backends: OnceCell<Vec<Pod>>,
+}
+
+impl Suite {
+    /// Connects to the cluster and removes what an earlier run left.
+    pub async fn start(boot: Boot, cluster: Box<dyn Cluster>, logs: PathBuf) -> Result<Self> {
+        // Fails only when some library has installed it already.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let file = cluster.kubeconfig();
+        let kubeconfig =
+            Kubeconfig::read_from(&file).with_context(|| format!("reading {}", file.display()))?;
+        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        let client = kube::Client::try_from(config)?;
+        let suite = Self {
+            boot,
+            client,
+            report: Report::default(),
+            logs,
+            cluster,
+            seen: Mutex::default(),
+            backends: OnceCell::new(),
+        };
+        suite.sweep().await?;
+        Ok(suite)
+    }
+
+    /// Removes what the tests share.
+    pub async fn finish(&self) {
+        if let Err(error) = self.sweep().await {
+            eprintln!("removing the tests' namespaces: {error:#}");
+        }
+    }
+
+    /// The nodes.
+    pub fn nodes(&self) -> Vec<Host> {
+        self.cluster.nodes()
+    }
+
+    /// The two clients.
+    pub fn clients(&self) -> [Host; 2] {
+        self.cluster.clients()
+    }
+
+    /// Remembers addresses that were given out.
+    pub fn see(&self, vips: Vips) {
+        if let Ok(mut seen) = self.seen.lock() {
+            seen.retain(|other| *other != vips);
+            seen.push(vips);
+        }
+    }
+
+    /// All addresses that were given out.
+    pub fn seen_vips(&self) -> Vec<Vips> {
+        self.seen.lock().map(|seen| seen.clone()).unwrap_or_default()
+    }
+
+    /// Does something to the cluster that takes its time.
+    pub fn cluster<T>(&self, work: impl FnOnce(&dyn Cluster) -> T) -> T {
+        block_in_place(|| work(&*self.cluster))
+    }
+
+    /// Does something inside a host's network namespace, such as asking a server as that host.
+    pub fn inside<T: Send>(&self, host: &Host, work: impl AsyncFnOnce() -> Result<T> + Send) -> Result<T> {
+        block_in_place(|| {
+            steerage_lab::in_netns(&host.netns, || -> Result<T> {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                runtime.block_on(work())
+            })?
+        })
+    }
+
+    /// One ready backend per node, in the nodes' order, in [`COMMON`] with the label [`ECHO`].
+    pub async fn backends(&self) -> Result<&[Pod]> {
+        let made = self.backends.get_or_try_init(async || -> Result<Vec<Pod>> {
+            self.make_namespace(COMMON).await?;
+            let mut backends = Vec::new();
+            for node in self.nodes() {
+                let pod = pods::echo(&format!("{ECHO}-{}", node.name), ECHO, &node.name, 0)?;
+                backends.push(scene::create_pod(&self.client, COMMON, &pod).await?);
+            }
+            for pod in &mut backends {
+                scene::set_ready(&self.client, pod, true).await?;
+                *pod = scene::wait_ready(&self.client, pod, true).await?;
+            }
+            Ok(backends)
+        });
+        Ok(made.await?)
+    }
+
+    /// Makes a namespace that [`Suite::finish`] removes.
+    pub async fn make_namespace(&self, name: &str) -> Result<()> {
+        let namespace = json!({ "metadata": { "name": name, "labels": { MARK: "true" } } });
+        let namespace: Namespace = serde_json::from_value(namespace)?;
+        Api::all(self.client.clone())
+            .create(&PostParams::default(), &namespace)
+            .await
+            .context("making a namespace")?;
+        Ok(())
+    }
+
+    async fn sweep(&self) -> Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let ours = ListParams::default().labels(MARK);
+        for namespace in namespaces.list(&ours).await? {
+            namespaces
+                .delete(namespace.metadata.name.as_deref().unwrap_or_default(), &DeleteParams::default())
+                .await?;
+        }
+        crate::wait::until("the end of the tests' namespaces", crate::wait::SOON * 2, async || {
+            let left = namespaces.list(&ours).await.map_err(|error| error.to_string())?.items;
+            if left.is_empty() {
+                return Ok(());
+            }
+            Err(format!("{:?}", left.iter().map(|namespace| &namespace.metadata.name).collect::<Vec<_>>()))
+        })
+        .await
+    }
+}

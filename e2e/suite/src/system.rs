@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Steerage's own pods: found by the chart's labels, killed, scaled, given other flags.
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+
+use crate::pods::has;
+use crate::suite::Suite;
+use crate::wait::{SOON, until};
+
+/// Where the chart is installed.
+pub const NAMESPACE: &str = "steerage-system";
+/// The controller's component label.
+pub const CONTROLLER: &str = "controller";
+/// The agent's component label.
+pub const AGENT: &str = "agent";
+/// The controller's Deployment and Lease.
+const NAME: &str = "steerage-controller";
+
+/// The pods of a component that are not being deleted.
+pub async fn pods(suite: &Suite, component: &str) -> Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(suite.client.clone(), NAMESPACE);
+    let labels = format!("app.kubernetes.io/name=steerage,app.kubernetes.io/component={component}");
+    let mut found = pods.list(&ListParams::default().labels(&labels)).await?.items;
+    found.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+    Ok(found)
+}
+
+/// Ends a pod's first container with SIGKILL.
+pub fn kill(suite: &Suite, pod: &Pod) -> Result<()> {
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).context("the pod has no node")?;
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+    let id =
+        statuses.and_then(|all| all.first()?.container_id.as_deref()).context("the pod has no container")?;
+    let (_, id) = id.split_once("://").context("an id without a runtime")?;
+    // The kubelet names a container's cgroup after it.
+    let script = format!(
+        "killed=1; for group in /proc/[0-9]*/cgroup; do if grep -q {id} $group 2>/dev/null; then \
+         process=${{group%/cgroup}}; kill -9 ${{process#/proc/}} && killed=0; fi; done; exit $killed"
+    );
+    suite.cluster(|cluster| cluster.exec(node, &["sh", "-c", &script])).map(drop)
+}
+
+/// How often a pod's first container was started again.
+pub fn restarts(pod: &Pod) -> i32 {
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+    statuses.and_then(|all| all.first()).map_or(0, |status| status.restart_count)
+}
+
+/// The name of the pod that holds the controller's Lease.
+pub async fn leader(suite: &Suite) -> Result<String> {
+    let leases: Api<Lease> = Api::namespaced(suite.client.clone(), NAMESPACE);
+    let lease = leases.get(NAME).await?;
+    let holder = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty());
+    holder.context("nobody holds the Lease")
+}
+
+/// How many controllers should run.
+pub async fn replicas(suite: &Suite) -> Result<usize> {
+    let deployment = deployments(suite).get(NAME).await?;
+    Ok(usize::try_from(deployment.spec.and_then(|spec| spec.replicas).unwrap_or(1))?)
+}
+
+/// Runs so many controllers; returns when exactly they are ready.
+pub async fn scale(suite: &Suite, replicas: usize) -> Result<()> {
+    let change = json!({ "spec": { "replicas": replicas } });
+    deployments(suite).patch(NAME, &PatchParams::default(), &Patch::Merge(change)).await?;
+    controllers(suite, replicas).await
+}
+
+/// Returns when exactly so many controllers run, all ready and all of the present version.
+pub async fn controllers(suite: &Suite, replicas: usize) -> Result<()> {
+    until(format!("{replicas} ready controllers"), SOON * 2, async || -> Result<()> {
+        let status = deployments(suite).get(NAME).await?;
+        let observed = status.status.clone().unwrap_or_default();
+        ensure!(observed.observed_generation == status.metadata.generation, "the Deployment is not observed");
+        ensure!(
+            observed.updated_replicas.unwrap_or(0) == i32::try_from(replicas)?,
+            "{:?} controllers are of the present version",
+            observed.updated_replicas
+        );
+        let all: Api<Pod> = Api::namespaced(suite.client.clone(), NAMESPACE);
+        let labels = format!("app.kubernetes.io/name=steerage,app.kubernetes.io/component={CONTROLLER}");
+        let pods = all.list(&ListParams::default().labels(&labels)).await?.items;
+        let ready = pods.iter().filter(|pod| has(pod, "Ready")).count();
+        ensure!(pods.len() == replicas && ready == replicas, "{} controllers, {ready} ready", pods.len());
+        Ok(())
+    })
+    .await
+}
+
+/// Gives the controller an argument, or takes it away, and returns when it runs so.
+pub async fn argument(suite: &Suite, argument: &str, given: bool) -> Result<()> {
+    let deployment = deployments(suite).get(NAME).await?;
+    let spec = deployment
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.template.spec.as_ref())
+        .context("an empty Deployment")?;
+    let container = spec.containers.first().context("no container")?;
+    let mut arguments = container.args.clone().unwrap_or_default();
+    arguments.retain(|present| present != argument);
+    if given {
+        arguments.push(argument.to_owned());
+    }
+    let change = json!({
+        "spec": { "template": { "spec": { "containers": [{ "name": container.name, "args": arguments }] } } },
+    });
+    let replicas = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+    deployments(suite).patch(NAME, &PatchParams::default(), &Patch::Strategic(change)).await?;
+    controllers(suite, usize::try_from(replicas)?).await
+}
+
+/// Returns when a component's killed pod runs again and is ready.
+pub async fn recovered(suite: &Suite, component: &str, killed: &Pod) -> Result<()> {
+    until(format!("pod {} after its death", killed.name_any()), SOON * 2, async || -> Result<()> {
+        let pods = pods(suite, component).await?;
+        let pod = pods.iter().find(|pod| pod.name_any() == killed.name_any()).context("the pod is gone")?;
+        ensure!(restarts(pod) > restarts(killed), "it was not started again");
+        ensure!(has(pod, "Ready"), "it is not ready");
+        Ok(())
+    })
+    .await
+}
+
+fn deployments(suite: &Suite) -> Api<Deployment> {
+    Api::namespaced(suite.client.clone(), NAMESPACE)
+}
