@@ -27,7 +27,7 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// kubectlName is apart from servers because its errors are for a person, not for a log.
+// kubectlName is not among the servers: its errors are for a person, not for a log.
 const kubectlName = "kubectl"
 
 var servers = map[string]func() *cobra.Command{
