@@ -48,6 +48,9 @@ pub fn enter(name: &str) -> Result<()> {
         {
             inherit_cpuset(&hierarchy.mount, &folder)?;
         }
+        if hierarchy.controllers.is_none() {
+            hand_controllers_on(&hierarchy.mount, &folder);
+        }
         join(&folder)?;
     }
     unshare(CloneFlags::CLONE_NEWCGROUP).doing(|| "making a cgroup namespace".to_owned())?;
@@ -97,6 +100,17 @@ pub fn remove(name: &str, below: Option<&str>) -> Result<()> {
 
 fn join(folder: &Path) -> Result<()> {
     fs::write(folder.join("cgroup.procs"), "0").doing(|| format!("joining the cgroup {}", folder.display()))
+}
+
+/// Under version 2 a cgroup has the controllers that its parent hands on. What can't be handed on is not limited.
+fn hand_controllers_on(root: &Path, folder: &Path) {
+    let steps: Vec<_> = folder.ancestors().skip(1).take_while(|step| step.starts_with(root)).collect();
+    for step in steps.into_iter().rev() {
+        let controllers = fs::read_to_string(step.join("cgroup.controllers")).unwrap_or_default();
+        for controller in controllers.split_whitespace() {
+            let _ = fs::write(step.join("cgroup.subtree_control"), format!("+{controller}"));
+        }
+    }
 }
 
 /// A new cpuset of version 1 is empty and takes nobody in.

@@ -2,8 +2,6 @@
 //! Steerage's edge on the edge hosts: taken out of its image, run as a background process outside of the cluster.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -17,6 +15,7 @@ use crate::daemon;
 use crate::error::{Doing, Error, Result};
 use crate::images;
 use crate::netns::in_netns;
+use crate::probe::is_well;
 use crate::progress::wait;
 use crate::state::{Lab, write};
 
@@ -129,17 +128,7 @@ fn wait_until_ready(lab: &Lab, host: &Host) -> Result<()> {
                     log.display()
                 )));
             }
-            in_netns(&host.netns, || ready().is_ok_and(|ready| ready))
+            in_netns(&host.netns, || is_well(ADMIN_PORT, "/readyz"))
         },
     )
-}
-
-/// Asks the edge of the namespace that the calling thread is in.
-fn ready() -> std::io::Result<bool> {
-    let mut stream = TcpStream::connect(("127.0.0.1", ADMIN_PORT))?;
-    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-    stream.write_all(b"GET /readyz HTTP/1.0\r\nHost: edge\r\n\r\n")?;
-    let mut answer = [0; 12];
-    stream.read_exact(&mut answer)?;
-    Ok(answer.ends_with(b" 200"))
 }

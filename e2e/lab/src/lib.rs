@@ -21,6 +21,7 @@ pub mod manifests;
 pub mod netns;
 pub mod node;
 pub mod node_init;
+pub mod probe;
 pub mod progress;
 pub mod report;
 pub mod state;

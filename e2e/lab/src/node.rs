@@ -13,20 +13,24 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::addresses::{Host, Role};
+use crate::addresses::{Host, Role, ServiceProxy};
 use crate::cgroup;
 use crate::command::run;
 use crate::config;
 use crate::daemon;
 use crate::error::{Doing, Error, Result};
 use crate::images;
-use crate::netns;
+use crate::netns::{self, in_netns};
+use crate::probe::is_well;
 use crate::progress::wait;
 use crate::state::{Lab, PATH, write};
 use crate::topology;
 
 /// How long a node may take to be ready.
 pub const READY_WITHIN: Duration = Duration::from_mins(3);
+
+/// Where kube-proxy answers for its health.
+const KUBE_PROXY_HEALTH: u16 = 10256;
 
 /// Writes what a node's components read.
 pub fn configure(lab: &Lab, host: &Host) -> Result<()> {
@@ -81,7 +85,7 @@ pub fn kill(lab: &Lab, host: &Host) -> Result<()> {
     cgroup::remove(&lab.cgroup(), Some(&host.name))
 }
 
-/// Switches a killed node on again and returns when Kubernetes has heard from it.
+/// Switches a killed node on again and returns when Kubernetes has heard from it and its Services work.
 pub fn revive(lab: &Lab, host: &Host) -> Result<()> {
     if running(lab, host) {
         return Err(Error::Refused(format!("{} runs already", host.name)));
@@ -94,7 +98,14 @@ pub fn revive(lab: &Lab, host: &Host) -> Result<()> {
     topology::attach(&lab.plan, host)?;
     start(lab, host)?;
     let hint = || format!("see {}", lab.log(&format!("{}-kubelet", host.name)).display());
-    wait(&format!("a ready {}", host.name), READY_WITHIN, hint, || Ok(ready_since_boot(lab, host)))
+    wait(&format!("a ready {}", host.name), READY_WITHIN, hint, || Ok(ready_since_boot(lab, host)))?;
+    if lab.plan.service_proxy != ServiceProxy::KubeProxy {
+        return Ok(());
+    }
+    let hint = || format!("see {}", lab.log(&format!("{}-kube-proxy", host.name)).display());
+    wait(&format!("kube-proxy on {}", host.name), READY_WITHIN, hint, || {
+        in_netns(&host.netns, || is_well(KUBE_PROXY_HEALTH, "/healthz"))
+    })
 }
 
 /// Returns when the containerd of every node answers.
