@@ -24,7 +24,7 @@
 //!         .add_rule(&table, "prerouting", &Rule::new()
 //!             .equals(&Source::l4proto(), Field::Proto(6))
 //!             .equals(&Source::dport(), Field::Port(80))
-//!             .map("servers", &[Source::Random { modulus: 2 }])
+//!             .map("servers", &[Source::Random { modulus: 2, offset: 0 }])
 //!             .dnat(Family::Ip));
 //!     let server = |n: u8| Element::entry(
 //!         concat(&[Field::Number(n.into())]),

@@ -26,15 +26,19 @@ pub enum Source {
     Ct(Ct),
     /// What kind of address the packet's address is here (RTN_*, see [`Source::LOCAL`]).
     FibType(FibAddress),
-    /// A random number below the modulus, in host order.
+    /// A random number, in host order.
     Random {
         /// How many values.
         modulus: u32,
+        /// The least of them.
+        offset: u32,
     },
-    /// A counter that runs up to the modulus and starts again, in host order.
+    /// A counter that runs through its values and starts again, in host order.
     Increment {
         /// How many values.
         modulus: u32,
+        /// The least of them.
+        offset: u32,
     },
     /// Jenkins hash of a concatenation, scaled down below the modulus, in host order. The seed is always fixed: without
     /// one the kernel takes a new one on each load, and what the hash had spread moves.
@@ -321,8 +325,8 @@ impl Source {
                 e.attr_u32(2, 3);
                 e.attr_u32(3, *address as u32);
             }),
-            Self::Random { modulus } => numgen(out, at, *modulus, 1),
-            Self::Increment { modulus } => numgen(out, at, *modulus, 0),
+            Self::Random { modulus, offset } => numgen(out, at, *modulus, 1, *offset),
+            Self::Increment { modulus, offset } => numgen(out, at, *modulus, 0, *offset),
             Self::Jhash { of, modulus, seed } => {
                 let words = load_all(of, at, out);
                 expression(out, "hash", |e| {
@@ -434,11 +438,11 @@ fn lookup(out: &mut Writer, at: Register, map: &str, key: &[Source]) {
     });
 }
 
-fn numgen(out: &mut Writer, at: Register, modulus: u32, mode: u32) {
+fn numgen(out: &mut Writer, at: Register, modulus: u32, mode: u32, offset: u32) {
     expression(out, "numgen", |e| {
         e.attr_u32(1, at.wire());
         e.attr_u32(2, modulus);
         e.attr_u32(3, mode);
-        e.attr_u32(4, 0);
+        e.attr_u32(4, offset);
     });
 }

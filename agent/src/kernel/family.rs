@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Our table of one family: created, adopted, repaired, updated.
+
+use std::collections::BTreeMap;
+
+use steerage_model::Family;
+use steerage_nft::{Batch, Error, Nft, RuleInfo, Table};
+
+use crate::rules::{Changes, Elements, Shape, Skeleton, TABLE, difference};
+
+/// The table of one family.
+#[derive(Debug)]
+pub struct FamilyTable {
+    nft: Nft,
+    model: Family,
+    family: steerage_nft::Family,
+    table: Table,
+    /// The rules as the kernel listed them right after we wrote them, by chain.
+    written: Option<BTreeMap<String, Vec<Vec<u8>>>>,
+}
+
+impl FamilyTable {
+    /// The table of `family`, as yet unread.
+    pub fn new(nft: Nft, model: Family, family: steerage_nft::Family) -> Self {
+        Self { nft, model, family, table: Table::new(family, TABLE), written: None }
+    }
+
+    /// Its family.
+    pub fn model(&self) -> Family {
+        self.model
+    }
+
+    /// The netlink port by which its changes are known to be ours.
+    pub fn port(&self) -> Result<u32, Error> {
+        self.nft.port()
+    }
+
+    /// Writes a difference in one transaction.
+    pub fn write(&mut self, changes: &Changes) -> Result<(), Error> {
+        let mut batch = Batch::new();
+        append(&mut batch, &self.table, changes);
+        self.nft.commit(batch)
+    }
+
+    /// Makes the table what it should be, whatever it is now, in one transaction; writes only what differs. Returns how many
+    /// elements were written.
+    pub fn synchronise(&mut self, shape: &Shape, wanted: &Elements) -> Result<usize, Error> {
+        let skeleton = Skeleton::new(self.family, shape);
+        let (table, written) = (self.table.clone(), self.written.as_ref());
+        let mut count = 0;
+        self.nft.transact(|nft| {
+            let (batch, elements) = repair(nft, &table, &skeleton, wanted, written)?;
+            count = elements;
+            Ok::<_, Error>(batch)
+        })?;
+        self.written = Some(by_chain(&self.nft.rules(&self.table)?));
+        Ok(count)
+    }
+}
+
+/// Reads what is there and plans what makes it right.
+fn repair(
+    nft: &mut Nft,
+    table: &Table,
+    skeleton: &Skeleton,
+    wanted: &Elements,
+    written: Option<&BTreeMap<String, Vec<Vec<u8>>>>,
+) -> Result<(Batch, usize), Error> {
+    let mut batch = Batch::new();
+    let Some(info) = nft.table(table)? else {
+        create(&mut batch, table, skeleton, wanted);
+        return Ok((batch, wanted.len()));
+    };
+    let mut chains = nft.chains(table)?;
+    let mut ours: Vec<_> = skeleton.chains.iter().map(|chain| chain.name.clone()).collect();
+    chains.sort_unstable();
+    ours.sort_unstable();
+    if info.comment.as_deref() != Some(skeleton.version.as_str()) || chains != ours {
+        tracing::info!(%table, "table of another version or shape: it is replaced");
+        batch.delete_table(table);
+        create(&mut batch, table, skeleton, wanted);
+        return Ok((batch, wanted.len()));
+    }
+
+    let sets = nft.sets(table)?;
+    for (name, set) in &skeleton.sets {
+        if !sets.contains(name) {
+            batch.add_set(table, set);
+        }
+    }
+    let rules = nft.rules(table)?;
+    let found = by_chain(&rules);
+    for chain in &skeleton.chains {
+        let mine: Vec<_> = rules.iter().filter(|rule| rule.chain == chain.name).collect();
+        let digest = mine.first().and_then(|rule| rule.comment.as_deref());
+        let untouched = written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));
+        if digest != Some(chain.digest.as_str()) || mine.len() != chain.rules.len() || !untouched {
+            tracing::info!(%table, chain = chain.name, "chain is written anew");
+            batch.flush_chain(table, &chain.name);
+            for rule in &chain.rules {
+                batch.add_rule(table, &chain.name, rule);
+            }
+        }
+    }
+    let mut held = Elements::new();
+    for id in skeleton.filled.iter().filter(|id| sets.contains(&id.name())) {
+        for element in nft.elements(table, &id.name())? {
+            held.insert((*id, element.key.clone()), element);
+        }
+    }
+    let changes = difference(&held, wanted);
+    append(&mut batch, table, &changes);
+    // After the chains that named them were written anew: sets of timeouts that nobody uses any more.
+    for name in sets.iter().filter(|name| !skeleton.sets.iter().any(|(wanted, _)| wanted == *name)) {
+        batch.delete_set(table, name);
+    }
+    Ok((batch, changes.count()))
+}
+
+fn create(batch: &mut Batch, table: &Table, skeleton: &Skeleton, wanted: &Elements) {
+    batch.add_table(table, Some(&skeleton.version));
+    for (_, set) in &skeleton.sets {
+        batch.add_set(table, set);
+    }
+    // Before any rule, so that no packet meets rules without elements.
+    append(batch, table, &difference(&Elements::new(), wanted));
+    for chain in &skeleton.chains {
+        batch.add_chain(table, &chain.chain);
+        for rule in &chain.rules {
+            batch.add_rule(table, &chain.name, rule);
+        }
+    }
+}
+
+fn append(batch: &mut Batch, table: &Table, changes: &Changes) {
+    for (id, elements) in &changes.delete {
+        batch.delete_elements(table, &id.name(), elements);
+    }
+    for (id, elements) in &changes.add {
+        batch.add_elements(table, &id.name(), elements);
+    }
+}
+
+fn by_chain(rules: &[RuleInfo]) -> BTreeMap<String, Vec<Vec<u8>>> {
+    let mut chains: BTreeMap<String, Vec<Vec<u8>>> = BTreeMap::new();
+    for rule in rules {
+        chains.entry(rule.chain.clone()).or_default().push(rule.expressions.clone());
+    }
+    chains
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The writer: makes the kernel hold what the plan says. All netlink I/O of the agent happens below here.
+
+mod family;
+mod flows;
+mod monitor;
+
+pub use family::FamilyTable;
+pub use flows::{Cleaner, StaleFlows};
+pub use monitor::watch_foreign;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use steerage_model::{Family, Key, Protocol};
+use steerage_nft::{Batch, Error, Nft, Table};
+
+use crate::plan::{Desired, Frontend, ServicePlan, Touched};
+use crate::rules::{Shape, TABLE, difference, touched_elements};
+
+/// The families, and what nftables calls them.
+const FAMILIES: [(Family, steerage_nft::Family); 2] =
+    [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)];
+
+/// What a write did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Elements written.
+    pub elements: usize,
+    /// The whole state was compared with the kernel's.
+    pub full: bool,
+    /// UDP frontends whose endpoints changed, each with those whose flows may stay.
+    pub udp: BTreeMap<Frontend, Arc<[SocketAddr]>>,
+}
+
+/// The tables of this node and what they should hold.
+#[derive(Debug)]
+pub struct Dataplane {
+    desired: Desired,
+    shape: Shape,
+    tables: Vec<FamilyTable>,
+    /// What the kernel holds may differ from what we wrote last.
+    suspect: bool,
+    /// UDP frontends that changed since the last success.
+    udp: BTreeSet<Frontend>,
+}
+
+impl Dataplane {
+    /// Opens it in the network namespace of the calling thread; nothing is written yet. A family that the kernel does not have
+    /// is left out.
+    pub fn open() -> Result<Self, Error> {
+        let mut tables = Vec::new();
+        for (model, family) in FAMILIES {
+            let mut nft = Nft::open()?;
+            match nft.tables(family) {
+                Ok(_) => tables.push(FamilyTable::new(nft, model, family)),
+                Err(error) if error.is_unsupported() => {
+                    tracing::warn!(family = %model, "the kernel does not have this family: it is not served");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self {
+            desired: Desired::default(),
+            shape: Shape::default(),
+            tables,
+            suspect: true,
+            udp: BTreeSet::new(),
+        })
+    }
+
+    /// The netlink ports by which our own changes are known.
+    pub fn ports(&self) -> Result<Vec<u32>, Error> {
+        self.tables.iter().map(FamilyTable::port).collect()
+    }
+
+    /// What the node should do.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// Compares everything with the kernel at the next [`Dataplane::apply`].
+    pub fn suspect(&mut self) {
+        self.suspect = true;
+    }
+
+    /// Whether the kernel's state has to be compared.
+    pub fn is_suspect(&self) -> bool {
+        self.suspect
+    }
+
+    /// Takes in new plans and writes them: only the difference, where the kernel is known to hold what was written before. On an
+    /// error nothing of a family was written; the plans are kept, and the next call compares everything.
+    pub fn apply(
+        &mut self,
+        updates: BTreeMap<Key, ServicePlan>,
+        pods: &[ipnet::IpNet],
+    ) -> Result<Applied, Error> {
+        let touched = self.desired.touched(&updates);
+        let old: Vec<_> = self.elements(&touched);
+        let actions = self.udp_actions(&touched);
+        self.desired.update(updates);
+        let shape = Shape { pod_networks: pods.to_vec(), timeouts: self.desired.timeouts() };
+        if shape != self.shape {
+            self.suspect = true;
+            self.shape = shape;
+        }
+        let now = self.udp_actions(&touched);
+        self.udp.extend(
+            actions.keys().chain(now.keys()).filter(|frontend| actions.get(*frontend) != now.get(*frontend)),
+        );
+
+        let mut applied = Applied { full: self.suspect, ..Applied::default() };
+        if self.suspect {
+            let everything = self.desired.everything();
+            let wanted = self.elements(&everything);
+            for (table, wanted) in self.tables.iter_mut().zip(&wanted) {
+                applied.elements += table.synchronise(&self.shape, wanted)?;
+            }
+            self.suspect = false;
+        } else {
+            // Until it is known to have worked.
+            self.suspect = true;
+            let new = self.elements(&touched);
+            for (table, (old, new)) in self.tables.iter_mut().zip(old.iter().zip(&new)) {
+                let changes = difference(old, new);
+                applied.elements += changes.count();
+                table.write(&changes)?;
+            }
+            self.suspect = false;
+        }
+        applied.udp = std::mem::take(&mut self.udp)
+            .into_iter()
+            .map(|frontend| {
+                let serving = self.desired.action(&frontend).map(|action| Arc::clone(&action.serving));
+                (frontend, serving.unwrap_or_default())
+            })
+            .collect();
+        Ok(applied)
+    }
+
+    fn elements(&self, touched: &Touched) -> Vec<crate::rules::Elements> {
+        self.tables.iter().map(|table| touched_elements(&self.desired, touched, table.model())).collect()
+    }
+
+    /// What UDP frontends do now: a flow may have to go when this changes.
+    fn udp_actions(&self, touched: &Touched) -> BTreeMap<Frontend, crate::plan::Action> {
+        let udp = touched.frontends.iter().filter(|frontend| frontend.protocol == Protocol::Udp);
+        udp.filter_map(|frontend| Some((*frontend, self.desired.action(frontend)?.clone()))).collect()
+    }
+}
+
+/// Takes our tables out of the kernel; other tables are not touched.
+pub fn clean_up() -> Result<(), Error> {
+    for (_, family) in FAMILIES {
+        let mut nft = Nft::open()?;
+        let table = Table::new(family, TABLE);
+        match nft.table(&table) {
+            Ok(None) => {}
+            Ok(Some(_)) => {
+                let mut batch = Batch::new();
+                batch.delete_table(&table);
+                nft.commit(batch)?;
+                tracing::info!(%table, "table deleted");
+            }
+            Err(error) if error.is_unsupported() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

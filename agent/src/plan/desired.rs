@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! All Services together: who owns a frontend that several claim, and which shared things are still needed by anybody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use steerage_model::Key;
+
+use super::{Action, Frontend, HealthPorts, ServicePlan};
+
+/// What the node should do, kept up to date Service by Service.
+#[derive(Debug, Clone, Default)]
+pub struct Desired {
+    plans: BTreeMap<Key, ServicePlan>,
+    /// The Services that want a frontend. The first by name has it: any rule that all nodes follow will do.
+    claims: BTreeMap<Frontend, BTreeSet<Key>>,
+    cluster_addresses: Counted,
+    hairpins: Counted,
+}
+
+/// What an update touched; what it is now, [`Desired`] says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Frontends.
+    pub frontends: BTreeSet<Frontend>,
+    /// Cluster addresses.
+    pub cluster_addresses: BTreeSet<IpAddr>,
+    /// Endpoints on this node.
+    pub hairpins: BTreeSet<IpAddr>,
+}
+
+impl Desired {
+    /// What `update` with the same plans would touch: the claimed things of the Services' old and new plans.
+    pub fn touched(&self, updates: &BTreeMap<Key, ServicePlan>) -> Touched {
+        let mut touched = Touched::default();
+        for (key, new) in updates {
+            for plan in self.plans.get(key).into_iter().chain([new]) {
+                touched.frontends.extend(plan.frontends.iter().map(|(frontend, _)| *frontend));
+                touched.cluster_addresses.extend(&plan.cluster_addresses);
+                touched.hairpins.extend(&plan.hairpins);
+            }
+        }
+        touched
+    }
+
+    /// Replaces the plans of some Services. An empty plan takes the Service out.
+    pub fn update(&mut self, updates: BTreeMap<Key, ServicePlan>) {
+        for (key, new) in updates {
+            if let Some(old) = self.plans.remove(&key) {
+                for (frontend, _) in &old.frontends {
+                    if let Some(claims) = self.claims.get_mut(frontend) {
+                        claims.remove(&key);
+                        if claims.is_empty() {
+                            self.claims.remove(frontend);
+                        }
+                    }
+                }
+                old.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.remove(addr));
+                old.hairpins.iter().for_each(|addr| self.hairpins.remove(addr));
+            }
+            if new != ServicePlan::default() {
+                for (frontend, _) in &new.frontends {
+                    self.claims.entry(*frontend).or_default().insert(key.clone());
+                }
+                new.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.add(*addr));
+                new.hairpins.iter().for_each(|addr| self.hairpins.add(*addr));
+                self.plans.insert(key, new);
+            }
+        }
+    }
+
+    /// What becomes of packets to a frontend.
+    pub fn action(&self, frontend: &Frontend) -> Option<&Action> {
+        let owner = self.claims.get(frontend)?.first()?;
+        self.plans.get(owner)?.frontends.iter().find(|(of, _)| of == frontend).map(|(_, action)| action)
+    }
+
+    /// All frontends.
+    pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
+        self.claims.keys()
+    }
+
+    /// Everything there is, in the form of what was touched.
+    pub fn everything(&self) -> Touched {
+        Touched {
+            frontends: self.claims.keys().copied().collect(),
+            cluster_addresses: self.cluster_addresses.all().collect(),
+            hairpins: self.hairpins.all().collect(),
+        }
+    }
+
+    /// Whether any Service has this cluster address.
+    pub fn is_cluster_address(&self, addr: &IpAddr) -> bool {
+        self.cluster_addresses.has(addr)
+    }
+
+    /// Whether this is an endpoint on this node.
+    pub fn is_hairpin(&self, addr: &IpAddr) -> bool {
+        self.hairpins.has(addr)
+    }
+
+    /// The Services known, by key.
+    pub fn services(&self) -> impl Iterator<Item = &Key> {
+        self.plans.keys()
+    }
+
+    /// The health-check port of a Service.
+    pub fn health(&self, key: &Key) -> Option<&super::HealthPort> {
+        self.plans.get(key)?.health.as_ref()
+    }
+
+    /// All health-check ports.
+    pub fn health_ports(&self) -> HealthPorts {
+        let with_port = |(key, plan): (&Key, &ServicePlan)| Some((key.clone(), plan.health.clone()?));
+        self.plans.iter().filter_map(with_port).collect()
+    }
+
+    /// The affinity timeouts in use, in seconds.
+    pub fn timeouts(&self) -> BTreeSet<u32> {
+        self.plans
+            .values()
+            .flat_map(|plan| &plan.frontends)
+            .filter_map(|(_, action)| action.affinity)
+            .collect()
+    }
+}
+
+/// Addresses, each with how many Services need it.
+#[derive(Debug, Clone, Default)]
+struct Counted(BTreeMap<IpAddr, usize>);
+
+impl Counted {
+    fn add(&mut self, addr: IpAddr) {
+        *self.0.entry(addr).or_default() += 1;
+    }
+
+    fn remove(&mut self, addr: &IpAddr) {
+        if let Some(count) = self.0.get_mut(addr) {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(addr);
+            }
+        }
+    }
+
+    fn has(&self, addr: &IpAddr) -> bool {
+        self.0.contains_key(addr)
+    }
+
+    fn all(&self) -> impl Iterator<Item = IpAddr> {
+        self.0.keys().copied()
+    }
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One Service: its frontends and where they lead, by the rules of kube-proxy 1.36.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use steerage_model::{
+    Backend, Family, Index, Policy, Service, ServiceKind, ServicePort, backends, cluster_backends,
+    local_backends, local_ready_count, names,
+};
+
+use super::{Action, Frontend, HealthPort, Masquerade, Place, ServicePlan};
+
+/// Whether this agent serves the Service: labelled for it, or not labelled for another one where it serves all.
+pub fn serves(service: &Service, all_services: bool) -> bool {
+    let ours = match service.proxy_name.as_deref() {
+        Some(name) => name == names::PROXY_NAME,
+        None => all_services,
+    };
+    ours && service.kind != ServiceKind::ExternalName
+        && !service.headless_label
+        && !service.cluster_ips.is_empty()
+}
+
+/// What `service` asks of this node.
+pub fn plan_service(service: &Service, index: &Index, place: &Place) -> ServicePlan {
+    if !serves(service, place.all_services) {
+        return ServicePlan::default();
+    }
+    let mut plan = ServicePlan {
+        cluster_addresses: service.cluster_ips.clone(),
+        health: health(service, index, place),
+        ..ServicePlan::default()
+    };
+    let mut seen = BTreeSet::new();
+    let mut hairpins = BTreeSet::new();
+    for family in families(service) {
+        for port in &service.ports {
+            let all = backends(index.slices(&service.key), family, &port.name, port.protocol);
+            hairpins.extend(all.iter().filter(|b| b.endpoint.is_on(&place.node)).map(|b| b.endpoint.addr));
+            for (frontend, action) in port_frontends(service, port, family, &all, place) {
+                // The same address by two ways (a VIP that is also an external IP) is served the first way.
+                if seen.insert(frontend) {
+                    plan.frontends.push((frontend, action));
+                }
+            }
+        }
+    }
+    plan.hairpins = hairpins.into_iter().collect();
+    plan
+}
+
+fn families(service: &Service) -> BTreeSet<Family> {
+    service.cluster_ips.iter().map(|addr| Family::of(*addr)).collect()
+}
+
+fn health(service: &Service, index: &Index, place: &Place) -> Option<HealthPort> {
+    let families = families(service);
+    let count = |family| {
+        families.contains(&family).then(|| local_ready_count(index.slices(&service.key), family, &place.node))
+    };
+    Some(HealthPort { port: service.health_port()?, v4: count(Family::V4), v6: count(Family::V6) })
+}
+
+fn port_frontends(
+    service: &Service,
+    port: &ServicePort,
+    family: Family,
+    all: &[Backend<'_>],
+    place: &Place,
+) -> Vec<(Frontend, Action)> {
+    let cluster = sockets(&cluster_backends(all, &place.node, place.zone.as_deref()));
+    let local = sockets(&local_backends(all, &place.node));
+    let serving: Vec<_> = all.iter().filter(|b| b.endpoint.serving || b.endpoint.ready).copied().collect();
+    let base = Action {
+        reject: cluster.is_empty() && local.is_empty(),
+        targets: Arc::clone(&cluster),
+        local: None,
+        masquerade: Masquerade::NotPods,
+        sources: None,
+        affinity: service.affinity.map(|a| u32::try_from(a.timeout.as_secs()).unwrap_or(u32::MAX)),
+        serving: sockets(&serving),
+    };
+    let internal = match service.internal_policy {
+        Policy::Cluster => base.clone(),
+        Policy::Local => Action { targets: Arc::clone(&local), ..base.clone() },
+    };
+    let external = match service.external_policy {
+        Policy::Cluster => Action { masquerade: Masquerade::All, ..base },
+        Policy::Local => Action { masquerade: Masquerade::Host, local: Some(local), ..base },
+    };
+    let vip = Action { sources: sources(service, family, place), ..external.clone() };
+
+    let at = |addr: IpAddr, number: u16| Frontend { addr, protocol: port.protocol, port: number };
+    let of_family = |addr: &IpAddr| Family::of(*addr) == family;
+    let mut frontends = Vec::new();
+    for addr in service.cluster_ips.iter().copied().filter(of_family) {
+        frontends.push((at(addr, port.port), internal.clone()));
+    }
+    if service.kind == ServiceKind::LoadBalancer {
+        for addr in service.vips().filter(of_family) {
+            frontends.push((at(addr, port.port), vip.clone()));
+        }
+    }
+    for addr in service.external_ips.iter().copied().filter(of_family) {
+        frontends.push((at(addr, port.port), external.clone()));
+    }
+    if let Some(number) = port.node_port.filter(|_| service.kind != ServiceKind::ClusterIp) {
+        for addr in place.node_port_addresses.iter().copied().filter(of_family) {
+            frontends.push((at(addr, number), external.clone()));
+        }
+    }
+    frontends
+}
+
+/// Who may use the VIPs of this family. A list that names only the other family lets nobody in here: whoever limits the
+/// sources does not mean "and everybody by IPv6". (Kube-proxy leaves such a family open.)
+fn sources(service: &Service, family: Family, place: &Place) -> Option<Arc<[IpNet]>> {
+    let ranges = &service.source_ranges;
+    let of_family = |net: &&IpNet| Family::of(net.addr()) == family;
+    if ranges.is_empty() || ranges.iter().filter(of_family).any(|net| net.prefix_len() == 0) {
+        return None;
+    }
+    let mut allowed: BTreeSet<IpNet> = ranges.iter().filter(of_family).map(IpNet::trunc).collect();
+    // Where the VIP is an address of this host, the host's own packets to it carry it as source too.
+    if place.addresses.iter().any(|own| allowed.iter().any(|net| net.contains(own))) {
+        allowed.extend(service.vips().filter(|vip| Family::of(*vip) == family).map(IpNet::from));
+    }
+    Some(IpNet::aggregate(&allowed.into_iter().collect()).into())
+}
+
+fn sockets(backends: &[Backend<'_>]) -> Arc<[SocketAddr]> {
+    backends.iter().map(|b| SocketAddr::new(b.endpoint.addr, b.port)).collect()
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bob Jenkins' lookup3 hash as the kernel's `jhash()` computes it (include/linux/jhash.h), so that user space can name what a
+//! rule has hashed.
+
+use std::net::IpAddr;
+
+/// Seed of the hash by which an endpoint is known to the affinity maps.
+pub(crate) const ENDPOINT_SEED: u32 = 0x5743_1e55;
+/// The number of values: all of 32 bits, save the last.
+pub(crate) const ENDPOINT_MODULUS: u32 = u32::MAX;
+
+/// What `jhash saddr mod ENDPOINT_MODULUS seed ENDPOINT_SEED` gives for an address.
+pub fn endpoint_hash(addr: IpAddr) -> u32 {
+    let hash = match addr {
+        IpAddr::V4(addr) => jhash(&addr.octets(), ENDPOINT_SEED),
+        IpAddr::V6(addr) => jhash(&addr.octets(), ENDPOINT_SEED),
+    };
+    // The kernel's reciprocal_scale().
+    let scaled = (u64::from(hash) * u64::from(ENDPOINT_MODULUS)) >> 32;
+    u32::try_from(scaled).unwrap_or_default()
+}
+
+/// The kernel's `jhash()`.
+pub(crate) fn jhash(bytes: &[u8], seed: u32) -> u32 {
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let start = 0xdead_beef_u32.wrapping_add(length).wrapping_add(seed);
+    let mut state = [start; 3];
+    let mut rest = bytes;
+    while rest.len() > 12 {
+        let (block, tail) = rest.split_at(12);
+        add(&mut state, block);
+        mix(&mut state);
+        rest = tail;
+    }
+    if !rest.is_empty() {
+        add(&mut state, rest);
+        finish(&mut state);
+    }
+    state[2]
+}
+
+fn add(state: &mut [u32; 3], block: &[u8]) {
+    for (word, bytes) in state.iter_mut().zip(block.chunks(4)) {
+        let mut padded = [0; 4];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        *word = word.wrapping_add(u32::from_le_bytes(padded));
+    }
+}
+
+fn mix([a, b, c]: &mut [u32; 3]) {
+    let step = |x: &mut u32, y: &mut u32, z: &mut u32, bits: u32| {
+        *x = x.wrapping_sub(*z) ^ z.rotate_left(bits);
+        *z = z.wrapping_add(*y);
+    };
+    step(a, b, c, 4);
+    step(b, c, a, 6);
+    step(c, a, b, 8);
+    step(a, b, c, 16);
+    step(b, c, a, 19);
+    step(c, a, b, 4);
+}
+
+fn finish([a, b, c]: &mut [u32; 3]) {
+    let step = |x: &mut u32, y: &u32, bits: u32| *x = (*x ^ *y).wrapping_sub(y.rotate_left(bits));
+    step(c, b, 14);
+    step(a, c, 11);
+    step(b, a, 25);
+    step(c, b, 16);
+    step(a, c, 4);
+    step(b, a, 14);
+    step(c, b, 24);
+}

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The chains and rules of one family: the part that does not depend on any Service.
+//!
+//! Only the pod networks of the node and the affinity timeouts in use shape it; when those change, the chains that name them
+//! are written anew in one transaction.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use steerage_nft::{
+    Chain, ChainType, Ct, Direction, DynamicOp, Family, FibAddress, Hook, Meta, Reject, Rule, Set, Source,
+};
+
+use super::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED, jhash};
+use super::layout::{LOCAL_OFFSET, SetId, affinity_name, affinity_set, classes};
+
+/// Before kube-proxy (dstnat, −100), so that a frontend of ours is ours.
+const BEFORE_DSTNAT: i32 = -101;
+/// Before kube-proxy (srcnat, 100).
+const BEFORE_SRCNAT: i32 = 99;
+/// After everybody else's source translation of what comes in.
+const INPUT: i32 = 100;
+
+/// What shapes the skeleton.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// The networks of this node's pods, both families; none: pods are not told from others.
+    pub pod_networks: Vec<IpNet>,
+    /// Affinity timeouts in use, in seconds.
+    pub timeouts: BTreeSet<u32>,
+}
+
+/// A chain with its rules.
+#[derive(Debug, Clone)]
+pub struct SkeletonChain {
+    /// Its name.
+    pub name: String,
+    /// What to create.
+    pub chain: Chain,
+    /// Its rules. The first one's comment carries a digest of all, by which a chain written by another version is known.
+    pub rules: Vec<Rule>,
+    /// The comment of the first rule.
+    pub digest: String,
+}
+
+/// All chains and sets of one family.
+#[derive(Debug, Clone)]
+pub struct Skeleton {
+    /// The sets that the agent fills.
+    pub filled: Vec<SetId>,
+    /// All sets to create, with their names.
+    pub sets: Vec<(String, Set)>,
+    /// The chains; those that others jump to come first.
+    pub chains: Vec<SkeletonChain>,
+    /// Names the version of sets and base chains; the comment of the table.
+    pub version: String,
+}
+
+impl Skeleton {
+    /// The skeleton of `Family::Ip` or `Family::Ip6`.
+    pub fn new(family: Family, shape: &Shape) -> Self {
+        let mut filled = vec![
+            SetId::Frontends,
+            SetId::Rejected,
+            SetId::Restricted,
+            SetId::Sources,
+            SetId::Split,
+            SetId::Masqueraded,
+            SetId::ClusterPorts,
+            SetId::ClusterAddresses,
+            SetId::Hairpins,
+            SetId::Affine,
+            SetId::Sticky,
+            SetId::StickyLocal,
+        ];
+        filled.extend(classes().map(SetId::Slots));
+        let constant: Vec<_> = filled.iter().map(|id| (id.name(), id.set(family))).collect();
+        let version = digest("steerage layout", &(&constant, base_chains()));
+        let mut sets = constant;
+        for seconds in &shape.timeouts {
+            filled.push(SetId::AffineFor(*seconds));
+            sets.push((SetId::AffineFor(*seconds).name(), SetId::AffineFor(*seconds).set(family)));
+            sets.push((affinity_name(*seconds), affinity_set(family, *seconds)));
+        }
+        let chains = Rules { family, shape }.chains();
+        Self { filled, sets, chains, version }
+    }
+}
+
+fn base_chains() -> [Chain; 4] {
+    [
+        Chain::base("prerouting", ChainType::Nat, Hook::Prerouting, BEFORE_DSTNAT),
+        Chain::base("output", ChainType::Nat, Hook::Output, BEFORE_DSTNAT),
+        Chain::base("input", ChainType::Nat, Hook::Input, INPUT),
+        Chain::base("postrouting", ChainType::Nat, Hook::Postrouting, BEFORE_SRCNAT),
+    ]
+}
+
+/// Which of a frontend's two lists.
+#[derive(Clone, Copy)]
+enum List {
+    Cluster,
+    Local,
+}
+
+struct Rules<'a> {
+    family: Family,
+    shape: &'a Shape,
+}
+
+impl Rules<'_> {
+    fn chains(&self) -> Vec<SkeletonChain> {
+        let mut chains: Vec<_> = [
+            ("remember", self.remember()),
+            ("recall-cluster", self.recall(List::Cluster)),
+            ("recall-local", self.recall(List::Local)),
+            ("to-cluster", self.endpoints(List::Cluster)),
+            ("to-local", self.endpoints(List::Local)),
+            ("to-split", self.split()),
+            ("services", self.services()),
+        ]
+        .into_iter()
+        .map(|(name, rules)| sealed(name, Chain::regular(name), rules))
+        .collect();
+        let names = ["prerouting", "output", "input", "postrouting"];
+        let rules = [self.arriving(), self.arriving(), self.delivered(), self.leaving()];
+        for ((name, chain), rules) in names.into_iter().zip(base_chains()).zip(rules) {
+            chains.push(sealed(name, chain, rules));
+        }
+        chains
+    }
+
+    /// The frontend as the packet names it.
+    fn frontend(&self) -> Vec<Source> {
+        vec![Source::daddr(self.family), Source::l4proto(), Source::dport()]
+    }
+
+    /// The frontend as the connection's first packet named it.
+    fn original_frontend(&self) -> Vec<Source> {
+        vec![
+            Source::Ct(Ct::Destination(self.family, Direction::Original)),
+            Source::l4proto(),
+            Source::Ct(Ct::DestinationPort(Direction::Original)),
+        ]
+    }
+
+    fn frontend_and(&self, last: Source) -> Vec<Source> {
+        let mut key = self.frontend();
+        key.push(last);
+        key
+    }
+
+    /// Rules that match what this node's pods send, by its source address.
+    fn sent_by_pods(&self) -> impl Iterator<Item = Rule> {
+        let v6 = self.family == Family::Ip6;
+        self.shape.pod_networks.iter().filter(move |net| net.addr().is_ipv6() == v6).map(|net| {
+            let source = Source::saddr(self.family).masked(octets(net.netmask()));
+            Rule::new().equals_bytes(&source, &octets(net.network()))
+        })
+    }
+
+    /// Matches what this host itself sends.
+    fn sent_by_host() -> Rule {
+        Rule::new().equals(&Source::FibType(FibAddress::Source), Source::LOCAL)
+    }
+
+    /// First packets on their way in, from outside, from pods and from this host.
+    fn arriving(&self) -> Vec<Rule> {
+        vec![
+            Rule::new().in_set(&SetId::Frontends.name(), &self.frontend()).goto("services"),
+            Rule::new()
+                .in_set(&SetId::ClusterAddresses.name(), &[Source::daddr(self.family)])
+                .reject(Reject::PortUnreachable(self.family)),
+        ]
+    }
+
+    fn services(&self) -> Vec<Rule> {
+        let key = self.frontend();
+        vec![
+            Rule::new()
+                .in_set(&SetId::Restricted.name(), &key)
+                .not_in_set(&SetId::Sources.name(), &self.frontend_and(Source::saddr(self.family)))
+                .drop(),
+            Rule::new().in_set(&SetId::Rejected.name(), &key).reject(Reject::PortUnreachable(self.family)),
+            Rule::new().in_set(&SetId::Split.name(), &key).goto("to-split"),
+            Rule::new().goto("to-cluster"),
+        ]
+    }
+
+    /// Under external policy Local, pods and host of this node may use all endpoints; whoever comes from outside, the local ones.
+    fn split(&self) -> Vec<Rule> {
+        let mut rules: Vec<_> = self.sent_by_pods().map(|rule| rule.goto("to-cluster")).collect();
+        rules.push(Self::sent_by_host().goto("to-cluster"));
+        rules.push(Rule::new().goto("to-local"));
+        rules
+    }
+
+    fn endpoints(&self, list: List) -> Vec<Rule> {
+        let (recall, offset) = match list {
+            List::Cluster => ("recall-cluster", 0),
+            List::Local => ("recall-local", LOCAL_OFFSET),
+        };
+        let mut rules = vec![Rule::new().in_set(&SetId::Affine.name(), &self.frontend()).jump(recall)];
+        // Twice: the packet may have walked past a frontend that was moving from one map to another.
+        for class in classes().chain(classes()) {
+            let key = self.frontend_and(Source::Random { modulus: class, offset });
+            rules.push(Rule::new().map(&SetId::Slots(class).name(), &key).dnat(self.family));
+        }
+        rules.push(Rule::new().drop());
+        rules
+    }
+
+    /// Leads a client to the endpoint that it had, if the frontend still leads there; else forgets it.
+    fn recall(&self, list: List) -> Vec<Rule> {
+        let sticky = match list {
+            List::Cluster => SetId::Sticky,
+            List::Local => SetId::StickyLocal,
+        };
+        let client = self.frontend_and(Source::saddr(self.family));
+        let mut rules = Vec::new();
+        for seconds in &self.shape.timeouts {
+            let affinity = affinity_name(*seconds);
+            let mut key = vec![Source::MapWord { map: affinity.clone(), key: client.clone() }];
+            key.extend(self.frontend());
+            let affine = SetId::AffineFor(*seconds).name();
+            rules.push(
+                Rule::new().in_set(&affine, &self.frontend()).map(&sticky.name(), &key).dnat(self.family),
+            );
+            let anything = [Source::Meta(Meta::Mark)];
+            rules.push(Rule::new().in_set(&affine, &self.frontend()).dynamic(
+                DynamicOp::Delete,
+                &affinity,
+                &client,
+                &anything,
+                None,
+            ));
+        }
+        rules.push(Rule::new().return_());
+        rules
+    }
+
+    /// Notes which endpoint a client got, and restarts its timeout with each new connection.
+    fn remember(&self) -> Vec<Rule> {
+        let mut client = self.original_frontend();
+        client.push(Source::Ct(Ct::Source(self.family, Direction::Original)));
+        let endpoint = Source::Jhash {
+            of: vec![Source::daddr(self.family)],
+            modulus: ENDPOINT_MODULUS,
+            seed: ENDPOINT_SEED,
+        };
+        let note = |seconds: &u32| {
+            let timeout = Some(Duration::from_secs((*seconds).into()));
+            let endpoint = std::slice::from_ref(&endpoint);
+            Rule::new().in_set(&SetId::AffineFor(*seconds).name(), &self.original_frontend()).dynamic(
+                DynamicOp::Update,
+                &affinity_name(*seconds),
+                &client,
+                endpoint,
+                timeout,
+            )
+        };
+        let mut rules: Vec<_> = self.shape.timeouts.iter().map(note).collect();
+        rules.push(Rule::new().return_());
+        rules
+    }
+
+    /// First packets to an endpoint in this host's own network: they leave by no postrouting.
+    fn delivered(&self) -> Vec<Rule> {
+        vec![self.of_affine_frontend().jump("remember")]
+    }
+
+    fn of_affine_frontend(&self) -> Rule {
+        Rule::new()
+            .has_any(Source::Ct(Ct::Status), Ct::DNAT)
+            .in_set(&SetId::Affine.name(), &self.original_frontend())
+    }
+
+    /// First packets on their way out.
+    fn leaving(&self) -> Vec<Rule> {
+        let original = self.original_frontend();
+        let ends = [Source::saddr(self.family), Source::daddr(self.family)];
+        let mut rules = vec![
+            Rule::new().has_none(Source::Ct(Ct::Status), Ct::DNAT).return_(),
+            Rule::new().not_in_set(&SetId::Frontends.name(), &original).return_(),
+            self.of_affine_frontend().jump("remember"),
+            Rule::new().in_set(&SetId::Hairpins.name(), &ends).masquerade_random(),
+            Rule::new().in_set(&SetId::Masqueraded.name(), &original).masquerade_random(),
+        ];
+        let pods: Vec<_> = self.sent_by_pods().map(Rule::return_).collect();
+        // Where pods can't be told from others, a ClusterIP keeps everybody's address.
+        let outsiders = (!pods.is_empty())
+            .then(|| Rule::new().in_set(&SetId::ClusterPorts.name(), &original).masquerade_random());
+        rules.extend(pods);
+        rules.push(Self::sent_by_host().masquerade_random());
+        rules.extend(outsiders);
+        rules
+    }
+}
+
+fn sealed(name: &str, chain: Chain, mut rules: Vec<Rule>) -> SkeletonChain {
+    let digest = digest(name, &rules);
+    if let Some(first) = rules.first_mut() {
+        *first = first.clone().comment(digest.clone());
+    }
+    SkeletonChain { name: name.to_owned(), chain, rules, digest }
+}
+
+/// A name for a value, by its contents. Only ever compared for equality.
+fn digest(what: &str, value: &impl std::fmt::Debug) -> String {
+    let text = format!("{value:?}");
+    format!("{what} {:08x}{:08x}", jhash(text.as_bytes(), 1), jhash(text.as_bytes(), 2))
+}
+
+fn octets(addr: IpAddr) -> Vec<u8> {
+    match addr {
+        IpAddr::V4(addr) => addr.octets().to_vec(),
+        IpAddr::V6(addr) => addr.octets().to_vec(),
+    }
+}

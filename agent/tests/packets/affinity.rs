@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `sessionAffinity: ClientIP`: kept, refreshed, given up with the endpoint or the timeout.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use steerage_agent::rules::endpoint_hash;
+use steerage_model::{Family, Protocol};
+
+use crate::cluster::{Cluster, FAMILIES, Way, local, service, with_affinity};
+use crate::world::{At, World};
+
+const LONG: Duration = Duration::from_hours(3);
+
+/// Who answers a number of new connections.
+fn answering(world: &World, from: At, way: Way, family: Family) -> BTreeSet<String> {
+    let ask = |_| world.ask(from, way.to(family), Protocol::Tcp).expect("an answer").0;
+    (0..12).map(ask).collect()
+}
+
+fn at(name: &str) -> At {
+    [At::Pod1, At::Pod2, At::Far, At::Node].into_iter().find(|at| at.name() == name).expect("a server")
+}
+
+#[test]
+fn a_client_keeps_its_endpoint_until_that_is_gone() {
+    let world = World::new();
+    let pods = [At::Pod1, At::Pod2, At::Far];
+    let service = with_affinity(service(), LONG);
+    let mut cluster = Cluster::new(&world, service.clone(), &pods);
+    for family in FAMILIES {
+        for way in [Way::ClusterIp, Way::Vip, Way::NodePort] {
+            let first = answering(&world, At::Client, way, family);
+            assert_eq!(first.len(), 1, "{family} {way:?}: {first:?}");
+            let kept = at(first.first().unwrap());
+            let others: Vec<_> = pods.into_iter().filter(|pod| *pod != kept).collect();
+            cluster.set(service.clone(), &others);
+            let second = answering(&world, At::Client, way, family);
+            assert_eq!(second.len(), 1, "{family} {way:?}: {second:?}");
+            assert!(second.is_disjoint(&first));
+            // It came back, but the client has another one now.
+            cluster.set(service.clone(), &pods);
+            assert_eq!(answering(&world, At::Client, way, family), second);
+        }
+    }
+}
+
+#[test]
+fn affinity_ends_with_its_timeout() {
+    let world = World::new();
+    let pods = [At::Pod1, At::Pod2, At::Far];
+    let _cluster = Cluster::new(&world, with_affinity(service(), Duration::from_secs(1)), &pods);
+    let mut seen = BTreeSet::new();
+    for _ in 0..40 {
+        let (who, _) = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp).expect("an answer");
+        seen.insert(who);
+        if seen.len() > 1 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1200));
+    }
+    panic!("always {seen:?}");
+}
+
+#[test]
+fn affinity_to_a_far_endpoint_yields_to_policy_local() {
+    let world = World::new();
+    let service = with_affinity(service(), LONG);
+    let mut cluster = Cluster::new(&world, service.clone(), &[At::Far]);
+    let vip = Way::Vip.to(Family::V4);
+    assert_eq!(world.ask(At::Client, vip, Protocol::Tcp).expect("an answer").0, "far");
+    cluster.set(local(service), &[At::Pod1, At::Far]);
+    let (who, peer) = world.ask(At::Client, vip, Protocol::Tcp).expect("an answer");
+    assert_eq!((who.as_str(), peer.ip()), ("pod1", At::Client.addr(Family::V4)));
+}
+
+#[test]
+fn an_endpoint_in_the_hosts_network_is_kept_too() {
+    let world = World::new();
+    let service = with_affinity(service(), LONG);
+    let mut cluster = Cluster::new(&world, service.clone(), &[At::Node]);
+    let vip = Way::Vip.to(Family::V4);
+    assert_eq!(world.ask(At::Client, vip, Protocol::Tcp).expect("an answer").0, "node");
+    cluster.set(service, &[At::Node, At::Pod1, At::Pod2]);
+    assert_eq!(answering(&world, At::Client, Way::Vip, Family::V4), BTreeSet::from(["node".to_owned()]));
+}
+
+#[test]
+fn the_kernel_hashes_endpoints_as_we_do() {
+    let world = World::new();
+    for family in FAMILIES {
+        let _cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Far]);
+        world.ask(At::Client, Way::Vip.to(family), Protocol::Tcp).expect("an answer");
+        let (ip, table) = if family == Family::V4 { ("10.1.0.2", "ip") } else { ("fd01::2", "ip6") };
+        let text = world.sh_at(At::Node, &format!("nft list map {table} steerage affinity-10800"));
+        // The kernel keeps it in host order, and nft prints it as if it were in network order.
+        let hash = format!("0x{:08x}", endpoint_hash(At::Far.addr(family)).to_be());
+        assert!(text.contains(ip) && text.contains(&hash), "{hash} in {text}");
+    }
+}

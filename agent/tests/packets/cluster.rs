@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The cluster that the node under test hears of: one Service and its endpoints, and a data plane that follows it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use steerage_agent::kernel::{Applied, Dataplane};
+use steerage_agent::plan::{Place, ServicePlan, plan_service};
+use steerage_model::{
+    Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, Key, Policy, Protocol,
+    Service, ServiceKind, ServicePort, names,
+};
+
+use crate::world::{At, PORT, World};
+
+pub(crate) const FRONT: u16 = 80;
+pub(crate) const NODE_PORT: u16 = 30080;
+
+/// The ways to a Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    ClusterIp,
+    NodePort,
+    Vip,
+    ExternalIp,
+}
+
+impl Way {
+    pub(crate) const EXTERNAL: [Self; 3] = [Self::NodePort, Self::Vip, Self::ExternalIp];
+
+    pub(crate) fn to(self, family: Family) -> SocketAddr {
+        let text = match (self, family) {
+            (Self::NodePort, _) => return SocketAddr::new(At::Node.addr(family), NODE_PORT),
+            (Self::ClusterIp, Family::V4) => "10.96.0.10",
+            (Self::ClusterIp, Family::V6) => "fd96::10",
+            (Self::Vip, Family::V4) => "192.0.2.10",
+            (Self::Vip, Family::V6) => "2001:db8::10",
+            (Self::ExternalIp, Family::V4) => "198.51.100.10",
+            (Self::ExternalIp, Family::V6) => "2001:db8:1::10",
+        };
+        SocketAddr::new(text.parse().expect("address"), FRONT)
+    }
+}
+
+pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+pub(crate) fn key() -> Key {
+    Key::new("shop", "web")
+}
+
+/// A `LoadBalancer` Service with everything, labelled for the agent.
+pub(crate) fn service() -> Service {
+    let both = |way: Way| FAMILIES.map(|family| way.to(family).ip()).to_vec();
+    let port = |protocol: Protocol| ServicePort {
+        name: protocol.to_string(),
+        protocol,
+        port: FRONT,
+        node_port: Some(NODE_PORT),
+    };
+    let ingress = |ip: IpAddr| Ingress { ip: Some(ip), hostname: None, ip_mode: None };
+    Service {
+        kind: ServiceKind::LoadBalancer,
+        cluster_ips: both(Way::ClusterIp),
+        external_ips: both(Way::ExternalIp),
+        ingress: both(Way::Vip).into_iter().map(ingress).collect(),
+        ports: vec![port(Protocol::Tcp), port(Protocol::Udp)],
+        health_check_node_port: Some(31000),
+        proxy_name: Some(names::PROXY_NAME.to_owned()),
+        ..Service::new(key())
+    }
+}
+
+pub(crate) fn local(mut service: Service) -> Service {
+    service.external_policy = Policy::Local;
+    service
+}
+
+pub(crate) fn with_affinity(mut service: Service, timeout: Duration) -> Service {
+    service.affinity = Some(Affinity { timeout });
+    service
+}
+
+/// The slices of the Service, one per family.
+pub(crate) fn slices(pods: &[At]) -> Vec<EndpointSlice> {
+    FAMILIES
+        .map(|family| EndpointSlice {
+            key: Key::new("shop", format!("web-{family}")),
+            service: key(),
+            family,
+            ports: [Protocol::Tcp, Protocol::Udp]
+                .map(|protocol| EndpointPort { name: protocol.to_string(), protocol, port: PORT })
+                .to_vec(),
+            endpoints: pods
+                .iter()
+                .map(|at| Endpoint::ready(at.addr(family), if *at == At::Far { "other" } else { "node" }))
+                .collect(),
+        })
+        .to_vec()
+}
+
+pub(crate) fn place() -> Place {
+    let own = FAMILIES.map(|family| At::Node.addr(family)).to_vec();
+    Place {
+        node: "node".to_owned(),
+        zone: None,
+        addresses: own.clone(),
+        node_port_addresses: own,
+        all_services: false,
+    }
+}
+
+/// An index and a data plane that follows it.
+pub(crate) struct Cluster {
+    pub(crate) index: Index,
+    pub(crate) dataplane: Dataplane,
+}
+
+impl Cluster {
+    /// Opens the data plane in the node's namespace, with one Service.
+    pub(crate) fn new(world: &World, service: Service, pods: &[At]) -> Self {
+        let mut index = Index::default();
+        index.on_service(Event::Init);
+        index.on_slice(Event::Init);
+        index.on_service(Event::InitDone);
+        index.on_slice(Event::InitDone);
+        let mut cluster = Self { index, dataplane: open(world) };
+        cluster.set(service, pods);
+        cluster
+    }
+
+    /// What a new process would do: opens the tables again and follows the same index.
+    pub(crate) fn restart(&mut self, world: &World) -> Applied {
+        self.dataplane = open(world);
+        self.apply()
+    }
+
+    pub(crate) fn set(&mut self, service: Service, pods: &[At]) -> Applied {
+        self.set_slices(service, slices(pods))
+    }
+
+    pub(crate) fn set_slices(&mut self, service: Service, slices: Vec<EndpointSlice>) -> Applied {
+        self.index.on_service(Event::Apply(service));
+        for slice in slices {
+            self.index.on_slice(Event::Apply(slice));
+        }
+        self.apply()
+    }
+
+    pub(crate) fn delete(&mut self) -> Applied {
+        self.index.on_service(Event::Delete(key()));
+        self.apply()
+    }
+
+    pub(crate) fn apply(&mut self) -> Applied {
+        let plan = self.index.service(&key()).map(|service| plan_service(service, &self.index, &place()));
+        let updates: BTreeMap<Key, ServicePlan> = [(key(), plan.unwrap_or_default())].into();
+        self.dataplane.apply(updates, &pod_networks()).expect("apply")
+    }
+}
+
+pub(crate) fn pod_networks() -> [ipnet::IpNet; 2] {
+    ["10.244.0.0/24", "fd44::/64"].map(|net| net.parse().expect("network"))
+}
+
+fn open(world: &World) -> Dataplane {
+    world.run(At::Node, || Dataplane::open().expect("open"))
+}

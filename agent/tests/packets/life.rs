@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Changes under traffic: restarts, moves between classes, UDP flows, foreign hands.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use steerage_agent::kernel::{Cleaner, clean_up};
+use steerage_model::{Family, Protocol};
+use steerage_nft::{Conntrack, Nft, Table};
+
+use crate::cluster::{Cluster, FAMILIES, Way, local, service};
+use crate::world::{At, World, ask_on, ask_udp, udp_socket};
+
+#[test]
+fn a_restart_writes_nothing_and_cuts_nothing() {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
+    let mut streams: Vec<_> = FAMILIES
+        .map(|family| world.run(At::Client, || TcpStream::connect(Way::Vip.to(family)).expect("connect")))
+        .into();
+    let mut ask =
+        || streams.iter_mut().for_each(|stream| assert!(ask_on(stream).unwrap().starts_with("pod1 ")));
+    ask();
+    let generation = world.run(At::Node, || Nft::open().unwrap().generation().unwrap());
+    let applied = cluster.restart(&world);
+    assert_eq!((applied.elements, applied.full), (0, true));
+    assert_eq!(world.run(At::Node, || Nft::open().unwrap().generation().unwrap()), generation);
+    ask();
+    // Established connections stay where they are when the endpoints change.
+    cluster.set(local(service()), &[At::Pod1, At::Pod2]);
+    ask();
+}
+
+#[test]
+fn what_happened_while_we_were_away_is_caught_up_with() {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
+    cluster.index.on_slice(steerage_model::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
+    let applied = cluster.restart(&world);
+    assert!(applied.elements > 0 && applied.full);
+    let refused = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp);
+    assert_eq!(refused, Err(crate::world::Lost::Refused));
+    world.ask(At::Client, Way::Vip.to(Family::V6), Protocol::Tcp).expect("the other family is served");
+}
+
+/// The VIP moves between two and three endpoints, so from map to map, while a client sends datagrams from ever new ports: each
+/// must be translated, and so answered.
+#[test]
+fn no_packet_passes_untranslated_while_a_vip_moves_between_classes() {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Pod2]);
+    world.sh_at(
+        At::Node,
+        "nft add table ip probe; \
+         nft \"add chain ip probe post { type filter hook postrouting priority 300 ; }\"; \
+         nft add rule ip probe post ip daddr 192.0.2.10 counter",
+    );
+    let stop = AtomicBool::new(false);
+    let (mut sent, mut moves) = (0_u32, 0_u32);
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            world.run(At::Client, || {
+                let to = Way::Vip.to(Family::V4);
+                let mut sent = 0_u32;
+                while !stop.load(Ordering::Relaxed) {
+                    let answer = ask_udp(&udp_socket(to), to);
+                    assert!(answer.is_ok(), "datagram {sent}: {answer:?}");
+                    sent += 1;
+                }
+                sent
+            })
+        });
+        let end = Instant::now() + Duration::from_secs(4);
+        while Instant::now() < end && !client.is_finished() {
+            cluster.set(local(service()), &[At::Pod1, At::Pod2, At::Far]);
+            cluster.set(service(), &[At::Pod1, At::Pod2, At::Far]);
+            cluster.set(local(service()), &[At::Pod1]);
+            cluster.set(local(service()), &[At::Pod1, At::Pod2]);
+            moves += 4;
+        }
+        stop.store(true, Ordering::Relaxed);
+        sent = client.join().expect("every datagram was answered");
+    });
+    let text = world.sh_at(At::Node, "nft list chain ip probe post");
+    assert!(text.contains("counter packets 0 bytes 0"), "{text}");
+    assert!(sent > 100 && moves > 100, "{sent} datagrams, {moves} moves");
+    println!("{sent} datagrams, {moves} moves");
+}
+
+#[test]
+fn udp_flows_leave_an_endpoint_that_is_gone_and_only_that_one() {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
+    let cleaner = world.run(At::Node, || Cleaner::start(|_| {}).unwrap());
+    for family in FAMILIES {
+        let to = Way::Vip.to(family);
+        cleaner.clean(cluster.set(local(service()), &[At::Pod1]).udp);
+        let socket = world.run(At::Client, || udp_socket(to));
+        assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
+        // Another endpoint beside it: the flow stays.
+        cleaner.clean(cluster.set(local(service()), &[At::Pod1, At::Pod2]).udp);
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
+        let applied = cluster.set(local(service()), &[At::Pod2]);
+        assert!(applied.udp.keys().any(|frontend| frontend.addr == to.ip()));
+        cleaner.clean(applied.udp);
+        eventually(|| ask_udp(&socket, to).is_ok_and(|(who, _)| who == "pod2"));
+        // No endpoint at all: the flow goes too, and the client is told.
+        cleaner.clean(cluster.set(local(service()), &[]).udp);
+        eventually(|| ask_udp(&socket, to) == Err(crate::world::Lost::Refused));
+        let mut conntrack = world.run(At::Node, || Conntrack::open().unwrap());
+        let of = if family == Family::V4 { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
+        let left = conntrack.flows(of, |flow| flow.original.destination == to).unwrap();
+        assert_eq!(left, []);
+    }
+}
+
+#[test]
+fn a_foreign_hand_is_undone_and_foreign_tables_are_left_alone() {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
+    let works = || {
+        for family in FAMILIES {
+            world.ask(At::Client, Way::Vip.to(family), Protocol::Tcp).expect("an answer");
+        }
+    };
+    works();
+    world.sh_at(At::Node, "nft add table ip foreign; nft add chain ip foreign mine");
+    for harm in [
+        "nft delete table ip steerage",
+        "nft flush table ip6 steerage",
+        "nft flush map ip steerage slots-2",
+        "nft flush chain ip steerage services",
+        "nft add rule ip steerage to-cluster drop",
+        "nft add set ip steerage other \"{ type ipv4_addr ; }\"",
+        "nft add chain ip steerage other",
+        "nft add element ip steerage frontends \"{ 192.0.2.99 . tcp . 80 }\"",
+    ] {
+        world.sh_at(At::Node, harm);
+        cluster.dataplane.suspect();
+        cluster.apply();
+        works();
+        // Nothing is left to repair.
+        cluster.dataplane.suspect();
+        assert_eq!(cluster.apply().elements, 0, "{harm}");
+        let text = world.sh_at(At::Node, "nft list table ip steerage");
+        assert!(!text.contains("192.0.2.99") && !text.contains("other"), "{harm}: {text}");
+    }
+    let tables = || world.run(At::Node, || Nft::open().unwrap().tables(steerage_nft::Family::Ip).unwrap());
+    world.run(At::Node, || clean_up().unwrap());
+    assert_eq!(tables().into_iter().map(|table| table.name).collect::<Vec<_>>(), ["foreign"]);
+}
+
+#[test]
+fn a_failed_write_is_made_good_by_the_next_one() {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
+    // The kernel no longer holds what we think: the difference can't be applied.
+    world.sh_at(At::Node, "nft flush map ip steerage slots-2");
+    cluster.index.on_slice(steerage_model::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cluster.apply()));
+    assert!(result.is_err());
+    assert!(cluster.dataplane.is_suspect());
+    let applied = cluster.apply();
+    assert!(applied.full && !applied.udp.is_empty(), "the flows of the failed write are not forgotten");
+    let refused = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Udp);
+    assert_eq!(refused, Err(crate::world::Lost::Refused));
+}
+
+#[test]
+fn nothing_is_left_of_a_deleted_service() {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
+    cluster.delete();
+    let table = Table::new(steerage_nft::Family::Ip, "steerage");
+    let mut nft = world.run(At::Node, || Nft::open().unwrap());
+    for set in nft.sets(&table).unwrap() {
+        assert_eq!(nft.elements(&table, &set).unwrap(), [], "{set}");
+    }
+}
+
+fn eventually(mut check: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !check() {
+        assert!(Instant::now() < end, "never");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

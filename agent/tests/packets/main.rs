@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Real packets through the agent's rules: a client, a node and pods as network namespaces, TCP and UDP, IPv4 and IPv6. Needs
+//! root and the commands `ip`, `nft` and `nsenter`.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod affinity;
+mod cluster;
+mod life;
+mod policies;
+mod world;

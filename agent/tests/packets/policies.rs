@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who answers, and whom they see: each way to a Service under each policy, from each place.
+
+use std::collections::BTreeSet;
+
+use steerage_model::{Family, Policy, Protocol};
+
+use crate::cluster::{Cluster, FAMILIES, Way, local, place, pod_networks, service, slices};
+use crate::world::{At, Lost, World};
+
+const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+
+/// Asks until each of `who` has answered; nobody else may, and all must see `seen`.
+fn expect(world: &World, from: At, way: Way, who: &[At], seen: Option<At>) {
+    for family in FAMILIES {
+        for protocol in PROTOCOLS {
+            let mut missing: BTreeSet<_> = who.iter().map(|at| at.name()).collect();
+            for _ in 0..200 {
+                let answer = world.ask(from, way.to(family), protocol);
+                let Ok((name, peer)) = answer else {
+                    panic!("{from:?} by {way:?} {family} {protocol}: {answer:?}")
+                };
+                assert!(who.iter().any(|at| at.name() == name), "{from:?} by {way:?}: {name} answered");
+                if let Some(seen) = seen {
+                    assert_eq!(peer.ip(), seen.addr(family), "{from:?} by {way:?} {protocol} seen by {name}");
+                }
+                missing.remove(name.as_str());
+                if missing.is_empty() {
+                    break;
+                }
+            }
+            assert!(missing.is_empty(), "{from:?} by {way:?} {family} {protocol}: never {missing:?}");
+        }
+    }
+}
+
+fn expect_lost(world: &World, from: At, way: Way, lost: Lost) {
+    for family in FAMILIES {
+        for protocol in PROTOCOLS {
+            let answer = world.ask(from, way.to(family), protocol);
+            assert_eq!(answer, Err(lost), "{from:?} by {way:?} {family} {protocol}");
+        }
+    }
+}
+
+#[test]
+fn under_cluster_external_traffic_reaches_every_endpoint_from_the_nodes_address() {
+    let world = World::new();
+    let _cluster = Cluster::new(&world, service(), &[At::Pod1, At::Far]);
+    for way in Way::EXTERNAL {
+        expect(&world, At::Client, way, &[At::Pod1, At::Far], Some(At::Node));
+        expect(&world, At::Pod2, way, &[At::Pod1, At::Far], Some(At::Node));
+        expect(&world, At::Node, way, &[At::Pod1, At::Far], Some(At::Node));
+    }
+}
+
+#[test]
+fn a_cluster_address_keeps_the_address_of_this_nodes_pods_only() {
+    let world = World::new();
+    let _cluster = Cluster::new(&world, service(), &[At::Pod1, At::Far]);
+    expect(&world, At::Pod2, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Pod2));
+    expect(&world, At::Node, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Node));
+    expect(&world, At::Client, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Node));
+}
+
+#[test]
+fn under_local_the_client_is_seen_and_only_local_endpoints_answer() {
+    let world = World::new();
+    let _cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
+    for way in Way::EXTERNAL {
+        expect(&world, At::Client, way, &[At::Pod1], Some(At::Client));
+        // From inside, the short way: every endpoint, and a pod keeps its address.
+        expect(&world, At::Pod2, way, &[At::Pod1, At::Far], Some(At::Pod2));
+        expect(&world, At::Node, way, &[At::Pod1, At::Far], Some(At::Node));
+    }
+}
+
+#[test]
+fn under_local_without_local_endpoint_the_outside_hears_nothing_and_the_inside_is_served() {
+    let world = World::new();
+    let _cluster = Cluster::new(&world, local(service()), &[At::Far]);
+    for way in Way::EXTERNAL {
+        expect_lost(&world, At::Client, way, Lost::Silence);
+        expect(&world, At::Pod2, way, &[At::Far], Some(At::Pod2));
+        expect(&world, At::Node, way, &[At::Far], Some(At::Node));
+    }
+}
+
+#[test]
+fn internal_policy_local_holds_for_cluster_addresses_only() {
+    let world = World::new();
+    let mut service = service();
+    service.internal_policy = Policy::Local;
+    let mut cluster = Cluster::new(&world, service.clone(), &[At::Pod1, At::Far]);
+    expect(&world, At::Pod2, Way::ClusterIp, &[At::Pod1], Some(At::Pod2));
+    expect(&world, At::Client, Way::Vip, &[At::Pod1, At::Far], Some(At::Node));
+    cluster.set(service, &[At::Far]);
+    expect_lost(&world, At::Pod2, Way::ClusterIp, Lost::Silence);
+}
+
+#[test]
+fn without_any_endpoint_everybody_is_told() {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, service(), &[]);
+    let ways = [Way::ClusterIp, Way::NodePort, Way::Vip, Way::ExternalIp];
+    for policy in [Policy::Cluster, Policy::Local] {
+        let mut service = service();
+        service.external_policy = policy;
+        cluster.set(service, &[]);
+        for way in ways {
+            for from in [At::Client, At::Pod1, At::Node] {
+                expect_lost(&world, from, way, Lost::Refused);
+            }
+        }
+    }
+}
+
+#[test]
+fn terminating_endpoints_serve_when_nobody_else_does() {
+    let world = World::new();
+    let mut slices = slices(&[At::Pod1, At::Pod2]);
+    for slice in &mut slices {
+        let pod = &mut slice.endpoints[0];
+        (pod.ready, pod.serving, pod.terminating) = (false, true, true);
+    }
+    let mut cluster = Cluster::new(&world, local(service()), &[]);
+    cluster.set_slices(local(service()), slices.clone());
+    expect(&world, At::Client, Way::Vip, &[At::Pod2], Some(At::Client));
+    for slice in &mut slices {
+        slice.endpoints.truncate(1);
+    }
+    cluster.set_slices(local(service()), slices);
+    expect(&world, At::Client, Way::Vip, &[At::Pod1], Some(At::Client));
+    expect(&world, At::Pod2, Way::ClusterIp, &[At::Pod1], Some(At::Pod2));
+}
+
+#[test]
+fn a_pod_reaches_itself() {
+    let world = World::new();
+    for service in [service(), local(service())] {
+        let _cluster = Cluster::new(&world, service, &[At::Pod1]);
+        for way in [Way::ClusterIp, Way::Vip, Way::NodePort] {
+            expect(&world, At::Pod1, way, &[At::Pod1], Some(At::Node));
+        }
+    }
+}
+
+#[test]
+fn source_ranges_hold_for_vips_and_for_nothing_else() {
+    let world = World::new();
+    let mut service = local(service());
+    service.source_ranges = ["10.1.0.0/30", "fd01::/126"].map(|net| net.parse().unwrap()).to_vec();
+    let mut cluster = Cluster::new(&world, service.clone(), &[At::Pod1]);
+    expect(&world, At::Client, Way::Vip, &[At::Pod1], Some(At::Client));
+    expect_lost(&world, At::Pod2, Way::Vip, Lost::Silence);
+    service.source_ranges = ["10.244.0.12/32", "fd44::12/128"].map(|net| net.parse().unwrap()).to_vec();
+    cluster.set(service.clone(), &[At::Pod1]);
+    expect_lost(&world, At::Client, Way::Vip, Lost::Silence);
+    expect(&world, At::Pod2, Way::Vip, &[At::Pod1], Some(At::Pod2));
+    for way in [Way::NodePort, Way::ExternalIp] {
+        expect(&world, At::Client, way, &[At::Pod1], Some(At::Client));
+    }
+    // A list that names one family only closes the other.
+    service.source_ranges = vec!["0.0.0.0/1".parse().unwrap()];
+    cluster.set(service, &[At::Pod1]);
+    assert!(world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp).is_ok());
+    assert_eq!(world.ask(At::Client, Way::Vip.to(Family::V6), Protocol::Tcp), Err(Lost::Silence));
+}
+
+#[test]
+fn other_ports_of_a_cluster_address_are_refused_and_those_of_a_vip_pass() {
+    let world = World::new();
+    let _cluster = Cluster::new(&world, service(), &[At::Pod1]);
+    for family in FAMILIES {
+        let mut other = Way::ClusterIp.to(family);
+        other.set_port(81);
+        assert_eq!(world.ask(At::Pod2, other, Protocol::Tcp), Err(Lost::Refused));
+    }
+    // The packet to the VIP goes where the node's route leads: back to the client, which has no such address.
+    world.sh_at(At::Client, "ip addr add 192.0.2.10/32 dev lo; ip -6 addr add 2001:db8::10/128 dev lo nodad");
+    for family in FAMILIES {
+        let mut other = Way::Vip.to(family);
+        other.set_port(81);
+        assert_eq!(
+            world.ask(At::Pod2, other, Protocol::Tcp),
+            Err(Lost::Refused),
+            "refused by the host behind"
+        );
+    }
+}
+
+#[test]
+fn node_ports_are_not_on_loopback_and_a_proxy_mode_address_is_left_alone() {
+    let world = World::new();
+    let mut service = service();
+    for ingress in &mut service.ingress {
+        ingress.ip_mode = Some(steerage_model::IpMode::Proxy);
+    }
+    let cluster = Cluster::new(&world, service, &[At::Pod1]);
+    let loopback = "127.0.0.1:30080".parse().unwrap();
+    assert_eq!(world.ask(At::Node, loopback, Protocol::Tcp), Err(Lost::Refused));
+    assert!(cluster.dataplane.desired().frontends().all(|front| front.addr != Way::Vip.to(Family::V4).ip()));
+}
+
+#[test]
+fn an_endpoint_in_the_hosts_network_is_reached() {
+    let world = World::new();
+    let mut slices = slices(&[At::Node]);
+    for slice in &mut slices {
+        slice.endpoints[0].node = Some("node".to_owned());
+    }
+    let mut cluster = Cluster::new(&world, local(service()), &[]);
+    cluster.set_slices(local(service()), slices);
+    expect(&world, At::Client, Way::Vip, &[At::Node], Some(At::Client));
+    expect(&world, At::Pod1, Way::ClusterIp, &[At::Node], Some(At::Pod1));
+    expect(&world, At::Node, Way::ClusterIp, &[At::Node], None);
+}
+
+#[test]
+fn the_whole_ruleset_can_be_listed() {
+    let world = World::new();
+    let mut service = local(service());
+    service.source_ranges = vec!["10.1.0.0/30".parse().unwrap()];
+    service.affinity = Some(steerage_model::Affinity { timeout: std::time::Duration::from_hours(3) });
+    let _cluster = Cluster::new(&world, service, &[At::Pod1, At::Pod2, At::Far]);
+    let text = world.sh_at(At::Node, "nft list ruleset; nft -j list ruleset");
+    assert!(text.contains("table ip6 steerage") && text.contains("192.0.2.10 . tcp . 80"), "{text}");
+    assert_eq!(place().node_port_addresses.len(), pod_networks().len());
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A node with pods, a far pod and a client, each a network namespace, and servers that say who they are and whom they see.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, setns};
+use steerage_model::{Family, Protocol};
+
+/// The port that all pods serve.
+pub(crate) const PORT: u16 = 8080;
+/// How long a client waits for an answer: long for a loaded machine, since only drops take that long.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+/// A place to send from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum At {
+    /// Outside the cluster.
+    Client,
+    /// The node under test.
+    Node,
+    /// A pod on it.
+    Pod1,
+    /// Another pod on it.
+    Pod2,
+    /// A pod on another node.
+    Far,
+}
+
+impl At {
+    const ALL: [Self; 5] = [Self::Client, Self::Node, Self::Pod1, Self::Pod2, Self::Far];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Node => "node",
+            Self::Pod1 => "pod1",
+            Self::Pod2 => "pod2",
+            Self::Far => "far",
+        }
+    }
+
+    /// Its address; the node's is that of the network that it shares with the client.
+    pub(crate) fn addr(self, family: Family) -> IpAddr {
+        let text = match (self, family) {
+            (Self::Client, Family::V4) => "10.1.0.2",
+            (Self::Client, Family::V6) => "fd01::2",
+            (Self::Node, Family::V4) => "10.1.0.1",
+            (Self::Node, Family::V6) => "fd01::1",
+            (Self::Pod1, Family::V4) => "10.244.0.11",
+            (Self::Pod1, Family::V6) => "fd44::11",
+            (Self::Pod2, Family::V4) => "10.244.0.12",
+            (Self::Pod2, Family::V6) => "fd44::12",
+            (Self::Far, Family::V4) => "10.244.1.11",
+            (Self::Far, Family::V6) => "fd44:1::11",
+        };
+        text.parse().expect("address")
+    }
+
+    pub(crate) fn socket(self, family: Family) -> SocketAddr {
+        SocketAddr::new(self.addr(family), PORT)
+    }
+}
+
+/// Those who serve.
+const SERVERS: [At; 4] = [At::Pod1, At::Pod2, At::Far, At::Node];
+
+/// Why there was no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// Somebody said no.
+    Refused,
+    /// Nobody said anything.
+    Silence,
+}
+
+/// Who answered, and the sender's address as they saw it.
+pub(crate) type Answer = Result<(String, SocketAddr), Lost>;
+
+/// The namespaces. They go with the value.
+pub(crate) struct World {
+    prefix: String,
+    stop: Arc<AtomicBool>,
+    servers: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let prefix = format!("sta{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut world = Self { prefix, stop: Arc::default(), servers: Vec::new() };
+        for at in At::ALL {
+            world.sh(&format!("ip netns add {}", world.namespace(at)));
+            world.sh_at(
+                at,
+                "ip link set lo up; sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1",
+            );
+        }
+        for (index, at) in At::ALL.into_iter().enumerate().filter(|(_, at)| *at != At::Node) {
+            world.join(index, at);
+        }
+        // The node's way to everything else, so that it can send to virtual addresses at all.
+        world.sh_at(At::Node, "ip route add default via 10.1.0.2; ip -6 route add default via fd01::2");
+        for at in SERVERS {
+            world.serve(at);
+        }
+        world.meet();
+        world
+    }
+
+    /// Waits until everybody knows everybody's link-layer address: IPv6 takes a while on new links.
+    fn meet(&self) {
+        for family in [Family::V4, Family::V6] {
+            for (from, to) in At::ALL.into_iter().flat_map(|from| SERVERS.map(|to| (from, to))) {
+                let known = |_| self.ask(from, to.socket(family), Protocol::Udp).is_ok();
+                assert!((0..10).any(known), "{from:?} cannot reach {to:?} by {family}");
+            }
+        }
+    }
+
+    /// Runs `work` on a thread of its own in the namespace.
+    pub(crate) fn run<T: Send>(&self, at: At, work: impl FnOnce() -> T + Send) -> T {
+        let path = format!("/run/netns/{}", self.namespace(at));
+        std::thread::scope(|scope| {
+            let body = || {
+                let file = std::fs::File::open(path).expect("namespace");
+                setns(file.as_fd(), CloneFlags::CLONE_NEWNET).expect("setns");
+                work()
+            };
+            match scope.spawn(body).join() {
+                Ok(value) => value,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+
+    /// Sends one request and waits for the answer.
+    pub(crate) fn ask(&self, from: At, to: SocketAddr, protocol: Protocol) -> Answer {
+        self.run(from, || match protocol {
+            Protocol::Tcp => ask_tcp(to),
+            _ => ask_udp(&udp_socket(to), to),
+        })
+    }
+
+    /// Runs a shell line in a namespace and returns what it printed.
+    pub(crate) fn sh_at(&self, at: At, line: &str) -> String {
+        let namespace = self.namespace(at);
+        run_shell(&format!("nsenter --net=/run/netns/{namespace} sh -ec '{line}'"))
+    }
+
+    fn sh(&self, line: &str) {
+        run_shell(line);
+    }
+
+    fn namespace(&self, at: At) -> String {
+        format!("{}-{}", self.prefix, at.name())
+    }
+
+    /// A cable between the node and another namespace.
+    fn join(&self, index: usize, at: At) {
+        let (node, other) = (self.namespace(At::Node), self.namespace(at));
+        self.sh(&format!("ip -n {node} link add v{index} type veth peer name eth0 netns {other}"));
+        let (v4, v6) = (at.addr(Family::V4), at.addr(Family::V6));
+        let (gateway4, gateway6) = (At::Node.addr(Family::V4), At::Node.addr(Family::V6));
+        self.sh_at(
+            at,
+            &format!(
+                "ip link set eth0 up; ip addr add {v4}/32 dev eth0; ip -6 addr add {v6}/128 dev eth0 nodad; \
+             ip route add {gateway4} dev eth0; ip -6 route add {gateway6} dev eth0; \
+             ip route add default via {gateway4}; ip -6 route add default via {gateway6}"
+            ),
+        );
+        self.sh_at(At::Node, &format!(
+            "ip link set v{index} up; ip addr add {gateway4}/32 dev v{index}; ip -6 addr add {gateway6}/128 dev v{index} nodad; \
+             ip route add {v4} dev v{index}; ip -6 route add {v6} dev v{index}"
+        ));
+    }
+
+    fn serve(&mut self, at: At) {
+        let path = format!("/run/netns/{}", self.namespace(at));
+        for (protocol, family) in [
+            (Protocol::Tcp, Family::V4),
+            (Protocol::Tcp, Family::V6),
+            (Protocol::Udp, Family::V4),
+            (Protocol::Udp, Family::V6),
+        ] {
+            let (path, stop) = (path.clone(), Arc::clone(&self.stop));
+            let (bound, ready) = std::sync::mpsc::channel();
+            self.servers.push(std::thread::spawn(move || {
+                let file = std::fs::File::open(path).expect("namespace");
+                setns(file.as_fd(), CloneFlags::CLONE_NEWNET).expect("setns");
+                let here = at.socket(family);
+                match protocol {
+                    Protocol::Tcp => {
+                        let listener = TcpListener::bind(here).expect("bind");
+                        bound.send(()).expect("ready");
+                        serve_tcp(at, &listener, &stop);
+                    }
+                    _ => {
+                        let socket = UdpSocket::bind(here).expect("bind");
+                        bound.send(()).expect("ready");
+                        serve_udp(at, &socket, &stop);
+                    }
+                }
+            }));
+            ready.recv().expect("the server is bound");
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for server in self.servers.drain(..) {
+            let _ = server.join();
+        }
+        for at in At::ALL {
+            let _ = Command::new("ip").args(["netns", "del", &self.namespace(at)]).status();
+        }
+    }
+}
+
+/// A UDP socket of its own port, connected, so that refusals reach it.
+pub(crate) fn udp_socket(to: SocketAddr) -> UdpSocket {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).expect("bind");
+    socket.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    socket
+}
+
+pub(crate) fn ask_udp(socket: &UdpSocket, to: SocketAddr) -> Answer {
+    let mut buffer = [0; 128];
+    let exchange =
+        socket.connect(to).and_then(|()| socket.send(b"who?")).and_then(|_| socket.recv(&mut buffer));
+    answer(exchange.map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned()))
+}
+
+fn ask_tcp(to: SocketAddr) -> Answer {
+    let exchange = TcpStream::connect_timeout(&to, PATIENCE).and_then(|mut stream| ask_on(&mut stream));
+    answer(exchange)
+}
+
+/// One question on an open connection.
+pub(crate) fn ask_on(stream: &mut TcpStream) -> std::io::Result<String> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"?")?;
+    let mut buffer = [0; 128];
+    let length = stream.read(&mut buffer)?;
+    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+fn answer(exchange: std::io::Result<String>) -> Answer {
+    match exchange {
+        Ok(text) => {
+            let (who, seen) = text.split_once(' ').expect("who and whom");
+            Ok((who.to_owned(), seen.parse().expect("address")))
+        }
+        Err(error) => match error.kind() {
+            // A datagram rejected on its way out of this very host fails at once, as not permitted.
+            ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied => Err(Lost::Refused),
+            ErrorKind::TimedOut | ErrorKind::WouldBlock => Err(Lost::Silence),
+            _ => panic!("{error}"),
+        },
+    }
+}
+
+fn serve_tcp(at: At, listener: &TcpListener, stop: &Arc<AtomicBool>) {
+    listener.set_nonblocking(true).expect("nonblocking");
+    while !stop.load(Ordering::Relaxed) {
+        let Ok((mut stream, peer)) = listener.accept() else {
+            std::thread::sleep(Duration::from_millis(2));
+            continue;
+        };
+        stream.set_nonblocking(false).expect("blocking");
+        std::thread::spawn(move || {
+            let mut question = [0; 1];
+            while stream.read_exact(&mut question).is_ok() {
+                if stream.write_all(format!("{} {peer}", at.name()).as_bytes()).is_err() {
+                    break;
+                }
+            }
+        });
+    }
+}
+
+fn serve_udp(at: At, socket: &UdpSocket, stop: &AtomicBool) {
+    socket.set_read_timeout(Some(Duration::from_millis(50))).expect("timeout");
+    let mut buffer = [0; 64];
+    while !stop.load(Ordering::Relaxed) {
+        if let Ok((_, peer)) = socket.recv_from(&mut buffer) {
+            let _ = socket.send_to(format!("{} {peer}", at.name()).as_bytes(), peer);
+        }
+    }
+}
+
+fn run_shell(line: &str) -> String {
+    let output = Command::new("sh").args(["-ec", line]).output().expect("sh");
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
