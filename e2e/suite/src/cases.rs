@@ -7,7 +7,7 @@ mod faults;
 mod health_check;
 mod interoperation;
 mod life_cycle;
-mod moves;
+pub(crate) mod moves;
 mod source_address;
 mod steering;
 

@@ -179,8 +179,13 @@ impl Scene {
                 .await
                 .map_err(|error| format!("{error:#}"))?;
             let health = edge::health(self.client(), &lb).await.map_err(|error| format!("{error:#}"))?;
-            let healthy = health.spec.targets.iter().filter(|target| target.state == TargetState::Healthy);
-            let seen: BTreeSet<_> = healthy.map(|target| target.node.clone()).collect();
+            // A node is probed in both families, and healthy when it is in both.
+            let of = |healthy: bool| {
+                let targets = health.spec.targets.iter();
+                let chosen = targets.filter(move |target| (target.state == TargetState::Healthy) == healthy);
+                chosen.map(|target| target.node.clone()).collect::<BTreeSet<_>>()
+            };
+            let seen = &of(true) - &of(false);
             if seen == wanted { Ok(()) } else { Err(format!("{:?}", health.spec.targets)) }
         })
         .await

@@ -21,10 +21,11 @@ use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 use tokio::time::{interval, sleep, timeout};
 
+use crate::cluster::Host;
 use crate::net;
 use crate::report::{ms, percentile};
 use crate::scene::{self, Scene};
-use crate::services::{PORT, Spec};
+use crate::services::{PORT, Spec, Vips};
 use crate::sniff::Sniffer;
 
 const MOVES: usize = 50;
@@ -45,21 +46,12 @@ pub(super) async fn health_check(scene: Arc<Scene>) -> Result<()> {
 
 async fn moves(scene: &Scene, mode: &str) -> Result<()> {
     let nodes: Vec<_> = scene.nodes().into_iter().take(2).collect();
-    ensure!(nodes.len() == 2, "this takes two nodes");
     let mut pods = Vec::new();
     for (node, ready) in nodes.iter().zip([true, false]) {
         pods.push(scene.backend(&format!("on-{}", node.name), "web", &node.name, ready, 0).await?);
     }
     let (_, vips) = scene.serve(&Spec::new("web", "web").steered(mode)).await?;
-    let IpAddr::V4(vip) = vips.ipv4 else { anyhow::bail!("{:?} is no IPv4 address", vips.ipv4) };
-    let mut changes = slices(scene);
-    let sniffer = Sniffer::start(&nodes, vip)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let probes = tokio::spawn(probe(vips.at(V4, PORT), Arc::clone(&stop)));
-    let outcome = timed(scene, &pods, &mut changes, &sniffer).await;
-    stop.store(true, Ordering::Relaxed);
-    probes.await??;
-    let (mut joined, mut left) = outcome?;
+    let Following { mut joined, mut left } = follow(scene, &nodes, &pods, vips, MOVES, |_, _, _| ()).await?;
     for (what, times) in [("joins", &mut joined), ("leaves", &mut left)] {
         times.sort_unstable();
         let mut row = vec![mode.to_owned(), what.to_owned(), times.len().to_string()];
@@ -74,23 +66,62 @@ async fn moves(scene: &Scene, mode: &str) -> Result<()> {
     Ok(())
 }
 
-async fn timed(
+/// How soon the edge followed each move.
+pub(crate) struct Following {
+    /// To the first packet at the node that joined.
+    pub(crate) joined: Vec<Duration>,
+    /// To the last packet at the node that left.
+    pub(crate) left: Vec<Duration>,
+}
+
+/// Moves an endpoint so many times between two nodes, whose pods are given in the nodes' order; at first that of the first node is
+/// ready and the other is not. Tells of each move as it happens.
+pub(crate) async fn follow(
+    scene: &Scene,
+    nodes: &[Host],
+    pods: &[Pod],
+    vips: Vips,
+    moves: usize,
+    mut told: impl FnMut(usize, Duration, Duration),
+) -> Result<Following> {
+    ensure!(nodes.len() == 2 && pods.len() == 2, "this takes two nodes");
+    let IpAddr::V4(vip) = vips.ipv4 else { anyhow::bail!("{:?} is no IPv4 address", vips.ipv4) };
+    let mut changes = slices(scene);
+    let sniffer = Sniffer::start(nodes, vip)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let probes = tokio::spawn(probe(vips.at(V4, PORT), Arc::clone(&stop)));
+    let mut following = Following { joined: Vec::new(), left: Vec::new() };
+    let work = async {
+        for count in 0..moves {
+            let (joined, left) = one(scene, pods, count, &mut changes, &sniffer)
+                .await
+                .with_context(|| format!("move {count}"))?;
+            told(count, joined, left);
+            following.joined.push(joined);
+            following.left.push(left);
+        }
+        anyhow::Ok(())
+    };
+    let outcome = work.await;
+    stop.store(true, Ordering::Relaxed);
+    probes.await??;
+    outcome.map(|()| following)
+}
+
+async fn one(
     scene: &Scene,
     pods: &[Pod],
+    count: usize,
     changes: &mut mpsc::UnboundedReceiver<(Instant, Vec<String>)>,
     sniffer: &Sniffer,
-) -> Result<(Vec<Duration>, Vec<Duration>)> {
-    let (mut joined, mut left) = (Vec::new(), Vec::new());
-    for count in 0..MOVES {
-        let (to, from) = ((count + 1) % 2, count % 2);
-        scene::set_ready(scene.client(), &pods[to], true).await?;
-        let start = changed(changes, |ready| ready.contains(&pods[to].name_any())).await?;
-        joined.push(first_arrival(sniffer, start, to).await.with_context(|| format!("move {count}"))?);
-        scene::set_ready(scene.client(), &pods[from], false).await?;
-        let start = changed(changes, |ready| !ready.contains(&pods[from].name_any())).await?;
-        left.push(last_arrival(sniffer, start, from).await.with_context(|| format!("move {count}"))?);
-    }
-    Ok((joined, left))
+) -> Result<(Duration, Duration)> {
+    let (to, from) = ((count + 1) % 2, count % 2);
+    scene::set_ready(scene.client(), &pods[to], true).await?;
+    let start = changed(changes, |ready| ready.contains(&pods[to].name_any())).await?;
+    let joined = first_arrival(sniffer, start, to).await?;
+    scene::set_ready(scene.client(), &pods[from], false).await?;
+    let start = changed(changes, |ready| !ready.contains(&pods[from].name_any())).await?;
+    Ok((joined, last_arrival(sniffer, start, from).await?))
 }
 
 async fn first_arrival(sniffer: &Sniffer, start: Instant, node: usize) -> Result<Duration> {
