@@ -103,8 +103,6 @@ pub fn kubelet(of: &Kubelet<'_>) -> Value {
         "failSwapOn": false,
         "makeIPTablesUtilChains": false,
         "oomScoreAdj": 0,
-        // This kubelet finds no filesystem information for the machine's root device.
-        "localStorageCapacityIsolation": false,
         "evictionHard": { "nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "50Mi" },
         // Nothing can be pulled again.
         "imageGCHighThresholdPercent": 100,

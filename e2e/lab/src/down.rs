@@ -25,6 +25,7 @@ const GONE_WITHIN: Duration = Duration::from_secs(30);
 /// Ends a lab. Nothing happens when there is none.
 pub fn down(name: &str) -> Result<()> {
     let progress = Progress::start();
+    state::require_root()?;
     let _lock = state::lock(name)?;
     let folder = state::folder(name)?;
     end_processes(name, &folder)?;

@@ -5,13 +5,14 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
 
 use crate::addresses::{Plan, check_name};
 use crate::error::{Doing, Error, Result};
@@ -206,8 +207,18 @@ fn folder_in(cache: &Path, name: &str) -> PathBuf {
 /// `STEERAGE_CACHE`, or what hack/env makes of an unset one.
 fn cache() -> Result<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("STEERAGE_CACHE")
+    let cache = set("STEERAGE_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("steerage")))
         .or_else(|| set("HOME").map(|home| home.join(".cache/steerage")))
-        .ok_or_else(|| Error::Refused("set STEERAGE_CACHE, or HOME, to where labs may lie".into()))
+        .ok_or_else(|| Error::Refused("set STEERAGE_CACHE, or HOME, to where labs may lie".into()))?;
+    // Daemons have another working folder.
+    path::absolute(&cache).doing(|| format!("finding {}", cache.display()))
+}
+
+/// Namespaces, mounts and cgroups are root's.
+pub fn require_root() -> Result<()> {
+    if geteuid().is_root() {
+        return Ok(());
+    }
+    Err(Error::Refused("a lab needs root: run this as root".into()))
 }

@@ -36,6 +36,7 @@ const BINARIES: [&str; 7] = [
 /// Makes a lab and returns when its nodes are ready and, with kube-proxy, its DNS answers.
 pub fn up(plan: Plan) -> Result<Lab> {
     let progress = Progress::start();
+    state::require_root()?;
     plan.check()?;
     let _lock = state::lock(&plan.name)?;
     refuse_existing(&plan.name)?;
