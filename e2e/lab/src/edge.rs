@@ -19,8 +19,8 @@ use crate::probe::is_well;
 use crate::progress::wait;
 use crate::state::{Lab, write};
 
-/// Where each edge answers for its health, inside its host.
-pub const ADMIN_PORT: u16 = 10359;
+/// Where an edge answers for its health and tells its metrics, inside its host: its own default.
+pub const ADMIN_PORT: u16 = 9812;
 
 /// How long an edge may take to be ready.
 const READY_WITHIN: Duration = Duration::from_mins(1);
@@ -79,12 +79,7 @@ fn launch(lab: &Lab, host: &Host) -> Result<()> {
     // An edge host is a machine with a name of its own.
     let named = ["unshare", "-u", "sh", "-c", r#"hostname "$0" && exec "$@""#, &host.name];
     let mut command: Vec<_> = named.map(str::to_owned).to_vec();
-    command.extend([
-        "env".to_owned(),
-        format!("KUBECONFIG={}", lab.kubeconfig(USER).display()),
-        format!("STEERAGE_ADMIN_ADDRESS=127.0.0.1:{ADMIN_PORT}"),
-        program,
-    ]);
+    command.extend(["env".to_owned(), format!("KUBECONFIG={}", lab.kubeconfig(USER).display()), program]);
     daemon::spawn(lab, &host.name, &host.netns, &command).map(drop)
 }
 
