@@ -77,19 +77,29 @@ impl Args {
             Kindred::Lab => Box::new(Lab::open(&name)?),
             Kindred::Kind => Box::new(Kind::open(&name)?),
         };
-        let [client, _] = cluster.clients();
-        // Threads inherit the namespace, so that every socket of the runner is the client's.
-        steerage_lab::in_netns(&client.netns, move || -> Result<ExitCode> {
-            let runtime =
-                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            let suite = Arc::new(runtime.block_on(Suite::start(boot, cluster, logs))?);
-            let conclusion = libtest_mimic::run(&harness, cases::trials(&suite, &runtime));
+        inside(boot, cluster, logs, |suite, runtime| {
+            let conclusion = libtest_mimic::run(&harness, cases::trials(suite, runtime));
             runtime.block_on(suite.finish());
             suite.report.print();
             for file in &report {
                 suite.report.write(file, boot).with_context(|| format!("writing {}", file.display()))?;
             }
             Ok(conclusion.exit_code())
-        })?
+        })
     }
+}
+
+/// Connects to a cluster from inside its first client: threads inherit the namespace, so that every socket is the client's.
+pub(crate) fn inside<T: Send>(
+    boot: Boot,
+    cluster: Box<dyn Cluster>,
+    logs: PathBuf,
+    work: impl FnOnce(&Arc<Suite>, &tokio::runtime::Runtime) -> Result<T> + Send,
+) -> Result<T> {
+    let [client, _] = cluster.clients();
+    steerage_lab::in_netns(&client.netns, move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let suite = Arc::new(runtime.block_on(Suite::start(boot, cluster, logs))?);
+        work(&suite, &runtime)
+    })?
 }

@@ -8,13 +8,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use clap::Parser;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use steerage_edge_api::TargetState;
 use steerage_model::Family;
 use steerage_model::Family::{V4, V6};
 
+use crate::args::{Boot, inside};
 use crate::cases::moves::{self, Following};
+use crate::cluster::lab::Lab;
 use crate::edge;
 use crate::net;
 use crate::pods;
@@ -25,12 +28,31 @@ use crate::suite::Suite;
 use crate::wait::{SOON, until};
 
 /// The namespace of the demo's objects.
-pub const NAMESPACE: &str = "demo";
+const NAMESPACE: &str = "demo";
 /// Moves per kind of steering.
 const MOVES: usize = 5;
 
-/// Tells the story and leaves its objects in place.
-pub async fn tell(suite: Arc<Suite>) -> Result<()> {
+/// Tells on a running lab what Steerage does.
+#[derive(Debug, Parser)]
+#[command(disable_version_flag = true)]
+pub struct Args {
+    /// The lab's name.
+    #[arg(long, default_value = "demo")]
+    name: String,
+}
+
+impl Args {
+    /// Tells the story and leaves its objects in place.
+    pub fn run(self) -> Result<()> {
+        let Self { name } = self;
+        let cluster = Box::new(Lab::open(&name)?);
+        inside(Boot::KubeProxy, cluster, "demo-logs".into(), |suite, runtime| {
+            runtime.block_on(tell(Arc::clone(suite)))
+        })
+    }
+}
+
+async fn tell(suite: Arc<Suite>) -> Result<()> {
     suite.make_namespace(NAMESPACE).await?;
     let scene = Scene { suite, namespace: NAMESPACE.to_owned() };
     let mut pods = deploy(&scene).await?;
@@ -114,7 +136,8 @@ async fn target_table(scene: &Scene, name: &str) -> Result<()> {
             }
             Err(_) => "no answer".to_owned(),
         };
-        let seen = health.spec.targets.iter().find(|target| target.node == node.name && target.address.is_ipv4());
+        let seen =
+            health.spec.targets.iter().find(|target| target.node == node.name && target.address.is_ipv4());
         let state = seen.map_or_else(|| "-".to_owned(), |target| format!("{:?}", target.state));
         let why = match seen {
             Some(target) if target.reason.is_empty() => "answers its health check",
@@ -131,7 +154,10 @@ async fn target_table(scene: &Scene, name: &str) -> Result<()> {
 async fn follow(scene: &Scene, pods: &mut [Pod], mode: &str) -> Result<Following> {
     chapter(&format!("Endpoints move: how soon does the edge follow under {mode} steering?"));
     scene
-        .patch("web", serde_json::json!({ "metadata": { "annotations": { steerage_model::names::STEERING: mode } } }))
+        .patch(
+            "web",
+            serde_json::json!({ "metadata": { "annotations": { steerage_model::names::STEERING: mode } } }),
+        )
         .await?;
     let nodes: Vec<_> = scene.nodes().into_iter().take(2).collect();
     let writes = edge::writes(scene.client()).await?;
@@ -146,14 +172,20 @@ async fn follow(scene: &Scene, pods: &mut [Pod], mode: &str) -> Result<Following
         );
     })
     .await?;
-    println!("  writes to the load balancer's API meanwhile: {}", edge::writes(scene.client()).await? - writes);
+    println!(
+        "  writes to the load balancer's API meanwhile: {}",
+        edge::writes(scene.client()).await? - writes
+    );
     for pod in pods.iter_mut() {
         scene.set_ready(pod, true).await?;
     }
     let victim = pods.first().context("no pod")?.clone();
     let start = Instant::now();
     let lost = kill(scene, &victim, vips).await?;
-    println!("  a pod is killed: {lost} of the connections opened in the next {} s failed", start.elapsed().as_secs());
+    println!(
+        "  a pod is killed: {lost} of the connections opened in the next {} s failed",
+        start.elapsed().as_secs()
+    );
     let node = victim.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
     pods[0] = scene.backend(&victim.name_any(), "echo", &node, true, 0).await?;
     Ok(following)
@@ -177,7 +209,10 @@ async fn kill(scene: &Scene, victim: &Pod, vips: Vips) -> Result<usize> {
 
 fn summary(rows: &[(&str, Following)]) {
     chapter("How soon each kind of steering follows (from the EndpointSlice's change, in ms)");
-    println!("  {:<14} {:>12} {:>12} {:>12} {:>12}", "steering", "joins, p50", "joins, max", "leaves, p50", "leaves, max");
+    println!(
+        "  {:<14} {:>12} {:>12} {:>12} {:>12}",
+        "steering", "joins, p50", "joins, max", "leaves, p50", "leaves, max"
+    );
     for (mode, following) in rows {
         let [joined, left] = [&following.joined, &following.left].map(|times| {
             let mut times = times.clone();

@@ -7,6 +7,7 @@
 pub mod args;
 mod cases;
 pub mod cluster;
+pub mod demo;
 pub mod dump;
 pub mod edge;
 pub mod events;
