@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real etcd and a real kube-apiserver on loopback, for tests that need more of the API than a script can play.
+//!
+//! RBAC is on; no controller runs. A dev-dependency only. All is gone with the [`Server`], and with the test's process at the
+//! latest, however that ends.
+
+mod binaries;
+mod credentials;
+mod keeper;
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use anyhow::Context;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+use keeper::Keeper;
+
+/// A running control plane.
+#[derive(Debug)]
+pub struct Server {
+    keeper: Keeper,
+}
+
+impl Server {
+    /// Starts one and returns when it is ready. Blocks for some seconds.
+    pub fn start() -> anyhow::Result<Self> {
+        // Fails when the test installed one already, which is as good.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        Ok(Self { keeper: Keeper::start()? })
+    }
+
+    /// The one server that all tests of a binary share; started by whoever asks first.
+    ///
+    /// # Panics
+    /// If it cannot be started. The message says what to do.
+    #[allow(clippy::panic, reason = "called by tests only, which have nothing else to do with the error")]
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Server> = OnceLock::new();
+        SHARED.get_or_init(|| Self::start().unwrap_or_else(|error| panic!("{error:#}")))
+    }
+
+    /// Kills the API server, so that its connections break and new ones are refused. What it stored stays.
+    pub fn cut(&self) -> anyhow::Result<()> {
+        self.keeper.cut()
+    }
+
+    /// Starts the API server again after [`Server::cut`], under the same address, and returns when it is ready.
+    pub fn heal(&self) -> anyhow::Result<()> {
+        self.keeper.heal()
+    }
+
+    /// The kubeconfig of an administrator.
+    pub fn kubeconfig(&self) -> &Path {
+        self.keeper.kubeconfig()
+    }
+
+    /// Writes a kubeconfig for `user` in `groups`, who may do what RBAC gives to them, and nothing else. A service account is
+    /// the user `system:serviceaccount:NAMESPACE:NAME` in the groups `system:serviceaccounts` and
+    /// `system:serviceaccounts:NAMESPACE`.
+    pub fn kubeconfig_for(&self, user: &str, groups: &[&str]) -> anyhow::Result<PathBuf> {
+        self.keeper.kubeconfig_for(user, groups)
+    }
+
+    /// A client of the administrator. Made anew for each test: a client belongs to the runtime that first used it.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        client(self.kubeconfig()).await
+    }
+}
+
+/// A client from a kubeconfig that does not retry.
+pub(crate) async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).context("cannot read the kubeconfig")?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.default_retry = false;
+    Ok(Client::try_from(config)?)
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a candidate does next, and whether it holds the lease. Pure: time is what the caller says, on any clock that only rises.
+
+use std::time::Duration;
+
+use super::record::Record;
+
+/// The times of a lease.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    /// How long others leave the lease to a holder of whom they hear nothing.
+    pub(crate) duration: Duration,
+    /// How long the holder counts on it after it sent its last renewal that succeeded. Less than `duration`: the difference is
+    /// what clocks may differ by, and what a write in flight has to land.
+    pub(crate) deadline: Duration,
+    /// Between two renewals, or two looks of a candidate that waits.
+    pub(crate) retry: Duration,
+    /// For one call.
+    pub(crate) call: Duration,
+}
+
+impl Default for Timing {
+    /// Those of kube-controller-manager, with calls short enough for several to fit.
+    fn default() -> Self {
+        Self {
+            duration: Duration::from_secs(15),
+            deadline: Duration::from_secs(10),
+            retry: Duration::from_secs(2),
+            call: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What to do with a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Decision {
+    /// There is none: create it.
+    Create,
+    /// Nobody holds it, or nobody any more: take it.
+    Take,
+    /// It is ours: say so again.
+    Renew,
+    /// Somebody else holds it, for at least so much longer.
+    Wait(Duration),
+}
+
+/// Judges a record that was last seen to change `age` ago, by the clock of the one who judges.
+pub(super) fn decide(
+    me: &str,
+    record: Option<&Record>,
+    seen_before: bool,
+    age: Duration,
+    timing: &Timing,
+) -> Decision {
+    let wait = |duration: Duration| match duration.checked_sub(age) {
+        None | Some(Duration::ZERO) => None,
+        Some(left) => Some(Decision::Wait(left)),
+    };
+    match record {
+        // One that was deleted had a holder, who learns of it only at its next renewal.
+        None if seen_before => wait(timing.duration).unwrap_or(Decision::Create),
+        None => Decision::Create,
+        Some(Record { holder: None, .. }) => Decision::Take,
+        Some(Record { holder: Some(holder), .. }) if holder == me => Decision::Renew,
+        Some(record) => wait(record.duration.unwrap_or(timing.duration)).unwrap_or(Decision::Take),
+    }
+}
+
+/// The next thing to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing for so long.
+    Sleep(Duration),
+    /// Read the lease.
+    Read,
+    /// Write ourselves into the lease as it was last read; never over another version of it.
+    Write,
+}
+
+/// One candidate.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    me: String,
+    timing: Timing,
+    record: Option<Record>,
+    seen_before: bool,
+    /// When the record was first seen as it is.
+    changed: Duration,
+    known: bool,
+    not_before: Duration,
+    held_until: Option<Duration>,
+}
+
+impl Candidate {
+    pub(super) fn new(me: String, timing: Timing, now: Duration) -> Self {
+        Self {
+            me,
+            timing,
+            record: None,
+            seen_before: false,
+            changed: now,
+            known: false,
+            not_before: now,
+            held_until: None,
+        }
+    }
+
+    /// What to do at `now`.
+    pub(super) fn step(&self, now: Duration) -> Step {
+        if now < self.not_before {
+            Step::Sleep(self.not_before - now)
+        } else if self.known {
+            Step::Write
+        } else {
+            Step::Read
+        }
+    }
+
+    /// Until when the lease is held, if it is at all. Nothing may be written from then on.
+    pub(super) fn held_until(&self) -> Option<Duration> {
+        self.held_until
+    }
+
+    /// Who holds the lease, as far as is known.
+    pub(super) fn holder(&self) -> Option<&str> {
+        self.record.as_ref().and_then(|record| record.holder.as_deref())
+    }
+
+    /// The version that the next write replaces; `None` if it creates the lease.
+    #[cfg(test)]
+    pub(super) fn version(&self) -> Option<&str> {
+        self.record.as_ref().map(|record| record.version.as_str())
+    }
+
+    /// The lease was read.
+    pub(super) fn saw(&mut self, record: Option<Record>, now: Duration) {
+        let version = |record: &Option<Record>| record.as_ref().map(|record| record.version.clone());
+        if version(&record) != version(&self.record) {
+            self.changed = now;
+        }
+        self.seen_before |= record.is_some();
+        self.record = record;
+        let age = now.saturating_sub(self.changed);
+        let decision = decide(&self.me, self.record.as_ref(), self.seen_before, age, &self.timing);
+        if decision != Decision::Renew {
+            // Taken or deleted under our hands: by a person, or because we were too slow.
+            self.held_until = None;
+        }
+        match decision {
+            Decision::Create | Decision::Take | Decision::Renew => self.known = true,
+            Decision::Wait(left) => self.not_before = now + left.min(self.timing.retry),
+        }
+    }
+
+    /// A write that was sent at `sent` succeeded, and left this record.
+    pub(super) fn wrote(&mut self, record: Record, sent: Duration, now: Duration) {
+        self.record = Some(record);
+        self.seen_before = true;
+        self.changed = now;
+        self.held_until = Some(sent + self.timing.deadline);
+        self.not_before = sent + self.timing.retry;
+        self.known = true;
+    }
+
+    /// A call failed, or its answer was lost: it may have been done all the same, so nothing is known but what was. `jitter` is
+    /// from 0 to 1.
+    pub(super) fn failed(&mut self, now: Duration, jitter: f64) {
+        self.known = false;
+        self.not_before = now + self.timing.retry.mul_f64(0.25 + jitter.clamp(0.0, 1.0) / 4.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(holder: Option<&str>, seconds: u64) -> Record {
+        Record {
+            version: "1".into(),
+            holder: holder.map(str::to_owned),
+            duration: Some(Duration::from_secs(seconds)),
+        }
+    }
+
+    #[test]
+    fn decisions() {
+        let timing = Timing::default();
+        let other = record(Some("other"), 20);
+        let unlimited = Record { duration: None, ..other.clone() };
+        let s = Duration::from_secs;
+        for (record, seen, age, want) in [
+            (None, false, 0, Decision::Create),
+            (None, true, 5, Decision::Wait(s(10))),
+            (None, true, 15, Decision::Create),
+            (Some(record(None, 20)), true, 0, Decision::Take),
+            (Some(record(Some("me"), 20)), true, 99, Decision::Renew),
+            (Some(other.clone()), true, 0, Decision::Wait(s(20))),
+            (Some(other.clone()), true, 19, Decision::Wait(s(1))),
+            (Some(other), true, 20, Decision::Take),
+            (Some(unlimited.clone()), true, 14, Decision::Wait(s(1))),
+            (Some(unlimited), true, 15, Decision::Take),
+        ] {
+            assert_eq!(decide("me", record.as_ref(), seen, s(age), &timing), want, "{record:?} {age}");
+        }
+    }
+
+    #[test]
+    fn the_claim_counts_from_before_the_call() {
+        let timing = Timing::default();
+        let s = Duration::from_secs;
+        let mut candidate = Candidate::new("me".into(), timing, s(100));
+        assert_eq!(candidate.step(s(100)), Step::Read);
+        candidate.saw(None, s(100));
+        assert_eq!(candidate.step(s(100)), Step::Write);
+        candidate.wrote(record(Some("me"), 15), s(100), s(102));
+        assert_eq!(candidate.held_until(), Some(s(110)));
+        candidate.failed(s(104), 1.0);
+        assert_eq!(candidate.held_until(), Some(s(110)), "a failure neither ends nor prolongs it");
+        assert_eq!(candidate.step(s(104)), Step::Sleep(s(1)));
+        candidate.saw(Some(Record { version: "2".into(), ..record(Some("other"), 15) }), s(105));
+        assert_eq!(candidate.held_until(), None);
+    }
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Two candidates on a real API server.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Client;
+use kube::api::Api;
+use steerage_testserver::Server;
+use tokio_util::sync::CancellationToken;
+
+use crate::lease::{LeaseError, Options, Timing, acquire};
+
+const SOON: Duration = Duration::from_secs(60);
+
+fn options(name: &str, identity: &str) -> Options {
+    let timing = Timing {
+        duration: Duration::from_secs(3),
+        deadline: Duration::from_secs(2),
+        retry: Duration::from_millis(300),
+        call: Duration::from_secs(1),
+    };
+    Options { namespace: "default".into(), name: name.into(), identity: identity.into(), timing }
+}
+
+async fn shared() -> Client {
+    let server = tokio::task::spawn_blocking(Server::shared).await.expect("thread");
+    server.client().await.expect("client")
+}
+
+async fn holder(client: &Client, name: &str) -> Option<String> {
+    let lease = Api::<Lease>::default_namespaced(client.clone()).get(name).await.expect("lease");
+    lease.spec.and_then(|spec| spec.holder_identity)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_waits_while_the_other_holds_and_takes_over_when_it_is_given_back() {
+    let client = shared().await;
+    let (stop_a, stop_b) = (CancellationToken::new(), CancellationToken::new());
+    let a = acquire(client.clone(), options("handover", "a"), &stop_a).await.expect("nobody else wants it");
+    let claim_a = a.claim();
+    let keep_a = tokio::spawn(a.keep(stop_a.clone()));
+    let mut b = Box::pin(acquire(client.clone(), options("handover", "b"), &stop_b));
+    tokio::time::timeout(Duration::from_secs(5), &mut b)
+        .await
+        .map(|_| ())
+        .expect_err("a renews it, again and again");
+    assert!(claim_a.is_held());
+
+    stop_a.cancel();
+    keep_a.await.expect("task").expect("given back");
+    assert!(!claim_a.is_held());
+    let b = tokio::time::timeout(SOON, b).await.expect("soon").expect("not stopped");
+    assert!(b.claim().is_held());
+    assert_eq!(holder(&client, "handover").await.as_deref(), Some("b"));
+    stop_b.cancel();
+    b.keep(stop_b).await.expect("given back");
+    assert_eq!(holder(&client, "handover").await, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_dies_is_followed_only_after_its_time() {
+    let client = shared().await;
+    let stop = CancellationToken::new();
+    let a = acquire(client.clone(), options("crash", "a"), &stop).await.expect("nobody else wants it");
+    let claim = a.claim();
+    // As a killed process does, it renews no more and gives nothing back.
+    drop(a);
+    let b = tokio::time::timeout(SOON, acquire(client.clone(), options("crash", "b"), &stop)).await;
+    assert!(b.expect("soon").expect("not stopped").claim().is_held());
+    assert!(!claim.is_held(), "the first claim was over before");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_cannot_renew_says_so_before_anyone_may_follow() {
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("thread").expect("server");
+    let client = server.client().await.expect("client");
+    let stop = CancellationToken::new();
+    let held = acquire(client, options("cut", "a"), &stop).await.expect("nobody else wants it");
+    let claim = held.claim();
+    let kept = tokio::spawn(held.keep(stop));
+    let server = tokio::task::spawn_blocking(move || server.cut().map(|()| server))
+        .await
+        .expect("thread")
+        .expect("cut");
+    let error = tokio::time::timeout(SOON, kept).await.expect("soon").expect("task").expect_err("lost");
+    let LeaseError::Lost { name, .. } = &error;
+    assert_eq!(name, "cut");
+    assert!(!claim.is_held());
+    tokio::task::spawn_blocking(move || drop(server)).await.expect("thread");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_whose_lease_is_taken_stops_at_once() {
+    let client = shared().await;
+    let stop = CancellationToken::new();
+    let held = acquire(client.clone(), options("taken", "a"), &stop).await.expect("nobody else wants it");
+    let kept = tokio::spawn(held.keep(stop));
+    let patch = serde_json::json!({ "spec": { "holderIdentity": "a person" } });
+    let api: Api<Lease> = Api::default_namespaced(client);
+    let patch = kube::api::Patch::Merge(&patch);
+    api.patch("taken", &kube::api::PatchParams::default(), &patch).await.expect("patch");
+    let error = tokio::time::timeout(SOON, kept).await.expect("soon").expect("task").expect_err("lost");
+    assert!(error.to_string().contains("a person"), "{error}");
+}
