@@ -7,8 +7,8 @@ use std::time::Duration;
 use kube::Error as KubeError;
 use steerage_provider_api::Error;
 
-/// Longest time for one call.
-const DEADLINE: Duration = Duration::from_secs(10);
+/// Longest time for one call: a write that was begun under the Lease must land before anybody else may hold it.
+const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Runs a call under the deadline.
 pub(crate) async fn call<T>(what: impl Future<Output = Result<T, KubeError>>) -> Result<T, Failure> {

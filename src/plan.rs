@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a Service's load balancer should be. Pure: called by the workers with what the index says, and never does I/O.
+
+mod balancer;
+mod health_check;
+mod legacy;
+mod refusal;
+mod steering;
+mod targets;
+mod wants;
+
+pub(crate) use balancer::{fingerprint, load_balancer};
+pub(crate) use health_check::{Defaults as HealthDefaults, duration};
+pub(crate) use legacy::{Legacy, MIGRATED, command as legacy_command, legacy};
+pub(crate) use refusal::Refusal;
+pub(crate) use steering::steering;
+pub(crate) use targets::{Nodes, TargetPlan, reasons as target_reasons, targets};
+pub(crate) use wants::{Classes, PROVIDER, finalizer, is_of_class, is_ours, wants};
+
+use steerage_provider_api::{Capabilities, Steering};
+
+/// What all plans depend on besides the cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// What the provider can do.
+    pub(crate) capabilities: Capabilities,
+    /// The steering of Services that choose none.
+    pub(crate) default_steering: Steering,
+    /// Which classes we serve.
+    pub(crate) classes: Classes,
+    /// The port of the service proxy's own health on every node.
+    pub(crate) node_health_port: u16,
+    /// The same of our agent, where it lives beside kube-proxy.
+    pub(crate) agent_health_port: u16,
+    /// The health check of Services that do not change it.
+    pub(crate) health: HealthDefaults,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which Services are ours to serve, and which are ours to clean up after.
+
+use steerage_model::{Service, ServiceKind, names};
+
+/// Annotation that says which provider's load balancer stands behind our finalizer. Several controllers of Steerage, one a
+/// provider, share the finalizer's name; a Service that has lost its type has lost its class as well.
+pub(crate) const PROVIDER: &str = "steerage.dev/provider";
+
+/// The classes that this controller serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Classes {
+    /// The name of the provider; the class is `steerage.dev/<name>`.
+    pub(crate) provider: &'static str,
+    /// Whether Services without a class are served too.
+    pub(crate) serve_unset: bool,
+}
+
+/// Whether the Service should have a load balancer of ours.
+pub(crate) fn wants(service: &Service, classes: &Classes) -> bool {
+    if service.kind != ServiceKind::LoadBalancer || service.deleting {
+        return false;
+    }
+    is_of_class(service, classes) || (service.class.is_none() && classes.serve_unset)
+}
+
+/// Whether the Service names our class.
+pub(crate) fn is_of_class(service: &Service, classes: &Classes) -> bool {
+    service.class.as_ref().and_then(|class| class.strip_prefix(names::PREFIX)) == Some(classes.provider)
+}
+
+/// The finalizer for a Service that we serve.
+pub(crate) fn finalizer(service: &Service) -> &'static str {
+    if service.class.is_some() { names::FINALIZER } else { names::UPSTREAM_FINALIZER }
+}
+
+/// The finalizers on the Service that hold it for this controller. Upstream's own is ours only where our annotation stands beside
+/// it: a cloud-controller-manager sets the same.
+pub(crate) fn is_ours(service: &Service, classes: &Classes) -> Vec<&'static str> {
+    let provider = service.annotations.get(PROVIDER).map(String::as_str);
+    if provider.is_some_and(|provider| provider != classes.provider) {
+        return Vec::new();
+    }
+    let upstream = (names::UPSTREAM_FINALIZER, provider.is_some());
+    [(names::FINALIZER, true), upstream]
+        .into_iter()
+        .filter(|(finalizer, ours)| *ours && service.has_finalizer(finalizer))
+        .map(|(finalizer, _)| finalizer)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use steerage_model::Key;
+
+    const EDGE: Classes = Classes { provider: "edge", serve_unset: false };
+
+    fn service(class: Option<&str>) -> Service {
+        let mut service = Service::new(Key::new("default", "web"));
+        service.kind = ServiceKind::LoadBalancer;
+        service.class = class.map(str::to_owned);
+        service
+    }
+
+    #[test]
+    fn only_our_class_is_served() {
+        let unset_too = Classes { serve_unset: true, ..EDGE };
+        for (class, alone, with_unset) in [
+            (Some("steerage.dev/edge"), true, true),
+            (Some("steerage.dev/aws"), false, false),
+            (Some("edge"), false, false),
+            (Some("example.com/steerage.dev/edge"), false, false),
+            (None, false, true),
+        ] {
+            let service = service(class);
+            assert_eq!(
+                (wants(&service, &EDGE), wants(&service, &unset_too)),
+                (alone, with_unset),
+                "{class:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_deleted_or_of_another_type_is_not_served() {
+        let mut deleted = service(Some("steerage.dev/edge"));
+        deleted.deleting = true;
+        assert!(!wants(&deleted, &EDGE));
+        let mut plain = service(Some("steerage.dev/edge"));
+        plain.kind = ServiceKind::NodePort;
+        assert!(!wants(&plain, &EDGE));
+    }
+
+    #[test]
+    fn finalizers_are_told_apart_by_the_annotation() {
+        let with = |finalizer: &str, provider: Option<&str>| {
+            let mut service = service(None);
+            service.finalizers = vec![finalizer.to_owned()];
+            service.annotations.extend(provider.map(|p| (PROVIDER.to_owned(), p.to_owned())));
+            is_ours(&service, &EDGE)
+        };
+        assert_eq!(with(names::FINALIZER, None), [names::FINALIZER]);
+        assert_eq!(with(names::FINALIZER, Some("edge")), [names::FINALIZER]);
+        assert!(with(names::FINALIZER, Some("aws")).is_empty(), "another controller's");
+        assert!(with(names::UPSTREAM_FINALIZER, None).is_empty(), "a cloud-controller-manager's");
+        assert_eq!(with(names::UPSTREAM_FINALIZER, Some("edge")), [names::UPSTREAM_FINALIZER]);
+        assert!(with("example.com/other", Some("edge")).is_empty());
+    }
+}

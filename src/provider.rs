@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The provider as the workers call it: only under the Lease, within one budget, each call with a deadline and counted.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use steerage_provider_api::{
+    Ensured, Error, LoadBalancer, Owner, Progress, Provider, TargetHealth, TargetSet, TargetsSet,
+};
+use tokio::time::Instant;
+
+use crate::lease::Claim;
+use crate::metrics::Metrics;
+use crate::rate::Budget;
+
+/// Longest time for one call, which may consist of many of the cloud's.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A provider, guarded.
+pub(crate) struct Guarded {
+    inner: Arc<dyn Provider>,
+    claim: Claim,
+    budget: Budget,
+    metrics: Metrics,
+}
+
+impl Guarded {
+    pub(crate) fn new(inner: Arc<dyn Provider>, claim: Claim, budget: Budget, metrics: Metrics) -> Self {
+        Self { inner, claim, budget, metrics }
+    }
+
+    pub(crate) fn unit(&self, owner: &Owner) -> String {
+        self.inner.unit(owner)
+    }
+
+    pub(crate) async fn ensure(&self, lb: &LoadBalancer) -> Result<Ensured, Error> {
+        self.call("ensure", self.inner.ensure(lb)).await
+    }
+
+    pub(crate) async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<TargetsSet, Error> {
+        self.call("set_targets", self.inner.set_targets(lb, set)).await
+    }
+
+    pub(crate) async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
+        self.call("delete", self.inner.delete(owner)).await
+    }
+
+    pub(crate) async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error> {
+        self.call("target_health", self.inner.target_health(owner)).await
+    }
+
+    pub(crate) async fn owned(&self) -> Result<Vec<Owner>, Error> {
+        self.call("owned", self.inner.owned()).await
+    }
+
+    async fn call<T>(
+        &self,
+        name: &'static str,
+        call: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        self.budget.spend().await;
+        if !self.claim.is_held() {
+            return Err(Error::Unavailable("this controller does not hold the Lease any more".to_owned()));
+        }
+        let before = Instant::now();
+        let result = match tokio::time::timeout(DEADLINE, call).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::Unavailable("the provider did not answer in time".to_owned())),
+        };
+        self.metrics.called(name, result.as_ref().err().map_or("ok", Error::reason), before.elapsed());
+        result
+    }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One budget for all calls of the provider.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// So many calls a second, and so many at once after a quiet time.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    interval: Duration,
+    burst: u32,
+    /// When the next call would be due if none had been saved up.
+    next: Mutex<Option<Instant>>,
+}
+
+impl Budget {
+    pub(crate) fn new(per_second: f64, burst: u32) -> Self {
+        Self {
+            interval: Duration::from_secs_f64(1.0 / per_second),
+            burst: burst.max(1),
+            next: Mutex::default(),
+        }
+    }
+
+    /// Waits for leave to make one call.
+    pub(crate) async fn spend(&self) {
+        let at = self.reserve(Instant::now());
+        tokio::time::sleep_until(at).await;
+    }
+
+    /// When the next call may be made; it counts as made.
+    fn reserve(&self, now: Instant) -> Instant {
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let saved = self.interval * (self.burst - 1);
+        let due = next.map_or(now, |next| next.max(now.checked_sub(saved).unwrap_or(next)));
+        let due = if next.is_none() { now.checked_sub(saved).unwrap_or(now) } else { due };
+        *next = Some(due + self.interval);
+        due.max(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_free_and_then_calls_keep_their_distance() {
+        let budget = Budget::new(10.0, 3);
+        let now = Instant::now() + Duration::from_hours(1);
+        let waits = |at: Instant, calls: usize| -> Vec<u128> {
+            (0..calls).map(|_| (budget.reserve(at) - at).as_millis()).collect()
+        };
+        assert_eq!(waits(now, 5), [0, 0, 0, 100, 200]);
+        let later = now + Duration::from_secs(60);
+        assert_eq!(waits(later, 4), [0, 0, 0, 100], "no more than the burst is saved up");
+    }
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What follows from which facts, and that nothing is written that stands there already.
+
+use steerage_model::Key;
+
+use super::*;
+
+fn facts() -> Facts {
+    Facts {
+        ingress: Some(vec![vip("10.0.0.1")]),
+        usable_endpoint: true,
+        targets: 2,
+        health: Some(vec![health(HealthState::Unhealthy), health(HealthState::Healthy)]),
+        ..Facts::default()
+    }
+}
+
+fn vip(ip: &str) -> Ingress {
+    Ingress { ip: Some(ip.parse().expect("ip")), hostname: None, ip_mode: Some(IpMode::Vip) }
+}
+
+fn health(state: HealthState) -> TargetHealth {
+    TargetHealth { node: "n".to_owned(), family: None, state, reason: String::new() }
+}
+
+fn states(facts: &Facts) -> String {
+    let list: Vec<String> =
+        desired(facts, None).conditions.iter().map(|c| format!("{}={}", c.status, c.reason)).collect();
+    list.join(" ")
+}
+
+#[test]
+fn conditions_follow_from_the_facts() {
+    let unprogrammed = Some((reasons::NO_PORTS, "add one".to_owned()));
+    let degraded = vec![(reasons::FROZEN, "a".to_owned()), (reasons::TARGETS_REFUSED, "b".to_owned())];
+    let only = |states: &[HealthState]| Facts {
+        health: Some(states.iter().map(|s| health(*s)).collect()),
+        ..facts()
+    };
+    for (facts, expected) in [
+        (facts(), "True=Programmed True=TargetsHealthy False=AsAsked"),
+        (Facts { unprogrammed, ..facts() }, "False=NoPorts True=TargetsHealthy False=AsAsked"),
+        (Facts { degraded, ..facts() }, "True=Programmed True=TargetsHealthy True=Frozen"),
+        (Facts { usable_endpoint: false, ..facts() }, "True=Programmed False=NoEndpoints False=AsAsked"),
+        (Facts { targets: 0, ..facts() }, "True=Programmed False=NoTargets False=AsAsked"),
+        (Facts { health: None, ..facts() }, "True=Programmed Unknown=NotProbedYet False=AsAsked"),
+        (only(&[]), "True=Programmed Unknown=NotProbedYet False=AsAsked"),
+        (
+            only(&[HealthState::Unhealthy, HealthState::Initial]),
+            "True=Programmed Unknown=NotProbedYet False=AsAsked",
+        ),
+        (only(&[HealthState::Unhealthy]), "True=Programmed False=TargetsUnhealthy False=AsAsked"),
+    ] {
+        assert_eq!(states(&facts), expected, "{facts:?}");
+    }
+}
+
+/// A Service whose status says just what is desired.
+fn in_place(desired: &Desired) -> Service {
+    let mut service = Service::new(Key::new("default", "web"));
+    service.ingress = desired.ingress.clone().unwrap_or_default();
+    service.conditions = desired.conditions.clone();
+    service
+}
+
+#[test]
+fn only_what_differs_is_written() {
+    let wanted = desired(&facts(), Some(3));
+    let mut service = in_place(&wanted);
+    let foreign = Condition {
+        kind: "example.com/Theirs".to_owned(),
+        status: "True".to_owned(),
+        reason: "R".to_owned(),
+        message: String::new(),
+        observed_generation: None,
+    };
+    service.conditions.push(foreign);
+    assert_eq!(patch(&service, &wanted, Timestamp::UNIX_EPOCH), None);
+    service.ingress[0].ip_mode = None;
+    assert_eq!(patch(&service, &wanted, Timestamp::UNIX_EPOCH), None, "the API server's default");
+    let changed = desired(&Facts { usable_endpoint: false, ..facts() }, Some(3));
+    let patch = patch(&service, &changed, Timestamp::UNIX_EPOCH).expect("differs");
+    let conditions = patch["status"]["conditions"].as_array().expect("conditions");
+    assert_eq!(conditions.len(), 1);
+    assert_eq!(conditions[0]["reason"], "NoEndpoints");
+    assert_eq!(conditions[0]["lastTransitionTime"], "1970-01-01T00:00:00Z");
+    assert_eq!(patch["status"].get("loadBalancer"), None);
+}
+
+#[test]
+fn a_new_reason_under_the_same_status_is_no_transition() {
+    let service = in_place(&desired(&Facts { usable_endpoint: false, ..facts() }, None));
+    let other = desired(&Facts { targets: 0, ..facts() }, None);
+    let patch = patch(&service, &other, Timestamp::UNIX_EPOCH).expect("differs");
+    assert_eq!(patch["status"]["conditions"][0].get("lastTransitionTime"), None);
+}
+
+#[test]
+fn clearing_takes_ours_and_nothing_else() {
+    let mut service = in_place(&desired(&facts(), None));
+    service.conditions[2].kind = "example.com/Theirs".to_owned();
+    let patch = clearing_patch(&service, true).expect("something is left");
+    assert_eq!(patch["status"]["loadBalancer"], json!({"ingress": null}));
+    let kinds: Vec<_> =
+        patch["status"]["conditions"].as_array().expect("list").iter().map(|c| &c["type"]).collect();
+    assert_eq!(kinds, [names::PROGRAMMED, names::SERVING]);
+    let kept = clearing_patch(&service, false).expect("conditions are left");
+    assert_eq!(kept["status"].get("loadBalancer"), None, "somebody else's");
+    service.conditions.drain(..2);
+    service.ingress.clear();
+    assert_eq!(clearing_patch(&service, true), None);
+}

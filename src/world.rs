@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The index that the watches feed, shared with the workers that plan from it, and what is to be looked at again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::{Stream, StreamExt as _};
+use steerage_model::{EndpointSlice, Event, Index, Key, Node, Service};
+use steerage_process::Process;
+use steerage_watch::Watches;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::plan::Nodes;
+
+/// What happened to a Service since it was last looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Touched {
+    /// The Service itself changed.
+    pub(crate) itself: bool,
+    /// When its endpoints first changed.
+    pub(crate) endpoints: Option<Instant>,
+}
+
+/// What changed since the last [`World::take`].
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// Services, with what happened to them.
+    pub(crate) services: BTreeMap<Key, Touched>,
+    /// Whether any node changed.
+    pub(crate) nodes: bool,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    index: Index,
+    nodes: Option<Arc<Nodes>>,
+    changes: Changes,
+}
+
+/// All that is known of the cluster.
+#[derive(Debug)]
+pub(crate) struct World {
+    inner: Mutex<Inner>,
+    changed: Notify,
+    synced: watch::Sender<bool>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self { inner: Mutex::default(), changed: Notify::new(), synced: watch::Sender::new(false) }
+    }
+}
+
+impl World {
+    /// Takes in what the watch of Services says.
+    pub(crate) fn on_service(&self, event: Event<Service>) {
+        self.feed(|index| index.on_service(event), |touched, _| touched.itself = true);
+    }
+
+    /// Takes in what the watch of `EndpointSlices` says.
+    pub(crate) fn on_slice(&self, event: Event<EndpointSlice>) {
+        self.feed(
+            |index| index.on_slice(event),
+            |touched, now| {
+                touched.endpoints.get_or_insert(now);
+            },
+        );
+    }
+
+    /// Takes in what the watch of Nodes says.
+    pub(crate) fn on_node(&self, event: Event<Node>) {
+        self.feed(|index| index.on_node(event), |_, _| ());
+    }
+
+    fn feed(&self, apply: impl FnOnce(&mut Index), mark: impl Fn(&mut Touched, Instant)) {
+        let mut inner = self.lock();
+        apply(&mut inner.index);
+        let dirty = inner.index.take_dirty();
+        let synced = inner.index.synced();
+        if !dirty.nodes.is_empty() {
+            inner.nodes = None;
+            inner.changes.nodes = true;
+        }
+        let now = Instant::now();
+        for key in &dirty.services {
+            mark(inner.changes.services.entry(key.clone()).or_default(), now);
+        }
+        drop(inner);
+        if synced {
+            self.synced.send_if_modified(|known| !std::mem::replace(known, true));
+            if !dirty.is_empty() {
+                self.changed.notify_one();
+            }
+        }
+    }
+
+    /// Returns once all three kinds have been listed.
+    pub(crate) async fn synced(&self) {
+        // The sender is held by `self`, so the wait cannot fail.
+        let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
+    }
+
+    /// Returns when something has changed. For one listener.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// What changed since the last call.
+    pub(crate) fn take(&self) -> Changes {
+        std::mem::take(&mut self.lock().changes)
+    }
+
+    /// Looks at the index and at the nodes as plans want them.
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&Index, &Arc<Nodes>) -> T) -> T {
+        let mut inner = self.lock();
+        let nodes = match inner.nodes.take() {
+            Some(nodes) => nodes,
+            None => Arc::new(Nodes::new(inner.index.nodes())),
+        };
+        let found = look(&inner.index, &nodes);
+        inner.nodes = Some(nodes);
+        found
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps `world` up with the cluster for as long as the process lives. Its readiness waits for the first lists.
+pub(crate) fn follow(process: &Process, world: &Arc<World>, watches: &Watches) {
+    one(process, "services", world, watches.services(), World::on_service);
+    one(process, "endpointslices", world, watches.slices(), World::on_slice);
+    one(process, "nodes", world, watches.nodes(), World::on_node);
+}
+
+fn one<T: steerage_model::Object + Send + 'static>(
+    process: &Process,
+    name: &'static str,
+    world: &Arc<World>,
+    mut events: impl Stream<Item = Event<T>> + Send + Unpin + 'static,
+    on: fn(&World, Event<T>),
+) where
+    T::Key: Send,
+{
+    let mut pending = Some(process.readiness().task(name));
+    let world = Arc::clone(world);
+    let stop = process.shutdown().clone();
+    process.spawn(name, async move {
+        loop {
+            let event = tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                event = events.next() => event,
+            };
+            let Some(event) = event else { anyhow::bail!("the watch ended") };
+            let listed = matches!(event, Event::InitDone);
+            on(&world, event);
+            if let Some(pending) = pending.take_if(|_| listed) {
+                pending.done();
+            }
+        }
+    });
+}
