@@ -13,8 +13,8 @@ import yaml
 CHART = pathlib.Path(__file__).with_name("steerage")
 BINARIES = pathlib.Path(os.environ["STEERAGE_BINARIES"])
 POOLS = {"edge": {"addressPools": [{"name": "default", "addresses": ["10.0.200.0/24", "fd00::1-fd00::9"]}]}}
-AWS = {"controller": {"provider": "aws"}, "aws": {"vpcId": "vpc-1", "subnetIds": ["subnet-1", "subnet-2"]}}
-FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "endpoint": "http://127.0.0.1:5000"}}
+AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId": "vpc-1", "subnetIds": ["subnet-1", "subnet-2"]}}
+FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "endpoint": "http://127.0.0.1:5000"}}
 SWITCHES = {
     "controller": {"defaultSteering": "api", "serveUnsetClass": True, "migrateLegacyAnnotations": True, "replicas": 1},
     "agent": {"services": "all", "apiServer": "[fd00::1]:6443", "maxUnavailable": 2},
@@ -27,7 +27,7 @@ INVALID = {
     "an unknown value inside": {"agent": {"service": "all"}},
     "an unknown provider": {"controller": {"provider": "gcp"}},
     "an unknown steering": {"controller": {"defaultSteering": "fused"}},
-    "a port as text": {"controller": {"adminPort": "10357"}},
+    "a port as text": {"controller": {"adminPort": "9580"}},
     "an agent for all without the API server": {"agent": {"services": "all"}},
     "an API server without a port": {"agent": {"services": "all", "apiServer": "10.0.0.1"}},
     "a pool without addresses": {"edge": {"addressPools": [{"name": "default", "addresses": []}]}},
@@ -39,7 +39,7 @@ INVALID = {
 # All that is ever granted. A right that is added here is added for a reason that stands beside it in the chart.
 RIGHTS = {
     "ClusterRole/steerage-controller": {
-        "/services": "get list patch watch",
+        "/services": "list patch watch",
         "/services/status": "patch",
         "/nodes": "list watch",
         "discovery.k8s.io/endpointslices": "list watch",
@@ -47,26 +47,24 @@ RIGHTS = {
     },
     "ClusterRole/steerage-agent": {
         "/services": "list watch",
-        "/nodes": "get list patch watch",
+        "/nodes": "list patch watch",
         "discovery.k8s.io/endpointslices": "list watch",
         "events.k8s.io/events": "create patch",
     },
     "Role/steerage-controller": {
         "coordination.k8s.io/leases": "create",
-        "coordination.k8s.io/leases/steerage-controller": "get patch update",
+        "coordination.k8s.io/leases/steerage-controller": "get update",
         "steerage.dev/edgeloadbalancers": "create delete get list patch watch",
         "steerage.dev/edgenodesets": "create delete get list patch watch",
-        "steerage.dev/addresspools": "get list watch",
+        "steerage.dev/addresspools": "list watch",
         "steerage.dev/addresspools/status": "patch",
-        "steerage.dev/edgehosts": "get list watch",
-        "steerage.dev/edgetargethealths": "get list watch",
+        "steerage.dev/edgetargethealths": "list watch",
     },
     "Role/steerage-edge": {
-        "steerage.dev/edgeloadbalancers": "get list watch",
-        "steerage.dev/edgenodesets": "get list watch",
-        "steerage.dev/edgehosts": "create delete get list patch watch",
-        "steerage.dev/edgetargethealths": "create delete get list patch watch",
-        "events.k8s.io/events": "create patch",
+        "steerage.dev/edgeloadbalancers": "list watch",
+        "steerage.dev/edgenodesets": "list watch",
+        "steerage.dev/edgehosts": "create patch",
+        "steerage.dev/edgetargethealths": "create patch",
     },
 }
 

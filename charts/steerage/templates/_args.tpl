@@ -17,6 +17,19 @@
 {{- if $controller.migrateLegacyAnnotations }}
 - --migrate-legacy-annotations
 {{- end }}
+- --lease-name={{ include "steerage.fullname" . }}-controller
+{{- if eq $controller.provider "aws" }}
+- --aws-cluster-name={{ .Values.aws.clusterName }}
+- --aws-vpc-id={{ .Values.aws.vpcId }}
+- --aws-subnets={{ join "," .Values.aws.subnetIds }}
+- --aws-scheme={{ .Values.aws.scheme }}
+{{- with .Values.aws.region }}
+- --aws-region={{ . }}
+{{- end }}
+{{- with .Values.aws.endpoint }}
+- --aws-endpoint={{ . }}
+{{- end }}
+{{- end }}
 {{- with $controller.extraArgs }}
 {{ toYaml . }}
 {{- end }}
