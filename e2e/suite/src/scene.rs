@@ -241,15 +241,19 @@ impl Scene {
         Ok(self.api::<Pod>().list(&ListParams::default().labels(&format!("app={app}"))).await?.items)
     }
 
-    /// Removes what the test made, without waiting for all of it.
+    /// Removes what the test made: its Services wholly, since the next test may use their names; a namespace goes in its own time.
     pub async fn clear(&self) -> Result<()> {
         if self.namespace != crate::suite::COMMON {
             let namespaces: Api<Namespace> = Api::all(self.client().clone());
             namespaces.delete(&self.namespace, &DeleteParams::default()).await?;
             return Ok(());
         }
-        for service in self.api::<Service>().list(&ListParams::default()).await? {
+        let services = self.api::<Service>().list(&ListParams::default()).await?;
+        for service in &services {
             self.delete(&service.name_any()).await?;
+        }
+        for service in &services {
+            self.gone(&service.name_any()).await?;
         }
         Ok(())
     }
