@@ -6,6 +6,7 @@
 
 mod backoff;
 mod client;
+pub mod events;
 mod kind;
 mod metrics;
 mod staleness;

@@ -1,1 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Watches against a scripted API server, over the client's own HTTP path, in paused time.
 
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt, stream};
+use http_body_util::StreamBody;
+use http_body_util::combinators::UnsyncBoxBody;
+use kube::client::Body;
+use prometheus_client::encoding::text::encode;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::*;
+
+/// How an answer ends once its text is sent.
+#[derive(Clone, Copy)]
+enum End {
+    Close,
+    Break,
+    Hang,
+}
+
+type Answer = (u16, Vec<String>, End);
+
+/// Answers requests one by one; when it is through, it answers no more.
+#[derive(Clone, Default)]
+struct Script {
+    answers: Arc<Mutex<VecDeque<Answer>>>,
+    asked: Arc<Mutex<Vec<(String, Instant)>>>,
+}
+
+impl Script {
+    fn new(answers: impl IntoIterator<Item = Answer>) -> Self {
+        Self { answers: Arc::new(Mutex::new(answers.into_iter().collect())), asked: Arc::default() }
+    }
+
+    fn client(&self) -> Client {
+        let script = self.clone();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let script = script.clone();
+            async move {
+                script.asked.lock().expect("lock").push((request.uri().to_string(), Instant::now()));
+                let answer = script.answers.lock().expect("lock").pop_front();
+                let Some((status, chunks, end)) = answer else { return std::future::pending().await };
+                let frames = chunks.into_iter().map(|text| Ok(http_body::Frame::data(Bytes::from(text))));
+                let rest = match end {
+                    End::Close => stream::empty().boxed(),
+                    End::Break => stream::iter([Err(io::Error::other("reset"))]).boxed(),
+                    End::Hang => stream::pending().boxed(),
+                };
+                let body = UnsyncBoxBody::new(StreamBody::new(stream::iter(frames).chain(rest)));
+                let response = http::Response::builder().status(status).body(body);
+                Ok::<_, io::Error>(response.expect("response"))
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    /// What was asked, without the path and what is random.
+    fn asked(&self) -> Vec<String> {
+        let asked = self.asked.lock().expect("lock");
+        let query = |uri: &str| {
+            let (_, query) = uri.split_once('?').expect("query");
+            let fixed = query.split('&').filter(|part| {
+                !part.starts_with("timeoutSeconds=")
+                    && !part.starts_with("limit=")
+                    && *part != "allowWatchBookmarks=true"
+            });
+            fixed.collect::<Vec<_>>().join(" ")
+        };
+        asked.iter().map(|(uri, _)| query(uri)).collect()
+    }
+
+    fn times(&self) -> Vec<Instant> {
+        self.asked.lock().expect("lock").iter().map(|(_, at)| *at).collect()
+    }
+}
+
+fn node(name: &str, version: &str) -> Value {
+    json!({ "metadata": { "name": name, "resourceVersion": version } })
+}
+
+fn zoned(name: &str, version: &str, zone: &str) -> Value {
+    let labels = json!({ "topology.kubernetes.io/zone": zone });
+    json!({ "metadata": { "name": name, "resourceVersion": version, "labels": labels } })
+}
+
+fn list(version: &str, token: &str, items: &[Value]) -> Answer {
+    let meta = json!({ "resourceVersion": version, "continue": token });
+    (200, vec![json!({ "kind": "NodeList", "metadata": meta, "items": items }).to_string()], End::Close)
+}
+
+fn line(kind: &str, object: &Value) -> String {
+    format!("{}\n", json!({ "type": kind, "object": object }))
+}
+
+fn watch(lines: &[String], end: End) -> Answer {
+    (200, lines.to_vec(), end)
+}
+
+fn refused(code: u16) -> Answer {
+    let status =
+        json!({ "kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": "x" });
+    (code, vec![status.to_string()], End::Close)
+}
+
+fn word(event: &Event<Node>) -> String {
+    let zone = |node: &Node| node.zone.as_ref().map(|zone| format!("@{zone}")).unwrap_or_default();
+    match event {
+        Event::Init => "init".to_owned(),
+        Event::InitApply(node) => format!("listed {}{}", node.name, zone(node)),
+        Event::InitDone => "done".to_owned(),
+        Event::Apply(node) => format!("apply {}{}", node.name, zone(node)),
+        Event::Delete(name) => format!("delete {name}"),
+    }
+}
+
+/// All that comes until nothing comes for `quiet`.
+async fn said(events: &mut (impl Stream<Item = Event<Node>> + Unpin), quiet: Duration) -> Vec<String> {
+    let mut words = Vec::new();
+    while let Ok(Some(event)) = tokio::time::timeout(quiet, events.next()).await {
+        words.push(word(&event));
+    }
+    words
+}
+
+/// Longer than any backoff, shorter than the idle time-out.
+const QUIET: Duration = Duration::from_secs(60);
+
+async fn play(script: &Script) -> Vec<String> {
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    said(&mut watches.nodes(), QUIET).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_by_pages_then_events() {
+    let script = Script::new([
+        list("5", "more", &[node("a", "1"), node("b", "2")]),
+        list("5", "", &[node("c", "3")]),
+        watch(
+            &[
+                line("ADDED", &node("d", "6")),
+                line("MODIFIED", &zoned("a", "7", "z")),
+                line("DELETED", &node("b", "8")),
+            ],
+            End::Hang,
+        ),
+    ]);
+    let want = ["init", "listed a", "listed b", "listed c", "done", "apply d", "apply a@z", "delete b"];
+    assert_eq!(play(&script).await, want);
+    assert_eq!(script.asked(), ["resourceVersion=0", "continue=more", "watch=1 resourceVersion=5"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_first_list_goes_on_and_is_done_once() {
+    let script = Script::new([
+        (200, vec!["{\"metadata\":{\"resourceVersion\"".into()], End::Break),
+        list("5", "more", &[node("a", "1")]),
+        refused(500),
+        list("5", "", &[node("b", "2")]),
+    ]);
+    assert_eq!(play(&script).await, ["init", "listed a", "listed b", "done"]);
+    let asked = [
+        "resourceVersion=0",
+        "resourceVersion=0",
+        "continue=more",
+        "continue=more",
+        "watch=1 resourceVersion=5",
+    ];
+    assert_eq!(script.asked(), asked);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_whose_token_expired_begins_again() {
+    let script =
+        Script::new([list("5", "more", &[node("a", "1")]), refused(410), list("9", "", &[node("b", "2")])]);
+    assert_eq!(play(&script).await, ["init", "listed a", "init", "listed b", "done"]);
+    assert_eq!(script.asked(), ["resourceVersion=0", "continue=more", "", "watch=1 resourceVersion=9"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_version_that_is_gone_leads_to_a_new_list() {
+    let gone = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
+    for how in [refused(410), watch(&[line("ERROR", &gone)], End::Close)] {
+        let script = Script::new([
+            list("5", "", &[node("a", "1"), node("b", "2")]),
+            how,
+            list("9", "", &[node("b", "2")]),
+            watch(&[line("ADDED", &node("c", "10"))], End::Hang),
+        ]);
+        let want = ["init", "listed a", "listed b", "done", "init", "listed b", "done", "apply c"];
+        assert_eq!(play(&script).await, want);
+        assert_eq!(script.asked()[2..], ["", "watch=1 resourceVersion=9"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_cut_in_the_middle_of_a_line_resumes_after_the_last_whole_one() {
+    let whole = line("ADDED", &node("b", "6"));
+    let half = line("ADDED", &node("c", "7"))[..20].to_owned();
+    for end in [End::Close, End::Break] {
+        let script = Script::new([
+            list("5", "", &[node("a", "1")]),
+            watch(&[whole.clone(), half.clone()], end),
+            watch(&[line("ADDED", &node("c", "7"))], End::Hang),
+        ]);
+        assert_eq!(play(&script).await, ["init", "listed a", "done", "apply b", "apply c"]);
+        assert_eq!(script.asked()[1..], ["watch=1 resourceVersion=5", "watch=1 resourceVersion=6"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lines_may_come_in_pieces() {
+    let text = line("ADDED", &node("b", "6")) + &line("ADDED", &node("c", "7"));
+    let pieces: Vec<_> =
+        text.as_bytes().chunks(7).map(|piece| String::from_utf8_lossy(piece).into_owned()).collect();
+    let script = Script::new([list("5", "", &[]), watch(&pieces, End::Hang)]);
+    assert_eq!(play(&script).await, ["init", "done", "apply b", "apply c"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bookmarks_move_the_version_and_nothing_else() {
+    let script = Script::new([
+        list("5", "", &[]),
+        watch(
+            &[line("BOOKMARK", &json!({ "kind": "Node", "metadata": { "resourceVersion": "40" } }))],
+            End::Close,
+        ),
+    ]);
+    assert_eq!(play(&script).await, ["init", "done"]);
+    assert_eq!(script.asked()[2], "watch=1 resourceVersion=40");
+}
+
+/// Events out of order and more than once: the table behind the stream ends where the cluster is.
+#[tokio::test(start_paused = true)]
+async fn duplicates_and_late_events_pass_and_the_table_is_right() {
+    let events = [
+        line("DELETED", &node("x", "6")),
+        line("MODIFIED", &zoned("b", "7", "z")),
+        line("ADDED", &zoned("b", "7", "z")),
+        line("DELETED", &node("a", "8")),
+        line("DELETED", &node("a", "8")),
+    ];
+    let script = Script::new([list("5", "", &[node("a", "1")]), watch(&events, End::Hang)]);
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    let mut nodes = watches.nodes();
+    let (mut table, mut changes) = (steerage_model::Table::default(), 0);
+    while let Ok(Some(event)) = tokio::time::timeout(QUIET, nodes.next()).await {
+        table.on(event, |_, _| changes += 1);
+    }
+    assert_eq!(table.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["b"]);
+    assert_eq!(changes, 3, "a came, b came, a went");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_malformed_object_is_counted_and_stalls_nothing() {
+    let bad = |version: &str| json!({ "metadata": { "name": "bad", "resourceVersion": version }, "spec": { "taints": 7 } });
+    let script = Script::new([
+        list("5", "", &[bad("1"), node("a", "2")]),
+        watch(
+            &[line("MODIFIED", &bad("6")), line("ADDED", &node("b", "7")), line("DELETED", &bad("8"))],
+            End::Close,
+        ),
+    ]);
+    let mut registry = Registry::default();
+    let watches = Watches::new(script.client(), &mut registry);
+    assert_eq!(
+        said(&mut watches.nodes(), QUIET).await,
+        ["init", "listed a", "done", "apply b", "delete bad"]
+    );
+    assert_eq!(script.asked()[2], "watch=1 resourceVersion=8", "its version counts all the same");
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("text");
+    assert!(text.contains("malformed_objects_total{kind=\"nodes\"} 2\n"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_nonsense_leads_to_a_new_list() {
+    for nonsense in [
+        "<html>\n".to_owned(),
+        line("TELEPORTED", &node("a", "6")),
+        line("ADDED", &json!({ "metadata": {} })),
+    ] {
+        let script = Script::new([
+            list("5", "", &[]),
+            watch(&[nonsense], End::Hang),
+            list("9", "", &[node("a", "8")]),
+        ]);
+        assert_eq!(play(&script).await, ["init", "done", "init", "listed a", "done"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_is_seen_and_ends_the_watch() {
+    let script = Script::new([
+        list("5", "", &[]),
+        watch(&[], End::Hang),
+        watch(&[line("ADDED", &node("a", "6"))], End::Hang),
+    ]);
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    let mut nodes = watches.nodes();
+    assert_eq!(said(&mut nodes, QUIET).await, ["init", "done"]);
+    let (kind, silent) = watches.staleness().longest().expect("a watch");
+    assert!(kind == "nodes" && silent >= QUIET, "{kind} {silent:?}");
+    assert_eq!(said(&mut nodes, Timing::default().idle).await, ["apply a"]);
+    assert_eq!(script.asked()[2], "watch=1 resourceVersion=5");
+}
+
+#[tokio::test(start_paused = true)]
+async fn bookmarks_end_the_silence() {
+    let mark = line("BOOKMARK", &json!({ "metadata": { "resourceVersion": "6" } }));
+    let script = Script::new([list("5", "", &[]), watch(&[mark], End::Hang)]);
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    let begun = Instant::now();
+    tokio::time::advance(QUIET).await;
+    said(&mut watches.nodes(), QUIET).await;
+    let heard = watches.staleness().last_heard("nodes").expect("a watch");
+    assert_eq!(heard - begun, QUIET);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_tried_again_ever_later() {
+    let script = Script::new((0..12).map(|_| refused(503)).chain([list("5", "", &[node("a", "1")])]));
+    assert_eq!(play(&script).await, ["init", "listed a", "done"]);
+    let times = script.times();
+    let waits: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let Timing { least_backoff, most_backoff, .. } = Timing::default();
+    assert!(waits[0] <= least_backoff + Duration::from_millis(5), "{waits:?}");
+    assert!(waits[..12].iter().all(|wait| *wait >= least_backoff / 2), "{waits:?}");
+    assert!(
+        waits[10] >= most_backoff / 2 && waits[10] <= most_backoff + Duration::from_millis(5),
+        "{waits:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_ends_in_order_is_opened_again_at_once() {
+    let script = Script::new([
+        list("5", "", &[]),
+        watch(&[line("ADDED", &node("a", "6"))], End::Close),
+        watch(&[], End::Hang),
+    ]);
+    play(&script).await;
+    let times = script.times();
+    assert_eq!(times[2] - times[1], Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_selectors_go_with_every_call() {
+    let script = Script::new([list("5", "", &[])]);
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    said(&mut watches.node("n1"), QUIET).await;
+    let field = "fieldSelector=metadata.name%3Dn1";
+    assert_eq!(
+        script.asked(),
+        [format!("{field} resourceVersion=0"), format!("{field} watch=1 resourceVersion=5")]
+    );
+}

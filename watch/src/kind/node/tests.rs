@@ -1,1 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+use super::*;
+use serde_json::{Value, json};
 
+fn project(json: &Value) -> (Node, Vec<String>) {
+    let mut notes = Vec::new();
+    let node = Nodes::all().project(&json.to_string(), &mut notes).expect("readable").expect("projected");
+    (node, notes)
+}
+
+#[test]
+fn a_whole_node_is_read() {
+    let (node, notes) = project(&json!({
+        "metadata": {
+            "name": "n1", "deletionTimestamp": "2026-01-02T00:00:00Z",
+            "labels": { "topology.kubernetes.io/zone": "z1", "node.kubernetes.io/exclude-from-external-load-balancers": "" },
+            "annotations": { "steerage.dev/agent": "all/0.1.0", "volumes.kubernetes.io/x": "true" }
+        },
+        "spec": {
+            "podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "fd00:1::/64"], "providerID": "aws:///z1/i-1",
+            "unschedulable": true,
+            "taints": [{ "key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule" }]
+        },
+        "status": {
+            "addresses": [
+                { "type": "InternalIP", "address": "10.0.0.1" }, { "type": "ExternalIP", "address": "192.0.2.1" },
+                { "type": "Hostname", "address": "n1" }, { "type": "InternalIP", "address": "fd00::1" }
+            ],
+            "conditions": [{ "type": "Ready", "status": "True" }], "images": [{ "names": ["x"] }]
+        }
+    }));
+    assert!(notes.is_empty(), "{notes:?}");
+    let want = Node {
+        name: "n1".into(),
+        addresses: vec!["10.0.0.1".parse().expect("address"), "fd00::1".parse().expect("address")],
+        provider_id: Some("aws:///z1/i-1".into()),
+        zone: Some("z1".into()),
+        pod_cidrs: vec!["10.244.1.0/24".parse().expect("range"), "fd00:1::/64".parse().expect("range")],
+        excluded: true,
+        deleting: true,
+        autoscaler_taint: true,
+        cordoned: true,
+        agent: Some("all/0.1.0".into()),
+    };
+    assert_eq!(node, want);
+}
+
+#[test]
+fn a_bare_node_is_eligible() {
+    let (node, notes) =
+        project(&json!({ "metadata": { "name": "n1" }, "spec": {}, "status": { "addresses": null } }));
+    assert_eq!(node, Node { name: "n1".into(), ..Node::default() });
+    assert!(notes.is_empty() && node.eligibility().is_ok());
+}
+
+#[test]
+fn the_exclusion_labels_value_decides() {
+    for (value, excluded) in [("", true), ("true", true), ("yes", true), ("false", false), ("0", false)] {
+        let labels = json!({ names::EXCLUDE_LABEL: value });
+        let (node, _) = project(&json!({ "metadata": { "name": "n1", "labels": labels } }));
+        assert_eq!(node.excluded, excluded, "{value}");
+    }
+}
+
+#[test]
+fn other_taints_do_not_matter() {
+    let taints = json!([{ "key": "node.kubernetes.io/not-ready", "effect": "NoExecute" }]);
+    let (node, _) = project(&json!({ "metadata": { "name": "n1" }, "spec": { "taints": taints } }));
+    assert!(!node.autoscaler_taint);
+}
+
+#[test]
+fn parts_that_cannot_be_read_are_left_out_and_named() {
+    let (node, notes) = project(&json!({
+        "metadata": { "name": "n1" }, "spec": { "podCIDR": "10.244.0.0/240" },
+        "status": { "addresses": [{ "type": "InternalIP", "address": "ten" }, { "type": "InternalIP", "address": "10.0.0.1" }] }
+    }));
+    assert_eq!((node.addresses.len(), node.pod_cidrs.len(), notes.len()), (1, 0, 2), "{notes:?}");
+}
+
+#[test]
+fn one_node_is_selected_by_name() {
+    assert_eq!(Nodes::one("n1").selectors().fields.as_deref(), Some("metadata.name=n1"));
+    assert_eq!(Nodes::all().selectors(), Selectors::default());
+}

@@ -1,1 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+use super::*;
+use serde_json::{Value, json};
+use steerage_model::Protocol;
 
+fn slice(address_type: &str, labels: &Value, endpoints: &Value) -> Value {
+    json!({
+        "metadata": { "namespace": "shop", "name": "web-x1", "labels": labels },
+        "addressType": address_type, "endpoints": endpoints,
+        "ports": [{ "name": "http", "protocol": "TCP", "port": 8080 }, { "name": "", "port": 53, "protocol": "UDP" },
+            { "port": null }, { "name": "all" }]
+    })
+}
+
+fn project(json: &Value) -> (Option<EndpointSlice>, Vec<String>) {
+    let mut notes = Vec::new();
+    let slice = EndpointSlices.project(&json.to_string(), &mut notes).expect("readable");
+    (slice, notes)
+}
+
+fn of_web() -> Value {
+    json!({ "kubernetes.io/service-name": "web" })
+}
+
+#[test]
+fn a_whole_slice_is_read() {
+    let (slice, notes) = project(&slice(
+        "IPv6",
+        &of_web(),
+        &json!([{
+            "addresses": ["fd00::5", "fd00::6"], "nodeName": "n1", "zone": "z1",
+            "conditions": { "ready": false, "serving": true, "terminating": true },
+            "hints": { "forZones": [{ "name": "z1" }, { "name": "z2" }], "forNodes": [{ "name": "n1" }] },
+            "targetRef": { "kind": "Pod", "name": "web-1" }
+        }]),
+    ));
+    assert!(notes.is_empty(), "{notes:?}");
+    let port = |name: &str, protocol, port| EndpointPort { name: name.into(), protocol, port };
+    let want = EndpointSlice {
+        key: Key::new("shop", "web-x1"),
+        service: Key::new("shop", "web"),
+        family: Family::V6,
+        ports: vec![port("http", Protocol::Tcp, 8080), port("", Protocol::Udp, 53)],
+        endpoints: vec![Endpoint {
+            addr: "fd00::5".parse().expect("address"),
+            node: Some("n1".into()),
+            zone: Some("z1".into()),
+            ready: false,
+            serving: true,
+            terminating: true,
+            hints: Hints { nodes: vec!["n1".into()], zones: vec!["z1".into(), "z2".into()] },
+        }],
+    };
+    assert_eq!(slice, Some(want));
+}
+
+#[test]
+fn conditions_default_as_the_api_says() {
+    for (conditions, want) in [
+        (json!(null), (true, true, false)),
+        (json!({}), (true, true, false)),
+        (json!({ "ready": null }), (true, true, false)),
+        (json!({ "ready": true }), (true, true, false)),
+        (json!({ "ready": false }), (false, false, false)),
+        (json!({ "ready": false, "serving": true }), (false, true, false)),
+        (json!({ "ready": false, "terminating": true }), (false, false, true)),
+    ] {
+        let endpoints = json!([{ "addresses": ["10.0.0.1"], "conditions": conditions }]);
+        let (slice, _) = project(&slice("IPv4", &of_web(), &endpoints));
+        let endpoint = &slice.expect("slice").endpoints[0];
+        assert_eq!((endpoint.ready, endpoint.serving, endpoint.terminating), want, "{conditions}");
+        assert_eq!((&endpoint.node, &endpoint.zone, &endpoint.hints), (&None, &None, &Hints::default()));
+    }
+}
+
+#[test]
+fn lists_may_be_null() {
+    let mut json = slice("IPv4", &of_web(), &json!(null));
+    json["ports"] = json!(null);
+    let (slice, _) = project(&json);
+    let slice = slice.expect("slice");
+    assert!(slice.ports.is_empty() && slice.endpoints.is_empty());
+}
+
+#[test]
+fn slices_that_nobody_serves_are_of_no_interest() {
+    for (address_type, labels) in [
+        ("FQDN", of_web()),
+        ("IPv4", json!(null)),
+        ("IPv4", json!({ "kubernetes.io/service-name": "" })),
+        ("IPv4", json!({ "kubernetes.io/service-name": "web", "service.kubernetes.io/headless": "" })),
+    ] {
+        assert_eq!(project(&slice(address_type, &labels, &json!([]))).0, None, "{address_type} {labels}");
+    }
+}
+
+#[test]
+fn endpoints_that_cannot_be_used_are_left_out_and_named() {
+    let endpoints = json!([
+        { "addresses": ["10.0.0.999"] }, { "addresses": ["fd00::1"] }, { "addresses": [] },
+        { "addresses": ["10.0.0.1"] }
+    ]);
+    let (slice, notes) = project(&slice("IPv4", &of_web(), &endpoints));
+    assert_eq!(slice.expect("slice").endpoints.len(), 1);
+    assert_eq!(notes.len(), 3, "{notes:?}");
+}
+
+#[test]
+fn an_unknown_address_type_is_malformed() {
+    let json = slice("IPv5", &of_web(), &json!([])).to_string();
+    EndpointSlices.project(&json, &mut Vec::new()).expect_err("malformed");
+}

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Events that users see with `kubectl describe`: `events.k8s.io/v1`, written beside the work and never in its way.
+//!
+//! An event that says the same as one before is counted in that one's series. One that says something new, be it by a word of
+//! its note, is an event of its own, so that the newest state is always shown. A queue takes them; when the API server is away
+//! they are dropped, counted and logged.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::{Event, EventSeries};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::Client;
+use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::registry::Registry;
+use steerage_model::{Node, Service};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+
+mod correlate;
+
+use correlate::{Correlator, Step};
+
+/// Events that wait to be written.
+const QUEUE: usize = 256;
+/// Time for one call.
+const CALL: Duration = Duration::from_secs(5);
+/// The API's limits on `note` and `action`, in bytes.
+const NOTE: usize = 1024;
+
+/// The object that an event is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Subject {
+    /// Such as `v1`.
+    pub api_version: String,
+    /// Such as `Service`.
+    pub kind: String,
+    /// Empty for objects without one.
+    pub namespace: String,
+    /// The object's name.
+    pub name: String,
+    /// The object's UID; empty if it is not known.
+    pub uid: String,
+}
+
+impl Subject {
+    /// A Service.
+    pub fn service(service: &Service) -> Self {
+        Self {
+            api_version: "v1".to_owned(),
+            kind: "Service".to_owned(),
+            namespace: service.key.namespace.clone(),
+            name: service.key.name.clone(),
+            uid: service.uid.clone(),
+        }
+    }
+
+    /// A node. Its events carry its name as UID, as kubelet's and kube-proxy's do: that is what `kubectl describe` looks for.
+    pub fn node(node: &Node) -> Self {
+        Self {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            namespace: String::new(),
+            name: node.name.clone(),
+            uid: node.name.clone(),
+        }
+    }
+
+    /// Events of objects without a namespace are kept in `default`.
+    fn event_namespace(&self) -> &str {
+        if self.namespace.is_empty() { "default" } else { &self.namespace }
+    }
+}
+
+/// Whether somebody should look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Severity {
+    /// All is well.
+    Normal,
+    /// Something is not as asked for.
+    Warning,
+}
+
+/// What to tell.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Notice {
+    /// What it is about.
+    pub subject: Subject,
+    /// Whether somebody should look.
+    pub severity: Severity,
+    /// Machine-readable, in `CamelCase`.
+    pub reason: &'static str,
+    /// What was being done, machine-readable, in `CamelCase`.
+    pub action: &'static str,
+    /// The sentence for people. Longer ones than 1 KiB are cut.
+    pub note: String,
+}
+
+/// Takes notices and returns at once. Clones share one queue.
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    queue: mpsc::Sender<Notice>,
+    dropped: Counter,
+}
+
+impl Recorder {
+    /// A recorder, and the task that writes for it, which ends when all clones are gone. `component` is the reporting
+    /// controller, as `steerage.dev/controller`; `instance` the name of the pod or node that it runs on.
+    pub fn new(
+        client: Client,
+        component: &str,
+        instance: &str,
+        registry: &mut Registry,
+    ) -> (Self, impl Future<Output = ()> + Send + use<>) {
+        let dropped = Counter::default();
+        registry.register("events_dropped", "Events that were not written", dropped.clone());
+        let (queue, inbox) = mpsc::channel(QUEUE);
+        let writer = Writer {
+            client,
+            component: format!("steerage.dev/{component}"),
+            instance: instance.to_owned(),
+            dropped: dropped.clone(),
+            correlator: Correlator::default(),
+            number: 0,
+        };
+        (Self { queue, dropped }, writer.run(inbox))
+    }
+
+    /// Tells users. Never waits.
+    pub fn publish(&self, notice: Notice) {
+        if let Err(error) = self.queue.try_send(notice) {
+            self.dropped.inc();
+            let (mpsc::error::TrySendError::Full(notice) | mpsc::error::TrySendError::Closed(notice)) = error;
+            tracing::warn!(
+                object = %notice.subject.name,
+                reason = notice.reason,
+                dropped = self.dropped.get(),
+                "event is dropped: too many wait"
+            );
+        }
+    }
+}
+
+struct Writer {
+    client: Client,
+    component: String,
+    instance: String,
+    dropped: Counter,
+    correlator: Correlator,
+    number: u64,
+}
+
+impl Writer {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Notice>) {
+        while let Some(notice) = inbox.recv().await {
+            let step = self.correlator.step(&notice, Instant::now());
+            let written = match step {
+                Step::Create => self.create(&notice).await,
+                Step::Count { name, count } => self.count(&notice, &name, count).await,
+                Step::Wait => continue,
+                Step::TooMany => Err("too many about this object".to_owned()),
+            };
+            if let Err(error) = written {
+                self.dropped.inc();
+                tracing::warn!(
+                    object = %notice.subject.name,
+                    reason = notice.reason,
+                    error,
+                    dropped = self.dropped.get(),
+                    "event is dropped"
+                );
+            }
+        }
+    }
+
+    async fn create(&mut self, notice: &Notice) -> Result<(), String> {
+        let now = Timestamp::now();
+        self.number += 1;
+        // Unique over restarts by the time, and within a process by the number.
+        let name = format!("{}.{:x}.{:x}", notice.subject.name, now.as_microsecond(), self.number);
+        let event = self.event(notice, &name, now);
+        let created = timeout(CALL, self.api(notice).create(&PostParams::default(), &event)).await;
+        flatten(created)?;
+        self.correlator.created(notice.clone(), name, Instant::now());
+        Ok(())
+    }
+
+    async fn count(&mut self, notice: &Notice, name: &str, count: i32) -> Result<(), String> {
+        let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
+        let patch = Patch::Merge(serde_json::json!({ "series": series }));
+        let api = self.api(notice);
+        match timeout(CALL, api.patch(name, &PatchParams::default(), &patch)).await {
+            // Events live for an hour, or are deleted: begin a new one.
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => self.create(notice).await,
+            patched => flatten(patched),
+        }
+    }
+
+    fn api(&self, notice: &Notice) -> Api<Event> {
+        Api::namespaced(self.client.clone(), notice.subject.event_namespace())
+    }
+
+    fn event(&self, notice: &Notice, name: &str, now: Timestamp) -> Event {
+        let Notice { subject, severity, reason, action, note } = notice;
+        let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        Event {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                namespace: some(subject.event_namespace()),
+                ..ObjectMeta::default()
+            },
+            event_time: Some(MicroTime(now)),
+            regarding: Some(ObjectReference {
+                api_version: some(&subject.api_version),
+                kind: some(&subject.kind),
+                namespace: some(&subject.namespace),
+                name: some(&subject.name),
+                uid: some(&subject.uid),
+                ..ObjectReference::default()
+            }),
+            type_: Some(
+                match severity {
+                    Severity::Normal => "Normal",
+                    Severity::Warning => "Warning",
+                }
+                .to_owned(),
+            ),
+            reason: some(reason),
+            action: some(action),
+            note: Some(cut(note, NOTE)),
+            reporting_controller: some(&self.component),
+            reporting_instance: some(&self.instance),
+            ..Event::default()
+        }
+    }
+}
+
+fn flatten<T>(result: Result<Result<T, kube::Error>, tokio::time::error::Elapsed>) -> Result<(), String> {
+    match result {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("no answer in time".to_owned()),
+    }
+}
+
+/// At most `most` bytes of `text`, whole characters.
+fn cut(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
+    }
+    let mark = '…';
+    let end = (0..=most - mark.len_utf8()).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    format!("{}{mark}", &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_notes_are_cut_between_characters() {
+        assert_eq!(cut("short", 10), "short");
+        assert_eq!(cut("ööööö", 8), "öö…");
+        assert!(cut(&"é".repeat(2000), NOTE).len() <= NOTE);
+    }
+}

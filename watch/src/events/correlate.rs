@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which events are written, which are counted, which are too many. Pure but for the time that it is told.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Notice, Subject};
+
+/// An event that was not repeated for this long is forgotten: its next occurrence is a new one.
+const SERIES: Duration = Duration::from_mins(6);
+/// A series is written at most this often, whatever it counts.
+const BETWEEN: Duration = Duration::from_secs(30);
+/// Events about one object at once, and the time in which one more is allowed.
+const BURST: u32 = 25;
+const REFILL: Duration = Duration::from_secs(30);
+/// Series and objects remembered, so that memory is bounded.
+const REMEMBERED: usize = 4096;
+
+/// What to do with a notice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Write an event.
+    Create,
+    /// Write to this event that it happened so often.
+    Count {
+        /// The event's name.
+        name: String,
+        /// How often, in all.
+        count: i32,
+    },
+    /// Counted; to be written with a later one.
+    Wait,
+    /// The object has had more than its share.
+    TooMany,
+}
+
+#[derive(Debug)]
+struct Series {
+    name: String,
+    count: i32,
+    last: Instant,
+    written: Instant,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    left: u32,
+    since: Instant,
+}
+
+/// Remembers what was written of late.
+#[derive(Debug, Default)]
+pub(super) struct Correlator {
+    series: HashMap<Notice, Series>,
+    buckets: HashMap<Subject, Bucket>,
+}
+
+impl Correlator {
+    pub(super) fn step(&mut self, notice: &Notice, now: Instant) -> Step {
+        self.series.retain(|_, series| now.duration_since(series.last) < SERIES);
+        if let Some(series) = self.series.get_mut(notice) {
+            series.count = series.count.saturating_add(1);
+            series.last = now;
+            if now.duration_since(series.written) < BETWEEN {
+                return Step::Wait;
+            }
+            series.written = now;
+            return Step::Count { name: series.name.clone(), count: series.count };
+        }
+        if self.take(&notice.subject, now) { Step::Create } else { Step::TooMany }
+    }
+
+    /// The event that [`Step::Create`] asked for is written under this name.
+    pub(super) fn created(&mut self, notice: Notice, name: String, now: Instant) {
+        if self.series.len() >= REMEMBERED {
+            forget_older_half(&mut self.series, |series| series.last);
+        }
+        self.series.insert(notice, Series { name, count: 1, last: now, written: now });
+    }
+
+    fn take(&mut self, subject: &Subject, now: Instant) -> bool {
+        if self.buckets.len() >= REMEMBERED {
+            forget_older_half(&mut self.buckets, |bucket| bucket.since);
+        }
+        let bucket = self.buckets.entry(subject.clone()).or_insert(Bucket { left: BURST, since: now });
+        while bucket.left < BURST && now.duration_since(bucket.since) >= REFILL {
+            bucket.left += 1;
+            bucket.since += REFILL;
+        }
+        if bucket.left == BURST {
+            bucket.since = now;
+        }
+        let allowed = bucket.left > 0;
+        bucket.left = bucket.left.saturating_sub(1);
+        allowed
+    }
+}
+
+fn forget_older_half<K: std::hash::Hash + Eq, V>(map: &mut HashMap<K, V>, age: impl Fn(&V) -> Instant) {
+    let mut ages: BTreeMap<Instant, usize> = BTreeMap::new();
+    for value in map.values() {
+        *ages.entry(age(value)).or_default() += 1;
+    }
+    let mut left = map.len() / 2;
+    let limit = ages.into_iter().find(|(_, count)| {
+        left = left.saturating_sub(*count);
+        left == 0
+    });
+    if let Some((limit, _)) = limit {
+        map.retain(|_, value| age(value) > limit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::Severity;
+
+    fn notice(name: &str, note: &str) -> Notice {
+        let subject = Subject {
+            api_version: "v1".into(),
+            kind: "Service".into(),
+            namespace: "a".into(),
+            name: name.into(),
+            uid: "u".into(),
+        };
+        Notice {
+            subject,
+            severity: Severity::Warning,
+            reason: "NoAddress",
+            action: "Allocate",
+            note: note.into(),
+        }
+    }
+
+    fn create(correlator: &mut Correlator, notice: &Notice, now: Instant) {
+        assert_eq!(correlator.step(notice, now), Step::Create);
+        correlator.created(notice.clone(), format!("event-{}", notice.note), now);
+    }
+
+    #[test]
+    fn the_same_is_counted_and_another_note_is_another_event() {
+        let mut correlator = Correlator::default();
+        let start = Instant::now();
+        create(&mut correlator, &notice("web", "one"), start);
+        assert_eq!(correlator.step(&notice("web", "one"), start), Step::Wait);
+        create(&mut correlator, &notice("web", "two"), start);
+        let later = start + BETWEEN;
+        let name = "event-one".to_owned();
+        assert_eq!(correlator.step(&notice("web", "one"), later), Step::Count { name, count: 3 });
+        assert_eq!(correlator.step(&notice("web", "one"), later), Step::Wait);
+        assert_eq!(correlator.step(&notice("web", "one"), later + SERIES), Step::Create, "forgotten by then");
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_tried_again() {
+        let mut correlator = Correlator::default();
+        let now = Instant::now();
+        assert_eq!(correlator.step(&notice("web", "one"), now), Step::Create);
+        assert_eq!(correlator.step(&notice("web", "one"), now), Step::Create);
+    }
+
+    #[test]
+    fn each_object_has_its_share() {
+        let mut correlator = Correlator::default();
+        let start = Instant::now();
+        for number in 0..BURST {
+            create(&mut correlator, &notice("web", &number.to_string()), start);
+        }
+        assert_eq!(correlator.step(&notice("web", "more"), start), Step::TooMany);
+        assert_eq!(correlator.step(&notice("other", "more"), start), Step::Create);
+        assert_eq!(correlator.step(&notice("web", "more"), start + REFILL), Step::Create);
+        assert_eq!(correlator.step(&notice("web", "again"), start + REFILL), Step::TooMany);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut correlator = Correlator::default();
+        let start = Instant::now();
+        for number in 0..3 * u64::try_from(REMEMBERED).expect("small") {
+            let now = start + Duration::from_millis(number);
+            create(&mut correlator, &notice(&format!("web-{number}"), "one"), now);
+            assert!(correlator.series.len() <= REMEMBERED && correlator.buckets.len() <= REMEMBERED);
+        }
+    }
+}

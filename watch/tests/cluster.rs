@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Watches and events against a real API server, which is cut off in between.
+
+#![allow(clippy::expect_used, reason = "a test")]
+
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::events::v1::Event as ApiEvent;
+use kube::Client;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use steerage_model::{Event, Index, Key, Object, Policy, Table};
+use steerage_testserver::Server;
+use steerage_watch::events::{Notice, Recorder, Severity, Subject};
+use steerage_watch::{ClientArgs, Watches, client};
+
+const SOON: Duration = Duration::from_secs(60);
+
+fn from<T: serde::de::DeserializeOwned>(json: Value) -> T {
+    serde_json::from_value(json).expect("object")
+}
+
+fn service(name: &str) -> Service {
+    from(json!({
+        "metadata": { "name": name },
+        "spec": { "type": "LoadBalancer", "externalTrafficPolicy": "Local", "ports": [{ "port": 80 }] }
+    }))
+}
+
+async fn own_client(server: &Server) -> Client {
+    let args = ClientArgs { api_server: None, kubeconfig: Some(server.kubeconfig().to_owned()) };
+    client("test", "0", &args).await.expect("client")
+}
+
+/// Feeds `events` into `table` until it is as wanted.
+async fn until<T: Object>(
+    events: &mut (impl Stream<Item = Event<T>> + Unpin),
+    table: &mut Table<T>,
+    mut wanted: impl FnMut(&Table<T>) -> bool,
+) {
+    let fed = async {
+        while !wanted(table) {
+            table.on(events.next().await.expect("endless"), |_, _| {});
+        }
+    };
+    tokio::time::timeout(SOON, fed).await.expect("the table does not become as wanted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_lives_through_a_cut_and_sweeps_what_went_meanwhile() {
+    // A server of its own: the others must not be cut.
+    let server = tokio::task::spawn_blocking(Server::start).await.expect("thread").expect("server");
+    let api: Api<Service> = Api::default_namespaced(server.client().await.expect("client"));
+    for name in ["stays", "goes"] {
+        api.create(&PostParams::default(), &service(name)).await.expect("create");
+    }
+    let watches = Watches::new(own_client(&server).await, &mut Registry::default());
+    let mut services = watches.services();
+    let mut table = Table::default();
+    let key = |name: &str| Key::new("default", name);
+    until(&mut services, &mut table, Table::listed).await;
+    let projected = table.get(&key("stays")).expect("listed");
+    assert_eq!(projected.external_policy, Policy::Local);
+    assert!(
+        projected.health_port().is_some() && !projected.uid.is_empty() && !projected.cluster_ips.is_empty()
+    );
+
+    let server = tokio::task::spawn_blocking(move || {
+        server.cut().expect("cut");
+        server.heal().expect("heal");
+        server
+    })
+    .await
+    .expect("thread");
+    api.delete("goes", &DeleteParams::default()).await.expect("delete");
+    api.create(&PostParams::default(), &service("comes")).await.expect("create");
+    until(&mut services, &mut table, |table| {
+        table.get(&key("comes")).is_some() && table.get(&key("goes")).is_none()
+    })
+    .await;
+    assert!(table.get(&key("stays")).is_some());
+    tokio::task::spawn_blocking(move || drop(server)).await.expect("thread");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_kinds_reach_the_index() {
+    let server = tokio::task::spawn_blocking(Server::shared).await.expect("thread");
+    let admin = server.client().await.expect("client");
+    let nodes: Api<Node> = Api::all(admin.clone());
+    for name in ["n1", "n2"] {
+        nodes
+            .create(&PostParams::default(), &from(json!({ "metadata": { "name": name } })))
+            .await
+            .expect("create");
+    }
+    let slices: Api<k8s_openapi::api::discovery::v1::EndpointSlice> = Api::default_namespaced(admin);
+    let slice = |name: &str, labels: Value| {
+        from(json!({
+            "metadata": { "name": name, "labels": labels }, "addressType": "IPv4", "ports": [{ "port": 80 }],
+            "endpoints": [{ "addresses": ["10.0.0.1"], "nodeName": "n1" }]
+        }))
+    };
+    let label = "kubernetes.io/service-name";
+    let headless = "service.kubernetes.io/headless";
+    for (name, labels) in
+        [("s", json!({ label: "web" })), ("h", json!({ label: "web", headless: "" })), ("none", json!({}))]
+    {
+        slices.create(&PostParams::default(), &slice(name, labels)).await.expect("create");
+    }
+    let watches = Watches::new(own_client(server).await, &mut Registry::default());
+    let (mut services, mut slices_events, mut node_events) =
+        (watches.services(), watches.slices(), watches.nodes());
+    let mut index = Index::default();
+    let web = Key::new("default", "web");
+    let fed = async {
+        while !index.synced() {
+            tokio::select! {
+                event = services.next() => index.on_service(event.expect("endless")),
+                event = slices_events.next() => index.on_slice(event.expect("endless")),
+                event = node_events.next() => index.on_node(event.expect("endless")),
+            }
+        }
+    };
+    tokio::time::timeout(SOON, fed).await.expect("synced");
+    assert_eq!(index.slices(&web).map(|slice| slice.key.name.as_str()).collect::<Vec<_>>(), ["s"]);
+    assert_eq!(index.nodes().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
+
+    let mut one = watches.node("n2");
+    let mut table = Table::default();
+    until(&mut one, &mut table, Table::listed).await;
+    assert_eq!((table.len(), table.get(&"n2".to_owned()).is_some()), (1, true));
+    let patch = json!({ "metadata": { "annotations": { "steerage.dev/agent": "all/1" } } });
+    for name in ["n1", "n2"] {
+        nodes.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.expect("patch");
+    }
+    until(&mut one, &mut table, |table| table.iter().all(|node| node.agent.as_deref() == Some("all/1")))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_are_written_and_a_changed_note_is_shown() {
+    let server = tokio::task::spawn_blocking(Server::shared).await.expect("thread");
+    let admin = server.client().await.expect("client");
+    let mut about = steerage_model::Service::new(Key::new("default", "eventful"));
+    about.uid = "0-1".into();
+    let (recorder, writer) =
+        Recorder::new(own_client(server).await, "controller", "pod-1", &mut Registry::default());
+    let writer = tokio::spawn(writer);
+    let notice = |note: &str| Notice {
+        subject: Subject::service(&about),
+        severity: Severity::Warning,
+        reason: "NoAddress",
+        action: "Allocate",
+        note: note.to_owned(),
+    };
+    for note in ["pool a is full", "pool a is full", "pool b is full"] {
+        recorder.publish(notice(note));
+    }
+    drop(recorder);
+    tokio::time::timeout(SOON, writer).await.expect("ends").expect("task");
+    let api: Api<ApiEvent> = Api::default_namespaced(admin);
+    let events = api.list(&ListParams::default()).await.expect("list");
+    let of = |event: &ApiEvent| event.regarding.as_ref().and_then(|object| object.name.clone());
+    let mut notes: Vec<_> = events.iter().filter(|event| of(event).as_deref() == Some("eventful")).collect();
+    notes.sort_by_key(|event| event.event_time.clone().map(|time| time.0));
+    let said: Vec<_> = notes.iter().filter_map(|event| event.note.as_deref()).collect();
+    assert_eq!(said, ["pool a is full", "pool b is full"]);
+    assert_eq!(notes[0].reporting_controller.as_deref(), Some("steerage.dev/controller"));
+}
