@@ -17,11 +17,11 @@ use steerage_model::{EndpointSlice, Event, Key, Node, Object, Service};
 use crate::metrics::Metrics;
 use crate::{EndpointSlices, Kind, Nodes, Services, Staleness, backoff};
 
-mod http;
+mod calls;
 mod line;
 mod machine;
 
-use http::{Lines, Read};
+use calls::{Lines, Read};
 use line::{Head, Line};
 use machine::{Call, Failure, Machine};
 
@@ -175,7 +175,7 @@ impl<K: Kind> Watcher<K> {
 
     async fn list(&mut self, newest: bool, token: Option<&str>) -> Result<(), (Failure, String)> {
         let (client, timing) = (&self.watches.client, &self.watches.timing);
-        let text = http::list(client, &self.kind, newest, token, timing.call).await?;
+        let text = calls::list(client, &self.kind, newest, token, timing.call).await?;
         let page: Page<'_> =
             serde_json::from_str(&text).map_err(|error| (Failure::Garbled, error.to_string()))?;
         self.heard();
@@ -199,7 +199,7 @@ impl<K: Kind> Watcher<K> {
 
     async fn start(&mut self, version: &str) -> Result<(), (Failure, String)> {
         let Timing { call, watch, .. } = self.watches.timing;
-        let lines = http::watch(&self.watches.client, &self.kind, version, watch, call).await?;
+        let lines = calls::watch(&self.watches.client, &self.kind, version, watch, call).await?;
         self.open = Some(Open { lines, fruitful: false });
         // The answer alone says that the API server holds nothing back from before `version`.
         self.heard();
