@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The flags, and the composition root: everything is wired together here, and nothing is decided.
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args as Flags, Parser, Subcommand};
+use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet};
+use steerage_process::{Component, Process, ProcessArgs};
+use steerage_watch::ClientArgs;
+use tokio::sync::{mpsc, watch};
+
+use crate::engine::{Engine, Inputs, Milestones, Outputs};
+use crate::forward::{self, Device, Kernel};
+use crate::link::announce::Announcer;
+use crate::link::beat;
+use crate::link::claims::{Claimant, Claims};
+use crate::link::election::Pace;
+use crate::link::peers::{Identity, Peers};
+use crate::link::route::{Link, Netlink};
+use crate::metrics::Metrics;
+use crate::prober::Prober;
+use crate::report::{Reporter, Reports, Sink};
+use crate::source;
+
+/// Events that may wait for the engine before the watches do.
+const EVENTS: usize = 1024;
+
+/// Steerage's edge: forwards packets for load balancers to the nodes that can serve them
+#[derive(Parser, Debug)]
+#[command(version, name = "steerage-edge")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    edge: EdgeArgs,
+    #[command(flatten)]
+    client: ClientArgs,
+    #[command(flatten)]
+    process: ProcessArgs,
+}
+
+#[derive(Subcommand, Clone, Copy, Debug)]
+enum Command {
+    /// Takes the forwarding table and all virtual addresses off this host, and ends
+    Cleanup,
+}
+
+#[derive(Flags, Clone, Debug)]
+#[command(next_help_heading = "Edge")]
+struct EdgeArgs {
+    /// Interface on the link that clients' routers and nodes share; the one of the default route unless given
+    #[arg(long, env = "STEERAGE_INTERFACE", value_name = "NAME")]
+    interface: Option<String>,
+    /// Name of this host among the edge hosts; its host name unless given
+    #[arg(long, env = "STEERAGE_HOST_NAME", value_name = "NAME", value_parser = host_name)]
+    host_name: Option<String>,
+    /// Namespace of the edge's objects
+    #[arg(long, env = "STEERAGE_NAMESPACE", value_name = "NAME", default_value = "steerage-system")]
+    namespace: String,
+    /// Edge hosts on one link that serve different clusters need different groups
+    #[arg(long, env = "STEERAGE_EDGE_GROUP", value_name = "NAME", default_value = "default")]
+    group: String,
+    /// Milliseconds from one heartbeat between edge hosts to the next
+    #[arg(long, env = "STEERAGE_HEARTBEAT_INTERVAL", value_name = "MILLISECONDS", default_value_t = 200,
+          value_parser = clap::value_parser!(u16).range(20..=10_000))]
+    heartbeat_interval: u16,
+    /// Missing heartbeats after which the active host counts as gone
+    #[arg(long, env = "STEERAGE_HEARTBEAT_MISSES", value_name = "NUMBER", default_value_t = 3,
+          value_parser = clap::value_parser!(u8).range(2..=100))]
+    heartbeat_misses: u8,
+    /// Without a cluster: take EdgeLoadBalancer and EdgeNodeSet objects from the JSON files of this folder
+    #[arg(long, env = "STEERAGE_OBJECTS", value_name = "FOLDER", requires = "reports")]
+    objects: Option<PathBuf>,
+    /// Without a cluster: write what is reported to this folder
+    #[arg(long, env = "STEERAGE_REPORTS", value_name = "FOLDER", requires = "objects")]
+    reports: Option<PathBuf>,
+}
+
+/// A name that can be part of an object's name.
+fn host_name(text: &str) -> Result<String, String> {
+    let part = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('-')
+            && !part.ends_with('-')
+            && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+    };
+    let fits = text.len() <= 63 && text.split('.').all(part);
+    let rule = "must be at most 63 lower-case letters, digits, `-` and `.`, each part with a letter or digit at both ends";
+    if fits { Ok(text.to_owned()) } else { Err(format!("`{text}` {rule}")) }
+}
+
+impl Args {
+    /// Runs until the process may exit.
+    pub(crate) fn run(self) -> ExitCode {
+        let Self { command, edge, client, process } = self;
+        match command {
+            Some(Command::Cleanup) => match cleanup() {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("steerage-edge cleanup: {error:#}");
+                    ExitCode::from(steerage_process::EXIT_FAILED)
+                }
+            },
+            None => {
+                let component = Component {
+                    name: "edge",
+                    version: env!("CARGO_PKG_VERSION"),
+                    admin: SocketAddr::from((Ipv6Addr::UNSPECIFIED, 9812)),
+                };
+                steerage_process::run(component, &process, |process| start(edge, client, process))
+            }
+        }
+    }
+}
+
+fn cleanup() -> anyhow::Result<()> {
+    forward::remove().context("cannot remove the table netdev steerage-edge")?;
+    let mut netlink = Netlink::open()?;
+    for (index, vip) in netlink.vips()? {
+        netlink.remove_vip(index, vip)?;
+    }
+    Ok(())
+}
+
+async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) -> anyhow::Result<()> {
+    let EdgeArgs {
+        interface,
+        host_name: host,
+        namespace,
+        group,
+        heartbeat_interval,
+        heartbeat_misses,
+        objects,
+        reports,
+    } = edge;
+    let host = match host {
+        Some(host) => host,
+        None => own_name()?,
+    };
+    let metrics = Metrics::default();
+    process.metrics().register("edge", |registry| metrics.register(registry));
+    let milestones = Milestones {
+        settled: Some(process.readiness().task("peers")),
+        listed: Some(process.readiness().task("watches")),
+        programmed: Some(process.readiness().task("kernel")),
+    };
+    let mut netlink = Netlink::open()?;
+    let link = choose(&mut netlink, interface)?;
+    let device = Device { name: link.name.clone(), index: link.index };
+    let kernel = Kernel::open(device).context("cannot look at nftables (it needs CAP_NET_ADMIN)")?;
+
+    let (addresses, addresses_told) = watch::channel(Vec::new());
+    let (leave, leave_told) = watch::channel(false);
+    let identity = Identity {
+        index: link.index,
+        mac: link.mac,
+        host: host.clone(),
+        group: beat::group(&group),
+        pace: Pace {
+            beat: Duration::from_millis(heartbeat_interval.into()),
+            misses: heartbeat_misses.into(),
+        },
+    };
+    let raw = "cannot open a packet socket (it needs CAP_NET_RAW)";
+    let (peers, cluster) = Peers::open(identity, addresses_told, leave_told).context(raw)?;
+    process.spawn("peers", peers.run());
+
+    let (wanted, wanted_told) = watch::channel(std::collections::BTreeSet::new());
+    let (peers, peers_told) = watch::channel(Vec::new());
+    let (claims, claims_told) = watch::channel(Claims::default());
+    let (contested, contested_told) = mpsc::unbounded_channel();
+    let claimant = Claimant {
+        index: link.index,
+        mac: link.mac,
+        wanted: wanted_told,
+        peers: peers_told,
+        told: claims,
+        contested,
+    };
+    process.spawn("claims", claimant.run());
+
+    let (held, held_told) = watch::channel(std::collections::BTreeSet::new());
+    let (announce, announce_told) = mpsc::unbounded_channel();
+    let announcer = Announcer::open(link.index, link.mac, held_told, announce_told).context(raw)?;
+    process.spawn("announcements", announcer.run());
+
+    let (events, events_told) = mpsc::channel(EVENTS);
+    let sink = match objects.zip(reports) {
+        Some((objects, reports)) => {
+            process.spawn("objects", source::folder(objects, events, process.shutdown().clone()));
+            Sink::Folder(reports)
+        }
+        None => {
+            let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), &client).await?;
+            let (stop, space) = (process.shutdown(), &namespace);
+            let balancers = source::watch::<EdgeLoadBalancer>(
+                client.clone(),
+                space.clone(),
+                events.clone(),
+                stop.clone(),
+            );
+            process.spawn("watch of load balancers", balancers);
+            let sets = source::watch::<EdgeNodeSet>(client.clone(), space.clone(), events, stop.clone());
+            process.spawn("watch of node sets", sets);
+            Sink::Api(Box::new(client), namespace)
+        }
+    };
+    let (reports, reports_told) = watch::channel(Reports::default());
+    process.spawn("reports", Reporter::new(sink, host, metrics.clone()).run(reports_told));
+
+    let (health, health_told) = mpsc::unbounded_channel();
+    let prober = Prober::new(health, metrics.clone());
+    let outputs = Outputs { addresses, peers, wanted, held, announce, reports, leave };
+    let inputs = Inputs {
+        events: events_told,
+        health: health_told,
+        cluster,
+        claims: claims_told,
+        contested: contested_told,
+        shutdown: process.shutdown().clone(),
+    };
+    let engine = Engine::new(link, netlink, kernel, prober, metrics, outputs, milestones)?;
+    process.spawn("engine", engine.run(inputs));
+    process.shutdown().cancelled().await;
+    Ok(())
+}
+
+fn choose(netlink: &mut Netlink, interface: Option<String>) -> anyhow::Result<Link> {
+    let name = match interface {
+        Some(name) => name,
+        None => netlink.default_interface()?.context("there is no default route: give --interface")?,
+    };
+    let link =
+        netlink.link(&name)?.with_context(|| format!("there is no interface {name}: see --interface"))?;
+    if link.mac == [0; 6] {
+        anyhow::bail!("{name} has no Ethernet address: the edge needs an Ethernet link, see --interface");
+    }
+    if !link.up {
+        tracing::warn!(interface = name, "the interface is down");
+    }
+    Ok(link)
+}
+
+fn own_name() -> anyhow::Result<String> {
+    let name = nix::unistd::gethostname().context("cannot read the host name")?;
+    let name = name.to_string_lossy().to_lowercase();
+    host_name(&name).map_err(anyhow::Error::msg).context("the host name cannot be used: give --host-name")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn flags_are_well_formed_and_need_nothing() {
+        Args::command().debug_assert();
+        let args = Args::try_parse_from(["steerage-edge"]).expect("no flag is needed");
+        assert_eq!((args.edge.namespace.as_str(), args.edge.heartbeat_interval), ("steerage-system", 200));
+    }
+
+    #[test]
+    fn host_names_fit_into_object_names() {
+        for name in ["edge-1", "a.example", "7"] {
+            assert!(host_name(name).is_ok(), "{name}");
+        }
+        for name in ["", "Edge", "a_b", "-a", "a-", "a..b", &"a".repeat(64)] {
+            assert!(host_name(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_folder_of_objects_needs_one_for_reports() {
+        assert!(Args::try_parse_from(["steerage-edge", "--objects", "/x"]).is_err());
+        assert!(Args::try_parse_from(["steerage-edge", "--objects", "/x", "--reports", "/y"]).is_ok());
+        assert!(Args::try_parse_from(["steerage-edge", "--heartbeat-misses", "1"]).is_err());
+    }
+}

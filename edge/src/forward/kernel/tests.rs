@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The table in a real kernel: listed by `nft`, adopted, repaired.
+
+use std::process::Command;
+
+use ipnet::IpNet;
+use steerage_nft::netns::in_new_netns;
+
+use super::*;
+use crate::forward::{SELF, TARGET, table_id};
+
+fn run(command: &str) -> String {
+    let output = Command::new("sh").args(["-c", command]).output().expect("sh");
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn device() -> Device {
+    Device { name: "lo".to_owned(), index: 1 }
+}
+
+fn state() -> State {
+    let net = |text: &str| text.parse::<IpNet>().expect("net");
+    let ip = |text: &str| text.parse().expect("address");
+    let (four, six) = (table_id(1, 0, false), table_id(2, 1, true));
+    let slots = Slots { slots: [TARGET + 1, TARGET + 2].repeat(64), usable: [TARGET + 1].into() };
+    let more = Slots { slots: [TARGET + 3, SELF].repeat(1024), usable: [TARGET + 3, SELF].into() };
+    State {
+        vips: [ip("10.0.0.100"), ip("fd00::100")].into(),
+        listeners: [((ip("10.0.0.100"), 6, 80), four), ((ip("fd00::100"), 17, 53), six)].into(),
+        fragments: [(ip("fd00::100"), six)].into(),
+        tables: [(four, Arc::new(slots)), (six, Arc::new(more))].into(),
+        targets: [(TARGET + 1, ip("10.0.0.1")), (TARGET + 2, ip("10.0.0.2")), (TARGET + 3, ip("fd00::3"))]
+            .into(),
+        local: [ip("fd00::100")].into(),
+        ranges: [
+            (ip("10.0.0.100"), [net("10.1.0.0/16"), net("10.3.0.7/32")].into()),
+            (ip("fd00::100"), [net("fd01::/64"), net("::/0")].into_iter().take(1).collect()),
+        ]
+        .into(),
+        peers: [[2, 0, 0, 0, 0, 9]].into(),
+        nodes: [[2, 0, 0, 0, 0, 1]].into(),
+        sources: [(
+            [2, 0, 0, 0, 0, 1],
+            [net("10.0.0.1/32"), net("10.244.1.0/24"), net("fd00::1/128")].into(),
+        )]
+        .into(),
+    }
+}
+
+#[test]
+fn nft_lists_it_as_text_and_as_json() {
+    in_new_netns(|| {
+        run("ip link set lo up");
+        let mut kernel = Kernel::open(device()).expect("open");
+        assert!(!kernel.is_built());
+        kernel.apply(&state()).expect("apply");
+        let text = run("nft list ruleset");
+        for part in [
+            "chain ingress",
+            "fwd ip to meta mark map @targets4 device \"lo\"",
+            "10.244.1.0/24",
+            "@slots65536",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        run("nft -j list ruleset");
+    });
+}
+
+#[test]
+fn a_second_process_adopts_what_the_first_wrote() {
+    in_new_netns(|| {
+        run("ip link set lo up");
+        Kernel::open(device()).expect("open").apply(&state()).expect("apply");
+        let mut second = Kernel::open(device()).expect("open");
+        assert!(second.is_built());
+        assert_eq!(second.written(), &state());
+        assert_eq!(second.apply(&state()).expect("apply"), 0, "nothing to write");
+        let other = Device { name: "lo".to_owned(), index: 7 };
+        assert!(!Kernel::open(other).expect("open").is_built(), "rules name the device's index");
+    });
+}
+
+#[test]
+fn differences_lead_from_any_state_to_any_other() {
+    in_new_netns(|| {
+        run("ip link set lo up");
+        let mut kernel = Kernel::open(device()).expect("open");
+        let mut changed = state();
+        let (moved, id) = (table_id(1, 2, false), table_id(1, 0, false));
+        let slots = Slots { slots: vec![TARGET + 2; 16_384], usable: [TARGET + 2].into() };
+        changed.tables.remove(&id);
+        changed.tables.insert(moved, Arc::new(slots));
+        changed.listeners.values_mut().filter(|table| **table == id).for_each(|table| *table = moved);
+        changed.targets.remove(&(TARGET + 1));
+        changed.ranges.clear();
+        changed.sources.clear();
+        for state in [&State::default(), &state(), &changed, &state(), &State::default()] {
+            kernel.apply(state).expect("apply");
+            assert_eq!(Kernel::open(device()).expect("open").written(), state);
+        }
+    });
+}
+
+#[test]
+fn what_others_destroy_is_noticed_and_written_again() {
+    in_new_netns(|| {
+        run("ip link set lo up");
+        let mut kernel = Kernel::open(device()).expect("open");
+        kernel.apply(&state()).expect("apply");
+        run("nft add table ip other");
+        assert!(!kernel.was_disturbed().expect("look"), "somebody else's table");
+        for damage in ["nft flush ruleset", "nft delete element netdev steerage-edge vips4 '{ 10.0.0.100 }'"]
+        {
+            run(damage);
+            assert!(kernel.was_disturbed().expect("look"), "{damage}");
+            kernel.apply(&state()).expect("apply");
+            assert_eq!(Kernel::open(device()).expect("open").written(), &state());
+        }
+        // Behind our back, and not looked at before the next write.
+        run("nft flush ruleset");
+        let mut next = state();
+        next.peers.clear();
+        kernel.apply(&next).expect("apply");
+        assert_eq!(Kernel::open(device()).expect("open").written(), &next);
+    });
+}
+
+#[test]
+fn removing_leaves_nothing_and_is_success_twice() {
+    in_new_netns(|| {
+        run("ip link set lo up");
+        Kernel::open(device()).expect("open").apply(&state()).expect("apply");
+        remove().expect("remove");
+        remove().expect("again");
+        assert_eq!(run("nft list ruleset"), "");
+    });
+}
+
+#[test]
+fn nft_lists_every_rule_alone() {
+    let mut crashed = Vec::new();
+    for (chain, rule) in rules::rules(1) {
+        in_new_netns(|| {
+            run("ip link set lo up");
+            let table = rules::table();
+            let mut batch = Batch::new();
+            rules::build(&mut batch, "lo", 1);
+            for chain in ["ingress", "vip4", "fragment4", "error4", "icmp4", "open4", "tcp4", "udp4", "out4"]
+            {
+                batch.flush_chain(&table, chain).flush_chain(&table, &chain.replace('4', "6"));
+            }
+            batch.add_rule(&table, &chain, &rule);
+            Nft::open().expect("open").commit(batch).expect("commit");
+            let output = Command::new("nft").args(["list", "ruleset"]).output().expect("nft");
+            if !output.status.success() {
+                crashed.push(chain.clone());
+            }
+        });
+    }
+    assert!(crashed.is_empty(), "{crashed:?}");
+}

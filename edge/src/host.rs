@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the plan needs to know of this host and its link, as plain values; `engine` gathers it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::forward::Mac;
+use crate::link::route::Route;
+
+/// Another edge host on the link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Neighbour {
+    /// Its link-layer address.
+    pub(crate) mac: Mac,
+    /// Its own addresses.
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// This host on its link.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// The interface's name, for messages.
+    pub(crate) interface: String,
+    /// Its index.
+    pub(crate) index: u32,
+    /// Its link-layer address.
+    pub(crate) mac: Mac,
+    /// Its own addresses, without the virtual ones.
+    pub(crate) addresses: Vec<IpNet>,
+    /// The routes of the main table.
+    pub(crate) routes: Vec<Route>,
+    /// Who is where on the link.
+    pub(crate) neighbours: BTreeMap<IpAddr, Mac>,
+    /// The other edge hosts.
+    pub(crate) peers: Vec<Neighbour>,
+    /// Virtual addresses that somebody else on the link has.
+    pub(crate) taken: BTreeMap<IpAddr, Mac>,
+}
+
+impl Host {
+    /// Whether this is one of the host's own addresses.
+    pub(crate) fn is_mine(&self, address: IpAddr) -> bool {
+        self.addresses.iter().any(|own| own.addr() == address)
+    }
+
+    /// Why a target cannot be reached on the link; `None` when it can.
+    pub(crate) fn off_link(&self, target: IpAddr) -> Option<String> {
+        let best = self
+            .routes
+            .iter()
+            .filter(|route| route.net.contains(&target))
+            .max_by_key(|route| route.net.prefix_len());
+        let what = match best {
+            Some(route) if route.device == Some(self.index) && !route.gateway => return None,
+            Some(route) if route.gateway => "it is behind a gateway",
+            Some(_) => "it is on another interface",
+            None => "there is no route to it",
+        };
+        Some(format!(
+            "{target} is not on the link of {}: {what}; the edge forwards frames, so edge hosts and nodes must share a link",
+            self.interface
+        ))
+    }
+
+    /// The address to probe a target from: on its network, else any that is not link-local.
+    pub(crate) fn source_for(&self, target: IpAddr) -> Option<IpAddr> {
+        let local = |address: &IpAddr| match address {
+            IpAddr::V4(address) => address.is_link_local(),
+            IpAddr::V6(address) => address.is_unicast_link_local(),
+        };
+        let of_family = || self.addresses.iter().filter(move |own| own.addr().is_ipv6() == target.is_ipv6());
+        of_family()
+            .find(|own| own.contains(&target))
+            .map(IpNet::addr)
+            .or_else(|| of_family().map(IpNet::addr).find(|address| !local(address)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> Host {
+        let route = |net: &str, device, gateway| Route { net: net.parse().expect("net"), device, gateway };
+        Host {
+            interface: "eth0".to_owned(),
+            index: 3,
+            addresses: ["fe80::1/64", "10.0.0.5/24", "fd00::5/64"]
+                .map(|net| net.parse().expect("net"))
+                .into(),
+            routes: vec![
+                route("0.0.0.0/0", Some(3), true),
+                route("10.0.0.0/24", Some(3), false),
+                route("10.0.0.128/25", Some(3), true),
+                route("10.9.0.0/24", Some(4), false),
+                route("fd00::/64", Some(3), false),
+            ],
+            ..Host::default()
+        }
+    }
+
+    #[test]
+    fn only_what_a_connected_route_of_the_interface_reaches_is_on_the_link() {
+        for (target, said) in [
+            ("10.0.0.7", None),
+            ("fd00::7", None),
+            ("10.0.0.200", Some("behind a gateway")),
+            ("192.0.2.1", Some("behind a gateway")),
+            ("10.9.0.1", Some("another interface")),
+            ("fd01::1", Some("no route")),
+        ] {
+            let reason = host().off_link(target.parse().expect("address"));
+            assert_eq!(reason.is_some(), said.is_some(), "{target}: {reason:?}");
+            assert!(reason.unwrap_or_default().contains(said.unwrap_or_default()), "{target}");
+        }
+    }
+
+    #[test]
+    fn probes_come_from_the_targets_own_network() {
+        for (target, source) in [("10.0.0.7", "10.0.0.5"), ("fd00::7", "fd00::5"), ("fd01::7", "fd00::5")] {
+            let found = host().source_for(target.parse().expect("address"));
+            assert_eq!(found, Some(source.parse().expect("address")));
+        }
+    }
+}

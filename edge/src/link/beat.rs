@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The heartbeat by which edge hosts on one link know each other: a frame of a local experimental ethertype to a group address.
+//!
+//! Not IP, so that no router carries it and no address needs to be configured: only who is on the link can be heard, and who is
+//! there could answer ARP for any address anyway. Pure.
+
+use std::net::IpAddr;
+
+use crate::forward::Mac;
+use crate::hash;
+
+/// IEEE 802's "local experimental ethertype 1".
+pub(crate) const ETHERTYPE: u16 = 0x88b5;
+/// A locally administered group address.
+pub(crate) const GROUP: Mac = [0x03, 0x53, 0x54, 0x45, 0x45, 0x52];
+const MAGIC: [u8; 8] = *b"SteerEdg";
+const VERSION: u8 = 1;
+const ACTIVE: u8 = 1;
+const LEAVING: u8 = 2;
+/// Addresses in a beat: a host has few, and the frame is short.
+const MOST_ADDRESSES: usize = 8;
+/// The shortest frame that Ethernet carries, without its checksum.
+const SHORTEST: usize = 60;
+
+/// What a host says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Beat {
+    /// Hosts of another group are another edge's.
+    pub(crate) group: u64,
+    /// The host's name.
+    pub(crate) host: String,
+    /// Whether it answers for the virtual addresses.
+    pub(crate) active: bool,
+    /// Whether it wants somebody else to.
+    pub(crate) leaving: bool,
+    /// Counts takeovers: of two active hosts the one with the higher term stays.
+    pub(crate) term: u64,
+    /// Its own addresses.
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// The number of a group's name.
+pub(crate) fn group(name: &str) -> u64 {
+    hash::bytes(name.as_bytes())
+}
+
+/// The frame that carries a beat.
+pub(crate) fn encode(from: Mac, beat: &Beat) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(128);
+    frame.extend_from_slice(&GROUP);
+    frame.extend_from_slice(&from);
+    frame.extend_from_slice(&ETHERTYPE.to_be_bytes());
+    frame.extend_from_slice(&MAGIC);
+    frame.push(VERSION);
+    frame.push(u8::from(beat.active) * ACTIVE | u8::from(beat.leaving) * LEAVING);
+    frame.extend_from_slice(&beat.group.to_be_bytes());
+    frame.extend_from_slice(&beat.term.to_be_bytes());
+    let host = beat.host.as_bytes();
+    let host = &host[..host.len().min(usize::from(u8::MAX))];
+    frame.push(u8::try_from(host.len()).unwrap_or(u8::MAX));
+    frame.extend_from_slice(host);
+    let addresses = &beat.addresses[..beat.addresses.len().min(MOST_ADDRESSES)];
+    frame.push(u8::try_from(addresses.len()).unwrap_or(0));
+    for address in addresses {
+        match address {
+            IpAddr::V4(four) => frame.extend_from_slice(&four.to_ipv6_mapped().octets()),
+            IpAddr::V6(six) => frame.extend_from_slice(&six.octets()),
+        }
+    }
+    frame.resize(frame.len().max(SHORTEST), 0);
+    frame
+}
+
+/// The sender and its beat; `None` for anything else.
+pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Beat)> {
+    let from: Mac = frame.get(6..12)?.try_into().ok()?;
+    if frame.get(12..14)? != ETHERTYPE.to_be_bytes()
+        || frame.get(14..22)? != MAGIC
+        || *frame.get(22)? != VERSION
+    {
+        return None;
+    }
+    let flags = *frame.get(23)?;
+    let number = |at: usize| Some(u64::from_be_bytes(frame.get(at..at + 8)?.try_into().ok()?));
+    let end = 41 + usize::from(*frame.get(40)?);
+    let host = String::from_utf8(frame.get(41..end)?.to_vec()).ok()?;
+    let count = usize::from(*frame.get(end)?).min(MOST_ADDRESSES);
+    let addresses = (0..count)
+        .map(|index| {
+            let at = end + 1 + index * 16;
+            let octets: [u8; 16] = frame.get(at..at + 16)?.try_into().ok()?;
+            Some(std::net::Ipv6Addr::from(octets).to_canonical())
+        })
+        .collect::<Option<_>>()?;
+    let beat = Beat {
+        group: number(24)?,
+        host,
+        active: flags & ACTIVE != 0,
+        leaving: flags & LEAVING != 0,
+        term: number(32)?,
+        addresses,
+    };
+    Some((from, beat))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_said_is_heard(host in "[a-z0-9.-]{1,60}", active: bool, leaving: bool, term: u64, group: u64,
+                                 four: [u8; 4], six: [u8; 14]) {
+            let mut octets = [0xfd; 16];
+            octets[2..].copy_from_slice(&six);
+            let beat = Beat { group, host, active, leaving, term, addresses: vec![four.into(), octets.into()] };
+            let from = [2, 0, 0, 0, 0, 1];
+            prop_assert_eq!(decode(&encode(from, &beat)), Some((from, beat)));
+        }
+
+        #[test]
+        fn noise_is_nothing(frame in proptest::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert_eq!(decode(&frame), None);
+        }
+
+        #[test]
+        fn what_is_cut_never_panics(cut in 0_usize..90) {
+            let beat = Beat { group: 1, host: "a".repeat(20), active: true, leaving: false, term: 3, addresses: vec![[1; 4].into()] };
+            let frame = encode([2; 6], &beat);
+            let _ = decode(&frame[..cut.min(frame.len())]);
+        }
+    }
+}

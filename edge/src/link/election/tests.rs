@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Hosts on a simulated link: each beats and looks every 200 ms; links are cut and hosts die as the tests say.
+
+use super::*;
+use proptest::prelude::*;
+
+const PACE: Pace = Pace { beat: Duration::from_millis(200), misses: 3 };
+
+struct Link {
+    now: Instant,
+    hosts: Vec<Option<Election>>,
+    /// Hosts hear only those of the same part.
+    parts: Vec<u8>,
+}
+
+impl Link {
+    fn new(hosts: u8) -> Self {
+        let mut link = Self { now: Instant::now(), hosts: Vec::new(), parts: vec![0; hosts.into()] };
+        link.hosts = (0..hosts).map(|host| Some(link.host(host))).collect();
+        link
+    }
+
+    fn host(&self, number: u8) -> Election {
+        Election::new(format!("edge-{number}"), [2, 0, 0, 0, 0, number], 1, PACE, self.now)
+    }
+
+    fn beat(&mut self) {
+        self.now += PACE.beat;
+        for from in 0..self.hosts.len() {
+            let Some(beat) = self.hosts[from].as_ref().map(|host| (host.mac, host.beat(Vec::new()))) else {
+                continue;
+            };
+            for to in (0..self.hosts.len()).filter(|to| *to != from) {
+                if let (Some(host), true) = (&mut self.hosts[to], self.parts[to] == self.parts[from]) {
+                    host.hear(beat.0, beat.1.clone(), self.now);
+                }
+            }
+        }
+        for host in self.hosts.iter_mut().flatten() {
+            host.look(self.now);
+        }
+    }
+
+    fn beats(&mut self, count: u32) {
+        for _ in 0..count {
+            self.beat();
+        }
+    }
+
+    fn active(&self) -> Vec<usize> {
+        let active = |host: &Option<Election>| host.as_ref().is_some_and(Election::is_active);
+        (0..self.hosts.len()).filter(|host| active(&self.hosts[*host])).collect()
+    }
+}
+
+#[test]
+fn one_of_those_who_start_together_becomes_active_and_stays() {
+    let mut link = Link::new(3);
+    link.beats(2);
+    assert_eq!(link.active(), Vec::<usize>::new(), "nobody before having listened");
+    link.beats(10);
+    assert_eq!(link.active(), [0]);
+}
+
+#[test]
+fn a_lonely_host_becomes_active() {
+    let mut link = Link::new(1);
+    link.beats(3);
+    assert_eq!(link.active(), [0]);
+}
+
+#[test]
+fn a_standby_takes_over_from_the_dead_who_returns_as_standby() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    link.hosts[0] = None;
+    link.beats(2);
+    assert_eq!(link.active(), Vec::<usize>::new(), "two beats may be lost");
+    link.beats(2);
+    assert_eq!(link.active(), [1]);
+    link.hosts[0] = Some(link.host(0));
+    link.beats(20);
+    assert_eq!(link.active(), [1], "nobody is preempted");
+}
+
+#[test]
+fn who_leaves_is_relieved_at_once() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    link.hosts[0].as_mut().expect("host").leave();
+    link.beats(2);
+    assert_eq!(link.active(), [1]);
+    assert!(link.hosts[0].as_ref().expect("host").other_is_active(link.now));
+}
+
+#[test]
+fn who_leaves_alone_goes_on_to_the_end() {
+    let mut link = Link::new(1);
+    link.beats(5);
+    link.hosts[0].as_mut().expect("host").leave();
+    link.beats(5);
+    assert_eq!(link.active(), [0]);
+}
+
+#[test]
+fn after_a_partition_the_one_who_took_over_last_stays() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    link.parts[1] = 1;
+    link.beats(10);
+    assert_eq!(link.active(), [0, 1]);
+    link.parts[1] = 0;
+    link.beats(2);
+    assert_eq!(link.active(), [1]);
+}
+
+#[test]
+fn strangers_are_not_heard() {
+    let mut election = Link::new(1).host(0);
+    let mut beat = election.beat(Vec::new());
+    beat.group = 2;
+    election.hear([2, 0, 0, 0, 0, 9], beat, Instant::now());
+    assert!(election.peers().is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn whatever_happens_there_is_one_in_the_end(
+        events in proptest::collection::vec((0_u8..4, 0_u8..5, 0_u32..12), 0..20)
+    ) {
+        let mut link = Link::new(4);
+        for (host, event, beats) in events {
+            let at = usize::from(host);
+            match event {
+                0 => link.hosts[at] = None,
+                1 => link.hosts[at] = Some(link.host(host)),
+                2 => link.parts[at] = 1,
+                3 => link.parts[at] = 0,
+                _ => link.hosts[at].iter_mut().for_each(Election::leave),
+            }
+            link.beats(beats);
+        }
+        // Those who leave do so, and the others are together again.
+        link.parts = vec![0; 4];
+        for host in &mut link.hosts {
+            if host.as_ref().is_some_and(|host| host.leaving) {
+                *host = None;
+            }
+        }
+        link.beats(12);
+        let alive = link.hosts.iter().flatten().count();
+        prop_assert_eq!(link.active().len(), alive.min(1));
+    }
+}

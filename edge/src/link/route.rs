@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The host's own network over rtnetlink: its link, addresses, routes and neighbours; and the virtual addresses on the link.
+//!
+//! A virtual address is an address of the interface whose protocol (`IFA_PROTO`) is [`OURS`]: the kernel answers ARP and
+//! neighbour discovery for it, also while this process is dead, and the next one knows which addresses it may take away.
+//! Synchronous: the kernel answers within the call.
+
+use std::io::{self, IoSlice};
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use ipnet::IpNet;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendmsg, socket,
+};
+
+use crate::forward::Mac;
+
+/// The protocol number that marks an address as ours (rtnetlink leaves all above 4 to user space).
+const OURS: u8 = 0x53;
+
+const REQUEST: u16 = 0x1;
+const ACK: u16 = 0x4;
+const DUMP: u16 = 0x300;
+const CREATE: u16 = 0x400;
+const REPLACE: u16 = 0x100;
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+const NEWLINK: u16 = 16;
+const GETLINK: u16 = 18;
+const NEWADDR: u16 = 20;
+const DELADDR: u16 = 21;
+const GETADDR: u16 = 22;
+const NEWROUTE: u16 = 24;
+const GETROUTE: u16 = 26;
+const NEWNEIGH: u16 = 28;
+const GETNEIGH: u16 = 30;
+const HEADER: usize = 16;
+
+/// Why the host's network cannot be read or changed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what}")]
+pub(crate) struct RouteError {
+    what: String,
+    source: io::Error,
+}
+
+/// An interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its index.
+    pub(crate) index: u32,
+    /// Its link-layer address.
+    pub(crate) mac: Mac,
+    /// Whether it is up.
+    pub(crate) up: bool,
+}
+
+/// A route of the main table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// Where it leads.
+    pub(crate) net: IpNet,
+    /// The interface, where it names one.
+    pub(crate) device: Option<u32>,
+    /// Whether it leads there by a gateway.
+    pub(crate) gateway: bool,
+}
+
+/// A connection to rtnetlink of the network namespace in which it was opened.
+#[derive(Debug)]
+pub(crate) struct Netlink {
+    fd: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+impl Netlink {
+    /// Opens it.
+    pub(crate) fn open() -> Result<Self, RouteError> {
+        let fd =
+            socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)
+                .map_err(|errno| failed("open a netlink socket")(errno.into()))?;
+        Ok(Self { fd, sequence: 0, buffer: vec![0; 1 << 17] })
+    }
+
+    /// The interface of this name.
+    pub(crate) fn link(&mut self, name: &str) -> Result<Option<Link>, RouteError> {
+        let mut found = None;
+        self.dump(GETLINK, &[0; 16], "list the interfaces", |kind, body| {
+            let (Some(head), true) = (body.get(..16), kind == NEWLINK) else { return };
+            let attributes = Attributes(&body[16..]);
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
+            if attributes.find(3).map(text).as_deref() == Some(name) {
+                found = Some(Link {
+                    name: name.to_owned(),
+                    index: u32_at(head, 4).unwrap_or(0),
+                    mac: attributes.find(1).and_then(|mac| mac.try_into().ok()).unwrap_or_default(),
+                    up: u32_at(head, 8).unwrap_or(0) & 1 != 0,
+                });
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// The name of an interface.
+    fn name(&mut self, index: u32) -> Result<Option<String>, RouteError> {
+        let mut found = None;
+        self.dump(GETLINK, &[0; 16], "list the interfaces", |_, body| {
+            if u32_at(body, 4) == Some(index) {
+                found = Attributes(body.get(16..).unwrap_or_default())
+                    .find(3)
+                    .map(|name| String::from_utf8_lossy(name).trim_end_matches('\0').to_owned());
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// The interface that the default route leads out of, IPv4's first.
+    pub(crate) fn default_interface(&mut self) -> Result<Option<String>, RouteError> {
+        let routes = self.routes()?;
+        let mut defaults: Vec<_> = routes.iter().filter(|route| route.net.prefix_len() == 0).collect();
+        defaults.sort_by_key(|route| route.net.addr().is_ipv6());
+        match defaults.iter().find_map(|route| route.device) {
+            Some(index) => self.name(index),
+            None => Ok(None),
+        }
+    }
+
+    /// The addresses of an interface: its own with their networks, and ours.
+    pub(crate) fn addresses(&mut self, index: u32) -> Result<(Vec<IpNet>, Vec<IpAddr>), RouteError> {
+        let (mut own, mut ours) = (Vec::new(), Vec::new());
+        self.dump(GETADDR, &[0; 8], "list the addresses", |kind, body| {
+            if kind != NEWADDR || u32_at(body, 4) != Some(index) {
+                return;
+            }
+            let attributes = Attributes(body.get(8..).unwrap_or_default());
+            let Some(address) = attributes.find(2).or(attributes.find(1)).and_then(address) else { return };
+            if attributes.find(11) == Some(&[OURS]) {
+                ours.push(address);
+            } else if let Ok(net) = IpNet::new(address, body[1]) {
+                own.push(net);
+            }
+        })?;
+        Ok((own, ours))
+    }
+
+    /// Our addresses on all interfaces.
+    pub(crate) fn vips(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
+        let mut vips = Vec::new();
+        self.dump(GETADDR, &[0; 8], "list the addresses", |kind, body| {
+            let attributes = Attributes(body.get(8..).unwrap_or_default());
+            if kind == NEWADDR && attributes.find(11) == Some(&[OURS]) {
+                let vip = attributes.find(2).or(attributes.find(1)).and_then(address);
+                vips.extend(u32_at(body, 4).zip(vip));
+            }
+        })?;
+        Ok(vips)
+    }
+
+    /// The unicast routes of the main table.
+    pub(crate) fn routes(&mut self) -> Result<Vec<Route>, RouteError> {
+        const MAIN: u8 = 254;
+        const UNICAST: u8 = 1;
+        let mut routes = Vec::new();
+        self.dump(GETROUTE, &[0; 12], "list the routes", |kind, body| {
+            let Some(head) =
+                body.get(..12).filter(|head| kind == NEWROUTE && head[4] == MAIN && head[7] == UNICAST)
+            else {
+                return;
+            };
+            let attributes = Attributes(&body[12..]);
+            let any: IpAddr =
+                if i32::from(head[0]) == libc::AF_INET6 { [0; 16].into() } else { [0; 4].into() };
+            let to = attributes.find(1).and_then(address).unwrap_or(any);
+            let Ok(net) = IpNet::new(to, head[1]) else { return };
+            let gateway = [5, 9, 18].iter().any(|kind| attributes.find(*kind).is_some());
+            routes.push(Route {
+                net,
+                device: attributes.find(4).and_then(|bytes| u32_at(bytes, 0)),
+                gateway,
+            });
+        })?;
+        Ok(routes)
+    }
+
+    /// The link-layer addresses of the neighbours on an interface.
+    pub(crate) fn neighbours(&mut self, index: u32) -> Result<Vec<(IpAddr, Mac)>, RouteError> {
+        let mut neighbours = Vec::new();
+        self.dump(GETNEIGH, &[0; 12], "list the neighbours", |kind, body| {
+            if kind != NEWNEIGH || u32_at(body, 4) != Some(index) {
+                return;
+            }
+            let attributes = Attributes(body.get(12..).unwrap_or_default());
+            let to = attributes.find(1).and_then(address);
+            let mac = attributes.find(2).and_then(|mac| mac.try_into().ok());
+            neighbours.extend(to.zip(mac));
+        })?;
+        Ok(neighbours)
+    }
+
+    /// Puts a virtual address on an interface; that it is there already is success.
+    pub(crate) fn add_vip(&mut self, index: u32, vip: IpAddr) -> Result<(), RouteError> {
+        const NODAD: u32 = 0x02;
+        const NO_PREFIX_ROUTE: u32 = 0x200;
+        const FOREVER: u32 = u32::MAX;
+        let mut body = vip_body(index, vip);
+        attribute(&mut body, 8, &(NODAD | NO_PREFIX_ROUTE).to_ne_bytes());
+        attribute(&mut body, 11, &[OURS]);
+        if vip.is_ipv6() {
+            // Never preferred: connections that this host opens must not come from it.
+            let lifetimes = [0, FOREVER, 0, 0].map(u32::to_ne_bytes).concat();
+            attribute(&mut body, 6, &lifetimes);
+        }
+        self.ask(NEWADDR, CREATE | REPLACE | ACK, &body, &format!("add the address {vip}"), |_, _| {})
+    }
+
+    /// Takes a virtual address off an interface; that it is not there is success.
+    pub(crate) fn remove_vip(&mut self, index: u32, vip: IpAddr) -> Result<(), RouteError> {
+        let body = vip_body(index, vip);
+        match self.ask(DELADDR, ACK, &body, &format!("remove the address {vip}"), |_, _| {}) {
+            Err(error) if error.source.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn dump(
+        &mut self,
+        kind: u16,
+        body: &[u8],
+        what: &str,
+        mut visit: impl FnMut(u16, &[u8]),
+    ) -> Result<(), RouteError> {
+        self.ask(kind, DUMP, body, what, &mut visit)
+    }
+
+    fn ask(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        body: &[u8],
+        what: &str,
+        mut visit: impl FnMut(u16, &[u8]),
+    ) -> Result<(), RouteError> {
+        self.sequence = self.sequence.wrapping_add(1).max(1);
+        let mut request = Vec::with_capacity(HEADER + body.len());
+        request.extend_from_slice(&u32::try_from(HEADER + body.len()).unwrap_or(u32::MAX).to_ne_bytes());
+        request.extend_from_slice(&kind.to_ne_bytes());
+        request.extend_from_slice(&(REQUEST | flags).to_ne_bytes());
+        request.extend_from_slice(&self.sequence.to_ne_bytes());
+        request.extend_from_slice(&[0; 4]);
+        request.extend_from_slice(body);
+        let failed = failed(what);
+        let kernel = NetlinkAddr::new(0, 0);
+        sendmsg(self.fd.as_raw_fd(), &[IoSlice::new(&request)], &[], MsgFlags::empty(), Some(&kernel))
+            .map_err(|errno| failed(errno.into()))?;
+        loop {
+            let length = match recv(self.fd.as_raw_fd(), &mut self.buffer, MsgFlags::empty()) {
+                Err(Errno::EINTR) => continue,
+                result => result.map_err(|errno| failed(errno.into()))?,
+            };
+            let mut rest = self.buffer.get(..length).unwrap_or_default();
+            while let Some((kind, sequence, body)) = next(&mut rest) {
+                if sequence != self.sequence {
+                    continue;
+                }
+                match kind {
+                    DONE => return Ok(()),
+                    ERROR => match u32_at(body, 0).unwrap_or(0).cast_signed() {
+                        0 => return Ok(()),
+                        code => return Err(failed(io::Error::from_raw_os_error(code.saturating_neg()))),
+                    },
+                    _ => visit(kind, body),
+                }
+            }
+        }
+    }
+}
+
+fn failed(what: &str) -> impl Fn(io::Error) -> RouteError {
+    let what = what.to_owned();
+    move |source| RouteError { what: what.clone(), source }
+}
+
+fn vip_body(index: u32, vip: IpAddr) -> Vec<u8> {
+    let (family, length, octets) = match vip {
+        IpAddr::V4(vip) => (libc::AF_INET, 32, vip.octets().to_vec()),
+        IpAddr::V6(vip) => (libc::AF_INET6, 128, vip.octets().to_vec()),
+    };
+    let mut body = vec![u8::try_from(family).unwrap_or(0), length, 0, 0];
+    body.extend_from_slice(&index.to_ne_bytes());
+    attribute(&mut body, 2, &octets);
+    attribute(&mut body, 1, &octets);
+    body
+}
+
+fn attribute(body: &mut Vec<u8>, kind: u16, data: &[u8]) {
+    body.extend_from_slice(&u16::try_from(4 + data.len()).unwrap_or(u16::MAX).to_ne_bytes());
+    body.extend_from_slice(&kind.to_ne_bytes());
+    body.extend_from_slice(data);
+    body.resize(body.len().next_multiple_of(4), 0);
+}
+
+/// Takes the next message off: its kind, its sequence number and its body.
+fn next<'b>(rest: &mut &'b [u8]) -> Option<(u16, u32, &'b [u8])> {
+    let length = usize::try_from(u32_at(rest, 0)?).ok()?;
+    let whole = rest.get(..length).filter(|whole| whole.len() >= HEADER)?;
+    let message = (u16_at(whole, 4)?, u32_at(whole, 8)?, &whole[HEADER..]);
+    *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some(message)
+}
+
+/// The attributes of a message.
+#[derive(Clone, Copy)]
+struct Attributes<'b>(&'b [u8]);
+
+impl<'b> Attributes<'b> {
+    fn find(self, wanted: u16) -> Option<&'b [u8]> {
+        const KIND: u16 = 0x3fff;
+        let mut rest = self.0;
+        loop {
+            let length = usize::from(u16_at(rest, 0)?);
+            let data = rest.get(4..length)?;
+            if u16_at(rest, 2)? & KIND == wanted {
+                return Some(data);
+            }
+            rest = rest.get(length.next_multiple_of(4)..)?;
+        }
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match <[u8; 4]>::try_from(bytes) {
+        Ok(four) => Some(four.into()),
+        Err(_) => Some(<[u8; 16]>::try_from(bytes).ok()?.into()),
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use steerage_nft::netns::in_new_netns;
+
+    fn ip(arguments: &str) {
+        let done = Command::new("ip").args(arguments.split(' ')).status().expect("ip");
+        assert!(done.success(), "ip {arguments}");
+    }
+
+    #[test]
+    fn the_hosts_network_is_read_and_virtual_addresses_are_told_from_its_own() {
+        in_new_netns(|| {
+            ip("link add eth7 address 02:00:00:00:00:07 type veth peer name other");
+            ip("link set eth7 up");
+            ip("link set other up");
+            ip("address add 10.0.0.7/24 dev eth7");
+            ip("address add fd00::7/64 dev eth7 nodad");
+            ip("route add default via 10.0.0.1");
+            ip("route add 10.0.0.128/25 via 10.0.0.2");
+            ip("neighbour add 10.0.0.1 lladdr 02:00:00:00:00:01 dev eth7");
+            let mut netlink = Netlink::open().expect("open");
+            assert_eq!(netlink.default_interface().expect("list").as_deref(), Some("eth7"));
+            assert_eq!(netlink.link("none").expect("list"), None);
+            let link = netlink.link("eth7").expect("list").expect("link");
+            assert_eq!((link.mac, link.up), ([2, 0, 0, 0, 0, 7], true));
+
+            let vips: [IpAddr; 2] = ["10.0.0.100".parse().expect("ip"), "fd00::100".parse().expect("ip")];
+            for vip in vips.into_iter().chain(vips) {
+                netlink.add_vip(link.index, vip).expect("add, also twice");
+            }
+            let (own, mut ours) = netlink.addresses(link.index).expect("list");
+            ours.sort();
+            assert_eq!(ours, vips);
+            assert!(own.contains(&"10.0.0.7/24".parse().expect("net")), "{own:?}");
+            let routes = netlink.routes().expect("list");
+            let find =
+                |net: &str| routes.iter().find(|route| route.net == net.parse().expect("net")).cloned();
+            assert_eq!(find("10.0.0.0/24").map(|route| route.gateway), Some(false));
+            assert_eq!(find("10.0.0.128/25").map(|route| route.gateway), Some(true));
+            assert_eq!(find("fd00::/64").and_then(|route| route.device), Some(link.index));
+            let neighbour = ("10.0.0.1".parse().expect("ip"), [2, 0, 0, 0, 0, 1]);
+            assert!(netlink.neighbours(link.index).expect("list").contains(&neighbour));
+            for vip in vips.into_iter().chain(vips) {
+                netlink.remove_vip(link.index, vip).expect("remove, also twice");
+            }
+            assert_eq!(netlink.addresses(link.index).expect("list").1, Vec::<IpAddr>::new());
+        });
+    }
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where load balancers and node sets come from: the API server's watches, or a folder of JSON files for an edge without a
+//! cluster. Feeds the engine, decides nothing. While the source is away, nothing comes, and the engine goes on with what it has.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context as _;
+use futures::StreamExt as _;
+use kube::core::DeserializeGuard;
+use kube::{Api, Client, Resource, ResourceExt as _};
+use kube_runtime::WatchStreamExt as _;
+use kube_runtime::watcher::{self, Event as Watched, watcher};
+use serde::de::DeserializeOwned;
+use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::world::Event;
+
+/// A kind that is watched, and how its changes become events.
+pub(crate) trait Kind:
+    Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+    + DeserializeOwned
+    + Clone
+    + std::fmt::Debug
+    + Send
+    + Sync
+    + 'static
+{
+    /// It came or changed.
+    fn come(object: Self) -> Event;
+    /// It went.
+    fn gone(name: String) -> Event;
+    /// These are all.
+    fn all(names: BTreeSet<String>) -> Event;
+}
+
+impl Kind for EdgeLoadBalancer {
+    fn come(object: Self) -> Event {
+        Event::Balancer(Box::new(object))
+    }
+    fn gone(name: String) -> Event {
+        Event::BalancerGone(name)
+    }
+    fn all(names: BTreeSet<String>) -> Event {
+        Event::Balancers(names)
+    }
+}
+
+impl Kind for EdgeNodeSet {
+    fn come(object: Self) -> Event {
+        Event::NodeSet(Box::new(object))
+    }
+    fn gone(name: String) -> Event {
+        Event::NodeSetGone(name)
+    }
+    fn all(names: BTreeSet<String>) -> Event {
+        Event::NodeSets(names)
+    }
+}
+
+/// Watches one kind in a namespace until asked to end.
+pub(crate) async fn watch<K: Kind>(
+    client: Client,
+    namespace: String,
+    events: mpsc::Sender<Event>,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    // An object that cannot be read must not stop the others.
+    let api = Api::<DeserializeGuard<K>>::namespaced(client, &namespace);
+    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+    let mut names = BTreeSet::new();
+    loop {
+        let event = tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            event = stream.next() => event,
+        };
+        let event = match event {
+            None => anyhow::bail!("the watch has ended"),
+            Some(Err(error)) => {
+                tracing::warn!(kind = %K::kind(&()), %error, "cannot watch; trying again");
+                continue;
+            }
+            Some(Ok(Watched::Init)) => {
+                names.clear();
+                continue;
+            }
+            Some(Ok(Watched::InitApply(object))) => {
+                // Kept in its last good form also where it cannot be read now.
+                names.insert(object.name_any());
+                readable(object)
+            }
+            Some(Ok(Watched::InitDone)) => Some(K::all(std::mem::take(&mut names))),
+            Some(Ok(Watched::Apply(object))) => readable(object),
+            Some(Ok(Watched::Delete(object))) => Some(K::gone(object.name_any())),
+        };
+        if let Some(event) = event
+            && events.send(event).await.is_err()
+        {
+            return Ok(());
+        }
+    }
+}
+
+fn readable<K: Kind>(object: DeserializeGuard<K>) -> Option<Event> {
+    let name = object.name_any();
+    match object.0 {
+        Ok(object) => Some(K::come(object)),
+        Err(error) => {
+            tracing::error!(kind = %K::kind(&()), name, %error, "cannot be read; its last readable form stays in force");
+            None
+        }
+    }
+}
+
+/// How often a folder is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Reads all `*.json` of a folder, each one object, whenever one of them changes.
+pub(crate) async fn folder(
+    folder: PathBuf,
+    events: mpsc::Sender<Event>,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut known = None;
+    loop {
+        let now = stamp(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        if known.as_ref() != Some(&now) {
+            for event in read(&now).await {
+                if events.send(event).await.is_err() {
+                    return Ok(());
+                }
+            }
+            known = Some(now);
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
+}
+
+/// The files and when they were last changed.
+fn stamp(folder: &Path) -> std::io::Result<Vec<(PathBuf, SystemTime)>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.path().extension().is_some_and(|extension| extension == "json") {
+            files.push((entry.path(), entry.metadata()?.modified()?));
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+async fn read(files: &[(PathBuf, SystemTime)]) -> Vec<Event> {
+    let mut events = Vec::new();
+    let (mut balancers, mut node_sets) = (BTreeSet::new(), BTreeSet::new());
+    for (path, _) in files {
+        // A file that goes while it is read will not be there at the next look.
+        let Ok(text) = tokio::fs::read_to_string(path).await else { continue };
+        let kind = serde_json::from_str::<serde_json::Value>(&text)
+            .ok()
+            .and_then(|value| value.get("kind").and_then(serde_json::Value::as_str).map(str::to_owned));
+        let event = match kind.as_deref() {
+            Some("EdgeNodeSet") => serde_json::from_str::<EdgeNodeSet>(&text).map(|object| {
+                node_sets.insert(object.name_any());
+                EdgeNodeSet::come(object)
+            }),
+            _ => serde_json::from_str::<EdgeLoadBalancer>(&text).map(|object| {
+                balancers.insert(object.name_any());
+                EdgeLoadBalancer::come(object)
+            }),
+        };
+        match event {
+            Ok(event) => events.push(event),
+            Err(error) => tracing::error!(path = %path.display(), %error, "cannot be read"),
+        }
+    }
+    events.extend([EdgeLoadBalancer::all(balancers), EdgeNodeSet::all(node_sets)]);
+    events
+}
