@@ -10,6 +10,7 @@ use crate::{Harness, Snapshot, fixture};
 /// What somebody else added to the provider's objects outlives every change.
 pub async fn foreign_fields_are_kept<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("marked", 1);
+    let empty = harness.snapshot().await?;
     let provider = harness.fresh().await?;
     Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1])).reach(&provider).await?;
     harness.mark(&owner).await.context("mark")?;
@@ -20,7 +21,8 @@ pub async fn foreign_fields_are_kept<H: Harness>(harness: &H) -> anyhow::Result<
     let back = Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 2]));
     back.reach(&harness.fresh().await?).await?;
     ensure!(harness.marked(&owner).await?, "a change by a fresh instance took the foreign fields away");
-    Goal::Gone(owner).reach(&provider).await
+    Goal::Gone(owner).reach(&harness.fresh().await?).await?;
+    same("at the end", &empty, &harness.snapshot().await?)
 }
 
 /// Objects under the provider's own names, but without its marks, are neither adopted nor changed nor deleted; the provider goes

@@ -58,11 +58,11 @@ impl Harness for ToyHarness {
     }
 
     fn target(&self, index: usize) -> Target {
-        Target { provider_id: Some(format!("toy-{index}")), ..self.bad(format!("node-{index}")) }
+        Target { provider_id: Some(format!("toy-{index}")), ..bad(format!("node-{index}")) }
     }
 
     fn bad_target(&self) -> Target {
-        self.bad("node-0-bad".to_owned())
+        bad("node-0-bad".to_owned())
     }
 
     fn throttle(&self) -> Answer {
@@ -102,15 +102,6 @@ impl Harness for ToyHarness {
     }
 }
 
-impl ToyHarness {
-    fn bad(&self, node: String) -> Target {
-        Target {
-            node,
-            addresses: Vec::new(),
-            provider_id: None,
-            zone: None,
-            pod_cidrs: Vec::new(),
-            weight: 1,
-        }
-    }
+fn bad(node: String) -> Target {
+    Target { node, addresses: Vec::new(), provider_id: None, zone: None, pod_cidrs: Vec::new(), weight: 1 }
 }

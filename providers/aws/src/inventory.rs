@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//! All that this cluster owns in the region.
+//!
+//! Listed once when the provider starts to work, because a target group that nothing uses (its maker died) can be found no other way,
+//! and again for `owned`. Everything else looks up by name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use steerage_model::Key;
+use steerage_provider_api::{Error, Owner};
+
+use crate::client::Client;
+use crate::names;
+
+/// Who owns which names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Inventory {
+    owned: Vec<(Owner, String)>,
+}
+
+impl Inventory {
+    /// Lists load balancers and target groups, and reads the tags of those whose name is this cluster's.
+    pub(crate) async fn read(client: &Client, cluster: &str) -> Result<Self, Error> {
+        let prefix = names::prefix(cluster);
+        let mut found = client.all_balancers().await?;
+        found.extend(client.all_groups().await?);
+        found.retain(|(name, _)| name.starts_with(&prefix));
+        let arns: Vec<String> = found.iter().map(|(_, arn)| arn.clone()).collect();
+        let tags = client.tags(&arns).await?;
+        let owned = found
+            .into_iter()
+            .filter_map(|(name, arn)| Some((names::owner(cluster, tags.get(&arn)?)?, name)))
+            .collect();
+        Ok(Self { owned })
+    }
+
+    /// Everybody who owns something, sorted.
+    pub(crate) fn owners(&self) -> Vec<Owner> {
+        let owners: BTreeSet<&Owner> = self.owned.iter().map(|(owner, _)| owner).collect();
+        owners.into_iter().cloned().collect()
+    }
+
+    /// The names that belong to each Service, whatever its UID.
+    pub(crate) fn by_service(self) -> BTreeMap<Key, BTreeSet<String>> {
+        let mut services: BTreeMap<Key, BTreeSet<String>> = BTreeMap::new();
+        for (owner, name) in self.owned {
+            services.entry(owner.service).or_default().insert(name);
+        }
+        services
+    }
+}

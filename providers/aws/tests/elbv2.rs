@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The provider against moto's server: the conformance suite, and what only ELBv2 has.
+
+#![allow(clippy::unwrap_used)] // test code; the lint's own exception does not see helpers outside of test functions
+
+mod moto;
+
+use std::collections::BTreeMap;
+
+use moto::Moto;
+use steerage_model::{Affinity, Protocol};
+use steerage_provider_api::{Error, HealthState, Listener, LoadBalancer, Owner, Provider as _, TargetSet};
+use steerage_provider_aws::{Aws, Scheme};
+use steerage_provider_conformance::{Harness as _, converge, fixture};
+
+#[tokio::test]
+async fn the_provider_conforms() {
+    let moto = Moto::start(6).await.unwrap();
+    steerage_provider_conformance::run(&moto).await.unwrap();
+}
+
+fn listener(protocol: Protocol, port: u16, node_port: u16) -> Listener {
+    Listener { name: String::new(), protocol, port, node_port: Some(node_port) }
+}
+
+/// moto with a provider and a load balancer of one listener and the targets 0 and 1.
+async fn made(instances: usize, listeners: Vec<Listener>) -> (Moto, Aws, LoadBalancer) {
+    let moto = Moto::start(instances).await.unwrap();
+    let provider = moto.fresh().await.unwrap();
+    let lb = LoadBalancer { listeners, ..fixture::first(&moto, &fixture::owner("web", 1)) };
+    converge(&provider, &lb, &fixture::targets(&moto, &[0, 1])).await.unwrap();
+    moto.proxy().reset();
+    (moto, provider, lb)
+}
+
+fn calls(moto: &Moto) -> Vec<String> {
+    moto.proxy().calls().into_iter().map(|c| c.name).collect()
+}
+
+async fn only_listener(moto: &Moto) -> aws_sdk_elasticloadbalancingv2::types::Listener {
+    let balancer = moto.balancers().await.unwrap().remove(0);
+    let mut listeners = moto.listeners(balancer.load_balancer_arn().unwrap()).await.unwrap();
+    assert_eq!(listeners.len(), 1);
+    listeners.remove(0)
+}
+
+#[tokio::test]
+async fn a_listener_changes_protocol_in_place_and_never_points_at_an_empty_group() {
+    let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 53, 30053)]).await;
+    let before = only_listener(&moto).await;
+    lb.listeners.push(listener(Protocol::Udp, 53, 30053));
+    provider.ensure(&lb).await.unwrap();
+    let after = only_listener(&moto).await;
+    assert_eq!(after.listener_arn, before.listener_arn);
+    assert_eq!(after.protocol().unwrap().as_str(), "TCP_UDP");
+    let writes: Vec<_> = moto.proxy().writes().into_iter().map(|c| c.name).collect();
+    let expected = [
+        "CreateTargetGroup",
+        "ModifyTargetGroupAttributes",
+        "RegisterTargets",
+        "ModifyListener",
+        "DeleteTargetGroup",
+    ];
+    assert_eq!(writes, expected);
+    let groups = moto.groups().await.unwrap();
+    assert_eq!(groups.len(), 1);
+    assert_eq!(moto.ids(groups[0].target_group_arn().unwrap()).await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_health_check_and_affinity_change_in_place() {
+    let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
+    let before = moto.groups().await.unwrap().remove(0);
+    lb.health_check.port = 32001;
+    lb.health_check.unhealthy_threshold = 3;
+    lb.affinity = Some(Affinity { timeout: std::time::Duration::from_secs(60) });
+    provider.ensure(&lb).await.unwrap();
+    let after = moto.groups().await.unwrap().remove(0);
+    assert_eq!(after.target_group_arn, before.target_group_arn);
+    assert_eq!(after.health_check_port(), Some("32001"));
+    assert_eq!(after.unhealthy_threshold_count(), Some(3));
+    let writes: Vec<_> = moto.proxy().writes().into_iter().map(|c| c.name).collect();
+    assert_eq!(writes, ["ModifyTargetGroup", "ModifyTargetGroupAttributes"]);
+}
+
+#[tokio::test]
+async fn many_targets_go_in_batches_and_one_replaced_node_costs_one_call_each_way() {
+    let (moto, provider, lb) = made(252, vec![listener(Protocol::Tcp, 80, 30080)]).await;
+    let all = |range: std::ops::Range<usize>| TargetSet {
+        shared: None,
+        targets: range.map(|i| moto::target(format!("node-{i}"), &moto.instances[i])).collect(),
+    };
+    provider.set_targets(&lb, &all(0..250)).await.unwrap();
+    assert_eq!(calls(&moto), ["RegisterTargets"; 3]);
+    moto.proxy().reset();
+    provider.set_targets(&lb, &all(1..251)).await.unwrap();
+    assert_eq!(calls(&moto), ["RegisterTargets", "DeregisterTargets"]);
+    moto.proxy().reset();
+    provider.set_targets(&lb, &all(1..251)).await.unwrap();
+    assert_eq!(calls(&moto), [""; 0]);
+    provider.set_targets(&lb, &all(1..2)).await.unwrap();
+    assert_eq!(calls(&moto), ["DeregisterTargets"; 3]);
+}
+
+#[tokio::test]
+async fn what_somebody_takes_away_is_put_back() {
+    let (moto, provider, lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
+    let set = fixture::targets(&moto, &[0, 1]);
+    let whole = moto.snapshot().await.unwrap();
+
+    let arn = only_listener(&moto).await.listener_arn.unwrap();
+    moto.elb.delete_listener().listener_arn(arn).send().await.unwrap();
+    converge(&provider, &lb, &set).await.unwrap();
+    assert_eq!(moto.snapshot().await.unwrap(), whole, "a listener");
+
+    let group = moto.groups().await.unwrap().remove(0).target_group_arn.unwrap();
+    let gone =
+        aws_sdk_elasticloadbalancingv2::types::TargetDescription::builder().id(&moto.instances[0]).build();
+    moto.elb.deregister_targets().target_group_arn(group).targets(gone).send().await.unwrap();
+    let health = provider.target_health(&lb.owner).await.unwrap();
+    assert_eq!(health.iter().map(|h| h.node.as_str()).collect::<Vec<_>>(), ["node-1"]);
+    converge(&provider, &lb, &set).await.unwrap();
+    assert_eq!(moto.snapshot().await.unwrap(), whole, "a target");
+
+    let arn = moto.balancers().await.unwrap().remove(0).load_balancer_arn.unwrap();
+    moto.elb.delete_load_balancer().load_balancer_arn(arn).send().await.unwrap();
+    converge(&provider, &lb, &set).await.unwrap();
+    assert_eq!(moto.snapshot().await.unwrap(), whole, "the load balancer");
+}
+
+#[tokio::test]
+async fn a_foreign_listener_stays_and_one_in_the_way_is_named() {
+    let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
+    let ours = only_listener(&moto).await;
+    let foreign = moto
+        .elb
+        .create_listener()
+        .load_balancer_arn(ours.load_balancer_arn().unwrap())
+        .port(81)
+        .protocol("TCP".into())
+        .set_default_actions(ours.default_actions.clone());
+    foreign.send().await.unwrap();
+    let before = moto.snapshot().await.unwrap();
+    for instance in [&provider, &moto.fresh().await.unwrap()] {
+        converge(instance, &lb, &fixture::targets(&moto, &[0, 1])).await.unwrap();
+        assert_eq!(moto.snapshot().await.unwrap(), before);
+    }
+    lb.listeners.push(listener(Protocol::Tcp, 81, 30081));
+    let error = provider.ensure(&lb).await.unwrap_err();
+    assert_eq!(error.reason(), "ListenerTaken");
+}
+
+#[tokio::test]
+async fn the_scheme_is_chosen_once_and_a_change_is_refused_without_a_write() {
+    let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
+    let key = "service.beta.kubernetes.io/aws-load-balancer-scheme".to_owned();
+    lb.annotations = BTreeMap::from([(key, Scheme::InternetFacing.as_str().to_owned())]);
+    let error = provider.ensure(&lb).await.unwrap_err();
+    assert_eq!(error.reason(), "SchemeFixed");
+    assert!(moto.proxy().writes().is_empty());
+
+    lb.owner = fixture::owner("other", 1);
+    converge(&provider, &lb, &TargetSet::default()).await.unwrap();
+    let schemes: Vec<_> = moto.balancers().await.unwrap().into_iter().filter_map(|b| b.scheme).collect();
+    assert_eq!(schemes.iter().map(|s| s.as_str()).collect::<Vec<_>>(), ["internal", "internet-facing"]);
+}
+
+#[tokio::test]
+async fn health_names_nodes_and_reasons() {
+    let (moto, provider, lb) =
+        made(4, vec![listener(Protocol::Tcp, 80, 30080), listener(Protocol::Udp, 53, 30053)]).await;
+    moto.stop(0).unwrap();
+    let health = provider.target_health(&lb.owner).await.unwrap();
+    let states: Vec<_> = health.iter().map(|h| (h.node.as_str(), h.state)).collect();
+    assert_eq!(states, [("node-0", HealthState::Unused), ("node-1", HealthState::Healthy)]);
+    assert!(health[0].reason.contains("Target.InvalidState"), "{:?}", health[0]);
+    let nobody: Owner = fixture::owner("nobody", 1);
+    assert!(provider.target_health(&nobody).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_wrong_subnet_is_the_configurations_fault() {
+    let moto = Moto::start(1).await.unwrap();
+    let mut config = moto.config.clone();
+    config.subnets = vec!["subnet-00000000".to_owned()];
+    let provider = moto.provider(config);
+    let error = provider.ensure(&fixture::first(&moto, &fixture::owner("web", 1))).await.unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+    assert!(error.to_string().contains("CreateLoadBalancer"), "{error}");
+}

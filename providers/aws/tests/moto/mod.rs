@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A moto server of the test's own, a proxy before it, and the conformance suite's view of both.
+
+mod server;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Context as _;
+use async_trait::async_trait;
+use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_credential_types::Credentials;
+use aws_sdk_elasticloadbalancingv2 as elb;
+use bytes::Bytes;
+use elb::types::{LoadBalancerAttribute, LoadBalancerTypeEnum, ProtocolEnum, Tag, TargetTypeEnum};
+use steerage_provider_api::{LoadBalancer, Owner, Provider as _, Target};
+use steerage_provider_aws::{Aws, Config, Scheme};
+use steerage_provider_conformance::{Answer, Call, CallKind, Harness, Proxy, Request, Snapshot, Upstream};
+
+use server::Server;
+
+const FOREIGN: &str = "somebody";
+
+pub(crate) struct Moto {
+    server: Server,
+    proxy: Proxy,
+    sdk: SdkConfig,
+    /// Past the proxy.
+    pub(crate) elb: elb::Client,
+    pub(crate) config: Config,
+    pub(crate) instances: Vec<String>,
+}
+
+impl Moto {
+    /// Starts moto with a VPC, two subnets and so many instances, the last of them stopped.
+    pub(crate) async fn start(instances: usize) -> anyhow::Result<Self> {
+        let server = Server::start()?;
+        let vpc = server.ec2("CreateVpc", &[("CidrBlock", "10.0.0.0/16")], "vpcId")?.remove(0);
+        let mut subnets = Vec::new();
+        for (block, zone) in [("10.0.0.0/22", "us-east-1a"), ("10.0.4.0/22", "us-east-1b")] {
+            let parameters = [("VpcId", vpc.as_str()), ("CidrBlock", block), ("AvailabilityZone", zone)];
+            subnets.append(&mut server.ec2("CreateSubnet", &parameters, "subnetId")?);
+        }
+        let count = instances.to_string();
+        let parameters = [
+            ("ImageId", "ami-12345678"),
+            ("MinCount", count.as_str()),
+            ("MaxCount", count.as_str()),
+            ("SubnetId", subnets[0].as_str()),
+        ];
+        let instances = server.ec2("RunInstances", &parameters, "instanceId")?;
+        let stopped = instances.last().context("no instance")?;
+        server.ec2("StopInstances", &[("InstanceId.1", stopped)], "instanceId")?;
+        let proxy = Proxy::start(Upstream::http(server.addr), classify).await?;
+        let sdk = aws_config::defaults(BehaviorVersion::latest())
+            .region(Region::new("us-east-1"))
+            .credentials_provider(Credentials::from_keys("test", "test", None))
+            .load()
+            .await;
+        let direct = elb::config::Builder::from(&sdk).endpoint_url(format!("http://{}", server.addr)).build();
+        let config = Config {
+            cluster: "conformance".to_owned(),
+            vpc,
+            subnets,
+            region: None,
+            endpoint: Some(proxy.url()),
+            scheme: Scheme::Internal,
+        };
+        Ok(Self { server, proxy, sdk, elb: elb::Client::from_conf(direct), config, instances })
+    }
+
+    /// A provider with another configuration.
+    pub(crate) fn provider(&self, config: Config) -> Aws {
+        Aws::new(config, &self.sdk)
+    }
+
+    /// Stops an instance.
+    pub(crate) fn stop(&self, index: usize) -> anyhow::Result<()> {
+        self.server.ec2("StopInstances", &[("InstanceId.1", &self.instances[index])], "instanceId").map(drop)
+    }
+
+    pub(crate) async fn balancers(&self) -> anyhow::Result<Vec<elb::types::LoadBalancer>> {
+        Ok(self.elb.describe_load_balancers().into_paginator().items().send().try_collect().await?)
+    }
+
+    pub(crate) async fn groups(&self) -> anyhow::Result<Vec<elb::types::TargetGroup>> {
+        Ok(self.elb.describe_target_groups().send().await?.target_groups.unwrap_or_default())
+    }
+
+    pub(crate) async fn listeners(&self, balancer: &str) -> anyhow::Result<Vec<elb::types::Listener>> {
+        let answer = self.elb.describe_listeners().load_balancer_arn(balancer).send().await?;
+        Ok(answer.listeners.unwrap_or_default())
+    }
+
+    pub(crate) async fn tags(&self, arn: &str) -> anyhow::Result<BTreeMap<String, String>> {
+        let answer = self.elb.describe_tags().resource_arns(arn).send().await?;
+        let tags =
+            answer.tag_descriptions.unwrap_or_default().into_iter().flat_map(|d| d.tags.unwrap_or_default());
+        Ok(tags.filter_map(|t| Some((t.key?, t.value?))).collect())
+    }
+
+    pub(crate) async fn ids(&self, group: &str) -> anyhow::Result<BTreeSet<String>> {
+        let answer = self.elb.describe_target_health().target_group_arn(group).send().await?;
+        let all = answer.target_health_descriptions.unwrap_or_default();
+        Ok(all.into_iter().filter_map(|d| d.target?.id).collect())
+    }
+
+    /// The owner's load balancer and target groups.
+    async fn of(&self, owner: &Owner) -> anyhow::Result<(Option<String>, Vec<elb::types::TargetGroup>)> {
+        let (mut balancer, mut groups) = (None, Vec::new());
+        for found in self.balancers().await? {
+            let arn = found.load_balancer_arn.unwrap_or_default();
+            if self.tags(&arn).await?.get("steerage.dev/uid") == Some(&owner.uid) {
+                balancer = Some(arn);
+            }
+        }
+        for found in self.groups().await? {
+            let arn = found.target_group_arn.clone().unwrap_or_default();
+            if self.tags(&arn).await?.get("steerage.dev/uid") == Some(&owner.uid) {
+                groups.push(found);
+            }
+        }
+        Ok((balancer, groups))
+    }
+
+    fn node(&self, id: &str) -> String {
+        let index = self.instances.iter().position(|i| i == id);
+        index.map_or_else(
+            || id.to_owned(),
+            |i| if i + 1 == self.instances.len() { bad_node() } else { node(i) },
+        )
+    }
+}
+
+fn node(index: usize) -> String {
+    format!("node-{index}")
+}
+
+fn bad_node() -> String {
+    "node-0-stopped".to_owned()
+}
+
+/// The parameters of a call of the query protocol.
+fn parameters(body: &[u8]) -> BTreeMap<String, String> {
+    let text = String::from_utf8_lossy(body);
+    text.split('&').filter_map(|p| p.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+}
+
+fn classify(request: &Request) -> CallKind {
+    let action = parameters(request.body()).remove("Action").unwrap_or_default();
+    if action.starts_with("Describe") { CallKind::Read(action) } else { CallKind::Write(action) }
+}
+
+#[async_trait]
+impl Harness for Moto {
+    type Provider = Aws;
+
+    async fn fresh(&self) -> anyhow::Result<Aws> {
+        Ok(self.provider(self.config.clone()))
+    }
+
+    fn proxy(&self) -> &Proxy {
+        &self.proxy
+    }
+
+    async fn snapshot(&self) -> anyhow::Result<Snapshot> {
+        let text = self.server.look("snapshot")?;
+        Ok(text
+            .lines()
+            .filter_map(|l| l.split_once('\t'))
+            .map(|(n, c)| (n.to_owned(), c.to_owned()))
+            .collect())
+    }
+
+    async fn targets(&self, owner: &Owner) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
+        let text = self.server.look("targets")?;
+        let groups =
+            text.lines().filter_map(|l| l.strip_prefix(&owner.uid)?.strip_prefix('\t')?.split_once('\t'));
+        let nodes = |ids: &str| ids.split_whitespace().map(|id| self.node(id)).collect();
+        Ok(groups.map(|(group, ids)| (group.to_owned(), nodes(ids))).collect())
+    }
+
+    fn target(&self, index: usize) -> Target {
+        target(node(index), &self.instances[index])
+    }
+
+    fn bad_target(&self) -> Target {
+        target(bad_node(), &self.instances[self.instances.len() - 1])
+    }
+
+    fn throttle(&self) -> Answer {
+        let body = "<ErrorResponse><Error><Type>Sender</Type><Code>Throttling</Code><Message>Rate exceeded</Message></Error></ErrorResponse>";
+        Answer { status: 400, content_type: "text/xml", body: Bytes::from_static(body.as_bytes()) }
+    }
+
+    async fn plant_foreign(&self, lb: &LoadBalancer) -> anyhow::Result<()> {
+        // The provider's own names, found by letting it make and delete them.
+        let endpoint = Some(format!("http://{}", self.server.addr));
+        let provider = self.provider(Config { endpoint, ..self.config.clone() });
+        provider.ensure(lb).await?;
+        let (balancer, groups) = self.of(&lb.owner).await?;
+        let balancers = self.balancers().await?;
+        let balancer =
+            balancers.into_iter().find(|b| b.load_balancer_arn == balancer).context("none was made")?;
+        steerage_provider_conformance::converge_deleted(&provider, &lb.owner).await?;
+        let name = balancer.load_balancer_name.unwrap_or_default();
+        let kin = format!("{}-kin", &name[..20].trim_end_matches('-'));
+        for name in [&name, &kin] {
+            let made = self
+                .elb
+                .create_load_balancer()
+                .name(name)
+                .r#type(LoadBalancerTypeEnum::Network)
+                .set_subnets(Some(self.config.subnets.clone()))
+                .tags(foreign_tag());
+            made.send().await?;
+        }
+        let names: Vec<String> =
+            groups.into_iter().filter_map(|g| g.target_group_name).chain([kin]).collect();
+        for name in names {
+            let made = self
+                .elb
+                .create_target_group()
+                .name(name)
+                .target_type(TargetTypeEnum::Instance)
+                .protocol(ProtocolEnum::Tcp)
+                .port(8080)
+                .vpc_id(&self.config.vpc)
+                .tags(foreign_tag());
+            made.send().await?;
+        }
+        Ok(())
+    }
+
+    async fn remove_foreign(&self) -> anyhow::Result<()> {
+        for balancer in self.balancers().await? {
+            let arn = balancer.load_balancer_arn.unwrap_or_default();
+            let tags = self.tags(&arn).await?;
+            if tags.contains_key(FOREIGN) && !tags.contains_key("steerage.dev/uid") {
+                self.elb.delete_load_balancer().load_balancer_arn(arn).send().await?;
+            }
+        }
+        for group in self.groups().await? {
+            let arn = group.target_group_arn.unwrap_or_default();
+            let tags = self.tags(&arn).await?;
+            if tags.contains_key(FOREIGN) && !tags.contains_key("steerage.dev/uid") {
+                self.elb.delete_target_group().target_group_arn(arn).send().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A tag on the load balancer and on the listener that stays, and an attribute that the provider knows nothing of.
+    async fn mark(&self, owner: &Owner) -> anyhow::Result<()> {
+        let balancer = self.of(owner).await?.0.context("no load balancer")?;
+        let mut arns = vec![balancer.clone()];
+        arns.extend(
+            self.listeners(&balancer)
+                .await?
+                .into_iter()
+                .filter(|l| l.port == Some(80))
+                .filter_map(|l| l.listener_arn),
+        );
+        self.elb.add_tags().set_resource_arns(Some(arns)).tags(foreign_tag()).send().await?;
+        let crossing =
+            LoadBalancerAttribute::builder().key("load_balancing.cross_zone.enabled").value("true").build();
+        self.elb
+            .modify_load_balancer_attributes()
+            .load_balancer_arn(balancer)
+            .attributes(crossing)
+            .send()
+            .await?;
+        Ok(())
+    }
+
+    async fn marked(&self, owner: &Owner) -> anyhow::Result<bool> {
+        let balancer = self.of(owner).await?.0.context("no load balancer")?;
+        let mut marked = self.tags(&balancer).await?.contains_key(FOREIGN);
+        for listener in self.listeners(&balancer).await?.iter().filter(|l| l.port == Some(80)) {
+            marked &= self.tags(listener.listener_arn().unwrap_or_default()).await?.contains_key(FOREIGN);
+        }
+        let attributes =
+            self.elb.describe_load_balancer_attributes().load_balancer_arn(balancer).send().await?;
+        let crossing = |a: &LoadBalancerAttribute| {
+            a.key() == Some("load_balancing.cross_zone.enabled") && a.value() == Some("true")
+        };
+        Ok(marked && attributes.attributes.unwrap_or_default().iter().any(crossing))
+    }
+
+    fn nodes_in(&self, call: &Call) -> Option<BTreeSet<String>> {
+        let moves = matches!(call.name.as_str(), "RegisterTargets" | "DeregisterTargets");
+        let ids = parameters(&call.body).into_iter().filter(|(key, _)| key.ends_with(".Id"));
+        moves.then(|| ids.map(|(_, id)| self.node(&id)).collect())
+    }
+}
+
+fn foreign_tag() -> Tag {
+    Tag::builder().key(FOREIGN).value("else").build()
+}
+
+pub(crate) fn target(node: String, instance: &str) -> Target {
+    Target {
+        node,
+        addresses: Vec::new(),
+        provider_id: Some(format!("aws:///us-east-1a/{instance}")),
+        zone: None,
+        pod_cidrs: Vec::new(),
+        weight: 1,
+    }
+}

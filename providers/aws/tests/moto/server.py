@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""moto's server on a free port of 127.0.0.1, printed as the first line, with its ELBv2 corrected where it answers unlike AWS.
+
+Each correction names what moto 5.2.5 does instead. Without them a wrong provider would pass, or a right one would fail. What moto lacks altogether,
+the life of a target's health above all, is not made up here.
+"""
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.elbv2 import exceptions as errors
+from moto.elbv2 import models
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+Backend = models.ELBv2Backend
+Group = models.FakeTargetGroup
+NLB_PROTOCOLS = ("TCP", "UDP", "TCP_UDP", "TLS")
+# Target groups of a load balancer just deleted: AWS lets go of them only a little later.
+held = set()
+
+
+def error(code, message):
+    return models.RESTError(code, message)
+
+
+def groups_of(listener):
+    return [a.data["TargetGroupArn"] for a in listener.default_actions if "TargetGroupArn" in a.data]
+
+
+def correct(cls):
+    """Replaces the method of the same name; the function gets moto's own as its first argument."""
+
+    def replace(function):
+        original = getattr(cls, function.__name__)
+        setattr(cls, function.__name__, lambda self, *args, **kwargs: function(original, self, *args, **kwargs))
+        return function
+
+    return replace
+
+
+@correct(Backend)
+def create_load_balancer(original, self, name, *args, **kwargs):
+    # moto makes a second one of the same name, and takes any name.
+    if any(b.name == name for b in self.load_balancers.values()):
+        raise errors.DuplicateLoadBalancerName()
+    if not 1 <= len(name) <= 32 or name.startswith("internal-") or name.strip("-") != name:
+        raise errors.ValidationError(f"The load balancer name '{name}' is not valid")
+    made = original(self, name, *args, **kwargs)
+    made.describes_until_active = 2
+    return made
+
+
+def activate(self):
+    # moto says active at the first look.
+    self.describes_until_active = getattr(self, "describes_until_active", 0) - 1
+    if self.describes_until_active <= 0:
+        self.state = "active"
+
+
+models.FakeLoadBalancer.activate = activate
+
+
+@correct(Backend)
+def delete_load_balancer(original, self, arn):
+    # moto lets go of the target groups at once.
+    balancer = self.load_balancers.get(arn)
+    if balancer:
+        held.update(g for listener in balancer.listeners.values() for g in groups_of(listener))
+    return original(self, arn)
+
+
+@correct(Backend)
+def delete_target_group(original, self, target_group_arn):
+    if target_group_arn in held:
+        held.discard(target_group_arn)
+        raise errors.ResourceInUseError("The target group is currently in use by a listener or a rule")
+    return original(self, target_group_arn)
+
+
+def check_forward(backend, protocol, actions):
+    for action in actions:
+        group = backend.target_groups.get(action.get("TargetGroupArn"))
+        if group is None:
+            raise errors.TargetGroupNotFoundError()
+        if group.protocol != protocol:
+            raise error("IncompatibleProtocols", f"{protocol} listener, {group.protocol} target group")
+
+
+@correct(Backend)
+def create_listener(original, self, load_balancer_arn, protocol, port, ssl_policy, certificate, actions, *args, **kwargs):
+    # moto takes a second listener on a port, and a target group of another protocol.
+    balancer = self.load_balancers.get(load_balancer_arn)
+    if balancer and any(str(other.port) == str(port) for other in balancer.listeners.values()):
+        raise errors.DuplicateListenerError()
+    check_forward(self, protocol, actions)
+    return original(self, load_balancer_arn, protocol, port, ssl_policy, certificate, actions, *args, **kwargs)
+
+
+@correct(Backend)
+def modify_listener(original, self, arn, port=None, protocol=None, ssl_policy=None, certificates=None, actions=None):
+    # moto knows the protocols of application load balancers only, and takes target groups that do not exist.
+    if protocol not in (None, *NLB_PROTOCOLS):
+        raise error("UnsupportedProtocol", f"Protocol {protocol} is not supported")
+    listener = self.describe_listeners(load_balancer_arn=None, listener_arns=[arn])[0]
+    check_forward(self, protocol or listener.protocol, actions or [])
+    changed = original(self, arn, port, None, ssl_policy, certificates, actions)
+    changed.protocol = protocol or changed.protocol
+    return changed
+
+
+@correct(Backend)
+def describe_target_groups(original, self, load_balancer_arn, target_group_arns, names):
+    # moto keeps load balancers on a target group that have let go of it, and forgets those that a changed listener brought.
+    for group in self.target_groups.values():
+        group.load_balancer_arns = sorted(
+            {b.arn for b in self.load_balancers.values() for li in b.listeners.values() if group.arn in groups_of(li)}
+        )
+    return original(self, load_balancer_arn, target_group_arns, names)
+
+
+@correct(Backend)
+def describe_tags(original, self, resource_arns):
+    # moto takes any number.
+    if len(resource_arns) > 20:
+        raise errors.ValidationError("At most 20 resources can be described")
+    return original(self, resource_arns)
+
+
+def check_health(interval, timeout, healthy, unhealthy):
+    for value, low, high in ((interval, 5, 300), (timeout, 2, 120), (healthy, 2, 10), (unhealthy, 2, 10)):
+        if value is not None and not low <= int(value) <= high:
+            raise errors.ValidationError(f"{value} is not between {low} and {high}")
+
+
+@correct(Backend)
+def create_target_group(original, self, name, **kwargs):
+    # moto takes any interval and threshold, and shows an attribute of network load balancers only once it was set.
+    check_health(
+        kwargs.get("healthcheck_interval_seconds"),
+        kwargs.get("healthcheck_timeout_seconds"),
+        kwargs.get("healthy_threshold_count"),
+        kwargs.get("unhealthy_threshold_count"),
+    )
+    group = original(self, name, **kwargs)
+    group.attributes.update(
+        {
+            "preserve_client_ip.enabled": "true",
+            "proxy_protocol_v2.enabled": "false",
+            "deregistration_delay.connection_termination.enabled": "false",
+            "target_health_state.unhealthy.connection_termination.enabled": "true",
+            "target_health_state.unhealthy.draining_interval_seconds": "0",
+        }
+    )
+    return group
+
+
+@correct(Backend)
+def modify_target_group(original, self, arn, *args, **kwargs):
+    # moto takes any interval and threshold, and drops the codes for a TCP target group with an HTTP check.
+    proto, port, path, interval, timeout, healthy, unhealthy, codes = args
+    check_health(interval, timeout, healthy, unhealthy)
+    group = original(self, arn, *args, **kwargs)
+    if codes is not None and group.health_check_protocol in ("HTTP", "HTTPS"):
+        group.matcher = {"HttpCode": codes}
+    return group
+
+
+@correct(Group)
+def register(original, self, targets):
+    # moto registers those before the bad one, and takes instances that do not exist.
+    bad = []
+    for target in targets:
+        instance = self.ec2_backend.get_instance_by_id(target["Id"])
+        if instance is None or instance.state != "running":
+            bad.append(target["Id"])
+    if bad:
+        names = ", ".join(f"'{b}'" for b in bad)
+        raise error("InvalidTarget", f"The following targets are not in a running state and cannot be registered: {names}")
+    return original(self, targets)
+
+
+@correct(Group)
+def deregister(original, self, targets):
+    # moto refuses targets that are not registered.
+    return original(self, [t for t in targets if t["Id"] in self.targets])
+
+
+def snapshot():
+    """All that ELBv2 holds, a line an object: its name, a tab, its content without identifiers that are drawn."""
+    backend = models.elbv2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"]
+
+    def tags(arn):
+        return sorted(backend.tagging_service.get_tag_dict_for_resource(arn).items())
+
+    names = {arn: group.name for arn, group in backend.target_groups.items()}
+    for arn, g in backend.target_groups.items():
+        check = [g.health_check_protocol, g.health_check_path, g.health_check_port, getattr(g, "matcher", None)]
+        check += [g.health_check_interval_seconds, g.health_check_timeout_seconds]
+        check += [g.healthy_threshold_count, g.unhealthy_threshold_count]
+        content = [g.protocol, g.port, g.vpc_id, g.target_type, check, sorted(g.attributes.items()), tags(arn)]
+        yield f"target group {g.name}\t{content} targets {sorted(g.targets)}"
+    for arn, b in backend.load_balancers.items():
+        subnets = sorted(subnet.id for subnet in b.subnets)
+        yield f"load balancer {b.name}\t{[b.type, b.scheme, subnets, sorted(b.attrs.items()), tags(arn)]}"
+        for listener in b.listeners.values():
+            to = [names.get(g, "nothing") for g in groups_of(listener)]
+            yield f"listener {b.name}:{listener.port}\t{[listener.protocol, to, tags(listener.arn)]}"
+
+
+def targets():
+    """A line a target group: the UID it is tagged with, a tab, its name, a tab, its instances."""
+    backend = models.elbv2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"]
+    for arn, g in backend.target_groups.items():
+        uid = backend.tagging_service.get_tag_dict_for_resource(arn).get("steerage.dev/uid", "")
+        yield f"{uid}\t{g.name}\t{' '.join(sorted(g.targets))}"
+
+
+moto = DomainDispatcherApplication(create_backend_app)
+
+
+def app(environ, start_response):
+    # One cheap look past the API, where a test looks often: moto needs milliseconds for every call.
+    look = {"/test/snapshot": snapshot, "/test/targets": targets}.get(environ["PATH_INFO"])
+    if look is None:
+        return moto(environ, start_response)
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return ["\n".join(look()).encode()]
+
+
+class Quiet(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_request(self, *args):
+        pass
+
+
+server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet)
+print(server.port, flush=True)
+server.serve_forever()

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The moto process, and what the tests ask of its EC2.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+
+/// moto, corrected by `server.py`; it ends with the test.
+pub(super) struct Server {
+    child: Child,
+    pub(super) addr: SocketAddr,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn python() -> anyhow::Result<PathBuf> {
+    let cache = std::env::var_os("STEERAGE_CACHE")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(std::env::var_os("XDG_CACHE_HOME")?).join("steerage")))
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/steerage")))
+        .context("neither STEERAGE_CACHE nor HOME is set")?;
+    let python = cache.join("venv/bin/python");
+    ensure!(
+        cache.join("venv/bin/moto_server").exists(),
+        "moto is not in {}: run hack/prepare first",
+        cache.join("venv").display()
+    );
+    Ok(python)
+}
+
+impl Server {
+    pub(super) fn start() -> anyhow::Result<Self> {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/moto/server.py");
+        let mut command = Command::new(python()?);
+        command.arg(script).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        die_with_parent(&mut command);
+        let mut child = command.spawn().context("start moto")?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().context("no stdout")?).read_line(&mut line)?;
+        let port = line.trim().parse().context("moto did not say its port: see its output above")?;
+        Ok(Self { child, addr: SocketAddr::from(([127, 0, 0, 1], port)) })
+    }
+
+    /// A call of EC2's query API: all texts of the elements with this name. The only use of EC2 is to make a VPC and instances
+    /// for the test, which is not worth its SDK's minutes of compilation.
+    pub(super) fn ec2(
+        &self,
+        action: &str,
+        parameters: &[(&str, &str)],
+        element: &str,
+    ) -> anyhow::Result<Vec<String>> {
+        let mut body = format!("Action={action}&Version=2016-11-15");
+        for (key, value) in parameters {
+            let value = value.replace('/', "%2F");
+            body.extend(["&", key, "=", &value]);
+        }
+        // moto finds the service in the credential's scope, and checks no signature.
+        let head = format!(
+            "POST / HTTP/1.1\r\nHost: ec2\r\nConnection: close\r\nContent-Type: application/x-www-form-urlencoded\r\n\
+             Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/ec2/aws4_request, SignedHeaders=host, Signature=none\r\n\
+             Content-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let answer = self.exchange(&(head + &body)).context(action.to_owned())?;
+        let (open, close) = (format!("<{element}>"), format!("</{element}>"));
+        let texts = answer.split(&open).skip(1).filter_map(|rest| rest.split(&close).next());
+        let texts: Vec<String> = texts.map(str::to_owned).collect();
+        ensure!(!texts.is_empty(), "{action}: no {element} in {answer}");
+        Ok(texts)
+    }
+}
+
+impl Server {
+    /// A look at what moto holds, past its API: `snapshot` or `targets`, as `server.py` describes them.
+    pub(super) fn look(&self, what: &str) -> anyhow::Result<String> {
+        let answer =
+            self.exchange(&format!("GET /test/{what} HTTP/1.1\r\nHost: moto\r\nConnection: close\r\n\r\n"))?;
+        let (_, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
+        Ok(body.to_owned())
+    }
+
+    fn exchange(&self, request: &str) -> anyhow::Result<String> {
+        let mut stream = TcpStream::connect(self.addr)?;
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/1.1 200"), "moto answers {answer}");
+        Ok(answer)
+    }
+}
+
+/// Ends the process with the test's thread, also when that is killed.
+#[allow(unsafe_code)] // pre_exec: prctl is safe between fork and exec, and no std function does it
+fn die_with_parent(command: &mut Command) {
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+}
