@@ -229,9 +229,7 @@ impl Args {
             }
             Verb::RestartEdge { name, edge } => {
                 let lab = open(&name)?;
-                let host = edge::find(&lab, &edge)?;
-                edge::signal(&lab, &host, Signal::SIGTERM)?;
-                edge::start(&lab, &host)?;
+                edge::restart(&lab, &edge::find(&lab, &edge)?)?;
             }
             Verb::StopApiserver { name } => control_plane::stop_api_server(&open(&name)?)?,
             Verb::StartApiserver { name } => control_plane::start_api_server(&open(&name)?)?,

@@ -34,7 +34,7 @@ pub fn install(lab: &Lab, token: &str) -> Result<()> {
     kubeconfig_for_token(lab, USER, token)?;
     let archive = lab.images().join("steerage-edge.tar");
     let version = images::version(&archive)?;
-    let marker = lab.folder().join("edges/version");
+    let marker = marker(lab);
     let same = fs::read_to_string(&marker).is_ok_and(|known| known == version);
     if !same {
         unpack(lab, &archive)?;
@@ -48,6 +48,17 @@ pub fn install(lab: &Lab, token: &str) -> Result<()> {
     }
     write(&marker, &version)?;
     lab.plan.edges().iter().try_for_each(|host| wait_until_ready(lab, host))
+}
+
+/// Whether `install` has been here.
+pub fn installed(lab: &Lab) -> bool {
+    marker(lab).exists()
+}
+
+/// Ends the edge of a host if it runs, and starts it.
+pub fn restart(lab: &Lab, host: &Host) -> Result<()> {
+    daemon::stop(lab, &host.name, Signal::SIGTERM)?;
+    start(lab, host)
 }
 
 /// Starts the edge of a host and returns when it is ready.
@@ -70,6 +81,10 @@ pub fn find(lab: &Lab, name: &str) -> Result<Host> {
         return Ok(host);
     }
     Err(Error::Refused(format!("{name} is not an edge host of lab {}", lab.plan.name)))
+}
+
+fn marker(lab: &Lab) -> PathBuf {
+    lab.folder().join("edges/version")
 }
 
 fn launch(lab: &Lab, host: &Host) -> Result<()> {

@@ -18,6 +18,7 @@ use crate::cgroup;
 use crate::command::run;
 use crate::config;
 use crate::daemon;
+use crate::edge;
 use crate::error::{Doing, Error, Result};
 use crate::images;
 use crate::netns::{self, in_netns};
@@ -29,8 +30,8 @@ use crate::topology;
 /// How long a node may take to be ready.
 pub const READY_WITHIN: Duration = Duration::from_mins(3);
 
-/// Where kube-proxy answers for its health.
-const KUBE_PROXY_HEALTH: u16 = 10256;
+/// Where kube-proxy, or the agent that replaces it, answers for its health.
+const PROXY_HEALTH: u16 = 10256;
 
 /// Writes what a node's components read.
 pub fn configure(lab: &Lab, host: &Host) -> Result<()> {
@@ -99,12 +100,12 @@ pub fn revive(lab: &Lab, host: &Host) -> Result<()> {
     start(lab, host)?;
     let hint = || format!("see {}", lab.log(&format!("{}-kubelet", host.name)).display());
     wait(&format!("a ready {}", host.name), READY_WITHIN, hint, || Ok(ready_since_boot(lab, host)))?;
-    if lab.plan.service_proxy != ServiceProxy::KubeProxy {
+    if lab.plan.service_proxy == ServiceProxy::Steerage && !edge::installed(lab) {
         return Ok(());
     }
-    let hint = || format!("see {}", lab.log(&format!("{}-kube-proxy", host.name)).display());
-    wait(&format!("kube-proxy on {}", host.name), READY_WITHIN, hint, || {
-        in_netns(&host.netns, || is_well(KUBE_PROXY_HEALTH, "/healthz"))
+    let hint = || format!("see `hack/lab status`, and the logs of what serves Services on {}", host.name);
+    wait(&format!("a service proxy on {}", host.name), READY_WITHIN, hint, || {
+        in_netns(&host.netns, || is_well(PROXY_HEALTH, "/healthz"))
     })
 }
 
