@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The node agent: serves Services on its node with nftables, and answers the load balancers' health checks.
 //!
-//! From the model's index a pure plan ([`plan`]) says what the node should do; [`rules`] turns it into elements of kernel maps;
-//! [`kernel`] writes them.
+//! Watches feed the model's index; a pure plan ([`plan`]) says what the node should do; [`rules`] turns it into elements of kernel
+//! maps; [`kernel`] writes them; [`health`] answers load balancers; [`agent`] is the loop that joins them.
 
+pub mod agent;
+pub mod announce;
+pub mod health;
 pub mod kernel;
+pub mod metrics;
+pub mod place;
 pub mod plan;
 pub mod rules;

@@ -104,3 +104,6 @@ pub struct Place {
 
 /// A health-check port together with its Service.
 pub type HealthPorts = std::collections::BTreeMap<Key, HealthPort>;
+
+#[cfg(test)]
+mod tests;

@@ -19,3 +19,6 @@ pub use elements::{Changes, Elements, difference, elements_of, touched_elements}
 pub use hash::endpoint_hash;
 pub use layout::{LOCAL_OFFSET, SetId, TABLE};
 pub use skeleton::{Shape, Skeleton, SkeletonChain};
+
+#[cfg(test)]
+mod tests;

@@ -208,6 +208,10 @@ impl Rules<'_> {
             let key = self.frontend_and(Source::Random { modulus: class, offset });
             rules.push(Rule::new().map(&SetId::Slots(class).name(), &key).dnat(self.family));
         }
+        if let List::Local = list {
+            // The list went while the packet walked: the policy has become Cluster.
+            rules.push(Rule::new().not_in_set(&SetId::Split.name(), &self.frontend()).goto("to-cluster"));
+        }
         rules.push(Rule::new().drop());
         rules
     }

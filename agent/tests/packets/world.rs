@@ -95,7 +95,7 @@ impl World {
         let prefix = format!("sta{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let mut world = Self { prefix, stop: Arc::default(), servers: Vec::new() };
         for at in At::ALL {
-            world.sh(&format!("ip netns add {}", world.namespace(at)));
+            run_shell(&format!("ip netns add {}", world.namespace(at)));
             world.sh_at(
                 at,
                 "ip link set lo up; sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1",
@@ -153,10 +153,6 @@ impl World {
         run_shell(&format!("nsenter --net=/run/netns/{namespace} sh -ec '{line}'"))
     }
 
-    fn sh(&self, line: &str) {
-        run_shell(line);
-    }
-
     fn namespace(&self, at: At) -> String {
         format!("{}-{}", self.prefix, at.name())
     }
@@ -164,7 +160,7 @@ impl World {
     /// A cable between the node and another namespace.
     fn join(&self, index: usize, at: At) {
         let (node, other) = (self.namespace(At::Node), self.namespace(at));
-        self.sh(&format!("ip -n {node} link add v{index} type veth peer name eth0 netns {other}"));
+        run_shell(&format!("ip -n {node} link add v{index} type veth peer name eth0 netns {other}"));
         let (v4, v6) = (at.addr(Family::V4), at.addr(Family::V6));
         let (gateway4, gateway6) = (At::Node.addr(Family::V4), At::Node.addr(Family::V6));
         self.sh_at(
@@ -195,17 +191,14 @@ impl World {
                 let file = std::fs::File::open(path).expect("namespace");
                 setns(file.as_fd(), CloneFlags::CLONE_NEWNET).expect("setns");
                 let here = at.socket(family);
-                match protocol {
-                    Protocol::Tcp => {
-                        let listener = TcpListener::bind(here).expect("bind");
-                        bound.send(()).expect("ready");
-                        serve_tcp(at, &listener, &stop);
-                    }
-                    _ => {
-                        let socket = UdpSocket::bind(here).expect("bind");
-                        bound.send(()).expect("ready");
-                        serve_udp(at, &socket, &stop);
-                    }
+                if protocol == Protocol::Tcp {
+                    let listener = TcpListener::bind(here).expect("bind");
+                    bound.send(()).expect("ready");
+                    serve_tcp(at, &listener, &stop);
+                } else {
+                    let socket = UdpSocket::bind(here).expect("bind");
+                    bound.send(()).expect("ready");
+                    serve_udp(at, &socket, &stop);
                 }
             }));
             ready.recv().expect("the server is bound");

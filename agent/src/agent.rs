@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The loop: takes in what the watches say, plans, lowers health, writes, raises health.
+//!
+//! It applies at once when idle; what comes in while a write runs is taken together in the next one. Nothing is written before
+//! Services, slices and this node have been listed.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use steerage_model::{EndpointSlice, Event, Index, Key, Node, Service, ServiceKind};
+use steerage_process::Pending;
+use steerage_watch::events::{Notice, Recorder, Severity, Subject};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::health::{Listeners, Plane, Ports};
+use crate::kernel::{Applied, Cleaner, Dataplane};
+use crate::metrics::Metrics;
+use crate::place::Settings;
+use crate::plan::{Place, ServicePlan, plan_service};
+
+/// Waits after failed writes: from the first, doubling, to the last.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// How often busy ports are tried again, lingering ones closed and the host's addresses read.
+const TICK: Duration = Duration::from_secs(2);
+
+/// What the loop hears.
+#[allow(clippy::large_enum_variant, reason = "moved once through a queue; a box would cost more")]
+#[derive(Debug)]
+pub enum Input {
+    /// From the watch of Services.
+    Service(Event<Service>),
+    /// From the watch of slices.
+    Slice(Event<EndpointSlice>),
+    /// From the watch of this node.
+    Node(Event<Node>),
+    /// Somebody else changed our tables.
+    Foreign,
+}
+
+/// What the loop works with.
+pub struct Agent {
+    /// What flags say.
+    pub settings: Settings,
+    /// The rules in the kernel.
+    pub dataplane: Dataplane,
+    /// Ends stale UDP flows.
+    pub cleaner: Cleaner,
+    /// What health-check ports answer.
+    pub ports: Ports,
+    /// Whether the data plane follows.
+    pub plane: Plane,
+    /// The servers on those ports.
+    pub listeners: Listeners,
+    /// Tells users.
+    pub recorder: Recorder,
+    /// Whether the node has to be annotated, and the value.
+    pub announcement: (watch::Sender<bool>, String),
+    /// Counts.
+    pub metrics: Metrics,
+    /// Done when the rules are in the kernel for the first time.
+    pub first: Option<Pending>,
+}
+
+impl Agent {
+    /// Follows the inputs until `shutdown`; then leaves the rules as they are.
+    pub async fn run(
+        mut self,
+        mut inputs: mpsc::UnboundedReceiver<Input>,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let mut state = State::default();
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let retry = state.retry.map(|(at, _)| at);
+            let ticked = tokio::select! {
+                () = shutdown.cancelled() => return Ok(()),
+                input = inputs.recv() => match input {
+                    Some(input) => { self.take(&mut state, input); false }
+                    None => return Ok(()),
+                },
+                () = until(retry) => false,
+                _ = tick.tick() => true,
+            };
+            while let Ok(input) = inputs.try_recv() {
+                self.take(&mut state, input);
+            }
+            if ticked {
+                state.host = self.settings.host_addresses();
+            }
+            self.step(&mut state);
+            if ticked && !self.dataplane.is_suspect() {
+                self.ports.raise(&self.dataplane.desired().health_ports());
+            }
+            self.open_ports(&state);
+        }
+    }
+
+    fn take(&self, state: &mut State, input: Input) {
+        match input {
+            Input::Service(event) => state.index.on_service(event),
+            Input::Slice(event) => state.index.on_slice(event),
+            Input::Node(event) => state.index.on_node(event),
+            Input::Foreign => {
+                tracing::warn!("somebody else may have changed our tables: they are compared");
+                self.metrics.foreign_changes.inc();
+                state.foreign = true;
+            }
+        }
+    }
+
+    /// Plans and writes what is due.
+    fn step(&mut self, state: &mut State) {
+        if !state.index.synced() {
+            return;
+        }
+        let own = state.index.node(&self.settings.node);
+        self.plane.set_eligible(own.is_some_and(|node| !node.deleting && !node.autoscaler_taint));
+        let place =
+            own.map(|node| (self.settings.place(node, &state.host), self.settings.pod_networks(node)));
+        // A node that went from the API keeps the place it had, until the machine goes too.
+        let Some((place, pods)) = place.or_else(|| state.place.clone()) else { return };
+        let announced = own.and_then(|node| node.agent.clone());
+
+        let updates = state.updates(place, pods);
+        if std::mem::take(&mut state.foreign) {
+            self.dataplane.suspect();
+        }
+        let due = state.retry.is_none_or(|(at, _)| Instant::now() >= at);
+        if updates.is_empty() && !(self.dataplane.is_suspect() && due) {
+            self.ask_to_announce(announced.as_deref());
+            return;
+        }
+        for (key, plan) in &updates {
+            let service = state.index.service(key);
+            let balanced = service.is_some_and(|service| service.kind == ServiceKind::LoadBalancer);
+            self.ports.lower(key, plan.health.as_ref(), balanced);
+        }
+        self.plane.queued();
+        let started = std::time::Instant::now();
+        let pods = state.place.as_ref().map(|(_, pods)| pods.clone()).unwrap_or_default();
+        // A large load takes its time in the kernel.
+        let result = tokio::task::block_in_place(|| self.dataplane.apply(updates, &pods));
+        self.metrics.apply_seconds.observe(started.elapsed().as_secs_f64());
+        match result {
+            Ok(applied) => {
+                state.retry = None;
+                self.applied(applied, started.elapsed());
+                self.ask_to_announce(announced.as_deref());
+            }
+            Err(error) => {
+                self.metrics.failures.inc();
+                let wait = state.retry.map_or(BACKOFF.0, |(_, wait)| (wait * 2).min(BACKOFF.1));
+                tracing::error!(%error, wait_seconds = wait.as_secs_f64(), "rules could not be written");
+                state.retry = Some((Instant::now() + wait, wait));
+            }
+        }
+    }
+
+    fn applied(&mut self, applied: Applied, took: Duration) {
+        let Applied { elements, full, udp } = applied;
+        tracing::debug!(elements, full, seconds = took.as_secs_f64(), "rules are in the kernel");
+        self.metrics.applies.inc();
+        self.metrics.full_applies.inc_by(u64::from(full));
+        self.metrics.elements.inc_by(u64::try_from(elements).unwrap_or(u64::MAX));
+        self.metrics.last_apply.set(jiff::Timestamp::now().as_second());
+        let desired = self.dataplane.desired();
+        self.metrics.frontends.set(i64::try_from(desired.frontends().count()).unwrap_or(i64::MAX));
+        let ports = desired.health_ports();
+        self.metrics.health_ports.set(i64::try_from(ports.len()).unwrap_or(i64::MAX));
+        self.ports.raise(&ports);
+        self.plane.updated();
+        self.cleaner.clean(udp);
+        if let Some(first) = self.first.take() {
+            tracing::info!(
+                elements,
+                seconds = took.as_secs_f64(),
+                "rules are in the kernel for the first time"
+            );
+            first.done();
+        }
+    }
+
+    fn ask_to_announce(&self, announced: Option<&str>) {
+        let (ask, value) = &self.announcement;
+        let missing = self.first.is_none() && announced != Some(value.as_str());
+        ask.send_if_modified(|asked| std::mem::replace(asked, missing) != missing);
+    }
+
+    fn open_ports(&mut self, state: &State) {
+        let Some((place, _)) = &state.place else { return };
+        // Not before the rules are in the kernel: then the first answer is the right one.
+        if self.first.is_some() {
+            return;
+        }
+        for busy in self.listeners.reconcile(&place.node_port_addresses) {
+            tracing::warn!(
+                service = %busy.service, address = %busy.address, error = %busy.error,
+                "health check port cannot be opened"
+            );
+            if let Some(service) = state.index.service(&busy.service) {
+                self.recorder.publish(Notice {
+                    subject: Subject::service(service),
+                    severity: Severity::Warning,
+                    reason: "FailedToStartServiceHealthcheck",
+                    action: "Listen",
+                    note: format!(
+                        "node {} cannot listen on {} for health checks: {}; it keeps trying, and the load balancer does not \
+                         see this node until the port is free",
+                        place.node, busy.address, busy.error
+                    ),
+                });
+            }
+        }
+    }
+}
+
+/// What the loop knows.
+#[derive(Default)]
+struct State {
+    index: Index,
+    /// This node's place and its pods' networks, as last planned with.
+    place: Option<(Place, Vec<IpNet>)>,
+    host: Vec<IpAddr>,
+    foreign: bool,
+    /// When a failed write is tried again, and how long that was waited for.
+    retry: Option<(Instant, Duration)>,
+}
+
+impl State {
+    /// The plans that changed.
+    fn updates(&mut self, place: Place, pods: Vec<IpNet>) -> BTreeMap<Key, ServicePlan> {
+        let dirty = self.index.take_dirty().services;
+        let moved = self.place.as_ref().map(|(old, _)| old) != Some(&place);
+        let shaped = self.place.as_ref().map(|(_, old)| old) != Some(&pods);
+        let plan = |key: &Key| {
+            let plan = self.index.service(key).map(|service| plan_service(service, &self.index, &place));
+            (key.clone(), plan.unwrap_or_default())
+        };
+        let mut updates: BTreeMap<_, _> = dirty.iter().map(plan).collect();
+        if moved || shaped {
+            updates.extend(self.index.services().map(|service| plan(&service.key)));
+        }
+        self.place = Some((place, pods));
+        updates
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

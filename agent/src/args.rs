@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent's flags, and how its parts are put together from them.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::{Parser, Subcommand, ValueEnum};
+use futures::{Stream, StreamExt};
+use ipnet::IpNet;
+use steerage_agent::agent::{Agent, Input};
+use steerage_agent::announce::{announce, announcement};
+use steerage_agent::health::{Listeners, Plane, Ports, serve_node_health};
+use steerage_agent::kernel::{Cleaner, Dataplane, clean_up, watch_foreign};
+use steerage_agent::metrics::Metrics;
+use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
+use steerage_process::{Component, EXIT_FAILED, Process, ProcessArgs, run};
+use steerage_watch::events::Recorder;
+use steerage_watch::{ClientArgs, Watches, client};
+use tokio::sync::{mpsc, watch};
+
+/// Where the administration server listens unless a flag says otherwise.
+const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), 10358);
+/// The node's health beside kube-proxy, and in its place.
+const NODE_HEALTH: (u16, u16) = (10356, 10256);
+
+/// Which Services are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Services {
+    /// Those labelled service.kubernetes.io/service-proxy-name: steerage; kube-proxy serves the others
+    Labelled,
+    /// All but those labelled for another service proxy; there is no kube-proxy
+    All,
+}
+
+/// How this node's pods are told from everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Detect {
+    /// By the node's pod CIDRs
+    NodeCidr,
+    /// By --cluster-cidr
+    ClusterCidr,
+    /// Not at all
+    None,
+}
+
+/// Serves Services on this node, and answers load balancers' health checks.
+#[derive(Debug, Parser)]
+#[command(
+    name = "steerage-agent",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    process: ProcessArgs,
+    #[command(flatten)]
+    client: ClientArgs,
+    /// Which Services are served; `all` needs --api-server
+    #[arg(long, env = "STEERAGE_SERVICES", value_enum, default_value = "labelled")]
+    services: Services,
+    /// The name of this node
+    #[arg(long, env = "NODE_NAME", required = true)]
+    node_name: Option<String>,
+    /// Where node ports and health-check ports are served: `primary`, or networks of the host's addresses, separated by commas
+    #[arg(
+        long,
+        env = "STEERAGE_NODEPORT_ADDRESSES",
+        default_value = "primary",
+        value_name = "primary|CIDR,…"
+    )]
+    nodeport_addresses: NodePortAddresses,
+    /// How this node's pods are told from everything else
+    #[arg(long, env = "STEERAGE_DETECT_LOCAL", value_enum, default_value = "node-cidr")]
+    detect_local: Detect,
+    /// The pods' networks, for --detect-local cluster-cidr
+    #[arg(long, env = "STEERAGE_CLUSTER_CIDR", value_delimiter = ',', value_name = "CIDR,…")]
+    cluster_cidr: Vec<IpNet>,
+    /// Port of the node's /healthz and /livez; 10256 where all Services are served, else 10356
+    #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT")]
+    healthz_port: Option<u16>,
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+enum Command {
+    /// Takes the agent's tables out of this host's kernel
+    Cleanup,
+}
+
+impl Args {
+    /// Runs the agent to its end.
+    pub(crate) fn run(self) -> ExitCode {
+        if let Some(Command::Cleanup) = self.command {
+            return match clean_up() {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("steerage-agent: cleanup: {error}");
+                    ExitCode::from(EXIT_FAILED)
+                }
+            };
+        }
+        let component = Component { name: "agent", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
+        let process = self.process.clone();
+        run(component, &process, |process| self.compose(process))
+    }
+
+    async fn compose(self, process: Process) -> anyhow::Result<()> {
+        let Self {
+            command: _,
+            process: _,
+            client: client_args,
+            services,
+            node_name,
+            nodeport_addresses,
+            detect_local,
+            cluster_cidr,
+            healthz_port,
+        } = self;
+        let node = node_name.context("--node-name is missing")?;
+        let all_services = services == Services::All;
+        if all_services && client_args.api_server.is_none() && client_args.kubeconfig.is_none() {
+            bail!("--services all needs --api-server: nobody else would serve the address of the API server");
+        }
+        let detect_local = match detect_local {
+            Detect::NodeCidr => DetectLocal::NodeCidrs,
+            Detect::ClusterCidr if cluster_cidr.is_empty() => bail!("--cluster-cidr is missing"),
+            Detect::ClusterCidr => DetectLocal::ClusterCidrs(cluster_cidr),
+            Detect::None => DetectLocal::Nothing,
+        };
+        let settings = Settings {
+            node: node.clone(),
+            all_services,
+            node_port_addresses: nodeport_addresses,
+            detect_local,
+        };
+        let Component { name, version, .. } = process.component();
+        let first = process.readiness().task("rules");
+        let client = client(name, version, &client_args).await?;
+        let metrics = process.metrics().register(name, Metrics::new);
+        let (recorder, writer) =
+            process.metrics().register(name, |registry| Recorder::new(client.clone(), name, &node, registry));
+        tokio::spawn(writer);
+
+        let flows = metrics.flows.clone();
+        let count = move |deleted| {
+            flows.inc_by(u64::try_from(deleted).unwrap_or(u64::MAX));
+        };
+        let cleaner = Cleaner::start(count).context("cannot reach conntrack")?;
+        let dataplane = Dataplane::open().context("cannot reach nftables")?;
+        let (inputs, queue) = mpsc::unbounded_channel();
+        watch_for_others(&dataplane, inputs.clone())?;
+
+        let watches = process.metrics().register(name, |registry| Watches::new(client.clone(), registry));
+        follow(watches.services(), inputs.clone(), Input::Service);
+        follow(watches.slices(), inputs.clone(), Input::Slice);
+        follow(watches.node(&node), inputs, Input::Node);
+
+        let (ask, asked) = watch::channel(false);
+        let value = announcement(all_services, version);
+        tokio::spawn(announce(client, node, value.clone(), asked));
+        let (ports, plane) = (Ports::default(), Plane::default());
+        let healthz = healthz_port.unwrap_or(if all_services { NODE_HEALTH.1 } else { NODE_HEALTH.0 });
+        tokio::spawn(serve_node_health(healthz, plane.clone()));
+
+        let listeners = Listeners::new(ports.clone(), plane.clone());
+        let agent = Agent {
+            settings,
+            dataplane,
+            cleaner,
+            ports,
+            plane,
+            listeners,
+            recorder,
+            announcement: (ask, value),
+            metrics,
+            first: Some(first),
+        };
+        agent.run(queue, process.shutdown().clone()).await
+    }
+}
+
+/// Hands a watch's events to the loop.
+fn follow<E: Send + 'static>(
+    mut events: impl Stream<Item = E> + Send + Unpin + 'static,
+    inputs: mpsc::UnboundedSender<Input>,
+    input: fn(E) -> Input,
+) {
+    tokio::spawn(async move {
+        while let Some(event) = events.next().await {
+            if inputs.send(input(event)).is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// Tells the loop when somebody else changes our tables.
+fn watch_for_others(dataplane: &Dataplane, inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
+    let ports = dataplane.ports()?;
+    let monitor = steerage_nft::Monitor::open().context("cannot watch nftables")?;
+    watch_foreign(monitor, ports, move |foreign| {
+        if foreign { inputs.send(Input::Foreign).is_ok() } else { !inputs.is_closed() }
+    })
+    .context("cannot watch nftables")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_charts_command_line_is_understood() {
+        let line = "steerage-agent --log-level=info --log-format=text --admin-address=[::]:10358 --services=all \
+                    --api-server=10.77.0.2:6443 --node-name=a";
+        let args = Args::parse_from(line.split_whitespace());
+        assert_eq!((args.services, args.node_name.as_deref()), (Services::All, Some("a")));
+        assert_eq!(args.nodeport_addresses, NodePortAddresses::Primary);
+    }
+
+    #[test]
+    fn cleaning_up_needs_nothing() {
+        let args = Args::parse_from(["steerage-agent", "cleanup"]);
+        assert!(matches!(args.command, Some(Command::Cleanup)));
+    }
+}

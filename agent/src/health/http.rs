@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bounded HTTP/1 servers for health checks: whoever can reach the node can ask, so no one may use it up.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// Time for a client to send its request, and between two on one connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Connections to one port at a time; more wait.
+const CONNECTIONS: usize = 128;
+/// Time to wait after the kernel refused to accept, most likely for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Listens on exactly this address: an IPv6 one does not take IPv4 too.
+pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(256)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// Answers every request by `answer`, given its path, until dropped.
+pub(super) fn serve<A>(listener: TcpListener, answer: A) -> impl Future<Output = Infallible> + Send
+where
+    A: Fn(&str) -> Response<Full<Bytes>> + Send + Sync + 'static,
+{
+    let answer = Arc::new(answer);
+    async move {
+        let slots = Arc::new(Semaphore::new(CONNECTIONS));
+        // Connections end with the server.
+        let mut connections = tokio::task::JoinSet::new();
+        loop {
+            // The semaphore is never closed.
+            let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { continue };
+            while connections.try_join_next().is_some() {}
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let answer = Arc::clone(&answer);
+                    connections.spawn(async move {
+                        let service = service_fn(move |request: Request<Incoming>| {
+                            let response = answer(request.uri().path());
+                            async move { Ok::<_, Infallible>(response) }
+                        });
+                        let served = http1::Builder::new()
+                            .timer(TokioTimer::new())
+                            .header_read_timeout(HEADER_TIMEOUT)
+                            .serve_connection(TokioIo::new(stream), service);
+                        if let Err(error) = served.await {
+                            tracing::debug!(%error, "health check connection ended");
+                        }
+                        drop(slot);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "health check server cannot accept");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// A JSON answer: 200 or 503.
+pub(super) fn json(good: bool, body: Vec<u8>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// The header that tells a load balancer how many endpoints stand behind this node (kubernetes#118999).
+pub(super) const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");

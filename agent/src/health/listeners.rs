@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The servers on the health-check node ports: opened and closed to follow [`Ports`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use bytes::Bytes;
+use http::Response;
+use http::header::HeaderValue;
+use http_body_util::Full;
+use serde::Serialize;
+use steerage_model::{Family, Key};
+use tokio::task::AbortHandle;
+
+use super::http::{WEIGHT, json, listen, serve};
+use super::ports::{Answer, Plane, Ports};
+
+/// A port that could not be opened.
+#[derive(Debug)]
+pub struct Busy {
+    /// The Service that needs it.
+    pub service: Key,
+    /// Where.
+    pub address: SocketAddr,
+    /// Why not.
+    pub error: std::io::Error,
+}
+
+/// The running servers. Dropped, they end.
+#[derive(Debug)]
+pub struct Listeners {
+    ports: Ports,
+    plane: Plane,
+    open: BTreeMap<SocketAddr, AbortHandle>,
+    /// Already reported as busy.
+    busy: BTreeSet<(SocketAddr, Key)>,
+}
+
+impl Listeners {
+    /// Servers that answer what `ports` and `plane` say; none is open yet.
+    pub fn new(ports: Ports, plane: Plane) -> Self {
+        Self { ports, plane, open: BTreeMap::new(), busy: BTreeSet::new() }
+    }
+
+    /// Opens what is missing on these addresses and closes what is not wanted any more. Returns what is newly busy; call it again
+    /// to try again.
+    pub fn reconcile(&mut self, addresses: &[IpAddr]) -> Vec<Busy> {
+        let mut wanted = BTreeMap::new();
+        for (port, answer) in self.ports.all() {
+            for address in addresses.iter().filter(|addr| answer.count(Family::of(**addr)).is_some()) {
+                wanted.insert(SocketAddr::new(*address, port), answer.service.clone());
+            }
+        }
+        self.open.retain(|address, server| {
+            let kept = wanted.contains_key(address);
+            if !kept {
+                tracing::info!(%address, "health check port is closed");
+                server.abort();
+            }
+            kept
+        });
+        self.busy.retain(|(address, service)| wanted.get(address) == Some(service));
+        let mut busy = Vec::new();
+        for (address, service) in wanted {
+            if self.open.contains_key(&address) {
+                continue;
+            }
+            match listen(address) {
+                Ok(listener) => {
+                    tracing::info!(%address, service = %service, "health check port is open");
+                    self.busy.remove(&(address, service));
+                    let (ports, plane) = (self.ports.clone(), self.plane.clone());
+                    let family = Family::of(address.ip());
+                    let answer =
+                        move |_: &str| respond(ports.answer(address.port()), family, plane.healthy());
+                    let server = tokio::spawn(async move {
+                        serve(listener, answer).await;
+                    });
+                    self.open.insert(address, server.abort_handle());
+                }
+                Err(error) => {
+                    if self.busy.insert((address, service.clone())) {
+                        busy.push(Busy { service, address, error });
+                    }
+                }
+            }
+        }
+        busy
+    }
+
+    /// Whether some port could not be opened and should be tried again.
+    pub fn any_busy(&self) -> bool {
+        !self.busy.is_empty()
+    }
+}
+
+impl Drop for Listeners {
+    fn drop(&mut self) {
+        self.open.values().for_each(AbortHandle::abort);
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Body<'a> {
+    service: Name<'a>,
+    local_endpoints: usize,
+    service_proxy_healthy: bool,
+}
+
+#[derive(Serialize)]
+struct Name<'a> {
+    namespace: &'a str,
+    name: &'a str,
+}
+
+/// The answer on any path, to any method.
+fn respond(answer: Option<Answer>, family: Family, healthy: bool) -> Response<Full<Bytes>> {
+    let Some(answer) = answer else { return json(false, Vec::new()) };
+    let count = answer.count(family).unwrap_or(0);
+    let body = Body {
+        service: Name { namespace: &answer.service.namespace, name: &answer.service.name },
+        local_endpoints: count,
+        service_proxy_healthy: healthy,
+    };
+    let mut text = Vec::new();
+    let indented = serde_json::ser::PrettyFormatter::with_indent(b"\t");
+    // Writing plain text to memory can't fail.
+    let _ = body.serialize(&mut serde_json::Serializer::with_formatter(&mut text, indented));
+    let mut response = json(healthy && count > 0, text);
+    response.headers_mut().insert(WEIGHT, HeaderValue::from(count));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::plan::HealthPort;
+
+    const LOOPBACKS: [&str; 2] = ["127.0.0.1", "::1"];
+
+    fn addresses() -> Vec<IpAddr> {
+        LOOPBACKS.map(|addr| addr.parse().unwrap()).to_vec()
+    }
+
+    async fn free_port() -> u16 {
+        TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+    }
+
+    async fn ask(address: SocketAddr, request: &str) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(address).await?;
+        stream
+            .write_all(format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
+            .await?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await?;
+        Ok(text)
+    }
+
+    #[tokio::test]
+    async fn it_answers_as_kube_proxy_does() {
+        let (ports, plane) = (Ports::default(), Plane::default());
+        let port = free_port().await;
+        let key = Key::new("shop", "web");
+        ports.raise(&[(key.clone(), HealthPort { port, v4: Some(2), v6: Some(0) })].into());
+        let mut listeners = Listeners::new(ports.clone(), plane);
+        assert!(listeners.reconcile(&addresses()).is_empty());
+        let [v4, v6] = LOOPBACKS.map(|addr| SocketAddr::new(addr.parse().unwrap(), port));
+        for request in ["GET /healthz", "POST /", "DELETE /anything"] {
+            let text = ask(v4, request).await.unwrap();
+            assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+            for header in [
+                "content-type: application/json",
+                "x-content-type-options: nosniff",
+                "x-load-balancing-endpoint-weight: 2",
+            ] {
+                assert!(text.contains(header), "{text}");
+            }
+            let body = "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\
+                        \t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}";
+            assert!(text.ends_with(body), "{text}");
+        }
+        let text = ask(v6, "GET /healthz").await.unwrap();
+        assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("weight: 0"), "{text}");
+        ports.lower(&key, None, false);
+        assert!(listeners.reconcile(&addresses()).is_empty());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(ask(v4, "GET /healthz").await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_busy_port_is_told_once_and_opened_when_it_is_free() {
+        let (ports, plane) = (Ports::default(), Plane::default());
+        let squatter = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = squatter.local_addr().unwrap().port();
+        let key = Key::new("shop", "web");
+        ports.raise(&[(key.clone(), HealthPort { port, v4: Some(1), v6: None })].into());
+        let mut listeners = Listeners::new(ports, plane);
+        let busy = listeners.reconcile(&addresses());
+        assert_eq!(busy.iter().map(|busy| &busy.service).collect::<Vec<_>>(), [&key]);
+        assert!(listeners.reconcile(&addresses()).is_empty() && listeners.any_busy());
+        drop(squatter);
+        assert!(listeners.reconcile(&addresses()).is_empty() && !listeners.any_busy());
+        let text = ask(SocketAddr::new(LOOPBACKS[0].parse().unwrap(), port), "GET /").await.unwrap();
+        assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+    }
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The health of the node as a whole: `/healthz` and `/livez` as kube-proxy serves them on port 10256 (KEP-3836).
+//!
+//! Load balancers of Services with external policy Cluster ask it. `/livez` says whether the data plane follows; `/healthz` also
+//! says no on a node that is being deleted.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use http_body_util::Full;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::http::{json, listen, serve};
+use super::ports::Plane;
+
+/// Time between two tries to open a busy port.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Serves on this port of all addresses of both families; tries again for ever where it can't. Returns when dropped.
+pub async fn serve_node_health(port: u16, plane: Plane) -> Infallible {
+    let v4 = serve_on((Ipv4Addr::UNSPECIFIED, port).into(), plane.clone());
+    let v6 = serve_on((Ipv6Addr::UNSPECIFIED, port).into(), plane);
+    // Neither ever ends.
+    tokio::join!(v4, v6).0
+}
+
+async fn serve_on(address: SocketAddr, plane: Plane) -> Infallible {
+    let mut told = false;
+    loop {
+        match listen(address) {
+            Ok(listener) => return serve(listener, move |path| respond(path, &plane)).await,
+            Err(error) if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) => {
+                tracing::info!(%address, "this host does not have the family");
+                std::future::pending::<()>().await;
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(%address, %error, "cannot serve the node's health yet");
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Body {
+    last_updated: String,
+    current_time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_eligible: Option<bool>,
+    healthy: bool,
+    status: BTreeMap<&'static str, FamilyBody>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FamilyBody {
+    last_updated: String,
+    healthy: bool,
+}
+
+fn respond(path: &str, plane: &Plane) -> Response<Full<Bytes>> {
+    let (node_eligible, fit) = match path {
+        "/livez" => (None, true),
+        "/healthz" => (Some(plane.eligible()), plane.eligible()),
+        _ => {
+            let mut response = Response::new(Full::default());
+            *response.status_mut() = StatusCode::NOT_FOUND;
+            return response;
+        }
+    };
+    let healthy = plane.healthy();
+    let now = Timestamp::now();
+    // What is fine now was fine until now.
+    let updated = if healthy && fit { Some(now) } else { plane.last_updated() };
+    let text = |time: Option<Timestamp>| time.unwrap_or(Timestamp::UNIX_EPOCH).to_string();
+    let family = || FamilyBody { last_updated: text(plane.last_updated()), healthy };
+    let body = Body {
+        last_updated: text(updated),
+        current_time: text(Some(now)),
+        node_eligible,
+        healthy,
+        status: [("IPv4", family()), ("IPv6", family())].into(),
+    };
+    // Only maps with keys that are no strings fail.
+    json(healthy && fit, serde_json::to_vec(&body).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    async fn ask(path: &str, plane: &Plane) -> (u16, serde_json::Value) {
+        let response = respond(path, plane);
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_going_fails_healthz_but_lives() {
+        let plane = Plane::default();
+        plane.updated();
+        plane.set_eligible(true);
+        let (status, body) = ask("/healthz", &plane).await;
+        assert_eq!((status, &body["nodeEligible"], &body["healthy"]), (200, &true.into(), &true.into()));
+        assert_eq!(body["lastUpdated"], body["currentTime"]);
+        assert_eq!(body["status"]["IPv6"]["healthy"], true);
+        plane.set_eligible(false);
+        let (status, body) = ask("/healthz", &plane).await;
+        assert_eq!((status, &body["nodeEligible"], &body["healthy"]), (503, &false.into(), &true.into()));
+        let (status, body) = ask("/livez", &plane).await;
+        assert_eq!((status, body.get("nodeEligible")), (200, None));
+        assert_eq!(ask("/metrics", &plane).await.0, 404);
+    }
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is answered on which health-check port, and whether the data plane follows. Shared between the loop that applies plans,
+//! which writes, and the servers, which read.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use steerage_model::{Family, Key};
+
+use crate::plan::HealthPort;
+
+/// A change that has not reached the kernel for so long means that the data plane is stuck (twice kube-proxy's sync period).
+const STUCK: Duration = Duration::from_mins(1);
+/// How long a port is still answered after its Service went over to policy Cluster: the load balancer has to follow.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// What one port answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The Service.
+    pub service: Key,
+    /// Its ready endpoints on this node, by IPv4 and IPv6; `None`: it has no such family.
+    pub v4: Option<usize>,
+    /// See `v4`.
+    pub v6: Option<usize>,
+}
+
+impl Answer {
+    /// The count of one family.
+    pub fn count(&self, family: Family) -> Option<usize> {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Open {
+    answer: Answer,
+    until: Option<Instant>,
+}
+
+/// The open ports. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Ports(Arc<Mutex<BTreeMap<u16, Open>>>);
+
+impl Ports {
+    /// Takes in what is desired before it is in the kernel: counts fall, none rises, and a new port opens with nothing.
+    pub fn lower(&self, service: &Key, desired: Option<&HealthPort>, still_balanced: bool) {
+        let mut open = self.lock();
+        let now = Instant::now();
+        open.retain(|port, open| {
+            if open.answer.service != *service || desired.is_some_and(|desired| desired.port == *port) {
+                return true;
+            }
+            // The rules of policy Cluster serve on every node: what was healthy goes on being so for a while.
+            open.until.get_or_insert(now + LINGER);
+            still_balanced && desired.is_none()
+        });
+        let Some(desired) = desired else { return };
+        let fallen = |old: Option<usize>, new: Option<usize>| new.map(|new| new.min(old.unwrap_or(0)));
+        let old =
+            open.get(&desired.port).filter(|open| open.answer.service == *service).map(|open| &open.answer);
+        let answer = Answer {
+            service: service.clone(),
+            v4: fallen(old.and_then(|old| old.v4), desired.v4),
+            v6: fallen(old.and_then(|old| old.v6), desired.v6),
+        };
+        open.insert(desired.port, Open { answer, until: None });
+    }
+
+    /// Takes in what is in the kernel now.
+    pub fn raise(&self, desired: &BTreeMap<Key, HealthPort>) {
+        let mut open = self.lock();
+        let now = Instant::now();
+        open.retain(|_, open| open.until.is_none_or(|until| now < until));
+        for (service, health) in desired {
+            let answer = Answer { service: service.clone(), v4: health.v4, v6: health.v6 };
+            open.insert(health.port, Open { answer, until: None });
+        }
+    }
+
+    /// What a port answers; `None` when it is not one.
+    pub fn answer(&self, port: u16) -> Option<Answer> {
+        self.lock().get(&port).map(|open| open.answer.clone())
+    }
+
+    /// All ports with their Services.
+    pub fn all(&self) -> BTreeMap<u16, Answer> {
+        self.lock().iter().map(|(port, open)| (*port, open.answer.clone())).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u16, Open>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the data plane follows, and whether the node is fit for load balancers. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Plane(Arc<Mutex<PlaneState>>);
+
+#[derive(Debug, Default)]
+struct PlaneState {
+    pending: Option<Instant>,
+    updated: Option<Timestamp>,
+    eligible: bool,
+}
+
+impl Plane {
+    /// Something changed that is not in the kernel yet.
+    pub fn queued(&self) {
+        self.lock().pending.get_or_insert_with(Instant::now);
+    }
+
+    /// All changes are in the kernel.
+    pub fn updated(&self) {
+        let mut state = self.lock();
+        state.pending = None;
+        state.updated = Some(Timestamp::now());
+    }
+
+    /// Whether the node is fit for load balancers: known, not being deleted, not about to be.
+    pub fn set_eligible(&self, eligible: bool) {
+        self.lock().eligible = eligible;
+    }
+
+    /// Whether the data plane follows.
+    pub fn healthy(&self) -> bool {
+        self.lock().pending.is_none_or(|since| since.elapsed() < STUCK)
+    }
+
+    /// See [`Plane::set_eligible`].
+    pub fn eligible(&self) -> bool {
+        self.lock().eligible
+    }
+
+    /// When all changes were last in the kernel.
+    pub fn last_updated(&self) -> Option<Timestamp> {
+        self.lock().updated
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PlaneState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> Key {
+        Key::new("shop", "web")
+    }
+
+    fn health(port: u16, v4: usize) -> HealthPort {
+        HealthPort { port, v4: Some(v4), v6: None }
+    }
+
+    fn count(ports: &Ports, port: u16) -> Option<usize> {
+        ports.answer(port).and_then(|answer| answer.v4)
+    }
+
+    #[test]
+    fn counts_fall_at_once_and_rise_with_the_rules() {
+        let ports = Ports::default();
+        ports.lower(&key(), Some(&health(31000, 2)), true);
+        assert_eq!(count(&ports, 31000), Some(0), "open, but no rules yet");
+        ports.raise(&[(key(), health(31000, 2))].into());
+        assert_eq!(count(&ports, 31000), Some(2));
+        ports.lower(&key(), Some(&health(31000, 3)), true);
+        assert_eq!(count(&ports, 31000), Some(2));
+        ports.lower(&key(), Some(&health(31000, 0)), true);
+        assert_eq!(count(&ports, 31000), Some(0));
+    }
+
+    #[test]
+    fn another_port_closes_the_old_one_and_starts_from_nothing() {
+        let ports = Ports::default();
+        ports.raise(&[(key(), health(31000, 2))].into());
+        ports.lower(&key(), Some(&health(31001, 2)), true);
+        assert_eq!((count(&ports, 31000), count(&ports, 31001)), (None, Some(0)));
+    }
+
+    #[test]
+    fn after_a_flip_of_policy_the_port_lingers_and_after_deletion_it_does_not() {
+        let ports = Ports::default();
+        ports.raise(&[(key(), health(31000, 2))].into());
+        ports.lower(&key(), None, true);
+        ports.raise(&BTreeMap::new());
+        assert_eq!(count(&ports, 31000), Some(2));
+        // Another Service gets the port.
+        let other = Key::new("shop", "other");
+        ports.lower(&other, Some(&health(31000, 1)), true);
+        assert_eq!(count(&ports, 31000), Some(0));
+        ports.raise(&[(other.clone(), health(31000, 1))].into());
+        ports.lower(&other, None, false);
+        assert_eq!(count(&ports, 31000), None);
+    }
+}

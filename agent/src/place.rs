@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Settings and the node's own object make the node's place in the cluster. Pure, but for [`host_addresses`].
+
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use steerage_model::{Family, Node};
+
+use crate::plan::Place;
+
+/// How to tell this node's pods from everything else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// They are in the node's `spec.podCIDRs`.
+    NodeCidrs,
+    /// They are in these networks: sources in them are taken for pods, wherever they run.
+    ClusterCidrs(Vec<IpNet>),
+    /// They are not told apart: a `ClusterIP` then keeps every client's address.
+    Nothing,
+}
+
+/// On which of the node's addresses node ports are served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// On the node's primary address of each family, as kube-proxy's nftables mode does.
+    Primary,
+    /// On the host's addresses in these networks, never on loopback.
+    In(Vec<IpNet>),
+}
+
+impl FromStr for NodePortAddresses {
+    type Err = ipnet::AddrParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "primary" {
+            return Ok(Self::Primary);
+        }
+        text.split(',').map(|net| net.trim().parse()).collect::<Result<_, _>>().map(Self::In)
+    }
+}
+
+/// What flags say of the node.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The node's name.
+    pub node: String,
+    /// Whether all Services are served, or only those labelled for us.
+    pub all_services: bool,
+    /// See [`NodePortAddresses`].
+    pub node_port_addresses: NodePortAddresses,
+    /// See [`DetectLocal`].
+    pub detect_local: DetectLocal,
+}
+
+impl Settings {
+    /// The place of this node. `host` are the host's own addresses.
+    pub fn place(&self, node: &Node, host: &[IpAddr]) -> Place {
+        let addresses: Vec<_> = [Family::V4, Family::V6]
+            .into_iter()
+            .filter_map(|family| node.addresses.iter().copied().find(|addr| Family::of(*addr) == family))
+            .collect();
+        let node_port_addresses = match &self.node_port_addresses {
+            NodePortAddresses::Primary => addresses.clone(),
+            NodePortAddresses::In(nets) => {
+                let usable = |addr: &IpAddr| !addr.is_loopback() && nets.iter().any(|net| net.contains(addr));
+                host.iter().copied().filter(usable).collect()
+            }
+        };
+        Place {
+            node: self.node.clone(),
+            zone: node.zone.clone(),
+            addresses,
+            node_port_addresses,
+            all_services: self.all_services,
+        }
+    }
+
+    /// The networks whose addresses are taken for this node's pods.
+    pub fn pod_networks(&self, node: &Node) -> Vec<IpNet> {
+        match &self.detect_local {
+            DetectLocal::NodeCidrs => node.pod_cidrs.clone(),
+            DetectLocal::ClusterCidrs(nets) => nets.clone(),
+            DetectLocal::Nothing => Vec::new(),
+        }
+    }
+
+    /// The host's addresses, where the settings need them.
+    pub fn host_addresses(&self) -> Vec<IpAddr> {
+        match self.node_port_addresses {
+            NodePortAddresses::Primary => Vec::new(),
+            NodePortAddresses::In(_) => host_addresses(),
+        }
+    }
+}
+
+/// All addresses of this host's interfaces; link-local ones are left out: they mean nothing without their link.
+fn host_addresses() -> Vec<IpAddr> {
+    let interfaces = match nix::ifaddrs::getifaddrs() {
+        Ok(interfaces) => interfaces,
+        Err(error) => {
+            tracing::warn!(%error, "the host's addresses cannot be listed");
+            return Vec::new();
+        }
+    };
+    let mut addresses: Vec<_> = interfaces
+        .filter_map(|interface| {
+            let address = interface.address?;
+            let v4 = address.as_sockaddr_in().map(|addr| IpAddr::V4(addr.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|addr| IpAddr::V6(addr.ip())))
+        })
+        .filter(|addr| !matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local()))
+        .collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(node_ports: &str) -> Settings {
+        Settings {
+            node: "a".to_owned(),
+            all_services: true,
+            node_port_addresses: node_ports.parse().unwrap(),
+            detect_local: DetectLocal::NodeCidrs,
+        }
+    }
+
+    fn addrs(list: &[&str]) -> Vec<IpAddr> {
+        list.iter().map(|addr| addr.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn node_ports_are_on_the_first_address_of_each_family() {
+        let node = Node {
+            addresses: addrs(&["fd00::1", "10.0.0.1", "10.0.0.2"]),
+            pod_cidrs: vec!["10.244.0.0/24".parse().unwrap()],
+            ..Node::default()
+        };
+        let place = settings("primary").place(&node, &[]);
+        assert_eq!(place.node_port_addresses, addrs(&["10.0.0.1", "fd00::1"]));
+        assert_eq!(settings("primary").pod_networks(&node), node.pod_cidrs);
+    }
+
+    #[test]
+    fn or_on_those_that_a_flag_allows_but_never_on_loopback() {
+        let host = addrs(&["127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "fd00::1"]);
+        let place = |flag: &str| settings(flag).place(&Node::default(), &host).node_port_addresses;
+        assert_eq!(place("0.0.0.0/0, ::/0"), addrs(&["10.0.0.1", "192.168.1.1", "fd00::1"]));
+        assert_eq!(place("192.168.0.0/16"), addrs(&["192.168.1.1"]));
+        assert!("eth0".parse::<NodePortAddresses>().is_err());
+    }
+}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use steerage_model::{
+    Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, IpMode, Key, Policy,
+    Protocol, Service, ServiceKind, ServicePort, names,
+};
+
+use super::*;
+
+fn addr(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn ingress(ip: &str, ip_mode: Option<IpMode>) -> Ingress {
+    Ingress { ip: Some(addr(ip)), hostname: None, ip_mode }
+}
+
+fn service(name: &str) -> Service {
+    let port =
+        ServicePort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 80, node_port: Some(30080) };
+    Service {
+        kind: ServiceKind::LoadBalancer,
+        cluster_ips: vec![addr("10.96.0.1")],
+        ingress: vec![ingress("192.0.2.1", None)],
+        ports: vec![port],
+        health_check_node_port: Some(31000),
+        proxy_name: Some(names::PROXY_NAME.to_owned()),
+        ..Service::new(Key::new("shop", name))
+    }
+}
+
+fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
+    EndpointSlice {
+        key: Key::new("shop", format!("{name}-1")),
+        service: Key::new("shop", name),
+        family: Family::V4,
+        ports: vec![EndpointPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 8080 }],
+        endpoints,
+    }
+}
+
+fn place() -> Place {
+    Place {
+        node: "here".to_owned(),
+        zone: None,
+        addresses: vec![addr("10.0.0.1"), addr("fd00::1")],
+        node_port_addresses: vec![addr("10.0.0.1"), addr("fd00::1")],
+        all_services: false,
+    }
+}
+
+fn plan(service: &Service, endpoints: Vec<Endpoint>) -> ServicePlan {
+    let mut index = Index::default();
+    index.on_service(Event::Apply(service.clone()));
+    index.on_slice(Event::Apply(slice(&service.key.name, endpoints)));
+    plan_service(service, &index, &place())
+}
+
+fn both() -> Vec<Endpoint> {
+    vec![Endpoint::ready(addr("10.244.0.1"), "here"), Endpoint::ready(addr("10.244.1.1"), "there")]
+}
+
+fn action<'a>(plan: &'a ServicePlan, at: &str) -> &'a Action {
+    let at: SocketAddr = at.parse().unwrap();
+    let found = plan.frontends.iter().find(|(f, _)| (f.addr, f.port) == (at.ip(), at.port()));
+    &found.unwrap_or_else(|| panic!("no {at} in {plan:?}")).1
+}
+
+fn targets(list: &[SocketAddr]) -> Vec<String> {
+    list.iter().map(ToString::to_string).collect()
+}
+
+const HERE: &str = "10.244.0.1:8080";
+const THERE: &str = "10.244.1.1:8080";
+
+#[test]
+fn which_services_are_served() {
+    let named = |name: Option<&str>| Service { proxy_name: name.map(str::to_owned), ..service("web") };
+    let cases = [
+        (named(Some("steerage")), true, true),
+        (named(None), false, true),
+        (named(Some("other")), false, false),
+        (Service { kind: ServiceKind::ExternalName, ..service("web") }, false, false),
+        (Service { cluster_ips: Vec::new(), ..service("web") }, false, false),
+        (Service { headless_label: true, ..service("web") }, false, false),
+    ];
+    for (service, labelled, all) in cases {
+        assert_eq!((serves(&service, false), serves(&service, true)), (labelled, all), "{service:?}");
+    }
+}
+
+#[test]
+fn each_way_has_its_targets_and_its_masquerade() {
+    let mut local = service("web");
+    local.external_policy = Policy::Local;
+    let plan = plan(&local, both());
+    let internal = action(&plan, "10.96.0.1:80");
+    assert_eq!(targets(&internal.targets), [HERE, THERE]);
+    assert_eq!((&internal.local, internal.masquerade), (&None, Masquerade::NotPods));
+    for external in ["192.0.2.1:80", "10.0.0.1:30080"] {
+        let external = action(&plan, external);
+        assert_eq!(targets(&external.targets), [HERE, THERE]);
+        assert_eq!(targets(external.local.as_ref().unwrap()), [HERE]);
+        assert_eq!(external.masquerade, Masquerade::Host);
+    }
+    assert_eq!(plan.frontends.len(), 3, "no frontend of a family without cluster address");
+    assert_eq!(plan.hairpins, [addr("10.244.0.1")]);
+    assert_eq!(plan.health, Some(HealthPort { port: 31000, v4: Some(1), v6: None }));
+}
+
+#[test]
+fn under_cluster_everybody_is_masqueraded_and_there_is_no_health_port() {
+    let plan = plan(&service("web"), both());
+    let external = action(&plan, "192.0.2.1:80");
+    assert_eq!((external.masquerade, &external.local, external.reject), (Masquerade::All, &None, false));
+    assert_eq!(plan.health, None);
+}
+
+#[test]
+fn rejected_only_when_there_is_nobody_anywhere() {
+    let mut local = service("web");
+    (local.external_policy, local.internal_policy) = (Policy::Local, Policy::Local);
+    let far = plan(&local, vec![Endpoint::ready(addr("10.244.1.1"), "there")]);
+    let vip = action(&far, "192.0.2.1:80");
+    assert_eq!(
+        (vip.reject, vip.local.as_deref(), targets(&vip.targets)),
+        (false, Some(&[][..]), vec![THERE.to_owned()])
+    );
+    let internal = action(&far, "10.96.0.1:80");
+    assert_eq!((internal.reject, internal.targets.len()), (false, 0), "silence, not refusal");
+    let none = plan(&local, Vec::new());
+    assert!(none.frontends.iter().all(|(_, action)| action.reject));
+}
+
+#[test]
+fn terminating_endpoints_take_traffic_but_do_not_count() {
+    let mut leaving = Endpoint::ready(addr("10.244.0.1"), "here");
+    (leaving.ready, leaving.terminating) = (false, true);
+    let mut local = service("web");
+    local.external_policy = Policy::Local;
+    let alone = plan(&local, vec![leaving.clone()]);
+    assert_eq!(targets(action(&alone, "192.0.2.1:80").local.as_ref().unwrap()), [HERE]);
+    assert_eq!(alone.health.as_ref().and_then(|health| health.v4), Some(0));
+    let beside = plan(&local, vec![leaving, Endpoint::ready(addr("10.244.1.1"), "there")]);
+    let vip = action(&beside, "192.0.2.1:80");
+    assert_eq!(targets(&vip.targets), [THERE]);
+    assert_eq!(targets(&vip.serving), [HERE, THERE], "its flows are left alone");
+}
+
+#[test]
+fn only_addresses_that_packets_carry_become_frontends() {
+    let mut service = service("web");
+    service.ingress = vec![
+        ingress("192.0.2.1", Some(IpMode::Proxy)),
+        ingress("192.0.2.2", Some(IpMode::Vip)),
+        ingress("2001:db8::1", None),
+        Ingress { ip: None, hostname: Some("lb.example".to_owned()), ip_mode: None },
+    ];
+    service.external_ips = vec![addr("192.0.2.2"), addr("198.51.100.1")];
+    service.source_ranges = vec!["203.0.113.0/24".parse().unwrap()];
+    let plan = plan(&service, both());
+    let mut addresses: Vec<_> = plan.frontends.iter().map(|(front, _)| front.addr.to_string()).collect();
+    addresses.sort();
+    assert_eq!(addresses, ["10.0.0.1", "10.96.0.1", "192.0.2.2", "198.51.100.1"]);
+    assert!(action(&plan, "192.0.2.2:80").sources.is_some(), "it is a VIP first");
+    assert!(
+        action(&plan, "198.51.100.1:80").sources.is_none()
+            && action(&plan, "10.0.0.1:30080").sources.is_none()
+    );
+}
+
+#[test]
+fn source_ranges() {
+    let sources = |ranges: &[&str]| {
+        let mut service = service("web");
+        service.source_ranges = ranges.iter().map(|net| net.parse().unwrap()).collect();
+        let plan = plan(&service, both());
+        let of = action(&plan, "192.0.2.1:80").sources.clone();
+        of.map(|nets| nets.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    assert_eq!(sources(&[]), None);
+    assert_eq!(sources(&["0.0.0.0/0", "203.0.113.0/24"]), None);
+    assert_eq!(sources(&["203.0.113.7/24"]).unwrap(), ["203.0.113.0/24"]);
+    assert_eq!(sources(&["203.0.113.0/25", "203.0.113.0/24"]).unwrap(), ["203.0.113.0/24"], "no overlap");
+    // This node is in the range, and its packets to a VIP of its own carry that as source.
+    assert_eq!(sources(&["10.0.0.0/24"]).unwrap(), ["10.0.0.0/24", "192.0.2.1/32"]);
+    assert_eq!(sources(&["2001:db8::/64"]).unwrap(), [""; 0], "closed for the family that is not named");
+}
+
+#[test]
+fn a_frontend_that_two_services_claim_has_one_owner_at_any_time() {
+    let (mut a, mut b) = (service("a"), service("b"));
+    (a.cluster_ips, b.cluster_ips) = (vec![addr("10.96.0.1")], vec![addr("10.96.0.2")]);
+    a.affinity = Some(Affinity { timeout: Duration::from_secs(5) });
+    let vip = Frontend { addr: addr("192.0.2.1"), protocol: Protocol::Tcp, port: 80 };
+    let mut desired = Desired::default();
+    let plans: BTreeMap<_, _> = [&a, &b].map(|service| (service.key.clone(), plan(service, both()))).into();
+    desired.update(plans);
+    assert_eq!(desired.action(&vip).unwrap().affinity, Some(5));
+    assert_eq!(desired.timeouts(), BTreeSet::from([5]));
+    // The VIP moves to the other one.
+    a.ingress.clear();
+    let update: BTreeMap<_, _> = [(a.key.clone(), plan(&a, both()))].into();
+    assert!(desired.touched(&update).frontends.contains(&vip));
+    desired.update(update);
+    assert_eq!(desired.action(&vip).unwrap().affinity, None);
+    desired.update([(a.key, ServicePlan::default()), (b.key, ServicePlan::default())].into());
+    assert_eq!(desired.everything(), Touched::default());
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use steerage_model::{Family, Key, Protocol};
+use steerage_nft::Element;
+
+use super::*;
+use crate::plan::{Action, Desired, Frontend, Masquerade, ServicePlan};
+
+fn target(n: u8) -> SocketAddr {
+    SocketAddr::new(IpAddr::from([10, 244, 0, n]), 8080)
+}
+
+fn frontend(n: u8) -> Frontend {
+    Frontend { addr: IpAddr::from([10, 96, 0, n]), protocol: Protocol::Tcp, port: 80 }
+}
+
+fn action(targets: &[u8], local: Option<&[u8]>) -> Action {
+    let list = |numbers: &[u8]| -> Arc<[SocketAddr]> { numbers.iter().map(|n| target(*n)).collect() };
+    Action {
+        targets: list(targets),
+        local: local.map(list),
+        reject: targets.is_empty(),
+        masquerade: Masquerade::All,
+        sources: None,
+        affinity: None,
+        serving: list(targets),
+    }
+}
+
+fn names(elements: &Elements) -> BTreeMap<String, usize> {
+    let mut names = BTreeMap::new();
+    for (set, _) in elements.keys() {
+        *names.entry(set.name()).or_default() += 1;
+    }
+    names
+}
+
+fn counted(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
+    expected.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+}
+
+#[test]
+fn a_frontend_becomes_elements() {
+    let elements = |action: &Action| {
+        let mut elements = Elements::new();
+        elements_of(&frontend(1), action, &mut elements);
+        names(&elements)
+    };
+    assert_eq!(
+        elements(&action(&[1, 2, 3], Some(&[1]))),
+        counted(&[("frontends", 1), ("split", 1), ("masqueraded", 1), ("slots-3", 3), ("slots-1", 1)])
+    );
+    assert_eq!(
+        elements(&action(&[], None)),
+        counted(&[("frontends", 1), ("rejected", 1), ("masqueraded", 1)])
+    );
+    let many: Vec<u8> = (1..=9).collect();
+    let mut sticky = action(&many, Some(&many));
+    sticky.affinity = Some(30);
+    sticky.sources = Some(["192.0.2.0/24".parse().unwrap(), "198.51.100.7/32".parse().unwrap()].into());
+    assert_eq!(
+        elements(&sticky),
+        counted(&[
+            ("frontends", 1),
+            ("split", 1),
+            ("masqueraded", 1),
+            ("affine", 1),
+            ("affine-30", 1),
+            ("sticky", 9),
+            ("sticky-local", 9),
+            ("restricted", 1),
+            ("sources", 2),
+            ("slots-128", 256),
+        ])
+    );
+}
+
+#[test]
+fn one_endpoint_less_is_a_small_change() {
+    let elements = |targets: &[u8]| {
+        let mut elements = Elements::new();
+        elements_of(&frontend(1), &action(targets, None), &mut elements);
+        elements
+    };
+    assert_eq!(difference(&elements(&[1, 2, 3]), &elements(&[1, 3])).count(), 5);
+    assert!(difference(&elements(&[1, 2]), &elements(&[1, 2])).is_empty());
+    let many: Vec<u8> = (1..=60).collect();
+    let changes = difference(&elements(&many), &elements(&many[1..]));
+    assert!(changes.count() < 2 * 1024 / 4, "{}", changes.count());
+}
+
+#[test]
+fn the_skeleton_changes_with_its_shape_only_where_it_must() {
+    let skeleton = |shape: &Shape| Skeleton::new(steerage_nft::Family::Ip, shape);
+    let plain = skeleton(&Shape::default());
+    let shaped = skeleton(&Shape {
+        pod_networks: vec!["10.244.0.0/24".parse().unwrap(), "fd44::/64".parse().unwrap()],
+        timeouts: [60].into(),
+    });
+    assert_eq!(plain.version, shaped.version);
+    let digests = |skeleton: &Skeleton| -> BTreeMap<String, String> {
+        skeleton.chains.iter().map(|chain| (chain.name.clone(), chain.digest.clone())).collect()
+    };
+    let (plain, shaped) = (digests(&plain), digests(&shaped));
+    let changed: Vec<_> =
+        plain.iter().filter(|(name, of)| shaped[*name] != **of).map(|(name, _)| name.as_str()).collect();
+    assert_eq!(changed, ["postrouting", "recall-cluster", "recall-local", "remember", "to-split"]);
+}
+
+/// Services by number, each with the frontends that it claims and their targets.
+type World = BTreeMap<u8, Vec<(u8, Vec<u8>, Option<Vec<u8>>)>>;
+
+fn plans(world: &World) -> BTreeMap<Key, ServicePlan> {
+    let plan = |frontends: &Vec<(u8, Vec<u8>, Option<Vec<u8>>)>| ServicePlan {
+        frontends: frontends
+            .iter()
+            .map(|(n, targets, local)| (frontend(*n), action(targets, local.as_deref())))
+            .collect::<BTreeMap<_, _>>()
+            .into_iter()
+            .collect(),
+        cluster_addresses: frontends.iter().map(|(n, _, _)| frontend(*n).addr).collect(),
+        hairpins: frontends
+            .iter()
+            .flat_map(|(_, targets, _)| targets.iter().map(|n| target(*n).ip()))
+            .collect(),
+        health: None,
+    };
+    world.iter().map(|(name, frontends)| (Key::new("n", name.to_string()), plan(frontends))).collect()
+}
+
+fn worlds() -> impl Strategy<Value = Vec<World>> {
+    let list = || {
+        proptest::collection::btree_set(0_u8..14, 0..12).prop_map(|set| set.into_iter().collect::<Vec<_>>())
+    };
+    let front = (0_u8..6, list(), proptest::option::of(list()));
+    let service = proptest::collection::vec(front, 0..3);
+    proptest::collection::vec(proptest::collection::btree_map(0_u8..4, service, 0..4), 1..8)
+}
+
+proptest! {
+    /// Written difference by difference, the kernel holds what one full load would give, whoever claims what when.
+    #[test]
+    fn any_sequence_of_updates_equals_the_full_load(worlds in worlds()) {
+        let mut desired = Desired::default();
+        let mut kernel: BTreeMap<(SetId, Vec<u8>), Element> = BTreeMap::new();
+        for world in &worlds {
+            let mut updates = plans(world);
+            for gone in desired.services() {
+                updates.entry(gone.clone()).or_default();
+            }
+            let touched = desired.touched(&updates);
+            let old = touched_elements(&desired, &touched, Family::V4);
+            desired.update(updates);
+            let changes = difference(&old, &touched_elements(&desired, &touched, Family::V4));
+            for (set, elements) in &changes.delete {
+                for element in elements {
+                    let removed = kernel.remove(&(*set, element.key.clone()));
+                    prop_assert_eq!(removed.as_ref(), Some(element), "what is deleted was there");
+                }
+            }
+            for (set, elements) in &changes.add {
+                for element in elements {
+                    let there = kernel.insert((*set, element.key.clone()), element.clone());
+                    prop_assert_eq!(there, None, "what is added was not there");
+                }
+            }
+            let mut fresh = Desired::default();
+            fresh.update(plans(world));
+            prop_assert_eq!(&kernel, &touched_elements(&fresh, &fresh.everything(), Family::V4));
+        }
+    }
+}
