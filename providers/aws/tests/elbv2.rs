@@ -7,6 +7,7 @@ mod moto;
 
 use std::collections::BTreeMap;
 
+use aws_sdk_elasticloadbalancingv2::types::LoadBalancerSchemeEnum;
 use moto::Moto;
 use steerage_model::{Affinity, Protocol};
 use steerage_provider_api::{Error, HealthState, Listener, LoadBalancer, Owner, Provider as _, TargetSet};
@@ -73,7 +74,7 @@ async fn a_health_check_and_affinity_change_in_place() {
     let before = moto.groups().await.unwrap().remove(0);
     lb.health_check.port = 32001;
     lb.health_check.unhealthy_threshold = 3;
-    lb.affinity = Some(Affinity { timeout: std::time::Duration::from_secs(60) });
+    lb.affinity = Some(Affinity { timeout: std::time::Duration::from_mins(1) });
     provider.ensure(&lb).await.unwrap();
     let after = moto.groups().await.unwrap().remove(0);
     assert_eq!(after.target_group_arn, before.target_group_arn);
@@ -162,7 +163,10 @@ async fn the_scheme_is_chosen_once_and_a_change_is_refused_without_a_write() {
     lb.owner = fixture::owner("other", 1);
     converge(&provider, &lb, &TargetSet::default()).await.unwrap();
     let schemes: Vec<_> = moto.balancers().await.unwrap().into_iter().filter_map(|b| b.scheme).collect();
-    assert_eq!(schemes.iter().map(|s| s.as_str()).collect::<Vec<_>>(), ["internal", "internet-facing"]);
+    assert_eq!(
+        schemes.iter().map(LoadBalancerSchemeEnum::as_str).collect::<Vec<_>>(),
+        ["internal", "internet-facing"]
+    );
 }
 
 #[tokio::test]

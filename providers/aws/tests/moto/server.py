@@ -188,6 +188,10 @@ def snapshot():
     """All that ELBv2 holds, a line an object: its name, a tab, its content without identifiers that are drawn."""
     backend = models.elbv2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"]
 
+    def attributes(of):
+        # moto keeps numbers where AWS has texts, until they are set.
+        return sorted((key, str(value)) for key, value in of.items())
+
     def tags(arn):
         return sorted(backend.tagging_service.get_tag_dict_for_resource(arn).items())
 
@@ -196,11 +200,11 @@ def snapshot():
         check = [g.health_check_protocol, g.health_check_path, g.health_check_port, getattr(g, "matcher", None)]
         check += [g.health_check_interval_seconds, g.health_check_timeout_seconds]
         check += [g.healthy_threshold_count, g.unhealthy_threshold_count]
-        content = [g.protocol, g.port, g.vpc_id, g.target_type, check, sorted(g.attributes.items()), tags(arn)]
+        content = [g.protocol, g.port, g.vpc_id, g.target_type, check, attributes(g.attributes), tags(arn)]
         yield f"target group {g.name}\t{content} targets {sorted(g.targets)}"
     for arn, b in backend.load_balancers.items():
         subnets = sorted(subnet.id for subnet in b.subnets)
-        yield f"load balancer {b.name}\t{[b.type, b.scheme, subnets, sorted(b.attrs.items()), tags(arn)]}"
+        yield f"load balancer {b.name}\t{[b.type, b.scheme, subnets, attributes(b.attrs), tags(arn)]}"
         for listener in b.listeners.values():
             to = [names.get(g, "nothing") for g in groups_of(listener)]
             yield f"listener {b.name}:{listener.port}\t{[listener.protocol, to, tags(listener.arn)]}"
