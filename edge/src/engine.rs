@@ -32,6 +32,8 @@ const REFRESH: Duration = Duration::from_secs(1);
 const WARM_UP: Duration = Duration::from_secs(3);
 /// How long a host that leaves waits for its successor.
 const HAND_OVER: Duration = Duration::from_millis(1500);
+/// How long it still answers once there is one: both forward alike, and the other has just begun.
+const OVERLAP: Duration = Duration::from_millis(500);
 /// How often an address that somebody else claims is announced again.
 const DEFENCE: Duration = Duration::from_secs(5);
 
@@ -105,6 +107,8 @@ pub(crate) struct Engine {
     defended: Option<Instant>,
     /// Why the kernel does not hold the plan.
     trouble: String,
+    /// The process is ending: addresses stay until it is certain that another host has them.
+    leaving: bool,
 }
 
 impl Engine {
@@ -147,6 +151,7 @@ impl Engine {
             warm: !adopted,
             defended: None,
             trouble: String::new(),
+            leaving: false,
         };
         engine.refresh()?;
         Ok(engine)
@@ -161,6 +166,7 @@ impl Engine {
             tokio::select! {
                 () = inputs.shutdown.cancelled(), if deadline.is_none() => {
                     deadline = Some(tokio::time::Instant::now() + HAND_OVER);
+                    self.leaving = true;
                     self.outputs.leave.send_replace(true);
                 }
                 () = sleep_until(deadline), if deadline.is_some() => break,
@@ -193,8 +199,13 @@ impl Engine {
                 }
             }
             tokio::task::block_in_place(|| self.step());
-            if deadline.is_some() && (!self.cluster.active || self.cluster.other_active) {
-                break;
+            if let Some(last) = &mut deadline {
+                if self.held.is_empty() {
+                    break;
+                }
+                if self.cluster.other_active {
+                    *last = (*last).min(tokio::time::Instant::now() + OVERLAP);
+                }
             }
         }
         self.end();
@@ -298,11 +309,14 @@ impl Engine {
         self.health.retain(|probe, _| plan.probes.contains(probe));
         let host = &self.host;
         self.prober.set(&plan.probes, |target| host.source_for(target));
-        self.outputs.wanted.send_if_modified(|wanted| {
-            let modified = *wanted != plan.wanted;
-            wanted.clone_from(&plan.wanted);
-            modified
-        });
+        if self.cluster.settled {
+            // Not before: another edge host that is not known yet would be taken for a stranger.
+            self.outputs.wanted.send_if_modified(|wanted| {
+                let modified = *wanted != plan.wanted;
+                wanted.clone_from(&plan.wanted);
+                modified
+            });
+        }
         self.warm |= self.health.len() == plan.probes.len() || now.duration_since(whole_since) >= WARM_UP;
         if !self.warm {
             let keep = self.held.clone();
@@ -360,8 +374,8 @@ impl Engine {
         }
         let target = match (self.cluster.active, self.cluster.other_active) {
             (true, _) => vips.clone(),
-            (false, true) => BTreeSet::new(),
-            (false, false) => self.held.intersection(vips).copied().collect(),
+            (false, true) if !self.leaving => BTreeSet::new(),
+            (false, _) => self.held.intersection(vips).copied().collect(),
         };
         let gone: Vec<_> = self.held.difference(&target).copied().collect();
         let come: BTreeSet<_> = target.difference(&self.held).copied().collect();
@@ -415,7 +429,7 @@ impl Engine {
     fn end(mut self) {
         if self.cluster.other_active {
             self.cluster.active = false;
-            self.cluster.settled = true;
+            self.leaving = false;
             self.answer(&BTreeSet::new());
             tracing::info!("another edge host has taken over");
         } else {

@@ -36,7 +36,7 @@ fn a_standby_takes_over_from_the_killed_and_nothing_is_lost() {
 
 #[test]
 fn a_host_that_vanishes_is_replaced() {
-    let mut bed = pair();
+    let bed = pair();
     let load = Load::start(&bed.client(), 20);
     std::thread::sleep(Duration::from_millis(500));
     let first = bed.netns("edge1");

@@ -83,6 +83,15 @@ impl Ledger {
         }
     }
 
+    /// Edge hosts that have only now been heard are no strangers any more.
+    fn forgive(&mut self, peers: &[Neighbour]) {
+        for stage in self.stages.values_mut() {
+            if matches!(stage, Stage::Taken { by, .. } if peers.iter().any(|peer| peer.mac == *by)) {
+                *stage = Stage::Free;
+            }
+        }
+    }
+
     fn is_probing(&self) -> bool {
         self.stages.values().any(|stage| matches!(stage, Stage::Probing { .. }))
     }
@@ -136,7 +145,7 @@ impl Claimant {
                     }
                     ledger.want(&self.wanted.borrow_and_update(), Instant::now());
                 }
-                _ = ticks.tick() => {}
+                _ = ticks.tick() => ledger.forgive(&self.peers.borrow()),
                 frame = arp.receive() => self.hear(&mut ledger, frame),
                 frame = receive(neighbours.as_ref()) => self.hear(&mut ledger, frame),
             }
@@ -221,6 +230,18 @@ mod tests {
         assert_eq!(ledger.claims(&taken), taken, "still taken while it is looked at again");
         settle(&mut ledger, &mut now);
         assert!(ledger.claims(&taken).free.contains(&vip()));
+    }
+
+    #[test]
+    fn an_edge_host_that_is_heard_late_is_forgiven() {
+        let (mut ledger, now) = (Ledger::default(), Instant::now());
+        ledger.want(&[vip()].into(), now);
+        ledger.due(now);
+        ledger.claimed(vip(), STRANGER, now);
+        ledger.forgive(&[Neighbour { mac: [2, 0, 0, 0, 0, 8], addresses: Vec::new() }]);
+        assert!(ledger.claims(&Claims::default()).free.is_empty());
+        ledger.forgive(&[Neighbour { mac: STRANGER, addresses: Vec::new() }]);
+        assert_eq!(ledger.claims(&Claims::default()).free, [vip()].into());
     }
 
     #[test]
