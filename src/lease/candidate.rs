@@ -107,12 +107,10 @@ impl Candidate {
 
     /// What to do at `now`.
     pub(super) fn step(&self, now: Duration) -> Step {
-        if now < self.not_before {
-            Step::Sleep(self.not_before - now)
-        } else if self.known {
-            Step::Write
-        } else {
-            Step::Read
+        match self.not_before.checked_sub(now) {
+            Some(wait) if !wait.is_zero() => Step::Sleep(wait),
+            _ if self.known => Step::Write,
+            _ => Step::Read,
         }
     }
 
@@ -148,7 +146,7 @@ impl Candidate {
         }
         match decision {
             Decision::Create | Decision::Take | Decision::Renew => self.known = true,
-            Decision::Wait(left) => self.not_before = now + left.min(self.timing.retry),
+            Decision::Wait(left) => self.not_before = now.saturating_add(left.min(self.timing.retry)),
         }
     }
 
@@ -157,8 +155,8 @@ impl Candidate {
         self.record = Some(record);
         self.seen_before = true;
         self.changed = now;
-        self.held_until = Some(sent + self.timing.deadline);
-        self.not_before = sent + self.timing.retry;
+        self.held_until = Some(sent.saturating_add(self.timing.deadline));
+        self.not_before = sent.saturating_add(self.timing.retry);
         self.known = true;
     }
 
@@ -166,7 +164,8 @@ impl Candidate {
     /// from 0 to 1.
     pub(super) fn failed(&mut self, now: Duration, jitter: f64) {
         self.known = false;
-        self.not_before = now + self.timing.retry.mul_f64(0.25 + jitter.clamp(0.0, 1.0) / 4.0);
+        let wait = self.timing.retry.mul_f64(0.25 + jitter.clamp(0.0, 1.0) / 4.0);
+        self.not_before = now.saturating_add(wait);
     }
 }
 

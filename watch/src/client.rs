@@ -58,7 +58,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The longest silence on a connection that waits for an answer. A net under the deadlines that callers set for each call, so it
 /// must exceed the longest of them, a watch's.
-const READ_TIMEOUT: Duration = Duration::from_secs(180);
+const READ_TIMEOUT: Duration = Duration::from_mins(3);
 /// A name in every API server's certificate: pods rely on it.
 const IN_CLUSTER_NAME: &str = "kubernetes.default.svc";
 

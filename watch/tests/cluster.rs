@@ -17,7 +17,7 @@ use steerage_testserver::Server;
 use steerage_watch::events::{Notice, Recorder, Severity, Subject};
 use steerage_watch::{ClientArgs, Watches, client};
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 
 fn from<T: serde::de::DeserializeOwned>(json: Value) -> T {
     serde_json::from_value(json).expect("object")

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::lease::{LeaseError, Options, Timing, acquire};
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 
 fn options(name: &str, identity: &str) -> Options {
     let timing = Timing {

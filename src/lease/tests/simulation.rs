@@ -147,7 +147,7 @@ impl World {
             match what {
                 Happens::Wakes => self.wakes(who),
                 Happens::Arrives { call, request, sent, fate } => {
-                    self.arrives(who, call, &request, sent, fate)
+                    self.arrives(who, call, &request, sent, fate);
                 }
                 Happens::Ends { call, answer, sent } => self.ends(who, call, answer, sent),
             }

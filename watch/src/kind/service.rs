@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use steerage_model::{
     Affinity, Condition, Family, Ingress, IpMode, Key, Policy, Service, ServiceKind, ServicePort, names,
 };
@@ -146,7 +145,7 @@ fn family(text: &str, notes: &mut Vec<String>) -> Option<Family> {
     }
 }
 
-fn port(wire: Port, notes: &mut Vec<String>) -> Option<ServicePort> {
+fn port(wire: WirePort, notes: &mut Vec<String>) -> Option<ServicePort> {
     let protocol = protocol_or_note("spec.ports", wire.protocol.as_deref(), notes)?;
     Some(ServicePort {
         name: wire.name.unwrap_or_default(),
@@ -193,7 +192,7 @@ struct Spec {
     #[serde(rename = "externalIPs", deserialize_with = "or_default")]
     external_ips: Vec<String>,
     #[serde(deserialize_with = "or_default")]
-    ports: Vec<Port>,
+    ports: Vec<WirePort>,
     external_traffic_policy: Option<String>,
     internal_traffic_policy: Option<String>,
     session_affinity: Option<String>,
@@ -208,7 +207,7 @@ struct Spec {
     ip_families: Vec<String>,
     allocate_load_balancer_node_ports: Option<bool>,
     #[serde(deserialize_with = "or_default")]
-    selector: BTreeMap<String, IgnoredAny>,
+    selector: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
@@ -225,7 +224,7 @@ struct ClientIp {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Port {
+struct WirePort {
     name: Option<String>,
     protocol: Option<String>,
     port: u16,

@@ -57,7 +57,7 @@ impl Kind for EndpointSlices {
     }
 }
 
-fn port(wire: Port, notes: &mut Vec<String>) -> Option<EndpointPort> {
+fn port(wire: WirePort, notes: &mut Vec<String>) -> Option<EndpointPort> {
     // Without a number the slice means all ports, which no Service port maps to.
     let port = wire.port?;
     let protocol = protocol_or_note("ports", wire.protocol.as_deref(), notes)?;
@@ -93,13 +93,13 @@ struct Wire {
     metadata: Meta,
     address_type: String,
     #[serde(default, deserialize_with = "or_default")]
-    ports: Vec<Port>,
+    ports: Vec<WirePort>,
     #[serde(default, deserialize_with = "or_default")]
     endpoints: Vec<WireEndpoint>,
 }
 
 #[derive(Deserialize)]
-struct Port {
+struct WirePort {
     name: Option<String>,
     protocol: Option<String>,
     port: Option<u16>,

@@ -129,7 +129,7 @@ async fn said(events: &mut (impl Stream<Item = Event<Node>> + Unpin), quiet: Dur
 }
 
 /// Longer than any backoff, shorter than the idle time-out.
-const QUIET: Duration = Duration::from_secs(60);
+const QUIET: Duration = Duration::from_mins(1);
 
 async fn play(script: &Script) -> Vec<String> {
     let watches = Watches::new(script.client(), &mut Registry::default());

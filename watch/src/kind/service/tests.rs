@@ -68,7 +68,7 @@ fn a_whole_service_is_read() {
     ];
     want.external_policy = Policy::Local;
     want.internal_policy = Policy::Local;
-    want.affinity = Some(Affinity { timeout: Duration::from_secs(60) });
+    want.affinity = Some(Affinity { timeout: Duration::from_mins(1) });
     want.health_check_node_port = Some(31001);
     want.source_ranges = ["198.51.100.0/24", "2001:db8::/32"].map(|r| r.parse().expect("range")).to_vec();
     want.class = Some("steerage.dev/edge".into());
@@ -119,7 +119,7 @@ fn defaults_within_fields() {
     let (service, _) = with_spec(&json!({ "ports": [{ "port": 80 }], "sessionAffinity": "ClientIP" }));
     assert_eq!(service.ports[0].protocol, steerage_model::Protocol::Tcp);
     assert_eq!((service.ports[0].name.as_str(), service.ports[0].node_port), ("", None));
-    assert_eq!(service.affinity.expect("affinity").timeout, Duration::from_secs(10_800));
+    assert_eq!(service.affinity.expect("affinity").timeout, Duration::from_hours(3));
 }
 
 #[test]
