@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A real etcd and a real kube-apiserver on loopback, for tests that need more of the API than a script can play.
 //!
-//! RBAC is on; no controller runs. A dev-dependency only. All is gone with the [`Server`], and with the test's process at the
-//! latest, however that ends.
+//! RBAC is on; no controller runs. A dev-dependency only. All is gone with the [`Server`]. Its processes end with that of the
+//! test at the latest, however that ends; a folder that is then left over is removed by the next server that starts.
 
 mod binaries;
 mod credentials;
