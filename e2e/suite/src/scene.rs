@@ -241,19 +241,22 @@ impl Scene {
         Ok(self.api::<Pod>().list(&ListParams::default().labels(&format!("app={app}"))).await?.items)
     }
 
-    /// Removes what the test made: its Services wholly, since the next test may use their names; a namespace goes in its own time.
+    /// Removes what the test made: its Services wholly, since they could disturb the next test; a namespace goes in its own time.
     pub async fn clear(&self) -> Result<()> {
-        if self.namespace != crate::suite::COMMON {
-            let namespaces: Api<Namespace> = Api::all(self.client().clone());
-            namespaces.delete(&self.namespace, &DeleteParams::default()).await?;
-            return Ok(());
-        }
         let services = self.api::<Service>().list(&ListParams::default()).await?;
         for service in &services {
-            self.delete(&service.name_any()).await?;
+            match self.api::<Service>().delete(&service.name_any(), &DeleteParams::default()).await {
+                // It was on its way already.
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                outcome => drop(outcome.context("deleting a Service")?),
+            }
         }
         for service in &services {
             self.gone(&service.name_any()).await?;
+        }
+        if self.namespace != crate::suite::COMMON {
+            let namespaces: Api<Namespace> = Api::all(self.client().clone());
+            namespaces.delete(&self.namespace, &DeleteParams::default()).await?;
         }
         Ok(())
     }

@@ -43,11 +43,12 @@ pub(super) async fn status_weight_and_body_follow_the_endpoints(scene: Arc<Scene
     counts(&scene, &service, &[]).await
 }
 
+/// In `api` mode: under `health-check` the edge would use all nodes again once every check fails.
 pub(super) async fn a_terminating_endpoint_serves_while_its_check_fails(scene: Arc<Scene>) -> Result<()> {
     let nodes = scene.nodes();
     let node = &nodes[0];
     let pod = scene.backend("last", "web", &node.name, true, 25).await?;
-    let (service, vips) = scene.serve(&Spec::new("web", "web")).await?;
+    let (service, vips) = scene.serve(&Spec::new("web", "web").steered("api")).await?;
     counts(&scene, &service, &[(&node.name, 1)]).await?;
     scene.end(&pod, false).await?;
     counts(&scene, &service, &[]).await?;

@@ -29,6 +29,8 @@ use crate::services::{PORT, Spec, Vips};
 use crate::sniff::Sniffer;
 
 const MOVES: usize = 50;
+/// Of the health check, so that fifty moves do not take the whole run; both thresholds are the default.
+const INTERVAL: &str = "250ms";
 /// Between two datagrams, each from a port of its own.
 const EVERY: Duration = Duration::from_millis(5);
 /// Silence of this length at a node means that it has left.
@@ -50,11 +52,13 @@ async fn moves(scene: &Scene, mode: &str) -> Result<()> {
     for (node, ready) in nodes.iter().zip([true, false]) {
         pods.push(scene.backend(&format!("on-{}", node.name), "web", &node.name, ready, 0).await?);
     }
-    let (_, vips) = scene.serve(&Spec::new("web", "web").steered(mode)).await?;
+    let spec = Spec::new("web", "web").steered(mode).annotated("steerage.dev/health-check-interval", INTERVAL);
+    let (_, vips) = scene.serve(&spec).await?;
     let Following { mut joined, mut left } = follow(scene, &nodes, &pods, vips, MOVES, |_, _, _| ()).await?;
     for (what, times) in [("joins", &mut joined), ("leaves", &mut left)] {
         times.sort_unstable();
-        let mut row = vec![mode.to_owned(), what.to_owned(), times.len().to_string()];
+        let mode = format!("{mode}, health checks every {INTERVAL}");
+        let mut row = vec![mode, what.to_owned(), times.len().to_string()];
         row.extend([50, 90, 99, 100].map(|percent| ms(percentile(times, percent))));
         let columns = ["steering", "a target", "moves", "p50 ms", "p90 ms", "p99 ms", "max ms"];
         scene.suite.report.row(
