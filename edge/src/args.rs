@@ -25,6 +25,7 @@ use crate::metrics::Metrics;
 use crate::prober::Prober;
 use crate::report::{Reporter, Reports, Sink};
 use crate::source;
+use crate::world::Event;
 
 /// Events that may wait for the engine before the watches do.
 const EVENTS: usize = 1024;
@@ -109,7 +110,7 @@ impl Args {
                 let component = Component {
                     name: "edge",
                     version: env!("CARGO_PKG_VERSION"),
-                    admin: SocketAddr::from((Ipv6Addr::UNSPECIFIED, 9812)),
+                    admin: SocketAddr::from((Ipv6Addr::UNSPECIFIED, 10359)),
                 };
                 steerage_process::run(component, &process, |process| start(edge, client, process))
             }
@@ -189,25 +190,13 @@ async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) -> anyhow::
     process.spawn("announcements", announcer.run());
 
     let (events, events_told) = mpsc::channel(EVENTS);
-    let sink = match objects.zip(reports) {
-        Some((objects, reports)) => {
-            process.spawn("objects", source::folder(objects, events, process.shutdown().clone()));
-            Sink::Folder(reports)
-        }
-        None => {
-            let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), &client).await?;
-            let (stop, space) = (process.shutdown(), &namespace);
-            let balancers = source::watch::<EdgeLoadBalancer>(
-                client.clone(),
-                space.clone(),
-                events.clone(),
-                stop.clone(),
-            );
-            process.spawn("watch of load balancers", balancers);
-            let sets = source::watch::<EdgeNodeSet>(client.clone(), space.clone(), events, stop.clone());
-            process.spawn("watch of node sets", sets);
-            Sink::Api(Box::new(client), namespace)
-        }
+    let sink = if let Some((objects, reports)) = objects.zip(reports) {
+        process.spawn("objects", source::folder(objects, events, process.shutdown().clone()));
+        Sink::Folder(reports)
+    } else {
+        let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), &client).await?;
+        watch_api(&process, &client, &namespace, &events);
+        Sink::Api(Box::new(client), namespace)
     };
     let (reports, reports_told) = watch::channel(Reports::default());
     process.spawn("reports", Reporter::new(sink, host, metrics.clone()).run(reports_told));
@@ -227,6 +216,14 @@ async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) -> anyhow::
     process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;
     Ok(())
+}
+
+fn watch_api(process: &Process, client: &kube::Client, namespace: &str, events: &mpsc::Sender<Event>) {
+    let part = || (client.clone(), namespace.to_owned(), events.clone(), process.shutdown().clone());
+    let (client, space, sender, stop) = part();
+    process.spawn("watch of load balancers", source::watch::<EdgeLoadBalancer>(client, space, sender, stop));
+    let (client, space, sender, stop) = part();
+    process.spawn("watch of node sets", source::watch::<EdgeNodeSet>(client, space, sender, stop));
 }
 
 fn choose(netlink: &mut Netlink, interface: Option<String>) -> anyhow::Result<Link> {

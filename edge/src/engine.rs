@@ -28,6 +28,8 @@ use crate::world::{Event, World};
 
 /// How often the host's own network is looked at.
 const REFRESH: Duration = Duration::from_secs(1);
+/// How often the table is compared element by element, where others commit to nftables.
+const INSPECTION: Duration = Duration::from_mins(1);
 /// How long a process that has adopted a table waits for the first probes, so that it does not take all targets for unknown.
 const WARM_UP: Duration = Duration::from_secs(3);
 /// How long a host that leaves waits for its successor.
@@ -105,6 +107,8 @@ pub(crate) struct Engine {
     whole_since: Option<Instant>,
     warm: bool,
     defended: Option<Instant>,
+    /// When the table was last compared element by element.
+    inspected: Option<Instant>,
     /// Why the kernel does not hold the plan.
     trouble: String,
     /// The process is ending: addresses stay until it is certain that another host has them.
@@ -150,6 +154,7 @@ impl Engine {
             whole_since: None,
             warm: !adopted,
             defended: None,
+            inspected: None,
             trouble: String::new(),
             leaving: false,
         };
@@ -276,7 +281,11 @@ impl Engine {
             neighbours: self.netlink.neighbours(index)?.into_iter().collect(),
             ..self.host.clone()
         };
-        let disturbed = self.kernel.was_disturbed().context("cannot look at the kernel's table")?;
+        let thorough = self.inspected.is_none_or(|last| last.elapsed() >= INSPECTION);
+        if thorough {
+            self.inspected = Some(Instant::now());
+        }
+        let disturbed = self.kernel.was_disturbed(thorough).context("cannot look at the kernel's table")?;
         if disturbed {
             tracing::warn!("somebody else has changed the table netdev steerage-edge; writing it again");
         }

@@ -24,7 +24,7 @@ pub(crate) fn mix(value: u64) -> u64 {
 pub(crate) fn negative_log2(hash: u64) -> u64 {
     const FRACTION: u32 = 32;
     let hash = hash | 1;
-    let exponent = 63 - hash.leading_zeros();
+    let exponent = hash.ilog2();
     // The mantissa without its leading one, as a fraction of 2^32.
     let mantissa = (hash << (63 - exponent) << 1) >> FRACTION;
     let log = (u64::from(exponent) << FRACTION) + log2_of_mantissa(mantissa);

@@ -108,7 +108,7 @@ impl Planner {
         self.filled.retain(|key, _| tables.contains_key(key));
         self.ids.retain_tables(|key| tables.contains_key(key));
         plan.state.targets = self.ids.retire(&plan.state.tables, now);
-        plan.state.vips = plan.wanted.clone();
+        plan.state.vips.clone_from(&plan.wanted);
         link(&mut plan, host);
         plan
     }
@@ -118,13 +118,13 @@ impl Planner {
         let mut problems = Vec::new();
         let targets = match &spec.node_set {
             None => spec.targets.as_slice(),
-            Some(set) => match work.world.node_sets.get(set) {
-                Some(targets) => targets.as_slice(),
-                None => {
+            Some(set) => {
+                let targets = work.world.node_sets.get(set);
+                if targets.is_none() {
                     problems.push(format!("the EdgeNodeSet {set} does not exist"));
-                    &[]
                 }
-            },
+                targets.map_or(&[][..], |targets| targets.as_slice())
+            }
         };
         let (ranges, unreadable) = ranges(&spec.source_ranges);
         problems.extend(unreadable);
@@ -142,14 +142,9 @@ impl Planner {
                 v6: vip.is_ipv6(),
                 affinity: spec.affinity.is_some(),
             };
-            let table = match work.tables.get(&key) {
-                Some(table) => table.clone(),
-                None => {
-                    let table = self.table(work, &key, *vip, targets, &spec.health_check);
-                    work.tables.insert(key.clone(), table.clone());
-                    table
-                }
-            };
+            let known = work.tables.get(&key).cloned();
+            let table = known.unwrap_or_else(|| self.table(work, &key, *vip, targets, &spec.health_check));
+            work.tables.insert(key, table.clone());
             let plan = &mut *work.plan;
             for listener in &spec.listeners {
                 let protocol = match listener.protocol {

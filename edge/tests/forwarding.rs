@@ -51,7 +51,7 @@ fn only_listeners_are_reached() {
     within(&bed.client(), || {
         assert_eq!(ask(VIP4, 10), None, "no UDP listener");
         let wait = Duration::from_millis(300);
-        for port in [81, bed::CHECK, 9812] {
+        for port in [81, bed::CHECK, 10359] {
             let to = (VIP4.parse::<std::net::IpAddr>().expect("address"), port).into();
             let error = std::net::TcpStream::connect_timeout(&to, wait).expect_err("no listener");
             assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{port}: dropped, not refused");

@@ -26,7 +26,7 @@ fn a_standby_takes_over_from_the_killed_and_nothing_is_lost() {
     std::thread::sleep(Duration::from_millis(500));
     bed.kill(0);
     eventually("the standby holds the addresses", || bed.holds(1));
-    std::thread::sleep(Duration::from_millis(1000));
+    std::thread::sleep(Duration::from_secs(1));
     assert!(bed.holds(0), "the killed one's kernel answers too, for now");
     bed.start_ready(0);
     eventually("the one that returns gives them up", || !bed.holds(0));
@@ -53,7 +53,7 @@ fn a_graceful_end_hands_over() {
     std::thread::sleep(Duration::from_millis(500));
     assert!(bed.terminate(0));
     assert!(bed.holds(1) && !bed.holds(0), "handed over before the end");
-    std::thread::sleep(Duration::from_millis(1000));
+    std::thread::sleep(Duration::from_secs(1));
     load.stop("a graceful hand-over");
 }
 

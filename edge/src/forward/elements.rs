@@ -35,8 +35,8 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-fn side(address: IpAddr) -> &'static Side {
-    &SIDES[usize::from(address.is_ipv6())]
+fn side(address: IpAddr) -> Side {
+    SIDES[usize::from(address.is_ipv6())]
 }
 
 /// Everything that differs between two states but their tables.
@@ -118,8 +118,11 @@ impl Changes {
     }
 }
 
+/// What goes from a set and what comes to it: of a slot map, then of the set `usable`.
+pub(crate) type SlotChanges = [(Vec<Element>, Vec<Element>); 2];
+
 /// What differs between two contents of one table: the elements of its slot map, then those of the set `usable`.
-pub(crate) fn slot_changes(table: u32, old: &Slots, new: &Slots) -> [(Vec<Element>, Vec<Element>); 2] {
+pub(crate) fn slot_changes(table: u32, old: &Slots, new: &Slots) -> SlotChanges {
     let entry = |slot: usize, target: u32| {
         let slot = u32::try_from(slot).unwrap_or(u32::MAX);
         Element::entry(words(&[&table.to_ne_bytes(), &slot.to_ne_bytes()]), target.to_ne_bytes().to_vec())
@@ -145,7 +148,7 @@ pub(crate) struct Reader<'s>(pub(crate) &'s mut State);
 
 impl Reader<'_> {
     /// Elements of the set that `side.name(name)` names.
-    pub(crate) fn sided(&mut self, name: &str, side: &Side, elements: &[Element]) {
+    pub(crate) fn sided(&mut self, name: &str, side: Side, elements: &[Element]) {
         let length = if side.name("") == "6" { 16 } else { 4 };
         for element in elements {
             self.one(name, length, element);

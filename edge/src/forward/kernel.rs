@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steerage_nft::{Batch, Element, Error, Nft};
+use steerage_nft::{Batch, Error, Nft};
 
-use super::elements::{self, Change, Reader};
+use super::elements::{self, Change, Reader, SlotChanges};
 use super::rules::{self, SIDES, slot_map};
 use super::state::{Slots, State, class_of};
 use crate::table::SIZES;
@@ -81,10 +81,14 @@ impl Kernel {
         result
     }
 
-    /// Looks whether somebody else has changed the table; true when it must be written again.
-    pub(crate) fn was_disturbed(&mut self) -> Result<bool, Error> {
+    /// Looks whether somebody else has changed the table; true when it must be written again. Whether all elements are still
+    /// there is looked at only where `thorough`: listing them takes time, and others may commit in this namespace all the time.
+    pub(crate) fn was_disturbed(&mut self, thorough: bool) -> Result<bool, Error> {
         let generation = self.nft.generation()?;
         if !self.built || generation == self.generation {
+            return Ok(false);
+        }
+        if !thorough && self.look()? == Found::Same {
             return Ok(false);
         }
         let before = self.written.clone();
@@ -128,11 +132,7 @@ impl Kernel {
         Ok(count)
     }
 
-    fn commit_all(
-        &mut self,
-        tables: &[(u32, [(Vec<Element>, Vec<Element>); 2])],
-        count: &mut usize,
-    ) -> Result<(), Error> {
+    fn commit_all(&mut self, tables: &[(u32, SlotChanges)], count: &mut usize) -> Result<(), Error> {
         let (mut batch, mut held) = (Batch::new(), 0);
         for (id, changes) in tables {
             push(&mut batch, *id, changes, &mut held);
@@ -154,7 +154,7 @@ impl Kernel {
         }
         let table = rules::table();
         let mut state = State::default();
-        for side in &SIDES {
+        for side in SIDES {
             // `ranges` after `ranged`, which makes the entries.
             for name in ["targets", "listeners", "fragments", "local", "vips", "ranged", "ranges", "sources"]
             {
@@ -205,7 +205,7 @@ pub(crate) fn remove() -> Result<(), Error> {
     Nft::open()?.commit(batch)
 }
 
-fn push(batch: &mut Batch, id: u32, changes: &[(Vec<Element>, Vec<Element>); 2], count: &mut usize) {
+fn push(batch: &mut Batch, id: u32, changes: &SlotChanges, count: &mut usize) {
     let [slots, usable] = changes;
     for (set, (delete, add)) in [(slot_map(class_of(id)), slots), ("usable".to_owned(), usable)] {
         *count += delete.len() + add.len();

@@ -19,11 +19,11 @@ const SEED: u32 = 0x5354_4545;
 /// Flows that each family's map can hold. Full, new flows follow the hash alone.
 const FLOWS: u32 = 524_288;
 /// How long a connection that says nothing is kept on its target.
-const TCP_IDLE: Duration = Duration::from_secs(3600);
+const TCP_IDLE: Duration = Duration::from_hours(1);
 /// How long after its first packet, and after its client closed it.
-const TCP_BRIEF: Duration = Duration::from_secs(60);
+const TCP_BRIEF: Duration = Duration::from_mins(1);
 /// How long an exchange of datagrams is kept on its target.
-const UDP_IDLE: Duration = Duration::from_secs(120);
+const UDP_IDLE: Duration = Duration::from_mins(2);
 
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
@@ -58,7 +58,7 @@ pub(crate) const SIDES: [Side; 2] = [
 
 impl Side {
     /// The name of this family's set, map or chain.
-    pub(crate) fn name(&self, of: &str) -> String {
+    pub(crate) fn name(self, of: &str) -> String {
         format!("{of}{}", self.number)
     }
 }
@@ -128,7 +128,7 @@ pub(crate) fn build(batch: &mut Batch, device: &str, index: u32) {
     for set in sets() {
         batch.add_set(&table, &set);
     }
-    for side in &SIDES {
+    for side in SIDES {
         for chain in ["fragment", "error", "icmp", "open", "tcp", "udp", "out", "vip"] {
             batch.add_chain(&table, &Chain::regular(side.name(chain)));
         }
@@ -161,7 +161,7 @@ fn sets() -> Vec<Set> {
     for class in 0..SIZES.len() {
         sets.push(Set::new(slot_map(class), &[mark, mark]).maps_to(&[mark]));
     }
-    for side in &SIDES {
+    for side in SIDES {
         let address = side.address;
         let listener = [address, DataType::InetProto, DataType::InetService];
         let flow = [address, DataType::InetService, address, DataType::InetProto, DataType::InetService];
@@ -183,7 +183,7 @@ fn sets() -> Vec<Set> {
 
 pub(crate) fn rules(index: u32) -> Vec<(String, Rule)> {
     let mut all = Vec::new();
-    for side in &SIDES {
+    for side in SIDES {
         let ethertype = if side.family == Family::Ip6 { 0x86dd_u16 } else { 0x0800 };
         let gate = Rule::new()
             .equals_bytes(&Source::Meta(Meta::Protocol), &ethertype.to_be_bytes())
@@ -208,7 +208,7 @@ pub(crate) fn rules(index: u32) -> Vec<(String, Rule)> {
 }
 
 /// All that comes for a virtual address.
-fn vip(side: &Side) -> Vec<Rule> {
+fn vip(side: Side) -> Vec<Rule> {
     let family = side.family;
     let ends = Ends::of_packet(family);
     let daddr = || vec![Source::daddr(family)];
@@ -243,7 +243,7 @@ fn vip(side: &Side) -> Vec<Rule> {
 }
 
 /// What has been spread already is not spread again.
-fn guards(side: &Side) -> Vec<Rule> {
+fn guards(side: Side) -> Vec<Rule> {
     let daddr = || vec![Source::daddr(side.family)];
     let from = || vec![mac(), Source::saddr(side.family)];
     vec![
@@ -267,7 +267,7 @@ fn guards(side: &Side) -> Vec<Rule> {
 }
 
 /// Fragments of datagrams: all parts of one must meet, and only the first shows ports.
-fn fragment(side: &Side) -> Vec<Rule> {
+fn fragment(side: Side) -> Vec<Rule> {
     let mut rules = vec![
         Rule::new().differs(&Source::l4proto(), Field::Proto(UDP)).drop(),
         Rule::new().set_mark(&mark_of(&side.name("fragments"), vec![Source::daddr(side.family)])),
@@ -280,7 +280,7 @@ fn fragment(side: &Side) -> Vec<Rule> {
     rules
 }
 
-fn icmp(side: &Side) -> Vec<Rule> {
+fn icmp(side: Side) -> Vec<Rule> {
     // Echo and neighbour discovery for this host; errors for a target.
     let (mine, errors): (&[u8], &[u8]) =
         if side.family == Family::Ip6 { (&[128, 135, 136], &[1, 2, 3, 4]) } else { (&[8], &[3, 11, 12]) };
@@ -296,7 +296,7 @@ fn icmp(side: &Side) -> Vec<Rule> {
     rules
 }
 
-fn error(side: &Side) -> Vec<Rule> {
+fn error(side: Side) -> Vec<Rule> {
     let ends = Ends::of_quoted(side.family);
     let mut rules = guards(side);
     rules.extend([
@@ -309,7 +309,7 @@ fn error(side: &Side) -> Vec<Rule> {
     rules
 }
 
-fn tcp(side: &Side) -> Vec<Rule> {
+fn tcp(side: Side) -> Vec<Rule> {
     const FIN: u8 = 1;
     const SYN: u8 = 2;
     const RST: u8 = 4;
@@ -347,7 +347,7 @@ fn tcp(side: &Side) -> Vec<Rule> {
 }
 
 /// A first packet: chooses anew even where its client has used the port before.
-fn open(side: &Side) -> Vec<Rule> {
+fn open(side: Side) -> Vec<Rule> {
     let (flows, closing) = (side.name("flows"), side.name("closing"));
     let ends = Ends::of_packet(side.family);
     let mut rules = vec![
@@ -373,7 +373,7 @@ fn forget_if(matched: Rule, flows: &str, ends: &Ends) -> Rule {
 }
 
 /// Datagrams stay on their target only while it is usable: nothing but its health tells when an exchange is over.
-fn udp(side: &Side) -> Vec<Rule> {
+fn udp(side: Side) -> Vec<Rule> {
     let flows = side.name("flows");
     let ends = Ends::of_packet(side.family);
     let held = || vec![Source::MapWord { map: flows.clone(), key: ends.flow() }, mark()];
@@ -407,7 +407,7 @@ fn slot(class: usize, mask: u32, kind: u32, hashed: Vec<Source>) -> Rule {
         .set_mark(&mark_of(&slot_map(class), vec![mark(), hash]))
 }
 
-fn out(side: &Side, index: u32) -> Vec<Rule> {
+fn out(side: Side, index: u32) -> Vec<Rule> {
     vec![
         Rule::new().equals(&mark(), Field::Number(SELF)).set_mark(&Source::Value(Field::Number(0))).accept(),
         // The kernel takes one from the hop limit, and drops what has none left: no frame goes round for ever.

@@ -52,7 +52,7 @@ pub(crate) fn encode(from: Mac, beat: &Beat) -> Vec<u8> {
     frame.extend_from_slice(&ETHERTYPE.to_be_bytes());
     frame.extend_from_slice(&MAGIC);
     frame.push(VERSION);
-    frame.push(u8::from(beat.active) * ACTIVE | u8::from(beat.leaving) * LEAVING);
+    frame.push((u8::from(beat.active) * ACTIVE) | (u8::from(beat.leaving) * LEAVING));
     frame.extend_from_slice(&beat.group.to_be_bytes());
     frame.extend_from_slice(&beat.term.to_be_bytes());
     let host = beat.host.as_bytes();

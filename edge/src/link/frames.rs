@@ -13,7 +13,7 @@ pub(crate) const ARP: u16 = 0x0806;
 pub(crate) const IPV6: u16 = 0x86dd;
 const BROADCAST: Mac = [0xff; 6];
 const NEIGHBOUR_SOLICITATION: u8 = 135;
-/// ICMPv6 type of a neighbour advertisement.
+/// `ICMPv6` type of a neighbour advertisement.
 pub(crate) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
 /// Tells everybody on the link that `vip` is at `mac`.

@@ -53,7 +53,7 @@ impl PacketSocket {
             let mut frame = [MaybeUninit::new(0_u8); LONGEST];
             if let Ok(received) = ready.try_io(|socket| socket.get_ref().recv(&mut frame)) {
                 let length = received?;
-                return Ok(frame[..length].iter().map(initialised).collect());
+                return Ok(frame[..length].iter().copied().map(initialised).collect());
             }
         }
     }
@@ -65,7 +65,7 @@ impl PacketSocket {
 }
 
 #[allow(unsafe_code, reason = "the buffer was filled with zeros before it was lent out")]
-fn initialised(byte: &MaybeUninit<u8>) -> u8 {
+fn initialised(byte: MaybeUninit<u8>) -> u8 {
     // SAFETY: `receive` makes the buffer of initialised bytes, and the kernel only writes bytes.
     unsafe { byte.assume_init() }
 }
@@ -120,7 +120,7 @@ fn filter(socket: &Socket, program: &[libc::sock_filter]) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-/// Classic BPF (linux/filter.h): ICMPv6 right behind the IPv6 header, of the type of an advertisement. In the kernel, so that the
+/// Classic BPF (`linux/filter.h`): `ICMPv6` right behind the IPv6 header, of the type of an advertisement. In the kernel, so that the
 /// link's traffic is not copied to us.
 fn only_advertisements() -> [libc::sock_filter; 6] {
     const LOAD_BYTE: u16 = 0x30;

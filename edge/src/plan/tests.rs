@@ -2,7 +2,7 @@
 //! From objects, a host and health to what the kernel should hold.
 
 use super::*;
-use crate::forward::{SELF, TARGET};
+use crate::forward::SELF;
 use crate::host::Neighbour;
 use crate::link::route::Route;
 use crate::world::Event;
@@ -223,7 +223,8 @@ proptest! {
             let health = seen(&plan(balancers, &host(), &Health::new()), &[&bad]);
             let plan = plan(balancers, &host(), &health);
             let table = &plan.state.tables[&plan.state.listeners[&(ip("10.0.0.100"), 6, 80)]];
-            table.slots.iter().map(|id| (*id == SELF).then(|| TARGET).map_or_else(|| plan.state.targets[id], |_| ip("10.0.0.5"))).collect::<Vec<_>>()
+            let address = |id: &u32| if *id == SELF { ip("10.0.0.5") } else { plan.state.targets[id] };
+            table.slots.iter().map(address).collect::<Vec<_>>()
         };
         prop_assert_eq!(table(&straight), table(&mixed));
     }

@@ -169,7 +169,7 @@ impl Bed {
             .expect("log");
         let child = Command::new("ip")
             .args(["netns", "exec", &self.netns(&name), env!("CARGO_BIN_EXE_steerage-edge")])
-            .args(["--host-name", &name, "--log-level", "debug", "--admin-address", "127.0.0.1:9812"])
+            .args(["--host-name", &name, "--log-level", "debug", "--admin-address", "127.0.0.1:10359"])
             .arg("--objects")
             .arg(&self.folder)
             .arg("--reports")
@@ -189,7 +189,7 @@ impl Bed {
     /// What its administration server answers.
     pub(crate) fn metrics(&self, edge: usize, path: &'static str) -> String {
         net::within(&self.netns(&self.edges[edge].0), move || {
-            let Ok(mut stream) = TcpStream::connect("127.0.0.1:9812") else { return String::new() };
+            let Ok(mut stream) = TcpStream::connect("127.0.0.1:10359") else { return String::new() };
             let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
             let mut text = String::new();
             let _ = stream.write_all(request.as_bytes());
