@@ -113,10 +113,12 @@ fn the_skeleton_changes_with_its_shape_only_where_it_must() {
 }
 
 /// Services by number, each with the frontends that it claims and their targets.
-type World = BTreeMap<u8, Vec<(u8, Vec<u8>, Option<Vec<u8>>)>>;
+type World = BTreeMap<u8, Vec<Front>>;
+/// A frontend's number, its targets and its local ones.
+type Front = (u8, Vec<u8>, Option<Vec<u8>>);
 
 fn plans(world: &World) -> BTreeMap<Key, ServicePlan> {
-    let plan = |frontends: &Vec<(u8, Vec<u8>, Option<Vec<u8>>)>| ServicePlan {
+    let plan = |frontends: &Vec<Front>| ServicePlan {
         frontends: frontends
             .iter()
             .map(|(n, targets, local)| (frontend(*n), action(targets, local.as_deref())))
