@@ -78,9 +78,10 @@ pub(crate) struct Args {
     /// Load balancers that are worked on at a time
     #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     workers: u16,
-    /// Calls of the provider a second, after a burst of twice as many
-    #[arg(long, default_value_t = 100, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
-    provider_rate: u32,
+    /// Calls of the provider a second, after a burst of twice as many; by default 1000 for the edge, whose state is in memory,
+    /// and 20 for a cloud, where each consists of several
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    provider_rate: Option<u32>,
     /// After about how long every load balancer is compared with what it should be
     #[arg(long, default_value = "10m", value_name = "TIME", value_parser = plan::duration)]
     compare_every: Duration,
@@ -147,6 +148,10 @@ impl Args {
         } = self;
         let component = process.component();
         let client = steerage_watch::client(component.name, component.version, &client).await?;
+        let provider_rate = provider_rate.unwrap_or(match provider {
+            ProviderName::Edge => 1000,
+            ProviderName::Aws => 20,
+        });
         let provider = make(provider, &client, &namespace, aws, process).await?;
         let health = HealthDefaults {
             interval: health_check_interval,

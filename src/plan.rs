@@ -36,5 +36,19 @@ pub(crate) struct Config {
     pub(crate) health: HealthDefaults,
 }
 
+/// Every annotation of ours that the controller reads or writes on a Service.
+#[cfg(test)]
+pub(crate) const ANNOTATIONS: [&str; 9] = [
+    steerage_model::names::STEERING,
+    steerage_model::names::ADDRESSES,
+    steerage_model::names::ADDRESS_POOL,
+    health_check::INTERVAL,
+    health_check::TIMEOUT,
+    health_check::HEALTHY,
+    health_check::UNHEALTHY,
+    PROVIDER,
+    MIGRATED,
+];
+
 #[cfg(test)]
 mod tests;

@@ -85,3 +85,35 @@ reasons! {
     /// The API server refused the change that the old annotations ask for.
     LEGACY_MIGRATION_FAILED = "LegacyMigrationFailed";
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = include_str!("../docs/annotations.md");
+
+    #[test]
+    fn the_page_names_every_reason() {
+        let of_edge = steerage_provider_edge::REASONS.iter();
+        for (reason, meaning) in ALL.iter().chain(of_edge) {
+            assert!(PAGE.contains(&format!("`{reason}`")), "docs/annotations.md lacks `{reason}`: {meaning}");
+        }
+    }
+
+    #[test]
+    fn the_page_names_every_metric_and_annotation() {
+        let mut registry = prometheus_client::registry::Registry::with_prefix("steerage_controller");
+        let metrics = crate::metrics::Metrics::new(&mut registry);
+        metrics.reconciled("done");
+        metrics.called("ensure", "ok", std::time::Duration::ZERO);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("text");
+        for line in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
+            let name = line.split(' ').next().expect("a name");
+            assert!(PAGE.contains(&format!("`{name}")), "docs/annotations.md lacks {name}");
+        }
+        for annotation in crate::plan::ANNOTATIONS {
+            assert!(PAGE.contains(&format!("`{annotation}`")), "docs/annotations.md lacks {annotation}");
+        }
+    }
+}

@@ -15,8 +15,7 @@ use crate::metrics::Metrics;
 use crate::plan::{self, Config, Nodes, TargetPlan};
 use crate::provider::Guarded;
 use crate::queue::{Outcome, Work};
-use crate::reasons;
-use crate::state::{State, States};
+use crate::state::States;
 use crate::tell::Tell;
 use crate::world::World;
 use crate::writer::{WriteError, Writer};
@@ -199,24 +198,4 @@ impl Reconciler {
         let plain = service.kind == steerage_model::ServiceKind::LoadBalancer && !service.deleting;
         plain && service.class.is_none() && !self.config.classes.serve_unset
     }
-}
-
-/// The first problem of a state's targets, for conditions.
-fn refused(state: &State) -> Option<(&'static str, String)> {
-    const SHOWN: usize = 5;
-    let health = state.health.iter().flatten();
-    let unused =
-        health.filter(|t| t.state == steerage_provider_api::HealthState::Unused && !t.reason.is_empty());
-    let all: Vec<String> = state
-        .refused
-        .iter()
-        .map(|(node, why)| format!("{node}: {why}"))
-        .chain(unused.map(|target| format!("{}: {}", target.node, target.reason)))
-        .collect();
-    let more = all.len().saturating_sub(SHOWN);
-    let mut message = all.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
-    if more > 0 {
-        message = format!("{message}; and {more} more");
-    }
-    (!all.is_empty()).then_some((reasons::TARGETS_REFUSED, message))
 }

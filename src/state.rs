@@ -6,15 +6,17 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use steerage_model::{Condition, Ingress, Key, Service};
-use steerage_provider_api::{LoadBalancer, Owner, Steering, TargetHealth};
+use steerage_provider_api::{LoadBalancer, Owner, Steering};
 
-use crate::status::{Desired, Why};
+use crate::status::{Desired, Health, Why};
 
 /// What is remembered of one load balancer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     /// What the Service asked for when it was last looked at.
     pub(crate) fingerprint: Option<u64>,
+    /// The fingerprint of the Service for which following its old annotations was refused.
+    pub(crate) unmigrated: Option<u64>,
     /// The structure that is in place, and the steering that it was planned for.
     pub(crate) applied: Option<(LoadBalancer, Steering)>,
     /// What the provider said to publish for it.
@@ -24,7 +26,7 @@ pub(crate) struct State {
     /// Targets that the provider refused, with what to do about it.
     pub(crate) refused: Vec<(String, String)>,
     /// The targets' health when it was last read.
-    pub(crate) health: Option<Vec<TargetHealth>>,
+    pub(crate) health: Option<Health>,
     /// The finalizer was set, and the index has not shown it yet.
     pub(crate) holding: bool,
     /// The status that was written last, over which one.

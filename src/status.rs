@@ -13,6 +13,49 @@ use crate::reasons;
 /// A reason and a sentence.
 pub(crate) type Why = (&'static str, String);
 
+/// How the targets are doing, as far as a status tells it: a state for each would be too much to keep for every load balancer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Health {
+    healthy: bool,
+    probing: bool,
+    /// Some of the targets that cannot be used, with the reason.
+    unused: Vec<(String, String)>,
+    /// How many there are.
+    unused_count: usize,
+}
+
+impl Health {
+    /// How many unusable targets are told by name.
+    const SHOWN: usize = 5;
+
+    /// The sum of what the provider says of each target.
+    pub(crate) fn of(targets: &[TargetHealth]) -> Self {
+        let is = |state| targets.iter().any(|target| target.state == state);
+        let unused = || targets.iter().filter(|t| t.state == HealthState::Unused && !t.reason.is_empty());
+        Self {
+            healthy: is(HealthState::Healthy),
+            probing: targets.is_empty() || is(HealthState::Initial),
+            unused: unused().take(Self::SHOWN).map(|t| (t.node.clone(), t.reason.clone())).collect(),
+            unused_count: unused().count(),
+        }
+    }
+}
+
+/// What to say of targets that the provider refused at once, or found unusable later.
+pub(crate) fn refused(refused: &[(String, String)], health: Option<&Health>) -> Option<Why> {
+    let unused = health.map(|health| health.unused.as_slice()).unwrap_or_default();
+    let count = refused.len() + health.map_or(0, |health| health.unused_count);
+    let shown: Vec<String> = refused
+        .iter()
+        .chain(unused)
+        .take(Health::SHOWN)
+        .map(|(node, why)| format!("{node}: {why}"))
+        .collect();
+    let more = count.saturating_sub(shown.len());
+    let rest = if more > 0 { format!("; and {more} more") } else { String::new() };
+    (count > 0).then(|| (reasons::TARGETS_REFUSED, format!("{}{rest}", shown.join("; "))))
+}
+
 /// What is known of a load balancer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
@@ -22,10 +65,12 @@ pub(crate) struct Facts {
     pub(crate) ingress: Option<Vec<Ingress>>,
     /// Whether the Service has an endpoint that takes traffic.
     pub(crate) usable_endpoint: bool,
+    /// Whether the Service selects its endpoints; without a selector somebody has to write them.
+    pub(crate) has_selector: bool,
     /// How many targets it has.
     pub(crate) targets: usize,
     /// What the provider says of them; `None` when it has not been asked yet.
-    pub(crate) health: Option<Vec<TargetHealth>>,
+    pub(crate) health: Option<Health>,
     /// What is amiss while the rest works, worst first.
     pub(crate) degraded: Vec<Why>,
 }
@@ -67,25 +112,36 @@ pub(crate) fn desired(facts: &Facts, generation: Option<i64>) -> Desired {
     Desired { ingress: facts.ingress.clone(), conditions }
 }
 
+/// Why nobody could answer, and what to do.
+pub(crate) fn no_endpoints(has_selector: bool) -> Why {
+    let message = if has_selector {
+        "the Service has no endpoint that could answer: see whether its pods are there and ready"
+    } else {
+        "the Service has no selector and no endpoint: set spec.selector, or write EndpointSlices for it"
+    };
+    (reasons::NO_ENDPOINTS, message.to_owned())
+}
+
 /// Whether a client gets an answer. No counts in the sentence: it would change with every endpoint that moves.
 fn serving(facts: &Facts) -> (&'static str, Why) {
     let why = |reason, message: &str| (reason, message.to_owned());
     if !facts.usable_endpoint {
-        return ("False", why(reasons::NO_ENDPOINTS, "the Service has no endpoint that could answer"));
+        return ("False", no_endpoints(facts.has_selector));
     }
     if facts.targets == 0 {
         return ("False", why(reasons::NO_TARGETS, "there is no node that the load balancer may use"));
     }
-    let is = |state| facts.health.iter().flatten().any(|target| target.state == state);
-    if is(HealthState::Healthy) {
-        ("True", why(reasons::SERVING, "at least one target answers its health check"))
-    } else if facts.health.is_none()
-        || is(HealthState::Initial)
-        || facts.health.as_ref().is_some_and(Vec::is_empty)
-    {
-        ("Unknown", why(reasons::NOT_PROBED_YET, "the provider has not yet told how the targets are doing"))
-    } else {
-        ("False", why(reasons::TARGETS_UNHEALTHY, "no target answers its health check"))
+    match &facts.health {
+        Some(health) if health.healthy => {
+            ("True", why(reasons::SERVING, "at least one target answers its health check"))
+        }
+        Some(health) if !health.probing => {
+            ("False", why(reasons::TARGETS_UNHEALTHY, "no target answers its health check"))
+        }
+        _ => (
+            "Unknown",
+            why(reasons::NOT_PROBED_YET, "the provider has not yet told how the targets are doing"),
+        ),
     }
 }
 

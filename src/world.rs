@@ -162,3 +162,59 @@ fn one<T: steerage_model::Object + Send + 'static>(
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+    use steerage_model::{Endpoint, Family};
+
+    fn slice(ready: &[&str]) -> EndpointSlice {
+        let service = Key::new("default", "web");
+        let endpoints = ready.iter().map(|node| Endpoint::ready([10, 0, 0, 1].into(), node)).collect();
+        EndpointSlice { key: service.clone(), service, family: Family::V4, ports: Vec::new(), endpoints }
+    }
+
+    fn listed() -> World {
+        let world = World::default();
+        world.on_service(Event::Init);
+        world.on_service(Event::InitDone);
+        world.on_node(Event::Init);
+        world.on_node(Event::InitDone);
+        assert!(world.synced().now_or_never().is_none(), "slices are missing");
+        world.on_slice(Event::Init);
+        world.on_slice(Event::InitDone);
+        assert!(world.synced().now_or_never().is_some());
+        world
+    }
+
+    #[test]
+    fn what_happened_to_a_service_is_told_apart() {
+        let world = listed();
+        assert!(world.changed().now_or_never().is_none());
+        world.on_slice(Event::Apply(slice(&["a"])));
+        let first = Instant::now();
+        world.on_slice(Event::Apply(slice(&["b"])));
+        assert!(world.changed().now_or_never().is_some());
+        let changes = world.take();
+        let touched = changes.services[&Key::new("default", "web")];
+        assert!(!touched.itself && touched.endpoints.expect("a time") <= first, "the first change counts");
+        world.on_service(Event::Apply(Service::new(Key::new("default", "web"))));
+        let touched = world.take().services[&Key::new("default", "web")];
+        assert_eq!(touched, Touched { itself: true, endpoints: None });
+        assert!(world.take().services.is_empty());
+    }
+
+    #[test]
+    fn nodes_are_prepared_once_for_many_plans() {
+        let world = listed();
+        let nodes = || world.read(|_, nodes| Arc::clone(nodes));
+        assert!(Arc::ptr_eq(&nodes(), &nodes()));
+        let before = nodes();
+        world.on_slice(Event::Apply(slice(&["a"])));
+        assert!(Arc::ptr_eq(&before, &nodes()));
+        world.on_node(Event::Apply(Node { name: "a".to_owned(), ..Node::default() }));
+        assert!(world.take().nodes);
+        assert!(!Arc::ptr_eq(&before, &nodes()));
+    }
+}

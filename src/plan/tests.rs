@@ -1,2 +1,317 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tables.
+//! What follows from which Service, table by table, and what holds for any of them.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use serde_json::json;
+use steerage_model::{
+    Affinity, Endpoint, EndpointSlice, Family, IpMode, Key, Node, Policy, Protocol, Service, ServiceKind,
+    ServicePort, names,
+};
+use steerage_provider_api::{Addressing, Capabilities, HealthProtocol, SharedSet, Steering};
+
+use super::*;
+
+fn config() -> Config {
+    Config {
+        capabilities: Capabilities {
+            steerings: &[Steering::Api, Steering::HealthCheck],
+            protocols: &[Protocol::Tcp, Protocol::Udp],
+            addressing: Addressing::Vip,
+            ip_mode: Some(IpMode::Vip),
+            ipv6: true,
+            weights: true,
+            affinity: true,
+            health_interval: (Duration::from_millis(100), Duration::from_mins(5)),
+        },
+        default_steering: Steering::HealthCheck,
+        classes: Classes { provider: "edge", serve_unset: false },
+        node_health_port: 10256,
+        agent_health_port: 10356,
+        health: HealthDefaults {
+            interval: None,
+            timeout: None,
+            healthy_threshold: 2,
+            unhealthy_threshold: 2,
+        },
+    }
+}
+
+fn service() -> Service {
+    let mut service = Service::new(Key::new("default", "web"));
+    service.uid = "u".to_owned();
+    service.kind = ServiceKind::LoadBalancer;
+    service.class = Some("steerage.dev/edge".to_owned());
+    service.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
+    service.families = vec![Family::V4];
+    service.ports =
+        vec![ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: Some(30080) }];
+    service.external_policy = Policy::Local;
+    service.health_check_node_port = Some(32000);
+    service
+}
+
+fn annotated(name: &str, value: &str) -> Service {
+    let mut service = service();
+    service.annotations.insert(name.to_owned(), value.to_owned());
+    service
+}
+
+fn plan_of(service: &Service, config: &Config) -> Result<steerage_provider_api::LoadBalancer, Refusal> {
+    load_balancer(service, steering(service, config)?, config)
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_with_its_reason() {
+    let with = |change: fn(&mut Service)| {
+        let mut service = service();
+        change(&mut service);
+        service
+    };
+    for (service, reason) in [
+        (with(|s| s.ports.clear()), "NoPorts"),
+        (with(|s| s.ports[0].protocol = Protocol::Sctp), "ProtocolNotSupported"),
+        (with(|s| s.cluster_ips.clear()), "NoFamily"),
+        (with(|s| s.health_check_node_port = None), "NoHealthCheckNodePort"),
+        (with(|s| s.load_balancer_ip = Some("ten".to_owned())), "InvalidRequestedAddress"),
+        (annotated(names::ADDRESSES, "10.0.0.1,,"), "InvalidRequestedAddress"),
+        (annotated(names::STEERING, "magic"), "UnknownSteering"),
+        (annotated("steerage.dev/health-check-interval", "often"), "InvalidAnnotation"),
+        (annotated("steerage.dev/health-check-interval", "10ms"), "InvalidAnnotation"),
+        (annotated("steerage.dev/health-check-timeout", "2s"), "InvalidAnnotation"),
+        (annotated("steerage.dev/health-check-healthy-threshold", "0"), "InvalidAnnotation"),
+        (annotated("steerage.dev/health-check-unhealthy-threshold", "-1"), "InvalidAnnotation"),
+    ] {
+        assert_eq!(plan_of(&service, &config()).map_err(|refusal| refusal.reason()), Err(reason));
+    }
+}
+
+#[test]
+fn the_provider_sets_the_bounds() {
+    let mut config = config();
+    config.capabilities.addressing = Addressing::NodePort;
+    config.capabilities.ipv6 = false;
+    config.capabilities.steerings = &[Steering::Api];
+    config.default_steering = Steering::Api;
+    let mut ports = service();
+    ports.ports[0].node_port = None;
+    assert_eq!(plan_of(&ports, &config), Err(Refusal::NoNodePort { port: 80 }));
+    let mut dual = service();
+    dual.families.push(Family::V6);
+    assert_eq!(plan_of(&dual, &config), Err(Refusal::FamilyNotSupported(Family::V6)));
+    let refusal = plan_of(&annotated(names::STEERING, "health-check"), &config).expect_err("refused");
+    assert_eq!(refusal.reason(), "SteeringNotSupported");
+    config.capabilities.affinity = false;
+    let mut sticky = service();
+    sticky.affinity = Some(Affinity { timeout: Duration::from_secs(9) });
+    assert_eq!(plan_of(&sticky, &config).expect("a plan").affinity, None);
+}
+
+#[test]
+fn the_health_check_follows_policy_steering_and_label() {
+    for (policy, steering, labelled, port) in [
+        (Policy::Local, "health-check", false, 32000),
+        (Policy::Local, "health-check", true, 32000),
+        (Policy::Local, "api", false, 10256),
+        (Policy::Local, "api", true, 10356),
+        (Policy::Cluster, "health-check", false, 10256),
+        (Policy::Cluster, "api", true, 10356),
+    ] {
+        let mut service = annotated(names::STEERING, steering);
+        service.external_policy = policy;
+        service.proxy_name = labelled.then(|| names::PROXY_NAME.to_owned());
+        let check = plan_of(&service, &config()).expect("a plan").health_check;
+        assert_eq!(
+            (check.port, check.protocol),
+            (port, HealthProtocol::Http { path: "/healthz".to_owned() })
+        );
+    }
+}
+
+#[test]
+fn the_health_check_is_bounded_by_the_provider_and_changed_by_annotations() {
+    let mut config = config();
+    let plain = plan_of(&service(), &config).expect("a plan").health_check;
+    assert_eq!((plain.interval, plain.timeout), (Duration::from_secs(1), Duration::from_millis(800)));
+    config.capabilities.health_interval = (Duration::from_secs(5), Duration::from_mins(5));
+    let slow = plan_of(&service(), &config).expect("a plan").health_check;
+    assert_eq!((slow.interval, slow.timeout), (Duration::from_secs(5), Duration::from_secs(4)));
+    let mut tuned = annotated("steerage.dev/health-check-interval", "10s");
+    tuned.annotations.insert("steerage.dev/health-check-timeout".to_owned(), "500ms".to_owned());
+    tuned.annotations.insert("steerage.dev/health-check-healthy-threshold".to_owned(), "3".to_owned());
+    tuned.annotations.insert("steerage.dev/health-check-unhealthy-threshold".to_owned(), "4".to_owned());
+    let check = plan_of(&tuned, &config).expect("a plan").health_check;
+    assert_eq!((check.interval, check.timeout), (Duration::from_secs(10), Duration::from_millis(500)));
+    assert_eq!((check.healthy_threshold, check.unhealthy_threshold), (3, 4));
+}
+
+#[test]
+fn our_own_notes_change_no_plan() {
+    let mut noted = service();
+    noted.annotations.insert(PROVIDER.to_owned(), "edge".to_owned());
+    noted.finalizers.push(names::FINALIZER.to_owned());
+    noted.generation = Some(2);
+    assert_eq!(plan_of(&noted, &config()), plan_of(&service(), &config()));
+    assert_eq!(fingerprint(&noted), fingerprint(&service()));
+    assert_ne!(fingerprint(&annotated(names::STEERING, "api")), fingerprint(&service()));
+}
+
+fn node(name: &str, change: fn(&mut Node)) -> Node {
+    let mut node =
+        Node { name: name.to_owned(), addresses: vec!["10.0.0.1".parse().expect("ip")], ..Node::default() };
+    change(&mut node);
+    node
+}
+
+fn slice(endpoints: Vec<Endpoint>) -> EndpointSlice {
+    let service = Key::new("default", "web");
+    EndpointSlice { key: service.clone(), service, family: Family::V4, ports: Vec::new(), endpoints }
+}
+
+fn ready(node: &str, last: u8) -> Endpoint {
+    Endpoint::ready([10, 2, 0, last].into(), node)
+}
+
+/// The targets as `name*weight`, or the name of the shared set.
+fn shown(service: &Service, slices: &[EndpointSlice], nodes: &Nodes, mode: Steering) -> (String, TargetPlan) {
+    let plan = targets(service, slices.iter(), nodes, mode, &config());
+    let set = plan.set(nodes);
+    let list: Vec<String> = set.targets.iter().map(|t| format!("{}*{}", t.node, t.weight)).collect();
+    assert_eq!(list.len(), plan.count);
+    (format!("{}{}", set.shared.map_or("", SharedSet::as_str), list.join(",")), plan)
+}
+
+#[test]
+fn api_steering_takes_members_by_weight_and_is_never_empty_without_need() {
+    let nodes = [
+        node("a", |_| ()),
+        node("b", |_| ()),
+        node("gone", |n| n.autoscaler_taint = true),
+        node("out", |n| n.excluded = true),
+    ];
+    let nodes = Nodes::new(nodes.iter());
+    let of = |endpoints: Vec<Endpoint>| shown(&service(), &[slice(endpoints)], &nodes, Steering::Api);
+    assert_eq!(of(vec![ready("a", 1), ready("a", 2), ready("b", 3)]).0, "a*2,b*1");
+    assert_eq!(of(vec![ready("a", 1), ready("gone", 2)]).0, "a*1");
+    let (list, plan) = of(vec![ready("gone", 1), ready("out", 2)]);
+    assert_eq!(list, "gone*1,out*1", "nobody else has one");
+    assert_eq!(plan.ineligible.len(), 2);
+    let nowhere = Endpoint { node: None, ..ready("a", 1) };
+    assert_eq!(of(vec![nowhere]).0, "eligiblea*1,b*1", "an endpoint without a node");
+    assert_eq!(of(vec![ready("unknown", 1)]).0, "eligiblea*1,b*1", "a node that has not been seen yet");
+    let (list, plan) = of(Vec::new());
+    assert_eq!((list.as_str(), plan.usable_endpoint), ("", false));
+    let unready = Endpoint { ready: false, serving: false, ..ready("a", 1) };
+    assert_eq!(of(vec![unready]).0, "");
+}
+
+#[test]
+fn other_modes_take_all_that_may_be_used() {
+    let nodes = [
+        node("a", |n| n.agent = Some("labelled/1".to_owned())),
+        node("b", |_| ()),
+        node("x", |n| n.deleting = true),
+    ];
+    let nodes = Nodes::new(nodes.iter());
+    let slices = [slice(vec![ready("a", 1)])];
+    assert_eq!(shown(&service(), &slices, &nodes, Steering::HealthCheck).0, "eligiblea*1,b*1");
+    let mut cluster = service();
+    cluster.external_policy = Policy::Cluster;
+    assert_eq!(shown(&cluster, &slices, &nodes, Steering::Api).0, "eligiblea*1,b*1");
+    cluster.proxy_name = Some(names::PROXY_NAME.to_owned());
+    let (list, plan) = shown(&cluster, &slices, &nodes, Steering::Api);
+    assert_eq!((list.as_str(), plan.without_agent.as_slice()), ("agentsa*1", &["b".to_owned()][..]));
+}
+
+#[test]
+fn every_node_has_a_reason() {
+    let nodes = [node("a", |_| ()), node("b", |_| ()), node("x", |n| n.deleting = true)];
+    let nodes = Nodes::new(nodes.iter());
+    let slices = [slice(vec![ready("a", 1)])];
+    let told = |mode| {
+        let (_, plan) = shown(&service(), &slices, &nodes, mode);
+        let list = target_reasons(&service(), slices.iter(), &nodes, &plan);
+        list.into_iter().map(|(node, reason)| format!("{node}: {reason}")).collect::<Vec<_>>()
+    };
+    assert_eq!(told(Steering::Api), ["a: 1 endpoints", "b: no endpoint", "x: the node is being deleted"]);
+    assert_eq!(told(Steering::HealthCheck)[1], "b: all eligible nodes are targets");
+}
+
+#[test]
+fn old_annotations_are_followed_once() {
+    let [beta, alpha] = names::LEGACY_EXTERNAL_TRAFFIC;
+    let old = |name: &str, value: &str| {
+        let mut service = annotated(name, value);
+        service.external_policy = Policy::Cluster;
+        service
+    };
+    assert_eq!(
+        legacy(&old(alpha, "OnlyLocal")),
+        Legacy::Local(json!({"spec": {"externalTrafficPolicy": "Local"}}))
+    );
+    assert_eq!(legacy(&old(alpha, "Global")), Legacy::None);
+    assert!(matches!(legacy(&old(beta, "local")), Legacy::Invalid(_)));
+    assert_eq!(legacy(&annotated(beta, "OnlyLocal")), Legacy::None, "it is Local already");
+    let mut both = old(alpha, "OnlyLocal");
+    both.annotations.insert(beta.to_owned(), "Global".to_owned());
+    assert_eq!(legacy(&both), Legacy::None, "the newer annotation counts");
+    let mut port = old(beta, "OnlyLocal");
+    port.annotations.insert(names::LEGACY_HEALTH_CHECK_NODE_PORT[1].to_owned(), "31000".to_owned());
+    let Legacy::Local(patch) = legacy(&port) else { panic!("a patch") };
+    assert_eq!(patch["spec"]["healthCheckNodePort"], 31000);
+    port.annotations.insert(names::LEGACY_HEALTH_CHECK_NODE_PORT[0].to_owned(), "70000".to_owned());
+    assert!(matches!(legacy(&port), Legacy::Invalid(_)));
+    port.annotations.insert(MIGRATED.to_owned(), "true".to_owned());
+    assert_eq!(legacy(&port), Legacy::None);
+}
+
+fn endpoint() -> impl Strategy<Value = Endpoint> {
+    (0u8..5, any::<u8>(), any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+        |(node, last, ready, serving, terminating)| {
+            let node = ["a", "b", "c", "unknown", ""][usize::from(node)];
+            let endpoint = Endpoint::ready([10, 2, 0, last].into(), node);
+            Endpoint {
+                node: endpoint.node.filter(|node| !node.is_empty()),
+                ready: ready && !terminating,
+                serving,
+                terminating,
+                ..endpoint
+            }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn targets_are_never_gone_while_an_endpoint_is_usable(
+        endpoints in proptest::collection::vec(endpoint(), 0..6),
+        tainted in 0u8..8,
+        api in any::<bool>(),
+    ) {
+        let mut nodes: Vec<Node> = ["a", "b", "c"].iter().map(|name| node(name, |_| ())).collect();
+        for (i, node) in nodes.iter_mut().enumerate() {
+            node.autoscaler_taint = tainted & (1 << i) != 0;
+        }
+        let some_eligible = nodes.iter().any(|node| node.eligibility().is_ok());
+        let view = Nodes::new(nodes.iter());
+        let mode = if api { Steering::Api } else { Steering::HealthCheck };
+        let usable = endpoints.iter().any(|e| e.ready || e.is_serving_terminating());
+        let slices = [slice(endpoints.clone())];
+        let (_, plan) = shown(&service(), &slices, &view, mode);
+        prop_assert_eq!(plan.usable_endpoint, usable);
+        if usable && some_eligible {
+            prop_assert!(plan.count > 0);
+        }
+        if plan.ineligible.is_empty() {
+            for target in plan.set(&view).targets {
+                let node = nodes.iter().find(|node| node.name == target.node).expect("known");
+                prop_assert!(node.eligibility().is_ok());
+            }
+        }
+        let mut turned = endpoints;
+        turned.reverse();
+        let (_, again) = shown(&service(), &[slice(turned)], &Nodes::new(nodes.iter().rev()), mode);
+        prop_assert_eq!(plan, again, "the order in which things are told does not count");
+    }
+}

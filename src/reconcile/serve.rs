@@ -5,16 +5,19 @@ use jiff::Timestamp;
 use steerage_model::{Service, names};
 use steerage_provider_api::{Error, LoadBalancer, Progress, Steering};
 
-use super::{Need, Reconciler, Seen, Went, refused};
+use super::{Need, Reconciler, Seen, Went};
 use crate::plan::{self, Legacy, Refusal, TargetPlan};
 use crate::reasons;
 use crate::state::State;
-use crate::status::{self, Facts, Why};
+use crate::status::{self, Facts, Health, Why};
 
 impl Reconciler {
     pub(super) async fn serve(&self, seen: &Seen, state: &mut State, need: &Need) -> Result<Went, Went> {
         let service = &seen.service;
-        self.follow_legacy(service, state).await?;
+        if self.follow_legacy(service, state, need).await {
+            // The watch brings the Service as it is now.
+            return Ok(Went::Done);
+        }
         self.hold(service, state).await?;
         let wanted = plan::steering(service, &self.config)
             .and_then(|steering| Ok((plan::load_balancer(service, steering, &self.config)?, steering)));
@@ -34,10 +37,14 @@ impl Reconciler {
         let mut degraded: Vec<Why> =
             frozen.iter().map(|message| (reasons::FROZEN, message.clone())).collect();
         let went = self.program(seen, state, need, (&lb, steering), &targets, frozen.is_some()).await;
+        if matches!(went, Err(Went::Provider(Error::Conflict(_)))) {
+            // Passes by itself, in a moment: not worth anybody's attention.
+            return went;
+        }
         if need.all
             && let Ok(health) = self.provider.target_health(&lb.owner).await
         {
-            state.health = Some(health);
+            state.health = Some(Health::of(&health));
         }
         let unprogrammed = match (&wanted, &went) {
             (Err(refusal), _) => {
@@ -143,8 +150,7 @@ impl Reconciler {
     ) -> Result<Went, Went> {
         let service = &seen.service;
         degraded.extend(self.degraded(service, state, targets));
-        let no_endpoints = (!targets.usable_endpoint)
-            .then(|| (reasons::NO_ENDPOINTS, "the Service has no endpoint that could answer".to_owned()));
+        let no_endpoints = (!targets.usable_endpoint).then(|| status::no_endpoints(service.has_selector));
         let tell = self.tell(service);
         let was_programmed =
             service.conditions.iter().any(|c| c.kind == names::PROGRAMMED && c.status == "True");
@@ -170,6 +176,7 @@ impl Reconciler {
             unprogrammed,
             ingress: (!state.ingress.is_empty()).then(|| state.ingress.clone()),
             usable_endpoint: targets.usable_endpoint,
+            has_selector: service.has_selector,
             targets: targets.count,
             health: state.health.clone(),
             degraded,
@@ -186,7 +193,8 @@ impl Reconciler {
 
     /// What is amiss while the rest works.
     fn degraded(&self, service: &Service, state: &State, targets: &TargetPlan) -> Vec<Why> {
-        let mut found: Vec<Why> = refused(state).into_iter().collect();
+        let refused = status::refused(&state.refused, state.health.as_ref());
+        let mut found: Vec<Why> = refused.into_iter().collect();
         let list = |names: &mut dyn Iterator<Item = &str>| names.collect::<Vec<_>>().join(", ");
         if !targets.without_agent.is_empty() {
             let nodes = list(&mut targets.without_agent.iter().map(String::as_str).take(20));
@@ -221,19 +229,23 @@ impl Reconciler {
         Ok(())
     }
 
-    async fn follow_legacy(&self, service: &Service, state: &mut State) -> Result<(), Went> {
+    /// Tells of old annotations, or follows them. `true` if the Service was changed.
+    async fn follow_legacy(&self, service: &Service, state: &mut State, need: &Need) -> bool {
         let tell = self.tell(service);
         let why = match plan::legacy(service) {
             Legacy::None => None,
             Legacy::Invalid(problem) => Some((reasons::INVALID_LEGACY_ANNOTATION, problem)),
+            // It was refused once, and nothing has changed since.
+            Legacy::Local(_) if state.unmigrated == state.fingerprint && !need.all => return false,
             Legacy::Local(patch) if self.migrate => match self.writer.migrate(service, patch).await {
                 Ok(()) => {
                     let message =
                         "changed once to what the old annotations ask for; edit the spec from now on";
                     tell.normal("Migrate", &(reasons::LEGACY_MIGRATED, message.to_owned()));
-                    None
+                    return true;
                 }
                 Err(error) => {
+                    state.unmigrated = state.fingerprint;
                     let message = format!("cannot follow the old annotations: {error}");
                     Some((reasons::LEGACY_MIGRATION_FAILED, message))
                 }
@@ -249,7 +261,7 @@ impl Reconciler {
         {
             tell.warning("Migrate", why);
         }
-        Ok(())
+        false
     }
 }
 

@@ -9,8 +9,9 @@ fn facts() -> Facts {
     Facts {
         ingress: Some(vec![vip("10.0.0.1")]),
         usable_endpoint: true,
+        has_selector: true,
         targets: 2,
-        health: Some(vec![health(HealthState::Unhealthy), health(HealthState::Healthy)]),
+        health: Some(health(&[HealthState::Unhealthy, HealthState::Healthy])),
         ..Facts::default()
     }
 }
@@ -19,8 +20,14 @@ fn vip(ip: &str) -> Ingress {
     Ingress { ip: Some(ip.parse().expect("ip")), hostname: None, ip_mode: Some(IpMode::Vip) }
 }
 
-fn health(state: HealthState) -> TargetHealth {
-    TargetHealth { node: "n".to_owned(), family: None, state, reason: String::new() }
+fn health(states: &[HealthState]) -> Health {
+    let target = |(i, state): (usize, &HealthState)| TargetHealth {
+        node: format!("node-{i}"),
+        family: None,
+        state: *state,
+        reason: "why".to_owned(),
+    };
+    Health::of(&states.iter().enumerate().map(target).collect::<Vec<_>>())
 }
 
 fn states(facts: &Facts) -> String {
@@ -33,10 +40,7 @@ fn states(facts: &Facts) -> String {
 fn conditions_follow_from_the_facts() {
     let unprogrammed = Some((reasons::NO_PORTS, "add one".to_owned()));
     let degraded = vec![(reasons::FROZEN, "a".to_owned()), (reasons::TARGETS_REFUSED, "b".to_owned())];
-    let only = |states: &[HealthState]| Facts {
-        health: Some(states.iter().map(|s| health(*s)).collect()),
-        ..facts()
-    };
+    let only = |states: &[HealthState]| Facts { health: Some(health(states)), ..facts() };
     for (facts, expected) in [
         (facts(), "True=Programmed True=TargetsHealthy False=AsAsked"),
         (Facts { unprogrammed, ..facts() }, "False=NoPorts True=TargetsHealthy False=AsAsked"),
@@ -109,4 +113,16 @@ fn clearing_takes_ours_and_nothing_else() {
     service.conditions.drain(..2);
     service.ingress.clear();
     assert_eq!(clearing_patch(&service, true), None);
+}
+
+#[test]
+fn unusable_targets_are_told_in_short() {
+    let at_once = [("a".to_owned(), "no address".to_owned())];
+    assert_eq!(refused(&[], Some(&health(&[HealthState::Healthy]))), None);
+    let (reason, message) = refused(&at_once, Some(&health(&[HealthState::Unused; 9]))).expect("some");
+    assert_eq!(reason, "TargetsRefused");
+    assert!(
+        message.starts_with("a: no address; node-0: why; ") && message.ends_with("; and 5 more"),
+        "{message}"
+    );
 }

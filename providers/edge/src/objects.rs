@@ -123,12 +123,15 @@ impl<S: Clone + Debug + DeserializeOwned> Objects<S> {
         Ok(())
     }
 
-    /// Reads one object from the API server itself.
-    pub(crate) async fn reread(&self, name: &str) -> Result<(), Failure> {
-        if let Some(object) = call(self.api.get_opt(name)).await? {
-            self.take_in(object);
+    /// Reads one object from the API server itself, and returns what is known after that.
+    pub(crate) async fn reread(&self, name: &str) -> Result<Option<Entry<S>>, Failure> {
+        let known = self.table.get(name);
+        match (call(self.api.get_opt(name)).await?, known) {
+            (Some(object), _) => drop(self.take_in(object)),
+            (None, Some(entry)) => self.table.forget(name, &entry.uid),
+            (None, None) => {}
         }
-        Ok(())
+        Ok(self.table.get(name))
     }
 
     fn take_in(&self, object: DynamicObject) -> Option<Change<S>> {

@@ -49,10 +49,18 @@ impl EdgeProvider {
         self.shared.listed().await;
     }
 
-    fn owned_entry(&self, owner: &Owner) -> Result<Option<Entry<LoadBalancerContent>>, Error> {
+    /// The object of this owner, if there is one. It is an error if somebody else's stands in its place.
+    async fn owned_entry(&self, owner: &Owner) -> Result<Option<Entry<LoadBalancerContent>>, Error> {
         let name = spec::object_name(owner);
-        match self.shared.balancers.table.get(&name) {
-            Some(entry) if entry.owner.as_ref() != Some(owner) => {
+        let balancers = &self.shared.balancers;
+        let is_foreign = |entry: &Entry<LoadBalancerContent>| entry.owner.as_ref() != Some(owner);
+        let mut entry = balancers.table.get(&name);
+        if entry.as_ref().is_some_and(is_foreign) {
+            // The user may just have taken it out of the way.
+            entry = balancers.reread(&name).await?;
+        }
+        match entry {
+            Some(entry) if is_foreign(&entry) => {
                 let message = format!(
                     "EdgeLoadBalancer {name} exists but is not Steerage's (label {}): delete or rename it",
                     spec::MANAGED_BY
@@ -88,7 +96,11 @@ impl EdgeProvider {
         let _one_at_a_time = self.shared.node_set_lock.lock().await;
         let sets = &self.shared.node_sets;
         let name = which.as_str();
-        match sets.table.get(name) {
+        let known = match sets.table.get(name) {
+            Some(entry) if !entry.managed => sets.reread(name).await?,
+            known => known,
+        };
+        match known {
             None => {
                 let labels = [(spec::MANAGED_BY.to_owned(), spec::MANAGER.to_owned())].into();
                 let metadata =
@@ -162,7 +174,7 @@ impl Provider for EdgeProvider {
         for predecessor in self.predecessors(&lb.owner) {
             self.delete(&predecessor).await?;
         }
-        let entry = self.owned_entry(&lb.owner)?;
+        let entry = self.owned_entry(&lb.owner).await?;
         if entry.as_ref().is_some_and(|entry| entry.deleting) {
             // Its address is still spoken for until it is gone; then a new one is made.
             return Ok(Ensured { progress: Progress::Again(HELD), ingress: Vec::new() });
@@ -201,7 +213,7 @@ impl Provider for EdgeProvider {
 
     async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<TargetsSet, Error> {
         self.shared.activate().await?;
-        let Some(entry) = self.owned_entry(&lb.owner)? else {
+        let Some(entry) = self.owned_entry(&lb.owner).await? else {
             return Err(Error::Conflict("the EdgeLoadBalancer is gone".to_owned()));
         };
         let (usable, refused) = spec::targets(&lb.families, set);
@@ -258,6 +270,7 @@ impl Provider for EdgeProvider {
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
         self.shared.activate().await?;
+        self.shared.write_pools().await;
         Ok(self
             .shared
             .balancers

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The suite of all providers, over a real API server, with a counting proxy between the two.
+
+#![allow(clippy::expect_used, reason = "a test")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::client::ConfigExt as _;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, ResourceExt as _};
+use serde_json::{Value, json};
+use steerage_edge_api::{AddressPool, EdgeLoadBalancer, EdgeNodeSet};
+use steerage_provider_api::{LoadBalancer, Owner, Target};
+use steerage_provider_conformance::{Answer, CallKind, Harness, Proxy, Request, Snapshot, Upstream, run};
+use steerage_provider_edge::{EdgeProvider, spec};
+use steerage_testserver::Server;
+
+const NAMESPACE: &str = "conformance-system";
+
+struct Edge {
+    proxy: Proxy,
+    client: Client,
+}
+
+impl Edge {
+    async fn start() -> anyhow::Result<Self> {
+        let server = Server::shared();
+        let client = server.client().await?;
+        install(&client).await?;
+        let kubeconfig = Kubeconfig::read_from(server.kubeconfig())?;
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        let host = config.cluster_url.host().expect("a host").trim_matches(['[', ']']).to_owned();
+        let address: IpAddr = host.parse()?;
+        let port = config.cluster_url.port_u16().unwrap_or(443);
+        let tls = Arc::new(config.rustls_client_config()?);
+        let upstream = Upstream::tls(SocketAddr::new(address, port), &host, tls)?;
+        Ok(Self { proxy: Proxy::start(upstream, classify).await?, client })
+    }
+
+    fn balancers(&self) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), NAMESPACE, &ApiResource::erase::<EdgeLoadBalancer>(&()))
+    }
+
+    fn node_sets(&self) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), NAMESPACE, &ApiResource::erase::<EdgeNodeSet>(&()))
+    }
+
+    fn names(lb: &LoadBalancer) -> [String; 2] {
+        let name = spec::object_name(&lb.owner);
+        [format!("{name}-guest"), name]
+    }
+}
+
+/// The CRDs, each spec with a field that only a later version knows, and a pool.
+async fn install(client: &Client) -> anyhow::Result<()> {
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for crd in steerage_edge_api::crds() {
+        let mut value = serde_json::to_value(&crd)?;
+        let spec = &mut value["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+        spec["properties"]["futureField"] = json!({"type": "string"});
+        if spec["properties"].get("healthCheck").is_some() {
+            spec["properties"]["healthCheck"]["properties"]["futureField"] = json!({"type": "string"});
+        }
+        let created = crds.create(&PostParams::default(), &serde_json::from_value(value)?).await?;
+        let established = |crd: &CustomResourceDefinition| {
+            let conditions = crd.status.as_ref().and_then(|status| status.conditions.clone());
+            conditions.unwrap_or_default().iter().any(|c| c.type_ == "Established" && c.status == "True")
+        };
+        while !established(&crds.get(&created.name_any()).await?) {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    }
+    let namespace = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}}))?;
+    Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+    let pool: AddressPool = serde_json::from_value(json!({
+        "apiVersion": "steerage.dev/v1alpha1", "kind": "AddressPool",
+        "metadata": {"name": "default"}, "spec": {"addresses": ["10.9.0.0/24"]},
+    }))?;
+    let pools: Api<AddressPool> = Api::namespaced(client.clone(), NAMESPACE);
+    // The collection is served a moment after the CRD says so.
+    let mut tries = 0;
+    while let Err(error) = pools.create(&PostParams::default(), &pool).await {
+        tries += 1;
+        anyhow::ensure!(tries < 50, "cannot create the pool: {error}");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    Ok(())
+}
+
+/// The provider's watches, and the lists that they begin with, run on their own; all else is a call.
+fn classify(request: &Request) -> CallKind {
+    let name = format!("{} {}", request.method(), request.uri().path());
+    let query = request.uri().query().unwrap_or_default();
+    if request.method() != "GET" {
+        CallKind::Write(name)
+    } else if query.contains("watch=") || query.contains("limit=") {
+        CallKind::Background
+    } else {
+        CallKind::Read(name)
+    }
+}
+
+#[async_trait]
+impl Harness for Edge {
+    type Provider = EdgeProvider;
+
+    async fn fresh(&self) -> anyhow::Result<EdgeProvider> {
+        let mut config = Config::new(self.proxy.url().parse()?);
+        config.default_retry = false;
+        let provider = EdgeProvider::new(&Client::try_from(config)?, NAMESPACE);
+        provider.listed().await;
+        Ok(provider)
+    }
+
+    fn proxy(&self) -> &Proxy {
+        &self.proxy
+    }
+
+    async fn snapshot(&self) -> anyhow::Result<Snapshot> {
+        let mut snapshot = Snapshot::new();
+        for (kind, api) in [("balancer", self.balancers()), ("set", self.node_sets())] {
+            for object in api.list(&ListParams::default()).await? {
+                let shown = json!({"labels": object.labels(), "data": object.data});
+                snapshot.insert(format!("{kind}/{}", object.name_any()), shown.to_string());
+            }
+        }
+        Ok(snapshot)
+    }
+
+    async fn targets(&self, owner: &Owner) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
+        let Some(object) = self.balancers().get_opt(&spec::object_name(owner)).await? else {
+            return Ok(BTreeMap::new());
+        };
+        let targets = object.data["spec"]["targets"].as_array().cloned().unwrap_or_default();
+        let nodes = targets.iter().filter_map(|target| Some(target["node"].as_str()?.to_owned())).collect();
+        Ok([("all".to_owned(), nodes)].into())
+    }
+
+    fn target(&self, index: usize) -> Target {
+        let address = format!("10.1.0.{}", index + 1).parse().expect("an address");
+        Target { addresses: vec![address], ..self.named(format!("node-{index}")) }
+    }
+
+    fn bad_target(&self) -> Target {
+        self.named("node-0-bad".to_owned())
+    }
+
+    fn throttle(&self) -> Answer {
+        let status = json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "TooManyRequests", "code": 429,
+            "message": "slow down", "details": {"retryAfterSeconds": 1},
+        });
+        Answer { status: 429, content_type: "application/json", body: status.to_string().into() }
+    }
+
+    async fn plant_foreign(&self, lb: &LoadBalancer) -> anyhow::Result<()> {
+        for name in Self::names(lb) {
+            let object: DynamicObject = serde_json::from_value(json!({
+                "apiVersion": "steerage.dev/v1alpha1", "kind": "EdgeLoadBalancer",
+                "metadata": {"name": name, "labels": {(spec::SERVICE_UID): lb.owner.uid}},
+                "spec": {
+                    "service": {"namespace": "default", "name": "guest", "uid": "guest"},
+                    "addresses": ["10.9.0.200"],
+                    "listeners": [{"protocol": "TCP", "port": 1}],
+                    "healthCheck": {"protocol": "TCP", "port": 1, "intervalMilliseconds": 1000,
+                        "timeoutMilliseconds": 1000, "healthyThreshold": 1, "unhealthyThreshold": 1},
+                },
+            }))?;
+            self.balancers().create(&PostParams::default(), &object).await?;
+        }
+        Ok(())
+    }
+
+    async fn remove_foreign(&self) -> anyhow::Result<()> {
+        for object in self.balancers().list(&ListParams::default()).await? {
+            if !object.labels().contains_key(spec::MANAGED_BY) {
+                self.balancers().delete(&object.name_any(), &DeleteParams::default()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn mark(&self, owner: &Owner) -> anyhow::Result<()> {
+        let mark = json!({
+            "metadata": {"labels": {"example.com/mark": "m"}, "annotations": {"example.com/mark": "m"}},
+            "spec": {"futureField": "m", "healthCheck": {"futureField": "m"}},
+        });
+        let name = spec::object_name(owner);
+        self.balancers().patch(&name, &PatchParams::default(), &Patch::Merge(mark)).await?;
+        Ok(())
+    }
+
+    async fn marked(&self, owner: &Owner) -> anyhow::Result<bool> {
+        let object = self.balancers().get(&spec::object_name(owner)).await?;
+        let spec = &object.data["spec"];
+        Ok(object.labels().contains_key("example.com/mark")
+            && object.annotations().contains_key("example.com/mark")
+            && [&spec["futureField"], &spec["healthCheck"]["futureField"]]
+                .iter()
+                .all(|v| **v == Value::from("m")))
+    }
+
+    fn steady_reads(&self) -> usize {
+        0
+    }
+}
+
+impl Edge {
+    fn named(&self, node: String) -> Target {
+        let (addresses, pod_cidrs) = (Vec::new(), Vec::new());
+        Target { node, addresses, provider_id: None, zone: None, pod_cidrs, weight: 1 }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_conforms() {
+    let edge = Edge::start().await.expect("a harness");
+    run(&edge).await.expect("conforms");
+}
