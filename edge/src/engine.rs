@@ -222,6 +222,7 @@ impl Engine {
             target_address = %probe.address,
             port = probe.check.port,
             state = ?seen.state,
+            weight = seen.weight,
             reason = seen.reason,
             "health changed"
         );

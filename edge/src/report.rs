@@ -27,7 +27,7 @@ use crate::plan::Finding;
 /// The least time between two writes of one object.
 const APART: Duration = Duration::from_secs(1);
 /// The longest pause after failures.
-const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// A write that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// What has not changed is written again after this time, in case somebody else has changed it.

@@ -11,6 +11,7 @@ use futures::StreamExt as _;
 use kube::core::DeserializeGuard;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use kube_runtime::WatchStreamExt as _;
+use kube_runtime::utils::Backoff;
 use kube_runtime::watcher::{self, Event as Watched, watcher};
 use serde::de::DeserializeOwned;
 use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet};
@@ -18,6 +19,35 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::world::Event;
+
+/// Pauses between attempts to reach the API server. The longest is short: edge hosts are few, and what they miss is traffic.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Pauses that double, from the start again after a success.
+#[derive(Debug)]
+struct Pauses(Duration);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(SHORTEST_PAUSE)
+    }
+}
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let next = (self.0 * 2).min(LONGEST_PAUSE);
+        Some(std::mem::replace(&mut self.0, next))
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+}
 
 /// A kind that is watched, and how its changes become events.
 pub(crate) trait Kind:
@@ -70,7 +100,7 @@ pub(crate) async fn watch<K: Kind>(
 ) -> anyhow::Result<()> {
     // An object that cannot be read must not stop the others.
     let api = Api::<DeserializeGuard<K>>::namespaced(client, &namespace);
-    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).backoff(Pauses::default()));
     let mut names = BTreeSet::new();
     loop {
         let event = tokio::select! {
@@ -181,4 +211,38 @@ async fn read(files: &[(PathBuf, SystemTime)]) -> Vec<Event> {
     }
     events.extend([EdgeLoadBalancer::all(balancers), EdgeNodeSet::all(node_sets)]);
     events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let mut pauses = Pauses::default();
+        let taken: Vec<_> = pauses.by_ref().take(7).map(|pause| pause.as_millis()).collect();
+        assert_eq!(taken, [200, 400, 800, 1600, 3200, 5000, 5000]);
+        pauses.reset();
+        assert_eq!(pauses.next(), Some(SHORTEST_PAUSE));
+    }
+
+    #[tokio::test]
+    async fn a_folder_is_read_and_what_cannot_be_read_is_skipped() {
+        let folder = std::env::temp_dir().join(format!("steerage-edge-source-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("folder");
+        let set = r#"{"kind": "EdgeNodeSet", "apiVersion": "steerage.dev/v1alpha1", "metadata": {"name": "all"}, "spec": {"targets": []}}"#;
+        for (name, text) in [("a.json", set), ("b.json", "{"), ("c.txt", set)] {
+            std::fs::write(folder.join(name), text).expect("write");
+        }
+        let files = stamp(&folder).expect("list");
+        let events = read(&files).await;
+        std::fs::remove_dir_all(&folder).expect("remove");
+        assert_eq!(files.len(), 2);
+        let mut world = crate::world::World::default();
+        for event in events {
+            world.take(event);
+        }
+        assert!(world.is_whole() && world.balancers.is_empty());
+        assert_eq!(world.node_sets.keys().collect::<Vec<_>>(), ["all"]);
+    }
 }
