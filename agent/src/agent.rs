@@ -20,7 +20,7 @@ use crate::health::{Listeners, Plane, Ports};
 use crate::kernel::{Applied, Cleaner, Dataplane};
 use crate::metrics::Metrics;
 use crate::place::Settings;
-use crate::plan::{Place, ServicePlan, plan_service};
+use crate::plan::{HealthPorts, Place, ServicePlan, plan_service};
 
 /// Waits after failed writes: from the first, doubling, to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -93,10 +93,10 @@ impl Agent {
                 state.host = self.settings.host_addresses();
             }
             self.step(&mut state);
-            if ticked && !self.dataplane.is_suspect() {
-                self.ports.raise(&self.dataplane.desired().health_ports());
+            if ticked {
+                self.ports.expire();
             }
-            self.open_ports(&state);
+            self.open_ports(&mut state, ticked);
         }
     }
 
@@ -140,6 +140,8 @@ impl Agent {
             let balanced = service.is_some_and(|service| service.kind == ServiceKind::LoadBalancer);
             self.ports.lower(key, plan.health.as_ref(), balanced);
         }
+        let raised = updates.iter().filter_map(|(key, plan)| Some((key.clone(), plan.health.clone()?)));
+        let raised: HealthPorts = raised.collect();
         self.plane.queued();
         let started = std::time::Instant::now();
         let pods = state.place.as_ref().map(|(_, pods)| pods.clone()).unwrap_or_default();
@@ -149,7 +151,7 @@ impl Agent {
         match result {
             Ok(applied) => {
                 state.retry = None;
-                self.applied(applied, started.elapsed());
+                self.applied(applied, &raised, started.elapsed());
                 self.ask_to_announce(announced.as_deref());
             }
             Err(error) => {
@@ -161,7 +163,7 @@ impl Agent {
         }
     }
 
-    fn applied(&mut self, applied: Applied, took: Duration) {
+    fn applied(&mut self, applied: Applied, raised: &HealthPorts, took: Duration) {
         let Applied { elements, full, udp } = applied;
         tracing::debug!(elements, full, seconds = took.as_secs_f64(), "rules are in the kernel");
         self.metrics.applies.inc();
@@ -169,10 +171,14 @@ impl Agent {
         self.metrics.elements.inc_by(u64::try_from(elements).unwrap_or(u64::MAX));
         self.metrics.last_apply.set(jiff::Timestamp::now().as_second());
         let desired = self.dataplane.desired();
-        self.metrics.frontends.set(i64::try_from(desired.frontends().count()).unwrap_or(i64::MAX));
-        let ports = desired.health_ports();
-        self.metrics.health_ports.set(i64::try_from(ports.len()).unwrap_or(i64::MAX));
-        self.ports.raise(&ports);
+        self.metrics.frontends.set(i64::try_from(desired.frontend_count()).unwrap_or(i64::MAX));
+        if full {
+            // Earlier plans may have waited for this write too.
+            self.ports.raise(&desired.health_ports());
+        } else {
+            self.ports.raise(raised);
+        }
+        self.metrics.health_ports.set(i64::try_from(self.ports.count()).unwrap_or(i64::MAX));
         self.plane.updated();
         self.cleaner.clean(udp);
         if let Some(first) = self.first.take() {
@@ -191,12 +197,15 @@ impl Agent {
         ask.send_if_modified(|asked| std::mem::replace(asked, missing) != missing);
     }
 
-    fn open_ports(&mut self, state: &State) {
+    fn open_ports(&mut self, state: &mut State, ticked: bool) {
         let Some((place, _)) = &state.place else { return };
+        let version = (self.ports.version(), place.node_port_addresses.clone());
+        let again = ticked && self.listeners.any_busy();
         // Not before the rules are in the kernel: then the first answer is the right one.
-        if self.first.is_some() {
+        if self.first.is_some() || (state.opened.as_ref() == Some(&version) && !again) {
             return;
         }
+        state.opened = Some(version);
         for busy in self.listeners.reconcile(&place.node_port_addresses) {
             tracing::warn!(
                 service = %busy.service, address = %busy.address, error = %busy.error,
@@ -227,6 +236,8 @@ struct State {
     place: Option<(Place, Vec<IpNet>)>,
     host: Vec<IpAddr>,
     foreign: bool,
+    /// The version of the ports, and the addresses, for which servers were opened.
+    opened: Option<(u64, Vec<IpAddr>)>,
     /// When a failed write is tried again, and how long that was waited for.
     retry: Option<(Instant, Duration)>,
 }

@@ -45,14 +45,36 @@ struct Open {
 
 /// The open ports. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Ports(Arc<Mutex<BTreeMap<u16, Open>>>);
+pub struct Ports(Arc<Mutex<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    open: BTreeMap<u16, Open>,
+    /// Counts up when a port opens, closes or gets another Service.
+    version: u64,
+}
+
+impl Table {
+    fn insert(&mut self, port: u16, answer: Answer) {
+        let who = |answer: &Answer| (answer.service.clone(), answer.v4.is_some(), answer.v6.is_some());
+        let new = who(&answer);
+        let old = self.open.insert(port, Open { answer, until: None });
+        self.version += u64::from(old.is_none_or(|old| who(&old.answer) != new));
+    }
+
+    fn retain(&mut self, keep: impl FnMut(&u16, &mut Open) -> bool) {
+        let before = self.open.len();
+        self.open.retain(keep);
+        self.version += u64::from(self.open.len() != before);
+    }
+}
 
 impl Ports {
     /// Takes in what is desired before it is in the kernel: counts fall, none rises, and a new port opens with nothing.
     pub fn lower(&self, service: &Key, desired: Option<&HealthPort>, still_balanced: bool) {
-        let mut open = self.lock();
+        let mut table = self.lock();
         let now = Instant::now();
-        open.retain(|port, open| {
+        table.retain(|port, open| {
             if open.answer.service != *service || desired.is_some_and(|desired| desired.port == *port) {
                 return true;
             }
@@ -62,38 +84,52 @@ impl Ports {
         });
         let Some(desired) = desired else { return };
         let fallen = |old: Option<usize>, new: Option<usize>| new.map(|new| new.min(old.unwrap_or(0)));
-        let old =
-            open.get(&desired.port).filter(|open| open.answer.service == *service).map(|open| &open.answer);
+        let old = table.open.get(&desired.port).filter(|open| open.answer.service == *service);
+        let old = old.map(|open| &open.answer);
         let answer = Answer {
             service: service.clone(),
             v4: fallen(old.and_then(|old| old.v4), desired.v4),
             v6: fallen(old.and_then(|old| old.v6), desired.v6),
         };
-        open.insert(desired.port, Open { answer, until: None });
+        table.insert(desired.port, answer);
     }
 
     /// Takes in what is in the kernel now.
     pub fn raise(&self, desired: &BTreeMap<Key, HealthPort>) {
-        let mut open = self.lock();
-        let now = Instant::now();
-        open.retain(|_, open| open.until.is_none_or(|until| now < until));
+        let mut table = self.lock();
         for (service, health) in desired {
             let answer = Answer { service: service.clone(), v4: health.v4, v6: health.v6 };
-            open.insert(health.port, Open { answer, until: None });
+            table.insert(health.port, answer);
         }
+    }
+
+    /// Closes the ports that have lingered long enough.
+    pub fn expire(&self) {
+        let now = Instant::now();
+        self.lock().retain(|_, open| open.until.is_none_or(|until| now < until));
+    }
+
+    /// Changes when other ports are open, or for other Services, than before.
+    pub fn version(&self) -> u64 {
+        self.lock().version
+    }
+
+    /// How many ports are open.
+    pub fn count(&self) -> usize {
+        self.lock().open.len()
     }
 
     /// What a port answers; `None` when it is not one.
     pub fn answer(&self, port: u16) -> Option<Answer> {
-        self.lock().get(&port).map(|open| open.answer.clone())
+        self.lock().open.get(&port).map(|open| open.answer.clone())
     }
 
     /// All ports with their Services.
     pub fn all(&self) -> BTreeMap<u16, Answer> {
-        self.lock().iter().map(|(port, open)| (*port, open.answer.clone())).collect()
+        self.lock().open.iter().map(|(port, open)| (*port, open.answer.clone())).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u16, Open>> {
+    fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -189,7 +225,7 @@ mod tests {
         let ports = Ports::default();
         ports.raise(&[(key(), health(31000, 2))].into());
         ports.lower(&key(), None, true);
-        ports.raise(&BTreeMap::new());
+        ports.expire();
         assert_eq!(count(&ports, 31000), Some(2));
         // Another Service gets the port.
         let other = Key::new("shop", "other");

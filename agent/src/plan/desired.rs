@@ -14,8 +14,9 @@ pub struct Desired {
     plans: BTreeMap<Key, ServicePlan>,
     /// The Services that want a frontend. The first by name has it: any rule that all nodes follow will do.
     claims: BTreeMap<Frontend, BTreeSet<Key>>,
-    cluster_addresses: Counted,
-    hairpins: Counted,
+    cluster_addresses: Counted<IpAddr>,
+    hairpins: Counted<IpAddr>,
+    timeouts: Counted<u32>,
 }
 
 /// What an update touched; what it is now, [`Desired`] says.
@@ -57,6 +58,7 @@ impl Desired {
                 }
                 old.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.remove(addr));
                 old.hairpins.iter().for_each(|addr| self.hairpins.remove(addr));
+                old.timeouts().for_each(|seconds| self.timeouts.remove(&seconds));
             }
             if new != ServicePlan::default() {
                 for (frontend, _) in &new.frontends {
@@ -64,6 +66,7 @@ impl Desired {
                 }
                 new.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.add(*addr));
                 new.hairpins.iter().for_each(|addr| self.hairpins.add(*addr));
+                new.timeouts().for_each(|seconds| self.timeouts.add(seconds));
                 self.plans.insert(key, new);
             }
         }
@@ -73,6 +76,11 @@ impl Desired {
     pub fn action(&self, frontend: &Frontend) -> Option<&Action> {
         let owner = self.claims.get(frontend)?.first()?;
         self.plans.get(owner)?.frontends.iter().find(|(of, _)| of == frontend).map(|(_, action)| action)
+    }
+
+    /// How many frontends there are.
+    pub fn frontend_count(&self) -> usize {
+        self.claims.len()
     }
 
     /// All frontends.
@@ -117,37 +125,39 @@ impl Desired {
 
     /// The affinity timeouts in use, in seconds.
     pub fn timeouts(&self) -> BTreeSet<u32> {
-        self.plans
-            .values()
-            .flat_map(|plan| &plan.frontends)
-            .filter_map(|(_, action)| action.affinity)
-            .collect()
+        self.timeouts.all().collect()
     }
 }
 
-/// Addresses, each with how many Services need it.
-#[derive(Debug, Clone, Default)]
-struct Counted(BTreeMap<IpAddr, usize>);
+/// Things, each with how many Services need it.
+#[derive(Debug, Clone)]
+struct Counted<T>(BTreeMap<T, usize>);
 
-impl Counted {
-    fn add(&mut self, addr: IpAddr) {
-        *self.0.entry(addr).or_default() += 1;
+impl<T> Default for Counted<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T: Ord + Copy> Counted<T> {
+    fn add(&mut self, thing: T) {
+        *self.0.entry(thing).or_default() += 1;
     }
 
-    fn remove(&mut self, addr: &IpAddr) {
-        if let Some(count) = self.0.get_mut(addr) {
+    fn remove(&mut self, thing: &T) {
+        if let Some(count) = self.0.get_mut(thing) {
             *count -= 1;
             if *count == 0 {
-                self.0.remove(addr);
+                self.0.remove(thing);
             }
         }
     }
 
-    fn has(&self, addr: &IpAddr) -> bool {
-        self.0.contains_key(addr)
+    fn has(&self, thing: &T) -> bool {
+        self.0.contains_key(thing)
     }
 
-    fn all(&self) -> impl Iterator<Item = IpAddr> {
+    fn all(&self) -> impl Iterator<Item = T> {
         self.0.keys().copied()
     }
 }

@@ -87,6 +87,13 @@ pub struct ServicePlan {
     pub health: Option<HealthPort>,
 }
 
+impl ServicePlan {
+    /// The affinity timeouts of its frontends, in seconds.
+    pub fn timeouts(&self) -> impl Iterator<Item = u32> {
+        self.frontends.iter().filter_map(|(_, action)| action.affinity)
+    }
+}
+
 /// This node's place in the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
