@@ -233,3 +233,31 @@ fn targets_off_the_link_and_addresses_in_use_are_reported() {
     eventually("the address is taken", || bed.holds(0));
     bed.settle(&[0]);
 }
+
+#[test]
+fn errors_about_a_connection_reach_its_node() {
+    let mut bed = Bed::new(1, 3);
+    bed.balance(&[0, 1, 2], |_| {});
+    bed.start_ready(0);
+    bed.settle(&[0, 1, 2]);
+    // Behind the router packets must be smaller: it tells the sender, which is the virtual address, by ICMP.
+    let router = bed.netns("router");
+    sh(&format!(
+        "ip -n {router} route replace 10.1.0.0/16 dev client src 10.1.0.1 mtu 1300
+         ip -n {router} -6 route replace fd01::/64 dev client metric 1 mtu 1300"
+    ));
+    within(&bed.client(), || {
+        for vip in [VIP4, VIP6] {
+            for _ in 0..6 {
+                let mut talk = Talk::open(vip).expect("connect");
+                talk.say(&"x".repeat(20_000)).expect("the node learns what fits");
+            }
+        }
+    });
+    for client in ["10.1.0.2", "fd01::2"] {
+        let route = |node: &bed::Node| {
+            sh(&format!("ip -n {} route get {client}", bed.netns(&node.name))).contains("mtu 1300")
+        };
+        assert!(bed.nodes.iter().any(route), "no node has learnt what fits on the way to {client}");
+    }
+}
