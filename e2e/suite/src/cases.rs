@@ -98,13 +98,13 @@ fn all() -> Vec<Case> {
         KubeProxy Common faults::a_killed_controller_costs_no_connection,
         Both Common faults::a_killed_agent_costs_no_connection,
         KubeProxy Common faults::a_killed_edge_costs_no_connection,
-        KubeProxy Common faults::an_absent_api_server_costs_no_connection,
         KubeProxy Own faults::rolling_update,
         KubeProxy Own faults::scale_down,
         KubeProxy Common faults::policy_flip,
         KubeProxy Common faults::mode_flip,
         KubeProxy Own faults::node_drain,
         KubeProxy Own faults::node_death,
+        KubeProxy Common faults::an_absent_api_server_costs_no_connection,
         Both Common life_cycle::nothing_is_left,
     ]
     .into()

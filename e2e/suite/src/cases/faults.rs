@@ -6,6 +6,7 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -21,7 +22,7 @@ use tokio::time::sleep;
 use crate::load::{AFTER, BEFORE, Client, Failure, Load, Tally};
 use crate::pods::{deployment, has};
 use crate::scene::Scene;
-use crate::services::{PORT, Spec};
+use crate::services::{PORT, Spec, Vips};
 use crate::suite::ECHO;
 use crate::system;
 use crate::wait::{SOON, until};
@@ -191,11 +192,23 @@ async fn rolled_out(scene: &Scene, generation: Option<i64>) -> Result<()> {
     .await
 }
 
-/// A Service in each mode, named after it, and a client for each. Returns when the edge sees every node with a backend as healthy.
+/// A Service in each mode, named after it, and a client for each. Returns when every node knows the addresses and the edge sees every
+/// node with a backend as healthy.
+///
+/// No client connects before: a node that does not know an address yet tracks the connection untranslated for two minutes, and would
+/// drop a later one from the same port. For the same reason no test has the addresses of another.
 async fn expose(scene: &Scene, app: &str, adapt: impl Fn(Spec) -> Spec) -> Result<Vec<Client>> {
+    static NEXT: AtomicU8 = AtomicU8::new(0x60);
     let mut clients = Vec::new();
     for ((mode, family), host) in MODES.into_iter().zip([V4, V6]).zip(scene.suite.clients()) {
-        let (_, vips) = scene.serve(&adapt(Spec::new(mode, app).steered(mode))).await?;
+        let last = NEXT.fetch_add(1, Ordering::Relaxed);
+        let addresses = format!("10.77.200.{last},fd77::c8{last:02x}");
+        let spec = Spec::new(mode, app).steered(mode).annotated(names::ADDRESSES, &addresses);
+        let (_, vips) = scene.expose(&adapt(spec)).await?;
+        for node in scene.nodes() {
+            known(scene, &node.name, vips).await?;
+        }
+        scene.answers(vips, PORT).await?;
         clients.push(Client { host, to: vips.at(family, PORT), what: format!("{mode}, {family}") });
     }
     let pods = scene.pods(app).await?;
@@ -207,6 +220,18 @@ async fn expose(scene: &Scene, app: &str, adapt: impl Fn(Spec) -> Spec) -> Resul
         scene.healthy(mode, &nodes).await?;
     }
     Ok(clients)
+}
+
+/// Returns when a node's rules name both addresses.
+async fn known(scene: &Scene, node: &str, vips: Vips) -> Result<()> {
+    until(format!("rules of {node} for {vips:?}"), SOON, async || -> Result<()> {
+        let rules = scene.suite.cluster(|cluster| cluster.exec(node, &["nft", "list", "ruleset"]))?;
+        for address in [vips.ipv4, vips.ipv6] {
+            ensure!(rules.contains(&address.to_string()), "nothing of {address}");
+        }
+        Ok(())
+    })
+    .await
 }
 
 async fn under_load(

@@ -52,7 +52,8 @@ async fn moves(scene: &Scene, mode: &str) -> Result<()> {
     for (node, ready) in nodes.iter().zip([true, false]) {
         pods.push(scene.backend(&format!("on-{}", node.name), "web", &node.name, ready, 0).await?);
     }
-    let spec = Spec::new("web", "web").steered(mode).annotated("steerage.dev/health-check-interval", INTERVAL);
+    let spec =
+        Spec::new("web", "web").steered(mode).annotated("steerage.dev/health-check-interval", INTERVAL);
     let (_, vips) = scene.serve(&spec).await?;
     let Following { mut joined, mut left } = follow(scene, &nodes, &pods, vips, MOVES, |_, _, _| ()).await?;
     for (what, times) in [("joins", &mut joined), ("leaves", &mut left)] {
