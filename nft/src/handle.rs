@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The handle to nftables: commits batches, reads back what is there. All calls are synchronous and never wait for anything
-//! but the kernel's own work; call them off an asynchronous runtime's threads when a batch is large.
+//! The handle to nftables: commits batches, reads back what is there. All calls are synchronous and wait for hardly
+//! anything but the kernel's own work; call them off an asynchronous runtime's threads when a batch is large.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -21,6 +24,10 @@ const BATCH_GENERATION: u16 = 1;
 const ERESTART: i32 = 85;
 /// How often a dump that others disturbed is tried again, and a transaction that others overtook.
 const TRIES: usize = 16;
+/// A set of so few elements still has the table that it was created with.
+const NEVER_GREW: usize = 32;
+/// Time between two listings that should agree.
+const SETTLE: Duration = Duration::from_millis(5);
 
 /// A connection to nftables of the network namespace in which it was opened.
 #[derive(Debug)]
@@ -105,17 +112,28 @@ impl Nft {
         Ok(all.into_iter().filter(|(of, _)| *of == table.name).map(|(_, name)| name).collect())
     }
 
-    /// The elements of a set or map, without their timeouts. The kernel's work grows with the square of a set's size:
-    /// a tenth of a second for 90,000 elements.
+    /// The elements of a set or map, without their timeouts, in order. The kernel's work grows with the square of a set's
+    /// size: a tenth of a second for 90,000 elements. After a set has grown, the kernel moves its elements to a larger table in
+    /// the background, and a listing then misses some without saying so: a set that may have grown is read until two listings
+    /// agree, with short waits in between.
     pub fn elements(&mut self, table: &Table, set: &str) -> Result<Vec<Element>, Error> {
         let only = |m: &mut Writer| {
             m.attr_str(1, &table.name);
             m.attr_str(2, set);
         };
         let operation = format!("list elements of set {set} of {table}");
-        let pieces =
-            self.dump(message::GETSETELEM, table.family, &operation, only, |m| Some(decode::elements(m)))?;
-        Ok(pieces.into_iter().flatten().collect())
+        let mut last = None;
+        for _ in 0..TRIES {
+            let decode = |m: &Message<'_>| Some(decode::elements(m));
+            let pieces = self.dump(message::GETSETELEM, table.family, &operation, only, decode)?;
+            let found: BTreeSet<Element> = pieces.into_iter().flatten().collect();
+            if (found.len() <= NEVER_GREW && last.is_none()) || last.as_ref() == Some(&found) {
+                return Ok(found.into_iter().collect());
+            }
+            last = Some(found);
+            std::thread::sleep(SETTLE);
+        }
+        Err(Error::Torn("a set"))
     }
 
     /// Dumps until a dump was not disturbed.
