@@ -203,8 +203,8 @@ impl Cluster {
                     .any(|verb| line.contains(&format!("verb=\"{verb}\"")))
                 && resources.iter().any(|resource| line.contains(&format!("resource=\"{resource}\"")))
         };
-        let value = |line: &str| line.rsplit(' ').next().and_then(|number| number.parse::<f64>().ok());
-        text.lines().filter(counts).filter_map(value).sum::<f64>() as u64
+        let value = |line: &str| line.rsplit(' ').next().and_then(|number| number.parse::<u64>().ok());
+        text.lines().filter(counts).filter_map(value).sum()
     }
 
     /// Starts a controller.

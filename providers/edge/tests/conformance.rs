@@ -14,7 +14,7 @@ use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch
 use kube::client::ConfigExt as _;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt as _};
-use serde_json::{Value, json};
+use serde_json::json;
 use steerage_edge_api::{AddressPool, EdgeLoadBalancer, EdgeNodeSet};
 use steerage_provider_api::{LoadBalancer, Owner, Target};
 use steerage_provider_conformance::{Answer, CallKind, Harness, Proxy, Request, Snapshot, Upstream, run};
@@ -144,11 +144,11 @@ impl Harness for Edge {
 
     fn target(&self, index: usize) -> Target {
         let address = format!("10.1.0.{}", index + 1).parse().expect("an address");
-        Target { addresses: vec![address], ..self.named(format!("node-{index}")) }
+        Target { addresses: vec![address], ..named(format!("node-{index}")) }
     }
 
     fn bad_target(&self) -> Target {
-        self.named("node-0-bad".to_owned())
+        named("node-0-bad".to_owned())
     }
 
     fn throttle(&self) -> Answer {
@@ -203,7 +203,7 @@ impl Harness for Edge {
             && object.annotations().contains_key("example.com/mark")
             && [&spec["futureField"], &spec["healthCheck"]["futureField"]]
                 .iter()
-                .all(|v| **v == Value::from("m")))
+                .all(|v| v.as_str() == Some("m")))
     }
 
     fn steady_reads(&self) -> usize {
@@ -211,11 +211,9 @@ impl Harness for Edge {
     }
 }
 
-impl Edge {
-    fn named(&self, node: String) -> Target {
-        let (addresses, pod_cidrs) = (Vec::new(), Vec::new());
-        Target { node, addresses, provider_id: None, zone: None, pod_cidrs, weight: 1 }
-    }
+fn named(node: String) -> Target {
+    let (addresses, pod_cidrs) = (Vec::new(), Vec::new());
+    Target { node, addresses, provider_id: None, zone: None, pod_cidrs, weight: 1 }
 }
 
 #[tokio::test(flavor = "multi_thread")]
