@@ -13,7 +13,9 @@ mod hold;
 mod record;
 
 pub(crate) use candidate::Timing;
-pub(crate) use hold::{Claim, Held, LeaseError, Options, acquire};
+#[cfg(test)]
+pub(crate) use hold::LeaseError;
+pub(crate) use hold::{Claim, Options, acquire};
 
 #[cfg(test)]
 mod tests;

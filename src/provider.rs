@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 use crate::rate::Budget;
 
 /// Longest time for one call, which may consist of many of the cloud's.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_mins(1);
 
 /// A provider, guarded.
 pub(crate) struct Guarded {

@@ -53,7 +53,7 @@ mod tests {
             (0..calls).map(|_| (budget.reserve(at) - at).as_millis()).collect()
         };
         assert_eq!(waits(now, 5), [0, 0, 0, 100, 200]);
-        let later = now + Duration::from_secs(60);
+        let later = now + Duration::from_mins(1);
         assert_eq!(waits(later, 4), [0, 0, 0, 100], "no more than the burst is saved up");
     }
 }

@@ -126,10 +126,10 @@ impl Reconciler {
             self.states.remove(owner);
         }
         self.metrics.load_balancers.set(i64::try_from(self.states.len()).unwrap_or(i64::MAX));
-        self.outcome(owner, need, went.unwrap_or_else(|went| went))
+        self.outcome(owner, &need, went.unwrap_or_else(|went| went))
     }
 
-    fn outcome(&self, owner: &Owner, need: Need, went: Went) -> Outcome<Need> {
+    fn outcome(&self, owner: &Owner, need: &Need, went: Went) -> Outcome<Need> {
         match went {
             Went::Done => {
                 self.metrics.reconciled("done");
@@ -137,7 +137,7 @@ impl Reconciler {
             }
             Went::Again(after) => {
                 self.metrics.reconciled("again");
-                Outcome::Again(after, Need { all: true, ..need })
+                Outcome::Again(after, Need { all: true, ..*need })
             }
             // No retry helps until the Service or the configuration changes, and both bring it back here.
             Went::Provider(Error::Invalid { reason, message }) => {
@@ -149,12 +149,12 @@ impl Reconciler {
                 self.metrics.reconciled("failed");
                 tracing::warn!(service = %owner.service, %error, "failed, to be tried again");
                 let after = if let Error::Throttled { after, .. } = &error { *after } else { None };
-                Outcome::Failed(after, Need { all: true, ..need })
+                Outcome::Failed(after, Need { all: true, ..*need })
             }
             Went::Write(error) => {
                 self.metrics.reconciled("failed");
                 tracing::warn!(service = %owner.service, %error, "cannot write to the Service, to be tried again");
-                Outcome::Failed(None, Need { all: true, ..need })
+                Outcome::Failed(None, Need { all: true, ..*need })
             }
         }
     }

@@ -93,12 +93,11 @@ pub(crate) fn desired(facts: &Facts, generation: Option<i64>) -> Desired {
         message,
         observed_generation: generation,
     };
-    let programmed = match &facts.unprogrammed {
-        Some(why) => condition(names::PROGRAMMED, "False", why.clone()),
-        None => {
-            let why = (reasons::PROGRAMMED, "the load balancer is as the Service asks".to_owned());
-            condition(names::PROGRAMMED, "True", why)
-        }
+    let programmed = if let Some(why) = &facts.unprogrammed {
+        condition(names::PROGRAMMED, "False", why.clone())
+    } else {
+        let why = (reasons::PROGRAMMED, "the load balancer is as the Service asks".to_owned());
+        condition(names::PROGRAMMED, "True", why)
     };
     let (status, why) = serving(facts);
     let degraded = match facts.degraded.first() {

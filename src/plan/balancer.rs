@@ -90,7 +90,7 @@ fn requested_addresses(service: &Service) -> Result<Vec<IpAddr>, Refusal> {
         return Ok(Vec::new());
     };
     text.split(',')
-        .map(|value| value.trim())
+        .map(str::trim)
         .map(|value| {
             value.parse().map_err(|_| Refusal::InvalidRequestedAddress { field, value: value.to_owned() })
         })

@@ -30,7 +30,7 @@ fn urgent(number: u32) -> Tickets {
     Tickets([number].into(), true)
 }
 
-const BACKOFF: Backoff = Backoff { least: Duration::from_millis(100), most: Duration::from_secs(60) };
+const BACKOFF: Backoff = Backoff { least: Duration::from_millis(100), most: Duration::from_mins(1) };
 const SECOND: Duration = Duration::from_secs(1);
 
 fn queue() -> (Queue<Tickets>, Instant) {

@@ -45,10 +45,10 @@ impl Reconciler {
             }
         }
         // A Service that is another's by now has the other's ingress and conditions.
-        if service.class.is_none() || plan::is_of_class(service, &self.config.classes) {
-            if let Some(patch) = status::clearing_patch(service, true) {
-                self.writer.status(&service.key, patch).await?;
-            }
+        if (service.class.is_none() || plan::is_of_class(service, &self.config.classes))
+            && let Some(patch) = status::clearing_patch(service, true)
+        {
+            self.writer.status(&service.key, patch).await?;
         }
         if !finalizers.is_empty() || service.annotations.contains_key(plan::PROVIDER) {
             self.writer.release(service, &finalizers).await?;

@@ -22,9 +22,8 @@ impl Reconciler {
         let wanted = plan::steering(service, &self.config)
             .and_then(|steering| Ok((plan::load_balancer(service, steering, &self.config)?, steering)));
         let (lb, steering) = match (&wanted, &state.applied) {
-            (Ok((lb, steering)), _) => (lb.clone(), *steering),
-            // What it asks for cannot be had: what stands goes on, and follows its endpoints.
-            (Err(_), Some((lb, steering))) => (lb.clone(), *steering),
+            // Where what it asks for cannot be had, what stands goes on, and follows its endpoints.
+            (Ok((lb, steering)), _) | (Err(_), Some((lb, steering))) => (lb.clone(), *steering),
             (Err(refusal), None) => {
                 let targets = self.targets(seen, self.config.default_steering);
                 return self
@@ -79,10 +78,10 @@ impl Reconciler {
         let stands = state.applied.as_ref().map(|(applied, _)| applied.clone());
         let same = stands.as_ref().is_some_and(|applied| same_structure(applied, lb));
         let moved = state.targets != Some(targets.digest) && !frozen;
-        if let (Some(applied), true) = (&stands, moved) {
-            if let Progress::Again(after) = self.set_targets(seen, state, need, applied, targets).await? {
-                return Ok(Went::Again(after));
-            }
+        if let (Some(applied), true) = (&stands, moved)
+            && let Progress::Again(after) = self.set_targets(seen, state, need, applied, targets).await?
+        {
+            return Ok(Went::Again(after));
         }
         if same && !need.all {
             return Ok(Went::Done);
