@@ -20,7 +20,7 @@ use crate::progress::wait;
 use crate::state::{Lab, write};
 
 /// Where an edge answers for its health and tells its metrics, inside its host: its own default.
-pub const ADMIN_PORT: u16 = 9812;
+pub const ADMIN_PORT: u16 = 10359;
 
 /// How long an edge may take to be ready.
 const READY_WITHIN: Duration = Duration::from_mins(1);
