@@ -6,7 +6,7 @@
 //! - [`Rule`] is built from [`Source`]s, what a rule can load: parts of the packet, marks, hashes, map lookups.
 //! - [`Nft`] also lists what is there; [`Monitor`] tells who changes it; [`Conntrack`] lists and deletes flows.
 //!
-//! Keys and data of elements are bytes as they lie in the kernel's registers: [`concat`] makes them, and a list of sources
+//! Keys and data of elements are bytes as they lie in the kernel's registers: [`concat()`] makes them, and a list of sources
 //! given to [`Rule::in_set`] or [`Rule::map`] makes the same layout from a packet.
 //!
 //! ```no_run

@@ -144,7 +144,7 @@ impl Set {
 /// What an element of a map holds.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Data {
-    /// A value as it lies in registers, see [`concat`].
+    /// A value as it lies in registers, see [`concat()`].
     Value(Vec<u8>),
     /// A verdict.
     Verdict(Verdict),
@@ -153,7 +153,7 @@ pub enum Data {
 /// One element of a set or map.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Element {
-    /// The key as it lies in registers, see [`concat`]; of a range, its first key.
+    /// The key as it lies in registers, see [`concat()`]; of a range, its first key.
     pub key: Vec<u8>,
     /// The last key of a range, inclusive.
     pub key_end: Option<Vec<u8>>,
