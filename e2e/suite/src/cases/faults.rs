@@ -19,6 +19,7 @@ use steerage_model::Family::{V4, V6};
 use steerage_model::names;
 use tokio::time::sleep;
 
+use crate::args::Boot;
 use crate::load::{AFTER, BEFORE, Client, Failure, Load, Tally};
 use crate::pods::{deployment, has};
 use crate::scene::Scene;
@@ -56,7 +57,10 @@ pub(super) async fn a_killed_controller_costs_no_connection(scene: Arc<Scene>) -
 pub(super) async fn a_killed_agent_costs_no_connection(scene: Arc<Scene>) -> Result<()> {
     let agents = system::pods(&scene.suite, system::AGENT).await?;
     ensure!(agents.len() == scene.nodes().len(), "{} agents run", agents.len());
-    let labelled = |spec: Spec| spec.labelled(names::PROXY_NAME_LABEL, names::PROXY_NAME);
+    let labelled = |spec: Spec| match scene.suite.boot {
+        Boot::KubeProxy => spec.labelled(names::PROXY_NAME_LABEL, names::PROXY_NAME),
+        Boot::Agent => spec,
+    };
     let clients = expose(&scene, ECHO, labelled).await?;
     let kill = async || agents.iter().try_for_each(|agent| system::kill(&scene.suite, agent));
     under_load(&scene, "agent killed (-9) on every node", May::CostNothing, clients, kill).await?;
