@@ -201,8 +201,9 @@ impl Provider for EdgeProvider {
             if before.is_some() {
                 self.shared.wake_waiting();
             }
-            self.shared.write_pools().await;
+            self.shared.pools_are_stale();
         }
+        self.shared.write_pools().await?;
         let ingress = wanted
             .addresses
             .iter()
@@ -259,8 +260,9 @@ impl Provider for EdgeProvider {
                 return Ok(Progress::Again(HELD));
             }
             self.shared.wake_waiting();
-            self.shared.write_pools().await;
+            self.shared.pools_are_stale();
         }
+        self.shared.write_pools().await?;
         // Also when another call has deleted the object and could not go on.
         for which in node_set.iter().map(String::as_str).chain(ALL_SHARED.map(SharedSet::as_str)) {
             self.drop_unused(which).await?;
@@ -270,7 +272,8 @@ impl Provider for EdgeProvider {
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
         self.shared.activate().await?;
-        self.shared.write_pools().await;
+        self.shared.pools_are_stale();
+        self.shared.write_pools().await?;
         Ok(self
             .shared
             .balancers
@@ -312,6 +315,7 @@ fn spawn_watches(shared: &Arc<Shared>, stop: &CancellationToken) {
         let (shared, stop) = task;
         follow(shared.pools.api.clone(), &shared.pools.table, stop, |_| {
             shared.wake_waiting();
+            shared.pools_are_stale();
             changed.send_replace(());
         })
         .await;
@@ -320,7 +324,8 @@ fn spawn_watches(shared: &Arc<Shared>, stop: &CancellationToken) {
     tokio::spawn(async move {
         // Ends with the watch of the pools, which holds the sender.
         while pools_changed.changed().await.is_ok() {
-            shared.write_pools().await;
+            // Logged; whoever acts next tries again.
+            let _ = shared.write_pools().await;
         }
     });
 }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     allocation: Mutex<Allocation>,
     activated: OnceCell<()>,
     pool_lock: tokio::sync::Mutex<()>,
+    stale_pools: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -58,6 +60,7 @@ impl Shared {
             allocation: Mutex::default(),
             activated: OnceCell::new(),
             pool_lock: tokio::sync::Mutex::default(),
+            stale_pools: AtomicBool::new(false),
         }
     }
 
@@ -135,12 +138,21 @@ impl Shared {
         self.allocation().waiting.remove(owner);
     }
 
-    /// Writes the status of every pool for which it differs. Only a provider that has been asked to act does.
-    pub(crate) async fn write_pools(&self) {
+    /// The statuses of pools may differ from what they should be, until [`Shared::write_pools`] succeeds.
+    pub(crate) fn pools_are_stale(&self) {
+        self.stale_pools.store(true, Ordering::Release);
+    }
+
+    /// Writes the status of every pool for which it differs, if any may. Only a provider that has been asked to act does. No
+    /// load balancer fails for a number in a status, so that all errors but throttling, which must be heard, are only logged.
+    pub(crate) async fn write_pools(&self) -> Result<(), Error> {
         if !self.activated.initialized() {
-            return;
+            return Ok(());
         }
         let _one_at_a_time = self.pool_lock.lock().await;
+        if !self.stale_pools.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
         let taken = self.taken(&Allocation::default(), "");
         let stale: Vec<_> = self.pools.table.read(|rows| {
             rows.filter_map(|(name, entry)| {
@@ -152,10 +164,15 @@ impl Shared {
         });
         for (pool, status) in stale {
             if let Err(failure) = self.pools.patch_status(&pool, &status).await {
+                self.pools_are_stale();
                 let error = Error::from(failure);
                 tracing::warn!(%pool, %error, "cannot write the status of an AddressPool");
+                if matches!(error, Error::Throttled { .. }) {
+                    return Err(error);
+                }
             }
         }
+        Ok(())
     }
 
     /// Keeps a shared set from being dropped until the load balancer that is about to use it does.

@@ -8,6 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use http::HeaderValue;
+use http::header::AUTHORIZATION;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -39,7 +41,11 @@ impl Edge {
         let address: IpAddr = host.parse()?;
         let port = config.cluster_url.port_u16().unwrap_or(443);
         let tls = Arc::new(config.rustls_client_config()?);
+        let users: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(server.kubeconfig())?)?;
+        let token = users["users"][0]["user"]["token"].as_str().expect("a token");
+        let bearer = HeaderValue::try_from(format!("Bearer {token}"))?;
         let upstream = Upstream::tls(SocketAddr::new(address, port), &host, tls)?;
+        let upstream = upstream.with_header(AUTHORIZATION, bearer);
         Ok(Self { proxy: Proxy::start(upstream, classify).await?, client })
     }
 
