@@ -163,6 +163,12 @@ async fn follow(scene: &Scene, pods: &mut [Pod], mode: &str) -> Result<Following
     let writes = edge::writes(scene.client()).await?;
     let vips = scene.vips("web").await?;
     scene.set_ready(&pods[1], false).await?;
+    let first = nodes.first().context("no node")?.name.as_str();
+    if mode == "api" {
+        scene.targets("web", &[first]).await?;
+    } else {
+        scene.healthy("web", &[first]).await?;
+    }
     let following = moves::follow(scene, &nodes, pods, vips, MOVES, |count, joined, left| {
         println!(
             "  move {}: the new node gets packets after {:>5} ms, the old one gets its last after {:>5} ms",
