@@ -90,7 +90,10 @@ pub(super) async fn an_absent_api_server_costs_no_connection(scene: Arc<Scene>) 
         scene.suite.cluster(|cluster| cluster.start_api_server())
     };
     under_load(&scene, "API server away for 60 s", May::CostNothing, clients, away).await?;
-    system::controllers(&scene.suite, system::replicas(&scene.suite).await?).await
+    // A controller that lost its Lease comes back when the kubelet's patience allows.
+    scene.create(&Spec::new("after", ECHO)).await?;
+    let what = "the addresses of a Service made after the API server's return";
+    until(what, SOON * 5, async || Vips::of(&scene.service("after").await?)).await.map(drop)
 }
 
 pub(super) async fn rolling_update(scene: Arc<Scene>) -> Result<()> {
