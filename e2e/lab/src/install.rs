@@ -103,6 +103,8 @@ fn helm(lab: &Lab, chart: &Path, values: &Path, set: &[String]) -> Command {
     let mut helm = lab.command_in(&lab.plan.control_plane().netns, &lab.bin("helm"));
     helm.arg("--kubeconfig").arg(lab.kubeconfig("admin"));
     helm.args(["upgrade", "--install", "steerage"]).arg(chart).args(["-n", NAMESPACE, "--create-namespace"]);
+    // Without it helm may make the address pools before the API server serves their kind.
+    helm.args(["--wait", "--timeout", "3m"]);
     helm.arg("--values").arg(values);
     for pair in set {
         helm.args(["--set", pair]);
