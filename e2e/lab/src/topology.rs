@@ -59,10 +59,13 @@ fn batch(netns: &str, lines: &str) -> Result<()> {
 
 fn router_batch(plan: &Plan) -> String {
     let mut lines = vec!["link set lo up".to_owned()];
-    for (bridge, ipv4, ipv6) in
-        [("clients", "10.78.0.1/16", "fd78::1/64"), ("nodes", "10.77.0.1/16", "fd77::1/64")]
-    {
-        lines.push(format!("link add {bridge} type bridge forward_delay 0 mcast_snooping 0"));
+    // A bridge without an address of its own takes the lowest of its ports': it would change when a node dies, and all others would
+    // go on sending to a gateway that is no more.
+    for (bridge, mac, ipv4, ipv6) in [
+        ("clients", "02:78:00:00:00:01", "10.78.0.1/16", "fd78::1/64"),
+        ("nodes", "02:77:00:00:00:01", "10.77.0.1/16", "fd77::1/64"),
+    ] {
+        lines.push(format!("link add {bridge} address {mac} type bridge forward_delay 0 mcast_snooping 0"));
         lines.push(format!("addr add {ipv4} dev {bridge}"));
         lines.push(format!("addr add {ipv6} dev {bridge} nodad"));
         lines.push(format!("link set {bridge} up"));
