@@ -168,6 +168,8 @@ mod tests {
         let port = free_port().await;
         let key = Key::new("shop", "web");
         ports.raise(&[(key.clone(), HealthPort { port, v4: Some(2), v6: Some(0) })].into());
+        // A node that is about to go serves as long as it can: only the node's own health says so.
+        plane.set_eligible(false);
         let mut listeners = Listeners::new(ports.clone(), plane);
         assert!(listeners.reconcile(&addresses()).is_empty());
         let [v4, v6] = LOOPBACKS.map(|addr| SocketAddr::new(addr.parse().unwrap(), port));
@@ -191,6 +193,19 @@ mod tests {
         assert!(listeners.reconcile(&addresses()).is_empty());
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(ask(v4, "GET /healthz").await.is_err());
+    }
+
+    #[test]
+    fn an_unhealthy_plane_is_503_with_the_true_count() {
+        let answer = Answer { service: Key::new("shop", "web"), v4: Some(3), v6: None };
+        let status = |healthy, family| {
+            let response = respond(Some(answer.clone()), family, healthy);
+            (response.status().as_u16(), response.headers()[WEIGHT].to_str().unwrap().to_owned())
+        };
+        assert_eq!(status(true, Family::V4), (200, "3".to_owned()));
+        assert_eq!(status(false, Family::V4), (503, "3".to_owned()));
+        assert_eq!(status(true, Family::V6), (503, "0".to_owned()));
+        assert_eq!(respond(None, Family::V4, true).status().as_u16(), 503, "a port that has just gone");
     }
 
     #[tokio::test]

@@ -165,7 +165,11 @@ impl Plane {
 
     /// Whether the data plane follows.
     pub fn healthy(&self) -> bool {
-        self.lock().pending.is_none_or(|since| since.elapsed() < STUCK)
+        self.healthy_at(Instant::now())
+    }
+
+    fn healthy_at(&self, now: Instant) -> bool {
+        self.lock().pending.is_none_or(|since| now.saturating_duration_since(since) < STUCK)
     }
 
     /// See [`Plane::set_eligible`].
@@ -210,6 +214,20 @@ mod tests {
         assert_eq!(count(&ports, 31000), Some(2));
         ports.lower(&key(), Some(&health(31000, 0)), true);
         assert_eq!(count(&ports, 31000), Some(0));
+    }
+
+    #[test]
+    fn a_stuck_data_plane_is_unhealthy_until_it_follows_again() {
+        let plane = Plane::default();
+        assert!(plane.healthy_at(Instant::now() + STUCK * 2), "nothing is pending");
+        plane.queued();
+        let start = Instant::now();
+        assert!(plane.healthy_at(start + STUCK / 2));
+        // Further changes do not start the clock again.
+        plane.queued();
+        assert!(!plane.healthy_at(start + STUCK));
+        plane.updated();
+        assert!(plane.healthy_at(start + STUCK));
     }
 
     #[test]

@@ -174,6 +174,59 @@ fn only_addresses_that_packets_carry_become_frontends() {
 }
 
 #[test]
+fn every_protocol_has_frontends_of_its_own() {
+    let mut service = service("web");
+    let port = |protocol| ServicePort {
+        name: "web".to_owned(),
+        protocol,
+        port: 80,
+        node_port: (protocol != Protocol::Tcp).then_some(30080),
+    };
+    service.ports = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(port).to_vec();
+    let mut index = Index::default();
+    index.on_service(Event::Apply(service.clone()));
+    let mut endpoints = slice("web", both());
+    endpoints.ports = [(Protocol::Udp, 5353), (Protocol::Sctp, 3868)]
+        .map(|(protocol, port)| EndpointPort { name: "web".to_owned(), protocol, port })
+        .to_vec();
+    index.on_slice(Event::Apply(endpoints));
+    let plan = plan_service(&service, &index, &place());
+    let lead = |protocol: Protocol, at: &str| {
+        let at: SocketAddr = at.parse().unwrap();
+        let front = Frontend { addr: at.ip(), protocol, port: at.port() };
+        let found = plan.frontends.iter().find(|(of, _)| *of == front);
+        found.map(|(_, action)| (action.reject, targets(&action.targets)))
+    };
+    for at in ["10.96.0.1:80", "192.0.2.1:80"] {
+        assert_eq!(lead(Protocol::Tcp, at), Some((true, Vec::new())), "no endpoint of this protocol");
+        for (protocol, number) in [(Protocol::Udp, 5353), (Protocol::Sctp, 3868)] {
+            let both = ["10.244.0.1", "10.244.1.1"].map(|pod| format!("{pod}:{number}")).to_vec();
+            assert_eq!(lead(protocol, at), Some((false, both.clone())));
+            assert_eq!(lead(protocol, "10.0.0.1:30080"), Some((false, both)), "one number, two protocols");
+        }
+    }
+    assert_eq!(lead(Protocol::Tcp, "10.0.0.1:30080"), None, "no node port, no frontend");
+}
+
+#[test]
+fn hints_narrow_the_short_way_and_never_the_local_list() {
+    let mut endpoints = both();
+    endpoints.push(Endpoint::ready(addr("10.244.0.2"), "here"));
+    for (endpoint, zone) in endpoints.iter_mut().zip(["far", "near", "far"]) {
+        endpoint.hints.zones = vec![zone.to_owned()];
+    }
+    let mut local = service("web");
+    local.external_policy = Policy::Local;
+    let mut index = Index::default();
+    index.on_slice(Event::Apply(slice("web", endpoints)));
+    let place = Place { zone: Some("near".to_owned()), ..place() };
+    let plan = plan_service(&local, &index, &place);
+    let vip = action(&plan, "192.0.2.1:80");
+    assert_eq!(targets(&vip.targets), [THERE]);
+    assert_eq!(targets(vip.local.as_ref().unwrap()), [HERE, "10.244.0.2:8080"]);
+}
+
+#[test]
 fn source_ranges() {
     let sources = |ranges: &[&str]| {
         let mut service = service("web");

@@ -63,6 +63,20 @@ fn affinity_ends_with_its_timeout() {
 }
 
 #[test]
+fn new_connections_keep_affinity_alive() {
+    let world = World::new();
+    let pods = [At::Pod1, At::Pod2, At::Far];
+    let _cluster = Cluster::new(&world, with_affinity(service(), Duration::from_secs(5)), &pods);
+    let ask = || world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp).expect("an answer").0;
+    let first = ask();
+    // Without a refresh the client would have been free to go thrice.
+    for _ in 0..9 {
+        std::thread::sleep(Duration::from_secs(2));
+        assert_eq!(ask(), first);
+    }
+}
+
+#[test]
 fn affinity_to_a_far_endpoint_yields_to_policy_local() {
     let world = World::new();
     let service = with_affinity(service(), LONG);

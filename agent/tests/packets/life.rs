@@ -9,8 +9,8 @@ use steerage_agent::kernel::{Cleaner, clean_up};
 use steerage_model::{Family, Protocol};
 use steerage_nft::{Conntrack, Nft, Table};
 
-use crate::cluster::{Cluster, FAMILIES, Way, local, service};
-use crate::world::{At, World, ask_on, ask_udp, udp_socket};
+use crate::cluster::{Cluster, FAMILIES, Way, local, service, slices};
+use crate::world::{At, Lost, World, ask_on, ask_udp, udp_socket};
 
 #[test]
 fn a_restart_writes_nothing_and_cuts_nothing() {
@@ -114,6 +114,61 @@ fn udp_flows_leave_an_endpoint_that_is_gone_and_only_that_one() {
         let left = conntrack.flows(of, |flow| flow.original.destination == to).unwrap();
         assert_eq!(left, []);
     }
+}
+
+#[test]
+fn udp_flows_past_the_rules_and_to_a_node_port_are_ended_and_tcp_never() {
+    let world = World::new();
+    let cleaner = world.run(At::Node, || Cleaner::start(|_| {}).unwrap());
+    for family in FAMILIES {
+        let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
+        cluster.delete();
+        // Sent before there is a Service: the flow passes untranslated, and goes on so.
+        let to = Way::Vip.to(family);
+        let early = world.run(At::Pod2, || udp_socket(to));
+        assert_eq!(ask_udp(&early, to), Err(Lost::Silence));
+        let applied = cluster.set(local(service()), &[At::Pod1]);
+        assert_eq!(ask_udp(&early, to), Err(Lost::Silence), "the flow is still there");
+        cleaner.clean(applied.udp);
+        eventually(|| ask_udp(&early, to).is_ok_and(|(who, _)| who == "pod1"));
+
+        let to = Way::NodePort.to(family);
+        let socket = world.run(At::Client, || udp_socket(to));
+        assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
+        let mut stream = world.run(At::Client, || TcpStream::connect(to).unwrap());
+        assert!(ask_on(&mut stream).unwrap().starts_with("pod1 "));
+        cleaner.clean(cluster.set(local(service()), &[At::Pod2]).udp);
+        eventually(|| ask_udp(&socket, to).is_ok_and(|(who, _)| who == "pod2"));
+        assert!(ask_on(&mut stream).unwrap().starts_with("pod1 "), "its endpoint still lives");
+        cluster.delete();
+    }
+}
+
+#[test]
+fn a_terminating_endpoint_keeps_its_udp_flows_and_gets_no_new_ones() {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
+    let cleaner = world.run(At::Node, || Cleaner::start(|_| {}).unwrap());
+    let to = Way::Vip.to(Family::V4);
+    let socket = world.run(At::Client, || udp_socket(to));
+    assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
+    let mut slices = slices(&[At::Pod1, At::Pod2]);
+    for slice in &mut slices {
+        let pod = &mut slice.endpoints[0];
+        (pod.ready, pod.serving, pod.terminating) = (false, true, true);
+    }
+    let applied = cluster.set_slices(local(service()), slices.clone());
+    assert!(!applied.udp.is_empty());
+    cleaner.clean(applied.udp);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
+    assert_eq!(world.ask(At::Client, to, Protocol::Udp).unwrap().0, "pod2");
+    // No longer serving: now it goes.
+    for slice in &mut slices {
+        slice.endpoints[0].serving = false;
+    }
+    cleaner.clean(cluster.set_slices(local(service()), slices).udp);
+    eventually(|| ask_udp(&socket, to).is_ok_and(|(who, _)| who == "pod2"));
 }
 
 #[test]

@@ -4,7 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod affinity;
+mod agent;
 mod cluster;
+mod entry;
 mod life;
 mod policies;
+mod sctp;
 mod world;

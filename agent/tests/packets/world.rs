@@ -139,6 +139,15 @@ impl World {
         })
     }
 
+    /// Takes the calling thread into the namespace.
+    pub(crate) fn entering(&self, at: At) -> impl Fn() + Send + Sync + 'static {
+        let path = format!("/run/netns/{}", self.namespace(at));
+        move || {
+            let file = std::fs::File::open(&path).expect("namespace");
+            setns(file.as_fd(), CloneFlags::CLONE_NEWNET).expect("setns");
+        }
+    }
+
     /// Sends one request and waits for the answer.
     pub(crate) fn ask(&self, from: At, to: SocketAddr, protocol: Protocol) -> Answer {
         self.run(from, || match protocol {

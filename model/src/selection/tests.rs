@@ -88,6 +88,18 @@ fn backends_match_name_protocol_and_family() {
 }
 
 #[test]
+fn a_named_port_leads_to_the_number_of_each_slice() {
+    let mut other = slice("b", vec![endpoint(2, 'R', Some("a"))]);
+    other.ports[0].port = 9090;
+    let mut none = slice("c", vec![endpoint(3, 'R', Some("a"))]);
+    none.ports[0].port = 0;
+    let one = slice("a", vec![endpoint(1, 'R', Some("a"))]);
+    let found = backends([&one, &other, &none].into_iter(), Family::V4, "http", Protocol::Tcp);
+    let found: Vec<_> = found.iter().map(|b| (b.endpoint.addr.to_string(), b.port)).collect();
+    assert_eq!(found, [("10.0.0.1".to_owned(), 8080), ("10.0.0.2".to_owned(), 9090)]);
+}
+
+#[test]
 fn forwarding_lists_fall_back_independently() {
     let (a, b) = (Some("a"), Some("b"));
     let cases: &[Lists<'_>] = &[
@@ -132,6 +144,18 @@ fn hints_narrow_only_when_every_ready_endpoint_has_them_and_one_fits() {
         let all = backends([&one].into_iter(), Family::V4, "http", Protocol::Tcp);
         assert_eq!(cluster_backends(&all, "a", Some("z1")).len(), expected, "{zones:?} {nodes:?}");
     }
+}
+
+#[test]
+fn hints_never_narrow_the_local_list() {
+    let mut one = of(&[('R', Some("a")), ('R', Some("a")), ('R', Some("b"))]);
+    for (endpoint, zone) in one.endpoints.iter_mut().zip(["z2", "z2", "z1"]) {
+        endpoint.hints = Hints { nodes: vec!["b".to_owned()], zones: vec![zone.to_owned()] };
+    }
+    let all = backends([&one].into_iter(), Family::V4, "http", Protocol::Tcp);
+    assert_eq!(local_backends(&all, "a").len(), 2);
+    assert_eq!(cluster_backends(&all, "a", Some("z1")).len(), 1, "by zone: none is for this node");
+    assert_eq!(cluster_backends(&all, "b", Some("z2")).len(), 3, "by node, before the zone");
 }
 
 #[test]

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The whole agent on the node under test, fed as its watches would feed it.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use steerage_agent::agent::{Agent, Input};
+use steerage_agent::health::{Listeners, Plane, Ports};
+use steerage_agent::kernel::{Cleaner, Dataplane, watch_foreign};
+use steerage_agent::metrics::Metrics;
+use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
+use steerage_model::{Endpoint, EndpointSlice, Event, Family, Node, Protocol, Service, ServiceKind};
+use steerage_nft::{Monitor, Nft};
+use steerage_process::{Readiness, prometheus_client::registry::Registry};
+use steerage_watch::events::Recorder;
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::{FAMILIES, Way, local, pod_networks, service, slices};
+use crate::world::{At, Lost, World};
+
+const HEALTH_PORT: u16 = 31000;
+/// Longer than anything takes on a busy machine, and shorter than kube-proxy's period.
+const SOON: Duration = Duration::from_secs(5);
+
+/// An agent that runs. Dropped, it ends.
+struct Running<'a> {
+    world: &'a World,
+    inputs: mpsc::UnboundedSender<Input>,
+    shutdown: CancellationToken,
+    runtime: Option<Runtime>,
+}
+
+impl<'a> Running<'a> {
+    /// Starts it; nothing is listed yet.
+    fn new(world: &'a World, node_port_addresses: NodePortAddresses) -> Self {
+        let settings = Settings {
+            node: "node".to_owned(),
+            all_services: false,
+            node_port_addresses,
+            detect_local: DetectLocal::NodeCidrs,
+        };
+        let enter = world.entering(At::Node);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .on_thread_start(enter)
+            .enable_all()
+            .build()
+            .unwrap();
+        let (inputs, queue) = mpsc::unbounded_channel();
+        let shutdown = CancellationToken::new();
+        let (sender, stop) = (inputs.clone(), shutdown.clone());
+        runtime.spawn(async move {
+            let mut registry = Registry::default();
+            // Nobody answers there: what the agent would tell users is not looked at.
+            let client =
+                kube::Client::try_from(kube::Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
+            let (recorder, _writer) = Recorder::new(client, "agent", "node", &mut registry);
+            let dataplane = Dataplane::open().unwrap();
+            let tell = move |foreign| {
+                if foreign { sender.send(Input::Foreign).is_ok() } else { !sender.is_closed() }
+            };
+            watch_foreign(Monitor::open().unwrap(), dataplane.ports().unwrap(), tell).unwrap();
+            let (ports, plane) = (Ports::default(), Plane::default());
+            let agent = Agent {
+                settings,
+                dataplane,
+                cleaner: Cleaner::start(|_| {}).unwrap(),
+                ports: ports.clone(),
+                plane: plane.clone(),
+                listeners: Listeners::new(ports, plane),
+                recorder,
+                announcement: (watch::channel(false).0, "labelled/test".to_owned()),
+                metrics: Metrics::new(&mut registry),
+                first: Some(Readiness::default().task("rules")),
+            };
+            agent.run(queue, stop).await.unwrap();
+        });
+        Self { world, inputs, shutdown, runtime: Some(runtime) }
+    }
+
+    /// Lists the node, a Service and its endpoints.
+    fn list(&self, service: Service, pods: &[At]) {
+        self.send(Input::Node(Event::Init));
+        self.node();
+        self.send(Input::Node(Event::InitDone));
+        self.send(Input::Service(Event::Init));
+        self.send(Input::Service(Event::InitApply(service)));
+        self.send(Input::Service(Event::InitDone));
+        self.send(Input::Slice(Event::Init));
+        for slice in slices(pods) {
+            self.send(Input::Slice(Event::InitApply(slice)));
+        }
+        self.send(Input::Slice(Event::InitDone));
+    }
+
+    fn node(&self) {
+        self.send(Input::Node(Event::Apply(Node {
+            name: "node".to_owned(),
+            addresses: FAMILIES.map(|family| At::Node.addr(family)).to_vec(),
+            pod_cidrs: pod_networks().map(IpNet::from).to_vec(),
+            ..Node::default()
+        })));
+    }
+
+    fn service(&self, service: Service) {
+        self.send(Input::Service(Event::Apply(service)));
+    }
+
+    fn endpoints(&self, slices: Vec<EndpointSlice>) {
+        for slice in slices {
+            self.send(Input::Slice(Event::Apply(slice)));
+        }
+    }
+
+    fn send(&self, input: Input) {
+        self.inputs.send(input).expect("the agent runs");
+    }
+
+    fn asks(&self, way: Way, family: Family) -> Result<String, Lost> {
+        self.world.ask(At::Client, way.to(family), Protocol::Tcp).map(|(who, _)| who)
+    }
+
+    /// Status and weight that the health-check port gives a client; `None`: it is closed.
+    fn health(&self, port: u16, family: Family) -> Option<(u16, usize)> {
+        let text = self.world.run(At::Client, || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect(SocketAddr::new(At::Node.addr(family), port))?;
+            stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            Ok(text)
+        });
+        let text = text.ok()?;
+        let status = text.split(' ').nth(1)?.parse().ok()?;
+        let weight = text.lines().find_map(|line| line.strip_prefix("x-load-balancing-endpoint-weight: "))?;
+        Some((status, weight.parse().ok()?))
+    }
+
+    fn healthy(&self, port: u16, expected: Option<(u16, usize)>) {
+        for family in FAMILIES {
+            soon(&format!("{expected:?} from {port}, {family}"), || self.health(port, family) == expected);
+        }
+    }
+
+    fn generation(&self) -> u32 {
+        self.world.run(At::Node, || Nft::open().unwrap().generation().unwrap())
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(SOON);
+        }
+    }
+}
+
+fn soon(what: &str, mut check: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !check() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn running(world: &World) -> Running<'_> {
+    Running::new(world, NodePortAddresses::Primary)
+}
+
+#[test]
+fn nothing_is_written_before_everything_is_listed() {
+    let world = World::new();
+    let agent = running(&world);
+    agent.send(Input::Node(Event::Init));
+    agent.node();
+    agent.send(Input::Node(Event::InitDone));
+    agent.send(Input::Service(Event::Init));
+    agent.send(Input::Service(Event::InitApply(local(service()))));
+    agent.send(Input::Service(Event::InitDone));
+    agent.send(Input::Slice(Event::Init));
+    agent.endpoints(slices(&[At::Pod1]));
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(world.sh_at(At::Node, "nft list tables"), "");
+    assert_eq!(agent.health(HEALTH_PORT, Family::V4), None, "no answer before the rules are there");
+    agent.send(Input::Slice(Event::InitDone));
+    soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
+    agent.healthy(HEALTH_PORT, Some((200, 1)));
+}
+
+#[test]
+fn a_health_check_port_follows_its_service() {
+    let world = World::new();
+    let agent = running(&world);
+    agent.list(service(), &[At::Pod1, At::Pod2, At::Far]);
+    soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
+    assert_eq!(agent.health(HEALTH_PORT, Family::V4), None, "policy Cluster has none");
+    agent.service(local(service()));
+    agent.healthy(HEALTH_PORT, Some((200, 2)));
+    let mut moved = local(service());
+    moved.health_check_node_port = Some(HEALTH_PORT + 1);
+    agent.service(moved.clone());
+    agent.healthy(HEALTH_PORT + 1, Some((200, 2)));
+    agent.healthy(HEALTH_PORT, None);
+    // Who is only terminating serves, but does not count.
+    let mut leaving = slices(&[At::Pod1]);
+    for slice in &mut leaving {
+        set_terminating(&mut slice.endpoints[0]);
+    }
+    agent.endpoints(leaving);
+    agent.healthy(HEALTH_PORT + 1, Some((503, 0)));
+    for family in FAMILIES {
+        assert_eq!(agent.asks(Way::Vip, family), Ok("pod1".to_owned()));
+    }
+    agent.endpoints(slices(&[At::Far]));
+    agent.healthy(HEALTH_PORT + 1, Some((503, 0)));
+    moved.kind = ServiceKind::NodePort;
+    agent.service(moved);
+    agent.healthy(HEALTH_PORT + 1, None);
+}
+
+fn set_terminating(endpoint: &mut Endpoint) {
+    (endpoint.ready, endpoint.serving, endpoint.terminating) = (false, true, true);
+}
+
+#[test]
+fn one_change_is_one_transaction_and_an_idle_agent_writes_none() {
+    let world = World::new();
+    let agent = running(&world);
+    agent.list(service(), &[At::Pod1]);
+    soon("the Service", || FAMILIES.into_iter().all(|family| agent.asks(Way::Vip, family).is_ok()));
+    let before = agent.generation();
+    for _ in 0..3 {
+        agent.node();
+        agent.service(service());
+        agent.endpoints(slices(&[At::Pod1]));
+        std::thread::sleep(Duration::from_millis(700));
+    }
+    assert_eq!(agent.generation(), before, "nothing changed");
+    let mut one = slices(&[At::Pod2]);
+    one.truncate(1);
+    agent.endpoints(one);
+    let start = Instant::now();
+    while agent.asks(Way::Vip, Family::V4) != Ok("pod2".to_owned()) {
+        assert!(start.elapsed() < Duration::from_secs(2), "a change is seen within two seconds");
+    }
+    assert_eq!(agent.generation(), before + 1, "the other family has nothing to write");
+}
+
+#[test]
+fn a_foreign_hand_is_noticed_and_undone() {
+    let world = World::new();
+    let agent = running(&world);
+    agent.list(service(), &[At::Pod1]);
+    let served = || FAMILIES.into_iter().all(|family| agent.asks(Way::Vip, family).is_ok());
+    soon("the Service", served);
+    for harm in ["nft delete table ip steerage", "nft flush map ip6 steerage slots-1", "nft flush ruleset"] {
+        world.sh_at(At::Node, harm);
+        soon(&format!("repair after {harm}"), served);
+    }
+}
