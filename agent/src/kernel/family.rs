@@ -42,18 +42,35 @@ impl FamilyTable {
         self.nft.commit(batch)
     }
 
-    /// Makes the table what it should be, whatever it is now, in one transaction; writes only what differs. Returns how many
-    /// elements were written.
+    /// Makes the table what it should be, whatever it is now, in one transaction; writes only what differs, save where others
+    /// commit so often that what is there can't be read: then it is replaced. Returns how many elements were written.
     pub fn synchronise(&mut self, shape: &Shape, wanted: &Elements) -> Result<usize, Error> {
         let skeleton = Skeleton::new(self.family, shape);
         let (table, written) = (self.table.clone(), self.written.as_ref());
         let mut count = 0;
-        self.nft.transact(|nft| {
+        let repaired = self.nft.transact(|nft| {
             let (batch, elements) = repair(nft, &table, &skeleton, wanted, written)?;
             count = elements;
             Ok::<_, Error>(batch)
-        })?;
-        self.written = Some(by_chain(&self.nft.rules(&self.table)?));
+        });
+        match repaired {
+            // Others commit too often for us to read what is there.
+            Err(error @ (Error::Torn(_) | Error::Stale)) => {
+                tracing::warn!(%table, %error, "the table is replaced unread");
+                let mut batch = Batch::new();
+                batch.destroy_table(&table);
+                create(&mut batch, &table, &skeleton, wanted);
+                self.nft.commit(batch)?;
+                count = wanted.len();
+            }
+            repaired => repaired?,
+        }
+        self.written = match self.nft.rules(&self.table) {
+            Ok(rules) => Some(by_chain(&rules)),
+            // Then only the digests in their comments tell whether rules were changed.
+            Err(Error::Torn(_)) => None,
+            Err(error) => return Err(error),
+        };
         Ok(count)
     }
 }

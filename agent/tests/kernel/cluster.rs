@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Clusters as short values, and the plans that come of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use steerage_agent::plan::{Place, ServicePlan, plan_service};
+use steerage_model::{
+    Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, Key, Policy, Protocol,
+    Service, ServiceKind, ServicePort, names,
+};
+
+pub(crate) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
+/// A dual-stack Service of three protocols, and how many endpoints it has where.
+#[derive(Debug, Clone)]
+pub(crate) struct Spec {
+    pub(crate) kind: ServiceKind,
+    /// Endpoints on this node, and elsewhere. Their addresses are counted from `first` on.
+    pub(crate) here: u16,
+    pub(crate) elsewhere: u16,
+    pub(crate) first: u16,
+    pub(crate) external: Policy,
+    pub(crate) internal: Policy,
+    /// Seconds.
+    pub(crate) affinity: Option<u32>,
+    pub(crate) sources: Vec<IpNet>,
+    /// Numbers of the external address and of the node port: Services may ask for the same ones.
+    pub(crate) shared: u8,
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self {
+            kind: ServiceKind::LoadBalancer,
+            here: 0,
+            elsewhere: 1,
+            first: 0,
+            external: Policy::Cluster,
+            internal: Policy::Cluster,
+            affinity: None,
+            sources: Vec::new(),
+            shared: 0,
+        }
+    }
+}
+
+/// Services by number.
+pub(crate) type World = BTreeMap<u8, Spec>;
+
+/// An address: `net` says of what kind.
+pub(crate) fn addr(family: Family, net: u8, host: u16) -> IpAddr {
+    let [high, low] = host.to_be_bytes();
+    match family {
+        Family::V4 => Ipv4Addr::new(10, net, high, low).into(),
+        Family::V6 => Ipv6Addr::new(0xfd00, net.into(), 0, 0, 0, 0, 0, host).into(),
+    }
+}
+
+const CLUSTER: u8 = 96;
+const VIP: u8 = 97;
+const EXTERNAL: u8 = 98;
+const POD: u8 = 244;
+const NODE: u8 = 1;
+pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+fn both(net: u8, host: u16) -> Vec<IpAddr> {
+    FAMILIES.map(|family| addr(family, net, host)).to_vec()
+}
+
+pub(crate) fn cluster_ip(family: Family, number: u8) -> IpAddr {
+    addr(family, CLUSTER, number.into())
+}
+
+fn key(number: u8) -> Key {
+    Key::new("shop", format!("s{number}"))
+}
+
+fn service(number: u8, spec: &Spec) -> Service {
+    let port = |protocol: Protocol| ServicePort {
+        name: protocol.to_string(),
+        protocol,
+        port: 80,
+        node_port: (spec.kind != ServiceKind::ClusterIp).then(|| 30_000 + u16::from(spec.shared)),
+    };
+    let ingress = |ip: IpAddr| Ingress { ip: Some(ip), hostname: None, ip_mode: None };
+    Service {
+        kind: spec.kind,
+        cluster_ips: both(CLUSTER, number.into()),
+        external_ips: both(EXTERNAL, spec.shared.into()),
+        ingress: both(VIP, number.into()).into_iter().map(ingress).collect(),
+        ports: PROTOCOLS.map(port).to_vec(),
+        external_policy: spec.external,
+        internal_policy: spec.internal,
+        affinity: spec.affinity.map(|seconds| Affinity { timeout: Duration::from_secs(seconds.into()) }),
+        source_ranges: spec.sources.clone(),
+        proxy_name: Some(names::PROXY_NAME.to_owned()),
+        ..Service::new(key(number))
+    }
+}
+
+fn slice(number: u8, spec: &Spec, family: Family) -> EndpointSlice {
+    let endpoint = |n: u16| {
+        Endpoint::ready(addr(family, POD, n), if n - spec.first < spec.here { "node" } else { "other" })
+    };
+    EndpointSlice {
+        key: Key::new("shop", format!("s{number}-{family}")),
+        service: key(number),
+        family,
+        ports: PROTOCOLS
+            .map(|protocol| EndpointPort { name: protocol.to_string(), protocol, port: 8080 })
+            .to_vec(),
+        endpoints: (spec.first..).take((spec.here + spec.elsewhere).into()).map(endpoint).collect(),
+    }
+}
+
+fn place() -> Place {
+    Place {
+        node: "node".to_owned(),
+        addresses: both(NODE, 1),
+        node_port_addresses: both(NODE, 1),
+        ..Place::default()
+    }
+}
+
+pub(crate) fn pod_networks() -> Vec<IpNet> {
+    vec!["10.244.0.0/24".parse().unwrap(), "fd00:f4::/64".parse().unwrap()]
+}
+
+/// The plans of a world, and empty ones for the Services of `gone` that are not in it.
+pub(crate) fn plans(world: &World, gone: impl IntoIterator<Item = Key>) -> BTreeMap<Key, ServicePlan> {
+    let mut index = Index::default();
+    for (number, spec) in world {
+        index.on_service(Event::Apply(service(*number, spec)));
+        for family in FAMILIES {
+            index.on_slice(Event::Apply(slice(*number, spec, family)));
+        }
+    }
+    let mut plans: BTreeMap<_, _> = gone.into_iter().map(|key| (key, ServicePlan::default())).collect();
+    let planned: BTreeSet<_> = index.services().map(|service| service.key.clone()).collect();
+    for key in planned {
+        plans.insert(key.clone(), plan_service(index.service(&key).unwrap(), &index, &place()));
+    }
+    plans
+}
