@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use steerage_model::{EndpointSlice, Event, Index, Key, Node, Service, ServiceKind};
 use steerage_process::Pending;
 use steerage_watch::events::{Notice, Recorder, Severity, Subject};
@@ -21,6 +20,7 @@ use crate::kernel::{Applied, Cleaner, Dataplane};
 use crate::metrics::Metrics;
 use crate::place::Settings;
 use crate::plan::{HealthPorts, Place, ServicePlan, plan_service};
+use crate::rules::Pods;
 
 /// Waits after failed writes: from the first, doubling, to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -120,8 +120,7 @@ impl Agent {
         }
         let own = state.index.node(&self.settings.node);
         self.plane.set_eligible(own.is_some_and(|node| !node.deleting && !node.autoscaler_taint));
-        let place =
-            own.map(|node| (self.settings.place(node, &state.host), self.settings.pod_networks(node)));
+        let place = own.map(|node| (self.settings.place(node, &state.host), self.settings.pods(node)));
         // A node that went from the API keeps the place it had, until the machine goes too.
         let Some((place, pods)) = place.or_else(|| state.place.clone()) else { return };
         let announced = own.and_then(|node| node.agent.clone());
@@ -232,8 +231,8 @@ impl Agent {
 #[derive(Default)]
 struct State {
     index: Index,
-    /// This node's place and its pods' networks, as last planned with.
-    place: Option<(Place, Vec<IpNet>)>,
+    /// This node's place and what tells its pods, as last planned with.
+    place: Option<(Place, Pods)>,
     host: Vec<IpAddr>,
     foreign: bool,
     /// The version of the ports, and the addresses, for which servers were opened.
@@ -244,7 +243,7 @@ struct State {
 
 impl State {
     /// The plans that changed.
-    fn updates(&mut self, place: Place, pods: Vec<IpNet>) -> BTreeMap<Key, ServicePlan> {
+    fn updates(&mut self, place: Place, pods: Pods) -> BTreeMap<Key, ServicePlan> {
         let dirty = self.index.take_dirty().services;
         let moved = self.place.as_ref().map(|(old, _)| old) != Some(&place);
         let shaped = self.place.as_ref().map(|(_, old)| old) != Some(&pods);

@@ -40,6 +40,10 @@ enum Detect {
     NodeCidr,
     /// By --cluster-cidr
     ClusterCidr,
+    /// By --pod-bridge-interface
+    BridgeInterface,
+    /// By --pod-interface-name-prefix
+    InterfaceNamePrefix,
     /// Not at all
     None,
 }
@@ -79,6 +83,12 @@ pub(crate) struct Args {
     /// The pods' networks, for --detect-local cluster-cidr
     #[arg(long, env = "STEERAGE_CLUSTER_CIDR", value_delimiter = ',', value_name = "CIDR,…")]
     cluster_cidr: Vec<IpNet>,
+    /// The bridge that all pods are behind, for --detect-local bridge-interface
+    #[arg(long, env = "STEERAGE_POD_BRIDGE_INTERFACE", value_name = "NAME", value_parser = interface)]
+    pod_bridge_interface: Option<String>,
+    /// What the names of all pods' interfaces, and no others, begin with, for --detect-local interface-name-prefix
+    #[arg(long, env = "STEERAGE_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX", value_parser = interface)]
+    pod_interface_name_prefix: Option<String>,
     /// Port of the node's /healthz and /livez; 10256 where all Services are served, else 10356
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT")]
     healthz_port: Option<u16>,
@@ -88,6 +98,16 @@ pub(crate) struct Args {
 enum Command {
     /// Takes the agent's tables out of this host's kernel
     Cleanup,
+}
+
+/// The name of a network interface, or the beginning of one.
+fn interface(text: &str) -> Result<String, &'static str> {
+    let fits = (1..16).contains(&text.len()) && !text.contains(|c: char| c == '/' || c.is_whitespace());
+    if fits {
+        Ok(text.to_owned())
+    } else {
+        Err("an interface's name has 1 to 15 characters, without blanks and slashes")
+    }
 }
 
 impl Args {
@@ -117,6 +137,8 @@ impl Args {
             nodeport_addresses,
             detect_local,
             cluster_cidr,
+            pod_bridge_interface,
+            pod_interface_name_prefix,
             healthz_port,
         } = self;
         let node = node_name.context("--node-name is missing")?;
@@ -128,6 +150,12 @@ impl Args {
             Detect::NodeCidr => DetectLocal::NodeCidrs,
             Detect::ClusterCidr if cluster_cidr.is_empty() => bail!("--cluster-cidr is missing"),
             Detect::ClusterCidr => DetectLocal::ClusterCidrs(cluster_cidr),
+            Detect::BridgeInterface => {
+                DetectLocal::Bridge(pod_bridge_interface.context("--pod-bridge-interface is missing")?)
+            }
+            Detect::InterfaceNamePrefix => DetectLocal::InterfacePrefix(
+                pod_interface_name_prefix.context("--pod-interface-name-prefix is missing")?,
+            ),
             Detect::None => DetectLocal::Nothing,
         };
         let settings = Settings {
@@ -218,6 +246,21 @@ mod tests {
         let args = Args::parse_from(line.split_whitespace());
         assert_eq!((args.services, args.node_name.as_deref()), (Services::All, Some("a")));
         assert_eq!(args.nodeport_addresses, NodePortAddresses::Primary);
+    }
+
+    #[test]
+    fn pods_are_told_by_interfaces_that_can_exist() {
+        let parse = |name: &str| {
+            Args::try_parse_from([
+                "steerage-agent",
+                "--node-name=a",
+                &format!("--pod-bridge-interface={name}"),
+            ])
+        };
+        assert_eq!(parse("cni0").unwrap().pod_bridge_interface.as_deref(), Some("cni0"));
+        for bad in ["", "a/b", "a b", "sixteen-letters-"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

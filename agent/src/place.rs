@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use steerage_model::{Family, Node};
 
 use crate::plan::Place;
+use crate::rules::Pods;
 
 /// How to tell this node's pods from everything else.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +17,10 @@ pub enum DetectLocal {
     NodeCidrs,
     /// They are in these networks: sources in them are taken for pods, wherever they run.
     ClusterCidrs(Vec<IpNet>),
+    /// They send by this bridge.
+    Bridge(String),
+    /// They send by interfaces whose names begin so.
+    InterfacePrefix(String),
     /// They are not told apart: a `ClusterIP` then keeps every client's address.
     Nothing,
 }
@@ -76,12 +81,14 @@ impl Settings {
         }
     }
 
-    /// The networks whose addresses are taken for this node's pods.
-    pub fn pod_networks(&self, node: &Node) -> Vec<IpNet> {
+    /// What tells this node's pods from everything else.
+    pub fn pods(&self, node: &Node) -> Pods {
         match &self.detect_local {
-            DetectLocal::NodeCidrs => node.pod_cidrs.clone(),
-            DetectLocal::ClusterCidrs(nets) => nets.clone(),
-            DetectLocal::Nothing => Vec::new(),
+            DetectLocal::NodeCidrs => Pods::Networks(node.pod_cidrs.clone()),
+            DetectLocal::ClusterCidrs(nets) => Pods::Networks(nets.clone()),
+            DetectLocal::Bridge(name) => Pods::Interface(name.clone()),
+            DetectLocal::InterfacePrefix(prefix) => Pods::InterfacePrefix(prefix.clone()),
+            DetectLocal::Nothing => Pods::default(),
         }
     }
 
@@ -142,7 +149,7 @@ mod tests {
         };
         let place = settings("primary").place(&node, &[]);
         assert_eq!(place.node_port_addresses, addrs(&["10.0.0.1", "fd00::1"]));
-        assert_eq!(settings("primary").pod_networks(&node), node.pod_cidrs);
+        assert_eq!(settings("primary").pods(&node), Pods::Networks(node.pod_cidrs));
     }
 
     #[test]

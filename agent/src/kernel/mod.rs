@@ -17,7 +17,7 @@ use steerage_model::{Family, Key, Protocol};
 use steerage_nft::{Batch, Error, Nft, Table};
 
 use crate::plan::{Desired, Frontend, ServicePlan, Touched};
-use crate::rules::{Shape, TABLE, difference, touched_elements};
+use crate::rules::{Pods, Shape, TABLE, difference, touched_elements};
 
 /// The families, and what nftables calls them.
 const FAMILIES: [(Family, steerage_nft::Family); 2] =
@@ -92,16 +92,12 @@ impl Dataplane {
 
     /// Takes in new plans and writes them: only the difference, where the kernel is known to hold what was written before. On an
     /// error nothing of a family was written; the plans are kept, and the next call compares everything.
-    pub fn apply(
-        &mut self,
-        updates: BTreeMap<Key, ServicePlan>,
-        pods: &[ipnet::IpNet],
-    ) -> Result<Applied, Error> {
+    pub fn apply(&mut self, updates: BTreeMap<Key, ServicePlan>, pods: &Pods) -> Result<Applied, Error> {
         let touched = self.desired.touched(&updates);
         let old: Vec<_> = self.elements(&touched);
         let actions = self.udp_actions(&touched);
         self.desired.update(updates);
-        let shape = Shape { pod_networks: pods.to_vec(), timeouts: self.desired.timeouts() };
+        let shape = Shape { pods: pods.clone(), timeouts: self.desired.timeouts() };
         if shape != self.shape {
             self.suspect = true;
             self.shape = shape;

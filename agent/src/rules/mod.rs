@@ -18,7 +18,7 @@ mod slots;
 pub use elements::{Changes, Elements, difference, elements_of, touched_elements};
 pub use hash::endpoint_hash;
 pub use layout::{LOCAL_OFFSET, SetId, TABLE};
-pub use skeleton::{Shape, Skeleton, SkeletonChain};
+pub use skeleton::{Pods, Shape, Skeleton, SkeletonChain};
 
 #[cfg(test)]
 mod tests;

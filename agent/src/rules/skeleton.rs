@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The chains and rules of one family: the part that does not depend on any Service.
 //!
-//! Only the pod networks of the node and the affinity timeouts in use shape it; when those change, the chains that name them
+//! Only what tells the node's pods and the affinity timeouts in use shape it; when those change, the chains that name them
 //! are written anew in one transaction.
 
 use std::collections::BTreeSet;
@@ -23,11 +23,31 @@ const BEFORE_SRCNAT: i32 = 99;
 /// After everybody else's source translation of what comes in.
 const INPUT: i32 = 100;
 
+/// How this node's pods are told from everything else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Pods {
+    /// They send from these networks, of both families. In a family without any, they are not told from others.
+    Networks(Vec<IpNet>),
+    /// They send by this interface: a bridge.
+    Interface(String),
+    /// They send by interfaces whose names begin so.
+    InterfacePrefix(String),
+}
+
+impl Default for Pods {
+    fn default() -> Self {
+        Self::Networks(Vec::new())
+    }
+}
+
+/// Bytes of an interface's name, with the zero at its end (`IFNAMSIZ`).
+const INTERFACE_NAME: usize = 16;
+
 /// What shapes the skeleton.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// The networks of this node's pods, both families; none: pods are not told from others.
-    pub pod_networks: Vec<IpNet>,
+    /// See [`Pods`].
+    pub pods: Pods,
     /// Affinity timeouts in use, in seconds.
     pub timeouts: BTreeSet<u32>,
 }
@@ -152,13 +172,27 @@ impl Rules<'_> {
         key
     }
 
-    /// Rules that match what this node's pods send, by its source address.
-    fn sent_by_pods(&self) -> impl Iterator<Item = Rule> {
+    /// Rules that match what this node's pods send. After routing, too, the kernel knows the interface that a packet came in by
+    /// (since Linux 5.7).
+    fn sent_by_pods(&self) -> Vec<Rule> {
         let v6 = self.family == Family::Ip6;
-        self.shape.pod_networks.iter().filter(move |net| net.addr().is_ipv6() == v6).map(|net| {
-            let source = Source::saddr(self.family).masked(octets(net.netmask()));
-            Rule::new().equals_bytes(&source, &octets(net.network()))
-        })
+        let by_interface = |name: &[u8]| vec![Rule::new().equals_bytes(&Source::Meta(Meta::IifName), name)];
+        match &self.shape.pods {
+            Pods::Networks(nets) => {
+                let of_family = nets.iter().filter(|net| net.addr().is_ipv6() == v6);
+                let rule = |net: &IpNet| {
+                    let source = Source::saddr(self.family).masked(octets(net.netmask()));
+                    Rule::new().equals_bytes(&source, &octets(net.network()))
+                };
+                of_family.map(rule).collect()
+            }
+            Pods::Interface(name) => {
+                let mut padded = name.clone().into_bytes();
+                padded.resize(INTERFACE_NAME, 0);
+                by_interface(&padded)
+            }
+            Pods::InterfacePrefix(prefix) => by_interface(prefix.as_bytes()),
+        }
     }
 
     /// Matches what this host itself sends.
@@ -191,7 +225,7 @@ impl Rules<'_> {
 
     /// Under external policy Local, pods and host of this node may use all endpoints; whoever comes from outside, the local ones.
     fn split(&self) -> Vec<Rule> {
-        let mut rules: Vec<_> = self.sent_by_pods().map(|rule| rule.goto("to-cluster")).collect();
+        let mut rules: Vec<_> = self.sent_by_pods().into_iter().map(|rule| rule.goto("to-cluster")).collect();
         rules.push(Self::sent_by_host().goto("to-cluster"));
         rules.push(Rule::new().goto("to-local"));
         rules
@@ -292,7 +326,7 @@ impl Rules<'_> {
             Rule::new().in_set(&SetId::Hairpins.name(), &ends).masquerade_random(),
             Rule::new().in_set(&SetId::Masqueraded.name(), &original).masquerade_random(),
         ];
-        let pods: Vec<_> = self.sent_by_pods().map(Rule::return_).collect();
+        let pods: Vec<_> = self.sent_by_pods().into_iter().map(Rule::return_).collect();
         // Where pods can't be told from others, a ClusterIP keeps everybody's address.
         let outsiders = (!pods.is_empty())
             .then(|| Rule::new().in_set(&SetId::ClusterPorts.name(), &original).masquerade_random());

@@ -99,7 +99,7 @@ fn the_skeleton_changes_with_its_shape_only_where_it_must() {
     let skeleton = |shape: &Shape| Skeleton::new(steerage_nft::Family::Ip, shape);
     let plain = skeleton(&Shape::default());
     let shaped = skeleton(&Shape {
-        pod_networks: vec!["10.244.0.0/24".parse().unwrap(), "fd44::/64".parse().unwrap()],
+        pods: Pods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd44::/64".parse().unwrap()]),
         timeouts: [60].into(),
     });
     assert_eq!(plain.version, shaped.version);

@@ -5,7 +5,6 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use ipnet::IpNet;
 use steerage_agent::agent::{Agent, Input};
 use steerage_agent::health::{Listeners, Plane, Ports};
 use steerage_agent::kernel::{Cleaner, Dataplane, watch_foreign};
@@ -101,7 +100,7 @@ impl<'a> Running<'a> {
         self.send(Input::Node(Event::Apply(Node {
             name: "node".to_owned(),
             addresses: FAMILIES.map(|family| At::Node.addr(family)).to_vec(),
-            pod_cidrs: pod_networks().map(IpNet::from).to_vec(),
+            pod_cidrs: pod_networks(),
             ..Node::default()
         })));
     }

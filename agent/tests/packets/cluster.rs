@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use steerage_agent::kernel::{Applied, Dataplane};
 use steerage_agent::plan::{Place, ServicePlan, plan_service};
+use steerage_agent::rules::Pods;
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, Key, Policy, Protocol,
     Service, ServiceKind, ServicePort, names,
@@ -114,6 +115,8 @@ pub(crate) fn place() -> Place {
 pub(crate) struct Cluster {
     pub(crate) index: Index,
     pub(crate) dataplane: Dataplane,
+    /// How the node's pods are told.
+    pub(crate) pods: Pods,
 }
 
 impl Cluster {
@@ -124,7 +127,8 @@ impl Cluster {
         index.on_slice(Event::Init);
         index.on_service(Event::InitDone);
         index.on_slice(Event::InitDone);
-        let mut cluster = Self { index, dataplane: open(world) };
+        let by_network = Pods::Networks(pod_networks());
+        let mut cluster = Self { index, dataplane: open(world), pods: by_network };
         cluster.set(service, pods);
         cluster
     }
@@ -155,12 +159,12 @@ impl Cluster {
     pub(crate) fn apply(&mut self) -> Applied {
         let plan = self.index.service(&key()).map(|service| plan_service(service, &self.index, &place()));
         let updates: BTreeMap<Key, ServicePlan> = [(key(), plan.unwrap_or_default())].into();
-        self.dataplane.apply(updates, &pod_networks()).expect("apply")
+        self.dataplane.apply(updates, &self.pods).expect("apply")
     }
 }
 
-pub(crate) fn pod_networks() -> [ipnet::IpNet; 2] {
-    ["10.244.0.0/24", "fd44::/64"].map(|net| net.parse().expect("network"))
+pub(crate) fn pod_networks() -> Vec<ipnet::IpNet> {
+    ["10.244.0.0/24", "fd44::/64"].map(|net| net.parse().expect("network")).to_vec()
 }
 
 fn open(world: &World) -> Dataplane {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use steerage_agent::rules::Pods;
 use steerage_model::{Family, Policy, Protocol};
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, place, pod_networks, service, slices};
@@ -73,6 +74,34 @@ fn under_local_the_client_is_seen_and_only_local_endpoints_answer() {
         expect(&world, At::Pod2, way, &[At::Pod1, At::Far], Some(At::Pod2));
         expect(&world, At::Node, way, &[At::Pod1, At::Far], Some(At::Node));
     }
+}
+
+#[test]
+fn pods_are_told_by_network_by_interface_or_not_at_all() {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
+    let one = |at: At| Pods::Interface(at.interface().to_owned());
+    let all = Pods::InterfacePrefix("pod".to_owned());
+    let elsewhere = Pods::Networks(vec!["10.9.0.0/16".parse().unwrap(), "fd09::/64".parse().unwrap()]);
+    for (pods, known) in [(one(At::Pod2), true), (all, true), (one(At::Pod1), false), (elsewhere, false)] {
+        cluster.pods = pods.clone();
+        cluster.apply();
+        println!("{pods:?}");
+        // Whoever is not known as a pod comes from outside.
+        let who = if known { &[At::Pod1, At::Far][..] } else { &[At::Pod1] };
+        expect(&world, At::Pod2, Way::Vip, who, Some(At::Pod2));
+        let seen = if known { At::Pod2 } else { At::Node };
+        expect(&world, At::Pod2, Way::ClusterIp, &[At::Pod1, At::Far], Some(seen));
+        expect(&world, At::Client, Way::Vip, &[At::Pod1], Some(At::Client));
+        expect(&world, At::Client, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Node));
+        expect(&world, At::Node, Way::Vip, &[At::Pod1, At::Far], Some(At::Node));
+        world.sh_at(At::Node, "nft list ruleset; nft -j list ruleset");
+    }
+    cluster.pods = Pods::default();
+    cluster.apply();
+    expect(&world, At::Pod2, Way::Vip, &[At::Pod1], Some(At::Pod2));
+    expect(&world, At::Client, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Client));
+    expect(&world, At::Node, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Node));
 }
 
 #[test]

@@ -62,6 +62,17 @@ impl At {
         text.parse().expect("address")
     }
 
+    /// The node's interface on the way there; pods' begin alike.
+    pub(crate) fn interface(self) -> &'static str {
+        match self {
+            Self::Node => "lo",
+            Self::Client => "out0",
+            Self::Far => "out1",
+            Self::Pod1 => "pod0",
+            Self::Pod2 => "pod1",
+        }
+    }
+
     pub(crate) fn socket(self, family: Family) -> SocketAddr {
         SocketAddr::new(self.addr(family), PORT)
     }
@@ -101,8 +112,8 @@ impl World {
                 "ip link set lo up; sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1",
             );
         }
-        for (index, at) in At::ALL.into_iter().enumerate().filter(|(_, at)| *at != At::Node) {
-            world.join(index, at);
+        for at in At::ALL.into_iter().filter(|at| *at != At::Node) {
+            world.join(at);
         }
         // The node's way to everything else, so that it can send to virtual addresses at all.
         world.sh_at(At::Node, "ip route add default via 10.1.0.2; ip -6 route add default via fd01::2");
@@ -167,9 +178,10 @@ impl World {
     }
 
     /// A cable between the node and another namespace.
-    fn join(&self, index: usize, at: At) {
+    fn join(&self, at: At) {
         let (node, other) = (self.namespace(At::Node), self.namespace(at));
-        run_shell(&format!("ip -n {node} link add v{index} type veth peer name eth0 netns {other}"));
+        let name = at.interface();
+        run_shell(&format!("ip -n {node} link add {name} type veth peer name eth0 netns {other}"));
         let (v4, v6) = (at.addr(Family::V4), at.addr(Family::V6));
         let (gateway4, gateway6) = (At::Node.addr(Family::V4), At::Node.addr(Family::V6));
         self.sh_at(
@@ -181,8 +193,8 @@ impl World {
             ),
         );
         self.sh_at(At::Node, &format!(
-            "ip link set v{index} up; ip addr add {gateway4}/32 dev v{index}; ip -6 addr add {gateway6}/128 dev v{index} nodad; \
-             ip route add {v4} dev v{index}; ip -6 route add {v6} dev v{index}"
+            "ip link set {name} up; ip addr add {gateway4}/32 dev {name}; ip -6 addr add {gateway6}/128 dev {name} nodad; \
+             ip route add {v4} dev {name}; ip -6 route add {v6} dev {name}"
         ));
     }
 
