@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use steerage_agent::plan::{Place, ServicePlan, plan_service};
+use steerage_agent::rules::Pods;
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, Key, Policy, Protocol,
     Service, ServiceKind, ServicePort, names,
@@ -125,8 +126,8 @@ fn place() -> Place {
     }
 }
 
-pub(crate) fn pod_networks() -> Vec<IpNet> {
-    vec!["10.244.0.0/24".parse().unwrap(), "fd00:f4::/64".parse().unwrap()]
+pub(crate) fn pod_networks() -> Pods {
+    Pods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd00:f4::/64".parse().unwrap()])
 }
 
 /// The plans of a world, and empty ones for the Services of `gone` that are not in it.
