@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use steerage_agent::agent::{Agent, Input};
 use steerage_agent::announce::{announce, announcement};
 use steerage_agent::health::{Listeners, Plane, Ports, serve_node_health};
-use steerage_agent::kernel::{Cleaner, Dataplane, clean_up, watch_foreign};
+use steerage_agent::kernel::{Cleaner, Dataplane, clean_up};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
 use steerage_process::{Component, EXIT_FAILED, Process, ProcessArgs, run};
@@ -177,9 +177,14 @@ impl Args {
             flows.inc_by(u64::try_from(deleted).unwrap_or(u64::MAX));
         };
         let cleaner = Cleaner::start(count).context("cannot reach conntrack")?;
-        let dataplane = Dataplane::open().context("cannot reach nftables")?;
+        let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
         let (inputs, queue) = mpsc::unbounded_channel();
-        watch_for_others(&dataplane, inputs.clone())?;
+        let others = inputs.clone();
+        dataplane.tell(
+            move |foreign| {
+                if foreign { others.send(Input::Foreign).is_ok() } else { !others.is_closed() }
+            },
+        );
 
         let watches = process.metrics().register(name, |registry| Watches::new(client.clone(), registry));
         follow(watches.services(), inputs.clone(), Input::Service);
@@ -223,16 +228,6 @@ fn follow<E: Send + 'static>(
             }
         }
     });
-}
-
-/// Tells the loop when somebody else changes our tables.
-fn watch_for_others(dataplane: &Dataplane, inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
-    let ports = dataplane.ports()?;
-    let monitor = steerage_nft::Monitor::open().context("cannot watch nftables")?;
-    watch_foreign(monitor, ports, move |foreign| {
-        if foreign { inputs.send(Input::Foreign).is_ok() } else { !inputs.is_closed() }
-    })
-    .context("cannot watch nftables")
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A batch: operations that the kernel applies all together or not at all. Built purely; `Nft::commit` sends it.
 
+use crate::rows::{Row, Rows};
 use crate::rule::{Rule, comment_userdata, milliseconds};
 use crate::set::{Data, Element, MapData, Set, field_lengths, length, type_number};
 use crate::table::{Chain, ChainType, Hook, Policy, Table};
@@ -167,7 +168,18 @@ impl Batch {
         set: &str,
         elements: impl IntoIterator<Item = &'e Element>,
     ) -> &mut Self {
-        self.elements(message::NEWSETELEM, flag::CREATE, table, set, elements)
+        let write = |out: &mut Writer, element: &&Element| {
+            write_keys(out, &element.key, element.key_end.as_deref());
+            match &element.data {
+                Some(Data::Value(value)) => out.nest(2, |data| data.attr(1, value)),
+                Some(Data::Verdict(verdict)) => out.nest(2, |data| verdict.write(data)),
+                None => {}
+            }
+            if let Some(timeout) = element.timeout {
+                out.attr_u64(4, milliseconds(timeout));
+            }
+        };
+        self.elements(message::NEWSETELEM, flag::CREATE, table, set, elements, write)
     }
 
     /// Deletes elements, which must exist; their data are not looked at.
@@ -177,7 +189,26 @@ impl Batch {
         set: &str,
         elements: impl IntoIterator<Item = &'e Element>,
     ) -> &mut Self {
-        self.elements(message::DELSETELEM, 0, table, set, elements)
+        let write =
+            |out: &mut Writer, element: &&Element| write_keys(out, &element.key, element.key_end.as_deref());
+        self.elements(message::DELSETELEM, 0, table, set, elements, write)
+    }
+
+    /// Adds many elements; see [`Batch::add_elements`].
+    pub fn add_rows(&mut self, table: &Table, set: &str, rows: &Rows) -> &mut Self {
+        let write = |out: &mut Writer, row: &Row<'_>| {
+            write_keys(out, row.key, row.end);
+            if let Some(data) = row.data {
+                out.nest(2, |out| out.attr(1, data));
+            }
+        };
+        self.elements(message::NEWSETELEM, flag::CREATE, table, set, rows.iter(), write)
+    }
+
+    /// Deletes many elements; see [`Batch::delete_elements`].
+    pub fn delete_rows(&mut self, table: &Table, set: &str, rows: &Rows) -> &mut Self {
+        let write = |out: &mut Writer, row: &Row<'_>| write_keys(out, row.key, row.end);
+        self.elements(message::DELSETELEM, 0, table, set, rows.iter(), write)
     }
 
     /// Deletes all elements of a set.
@@ -227,13 +258,14 @@ impl Batch {
         self
     }
 
-    fn elements<'e>(
+    fn elements<T>(
         &mut self,
         kind: u16,
         flags: u16,
         table: &Table,
         set: &str,
-        elements: impl IntoIterator<Item = &'e Element>,
+        elements: impl IntoIterator<Item = T>,
+        write: impl Fn(&mut Writer, &T),
     ) -> &mut Self {
         let adding = kind == message::NEWSETELEM;
         let mut elements = elements.into_iter().peekable();
@@ -247,7 +279,7 @@ impl Batch {
                 m.nest(3, |list| {
                     let start = list.len();
                     while let Some(element) = elements.next_if(|_| list.len() - start < CHUNK) {
-                        list.nest(1, |e| write_element(e, element, adding));
+                        list.nest(1, |out| write(out, &element));
                         done += 1;
                     }
                 });
@@ -302,20 +334,9 @@ fn write_set(out: &mut Writer, table: &Table, set: &Set, id: u32) {
     }
 }
 
-fn write_element(out: &mut Writer, element: &Element, adding: bool) {
-    out.nest(1, |key| key.attr(1, &element.key));
-    if let Some(end) = &element.key_end {
-        out.nest(10, |key| key.attr(1, end));
-    }
-    if !adding {
-        return;
-    }
-    match &element.data {
-        Some(Data::Value(value)) => out.nest(2, |data| data.attr(1, value)),
-        Some(Data::Verdict(verdict)) => out.nest(2, |data| verdict.write(data)),
-        None => {}
-    }
-    if let Some(timeout) = element.timeout {
-        out.attr_u64(4, milliseconds(timeout));
+fn write_keys(out: &mut Writer, key: &[u8], end: Option<&[u8]>) {
+    out.nest(1, |out| out.attr(1, key));
+    if let Some(end) = end {
+        out.nest(10, |out| out.attr(1, end));
     }
 }

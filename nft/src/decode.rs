@@ -2,6 +2,7 @@
 //! Reads the kernel's listings of nftables objects. Called by `Nft` and `Monitor`; never panics, whatever the bytes.
 
 use crate::handle::{RuleInfo, TableInfo};
+use crate::rows::{Row, Rows};
 use crate::rule::Verdict;
 use crate::set::{Data, Element};
 use crate::wire::{Attrs, Message};
@@ -38,6 +39,18 @@ pub(crate) fn rule(message: &Message<'_>) -> Option<(String, RuleInfo)> {
 
 pub(crate) fn elements(message: &Message<'_>) -> Vec<Element> {
     message.attrs().nested(3).into_iter().filter_map(|(_, bytes)| element(Attrs(bytes))).collect()
+}
+
+/// Appends the elements of a message to `rows`.
+pub(crate) fn rows(message: &Message<'_>, rows: &mut Rows) {
+    for (_, bytes) in message.attrs().nested(3) {
+        let attrs = Attrs(bytes);
+        let closes = attrs.u32(3).unwrap_or(0) & INTERVAL_END != 0;
+        if let Some(key) = attrs.nested(1).find(1).filter(|_| !closes) {
+            let (end, data) = (attrs.nested(10).find(1), attrs.nested(2).find(1));
+            rows.push_listed(Row { key, end, data });
+        }
+    }
 }
 
 fn element(attrs: Attrs<'_>) -> Option<Element> {

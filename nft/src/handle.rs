@@ -2,7 +2,6 @@
 //! The handle to nftables: commits batches, reads back what is there. All calls are synchronous and wait for hardly
 //! anything but the kernel's own work; call them off an asynchronous runtime's threads when a batch is large.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -10,6 +9,7 @@ use nix::errno::Errno;
 use crate::batch::{Batch, SUBSYSTEM, message};
 use crate::decode;
 use crate::error::{Error, Refusal};
+use crate::rows::{RowShape, Rows};
 use crate::set::Element;
 use crate::socket::{Answer, Socket, refusal};
 use crate::table::{Family, Table};
@@ -64,17 +64,21 @@ impl Nft {
     }
 
     /// Reads with `plan` and commits what it returns, as one: when somebody else commits in between, both are done again,
-    /// a bounded number of times.
+    /// a bounded number of times. Returns the generation then reached, see [`Nft::generation`].
     pub fn transact<E: From<Error>>(
         &mut self,
         mut plan: impl FnMut(&mut Self) -> Result<Batch, E>,
-    ) -> Result<(), E> {
+    ) -> Result<u32, E> {
         let mut last = Error::Stale;
         for _ in 0..TRIES {
             let generation = self.generation()?;
             let batch = plan(self)?;
+            if batch.is_empty() {
+                return Ok(generation);
+            }
             match self.commit_at(batch, generation) {
-                Ok(()) => return Ok(()),
+                // The kernel leaves 0 out.
+                Ok(()) => return Ok(generation.checked_add(1).unwrap_or(1)),
                 Err(Error::Stale) => last = Error::Stale,
                 Err(error) => return Err(error.into()),
             }
@@ -112,28 +116,58 @@ impl Nft {
         Ok(all.into_iter().filter(|(of, _)| *of == table.name).map(|(_, name)| name).collect())
     }
 
-    /// The elements of a set or map, without their timeouts, in order. The kernel's work grows with the square of a set's
-    /// size: a tenth of a second for 90,000 elements. After a set has grown, the kernel moves its elements to a larger table in
-    /// the background, and a listing then misses some without saying so: a set that may have grown is read until two listings
-    /// agree, with short waits in between.
+    /// The elements of a set or map, without their timeouts, in order. See [`Nft::rows`].
     pub fn elements(&mut self, table: &Table, set: &str) -> Result<Vec<Element>, Error> {
-        let only = |m: &mut Writer| {
-            m.attr_str(1, &table.name);
-            m.attr_str(2, set);
+        let list = |nft: &mut Self| {
+            let mut found = Vec::new();
+            let whole = nft.list(table, set, |m| found.extend(decode::elements(m)))?;
+            found.sort_unstable();
+            found.dedup();
+            Ok(whole.then_some(found))
         };
-        let operation = format!("list elements of set {set} of {table}");
+        self.settled(list, Vec::len)
+    }
+
+    /// The elements of a set, or of a map to values, whose elements have this shape, in order. The kernel's work grows with the
+    /// square of a set's size: a tenth of a second for 90,000 elements. After a set has grown, the kernel moves its elements to a
+    /// larger table in the background, and a listing then misses some without saying so: a set that may have grown is read until
+    /// two listings agree, with short waits in between.
+    pub fn rows(&mut self, table: &Table, set: &str, shape: RowShape) -> Result<Rows, Error> {
+        let list = |nft: &mut Self| {
+            let mut found = Rows::new(shape);
+            let whole = nft.list(table, set, |m| decode::rows(m, &mut found))?;
+            found.sort();
+            Ok(whole.then_some(found))
+        };
+        self.settled(list, Rows::len)
+    }
+
+    /// Lists until two listings agree; `list` returns `None` when it was disturbed.
+    fn settled<T: PartialEq>(
+        &mut self,
+        mut list: impl FnMut(&mut Self) -> Result<Option<T>, Error>,
+        len: impl Fn(&T) -> usize,
+    ) -> Result<T, Error> {
         let mut last = None;
         for _ in 0..TRIES {
-            let decode = |m: &Message<'_>| Some(decode::elements(m));
-            let pieces = self.dump(message::GETSETELEM, table.family, &operation, only, decode)?;
-            let found: BTreeSet<Element> = pieces.into_iter().flatten().collect();
-            if (found.len() <= NEVER_GREW && last.is_none()) || last.as_ref() == Some(&found) {
-                return Ok(found.into_iter().collect());
+            let Some(found) = list(self)? else { continue };
+            if (len(&found) <= NEVER_GREW && last.is_none()) || last.as_ref() == Some(&found) {
+                return Ok(found);
             }
             last = Some(found);
             std::thread::sleep(SETTLE);
         }
         Err(Error::Torn("a set"))
+    }
+
+    /// Dumps the elements of a set; false when the dump was disturbed.
+    fn list(&mut self, table: &Table, set: &str, visit: impl FnMut(&Message<'_>)) -> Result<bool, Error> {
+        let body = |m: &mut Writer| {
+            m.attr_str(1, &table.name);
+            m.attr_str(2, set);
+        };
+        let operation = format!("list elements of set {set} of {table}");
+        self.ask(message::GETSETELEM, flag::DUMP, table.family as u8, &operation, body, visit)
     }
 
     /// Dumps until a dump was not disturbed.

@@ -5,6 +5,7 @@
 //!   them or none.
 //! - [`Rule`] is built from [`Source`]s, what a rule can load: parts of the packet, marks, hashes, map lookups.
 //! - [`Nft`] also lists what is there; [`Monitor`] tells who changes it; [`Conntrack`] lists and deletes flows.
+//! - [`Rows`] are many elements of one set in one piece of memory.
 //!
 //! Keys and data of elements are bytes as they lie in the kernel's registers: [`concat()`] makes them, and a list of sources
 //! given to [`Rule::in_set`] or [`Rule::map`] makes the same layout from a packet.
@@ -67,6 +68,7 @@ mod handle;
 mod monitor;
 #[cfg(feature = "testing")]
 pub mod netns;
+mod rows;
 mod rule;
 mod set;
 mod socket;
@@ -81,6 +83,7 @@ pub use handle::{Nft, RuleInfo, TableInfo};
 pub use monitor::{Change, Monitor, Object};
 /// The error numbers in [`Refusal`].
 pub use nix::errno::Errno;
+pub use rows::{Row, RowShape, Rows};
 pub use rule::{DynamicOp, Reject, Rule, Verdict};
 pub use set::{Data, DataType, Element, Field, Set, concat};
 pub use source::{Base, Ct, Direction, FibAddress, Meta, Source};

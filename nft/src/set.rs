@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use crate::rows::RowShape;
 use crate::rule::Verdict;
 
 /// The type of a key or datum, or of one field of a concatenated one. The kernel keeps the number for `nft`, which needs
@@ -133,6 +134,16 @@ impl Set {
         self
     }
 
+    /// The lengths of its elements.
+    pub fn row_shape(&self) -> RowShape {
+        let bytes = |fields: &[DataType]| usize::try_from(length(fields)).unwrap_or(usize::MAX);
+        let data = match &self.data {
+            Some(MapData::Value(fields)) => bytes(fields),
+            Some(MapData::Verdict) | None => 0,
+        };
+        RowShape { key: bytes(&self.key), range: self.interval, data }
+    }
+
     /// Bounds the number of elements; a set with a bound that is not dynamic has a table of fixed size, quicker to fill.
     #[must_use]
     pub fn size(mut self, elements: u32) -> Self {
@@ -219,6 +230,13 @@ impl From<IpAddr> for Field {
 /// The bytes of a concatenation as they lie in registers: each field starts a new word. One field alone is not padded.
 pub fn concat(fields: &[Field]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(24);
+    concat_into(&mut bytes, fields);
+    bytes
+}
+
+/// Appends a concatenation, see [`concat()`].
+pub(crate) fn concat_into(bytes: &mut Vec<u8>, fields: &[Field]) {
+    let start = bytes.len();
     for field in fields {
         match field {
             Field::V4(address) => bytes.extend_from_slice(&address.octets()),
@@ -228,10 +246,9 @@ pub fn concat(fields: &[Field]) -> Vec<u8> {
             Field::Number(number) => bytes.extend_from_slice(&number.to_ne_bytes()),
         }
         if fields.len() > 1 {
-            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes.resize(start + (bytes.len() - start).next_multiple_of(4), 0);
         }
     }
-    bytes
 }
 
 #[cfg(test)]

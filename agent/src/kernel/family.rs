@@ -43,8 +43,9 @@ impl FamilyTable {
     }
 
     /// Makes the table what it should be, whatever it is now, in one transaction; writes only what differs, save where others
-    /// commit so often that what is there can't be read: then it is replaced. Returns how many elements were written.
-    pub fn synchronise(&mut self, shape: &Shape, wanted: &Elements) -> Result<usize, Error> {
+    /// commit so often that what is there can't be read: then it is replaced. Returns how many elements were written, and the
+    /// generation of the ruleset then reached; 0, which none has, when that is not known.
+    pub fn synchronise(&mut self, shape: &Shape, wanted: &Elements) -> Result<(usize, u32), Error> {
         let skeleton = Skeleton::new(self.family, shape);
         let (table, written) = (self.table.clone(), self.written.as_ref());
         let mut count = 0;
@@ -53,7 +54,7 @@ impl FamilyTable {
             count = elements;
             Ok::<_, Error>(batch)
         });
-        match repaired {
+        let generation = match repaired {
             // Others commit too often for us to read what is there.
             Err(error @ (Error::Torn(_) | Error::Stale)) => {
                 tracing::warn!(%table, %error, "the table is replaced unread");
@@ -62,16 +63,22 @@ impl FamilyTable {
                 create(&mut batch, &table, &skeleton, wanted);
                 self.nft.commit(batch)?;
                 count = wanted.len();
+                0
             }
             repaired => repaired?,
-        }
+        };
         self.written = match self.nft.rules(&self.table) {
             Ok(rules) => Some(by_chain(&rules)),
             // Then only the digests in their comments tell whether rules were changed.
             Err(Error::Torn(_)) => None,
             Err(error) => return Err(error),
         };
-        Ok(count)
+        Ok((count, generation))
+    }
+
+    /// The generation of the ruleset now.
+    pub fn generation(&mut self) -> Result<u32, Error> {
+        self.nft.generation()
     }
 }
 
@@ -119,11 +126,9 @@ fn repair(
             }
         }
     }
-    let mut held = Elements::new();
+    let mut held = Elements::new(wanted.family());
     for id in skeleton.filled.iter().filter(|id| sets.contains(&id.name())) {
-        for element in nft.elements(table, &id.name())? {
-            held.insert((*id, element.key.clone()), element);
-        }
+        held.listed(*id, nft.rows(table, &id.name(), id.shape(wanted.family()))?);
     }
     let changes = difference(&held, wanted);
     append(&mut batch, table, &changes);
@@ -139,22 +144,24 @@ fn create(batch: &mut Batch, table: &Table, skeleton: &Skeleton, wanted: &Elemen
     for (_, set) in &skeleton.sets {
         batch.add_set(table, set);
     }
-    // Before any rule, so that no packet meets rules without elements.
-    append(batch, table, &difference(&Elements::new(), wanted));
+    // All of it becomes true in one moment. The kernel walks a map whenever a rule is bound to it: rules come first.
     for chain in &skeleton.chains {
         batch.add_chain(table, &chain.chain);
         for rule in &chain.rules {
             batch.add_rule(table, &chain.name, rule);
         }
     }
+    for (id, rows) in wanted.sets() {
+        batch.add_rows(table, &id.name(), rows);
+    }
 }
 
 fn append(batch: &mut Batch, table: &Table, changes: &Changes) {
-    for (id, elements) in &changes.delete {
-        batch.delete_elements(table, &id.name(), elements);
+    for (id, rows) in &changes.delete {
+        batch.delete_rows(table, &id.name(), rows);
     }
-    for (id, elements) in &changes.add {
-        batch.add_elements(table, &id.name(), elements);
+    for (id, rows) in &changes.add {
+        batch.add_rows(table, &id.name(), rows);
     }
 }
 

@@ -14,10 +14,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use steerage_model::{Family, Key, Protocol};
-use steerage_nft::{Batch, Error, Nft, Table};
+use steerage_nft::{Batch, Error, Monitor, Nft, Table};
 
 use crate::plan::{Desired, Frontend, ServicePlan, Touched};
-use crate::rules::{Pods, Shape, TABLE, difference, touched_elements};
+use crate::rules::{Elements, Pods, Shape, TABLE, all_elements, difference, touched_elements};
 
 /// The families, and what nftables calls them.
 const FAMILIES: [(Family, steerage_nft::Family); 2] =
@@ -44,6 +44,16 @@ pub struct Dataplane {
     suspect: bool,
     /// UDP frontends that changed since the last success.
     udp: BTreeSet<Frontend>,
+    /// Who wants to hear of others' changes, until these are watched.
+    listener: Option<Listener>,
+}
+
+struct Listener(Box<dyn FnMut(bool) -> bool + Send>);
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Listener")
+    }
 }
 
 impl Dataplane {
@@ -67,12 +77,14 @@ impl Dataplane {
             tables,
             suspect: true,
             udp: BTreeSet::new(),
+            listener: None,
         })
     }
 
-    /// The netlink ports by which our own changes are known.
-    pub fn ports(&self) -> Result<Vec<u32>, Error> {
-        self.tables.iter().map(FamilyTable::port).collect()
+    /// Has others' changes of our tables told, see [`watch_foreign`], from the first successful write on: as long as anybody
+    /// listens, the kernel tells each element of a load, which doubles its work.
+    pub fn tell(&mut self, changed: impl FnMut(bool) -> bool + Send + 'static) {
+        self.listener = Some(Listener(Box::new(changed)));
     }
 
     /// What the node should do.
@@ -94,7 +106,8 @@ impl Dataplane {
     /// error nothing of a family was written; the plans are kept, and the next call compares everything.
     pub fn apply(&mut self, updates: BTreeMap<Key, ServicePlan>, pods: &Pods) -> Result<Applied, Error> {
         let touched = self.desired.touched(&updates);
-        let old: Vec<_> = self.elements(&touched);
+        // What is compared as a whole needs no difference of its own.
+        let old = if self.suspect { Vec::new() } else { self.elements(&touched) };
         let actions = self.udp_actions(&touched);
         self.desired.update(updates);
         let shape = Shape { pods: pods.clone(), timeouts: self.desired.timeouts() };
@@ -109,12 +122,14 @@ impl Dataplane {
 
         let mut applied = Applied { full: self.suspect, ..Applied::default() };
         if self.suspect {
-            let everything = self.desired.everything();
-            let wanted = self.elements(&everything);
-            for (table, wanted) in self.tables.iter_mut().zip(&wanted) {
-                applied.elements += table.synchronise(&self.shape, wanted)?;
+            let mut generations = Vec::new();
+            for table in &mut self.tables {
+                let wanted = all_elements(&self.desired, table.model());
+                let (elements, generation) = table.synchronise(&self.shape, &wanted)?;
+                applied.elements += elements;
+                generations.push(generation);
             }
-            self.suspect = false;
+            self.suspect = self.listener.is_some() && !self.listen(&generations)?;
         } else {
             // Until it is known to have worked.
             self.suspect = true;
@@ -136,7 +151,21 @@ impl Dataplane {
         Ok(applied)
     }
 
-    fn elements(&self, touched: &Touched) -> Vec<crate::rules::Elements> {
+    /// Starts to watch others' changes. Whether nobody made any since our tables reached these generations.
+    fn listen(&mut self, reached: &[u32]) -> Result<bool, Error> {
+        let ports = self.tables.iter().map(FamilyTable::port).collect::<Result<_, _>>()?;
+        let monitor = Monitor::open()?;
+        let Some(Listener(changed)) = self.listener.take() else { return Ok(true) };
+        watch_foreign(monitor, ports, changed)
+            .map_err(|_| Error::NoAnswer("start the thread of the monitor".to_owned()))?;
+        let Some(table) = self.tables.last_mut() else { return Ok(true) };
+        let now = table.generation()?;
+        // Each table's write is one generation, unless there was nothing to write.
+        let ours = reached.is_sorted_by(|a, b| *b == *a || *b == a.wrapping_add(1));
+        Ok(ours && reached.last() == Some(&now))
+    }
+
+    fn elements(&self, touched: &Touched) -> Vec<Elements> {
         self.tables.iter().map(|table| touched_elements(&self.desired, touched, table.model())).collect()
     }
 

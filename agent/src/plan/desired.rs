@@ -12,8 +12,8 @@ use super::{Action, Frontend, HealthPorts, ServicePlan};
 #[derive(Debug, Clone, Default)]
 pub struct Desired {
     plans: BTreeMap<Key, ServicePlan>,
-    /// The Services that want a frontend. The first by name has it: any rule that all nodes follow will do.
-    claims: BTreeMap<Frontend, BTreeSet<Key>>,
+    /// The Services that want a frontend, sorted. The first by name has it: any rule that all nodes follow will do.
+    claims: BTreeMap<Frontend, Vec<Key>>,
     cluster_addresses: Counted<IpAddr>,
     hairpins: Counted<IpAddr>,
     timeouts: Counted<u32>,
@@ -50,7 +50,7 @@ impl Desired {
             if let Some(old) = self.plans.remove(&key) {
                 for (frontend, _) in &old.frontends {
                     if let Some(claims) = self.claims.get_mut(frontend) {
-                        claims.remove(&key);
+                        claims.retain(|claim| *claim != key);
                         if claims.is_empty() {
                             self.claims.remove(frontend);
                         }
@@ -62,7 +62,8 @@ impl Desired {
             }
             if new != ServicePlan::default() {
                 for (frontend, _) in &new.frontends {
-                    self.claims.entry(*frontend).or_default().insert(key.clone());
+                    let claims = self.claims.entry(*frontend).or_insert_with(|| Vec::with_capacity(1));
+                    claims.insert(claims.partition_point(|claim| *claim < key), key.clone());
                 }
                 new.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.add(*addr));
                 new.hairpins.iter().for_each(|addr| self.hairpins.add(*addr));
@@ -83,18 +84,24 @@ impl Desired {
         self.claims.len()
     }
 
-    /// All frontends.
-    pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
-        self.claims.keys()
+    /// All frontends, each with what becomes of its packets.
+    pub fn actions(&self) -> impl Iterator<Item = (&Frontend, &Action)> {
+        self.plans.iter().flat_map(|(key, plan)| {
+            let owned = |(frontend, _): &&(Frontend, Action)| {
+                self.claims.get(frontend).and_then(|claims| claims.first()) == Some(key)
+            };
+            plan.frontends.iter().filter(owned).map(|(frontend, action)| (frontend, action))
+        })
     }
 
-    /// Everything there is, in the form of what was touched.
-    pub fn everything(&self) -> Touched {
-        Touched {
-            frontends: self.claims.keys().copied().collect(),
-            cluster_addresses: self.cluster_addresses.all().collect(),
-            hairpins: self.hairpins.all().collect(),
-        }
+    /// All cluster addresses.
+    pub fn cluster_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.cluster_addresses.all()
+    }
+
+    /// All endpoints on this node.
+    pub fn hairpins(&self) -> impl Iterator<Item = IpAddr> {
+        self.hairpins.all()
     }
 
     /// Whether any Service has this cluster address.

@@ -1,28 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The elements that a plan comes to, and the difference between two states of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
 use steerage_model::Family;
-use steerage_nft::{Element, Field, concat};
+use steerage_nft::{Field, Rows};
 
 use super::hash::endpoint_hash;
 use super::layout::{LOCAL_OFFSET, SetId};
 use super::slots;
 use crate::plan::{Action, Desired, Frontend, Masquerade, Touched};
 
-/// Elements by set and key.
-pub type Elements = BTreeMap<(SetId, Vec<u8>), Element>;
+/// Elements of one family, by set; those of each set in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Elements {
+    family: Family,
+    sets: BTreeMap<SetId, Rows>,
+}
+
+impl Elements {
+    /// None yet.
+    pub fn new(family: Family) -> Self {
+        Self { family, sets: BTreeMap::new() }
+    }
+
+    /// Of which family.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Takes in what the kernel lists of one set.
+    pub fn listed(&mut self, id: SetId, rows: Rows) {
+        if !rows.is_empty() {
+            self.sets.insert(id, rows);
+        }
+    }
+
+    /// Set by set.
+    pub fn sets(&self) -> impl Iterator<Item = (&SetId, &Rows)> {
+        self.sets.iter()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.sets.values().map(Rows::len).sum()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.sets.is_empty()
+    }
+
+    fn of(&mut self, id: SetId) -> &mut Rows {
+        self.sets.entry(id).or_insert_with(|| Rows::new(id.shape(self.family)))
+    }
+
+    fn sorted(mut self) -> Self {
+        self.sets.values_mut().for_each(Rows::sort);
+        self
+    }
+}
 
 /// What to write so that one state becomes another. Elements whose data change are in both lists.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// To delete, by set.
-    pub delete: BTreeMap<SetId, Vec<Element>>,
+    pub delete: BTreeMap<SetId, Rows>,
     /// To add, by set.
-    pub add: BTreeMap<SetId, Vec<Element>>,
+    pub add: BTreeMap<SetId, Rows>,
 }
 
 impl Changes {
@@ -33,21 +80,22 @@ impl Changes {
 
     /// How many elements are written.
     pub fn count(&self) -> usize {
-        self.delete.values().chain(self.add.values()).map(Vec::len).sum()
+        self.delete.values().chain(self.add.values()).map(Rows::len).sum()
     }
 }
 
-/// The difference from `old` to `new`.
+/// The difference from `old` to `new`, which are of one family.
 pub fn difference(old: &Elements, new: &Elements) -> Changes {
     let mut changes = Changes::default();
-    for (id, element) in old {
-        if new.get(id) != Some(element) {
-            changes.delete.entry(id.0).or_default().push(element.clone());
-        }
-    }
-    for (id, element) in new {
-        if old.get(id) != Some(element) {
-            changes.add.entry(id.0).or_default().push(element.clone());
+    let ids: BTreeSet<SetId> = old.sets.keys().chain(new.sets.keys()).copied().collect();
+    for id in ids {
+        let none = Rows::new(id.shape(old.family));
+        let (old, new) = (old.sets.get(&id).unwrap_or(&none), new.sets.get(&id).unwrap_or(&none));
+        let (delete, add) = old.difference(new);
+        for (changes, rows) in [(&mut changes.delete, delete), (&mut changes.add, add)] {
+            if !rows.is_empty() {
+                changes.insert(id, rows);
+            }
         }
     }
     changes
@@ -55,33 +103,48 @@ pub fn difference(old: &Elements, new: &Elements) -> Changes {
 
 /// All elements of one family for the things named in `touched`, as they are desired now.
 pub fn touched_elements(desired: &Desired, touched: &Touched, family: Family) -> Elements {
-    let mut elements = Elements::new();
+    let mut elements = Elements::new(family);
     for frontend in touched.frontends.iter().filter(|frontend| frontend.family() == family) {
         if let Some(action) = desired.action(frontend) {
             elements_of(frontend, action, &mut elements);
         }
     }
-    let of_family = |addr: &&IpAddr| Family::of(**addr) == family;
-    for addr in touched.cluster_addresses.iter().filter(of_family) {
-        if desired.is_cluster_address(addr) {
-            insert(&mut elements, SetId::ClusterAddresses, Element::key(concat(&[(*addr).into()])));
-        }
-    }
-    for addr in touched.hairpins.iter().filter(of_family) {
-        if desired.is_hairpin(addr) {
-            let key = concat(&[(*addr).into(), (*addr).into()]);
-            insert(&mut elements, SetId::Hairpins, Element::key(key));
-        }
-    }
-    elements
+    let addresses = touched.cluster_addresses.iter().filter(|addr| desired.is_cluster_address(addr));
+    let hairpins = touched.hairpins.iter().filter(|addr| desired.is_hairpin(addr));
+    shared_elements(addresses.copied(), hairpins.copied(), &mut elements);
+    elements.sorted()
 }
 
-/// The elements of one frontend.
-pub fn elements_of(frontend: &Frontend, action: &Action, out: &mut Elements) {
-    let fields = [frontend.addr.into(), Field::Proto(frontend.protocol.number()), Field::Port(frontend.port)];
-    let [a, b, c] = fields;
-    let key = concat(&fields);
-    let mut member = |id: SetId| insert(out, id, Element::key(key.clone()));
+/// All elements of one family.
+pub fn all_elements(desired: &Desired, family: Family) -> Elements {
+    let mut elements = Elements::new(family);
+    for (frontend, action) in desired.actions().filter(|(frontend, _)| frontend.family() == family) {
+        elements_of(frontend, action, &mut elements);
+    }
+    shared_elements(desired.cluster_addresses(), desired.hairpins(), &mut elements);
+    elements.sorted()
+}
+
+fn shared_elements(
+    addresses: impl Iterator<Item = IpAddr>,
+    hairpins: impl Iterator<Item = IpAddr>,
+    out: &mut Elements,
+) {
+    let family = out.family;
+    let of_family = |addr: &IpAddr| Family::of(*addr) == family;
+    for addr in addresses.filter(of_family) {
+        out.of(SetId::ClusterAddresses).push_key(&[addr.into()]);
+    }
+    for addr in hairpins.filter(of_family) {
+        out.of(SetId::Hairpins).push_key(&[addr.into(), addr.into()]);
+    }
+}
+
+/// The elements of one frontend, in no order.
+fn elements_of(frontend: &Frontend, action: &Action, out: &mut Elements) {
+    let key = [frontend.addr.into(), Field::Proto(frontend.protocol.number()), Field::Port(frontend.port)];
+    let [a, b, c] = key;
+    let mut member = |id: SetId| out.of(id).push_key(&key);
     member(SetId::Frontends);
     if action.reject {
         member(SetId::Rejected);
@@ -91,8 +154,8 @@ pub fn elements_of(frontend: &Frontend, action: &Action, out: &mut Elements) {
     }
     match action.masquerade {
         Masquerade::All => member(SetId::Masqueraded),
-        Masquerade::NotPods => member(SetId::ClusterPorts),
-        Masquerade::Host => {}
+        // Found by their addresses.
+        Masquerade::NotPods | Masquerade::Host => {}
     }
     if let Some(seconds) = action.affinity {
         member(SetId::Affine);
@@ -102,8 +165,7 @@ pub fn elements_of(frontend: &Frontend, action: &Action, out: &mut Elements) {
         member(SetId::Restricted);
         for net in sources.iter() {
             let (first, last) = bounds(*net);
-            let end = |addr: IpAddr| concat(&[a, b, c, addr.into()]);
-            insert(out, SetId::Sources, Element::range(end(first), end(last)));
+            out.of(SetId::Sources).push_range(&[a, b, c, first.into()], &[a, b, c, last.into()]);
         }
     }
     let lists = [
@@ -111,27 +173,22 @@ pub fn elements_of(frontend: &Frontend, action: &Action, out: &mut Elements) {
         (LOCAL_OFFSET, SetId::StickyLocal, action.local.as_ref()),
     ];
     for (offset, sticky, targets) in lists {
-        let Some(targets) = targets else { continue };
-        let class = SetId::Slots(slots::class(targets.len()));
+        let Some(targets) = targets.filter(|targets| !targets.is_empty()) else { continue };
+        let class = out.of(SetId::Slots(slots::class(targets.len())));
         for (slot, target) in (offset..).zip(slots::table(targets)) {
-            let key = concat(&[a, b, c, Field::Number(slot)]);
-            insert(out, class, Element::entry(key, end(target)));
+            class.push_entry(&[a, b, c, Field::Number(slot)], &end(target));
         }
         if action.affinity.is_some() {
             for target in targets.iter() {
-                let key = concat(&[Field::Number(endpoint_hash(target.ip())), a, b, c]);
-                insert(out, sticky, Element::entry(key, end(*target)));
+                let hash = Field::Number(endpoint_hash(target.ip()));
+                out.of(sticky).push_entry(&[hash, a, b, c], &end(*target));
             }
         }
     }
 }
 
-fn insert(out: &mut Elements, id: SetId, element: Element) {
-    out.insert((id, element.key.clone()), element);
-}
-
-fn end(target: SocketAddr) -> Vec<u8> {
-    concat(&[target.ip().into(), Field::Port(target.port())])
+fn end(target: SocketAddr) -> [Field; 2] {
+    [target.ip().into(), Field::Port(target.port())]
 }
 
 /// First and last address of a network.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The names, types and numbers of the layout: sets, maps, classes.
 
-use steerage_nft::{DataType, Family, Set};
+use steerage_nft::{DataType, Family, RowShape, Set};
 
 /// The name of our table in each family.
 pub const TABLE: &str = "steerage";
@@ -34,9 +34,7 @@ pub enum SetId {
     Split,
     /// Frontends all of whose clients are masqueraded.
     Masqueraded,
-    /// Frontends whose clients outside this node's pods are masqueraded.
-    ClusterPorts,
-    /// Cluster addresses; other ports than the frontends' are rejected.
+    /// Cluster addresses: clients outside this node's pods are masqueraded, other ports than the frontends' are rejected.
     ClusterAddresses,
     /// Endpoints on this node, as source and destination.
     Hairpins,
@@ -62,7 +60,6 @@ impl SetId {
             Self::Sources => "sources".to_owned(),
             Self::Split => "split".to_owned(),
             Self::Masqueraded => "masqueraded".to_owned(),
-            Self::ClusterPorts => "cluster-ports".to_owned(),
             Self::ClusterAddresses => "cluster-addresses".to_owned(),
             Self::Hairpins => "hairpins".to_owned(),
             Self::Affine => "affine".to_owned(),
@@ -87,6 +84,25 @@ impl SetId {
             Self::Sticky | Self::StickyLocal => Set::new(name, &[DataType::Mark, a, b, c]).maps_to(&ends),
             Self::Slots(_) => Set::new(name, &[a, b, c, DataType::Mark]).maps_to(&ends),
             _ => Set::new(name, &frontend),
+        }
+    }
+}
+
+impl SetId {
+    /// The lengths of its elements.
+    pub fn shape(self, family: steerage_model::Family) -> RowShape {
+        let addr = if family == steerage_model::Family::V6 { 16 } else { 4 };
+        // Protocol and port take a word each.
+        let frontend = addr + 8;
+        let plain = |key| RowShape { key, range: false, data: 0 };
+        match self {
+            Self::ClusterAddresses => plain(addr),
+            Self::Hairpins => plain(2 * addr),
+            Self::Sources => RowShape { range: true, ..plain(frontend + addr) },
+            Self::Sticky | Self::StickyLocal | Self::Slots(_) => {
+                RowShape { data: addr + 4, ..plain(frontend + 4) }
+            }
+            _ => plain(frontend),
         }
     }
 }

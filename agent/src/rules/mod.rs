@@ -15,7 +15,7 @@ mod layout;
 mod skeleton;
 mod slots;
 
-pub use elements::{Changes, Elements, difference, elements_of, touched_elements};
+pub use elements::{Changes, Elements, all_elements, difference, touched_elements};
 pub use hash::endpoint_hash;
 pub use layout::{LOCAL_OFFSET, SetId, TABLE};
 pub use skeleton::{Pods, Shape, Skeleton, SkeletonChain};

@@ -88,7 +88,6 @@ impl Skeleton {
             SetId::Sources,
             SetId::Split,
             SetId::Masqueraded,
-            SetId::ClusterPorts,
             SetId::ClusterAddresses,
             SetId::Hairpins,
             SetId::Affine,
@@ -329,7 +328,7 @@ impl Rules<'_> {
         let pods: Vec<_> = self.sent_by_pods().into_iter().map(Rule::return_).collect();
         // Where pods can't be told from others, a ClusterIP keeps everybody's address.
         let outsiders = (!pods.is_empty())
-            .then(|| Rule::new().in_set(&SetId::ClusterPorts.name(), &original).masquerade_random());
+            .then(|| Rule::new().in_set(&SetId::ClusterAddresses.name(), &original[..1]).masquerade_random());
         rules.extend(pods);
         rules.push(Self::sent_by_host().masquerade_random());
         rules.extend(outsiders);

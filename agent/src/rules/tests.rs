@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use steerage_model::{Family, Key, Protocol};
-use steerage_nft::Element;
+use steerage_nft::Rows;
 
 use super::*;
 use crate::plan::{Action, Desired, Frontend, Masquerade, ServicePlan};
@@ -32,12 +32,16 @@ fn action(targets: &[u8], local: Option<&[u8]>) -> Action {
     }
 }
 
+/// What the plan of one Service with this one frontend comes to.
+fn elements(action: Action) -> Elements {
+    let mut desired = Desired::default();
+    let plan = ServicePlan { frontends: vec![(frontend(1), action)], ..ServicePlan::default() };
+    desired.update([(Key::new("n", "s"), plan)].into());
+    all_elements(&desired, Family::V4)
+}
+
 fn names(elements: &Elements) -> BTreeMap<String, usize> {
-    let mut names = BTreeMap::new();
-    for (set, _) in elements.keys() {
-        *names.entry(set.name()).or_default() += 1;
-    }
-    names
+    elements.sets().map(|(set, rows)| (set.name(), rows.len())).collect()
 }
 
 fn counted(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
@@ -46,11 +50,7 @@ fn counted(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
 
 #[test]
 fn a_frontend_becomes_elements() {
-    let elements = |action: &Action| {
-        let mut elements = Elements::new();
-        elements_of(&frontend(1), action, &mut elements);
-        names(&elements)
-    };
+    let elements = |action: &Action| names(&elements(action.clone()));
     assert_eq!(
         elements(&action(&[1, 2, 3], Some(&[1]))),
         counted(&[("frontends", 1), ("split", 1), ("masqueraded", 1), ("slots-3", 3), ("slots-1", 1)])
@@ -82,11 +82,7 @@ fn a_frontend_becomes_elements() {
 
 #[test]
 fn one_endpoint_less_is_a_small_change() {
-    let elements = |targets: &[u8]| {
-        let mut elements = Elements::new();
-        elements_of(&frontend(1), &action(targets, None), &mut elements);
-        elements
-    };
+    let elements = |targets: &[u8]| elements(action(targets, None));
     assert_eq!(difference(&elements(&[1, 2, 3]), &elements(&[1, 3])).count(), 5);
     assert!(difference(&elements(&[1, 2]), &elements(&[1, 2])).is_empty());
     let many: Vec<u8> = (1..=60).collect();
@@ -144,12 +140,22 @@ fn worlds() -> impl Strategy<Value = Vec<World>> {
     proptest::collection::vec(proptest::collection::btree_map(0_u8..4, service, 0..4), 1..8)
 }
 
+/// By set and key, what a kernel map gives.
+type Held = BTreeMap<(SetId, Vec<u8>), Option<Vec<u8>>>;
+
+fn held<'a>(sets: impl Iterator<Item = (&'a SetId, &'a Rows)>) -> Held {
+    let entries = |(id, rows): (&'a SetId, &'a Rows)| {
+        rows.iter().map(|row| ((*id, row.key.to_vec()), row.data.map(<[u8]>::to_vec)))
+    };
+    sets.flat_map(entries).collect()
+}
+
 proptest! {
     /// Written difference by difference, the kernel holds what one full load would give, whoever claims what when.
     #[test]
     fn any_sequence_of_updates_equals_the_full_load(worlds in worlds()) {
         let mut desired = Desired::default();
-        let mut kernel: BTreeMap<(SetId, Vec<u8>), Element> = BTreeMap::new();
+        let mut kernel = Held::new();
         for world in &worlds {
             let mut updates = plans(world);
             for gone in desired.services() {
@@ -159,21 +165,26 @@ proptest! {
             let old = touched_elements(&desired, &touched, Family::V4);
             desired.update(updates);
             let changes = difference(&old, &touched_elements(&desired, &touched, Family::V4));
-            for (set, elements) in &changes.delete {
-                for element in elements {
-                    let removed = kernel.remove(&(*set, element.key.clone()));
-                    prop_assert_eq!(removed.as_ref(), Some(element), "what is deleted was there");
-                }
+            for (key, data) in held(changes.delete.iter()) {
+                prop_assert_eq!(kernel.remove(&key), Some(data), "what is deleted was there");
             }
-            for (set, elements) in &changes.add {
-                for element in elements {
-                    let there = kernel.insert((*set, element.key.clone()), element.clone());
-                    prop_assert_eq!(there, None, "what is added was not there");
-                }
+            for (key, data) in held(changes.add.iter()) {
+                prop_assert_eq!(kernel.insert(key, data), None, "what is added was not there");
             }
             let mut fresh = Desired::default();
             fresh.update(plans(world));
-            prop_assert_eq!(&kernel, &touched_elements(&fresh, &fresh.everything(), Family::V4));
+            let fresh = all_elements(&fresh, Family::V4);
+            prop_assert_eq!(fresh.len(), kernel.len(), "no element twice");
+            prop_assert_eq!(&kernel, &held(fresh.sets()));
+        }
+    }
+}
+
+#[test]
+fn rows_have_the_lengths_of_their_sets() {
+    for (model, family) in [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)] {
+        for id in Skeleton::new(family, &Shape { timeouts: [60].into(), ..Shape::default() }).filled {
+            assert_eq!(id.shape(model), id.set(family).row_shape(), "{}", id.name());
         }
     }
 }

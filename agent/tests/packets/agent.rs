@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use steerage_agent::agent::{Agent, Input};
 use steerage_agent::health::{Listeners, Plane, Ports};
-use steerage_agent::kernel::{Cleaner, Dataplane, watch_foreign};
+use steerage_agent::kernel::{Cleaner, Dataplane};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
 use steerage_model::{Endpoint, EndpointSlice, Event, Family, Node, Protocol, Service, ServiceKind};
-use steerage_nft::{Monitor, Nft};
+use steerage_nft::Nft;
 use steerage_process::{Readiness, prometheus_client::registry::Registry};
 use steerage_watch::events::Recorder;
 use tokio::runtime::Runtime;
@@ -58,11 +58,11 @@ impl<'a> Running<'a> {
             let client =
                 kube::Client::try_from(kube::Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
             let (recorder, _writer) = Recorder::new(client, "agent", "node", &mut registry);
-            let dataplane = Dataplane::open().unwrap();
+            let mut dataplane = Dataplane::open().unwrap();
             let tell = move |foreign| {
                 if foreign { sender.send(Input::Foreign).is_ok() } else { !sender.is_closed() }
             };
-            watch_foreign(Monitor::open().unwrap(), dataplane.ports().unwrap(), tell).unwrap();
+            dataplane.tell(tell);
             let (ports, plane) = (Ports::default(), Plane::default());
             let agent = Agent {
                 settings,
