@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,10 +51,10 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds `address`; port 0 takes a free one.
+    /// Binds `address`; port 0 takes a free one. Where a host has no IPv6, `[::]` means all of its IPv4 addresses.
     pub async fn bind(address: SocketAddr) -> Result<Self, AdminError> {
         let failed = |source| AdminError::Bind { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let listener = listen(address, async |at| TcpListener::bind(at).await).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         Ok(Self { listener, address })
     }
@@ -84,6 +84,22 @@ impl Admin {
                 }
             }
         }
+    }
+}
+
+async fn listen(
+    address: SocketAddr,
+    bind: impl AsyncFn(SocketAddr) -> io::Result<TcpListener>,
+) -> io::Result<TcpListener> {
+    match bind(address).await {
+        // A kernel without IPv6 makes no such socket.
+        Err(error)
+            if address.ip() == Ipv6Addr::UNSPECIFIED
+                && error.raw_os_error() == Some(libc::EAFNOSUPPORT) =>
+        {
+            bind((Ipv4Addr::UNSPECIFIED, address.port()).into()).await
+        }
+        bound => bound,
     }
 }
 
@@ -167,6 +183,18 @@ mod tests {
         services.done();
         nodes.done();
         assert!(ask(address, "GET /readyz").await.starts_with("HTTP/1.1 200 "));
+    }
+
+    #[tokio::test]
+    async fn without_ipv6_all_addresses_are_those_of_ipv4() {
+        let no_ipv6 = async |at: SocketAddr| match at {
+            SocketAddr::V6(_) => Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
+            SocketAddr::V4(_) => TcpListener::bind(at).await,
+        };
+        let listener = listen("[::]:0".parse().expect("address"), no_ipv6).await.expect("bind");
+        assert_eq!(listener.local_addr().expect("bound").ip(), Ipv4Addr::UNSPECIFIED);
+        let error = listen("[::1]:0".parse().expect("address"), no_ipv6).await.expect_err("one address only");
+        assert_eq!(error.raw_os_error(), Some(libc::EAFNOSUPPORT));
     }
 
     #[tokio::test]
