@@ -118,6 +118,9 @@ impl Agent {
         if !state.index.synced() {
             return;
         }
+        if !std::mem::replace(&mut state.listed, true) {
+            tracing::info!("Services, slices and the node are listed");
+        }
         let own = state.index.node(&self.settings.node);
         self.plane.set_eligible(own.is_some_and(|node| !node.deleting && !node.autoscaler_taint));
         let place = own.map(|node| (self.settings.place(node, &state.host), self.settings.pods(node)));
@@ -231,6 +234,8 @@ impl Agent {
 #[derive(Default)]
 struct State {
     index: Index,
+    /// All lists were complete once.
+    listed: bool,
     /// This node's place and what tells its pods, as last planned with.
     place: Option<(Place, Pods)>,
     host: Vec<IpAddr>,

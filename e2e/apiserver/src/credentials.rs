@@ -11,7 +11,7 @@ use rcgen::{
 };
 use serde_json::{Value, json};
 
-/// The administrator's token. No secret: the server listens on loopback and holds nothing.
+/// The administrator's token. No secret: the server listens on loopback, or in a namespace of its own, and holds nothing.
 const TOKEN: &str = "administrator";
 
 /// The files of a server, in its folder.
@@ -25,8 +25,13 @@ impl Files {
         self.folder.join(name)
     }
 
-    /// Writes what an API server at `address` needs, and the administrator's kubeconfig.
-    pub(crate) fn write(folder: PathBuf, address: SocketAddr) -> anyhow::Result<Self> {
+    /// Writes what an API server at `address` needs, and the administrator's kubeconfig. More administrators have a token and a
+    /// name each.
+    pub(crate) fn write(
+        folder: PathBuf,
+        address: SocketAddr,
+        more: &[(String, String)],
+    ) -> anyhow::Result<Self> {
         let files = Self { folder };
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "steerage-testserver");
@@ -35,7 +40,8 @@ impl Files {
         let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
 
         let key = KeyPair::generate()?;
-        let names = ["127.0.0.1", "localhost", "kubernetes.default.svc"].map(str::to_owned);
+        let mut names = ["127.0.0.1", "localhost", "kubernetes.default.svc"].map(str::to_owned).to_vec();
+        names.extend(Some(address.ip().to_string()).filter(|address| !names.contains(address)));
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -48,7 +54,9 @@ impl Files {
         files.put("server.key", &key.serialize_pem())?;
         files.put("accounts.key", &accounts.serialize_pem())?;
         files.put("accounts.pub", &accounts.public_key_pem())?;
-        files.put("tokens.csv", &format!("{TOKEN},administrator,administrator,system:masters\n"))?;
+        let line = |token: &str, name: &str| format!("{token},{name},{name},system:masters\n");
+        let tokens: String = more.iter().map(|(token, name)| line(token, name)).collect();
+        files.put("tokens.csv", &(line(TOKEN, "administrator") + &tokens))?;
         files.put("kubeconfig", &kubeconfig(address, &files.path("ca.crt"), &json!({ "token": TOKEN })))?;
         Ok(files)
     }

@@ -18,6 +18,7 @@ use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::Options;
 use crate::binaries;
 use crate::credentials::Files;
 
@@ -47,13 +48,13 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    pub(crate) fn start() -> anyhow::Result<Self> {
+    pub(crate) fn start(options: Options) -> anyhow::Result<Self> {
         let binaries = binaries::folder()?;
         sweep(&std::env::temp_dir());
         let (orders, inbox) = mpsc::channel();
         let (started, start) = mpsc::channel();
         let thread = thread::spawn(move || {
-            let plane = match start_any(&binaries) {
+            let plane = match start_any(&binaries, &options) {
                 Ok(plane) => plane,
                 Err(error) => {
                     let _ = started.send(Err(error));
@@ -112,6 +113,7 @@ impl Drop for Keeper {
 /// The two programs.
 struct Plane {
     binaries: PathBuf,
+    arguments: Vec<String>,
     files: Files,
     etcd_address: SocketAddr,
     address: SocketAddr,
@@ -132,10 +134,10 @@ fn serve(mut plane: Plane, inbox: &mpsc::Receiver<(Order, mpsc::Sender<Answer>)>
     }
 }
 
-fn start_any(binaries: &Path) -> anyhow::Result<Plane> {
+fn start_any(binaries: &Path, options: &Options) -> anyhow::Result<Plane> {
     let mut attempt = 1;
     loop {
-        match Plane::start(binaries) {
+        match Plane::start(binaries, options) {
             Err(error) if attempt == ATTEMPTS => return Err(error),
             Err(_) => attempt += 1,
             started => return started,
@@ -144,15 +146,16 @@ fn start_any(binaries: &Path) -> anyhow::Result<Plane> {
 }
 
 impl Plane {
-    fn start(binaries: &Path) -> anyhow::Result<Self> {
+    fn start(binaries: &Path, options: &Options) -> anyhow::Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("{FOLDER}{}-{number}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        let [etcd_address, address] = free_addresses()?;
+        let [etcd_address, address] = free_addresses(options.address)?;
         let mut plane = Self {
             binaries: binaries.to_owned(),
-            files: Files::write(folder, address)?,
+            arguments: options.arguments.clone(),
+            files: Files::write(folder, address, &options.administrators)?,
             etcd_address,
             address,
             etcd: None,
@@ -195,6 +198,8 @@ impl Plane {
         let file = |flag: &str, name: &str| format!("{flag}={}", self.files.path(name).display());
         command.args([
             format!("--etcd-servers=http://{}", self.etcd_address),
+            format!("--bind-address={}", self.address.ip()),
+            format!("--advertise-address={}", self.address.ip()),
             format!("--secure-port={}", self.address.port()),
             file("--tls-cert-file", "server.crt"),
             file("--tls-private-key-file", "server.key"),
@@ -203,8 +208,6 @@ impl Plane {
             file("--service-account-signing-key-file", "accounts.key"),
         ]);
         command.args([
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
             // A loopback address cannot be an endpoint of the Service `kubernetes`.
             "--endpoint-reconciler-type=none",
             "--service-cluster-ip-range=10.96.0.0/16,fd00:10:96::/112",
@@ -215,6 +218,7 @@ impl Plane {
             "--disable-admission-plugins=ServiceAccount",
             "--allow-privileged=true",
         ]);
+        command.args(&self.arguments);
         let log = self.files.path("kube-apiserver.log");
         let kubeconfig = self.files.path("kubeconfig");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -289,10 +293,10 @@ fn end(child: Option<Child>) {
     }
 }
 
-/// Two free ports of loopback, held together so that they differ.
-fn free_addresses() -> anyhow::Result<[SocketAddr; 2]> {
-    let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port");
-    let (a, b) = (bind()?, bind()?);
+/// A free port of loopback for etcd and one of `address` for the API server, held together so that they differ.
+fn free_addresses(address: Ipv4Addr) -> anyhow::Result<[SocketAddr; 2]> {
+    let bind = |address| TcpListener::bind((address, 0)).context("no free port");
+    let (a, b) = (bind(Ipv4Addr::LOCALHOST)?, bind(address)?);
     Ok([a.local_addr()?, b.local_addr()?])
 }
 

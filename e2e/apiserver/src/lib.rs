@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A real etcd and a real kube-apiserver on loopback, for tests that need more of the API than a script can play.
 //!
-//! RBAC is on; no controller runs. A dev-dependency only. All is gone with the [`Server`]. Its processes end with that of the
+//! RBAC is on; no controller runs. A dependency of tests and of the benchmark only. All is gone with the [`Server`]. Its processes end with that of the
 //! test at the latest, however that ends; a folder that is then left over is removed by the next server that starts.
 
 mod binaries;
 mod credentials;
 mod keeper;
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -16,6 +17,23 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
 use keeper::Keeper;
+
+/// What may differ from one server to another.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The address that the API server listens on; it must exist.
+    pub address: Ipv4Addr,
+    /// More arguments of the API server; of a flag that is given twice, the last one holds.
+    pub arguments: Vec<String>,
+    /// More administrators: a token and a name each.
+    pub administrators: Vec<(String, String)>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { address: Ipv4Addr::LOCALHOST, arguments: Vec::new(), administrators: Vec::new() }
+    }
+}
 
 /// A running control plane.
 #[derive(Debug)]
@@ -26,9 +44,14 @@ pub struct Server {
 impl Server {
     /// Starts one and returns when it is ready. Blocks for some seconds.
     pub fn start() -> anyhow::Result<Self> {
+        Self::start_with(Options::default())
+    }
+
+    /// The same, otherwise than usual.
+    pub fn start_with(options: Options) -> anyhow::Result<Self> {
         // Fails when the test installed one already, which is as good.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        Ok(Self { keeper: Keeper::start()? })
+        Ok(Self { keeper: Keeper::start(options)? })
     }
 
     /// The one server that all tests of a binary share; started by whoever asks first.

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The objects of the benchmark's cluster: pure functions from numbers to Services and slices.
+
+use std::net::Ipv4Addr;
+
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use serde_json::{Value, json};
+
+use crate::world::{NODE, PODS, VIPS};
+
+/// The node's name, in every world.
+pub const NODE_NAME: &str = "bench";
+/// Endpoints of each Service.
+pub const ENDPOINTS: u32 = 3;
+/// Every tenth Service has a load balancer.
+const BALANCED: u32 = 10;
+/// The Service whose first packets are watched for.
+pub const PROBE: &str = "probe";
+/// The Service whose health checks are asked.
+pub const HEALTH: &str = "health";
+
+/// The ports that pods serve.
+pub mod port {
+    /// One byte comes back.
+    pub const ECHO: u16 = 8080;
+    /// All is taken.
+    pub const SINK: u16 = 8081;
+    /// Datagrams are noted.
+    pub const PROBE: u16 = 9000;
+}
+
+/// The ports of each Service.
+pub mod service_port {
+    /// One byte comes back.
+    pub const ECHO: u16 = 80;
+    /// All is taken.
+    pub const SINK: u16 = 81;
+    /// Datagrams are noted.
+    pub const PROBE: u16 = 53;
+}
+
+/// One of the two sets of endpoints that a Service changes between. They have no address in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// What it begins with.
+    A,
+    /// The other.
+    B,
+}
+
+impl Side {
+    /// The other one.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+}
+
+/// The name of a numbered Service, and of its slice.
+pub fn name(number: u32) -> String {
+    format!("s{number}")
+}
+
+/// Whether a numbered Service has a load balancer.
+pub fn is_balanced(number: u32) -> bool {
+    number.is_multiple_of(BALANCED)
+}
+
+/// The load balancer's address of a numbered Service.
+pub fn vip(number: u32) -> Ipv4Addr {
+    offset(VIPS.0, 1 + number)
+}
+
+/// The probe's endpoints.
+pub fn probe_addresses(side: Side) -> Vec<Ipv4Addr> {
+    let first = if side == Side::A { 16 } else { 32 };
+    (0..ENDPOINTS).map(|index| offset(PODS.0, first + index)).collect()
+}
+
+/// The endpoints of a numbered Service.
+pub fn addresses(number: u32, side: Side) -> Vec<Ipv4Addr> {
+    let first = 256 + (number * 2 + u32::from(side == Side::B)) * ENDPOINTS;
+    (0..ENDPOINTS).map(|index| offset(PODS.0, first + index)).collect()
+}
+
+/// A numbered Service.
+pub fn service(number: u32) -> Result<Service, serde_json::Error> {
+    let kind = if is_balanced(number) { "LoadBalancer" } else { "ClusterIP" };
+    build(&json!({
+        "metadata": { "name": name(number) },
+        "spec": { "type": kind, "ports": [{ "port": service_port::ECHO, "targetPort": port::ECHO }] },
+    }))
+}
+
+/// The slice of a numbered Service.
+pub fn slice(number: u32) -> Result<EndpointSlice, serde_json::Error> {
+    let ports = json!([{ "name": "", "port": port::ECHO, "protocol": "TCP" }]);
+    slice_of(&name(number), &ports, &endpoints(&addresses(number, Side::A)))
+}
+
+/// The Service whose first packets are watched for, and to which much is sent.
+pub fn probe() -> Result<(Service, EndpointSlice), serde_json::Error> {
+    let service = build(&json!({
+        "metadata": { "name": PROBE },
+        "spec": { "type": "ClusterIP", "ports": [
+            { "name": "probe", "port": service_port::PROBE, "protocol": "UDP" },
+            { "name": "sink", "port": service_port::SINK },
+        ] },
+    }))?;
+    let ports = json!([
+        { "name": "probe", "port": port::PROBE, "protocol": "UDP" },
+        { "name": "sink", "port": port::SINK, "protocol": "TCP" },
+    ]);
+    Ok((service, slice_of(PROBE, &ports, &endpoints(&probe_addresses(Side::A)))?))
+}
+
+/// The Service whose health checks are asked.
+pub fn health() -> Result<(Service, EndpointSlice), serde_json::Error> {
+    let service = build(&json!({
+        "metadata": { "name": HEALTH },
+        "spec": {
+            "type": "LoadBalancer", "externalTrafficPolicy": "Local",
+            "ports": [{ "port": service_port::ECHO, "targetPort": port::ECHO }],
+        },
+    }))?;
+    let ports = json!([{ "name": "", "port": port::ECHO, "protocol": "TCP" }]);
+    Ok((service, slice_of(HEALTH, &ports, &endpoints(&[offset(PODS.0, 48)]))?))
+}
+
+/// The health Service's endpoints: one, or none.
+pub fn health_endpoints(present: bool) -> Value {
+    if present { endpoints(&[offset(PODS.0, 48)]) } else { json!([]) }
+}
+
+/// The node.
+pub fn node() -> Result<Node, serde_json::Error> {
+    let cidr = format!("{}/{}", PODS.0, PODS.1);
+    build(&json!({
+        "metadata": { "name": NODE_NAME },
+        "spec": { "podCIDR": cidr, "podCIDRs": [cidr] },
+    }))
+}
+
+/// The node's status.
+pub fn node_status() -> Value {
+    json!({ "status": {
+        "addresses": [{ "type": "InternalIP", "address": NODE }],
+        "conditions": [{ "type": "Ready", "status": "True", "reason": "Bench", "message": "" }],
+    } })
+}
+
+/// A load balancer's status.
+pub fn balancer_status(address: Ipv4Addr) -> Value {
+    json!({ "status": { "loadBalancer": { "ingress": [{ "ip": address, "ipMode": "VIP" }] } } })
+}
+
+/// Ready endpoints on the node, as slices hold them.
+pub fn endpoints(addresses: &[Ipv4Addr]) -> Value {
+    let endpoint = |address: &Ipv4Addr| {
+        json!({
+            "addresses": [address], "nodeName": NODE_NAME,
+            "conditions": { "ready": true, "serving": true, "terminating": false },
+        })
+    };
+    addresses.iter().map(endpoint).collect()
+}
+
+fn slice_of(service: &str, ports: &Value, endpoints: &Value) -> Result<EndpointSlice, serde_json::Error> {
+    build(&json!({
+        "metadata": { "name": service, "labels": {
+            "kubernetes.io/service-name": service,
+            "endpointslice.kubernetes.io/managed-by": "bench.steerage.dev",
+        } },
+        "addressType": "IPv4",
+        "ports": ports,
+        "endpoints": endpoints,
+    }))
+}
+
+fn build<T: for<'a> serde::Deserialize<'a>>(value: &Value) -> Result<T, serde_json::Error> {
+    T::deserialize(value)
+}
+
+fn offset(base: Ipv4Addr, by: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(base) + by)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_address_is_used_twice() {
+        let sides = [Side::A, Side::B];
+        let mut all: Vec<_> =
+            (0..30_000).flat_map(|number| sides.map(|side| addresses(number, side))).collect();
+        all.extend(sides.map(probe_addresses));
+        let flat: Vec<_> = all.into_iter().flatten().collect();
+        let unique: BTreeSet<_> = flat.iter().collect();
+        assert_eq!(unique.len(), flat.len());
+        let last = u32::from(PODS.0) + (1 << (32 - PODS.1));
+        assert!(
+            flat.iter().all(|address| u32::from(*address) < last),
+            "pods have addresses of the pods' network"
+        );
+        assert!(u32::from(vip(30_000)) < u32::from(VIPS.0) + (1 << (32 - VIPS.1)));
+    }
+
+    #[test]
+    fn one_in_ten_has_a_load_balancer() {
+        assert_eq!((0..1000).filter(|number| is_balanced(*number)).count(), 100);
+        assert_eq!(service(10).unwrap().spec.unwrap().type_.unwrap(), "LoadBalancer");
+        assert_eq!(slice(11).unwrap().endpoints.unwrap_or_default().len(), 3);
+    }
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The numbers: what each run brought, their medians and spread, and how many times better ours are. Pure.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::subject::Who;
+
+/// Which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// Times, memory.
+    Less,
+    /// Rates.
+    More,
+}
+
+/// One value of each run.
+#[derive(Clone, Debug, Default)]
+struct Values {
+    values: Vec<f64>,
+    /// What was measured did not end; the values are the least that it would have been.
+    unfinished: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Metric {
+    unit: &'static str,
+    better: Better,
+    values: BTreeMap<Who, Values>,
+}
+
+/// All metrics, in the order of their first values.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    names: Vec<String>,
+    metrics: BTreeMap<String, Metric>,
+}
+
+impl Report {
+    /// Adds the value of one run.
+    pub fn add(&mut self, name: &str, unit: &'static str, better: Better, who: Who, value: f64) {
+        self.values(name, unit, better, who).values.push(value);
+    }
+
+    /// Adds that something was given up after so much.
+    pub fn add_unfinished(&mut self, name: &str, unit: &'static str, who: Who, value: f64) {
+        let values = self.values(name, unit, Better::Less, who);
+        values.values.push(value);
+        values.unfinished = true;
+    }
+
+    fn values(&mut self, name: &str, unit: &'static str, better: Better, who: Who) -> &mut Values {
+        if !self.metrics.contains_key(name) {
+            self.names.push(name.to_owned());
+        }
+        let fresh = || Metric { unit, better, values: BTreeMap::new() };
+        self.metrics.entry(name.to_owned()).or_insert_with(fresh).values.entry(who).or_default()
+    }
+
+    /// `{metric: {unit, ours: {median, min, max}, peer: {name, median, min, max}, ratio}}`; a ratio above 1 speaks for ours. What
+    /// was not measured is null; `unfinished` stands beside values that are lower bounds.
+    pub fn json(&self) -> Value {
+        let entry = |name: &String| {
+            let metric = &self.metrics[name];
+            let side = |who| {
+                let values = metric.values.get(&who)?;
+                let Summary { median, min, max } = summary(&values.values)?;
+                let mut side =
+                    json!({ "median": median, "min": min, "max": max, "runs": values.values.len() });
+                if who == Who::Peer {
+                    side["name"] = json!(who.title());
+                }
+                if values.unfinished {
+                    side["unfinished"] = json!(true);
+                }
+                Some(side)
+            };
+            let value = json!({
+                "unit": metric.unit, "ours": side(Who::Ours), "peer": side(Who::Peer), "ratio": metric.ratio(),
+            });
+            (name.clone(), value)
+        };
+        Value::Object(self.names.iter().map(entry).collect())
+    }
+
+    /// A table in Markdown.
+    pub fn markdown(&self) -> String {
+        let mut text = format!(
+            "| what | unit | {} | {} | times better |\n| --- | --- | --- | --- | --- |\n",
+            Who::Ours.title(),
+            Who::Peer.title()
+        );
+        for name in &self.names {
+            let metric = &self.metrics[name];
+            let cell = |who| match metric
+                .values
+                .get(&who)
+                .and_then(|values| Some((values, summary(&values.values)?)))
+            {
+                None => "–".to_owned(),
+                Some((values, _)) if values.unfinished => format!("not done in {}", number(values.values[0])),
+                Some((values, Summary { median, .. })) if values.values.len() == 1 => number(median),
+                Some((_, Summary { median, min, max })) => {
+                    format!("{} ({} … {})", number(median), number(min), number(max))
+                }
+            };
+            let more = if metric.values.values().any(|values| values.unfinished) { "> " } else { "" };
+            let ratio = metric.ratio().map_or("–".to_owned(), |ratio| format!("{more}{}", number(ratio)));
+            let _ = writeln!(
+                text,
+                "| {name} | {} | {} | {} | {ratio} |",
+                metric.unit,
+                cell(Who::Ours),
+                cell(Who::Peer)
+            );
+        }
+        text
+    }
+}
+
+impl Metric {
+    fn ratio(&self) -> Option<f64> {
+        let median = |who| Some(summary(&self.values.get(&who)?.values)?.median);
+        let (ours, peer) = (median(Who::Ours)?, median(Who::Peer)?);
+        let (above, below) = if self.better == Better::Less { (peer, ours) } else { (ours, peer) };
+        (below > 0.0).then(|| above / below)
+    }
+}
+
+struct Summary {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+fn summary(values: &[f64]) -> Option<Summary> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (min, max) = (*sorted.first()?, *sorted.last()?);
+    let middle = sorted.len() / 2;
+    let median = if sorted.len().is_multiple_of(2) {
+        f64::midpoint(sorted[middle - 1], sorted[middle])
+    } else {
+        sorted[middle]
+    };
+    Some(Summary { median, min, max })
+}
+
+/// Three digits that count.
+fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        0.0 => "0".to_owned(),
+        _ => format!("{value:.3}"),
+    }
+}
+
+/// The value, in seconds, below which `percent` of the samples lie; none of none.
+pub fn percentile(samples: &[Duration], percent: usize) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable();
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).map(Duration::as_secs_f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let mut report = Report::default();
+        for value in [1.0, 3.0, 2.0] {
+            report.add("time", "s", Better::Less, Who::Ours, value);
+            report.add("time", "s", Better::Less, Who::Peer, value * 100.0);
+            report.add("rate", "1/s", Better::More, Who::Ours, 30.0);
+        }
+        report.add("rate", "1/s", Better::More, Who::Peer, 20.0);
+        report.add("alone", "s", Better::Less, Who::Ours, 0.0);
+        report.add("long", "s", Better::Less, Who::Ours, 2.0);
+        report.add_unfinished("long", "s", Who::Peer, 60.0);
+        report
+    }
+
+    #[test]
+    fn the_json_has_the_promised_shape() {
+        let json = report().json();
+        assert_eq!(
+            json["time"],
+            json!({
+                "unit": "s",
+                "ours": { "median": 2.0, "min": 1.0, "max": 3.0, "runs": 3 },
+                "peer": { "name": "kube-proxy", "median": 200.0, "min": 100.0, "max": 300.0, "runs": 3 },
+                "ratio": 100.0,
+            })
+        );
+        assert_eq!((&json["rate"]["ratio"], &json["alone"]["peer"]), (&json!(1.5), &Value::Null));
+        assert_eq!(
+            (&json["long"]["ratio"], &json["long"]["peer"]["unfinished"]),
+            (&json!(30.0), &json!(true))
+        );
+    }
+
+    #[test]
+    fn the_table_says_what_is_a_lower_bound() {
+        let text = report().markdown();
+        assert!(text.contains("| time | s | 2.00 (1.00 … 3.00) | 200 (100 … 300) | 100 |"), "{text}");
+        assert!(text.contains("| long | s | 2.00 | not done in 60.0 | > 30.0 |"), "{text}");
+        assert!(text.contains("| alone | s | 0 | – | – |"), "{text}");
+    }
+
+    #[test]
+    fn percentiles_are_values_that_were_measured() {
+        let samples: Vec<_> = (1..=50).rev().map(Duration::from_secs).collect();
+        assert_eq!((percentile(&samples, 50), percentile(&samples, 99)), (Some(25.0), Some(50.0)));
+        assert_eq!(percentile(&[], 50), None);
+    }
+}

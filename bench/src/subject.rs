@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The programs under test: how each is started, when it says that it has listed everything, how it is ended.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+use steerage_lab::netns;
+
+use crate::objects::NODE_NAME;
+use crate::usage::Group;
+use crate::world::{At, World};
+
+/// How long a program may take to end before it is killed.
+const END: Duration = Duration::from_secs(5);
+
+/// Whose program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Who {
+    /// Steerage's agent.
+    Ours,
+    /// kube-proxy.
+    Peer,
+}
+
+impl Who {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Ours, Self::Peer];
+
+    /// A word for names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::Peer => "peer",
+        }
+    }
+
+    /// The user that it is to the API server.
+    pub fn user(self) -> &'static str {
+        match self {
+            Self::Ours => "bench-ours",
+            Self::Peer => "bench-peer",
+        }
+    }
+
+    /// What people call it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Ours => "agent",
+            Self::Peer => "kube-proxy",
+        }
+    }
+}
+
+/// Where the programs are.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// Steerage's agent.
+    pub agent: PathBuf,
+    /// kube-proxy.
+    pub kube_proxy: PathBuf,
+    /// For configuration and logs.
+    pub folder: PathBuf,
+}
+
+impl Programs {
+    /// The program and its arguments. Both log what they do at their usual level, serve all Services, and tell pods by the
+    /// node's CIDR; all else is their default.
+    fn command(&self, who: Who, kubeconfig: &Path) -> Result<Vec<String>> {
+        let kubeconfig = kubeconfig.display().to_string();
+        let line: Vec<String> = match who {
+            Who::Ours => [
+                &self.agent.display().to_string(),
+                "--services",
+                "all",
+                "--node-name",
+                NODE_NAME,
+                "--kubeconfig",
+                &kubeconfig,
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+            Who::Peer => {
+                let file = self.folder.join("kube-proxy.json");
+                fs::write(&file, kube_proxy(&kubeconfig).to_string())?;
+                // At level 2 it says when its caches are filled.
+                vec![
+                    self.kube_proxy.display().to_string(),
+                    format!("--config={}", file.display()),
+                    "--v=2".to_owned(),
+                ]
+            }
+        };
+        Ok(line)
+    }
+}
+
+fn kube_proxy(kubeconfig: &str) -> serde_json::Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "hostnameOverride": NODE_NAME,
+        "clientConnection": { "kubeconfig": kubeconfig },
+        "detectLocalMode": "NodeCIDR",
+        "oomScoreAdj": 0,
+        // These are the machine's settings, read-only in a network namespace.
+        "conntrack": {
+            "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
+            "udpTimeout": "0s", "udpStreamTimeout": "0s",
+        },
+    })
+}
+
+/// A line of a program's log, and when it was read.
+type Line = (Instant, String);
+
+/// A running program.
+#[derive(Debug)]
+pub struct Running {
+    who: Who,
+    child: Child,
+    lines: Receiver<Line>,
+    log: PathBuf,
+    /// When it was started.
+    pub begun: Instant,
+    /// What it costs.
+    pub group: Arc<Group>,
+}
+
+impl Running {
+    /// Starts one in its world's node.
+    pub fn start(
+        programs: &Programs,
+        who: Who,
+        world: &World,
+        kubeconfig: &Path,
+        number: usize,
+    ) -> Result<Self> {
+        let group = Arc::new(Group::new(&format!("stbench-{}-{number}", std::process::id()))?);
+        let command = programs.command(who, kubeconfig)?;
+        let begun = Instant::now();
+        let mut child = Command::new("setpriv")
+            // However the driver ends, the program does not stay.
+            .args(["--pdeathsig", "KILL", "nsenter"])
+            .arg(format!("--net={}", netns::path(&world.netns(At::Node)).display()))
+            .args(["sh", "-c", "echo $$ >\"$0\"; exec \"$@\" 2>&1"])
+            .arg(group.door())
+            .args(command)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", who.title()))?;
+        let output = child.stdout.take().context("no output")?;
+        let log = programs.folder.join(format!("{}-{number}.log", who.title()));
+        let mut file = File::create(&log)?;
+        let (sends, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                let now = Instant::now();
+                let _ = writeln!(file, "{line}");
+                // Nobody listens once the lists are in.
+                let _ = sends.send((now, line));
+            }
+        });
+        Ok(Self { who, child, lines, log, begun, group })
+    }
+
+    /// Waits until it says that Services and slices are listed; returns when it said so of the last.
+    pub fn listed(&self, within: Duration) -> Result<Instant> {
+        let deadline = self.begun + within;
+        let mut missing = match self.who {
+            Who::Ours => vec!["Services, slices and the node are listed"],
+            Who::Peer => vec!["controller=\"service config\"", "controller=\"endpoint slice config\""],
+        };
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok((when, line)) => {
+                    let counts = self.who == Who::Ours || line.contains("Caches are synced");
+                    missing.retain(|words| !(counts && line.contains(words)));
+                    if missing.is_empty() {
+                        return Ok(when);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("{} has not listed; see {}", self.who.title(), self.log.display())
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("{} ended:\n{}", self.who.title(), self.last_words())
+                }
+            }
+        }
+    }
+
+    /// The end of its log.
+    pub fn last_words(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(15)..].join("\n")
+    }
+
+    /// Ends it and what it started; its rules stay.
+    pub fn end(mut self) -> Result<Arc<Group>> {
+        let signal = |signal| {
+            for pid in self.group.processes() {
+                let _ = kill(Pid::from_raw(pid), signal);
+            }
+        };
+        signal(Signal::SIGTERM);
+        let begun = Instant::now();
+        while !self.group.processes().is_empty() {
+            // A load that the kernel has begun ends before its process does.
+            if begun.elapsed() > END {
+                signal(Signal::SIGKILL);
+            }
+            let _ = self.child.try_wait();
+            thread::sleep(Duration::from_millis(20));
+        }
+        self.child.wait()?;
+        Ok(Arc::clone(&self.group))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The benchmark at its smallest, with every measurement: it fails where the measured work is not done, and leaves nothing.
+
+#![allow(clippy::unwrap_used)] // the helpers of a test may fail it too; the lint knows test functions only
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+#[test]
+fn everything_is_measured_of_both_programs() {
+    let bench = Path::new(env!("CARGO_BIN_EXE_steerage-bench"));
+    let agent = bench.with_file_name("steerage-agent");
+    assert!(agent.exists(), "{} is missing: cargo build --release -p steerage-agent", agent.display());
+    let file = std::env::temp_dir().join(format!("stbench-smoke-{}.json", std::process::id()));
+    let mut command = Command::new(bench);
+    command.args(["agent", "--quick", "--services", "10", "--runs", "1", "--minute", "1", "--changes", "3"]);
+    let child = command.arg("--json").arg(&file).spawn().unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let numbers: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    fs::remove_file(&file).unwrap();
+
+    for what in [
+        "start,",
+        "slice change to first",
+        "slice change to healthz",
+        "new conn",
+        "throughput",
+        "100 changes",
+        "idle",
+    ] {
+        let (name, found) =
+            numbers.as_object().unwrap().iter().find(|(name, _)| name.starts_with(what)).unwrap();
+        assert_eq!(found["peer"]["name"], "kube-proxy", "{name}");
+        for side in ["ours", "peer"] {
+            let [min, median, max] = ["min", "median", "max"].map(|key| found[side][key].as_f64().unwrap());
+            assert!(0.0 <= min && min <= median && median <= max, "{name}: {found}");
+        }
+    }
+    let rate = &numbers["new connections, 10 Services, VIP: rate"];
+    assert!(rate["ours"]["median"].as_f64().unwrap() > 0.0 && rate["unit"] == "1/s", "{rate}");
+
+    let left: Vec<_> = fs::read_dir("/run/netns")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
+        .filter(|name| name.starts_with(&format!("stbench{pid}-")))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert!(!std::env::temp_dir().join(format!("steerage-bench-{pid}")).exists());
+}
