@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use steerage_model::{EndpointSlice, Event, Index, Key, Node, Service, ServiceKind};
+use steerage_model::{EndpointSlice, Event, Index, Key, Node, Service};
 use steerage_process::Pending;
 use steerage_watch::events::{Notice, Recorder, Severity, Subject};
 use tokio::sync::{mpsc, watch};
@@ -19,13 +19,13 @@ use crate::health::{Listeners, Plane, Ports};
 use crate::kernel::{Applied, Cleaner, Dataplane};
 use crate::metrics::Metrics;
 use crate::place::Settings;
-use crate::plan::{HealthPorts, Place, ServicePlan, plan_service};
+use crate::plan::{Following, HealthPorts, Place, ServicePlan, is_balanced, plan_service};
 use crate::rules::Pods;
 
 /// Waits after failed writes: from the first, doubling, to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// How often busy ports are tried again, lingering ones closed and the host's addresses read.
-const TICK: Duration = Duration::from_secs(2);
+/// How often busy ports are tried again.
+const REOPEN: Duration = Duration::from_secs(2);
 
 /// What the loop hears.
 #[allow(clippy::large_enum_variant, reason = "moved once through a queue; a box would cost more")]
@@ -39,6 +39,8 @@ pub enum Input {
     Node(Event<Node>),
     /// Somebody else changed our tables.
     Foreign,
+    /// Addresses of this host came or went.
+    Addresses,
 }
 
 /// What the loop works with.
@@ -72,32 +74,34 @@ impl Agent {
         mut inputs: mpsc::UnboundedReceiver<Input>,
         shutdown: CancellationToken,
     ) -> anyhow::Result<()> {
-        let mut state = State::default();
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut state = State { host: self.settings.host_addresses(), ..State::default() };
         loop {
-            let retry = state.retry.map(|(at, _)| at);
-            let ticked = tokio::select! {
+            let wake = self.next_deadline(&state);
+            tokio::select! {
                 () = shutdown.cancelled() => return Ok(()),
                 input = inputs.recv() => match input {
-                    Some(input) => { self.take(&mut state, input); false }
+                    Some(input) => self.take(&mut state, input),
                     None => return Ok(()),
                 },
-                () = until(retry) => false,
-                _ = tick.tick() => true,
-            };
+                () = until(wake) => {},
+            }
             while let Ok(input) = inputs.try_recv() {
                 self.take(&mut state, input);
             }
-            if ticked {
+            if std::mem::take(&mut state.readdressed) {
                 state.host = self.settings.host_addresses();
             }
             self.step(&mut state);
-            if ticked {
-                self.ports.expire();
-            }
-            self.open_ports(&mut state, ticked);
+            self.ports.expire();
+            self.open_ports(&mut state);
         }
+    }
+
+    /// When there is something to do though nothing is heard. An idle agent has none.
+    fn next_deadline(&self, state: &State) -> Option<Instant> {
+        let retry = state.retry.map(|(at, _)| at);
+        let pure = [state.following.next(), self.ports.next_expiry()].map(|at| at.map(Instant::from_std));
+        [retry, state.reopen].into_iter().chain(pure).flatten().min()
     }
 
     fn take(&self, state: &mut State, input: Input) {
@@ -110,6 +114,7 @@ impl Agent {
                 self.metrics.foreign_changes.inc();
                 state.foreign = true;
             }
+            Input::Addresses => state.readdressed = true,
         }
     }
 
@@ -138,8 +143,7 @@ impl Agent {
             return;
         }
         for (key, plan) in &updates {
-            let service = state.index.service(key);
-            let balanced = service.is_some_and(|service| service.kind == ServiceKind::LoadBalancer);
+            let balanced = state.index.service(key).is_some_and(is_balanced);
             self.ports.lower(key, plan.health.as_ref(), balanced);
         }
         let raised = updates.iter().filter_map(|(key, plan)| Some((key.clone(), plan.health.clone()?)));
@@ -199,16 +203,18 @@ impl Agent {
         ask.send_if_modified(|asked| std::mem::replace(asked, missing) != missing);
     }
 
-    fn open_ports(&mut self, state: &mut State, ticked: bool) {
+    fn open_ports(&mut self, state: &mut State) {
         let Some((place, _)) = &state.place else { return };
         let version = (self.ports.version(), place.node_port_addresses.clone());
-        let again = ticked && self.listeners.any_busy();
+        let again = state.reopen.is_some_and(|at| at <= Instant::now());
         // Not before the rules are in the kernel: then the first answer is the right one.
         if self.first.is_some() || (state.opened.as_ref() == Some(&version) && !again) {
             return;
         }
         state.opened = Some(version);
-        for busy in self.listeners.reconcile(&place.node_port_addresses) {
+        let busy = self.listeners.reconcile(&place.node_port_addresses);
+        state.reopen = self.listeners.any_busy().then(|| Instant::now() + REOPEN);
+        for busy in busy {
             tracing::warn!(
                 service = %busy.service, address = %busy.address, error = %busy.error,
                 "health check port cannot be opened"
@@ -239,9 +245,15 @@ struct State {
     /// This node's place and what tells its pods, as last planned with.
     place: Option<(Place, Pods)>,
     host: Vec<IpAddr>,
+    /// The host's addresses have to be read again.
+    readdressed: bool,
     foreign: bool,
+    /// Services whose load balancers may be late.
+    following: Following,
     /// The version of the ports, and the addresses, for which servers were opened.
     opened: Option<(u64, Vec<IpAddr>)>,
+    /// When busy ports are tried again.
+    reopen: Option<Instant>,
     /// When a failed write is tried again, and how long that was waited for.
     retry: Option<(Instant, Duration)>,
 }
@@ -249,12 +261,21 @@ struct State {
 impl State {
     /// The plans that changed.
     fn updates(&mut self, place: Place, pods: Pods) -> BTreeMap<Key, ServicePlan> {
-        let dirty = self.index.take_dirty().services;
+        let now = Instant::now().into_std();
+        let mut dirty = self.index.take_dirty().services;
+        for key in &dirty {
+            self.following.see(key, self.index.service(key), now);
+        }
+        dirty.extend(self.following.expire(now));
         let moved = self.place.as_ref().map(|(old, _)| old) != Some(&place);
         let shaped = self.place.as_ref().map(|(_, old)| old) != Some(&pods);
         let plan = |key: &Key| {
             let plan = self.index.service(key).map(|service| plan_service(service, &self.index, &place));
-            (key.clone(), plan.unwrap_or_default())
+            let mut plan = plan.unwrap_or_default();
+            if self.following.is_late(key) {
+                plan.serve_everywhere();
+            }
+            (key.clone(), plan)
         };
         let mut updates: BTreeMap<_, _> = dirty.iter().map(plan).collect();
         if moved || shaped {

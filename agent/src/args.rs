@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -11,7 +12,7 @@ use ipnet::IpNet;
 use steerage_agent::agent::{Agent, Input};
 use steerage_agent::announce::{announce, announcement};
 use steerage_agent::health::{Listeners, Plane, Ports, serve_node_health};
-use steerage_agent::kernel::{Cleaner, Dataplane, clean_up};
+use steerage_agent::kernel::{AddressWatch, Cleaner, Dataplane, clean_up};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
 use steerage_process::{Component, EXIT_FAILED, Process, ProcessArgs, run};
@@ -21,8 +22,8 @@ use tokio::sync::{mpsc, watch};
 
 /// Where the administration server listens unless a flag says otherwise.
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), 10358);
-/// The node's health beside kube-proxy, and in its place.
-const NODE_HEALTH: (u16, u16) = (10356, 10256);
+/// The node's health: kube-proxy's port, where there is no kube-proxy, and ours, which is asked for Services labelled for us.
+const NODE_HEALTH: [u16; 2] = [10256, 10356];
 
 /// Which Services are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -89,15 +90,39 @@ pub(crate) struct Args {
     /// What the names of all pods' interfaces, and no others, begin with, for --detect-local interface-name-prefix
     #[arg(long, env = "STEERAGE_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX", value_parser = interface)]
     pod_interface_name_prefix: Option<String>,
-    /// Port of the node's /healthz and /livez; 10256 where all Services are served, else 10356
-    #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT")]
-    healthz_port: Option<u16>,
+    /// Ports of the node's /healthz and /livez; 10356, and where all Services are served 10256 too
+    #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT,…", value_delimiter = ',')]
+    healthz_port: Vec<u16>,
+    /// Seconds without a word from the API server after which health checks fail; 0: never. Off by default: while the API
+    /// server is away the rules go on serving, and a whole cluster that fails its health checks at once serves nobody. Answers
+    /// come about once a minute on a quiet watch
+    #[arg(long, env = "STEERAGE_MAX_API_SILENCE", value_name = "SECONDS", default_value_t = 0, value_parser = silence)]
+    max_api_silence: u64,
 }
 
 #[derive(Clone, Copy, Debug, Subcommand)]
 enum Command {
     /// Takes the agent's tables out of this host's kernel
     Cleanup,
+}
+
+/// The ports of the node's health.
+fn node_health(asked_for: Vec<u16>, all_services: bool) -> Vec<u16> {
+    let [kube_proxy, ours] = NODE_HEALTH;
+    match (asked_for.is_empty(), all_services) {
+        (false, _) => asked_for,
+        (true, true) => vec![kube_proxy, ours],
+        (true, false) => vec![ours],
+    }
+}
+
+/// A limit that a quiet watch does not reach.
+fn silence(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(seconds) if seconds == 0 || seconds >= 120 => Ok(seconds),
+        Ok(_) => Err("a quiet watch is silent for a minute or more: 0, or at least 120".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// The name of a network interface, or the beginning of one.
@@ -140,6 +165,7 @@ impl Args {
             pod_bridge_interface,
             pod_interface_name_prefix,
             healthz_port,
+            max_api_silence,
         } = self;
         let node = node_name.context("--node-name is missing")?;
         let all_services = services == Services::All;
@@ -185,6 +211,9 @@ impl Args {
                 if foreign { others.send(Input::Foreign).is_ok() } else { !others.is_closed() }
             },
         );
+        if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
+            watch_addresses(inputs.clone())?;
+        }
 
         let watches = process.metrics().register(name, |registry| Watches::new(client.clone(), registry));
         follow(watches.services(), inputs.clone(), Input::Service);
@@ -195,8 +224,12 @@ impl Args {
         let value = announcement(all_services, version);
         tokio::spawn(announce(client, node, value.clone(), asked));
         let (ports, plane) = (Ports::default(), Plane::default());
-        let healthz = healthz_port.unwrap_or(if all_services { NODE_HEALTH.1 } else { NODE_HEALTH.0 });
-        tokio::spawn(serve_node_health(healthz, plane.clone()));
+        if max_api_silence > 0 {
+            let staleness = watches.staleness().clone();
+            let longest = move || staleness.longest().map(|(_, silent)| silent);
+            plane.distrust_after(Duration::from_secs(max_api_silence), longest);
+        }
+        tokio::spawn(serve_node_health(node_health(healthz_port, all_services), plane.clone()));
 
         let listeners = Listeners::new(ports.clone(), plane.clone());
         let agent = Agent {
@@ -230,6 +263,23 @@ fn follow<E: Send + 'static>(
     });
 }
 
+/// Tells the loop when addresses of this host come and go.
+fn watch_addresses(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
+    let watch = AddressWatch::open().context("cannot watch the host's addresses")?;
+    tokio::spawn(async move {
+        loop {
+            if let Err(error) = watch.changed().await {
+                tracing::error!(%error, "changes of the host's addresses are not noticed any more");
+                return;
+            }
+            if inputs.send(Input::Addresses).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,6 +306,23 @@ mod tests {
         for bad in ["", "a/b", "a b", "sixteen-letters-"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_nodes_health_is_where_the_controller_asks_for_it() {
+        assert_eq!(node_health(Vec::new(), false), [10356], "kube-proxy has the other one");
+        assert_eq!(node_health(Vec::new(), true), [10256, 10356]);
+        let args = Args::parse_from(["steerage-agent", "--node-name=a", "--healthz-port=1,2"]);
+        assert_eq!(node_health(args.healthz_port, true), [1, 2]);
+    }
+
+    #[test]
+    fn a_limit_on_silence_is_longer_than_a_quiet_watch_is_silent() {
+        let limit = |text: &str| {
+            let args = Args::try_parse_from(["steerage-agent", "--node-name=a", "--max-api-silence", text]);
+            args.ok().map(|args| args.max_api_silence)
+        };
+        assert_eq!([limit("0"), limit("30"), limit("120")], [Some(0), None, Some(120)]);
     }
 
     #[test]

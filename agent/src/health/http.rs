@@ -17,13 +17,14 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::guests::Guests;
 
 /// Time for a client to send its request, and between two on one connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Connections to one port at a time; more wait.
-const CONNECTIONS: usize = 128;
+/// Bytes of a request's head that are read and no more: what hyper takes at the least.
+const HEAD: usize = 8192;
 /// Time to wait after the kernel refused to accept, most likely for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -40,44 +41,53 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Answers every request by `answer`, given its path, until dropped.
-pub(super) fn serve<A>(listener: TcpListener, answer: A) -> impl Future<Output = Infallible> + Send
+/// Answers every request by `answer`, given its path, until dropped; connections end with it.
+pub(super) fn serve<A>(
+    listener: TcpListener,
+    guests: &Guests,
+    answer: A,
+) -> impl Future<Output = Infallible> + Send + use<A>
 where
     A: Fn(&str) -> Response<Full<Bytes>> + Send + Sync + 'static,
 {
     let answer = Arc::new(answer);
+    let host = guests.host();
     async move {
-        let slots = Arc::new(Semaphore::new(CONNECTIONS));
-        // Connections end with the server.
-        let mut connections = tokio::task::JoinSet::new();
         loop {
-            // The semaphore is never closed.
-            let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { continue };
-            while connections.try_join_next().is_some() {}
             match listener.accept().await {
-                Ok((stream, _)) => {
-                    let answer = Arc::clone(&answer);
-                    connections.spawn(async move {
-                        let service = service_fn(move |request: Request<Incoming>| {
-                            let response = answer(request.uri().path());
-                            async move { Ok::<_, Infallible>(response) }
-                        });
-                        let served = http1::Builder::new()
-                            .timer(TokioTimer::new())
-                            .header_read_timeout(HEADER_TIMEOUT)
-                            .serve_connection(TokioIo::new(stream), service);
-                        if let Err(error) = served.await {
-                            tracing::debug!(%error, "health check connection ended");
-                        }
-                        drop(slot);
-                    });
-                }
+                Ok((stream, _)) => host.seat(|seat| {
+                    let guest = attend(stream, Arc::clone(&answer));
+                    let task = async move {
+                        guest.await;
+                        drop(seat);
+                    };
+                    tokio::spawn(task).abort_handle()
+                }),
                 Err(error) => {
                     tracing::warn!(%error, "health check server cannot accept");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
+    }
+}
+
+/// Serves one connection to its end.
+async fn attend<A>(stream: TcpStream, answer: Arc<A>)
+where
+    A: Fn(&str) -> Response<Full<Bytes>> + Send + Sync + 'static,
+{
+    let service = service_fn(move |request: Request<Incoming>| {
+        let response = answer(request.uri().path());
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(HEAD)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = served.await {
+        tracing::debug!(%error, "health check connection ended");
     }
 }
 

@@ -12,6 +12,7 @@ use serde::Serialize;
 use steerage_model::{Family, Key};
 use tokio::task::AbortHandle;
 
+use super::guests::Guests;
 use super::http::{WEIGHT, json, listen, serve};
 use super::ports::{Answer, Plane, Ports};
 
@@ -34,12 +35,13 @@ pub struct Listeners {
     open: BTreeMap<SocketAddr, AbortHandle>,
     /// Already reported as busy.
     busy: BTreeSet<(SocketAddr, Key)>,
+    guests: Guests,
 }
 
 impl Listeners {
     /// Servers that answer what `ports` and `plane` say; none is open yet.
     pub fn new(ports: Ports, plane: Plane) -> Self {
-        Self { ports, plane, open: BTreeMap::new(), busy: BTreeSet::new() }
+        Self { ports, plane, open: BTreeMap::new(), busy: BTreeSet::new(), guests: Guests::default() }
     }
 
     /// Opens what is missing on these addresses and closes what is not wanted any more. Returns what is newly busy; call it again
@@ -73,8 +75,9 @@ impl Listeners {
                     let family = Family::of(address.ip());
                     let answer =
                         move |_: &str| respond(ports.answer(address.port()), family, plane.healthy());
+                    let serving = serve(listener, &self.guests, answer);
                     let server = tokio::spawn(async move {
-                        serve(listener, answer).await;
+                        serving.await;
                     });
                     self.open.insert(address, server.abort_handle());
                 }
@@ -139,6 +142,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
+    use super::super::guests::{IN_ALL, OF_SERVER};
     use super::*;
     use crate::plan::HealthPort;
 
@@ -193,6 +197,94 @@ mod tests {
         assert!(listeners.reconcile(&addresses()).is_empty());
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(ask(v4, "GET /healthz").await.is_err());
+    }
+
+    /// Services `first..` with a health-check port each, served on the IPv4 loopback address.
+    async fn many(count: usize) -> (Listeners, Vec<SocketAddr>) {
+        let (ports, loopback) = (Ports::default(), addresses()[0]);
+        let mut wanted = BTreeMap::new();
+        let mut at = Vec::new();
+        for number in 0..count {
+            let port = free_port().await;
+            wanted.insert(Key::new("shop", number.to_string()), HealthPort { port, v4: Some(1), v6: None });
+            at.push(SocketAddr::new(loopback, port));
+        }
+        ports.raise(&wanted);
+        let mut listeners = Listeners::new(ports, Plane::default());
+        assert!(listeners.reconcile(&[loopback]).is_empty());
+        (listeners, at)
+    }
+
+    async fn is_answered(address: SocketAddr) {
+        let answer = tokio::time::timeout(Duration::from_secs(5), ask(address, "GET /healthz")).await;
+        let text = answer.expect("in time").expect("an answer");
+        assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+    }
+
+    /// Whether the other side has closed the connection.
+    async fn is_over(stream: &mut TcpStream) -> bool {
+        let mut rest = Vec::new();
+        tokio::time::timeout(Duration::from_millis(1), stream.read_to_end(&mut rest)).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn slow_and_hostile_probers_keep_nobody_out() {
+        let (listeners, at) = many(2).await;
+        let [victim, other] = at[..] else { panic!("{at:?}") };
+        let mut hostile = Vec::new();
+        let endless = format!("GET /{} HTTP/1.1\r\n", "x".repeat(100_000));
+        let lines: [&[u8]; 5] = [
+            b"",
+            b"GET /healthz HTTP/1.1\r\nhost:",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03garbage\xff\xfe",
+            b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\nhalf",
+            endless.as_bytes(),
+        ];
+        for number in 0..40 * lines.len() {
+            let mut stream = TcpStream::connect(victim).await.unwrap();
+            // It may be cut off before it has said all.
+            let _ = stream.write_all(lines[number % lines.len()]).await;
+            hostile.push(stream);
+            if number % 50 == 0 {
+                is_answered(victim).await;
+            }
+        }
+        is_answered(victim).await;
+        is_answered(other).await;
+        assert!(listeners.guests.count() <= OF_SERVER, "{}", listeners.guests.count());
+        assert!(is_over(&mut hostile[0]).await, "the oldest had to go");
+        drop(hostile);
+        is_answered(victim).await;
+    }
+
+    #[tokio::test]
+    async fn connections_to_all_ports_together_are_bounded() {
+        let servers = IN_ALL / OF_SERVER + 8;
+        let (listeners, at) = many(servers).await;
+        let mut held = Vec::new();
+        for address in at.iter().cycle().take(servers * OF_SERVER) {
+            held.push(TcpStream::connect(address).await.unwrap());
+        }
+        for address in &at {
+            is_answered(*address).await;
+        }
+        assert!(listeners.guests.count() <= IN_ALL, "{}", listeners.guests.count());
+        assert!(is_over(&mut held[0]).await && !is_over(held.last_mut().unwrap()).await);
+        drop(listeners);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(is_over(held.last_mut().unwrap()).await, "connections end with their server");
+    }
+
+    #[tokio::test]
+    async fn a_prober_may_keep_its_connection() {
+        let (_listeners, at) = many(1).await;
+        let mut stream = TcpStream::connect(at[0]).await.unwrap();
+        for _ in 0..3 {
+            stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            let mut answer = [0; 1024];
+            let length = stream.read(&mut answer).await.unwrap();
+            assert!(answer[..length].starts_with(b"HTTP/1.1 200 "));
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! Answers with kube-proxy's contract (pkg/proxy/healthcheck of Kubernetes 1.36). A count falls as soon as the endpoint is gone
 //! and rises only after the rules that serve it are in the kernel.
 
+mod guests;
 mod http;
 mod listeners;
 mod node;

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,25 +15,28 @@ use http_body_util::Full;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::guests::Guests;
 use super::http::{json, listen, serve};
 use super::ports::Plane;
 
 /// Time between two tries to open a busy port.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Serves on this port of all addresses of both families; tries again for ever where it can't. Returns when dropped.
-pub async fn serve_node_health(port: u16, plane: Plane) -> Infallible {
-    let v4 = serve_on((Ipv4Addr::UNSPECIFIED, port).into(), plane.clone());
-    let v6 = serve_on((Ipv6Addr::UNSPECIFIED, port).into(), plane);
-    // Neither ever ends.
-    tokio::join!(v4, v6).0
+/// Serves on these ports of all addresses of both families; tries again for ever where it can't. Ends when dropped.
+pub async fn serve_node_health(ports: Vec<u16>, plane: Plane) {
+    let guests = Guests::default();
+    let unspecified = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
+    let addresses = ports.iter().flat_map(|port| unspecified.map(|addr| SocketAddr::new(addr, *port)));
+    let servers = addresses.map(|address| serve_on(address, &guests, plane.clone()));
+    // None ever ends.
+    futures::future::join_all(servers).await;
 }
 
-async fn serve_on(address: SocketAddr, plane: Plane) -> Infallible {
+async fn serve_on(address: SocketAddr, guests: &Guests, plane: Plane) -> Infallible {
     let mut told = false;
     loop {
         match listen(address) {
-            Ok(listener) => return serve(listener, move |path| respond(path, &plane)).await,
+            Ok(listener) => return serve(listener, guests, move |path| respond(path, &plane)).await,
             Err(error) if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) => {
                 tracing::info!(%address, "this host does not have the family");
                 std::future::pending::<()>().await;
@@ -76,7 +79,8 @@ fn respond(path: &str, plane: &Plane) -> Response<Full<Bytes>> {
             return response;
         }
     };
-    let healthy = plane.healthy();
+    // A restart would not bring the API server back.
+    let healthy = if path == "/livez" { plane.follows() } else { plane.healthy() };
     let now = Timestamp::now();
     // What is fine now was fine until now.
     let updated = if healthy && fit { Some(now) } else { plane.last_updated() };
@@ -95,7 +99,11 @@ fn respond(path: &str, plane: &Plane) -> Response<Full<Bytes>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use http_body_util::BodyExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
 
@@ -104,6 +112,52 @@ mod tests {
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    #[tokio::test]
+    async fn every_port_of_the_node_answers_on_both_families() {
+        let mut free = Vec::new();
+        for _ in 0..2 {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            free.push(listener.local_addr().unwrap().port());
+        }
+        let plane = Plane::default();
+        plane.set_eligible(true);
+        let server = tokio::spawn(serve_node_health(free.clone(), plane));
+        for (port, host) in free.into_iter().flat_map(|port| ["127.0.0.1", "::1"].map(|host| (port, host))) {
+            let mut stream = loop {
+                match tokio::net::TcpStream::connect((host, port)).await {
+                    Ok(stream) => break stream,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                }
+            };
+            stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            let mut answer = [0; 512];
+            let length = stream.read(&mut answer).await.unwrap();
+            assert!(answer[..length].starts_with(b"HTTP/1.1 200 "), "{host} {port}");
+        }
+        server.abort();
+    }
+
+    #[tokio::test]
+    async fn a_silent_api_server_fails_health_checks_only_where_that_is_asked_for() {
+        let silent_for = Arc::new(AtomicU64::new(0));
+        let (trusting, wary) = (Plane::default(), Plane::default());
+        for plane in [&trusting, &wary] {
+            plane.updated();
+            plane.set_eligible(true);
+        }
+        let measured = Arc::clone(&silent_for);
+        let silence = move || Some(Duration::from_secs(measured.load(Ordering::Relaxed)));
+        wary.distrust_after(Duration::from_mins(2), silence);
+        assert_eq!(ask("/healthz", &wary).await.0, 200);
+        silent_for.store(300, Ordering::Relaxed);
+        assert_eq!(ask("/healthz", &trusting).await.0, 200);
+        let (status, body) = ask("/healthz", &wary).await;
+        assert_eq!((status, &body["healthy"]), (503, &false.into()));
+        assert_eq!(ask("/livez", &wary).await.0, 200, "to be restarted would not help");
+        silent_for.store(0, Ordering::Relaxed);
+        assert_eq!(ask("/healthz", &wary).await.0, 200);
     }
 
     #[tokio::test]

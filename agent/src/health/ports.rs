@@ -9,12 +9,10 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use steerage_model::{Family, Key};
 
-use crate::plan::HealthPort;
+use crate::plan::{FOLLOW, HealthPort};
 
 /// A change that has not reached the kernel for so long means that the data plane is stuck (twice kube-proxy's sync period).
 const STUCK: Duration = Duration::from_mins(1);
-/// How long a port is still answered after its Service went over to policy Cluster: the load balancer has to follow.
-const LINGER: Duration = Duration::from_secs(10);
 
 /// What one port answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +68,8 @@ impl Table {
 }
 
 impl Ports {
-    /// Takes in what is desired before it is in the kernel: counts fall, none rises, and a new port opens with nothing.
+    /// Takes in what is desired before it is in the kernel: counts fall, none rises, and a new port opens with nothing. A port that
+    /// goes with policy Local is answered for a while where a load balancer, which still probes it, stands before the Service.
     pub fn lower(&self, service: &Key, desired: Option<&HealthPort>, still_balanced: bool) {
         let mut table = self.lock();
         let now = Instant::now();
@@ -79,7 +78,7 @@ impl Ports {
                 return true;
             }
             // The rules of policy Cluster serve on every node: what was healthy goes on being so for a while.
-            open.until.get_or_insert(now + LINGER);
+            open.until.get_or_insert(now + FOLLOW);
             still_balanced && desired.is_none()
         });
         let Some(desired) = desired else { return };
@@ -103,10 +102,18 @@ impl Ports {
         }
     }
 
-    /// Closes the ports that have lingered long enough.
+    /// Closes the ports that have lingered until their load balancers had to follow.
     pub fn expire(&self) {
-        let now = Instant::now();
+        self.expire_at(Instant::now());
+    }
+
+    fn expire_at(&self, now: Instant) {
         self.lock().retain(|_, open| open.until.is_none_or(|until| now < until));
+    }
+
+    /// When the first of those closes.
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.lock().open.values().filter_map(|open| open.until).min()
     }
 
     /// Changes when other ports are open, or for other Services, than before.
@@ -135,14 +142,25 @@ impl Ports {
 }
 
 /// Whether the data plane follows, and whether the node is fit for load balancers. Clones are the same.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Plane(Arc<Mutex<PlaneState>>);
 
-#[derive(Debug, Default)]
+/// Says for how long the longest silent watch has been silent.
+type Silence = Box<dyn Fn() -> Option<Duration> + Send>;
+
+#[derive(Default)]
 struct PlaneState {
     pending: Option<Instant>,
+    /// The silence of the API server that is borne, and what measures it.
+    silence: Option<(Duration, Silence)>,
     updated: Option<Timestamp>,
     eligible: bool,
+}
+
+impl std::fmt::Debug for Plane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Plane").field("follows", &self.follows()).finish_non_exhaustive()
+    }
 }
 
 impl Plane {
@@ -163,12 +181,23 @@ impl Plane {
         self.lock().eligible = eligible;
     }
 
-    /// Whether the data plane follows.
-    pub fn healthy(&self) -> bool {
-        self.healthy_at(Instant::now())
+    /// Takes the node for unhealthy while a watch of the API server has been silent for longer than the limit, as `silence` tells.
+    pub fn distrust_after(&self, limit: Duration, silence: impl Fn() -> Option<Duration> + Send + 'static) {
+        self.lock().silence = Some((limit, Box::new(silence)));
     }
 
-    fn healthy_at(&self, now: Instant) -> bool {
+    /// Whether load balancers may rely on this node: the data plane follows, and the API server is heard where that is asked for.
+    pub fn healthy(&self) -> bool {
+        let heard = |(limit, silence): &(Duration, Silence)| silence().is_none_or(|silent| silent <= *limit);
+        self.follows() && self.lock().silence.as_ref().is_none_or(heard)
+    }
+
+    /// Whether the data plane follows.
+    pub fn follows(&self) -> bool {
+        self.follows_at(Instant::now())
+    }
+
+    fn follows_at(&self, now: Instant) -> bool {
         self.lock().pending.is_none_or(|since| now.saturating_duration_since(since) < STUCK)
     }
 
@@ -219,15 +248,15 @@ mod tests {
     #[test]
     fn a_stuck_data_plane_is_unhealthy_until_it_follows_again() {
         let plane = Plane::default();
-        assert!(plane.healthy_at(Instant::now() + STUCK * 2), "nothing is pending");
+        assert!(plane.follows_at(Instant::now() + STUCK * 2), "nothing is pending");
         plane.queued();
         let start = Instant::now();
-        assert!(plane.healthy_at(start + STUCK / 2));
+        assert!(plane.follows_at(start + STUCK / 2));
         // Further changes do not start the clock again.
         plane.queued();
-        assert!(!plane.healthy_at(start + STUCK));
+        assert!(!plane.follows_at(start + STUCK));
         plane.updated();
-        assert!(plane.healthy_at(start + STUCK));
+        assert!(plane.follows_at(start + STUCK));
     }
 
     #[test]
@@ -243,7 +272,8 @@ mod tests {
         let ports = Ports::default();
         ports.raise(&[(key(), health(31000, 2))].into());
         ports.lower(&key(), None, true);
-        ports.expire();
+        let end = ports.next_expiry().unwrap();
+        ports.expire_at(end.checked_sub(Duration::from_secs(1)).unwrap());
         assert_eq!(count(&ports, 31000), Some(2));
         // Another Service gets the port.
         let other = Key::new("shop", "other");
@@ -252,5 +282,11 @@ mod tests {
         ports.raise(&[(other.clone(), health(31000, 1))].into());
         ports.lower(&other, None, false);
         assert_eq!(count(&ports, 31000), None);
+        // A port whose time is over closes.
+        ports.raise(&[(key(), health(31000, 2))].into());
+        ports.lower(&key(), None, true);
+        let end = ports.next_expiry().unwrap();
+        ports.expire_at(end);
+        assert_eq!((count(&ports, 31000), ports.next_expiry()), (None, None));
     }
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The writer: makes the kernel hold what the plan says. All netlink I/O of the agent happens below here.
 
+mod addresses;
 mod family;
 mod flows;
 mod monitor;
 
+pub use addresses::AddressWatch;
 pub use family::FamilyTable;
 pub use flows::{Cleaner, StaleFlows};
 pub use monitor::watch_foreign;

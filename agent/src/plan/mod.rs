@@ -4,6 +4,7 @@
 //! Pure: from the model's index and this node's place in the cluster. `crate::rules` turns it into elements of kernel maps.
 
 mod desired;
+mod following;
 mod service;
 
 use std::net::{IpAddr, SocketAddr};
@@ -13,6 +14,7 @@ use ipnet::IpNet;
 use steerage_model::{Family, Key, Protocol};
 
 pub use desired::{Desired, Touched};
+pub use following::{FOLLOW, Following, is_balanced};
 pub use service::{plan_service, serves};
 
 /// Where clients send to.

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use steerage_agent::agent::{Agent, Input};
 use steerage_agent::health::{Listeners, Plane, Ports};
-use steerage_agent::kernel::{Cleaner, Dataplane};
+use steerage_agent::kernel::{AddressWatch, Cleaner, Dataplane};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
+use steerage_agent::plan::FOLLOW;
 use steerage_model::{Endpoint, EndpointSlice, Event, Family, Node, Protocol, Service, ServiceKind};
 use steerage_nft::Nft;
 use steerage_process::{Readiness, prometheus_client::registry::Registry};
@@ -18,7 +19,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{FAMILIES, Way, local, pod_networks, service, slices};
+use crate::cluster::{FAMILIES, NODE_PORT, Way, local, pod_networks, service, slices};
 use crate::world::{At, Lost, World};
 
 const HEALTH_PORT: u16 = 31000;
@@ -51,7 +52,7 @@ impl<'a> Running<'a> {
             .unwrap();
         let (inputs, queue) = mpsc::unbounded_channel();
         let shutdown = CancellationToken::new();
-        let (sender, stop) = (inputs.clone(), shutdown.clone());
+        let (sender, readdressed, stop) = (inputs.clone(), inputs.clone(), shutdown.clone());
         runtime.spawn(async move {
             let mut registry = Registry::default();
             // Nobody answers there: what the agent would tell users is not looked at.
@@ -63,6 +64,10 @@ impl<'a> Running<'a> {
                 if foreign { sender.send(Input::Foreign).is_ok() } else { !sender.is_closed() }
             };
             dataplane.tell(tell);
+            let addresses = AddressWatch::open().unwrap();
+            tokio::spawn(async move {
+                while addresses.changed().await.is_ok() && readdressed.send(Input::Addresses).is_ok() {}
+            });
             let (ports, plane) = (Ports::default(), Plane::default());
             let agent = Agent {
                 settings,
@@ -142,6 +147,12 @@ impl<'a> Running<'a> {
         for family in FAMILIES {
             soon(&format!("{expected:?} from {port}, {family}"), || self.health(port, family) == expected);
         }
+    }
+
+    /// Whether a node port is served at this address.
+    fn at(&self, address: &str) -> Result<String, Lost> {
+        let to = SocketAddr::new(address.parse().unwrap(), NODE_PORT);
+        self.world.ask(At::Client, to, Protocol::Tcp).map(|(who, _)| who)
     }
 
     fn generation(&self) -> u32 {
@@ -260,4 +271,79 @@ fn a_foreign_hand_is_noticed_and_undone() {
         world.sh_at(At::Node, harm);
         soon(&format!("repair after {harm}"), served);
     }
+}
+
+#[test]
+fn node_ports_follow_the_hosts_addresses() {
+    let world = World::new();
+    let agent = Running::new(&world, "10.9.0.0/16,fd09::/64".parse().unwrap());
+    agent.list(local(service()), &[At::Pod1]);
+    soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
+    let own = ["10.9.0.1", "fd09::1"];
+    world.sh_at(At::Node, "ip addr add 10.9.0.1/32 dev lo; ip -6 addr add fd09::1/128 dev lo nodad");
+    for address in own {
+        soon(address, || agent.at(address) == Ok("pod1".to_owned()));
+        let probe = || TcpStream::connect((address, HEALTH_PORT));
+        soon("the health-check port", || world.run(At::Client, || probe().is_ok()));
+    }
+    assert_eq!(agent.asks(Way::NodePort, Family::V4), Err(Lost::Refused), "not the primary one");
+    world.sh_at(At::Node, "ip addr del 10.9.0.1/32 dev lo; ip -6 addr del fd09::1/128 dev lo");
+    // The packet then leaves by the default route, to a host that has not got the address either.
+    world.sh_at(At::Client, "ip addr add 10.9.0.1/32 dev lo; ip -6 addr add fd09::1/128 dev lo nodad");
+    for address in own {
+        soon(address, || {
+            world.ask(At::Pod2, SocketAddr::new(address.parse().unwrap(), NODE_PORT), Protocol::Tcp).is_err()
+        });
+    }
+}
+
+#[test]
+fn a_change_to_local_drops_nothing_until_the_load_balancer_has_followed() {
+    let world = World::new();
+    let agent = running(&world);
+    agent.list(service(), &[At::Far]);
+    soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
+    let start = Instant::now();
+    agent.service(local(service()));
+    agent.healthy(HEALTH_PORT, Some((503, 0)));
+    // An endpoint of this node's own is what Local asks for, at once.
+    agent.endpoints(slices(&[At::Pod1, At::Far]));
+    for family in FAMILIES {
+        let to = Way::Vip.to(family);
+        let kept = || {
+            world
+                .ask(At::Client, to, Protocol::Tcp)
+                .is_ok_and(|(who, seen)| who == "pod1" && seen.ip() == At::Client.addr(family))
+        };
+        soon("the own endpoint", kept);
+    }
+    agent.endpoints(slices(&[At::Far]));
+    soon("the far endpoint", || agent.asks(Way::Vip, Family::V4) == Ok("far".to_owned()));
+    let mut answers = 0;
+    while start.elapsed() + Duration::from_secs(2) < FOLLOW {
+        for (way, family) in Way::EXTERNAL.into_iter().flat_map(|way| FAMILIES.map(|family| (way, family))) {
+            assert_eq!(
+                agent.asks(way, family),
+                Ok("far".to_owned()),
+                "{way:?} {family} {:?}",
+                start.elapsed()
+            );
+            answers += 1;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(answers > 100);
+    std::thread::sleep(FOLLOW.saturating_sub(start.elapsed()));
+    soon("silence", || agent.asks(Way::Vip, Family::V4) == Err(Lost::Silence));
+    // And back: served everywhere at once, and the old port is answered for the load balancer that still probes it.
+    agent.service(service());
+    soon("the Service", || agent.asks(Way::Vip, Family::V4) == Ok("far".to_owned()));
+    assert_eq!(agent.health(HEALTH_PORT, Family::V4), Some((503, 0)));
+    // Nobody stands before this one: nobody is waited for.
+    let mut bare = service();
+    bare.ingress.clear();
+    agent.service(bare.clone());
+    soon("a closed port", || agent.health(HEALTH_PORT, Family::V4).is_none());
+    agent.service(local(bare));
+    soon("silence", || agent.asks(Way::NodePort, Family::V4) == Err(Lost::Silence));
 }
