@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand, ValueEnum as _};
 
 use crate::host;
 use crate::measure::{self, Measure, Settings};
+use crate::report::Report;
 use crate::subject::{Programs, Who};
 use crate::world::Home;
 
@@ -33,7 +34,7 @@ struct Proxies {
     /// A short form: few Services, short rounds, some minutes in all
     #[arg(long)]
     quick: bool,
-    /// File for the numbers as JSON
+    /// File for the numbers as JSON; written after every trial
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Numbers of Services [default: 1,100,1000,10000,30000; with --quick 1,1000]
@@ -112,13 +113,14 @@ impl Proxies {
         let (machine, load) = (host::describe(), host::load());
         // Before there is any other thread: they all belong into this namespace.
         let home = Home::enter()?;
-        let report = measure::run(&settings, &programs, &folder, &home)?;
+        let save = |report: &Report| match &json {
+            Some(file) => fs::write(file, format!("{:#}\n", report.json()))
+                .with_context(|| format!("cannot write {}", file.display())),
+            None => Ok(()),
+        };
+        let report = measure::run(&settings, &programs, &folder, &home, save)?;
         println!("{machine}; {} runs; load before {load:.1}, after {:.1}\n", settings.runs, host::load());
         println!("{}", report.markdown());
-        if let Some(file) = json {
-            let text = serde_json::to_string_pretty(&report.json())?;
-            fs::write(&file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
-        }
         // After a failure the logs stay, to be looked at.
         let _ = fs::remove_dir_all(&folder);
         Ok(())

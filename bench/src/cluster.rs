@@ -69,8 +69,8 @@ impl Cluster {
             arguments: vec![
                 file("--audit-policy-file", "policy.json"),
                 file("--audit-log-path", "audit.log"),
-                // Room for more node ports than clusters have by default.
-                "--service-node-port-range=10000-31999".to_owned(),
+                // Room for more node ports than clusters have by default, above the ports of the programs themselves.
+                "--service-node-port-range=11000-31999".to_owned(),
             ],
             // Their tokens are no secrets: the server is alone in a namespace of its own, and holds nothing.
             administrators: Who::ALL.map(|who| (who.name().to_owned(), who.user().to_owned())).to_vec(),

@@ -95,8 +95,14 @@ struct Trial<'a> {
     running: &'a Running,
 }
 
-/// Takes all measurements.
-pub fn run(settings: &Settings, programs: &Programs, folder: &Path, home: &Home) -> Result<Report> {
+/// Takes all measurements; `save` gets what there is after each trial.
+pub fn run(
+    settings: &Settings,
+    programs: &Programs,
+    folder: &Path,
+    home: &Home,
+    save: impl Fn(&Report) -> Result<()>,
+) -> Result<Report> {
     let cluster = Cluster::start(folder)?;
     let world = |who: &Who| -> Result<_> {
         let world = World::new(home, *who)?;
@@ -124,6 +130,7 @@ pub fn run(settings: &Settings, programs: &Programs, folder: &Path, home: &Home)
                     eprintln!("{} was given up; it is not tried with more Services", who.title());
                     given_up.insert(who);
                 }
+                save(&bench.report)?;
             }
         }
     }
