@@ -13,10 +13,13 @@ use crate::world::At;
 
 pub(super) fn measure(bench: &mut Bench<'_>, trial: &Trial<'_>) -> Result<()> {
     let to = SocketAddrV4::new(bench.cluster.probe().cluster, SINK);
-    for (what, segments) in [("TSO", 65535), ("no TSO", 1)] {
-        trial.world.shell(At::Client, &format!("ip link set dev eth0 gso_max_segs {segments}"))?;
+    let offload = |state: &str| {
+        trial.world.shell(At::Client, &format!("ethtool -K eth0 tso {state} gso {state} >/dev/null"))
+    };
+    for (what, state) in [("TSO", "on"), ("no TSO", "off")] {
+        offload(state)?;
         let rate = stream(trial.world, trial.pods, to, bench.settings.round * 2);
-        trial.world.shell(At::Client, "ip link set dev eth0 gso_max_segs 65535")?;
+        offload("on")?;
         let name = format!("throughput of a connection, {} Services: {what}", trial.level);
         bench.report.add(&name, "Gbit/s", More, trial.who, rate? / 1e9);
     }
