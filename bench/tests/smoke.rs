@@ -16,7 +16,7 @@ fn everything_is_measured_of_both_programs() {
     assert!(agent.exists(), "{} is missing: cargo build --release -p steerage-agent", agent.display());
     let file = std::env::temp_dir().join(format!("stbench-smoke-{}.json", std::process::id()));
     let mut command = Command::new(bench);
-    command.args(["agent", "--quick", "--services", "10", "--runs", "1", "--minute", "1", "--changes", "3"]);
+    command.args(["agent", "--quick", "--services", "10", "--runs", "1", "--minute", "1", "--changes", "1"]);
     let child = command.arg("--json").arg(&file).spawn().unwrap();
     let pid = child.id();
     let output = child.wait_with_output().unwrap();

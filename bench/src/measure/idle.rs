@@ -12,7 +12,7 @@ use crate::report::Better::Less;
 use crate::world::At;
 
 /// What earlier changes started may end first.
-const SETTLE: Duration = Duration::from_secs(3);
+const SETTLE: Duration = Duration::from_secs(2);
 
 pub(super) fn measure(bench: &mut Bench<'_>, trial: &Trial<'_>) -> Result<()> {
     sleep(SETTLE);
