@@ -129,6 +129,16 @@ class Values(unittest.TestCase):
                 self.assertNotEqual(0, done.returncode)
                 self.assertIn("values don't meet the specifications of the schema", done.stderr)
 
+    def test_agents_guard_the_addresses_of_the_edge_s_pools(self):
+        def guarded(values):
+            arguments = pod(render(values)["DaemonSet/steerage-agent"])["containers"][0]["args"]
+            return [argument for argument in arguments if argument.startswith("--drop-unserved")]
+
+        wanted = [f"--drop-unserved={address}" for address in POOLS["edge"]["addressPools"][0]["addresses"]]
+        self.assertEqual(wanted, guarded(POOLS))
+        self.assertEqual([], guarded({**POOLS, "agent": {"dropUnserved": False}}))
+        self.assertEqual([], guarded(AWS))
+
     def test_an_agent_that_is_off_leaves_nothing(self):
         names = render({"agent": {"services": "off"}})
         self.assertFalse([name for name in names if "agent" in name])

@@ -11,10 +11,10 @@ use futures::{Stream, StreamExt};
 use ipnet::IpNet;
 use steerage_agent::agent::{Agent, Input};
 use steerage_agent::announce::{announce, announcement};
-use steerage_agent::health::{Listeners, Plane, Ports, serve_node_health};
+use steerage_agent::health::{Listeners, Plane, Ports, allow_many_connections, serve_node_health};
 use steerage_agent::kernel::{AddressWatch, Cleaner, Dataplane, clean_up};
 use steerage_agent::metrics::Metrics;
-use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
+use steerage_agent::place::{AddressRange, DetectLocal, NodePortAddresses, Settings};
 use steerage_process::{Component, EXIT_FAILED, Process, ProcessArgs, run};
 use steerage_watch::events::Recorder;
 use steerage_watch::{ClientArgs, Watches, client};
@@ -90,6 +90,11 @@ pub(crate) struct Args {
     /// What the names of all pods' interfaces, and no others, begin with, for --detect-local interface-name-prefix
     #[arg(long, env = "STEERAGE_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX", value_parser = interface)]
     pod_interface_name_prefix: Option<String>,
+    /// Addresses that only Services may be reached at, such as a load balancer's pools: a network, an address, or first-last; what is
+    /// sent there and matches no Service is dropped. Not for addresses at which a load balancer terminates connections (ipMode
+    /// Proxy). May be given several times
+    #[arg(long, env = "STEERAGE_DROP_UNSERVED", value_name = "CIDR", value_delimiter = ',')]
+    drop_unserved: Vec<AddressRange>,
     /// Ports of the node's /healthz and /livez; 10356, and where all Services are served 10256 too
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT,…", value_delimiter = ',')]
     healthz_port: Vec<u16>,
@@ -164,9 +169,11 @@ impl Args {
             cluster_cidr,
             pod_bridge_interface,
             pod_interface_name_prefix,
+            drop_unserved,
             healthz_port,
             max_api_silence,
         } = self;
+        allow_many_connections();
         let node = node_name.context("--node-name is missing")?;
         let all_services = services == Services::All;
         if all_services && client_args.api_server.is_none() && client_args.kubeconfig.is_none() {
@@ -204,6 +211,7 @@ impl Args {
         };
         let cleaner = Cleaner::start(count).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
+        dataplane.drop_unserved(drop_unserved.into_iter().flat_map(|range| range.0).collect());
         let (inputs, queue) = mpsc::unbounded_channel();
         let others = inputs.clone();
         dataplane.tell(

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
 use steerage_model::{Family, Node};
 
 use crate::plan::Place;
@@ -42,6 +42,37 @@ impl FromStr for NodePortAddresses {
             return Ok(Self::Primary);
         }
         text.split(',').map(|net| net.trim().parse()).collect::<Result<_, _>>().map(Self::In)
+    }
+}
+
+/// Addresses as an address pool names them: a network, an address, or the first and the last with a dash between.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddressRange(pub Vec<IpNet>);
+
+/// Why a range of addresses cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is no network, no address, and no range of addresses of one family")]
+pub struct BadRange(String);
+
+impl FromStr for AddressRange {
+    type Err = BadRange;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bad = || BadRange(text.to_owned());
+        if let Ok(net) = text.parse::<IpNet>() {
+            return Ok(Self(vec![net.trunc()]));
+        }
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let nets = match (first.trim().parse().map_err(|_| bad())?, last.trim().parse().map_err(|_| bad())?) {
+            (IpAddr::V4(first), IpAddr::V4(last)) if first <= last => {
+                Ipv4Subnets::new(first, last, 0).map(IpNet::V4).collect()
+            }
+            (IpAddr::V6(first), IpAddr::V6(last)) if first <= last => {
+                Ipv6Subnets::new(first, last, 0).map(IpNet::V6).collect()
+            }
+            _ => return Err(bad()),
+        };
+        Ok(Self(nets))
     }
 }
 
@@ -150,6 +181,25 @@ mod tests {
         let place = settings("primary").place(&node, &[]);
         assert_eq!(place.node_port_addresses, addrs(&["10.0.0.1", "fd00::1"]));
         assert_eq!(settings("primary").pods(&node), Pods::Networks(node.pod_cidrs));
+    }
+
+    #[test]
+    fn ranges_are_named_as_in_address_pools() {
+        let nets = |text: &str| {
+            let range = text.parse::<AddressRange>().ok()?;
+            Some(range.0.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
+        };
+        for (text, expected) in [
+            ("10.0.200.7/24", Some("10.0.200.0/24")),
+            ("10.0.200.7", Some("10.0.200.7/32")),
+            ("10.0.200.254-10.0.201.1", Some("10.0.200.254/31 10.0.201.0/31")),
+            ("fd00:200::10-fd00:200::13", Some("fd00:200::10/126")),
+            ("fd00::1-10.0.0.1", None),
+            ("10.0.0.2-10.0.0.1", None),
+            ("example.org", None),
+        ] {
+            assert_eq!(nets(text).as_deref(), expected, "{text}");
+        }
     }
 
     #[test]

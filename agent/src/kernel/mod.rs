@@ -94,6 +94,12 @@ impl Dataplane {
         &self.desired
     }
 
+    /// Guards networks from the next [`Dataplane::apply`] on: of what is sent there, only what a Service has gets through.
+    pub fn drop_unserved(&mut self, networks: Vec<ipnet::IpNet>) {
+        self.shape.unserved = networks;
+        self.suspect = true;
+    }
+
     /// Compares everything with the kernel at the next [`Dataplane::apply`].
     pub fn suspect(&mut self) {
         self.suspect = true;
@@ -112,7 +118,8 @@ impl Dataplane {
         let old = if self.suspect { Vec::new() } else { self.elements(&touched) };
         let actions = self.udp_actions(&touched);
         self.desired.update(updates);
-        let shape = Shape { pods: pods.clone(), timeouts: self.desired.timeouts() };
+        let unserved = self.shape.unserved.clone();
+        let shape = Shape { pods: pods.clone(), timeouts: self.desired.timeouts(), unserved };
         if shape != self.shape {
             self.suspect = true;
             self.shape = shape;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The chains and rules of one family: the part that does not depend on any Service.
 //!
-//! Only what tells the node's pods and the affinity timeouts in use shape it; when those change, the chains that name them
-//! are written anew in one transaction.
+//! Only what tells the node's pods, the guarded networks and the affinity timeouts in use shape it; when those change, the
+//! chains that name them are written anew in one transaction.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -50,6 +50,8 @@ pub struct Shape {
     pub pods: Pods,
     /// Affinity timeouts in use, in seconds.
     pub timeouts: BTreeSet<u32>,
+    /// Networks of which only what a Service has may be reached, both families.
+    pub unserved: Vec<IpNet>,
 }
 
 /// A chain with its rules.
@@ -139,6 +141,7 @@ impl Rules<'_> {
             ("to-local", self.endpoints(List::Local)),
             ("to-split", self.split()),
             ("services", self.services()),
+            ("unserved", self.unserved()),
         ]
         .into_iter()
         .map(|(name, rules)| sealed(name, Chain::regular(name), rules))
@@ -174,17 +177,9 @@ impl Rules<'_> {
     /// Rules that match what this node's pods send. After routing, too, the kernel knows the interface that a packet came in by
     /// (since Linux 5.7).
     fn sent_by_pods(&self) -> Vec<Rule> {
-        let v6 = self.family == Family::Ip6;
         let by_interface = |name: &[u8]| vec![Rule::new().equals_bytes(&Source::Meta(Meta::IifName), name)];
         match &self.shape.pods {
-            Pods::Networks(nets) => {
-                let of_family = nets.iter().filter(|net| net.addr().is_ipv6() == v6);
-                let rule = |net: &IpNet| {
-                    let source = Source::saddr(self.family).masked(octets(net.netmask()));
-                    Rule::new().equals_bytes(&source, &octets(net.network()))
-                };
-                of_family.map(rule).collect()
-            }
+            Pods::Networks(nets) => self.within(&Source::saddr(self.family), nets).collect(),
             Pods::Interface(name) => {
                 let mut padded = name.clone().into_bytes();
                 padded.resize(INTERFACE_NAME, 0);
@@ -192,6 +187,15 @@ impl Rules<'_> {
             }
             Pods::InterfacePrefix(prefix) => by_interface(prefix.as_bytes()),
         }
+    }
+
+    /// Rules that match an address in the networks of this family.
+    fn within(&self, address: &Source, nets: &[IpNet]) -> impl Iterator<Item = Rule> {
+        let v6 = self.family == Family::Ip6;
+        nets.iter().filter(move |net| net.addr().is_ipv6() == v6).map(|net| {
+            let network = address.clone().masked(octets(net.netmask()));
+            Rule::new().equals_bytes(&network, &octets(net.network()))
+        })
     }
 
     /// Matches what this host itself sends.
@@ -314,12 +318,24 @@ impl Rules<'_> {
             .in_set(&SetId::Affine.name(), &self.original_frontend())
     }
 
+    /// First packets on their way out that nobody has translated, neither we nor another proxy: what is sent to a load balancer's
+    /// address and matches no Service would go round between load balancer and nodes. Dropped here, it leaves no entry in the
+    /// connection table. What is an address of this host is answered by it.
+    fn unserved(&self) -> Vec<Rule> {
+        let elsewhere =
+            |rule: Rule| rule.differs(&Source::FibType(FibAddress::Destination), Source::LOCAL).drop();
+        let mut rules: Vec<_> =
+            self.within(&Source::daddr(self.family), &self.shape.unserved).map(elsewhere).collect();
+        rules.push(Rule::new().return_());
+        rules
+    }
+
     /// First packets on their way out.
     fn leaving(&self) -> Vec<Rule> {
         let original = self.original_frontend();
         let ends = [Source::saddr(self.family), Source::daddr(self.family)];
         let mut rules = vec![
-            Rule::new().has_none(Source::Ct(Ct::Status), Ct::DNAT).return_(),
+            Rule::new().has_none(Source::Ct(Ct::Status), Ct::DNAT).goto("unserved"),
             Rule::new().not_in_set(&SetId::Frontends.name(), &original).return_(),
             self.of_affine_frontend().jump("remember"),
             Rule::new().in_set(&SetId::Hairpins.name(), &ends).masquerade_random(),

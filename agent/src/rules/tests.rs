@@ -97,6 +97,7 @@ fn the_skeleton_changes_with_its_shape_only_where_it_must() {
     let shaped = skeleton(&Shape {
         pods: Pods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd44::/64".parse().unwrap()]),
         timeouts: [60].into(),
+        unserved: vec!["192.0.2.0/24".parse().unwrap()],
     });
     assert_eq!(plain.version, shaped.version);
     let digests = |skeleton: &Skeleton| -> BTreeMap<String, String> {
@@ -105,7 +106,10 @@ fn the_skeleton_changes_with_its_shape_only_where_it_must() {
     let (plain, shaped) = (digests(&plain), digests(&shaped));
     let changed: Vec<_> =
         plain.iter().filter(|(name, of)| shaped[*name] != **of).map(|(name, _)| name.as_str()).collect();
-    assert_eq!(changed, ["postrouting", "recall-cluster", "recall-local", "remember", "to-split"]);
+    assert_eq!(
+        changed,
+        ["postrouting", "recall-cluster", "recall-local", "remember", "to-split", "unserved"]
+    );
 }
 
 /// Services by number, each with the frontends that it claims and their targets.

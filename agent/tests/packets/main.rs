@@ -5,9 +5,11 @@
 
 mod affinity;
 mod agent;
+mod churn;
 mod cluster;
 mod entry;
 mod life;
 mod policies;
 mod sctp;
+mod unserved;
 mod world;

@@ -42,6 +42,13 @@
 {{- with $agent.apiServer }}
 - --api-server={{ . }}
 {{- end }}
+{{- if and $agent.dropUnserved (eq .Values.controller.provider "edge") }}
+{{- range .Values.edge.addressPools }}
+{{- range .addresses }}
+- --drop-unserved={{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- with $agent.extraArgs }}
 {{ toYaml . }}
 {{- end }}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a thousand health-check ports cost this process. Alone in its binary, so that nothing else is measured.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+
+use steerage_agent::health::{Listeners, Plane, Ports, allow_many_connections};
+use steerage_agent::plan::HealthPort;
+use steerage_model::Key;
+
+const PORTS: usize = 1000;
+
+/// The process's resident memory, in bytes.
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+}
+
+fn probe(at: SocketAddr) {
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
+}
+
+#[test]
+fn a_thousand_health_check_ports_cost_kilobytes_each() {
+    allow_many_connections();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let _entered = runtime.enter();
+    let held: Vec<_> = (0..=PORTS).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
+    let free: Vec<u16> = held.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
+    drop(held);
+    let service = |number: usize| {
+        let health = HealthPort { port: free[number], v4: Some(1), v6: None };
+        (Key::new("shop", format!("service-{number}")), health)
+    };
+    let ports = Ports::default();
+    let mut listeners = Listeners::new(ports.clone(), Plane::default());
+    let address = [Ipv4Addr::LOCALHOST.into()];
+    // The first one brings what all share.
+    ports.raise(&[service(PORTS)].into());
+    assert!(listeners.reconcile(&address).is_empty());
+    probe(SocketAddr::new(address[0], free[PORTS]));
+
+    let before = resident();
+    ports.raise(&(0..PORTS).map(service).collect::<BTreeMap<_, _>>());
+    assert!(listeners.reconcile(&address).is_empty());
+    for port in &free[..PORTS] {
+        probe(SocketAddr::new(address[0], *port));
+    }
+    let each = resident().saturating_sub(before) / PORTS;
+    println!("{each} bytes each");
+    assert!(each < 8 * 1024, "{each} bytes each");
+}
