@@ -88,6 +88,8 @@ pub(crate) enum Lost {
     Refused,
     /// Nobody said anything.
     Silence,
+    /// A router gave up: without rules, packets to a virtual address go to and fro.
+    Unreachable,
 }
 
 /// Who answered, and the sender's address as they saw it.
@@ -278,6 +280,7 @@ fn answer(exchange: std::io::Result<String>) -> Answer {
             // A datagram rejected on its way out of this very host fails at once, as not permitted.
             ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied => Err(Lost::Refused),
             ErrorKind::TimedOut | ErrorKind::WouldBlock => Err(Lost::Silence),
+            ErrorKind::HostUnreachable => Err(Lost::Unreachable),
             _ => panic!("{error}"),
         },
     }
