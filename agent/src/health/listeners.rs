@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn an_unhealthy_plane_is_503_with_the_true_count() {
-        let answer = Answer { service: Key::new("shop", "web"), v4: Some(3), v6: None };
+        let answer = Answer { service: Key::new("shop", "web"), v4: Some(3), v6: Some(0) };
         let status = |healthy, family| {
             let response = respond(Some(answer.clone()), family, healthy);
             (response.status().as_u16(), response.headers()[WEIGHT].to_str().unwrap().to_owned())
@@ -298,6 +298,19 @@ mod tests {
         assert_eq!(status(false, Family::V4), (503, "3".to_owned()));
         assert_eq!(status(true, Family::V6), (503, "0".to_owned()));
         assert_eq!(respond(None, Family::V4, true).status().as_u16(), 503, "a port that has just gone");
+    }
+
+    #[tokio::test]
+    async fn a_node_is_asked_by_either_address_of_a_service_of_one_family() {
+        let (ports, plane) = (Ports::default(), Plane::default());
+        let port = free_port().await;
+        ports.raise(&[(Key::new("shop", "web"), HealthPort { port, v4: None, v6: Some(1) })].into());
+        let mut listeners = Listeners::new(ports, plane);
+        assert!(listeners.reconcile(&addresses()).is_empty());
+        for address in LOOPBACKS {
+            let text = ask(SocketAddr::new(address.parse().unwrap(), port), "GET /healthz").await.unwrap();
+            assert!(text.starts_with("HTTP/1.1 200 ") && text.contains("weight: 1"), "{text}");
+        }
     }
 
     #[tokio::test]

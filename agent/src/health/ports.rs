@@ -26,11 +26,12 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The count of one family.
+    /// What is answered by one family. A load balancer may ask a node of both families by either of its addresses, whatever
+    /// family the Service has: for the one that it has not, the other answers.
     pub fn count(&self, family: Family) -> Option<usize> {
         match family {
-            Family::V4 => self.v4,
-            Family::V6 => self.v6,
+            Family::V4 => self.v4.or(self.v6),
+            Family::V6 => self.v6.or(self.v4),
         }
     }
 }
