@@ -4,7 +4,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -135,11 +135,21 @@ fn note(probes: &[(Side, UdpSocket)], wanted: &Mutex<Option<Side>>, hears: &Send
     }
 }
 
+/// A port that was not used for the longest time: one that the node still tracks would lead to an earlier endpoint.
+fn next_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    const PORTS: std::ops::RangeInclusive<u16> = 2048..=u16::MAX;
+    let index = NEXT.fetch_add(1, Ordering::Relaxed) % u32::try_from(PORTS.len()).unwrap_or(1);
+    u16::try_from(index).map_or(*PORTS.end(), |index| PORTS.start() + index)
+}
+
 /// Sends datagrams from ever new ports, from the client, until `stop`.
 fn knock(world: &World, to: SocketAddrV4, beat: Duration, stop: &AtomicBool) -> Result<()> {
     world.inside(At::Client, || {
         while !stop.load(Ordering::Relaxed) {
-            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+            let port = next_port();
+            // One that is taken just now is passed over.
+            let Ok(socket) = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)) else { continue };
             // An unreachable network is what we wait to see the end of.
             let _ = socket.send_to(b"?", to);
             thread::sleep(beat);

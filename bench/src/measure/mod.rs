@@ -26,7 +26,7 @@ use crate::subject::{Programs, Running, Who};
 use crate::traffic::Pods;
 use crate::world::{At, Home, World};
 
-/// What can be measured.
+/// What can be measured, in the order in which it is: churn last, since a program may work on after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Measure {
     /// From an EndpointSlice's change to the first packet at the new endpoint
@@ -35,14 +35,14 @@ pub enum Measure {
     Health,
     /// From the end of the lists to everything programmed; memory; processor time. Always taken
     Start,
-    /// Many changes a second
-    Churn,
     /// New connections
     Connections,
     /// Established connections
     Throughput,
     /// What is done when nothing happens
     Idle,
+    /// Many changes a second
+    Churn,
 }
 
 /// How much is measured.
