@@ -146,7 +146,7 @@ impl Running {
         kubeconfig: &Path,
         number: usize,
     ) -> Result<Self> {
-        let group = Arc::new(Group::new(&format!("stbench-{}-{number}", std::process::id()))?);
+        let group = Arc::new(Group::new(number)?);
         let command = programs.command(who, kubeconfig)?;
         let begun = Instant::now();
         let mut child = Command::new("setpriv")

@@ -16,6 +16,22 @@ const TICKS: f64 = 100.0;
 /// How often resident memory is looked at.
 const LOOK: Duration = Duration::from_millis(25);
 
+/// What names of cgroups begin with; the driver's process and a number follow.
+const PREFIX: &str = "stbench-";
+
+/// Removes the cgroups of runs whose process is gone.
+pub fn sweep() {
+    let entries = parent().and_then(|(folder, _)| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    for entry in entries {
+        let name = entry.file_name();
+        let pid =
+            name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<i32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
 /// A memory cgroup of its own.
 #[derive(Debug)]
 pub struct Group {
@@ -33,10 +49,10 @@ enum Kernel {
 }
 
 impl Group {
-    /// Makes one below the caller's own.
-    pub fn new(name: &str) -> Result<Self> {
+    /// Makes one below the caller's own; each has another number.
+    pub fn new(number: usize) -> Result<Self> {
         let (parent, kernel) = parent().context("cgroups with a memory controller are needed")?;
-        let folder = parent.join(name);
+        let folder = parent.join(format!("{PREFIX}{}-{number}", std::process::id()));
         fs::create_dir_all(&folder)
             .with_context(|| format!("cannot make the cgroup {}", folder.display()))?;
         Ok(Self { folder, kernel })
@@ -180,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_group_counts_what_runs_in_it() {
-        let group = Arc::new(Group::new(&format!("stbench-test-{}", std::process::id())).unwrap());
+        let group = Arc::new(Group::new(0).unwrap());
         let script = "echo $$ >\"$0\"; i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done; sleep 60";
         let mut child =
             std::process::Command::new("sh").args(["-c", script]).arg(group.door()).spawn().unwrap();

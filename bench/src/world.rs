@@ -15,6 +15,7 @@ use steerage_lab::command::{run, run_with};
 use steerage_lab::netns;
 
 use crate::subject::Who;
+use crate::usage;
 
 /// The API server's address.
 pub const API: Ipv4Addr = Ipv4Addr::new(10, 200, 0, 1);
@@ -47,6 +48,7 @@ impl Home {
     /// Makes it and moves the calling thread there, and with it whatever it starts. Call it before there are other threads.
     pub fn enter() -> Result<Self> {
         sweep();
+        usage::sweep();
         let home = Self(format!("{PREFIX}{}-home", process::id()));
         netns::create(&home.0, true)?;
         let file = std::fs::File::open(netns::path(&home.0))?;
