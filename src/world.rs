@@ -172,7 +172,14 @@ mod tests {
     fn slice(ready: &[&str]) -> EndpointSlice {
         let service = Key::new("default", "web");
         let endpoints = ready.iter().map(|node| Endpoint::ready([10, 0, 0, 1].into(), node)).collect();
-        EndpointSlice { key: service.clone(), service, family: Family::V4, ports: Vec::new(), endpoints }
+        EndpointSlice {
+            key: service.clone(),
+            service,
+            family: Family::V4,
+            ports: Vec::new(),
+            endpoints,
+            triggered: None,
+        }
     }
 
     fn listed() -> World {

@@ -4,9 +4,9 @@
 //! It applies at once when idle; what comes in while a write runs is taken together in the next one. Nothing is written before
 //! Services, slices and this node have been listed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use steerage_model::{EndpointSlice, Event, Index, Key, Node, Service};
 use steerage_process::Pending;
@@ -15,10 +15,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::desk::{Inquiry, Reply, Request};
+use crate::dump::Snapshot;
+use crate::explain::{Known, explain};
 use crate::health::{Listeners, Plane, Ports};
 use crate::kernel::{Applied, Cleaner, Dataplane};
 use crate::metrics::Metrics;
-use crate::place::Settings;
+use crate::place::{Settings, host_addresses};
 use crate::plan::{Following, HealthPorts, Place, ServicePlan, is_balanced, plan_service};
 use crate::rules::Pods;
 
@@ -41,6 +44,8 @@ pub enum Input {
     Foreign,
     /// Addresses of this host came or went.
     Addresses,
+    /// Somebody asks.
+    Ask(Inquiry),
 }
 
 /// What the loop works with.
@@ -106,8 +111,21 @@ impl Agent {
 
     fn take(&self, state: &mut State, input: Input) {
         match input {
-            Input::Service(event) => state.index.on_service(event),
-            Input::Slice(event) => state.index.on_slice(event),
+            Input::Service(event) => {
+                if matches!(event, Event::Apply(_) | Event::Delete(_)) {
+                    self.metrics.kube_proxy.service_changed();
+                }
+                state.index.on_service(event);
+            }
+            Input::Slice(event) => {
+                if matches!(event, Event::Apply(_) | Event::Delete(_)) {
+                    self.metrics.kube_proxy.endpoints_changed();
+                }
+                if let Event::Apply(EndpointSlice { service, triggered: Some(at), .. }) = &event {
+                    state.triggers.push((service.clone(), *at));
+                }
+                state.index.on_slice(event);
+            }
             Input::Node(event) => state.index.on_node(event),
             Input::Foreign => {
                 tracing::warn!("somebody else may have changed our tables: they are compared");
@@ -115,6 +133,25 @@ impl Agent {
                 state.foreign = true;
             }
             Input::Addresses => state.readdressed = true,
+            // Who asked may be gone.
+            Input::Ask(Inquiry { request, answer }) => drop(answer.send(self.answer(state, &request))),
+        }
+    }
+
+    fn answer(&self, state: &State, request: &Request) -> Reply {
+        let Some((place, pods)) = &state.place else {
+            return Reply::Text("the agent does not know the cluster yet\n".to_owned());
+        };
+        let host = host_addresses();
+        let desired = self.dataplane.desired();
+        let unserved = &self.dataplane.shape().unserved;
+        let known = Known { desired, index: &state.index, place, pods, host: &host, unserved };
+        match request {
+            Request::Explain(question) => Reply::Text(explain(*question, known).to_string()),
+            Request::Dump { .. } => {
+                let shape = self.dataplane.shape().clone();
+                Reply::Snapshot(Box::new(Snapshot { desired: desired.clone(), shape }))
+            }
         }
     }
 
@@ -134,11 +171,15 @@ impl Agent {
         let announced = own.and_then(|node| node.agent.clone());
 
         let updates = state.updates(place, pods);
+        state.note(&updates);
         if std::mem::take(&mut state.foreign) {
             self.dataplane.suspect();
         }
         let due = state.retry.is_none_or(|(at, _)| Instant::now() >= at);
         if updates.is_empty() && !(self.dataplane.is_suspect() && due) {
+            if !self.dataplane.is_suspect() {
+                self.metrics.kube_proxy.settled();
+            }
             self.ask_to_announce(announced.as_deref());
             return;
         }
@@ -149,6 +190,7 @@ impl Agent {
         let raised = updates.iter().filter_map(|(key, plan)| Some((key.clone(), plan.health.clone()?)));
         let raised: HealthPorts = raised.collect();
         self.plane.queued();
+        self.metrics.kube_proxy.queued();
         let started = std::time::Instant::now();
         let pods = state.place.as_ref().map(|(_, pods)| pods.clone()).unwrap_or_default();
         // A large load takes its time in the kernel.
@@ -157,11 +199,16 @@ impl Agent {
         match result {
             Ok(applied) => {
                 state.retry = None;
+                let triggers = std::mem::take(&mut state.triggers).into_iter().map(|(_, at)| at);
+                self.metrics.kube_proxy.synced(applied.full, started.elapsed(), triggers);
+                let [internal, external] = &state.not_local;
+                self.metrics.kube_proxy.without_local_endpoints(internal.len(), external.len());
                 self.applied(applied, &raised, started.elapsed());
                 self.ask_to_announce(announced.as_deref());
             }
             Err(error) => {
                 self.metrics.failures.inc();
+                self.metrics.kube_proxy.failed();
                 let wait = state.retry.map_or(BACKOFF.0, |(_, wait)| (wait * 2).min(BACKOFF.1));
                 tracing::error!(%error, wait_seconds = wait.as_secs_f64(), "rules could not be written");
                 state.retry = Some((Instant::now() + wait, wait));
@@ -256,9 +303,29 @@ struct State {
     reopen: Option<Instant>,
     /// When a failed write is tried again, and how long that was waited for.
     retry: Option<(Instant, Duration)>,
+    /// What the slices say that changed since the last write: for which Service, and when that began which they reflect.
+    triggers: Vec<(Key, SystemTime)>,
+    /// Services of internal, and of external, policy Local that have endpoints, but none on this node.
+    not_local: [BTreeSet<Key>; 2],
 }
 
 impl State {
+    /// Notes for the metrics what the plans say.
+    fn note(&mut self, updates: &BTreeMap<Key, ServicePlan>) {
+        // What is served by others is not ours to count.
+        self.triggers
+            .retain(|(service, _)| updates.get(service).is_none_or(|plan| !plan.frontends.is_empty()));
+        for (key, plan) in updates {
+            for (set, lacks) in self.not_local.iter_mut().zip(plan.lacks_local()) {
+                if lacks {
+                    set.insert(key.clone());
+                } else {
+                    set.remove(key);
+                }
+            }
+        }
+    }
+
     /// The plans that changed.
     fn updates(&mut self, place: Place, pods: Pods) -> BTreeMap<Key, ServicePlan> {
         let now = Instant::now().into_std();

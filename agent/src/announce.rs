@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
@@ -42,5 +43,17 @@ pub async fn announce(client: Client, node: String, value: String, mut asked: wa
         };
         tracing::warn!(%node, error, "cannot announce on the node yet");
         tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Takes the annotation away. A Node that is gone has none.
+pub async fn withdraw(client: Client, node: &str) -> anyhow::Result<()> {
+    let nodes: Api<Node> = Api::all(client);
+    let patch = Patch::Merge(json!({ "metadata": { "annotations": { names::NODE_AGENT: null } } }));
+    let parameters = PatchParams::default();
+    let call = nodes.patch_metadata(node, &parameters, &patch);
+    match tokio::time::timeout(CALL, call).await.context("the API server did not answer in time")? {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        done => Ok(done.map(drop)?),
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's flags, and how its parts are put together from them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,11 +10,15 @@ use clap::{Parser, Subcommand, ValueEnum};
 use futures::{Stream, StreamExt};
 use ipnet::IpNet;
 use steerage_agent::agent::{Agent, Input};
-use steerage_agent::announce::{announce, announcement};
+use steerage_agent::announce::{announce, announcement, withdraw};
+use steerage_agent::desk::{Desk, Request, ask};
+use steerage_agent::explain::Question;
 use steerage_agent::health::{Listeners, Plane, Ports, allow_many_connections, serve_node_health};
 use steerage_agent::kernel::{AddressWatch, Cleaner, Dataplane, clean_up};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::place::{AddressRange, DetectLocal, NodePortAddresses, Settings};
+use steerage_agent::plan::Frontend;
+use steerage_model::names;
 use steerage_process::{Component, EXIT_FAILED, Process, ProcessArgs, run};
 use steerage_watch::events::Recorder;
 use steerage_watch::{ClientArgs, Watches, client};
@@ -105,10 +109,68 @@ pub(crate) struct Args {
     max_api_silence: u64,
 }
 
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// Takes the agent's tables out of this host's kernel
-    Cleanup,
+    /// Takes the agent's tables out of this host's kernel, and its annotation off the Node
+    Cleanup {
+        #[command(flatten)]
+        client: ClientArgs,
+        /// The name of this node; without, its annotation stays
+        #[arg(long, env = "NODE_NAME")]
+        node_name: Option<String>,
+    },
+    /// Asks the agent that runs on this node what becomes of a packet, and why
+    Explain {
+        /// Where the packet is sent to
+        #[arg(value_name = "IP:PORT/PROTO")]
+        to: Frontend,
+        /// Who sends it; without, somebody outside the node
+        #[arg(long, value_name = "IP")]
+        from: Option<IpAddr>,
+    },
+    /// Prints what the agent that runs on this node means the kernel to hold, and where the kernel differs
+    Dump {
+        /// Print the elements that do not differ, too
+        #[arg(long)]
+        all: bool,
+    },
+}
+
+impl Command {
+    fn run(self) -> anyhow::Result<()> {
+        let request = match self {
+            Self::Cleanup { client, node_name } => {
+                let _none_runs = Desk::open().context("an agent would write the tables again")?;
+                clean_up().context("cannot delete the tables")?;
+                if let Err(error) = withdraw_from(node_name.as_deref(), &client) {
+                    // The tables were what mattered; the API may be out of reach for good.
+                    let node = node_name.unwrap_or_else(|| "NODE".to_owned());
+                    eprintln!(
+                        "steerage-agent: the tables are deleted, but the Node's annotation {0} stays ({error:#}): \
+                         kubectl annotate node {node} {0}-",
+                        names::NODE_AGENT
+                    );
+                }
+                return Ok(());
+            }
+            Self::Dump { all } => Request::Dump { all },
+            Self::Explain { to, from } => {
+                Request::Explain(Question::new(to, from).map_err(anyhow::Error::msg)?)
+            }
+        };
+        print!("{}", ask(&request)?);
+        Ok(())
+    }
+}
+
+/// Takes the annotation off the Node.
+fn withdraw_from(node: Option<&str>, args: &ClientArgs) -> anyhow::Result<()> {
+    let node = node.context("--node-name is missing")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let client = client("agent", env!("CARGO_PKG_VERSION"), args).await?;
+        withdraw(client, node).await
+    })
 }
 
 /// The ports of the node's health.
@@ -143,21 +205,24 @@ fn interface(text: &str) -> Result<String, &'static str> {
 impl Args {
     /// Runs the agent to its end.
     pub(crate) fn run(self) -> ExitCode {
-        if let Some(Command::Cleanup) = self.command {
-            return match clean_up() {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    eprintln!("steerage-agent: cleanup: {error}");
-                    ExitCode::from(EXIT_FAILED)
-                }
-            };
+        let failed = |error: anyhow::Error| {
+            eprintln!("steerage-agent: {error:#}");
+            ExitCode::from(EXIT_FAILED)
+        };
+        if let Some(command) = self.command {
+            return command.run().map_or_else(failed, |()| ExitCode::SUCCESS);
         }
+        // Before anything is opened: the other agent's ports would be found busy, which says less.
+        let desk = match Desk::open() {
+            Ok(desk) => desk,
+            Err(error) => return failed(error.into()),
+        };
         let component = Component { name: "agent", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
         let process = self.process.clone();
-        run(component, &process, |process| self.compose(process))
+        run(component, &process, |process| self.compose(process, desk))
     }
 
-    async fn compose(self, process: Process) -> anyhow::Result<()> {
+    async fn compose(self, process: Process, desk: Desk) -> anyhow::Result<()> {
         let Self {
             command: _,
             process: _,
@@ -201,6 +266,7 @@ impl Args {
         let first = process.readiness().task("rules");
         let client = client(name, version, &client_args).await?;
         let metrics = process.metrics().register(name, Metrics::new);
+        process.metrics().register_as("kubeproxy", |registry| metrics.kube_proxy.register(registry));
         let (recorder, writer) =
             process.metrics().register(name, |registry| Recorder::new(client.clone(), name, &node, registry));
         tokio::spawn(writer);
@@ -213,6 +279,7 @@ impl Args {
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
         dataplane.drop_unserved(drop_unserved.into_iter().flat_map(|range| range.0).collect());
         let (inputs, queue) = mpsc::unbounded_channel();
+        tokio::spawn(desk.serve(inputs.clone()));
         let others = inputs.clone();
         dataplane.tell(
             move |foreign| {
@@ -336,6 +403,6 @@ mod tests {
     #[test]
     fn cleaning_up_needs_nothing() {
         let args = Args::parse_from(["steerage-agent", "cleanup"]);
-        assert!(matches!(args.command, Some(Command::Cleanup)));
+        assert!(matches!(args.command, Some(Command::Cleanup { node_name: None, .. })));
     }
 }

@@ -6,6 +6,9 @@
 
 pub mod agent;
 pub mod announce;
+pub mod desk;
+pub mod dump;
+pub mod explain;
 pub mod health;
 pub mod kernel;
 pub mod metrics;

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the agent counts. Names carry the prefix `steerage_agent_`.
+//! What the agent counts. Names carry the prefix `steerage_agent_`, save those that are kube-proxy's.
+
+mod kubeproxy;
+
+pub use kubeproxy::KubeProxy;
 
 use steerage_process::prometheus_client::metrics::counter::Counter;
 use steerage_process::prometheus_client::metrics::gauge::Gauge;
@@ -29,6 +33,8 @@ pub struct Metrics {
     pub health_ports: Gauge,
     /// When the kernel last held all that it should, in seconds since 1970.
     pub last_apply: Gauge,
+    /// What kube-proxy counts; registered on its own.
+    pub kube_proxy: KubeProxy,
 }
 
 impl Metrics {
@@ -48,6 +54,7 @@ impl Metrics {
             frontends: Gauge::default(),
             health_ports: Gauge::default(),
             last_apply: Gauge::default(),
+            kube_proxy: KubeProxy::default(),
         };
         let Self {
             applies,
@@ -60,6 +67,7 @@ impl Metrics {
             frontends,
             health_ports,
             last_apply,
+            kube_proxy: _,
         } = metrics.clone();
         registry.register("applies", "Changes written to the kernel", applies);
         registry.register("full_applies", "Writes that compared all rules with the kernel's", full_applies);

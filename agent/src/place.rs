@@ -133,7 +133,7 @@ impl Settings {
 }
 
 /// All addresses of this host's interfaces; link-local ones are left out: they mean nothing without their link.
-fn host_addresses() -> Vec<IpAddr> {
+pub fn host_addresses() -> Vec<IpAddr> {
     let interfaces = match nix::ifaddrs::getifaddrs() {
         Ok(interfaces) => interfaces,
         Err(error) => {

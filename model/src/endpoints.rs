@@ -2,6 +2,7 @@
 //! The projection of an `EndpointSlice`.
 
 use std::net::IpAddr;
+use std::time::SystemTime;
 
 use crate::{Family, Key, Object, Protocol};
 
@@ -82,6 +83,8 @@ pub struct EndpointSlice {
     pub ports: Vec<EndpointPort>,
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
+    /// When that began which the last change of the slice reflects, by its controller's clock.
+    pub triggered: Option<SystemTime>,
 }
 
 impl Object for EndpointSlice {

@@ -23,6 +23,8 @@ pub const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 pub const PROXY_NAME: &str = "steerage";
 /// `EndpointSlice` label that names its Service.
 pub const SLICE_SERVICE_LABEL: &str = "kubernetes.io/service-name";
+/// `EndpointSlice` annotation by which its controller says when that began which the last change reflects.
+pub const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Label of headless Services and of their slices, which no service proxy serves.
 pub const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// Node label that keeps a node out of every load balancer, unless its value parses as false.
@@ -46,6 +48,6 @@ pub const SERVING: &str = "steerage.dev/Serving";
 /// Condition: something that the user asked for is not met, while the rest works.
 pub const DEGRADED: &str = "steerage.dev/Degraded";
 
-/// Prefixes of the annotations that a [`crate::Service`] projection keeps.
-pub const KEPT_ANNOTATIONS: [&str; 3] =
-    [PREFIX, "service.alpha.kubernetes.io/", "service.beta.kubernetes.io/"];
+/// Prefixes of the annotations that projections use.
+pub const KEPT_ANNOTATIONS: [&str; 4] =
+    [PREFIX, "service.alpha.kubernetes.io/", "service.beta.kubernetes.io/", TRIGGER_TIME];

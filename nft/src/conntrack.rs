@@ -137,7 +137,7 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-fn flow(attrs: Attrs<'_>) -> Option<Flow> {
+pub(crate) fn flow(attrs: Attrs<'_>) -> Option<Flow> {
     Some(Flow {
         original: tuple(attrs.nested(1))?,
         reply: tuple(attrs.nested(2))?,

@@ -66,7 +66,9 @@ mod decode;
 mod error;
 mod handle;
 mod monitor;
-#[cfg(feature = "testing")]
+#[cfg(test)]
+mod mutations;
+#[cfg(any(test, feature = "testing"))]
 pub mod netns;
 mod rows;
 mod rule;

@@ -84,7 +84,7 @@ impl AsFd for Monitor {
 }
 
 /// All messages of interest name their table in attribute 1; the notice of a new generation does not.
-fn change(message: &Message<'_>) -> Option<Change> {
+pub(crate) fn change(message: &Message<'_>) -> Option<Change> {
     let kind = message.kind.checked_sub(SUBSYSTEM).filter(|kind| *kind != message::NEWGEN)?;
     let object = match kind {
         message::NEWTABLE | message::DELTABLE => Object::Table,

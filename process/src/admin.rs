@@ -94,8 +94,7 @@ async fn listen(
     match bind(address).await {
         // A kernel without IPv6 makes no such socket.
         Err(error)
-            if address.ip() == Ipv6Addr::UNSPECIFIED
-                && error.raw_os_error() == Some(libc::EAFNOSUPPORT) =>
+            if address.ip() == Ipv6Addr::UNSPECIFIED && error.raw_os_error() == Some(libc::EAFNOSUPPORT) =>
         {
             bind((Ipv4Addr::UNSPECIFIED, address.port()).into()).await
         }

@@ -36,6 +36,12 @@ impl Metrics {
         if part.is_empty() { fill(ours) } else { fill(ours.sub_registry_with_prefix(part)) }
     }
 
+    /// Lets `fill` register metrics that go under another program's names, all with the prefix `program`.
+    pub fn register_as<T>(&self, program: &str, fill: impl FnOnce(&mut Registry) -> T) -> T {
+        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        fill(registry.sub_registry_with_prefix(program))
+    }
+
     /// The metrics as `OpenMetrics` text.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
@@ -57,8 +63,11 @@ mod tests {
         let calls = Counter::<u64>::default();
         metrics.register("provider", |registry| registry.register("calls", "Calls made", calls.clone()));
         calls.inc_by(3);
+        metrics
+            .register_as("other", |registry| registry.register("syncs", "Syncs", Counter::<u64>::default()));
         let text = metrics.text().expect("text");
         assert!(text.contains("\nsteerage_provider_calls_total 3\n"), "{text}");
+        assert!(text.contains("\nother_syncs_total 0\n"), "{text}");
         assert!(
             text.contains("steerage_build_info{component=\"controller\",version=\"1.2.3\"} 1\n"),
             "{text}"

@@ -4,11 +4,13 @@
 mod addresses;
 mod family;
 mod flows;
+mod inspect;
 mod monitor;
 
 pub use addresses::AddressWatch;
 pub use family::FamilyTable;
 pub use flows::{Cleaner, StaleFlows};
+pub use inspect::{Held, read_table};
 pub use monitor::watch_foreign;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,6 +100,11 @@ impl Dataplane {
     pub fn drop_unserved(&mut self, networks: Vec<ipnet::IpNet>) {
         self.shape.unserved = networks;
         self.suspect = true;
+    }
+
+    /// What shapes the chains, as last written or tried.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
     }
 
     /// Compares everything with the kernel at the next [`Dataplane::apply`].

@@ -79,6 +79,11 @@ impl Desired {
         self.plans.get(owner)?.frontends.iter().find(|(of, _)| of == frontend).map(|(_, action)| action)
     }
 
+    /// The Services that want a frontend; the first one has it.
+    pub fn owners(&self, frontend: &Frontend) -> impl Iterator<Item = &Key> {
+        self.claims.get(frontend).into_iter().flatten()
+    }
+
     /// How many frontends there are.
     pub fn frontend_count(&self) -> usize {
         self.claims.len()

@@ -90,6 +90,17 @@ pub struct ServicePlan {
 }
 
 impl ServicePlan {
+    /// Whether it has endpoints but, of its policy Local, none on this node: for what is internal, and for what is external.
+    pub fn lacks_local(&self) -> [bool; 2] {
+        let any = |lacks: fn(&Action) -> bool| {
+            self.frontends.iter().any(|(_, action)| !action.reject && lacks(action))
+        };
+        [
+            any(|action| action.targets.is_empty()),
+            any(|action| action.local.as_ref().is_some_and(|l| l.is_empty())),
+        ]
+    }
+
     /// The affinity timeouts of its frontends, in seconds.
     pub fn timeouts(&self) -> impl Iterator<Item = u32> {
         self.frontends.iter().filter_map(|(_, action)| action.affinity)

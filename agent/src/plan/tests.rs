@@ -35,6 +35,7 @@ fn service(name: &str) -> Service {
 
 fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
     EndpointSlice {
+        triggered: None,
         key: Key::new("shop", format!("{name}-1")),
         service: Key::new("shop", name),
         family: Family::V4,

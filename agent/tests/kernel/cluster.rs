@@ -107,6 +107,7 @@ fn slice(number: u8, spec: &Spec, family: Family) -> EndpointSlice {
         Endpoint::ready(addr(family, POD, n), if n - spec.first < spec.here { "node" } else { "other" })
     };
     EndpointSlice {
+        triggered: None,
         key: Key::new("shop", format!("s{number}-{family}")),
         service: key(number),
         family,

@@ -86,6 +86,7 @@ pub(crate) fn with_affinity(mut service: Service, timeout: Duration) -> Service 
 pub(crate) fn slices(pods: &[At]) -> Vec<EndpointSlice> {
     FAMILIES
         .map(|family| EndpointSlice {
+            triggered: None,
             key: Key::new("shop", format!("web-{family}")),
             service: key(),
             family,

@@ -8,6 +8,7 @@ mod agent;
 mod churn;
 mod cluster;
 mod entry;
+mod explain;
 mod life;
 mod policies;
 mod sctp;

@@ -15,6 +15,7 @@ fn service(name: &str, variant: u8) -> Service {
 
 fn slice(name: &str, service: &str, variant: u8) -> EndpointSlice {
     EndpointSlice {
+        triggered: None,
         key: Key::new("ns", name),
         service: Key::new("ns", service),
         family: Family::V4,

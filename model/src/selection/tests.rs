@@ -19,6 +19,7 @@ fn endpoint(last: u8, state: char, node: Option<&str>) -> Endpoint {
 
 fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
     EndpointSlice {
+        triggered: None,
         key: Key::new("ns", name),
         service: Key::new("ns", "svc"),
         family: Family::V4,

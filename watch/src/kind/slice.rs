@@ -2,7 +2,9 @@
 //! `EndpointSlice`s.
 
 use std::net::IpAddr;
+use std::time::SystemTime;
 
+use jiff::Timestamp;
 use serde::Deserialize;
 use steerage_model::{Endpoint, EndpointPort, EndpointSlice, Family, Hints, Key, names};
 
@@ -47,7 +49,10 @@ impl Kind for EndpointSlices {
             "FQDN" => return Ok(None),
             _ => return Err(Malformed::Unknown { field: "addressType", value: wire.address_type }),
         };
+        let triggered = wire.metadata.annotations.0.get(names::TRIGGER_TIME);
         Ok(Some(EndpointSlice {
+            // A clock's reading for a metric: what is none is no loss.
+            triggered: triggered.and_then(|text| text.parse::<Timestamp>().ok()).map(SystemTime::from),
             service: Key::new(wire.metadata.namespace.clone(), service.clone()),
             key: Key::new(wire.metadata.namespace, wire.metadata.name),
             family,

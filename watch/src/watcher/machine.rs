@@ -68,6 +68,8 @@ pub(super) struct Machine {
     state: State,
     failures: u32,
     refusals: u32,
+    /// Since something was heard.
+    expiries: u32,
 }
 
 /// What a page means for the list.
@@ -81,7 +83,7 @@ pub(super) struct PageIs {
 
 impl Machine {
     pub(super) fn new() -> Self {
-        Self { state: State::List { newest: false, token: None }, failures: 0, refusals: 0 }
+        Self { state: State::List { newest: false, token: None }, failures: 0, refusals: 0, expiries: 0 }
     }
 
     /// The call to make next.
@@ -107,6 +109,7 @@ impl Machine {
     pub(super) fn heard(&mut self, version: String) {
         self.failures = 0;
         self.refusals = 0;
+        self.expiries = 0;
         self.state = State::Watch { version };
     }
 
@@ -115,8 +118,11 @@ impl Machine {
         match failure {
             Failure::Ended => return 0,
             Failure::Refused => self.refusals = self.refusals.saturating_add(1),
+            // The API server is there and has forgotten: what failed before it came back does not count.
+            Failure::Expired if self.expiries == 0 => self.failures = 0,
             Failure::Cut | Failure::Fruitless | Failure::Idle | Failure::Expired | Failure::Garbled => {}
         }
+        self.expiries = self.expiries.saturating_add(u32::from(failure == Failure::Expired));
         self.failures = self.failures.saturating_add(1);
         let begin_anew = match failure {
             Failure::Expired | Failure::Garbled => true,
@@ -199,11 +205,12 @@ mod tests {
     #[test]
     fn failures_add_up_until_something_is_heard() {
         let mut machine = watching("7");
-        assert_eq!([machine.failed(Failure::Cut), machine.failed(Failure::Expired)], [1, 2]);
+        assert_eq!([machine.failed(Failure::Cut), machine.failed(Failure::Cut)], [1, 2]);
+        assert_eq!(machine.failed(Failure::Expired), 1, "an API server that came back is listed soon");
         machine.page("8".into(), None);
         assert_eq!(
             machine.failed(Failure::Expired),
-            3,
+            2,
             "a list alone proves nothing: its watch may fail for ever"
         );
         machine.page("9".into(), None);

@@ -37,6 +37,7 @@ fn a_whole_slice_is_read() {
     assert!(notes.is_empty(), "{notes:?}");
     let port = |name: &str, protocol, port| EndpointPort { name: name.into(), protocol, port };
     let want = EndpointSlice {
+        triggered: None,
         key: Key::new("shop", "web-x1"),
         service: Key::new("shop", "web"),
         family: Family::V6,
@@ -109,4 +110,16 @@ fn endpoints_that_cannot_be_used_are_left_out_and_named() {
 fn an_unknown_address_type_is_malformed() {
     let json = slice("IPv5", &of_web(), &json!([])).to_string();
     EndpointSlices.project(&json, &mut Vec::new()).expect_err("malformed");
+}
+
+#[test]
+fn the_time_of_the_change_is_read_where_it_is_one() {
+    for (text, want) in [("2026-08-01T10:00:00.5Z", Some(1_785_578_400_500)), ("yesterday", None)] {
+        let mut json = slice("IPv4", &of_web(), &json!([]));
+        json["metadata"]["annotations"] = json!({ "endpoints.kubernetes.io/last-change-trigger-time": text });
+        let (slice, notes) = project(&json);
+        let time = slice.expect("a slice").triggered;
+        let time = time.and_then(|time| time.duration_since(std::time::SystemTime::UNIX_EPOCH).ok());
+        assert_eq!((time.map(|time| time.as_millis()), notes), (want, Vec::new()));
+    }
 }

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the agent means the kernel to hold and what the kernel holds, side by side, differences marked. For people:
+//! `steerage-agent dump` prints it. Pure, but for [`Snapshot::compare`], which reads the kernel.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use steerage_model::Family;
+use steerage_nft::{Error, Row};
+
+use crate::kernel::{Held, read_table};
+use crate::plan::Desired;
+use crate::rules::{Elements, LOCAL_OFFSET, SetId, Shape, Skeleton, all_elements, difference};
+
+/// What the agent means, at one moment.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// What the node should do.
+    pub desired: Desired,
+    /// What shapes the chains.
+    pub shape: Shape,
+}
+
+/// A comparison, as text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Comparison {
+    /// One line a thing: `=` both sides, `-` the kernel lacks it, `+` only the kernel has it, `!` they differ.
+    pub text: String,
+    /// How many things differ.
+    pub differences: usize,
+}
+
+impl Snapshot {
+    /// Compares with the kernel of the network namespace of the calling thread. `all`: lists also the elements that are as they
+    /// should be.
+    pub fn compare(&self, all: bool) -> Result<Comparison, Error> {
+        let mut comparison = Comparison::default();
+        self.list_services(&mut comparison.text);
+        for (model, family) in
+            [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)]
+        {
+            let skeleton = Skeleton::new(family, &self.shape);
+            let held = read_table(model, &skeleton)?;
+            let wanted = all_elements(&self.desired, model);
+            comparison.table(family.name(), &skeleton, &wanted, held.as_ref(), all);
+        }
+        let _ = writeln!(comparison.text, "{} difference(s)", comparison.differences);
+        Ok(comparison)
+    }
+
+    fn list_services(&self, text: &mut String) {
+        let mut frontends: BTreeMap<_, usize> = BTreeMap::new();
+        for (frontend, _) in self.desired.actions() {
+            if let Some(owner) = self.desired.owners(frontend).next() {
+                *frontends.entry(owner).or_default() += 1;
+            }
+        }
+        let _ = writeln!(text, "services");
+        for key in self.desired.services() {
+            let count = frontends.get(key).copied().unwrap_or_default();
+            let _ = write!(text, "  {key}: {count} frontend(s)");
+            if let Some(health) = self.desired.health(key) {
+                let count = |count: Option<usize>| count.map_or("-".to_owned(), |count| count.to_string());
+                let (v4, v6) = (count(health.v4), count(health.v6));
+                let _ =
+                    write!(text, ", health-check port {} (ready here: IPv4 {v4}, IPv6 {v6})", health.port);
+            }
+            text.push('\n');
+        }
+    }
+}
+
+impl Comparison {
+    fn line(&mut self, mark: char, what: &str) {
+        self.differences += usize::from(mark != '=');
+        let _ = writeln!(self.text, "{mark} {what}");
+    }
+
+    fn table(
+        &mut self,
+        family: &str,
+        skeleton: &Skeleton,
+        wanted: &Elements,
+        held: Option<&Held>,
+        all: bool,
+    ) {
+        let Some(held) = held else {
+            self.line('-', &format!("table {family} steerage, {} element(s)", wanted.len()));
+            return;
+        };
+        let layout = held.layout.as_deref().unwrap_or("none");
+        if layout == skeleton.version {
+            self.line('=', &format!("table {family} steerage: {layout}"));
+        } else {
+            self.line('!', &format!("table {family} steerage: {}, the kernel: {layout}", skeleton.version));
+        }
+        self.chains(skeleton, held);
+        let ours: BTreeSet<_> = skeleton.sets.iter().map(|(name, _)| name).collect();
+        for name in &ours {
+            if !held.sets.contains(name) {
+                self.line('-', &format!("set {name}"));
+            }
+        }
+        for name in held.sets.iter().filter(|name| !ours.contains(name)) {
+            self.line('+', &format!("set {name}"));
+        }
+        self.elements(skeleton, wanted, &held.elements, all);
+    }
+
+    fn chains(&mut self, skeleton: &Skeleton, held: &Held) {
+        for chain in &skeleton.chains {
+            let rules = chain.rules.len();
+            match held.chains.get(&chain.name) {
+                None => self.line('-', &format!("chain {}, {rules} rule(s)", chain.name)),
+                Some((count, Some(digest))) if (*count, digest) == (rules, &chain.digest) => {
+                    self.line('=', &format!("chain {}, {rules} rule(s)", chain.name));
+                }
+                Some((count, _)) => {
+                    self.line(
+                        '!',
+                        &format!("chain {}, {rules} rule(s), the kernel: {count}, or others", chain.name),
+                    );
+                }
+            }
+        }
+        let ours = |name: &str| skeleton.chains.iter().any(|chain| chain.name == name);
+        for (name, (count, _)) in held.chains.iter().filter(|(name, _)| !ours(name)) {
+            self.line('+', &format!("chain {name}, {count} rule(s)"));
+        }
+    }
+
+    fn elements(&mut self, skeleton: &Skeleton, wanted: &Elements, held: &Elements, all: bool) {
+        let changes = difference(held, wanted);
+        let count = |elements: &Elements, id: SetId| {
+            elements.sets().find(|(of, _)| **of == id).map_or(0, |(_, rows)| rows.len())
+        };
+        for id in &skeleton.filled {
+            let mut lines: BTreeMap<String, char> = BTreeMap::new();
+            let mut mark = |rows: Option<&steerage_nft::Rows>, mark| {
+                for row in rows.into_iter().flat_map(steerage_nft::Rows::iter) {
+                    lines.entry(describe(*id, row)).or_insert(mark);
+                }
+            };
+            mark(changes.add.get(id), '-');
+            mark(changes.delete.get(id), '+');
+            let differ = !lines.is_empty();
+            if all {
+                let (_, rows) = wanted.sets().find(|(of, _)| *of == id).unzip();
+                for row in rows.into_iter().flat_map(steerage_nft::Rows::iter) {
+                    lines.entry(describe(*id, row)).or_insert('=');
+                }
+            }
+            let (meant, there) = (count(wanted, *id), count(held, *id));
+            let name = id.name();
+            let _ = if differ {
+                writeln!(self.text, "! {name}, {meant} element(s), the kernel: {there}")
+            } else {
+                writeln!(self.text, "= {name}, {meant} element(s)")
+            };
+            for (line, mark) in lines {
+                self.line(mark, &format!("  {name}: {line}"));
+            }
+        }
+    }
+}
+
+/// An element as people write it.
+fn describe(id: SetId, row: Row<'_>) -> String {
+    let mut text = fields(id, row.key);
+    if let Some(end) = row.end {
+        let _ = write!(text, " to {}", fields(id, end));
+    }
+    if let Some((target, port)) =
+        row.data.and_then(|data| data.split_at_checked(data.len().saturating_sub(4)))
+    {
+        let _ = write!(text, " -> {} {}", addr(target), number(port, u16::from_be_bytes));
+    }
+    text
+}
+
+fn fields(id: SetId, key: &[u8]) -> String {
+    let frontend = |key: &[u8]| {
+        let (ip, rest) = key.split_at_checked(key.len().saturating_sub(8)).unwrap_or_default();
+        let (protocol, port) = rest.split_at_checked(4).unwrap_or_default();
+        let protocol = match protocol.first() {
+            Some(6) => "TCP".to_owned(),
+            Some(17) => "UDP".to_owned(),
+            Some(132) => "SCTP".to_owned(),
+            other => format!("{other:?}"),
+        };
+        format!("{} {}/{protocol}", addr(ip), number(port, u16::from_be_bytes))
+    };
+    match id {
+        SetId::ClusterAddresses => addr(key),
+        SetId::Hairpins => addr(&key[..key.len() / 2]),
+        SetId::Slots(_) => {
+            let (key, slot) = key.split_at_checked(key.len().saturating_sub(4)).unwrap_or_default();
+            let slot = slot.try_into().map_or(0, u32::from_ne_bytes);
+            match slot.checked_sub(LOCAL_OFFSET) {
+                Some(slot) => format!("{} local slot {slot}", frontend(key)),
+                None => format!("{} slot {slot}", frontend(key)),
+            }
+        }
+        SetId::Sticky | SetId::StickyLocal => {
+            let (hash, key) = key.split_at_checked(4).unwrap_or_default();
+            format!("{} endpoint {:08x}", frontend(key), hash.try_into().map_or(0, u32::from_ne_bytes))
+        }
+        SetId::Sources => {
+            let length = if key.len() > 16 { 16 } else { 4 };
+            let (key, source) = key.split_at_checked(key.len().saturating_sub(length)).unwrap_or_default();
+            format!("{} from {}", frontend(key), addr(source))
+        }
+        _ => frontend(key),
+    }
+}
+
+fn addr(bytes: &[u8]) -> String {
+    let v4 = <[u8; 4]>::try_from(bytes).map(|octets| IpAddr::V4(Ipv4Addr::from(octets)));
+    let v6 = <[u8; 16]>::try_from(bytes).map(|octets| IpAddr::V6(Ipv6Addr::from(octets)));
+    v4.or(v6).map_or_else(|_| format!("{bytes:?}"), |addr| addr.to_string())
+}
+
+/// The number in the first two bytes.
+fn number(bytes: &[u8], read: fn([u8; 2]) -> u16) -> u16 {
+    bytes.first_chunk().copied().map_or(0, read)
+}

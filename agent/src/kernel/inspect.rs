@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads one of our tables as it is, for people to compare it with what it should be. Never writes.
+
+use std::collections::BTreeMap;
+
+use steerage_model::Family;
+use steerage_nft::{Error, Nft, Table};
+
+use crate::rules::{Elements, Skeleton, TABLE};
+
+/// A table as the kernel holds it.
+#[derive(Debug, Clone)]
+pub struct Held {
+    /// Its comment, which names the layout.
+    pub layout: Option<String>,
+    /// Each chain with the number of its rules and the comment of the first.
+    pub chains: BTreeMap<String, (usize, Option<String>)>,
+    /// The names of its sets and maps.
+    pub sets: Vec<String>,
+    /// What is in those that the agent fills.
+    pub elements: Elements,
+}
+
+/// The table of a family, by a socket opened in the network namespace of the calling thread; `None` when there is none, or the
+/// kernel does not have the family.
+pub fn read_table(model: Family, skeleton: &Skeleton) -> Result<Option<Held>, Error> {
+    let family = if model == Family::V4 { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
+    let table = Table::new(family, TABLE);
+    let mut nft = Nft::open()?;
+    let info = match nft.table(&table) {
+        Ok(Some(info)) => info,
+        Ok(None) => return Ok(None),
+        Err(error) if error.is_unsupported() => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut chains: BTreeMap<_, _> = nft.chains(&table)?.into_iter().map(|name| (name, (0, None))).collect();
+    for rule in nft.rules(&table)? {
+        let (count, first) = chains.entry(rule.chain).or_default();
+        if *count == 0 {
+            *first = rule.comment;
+        }
+        *count += 1;
+    }
+    let sets = nft.sets(&table)?;
+    let mut elements = Elements::new(model);
+    for id in skeleton.filled.iter().filter(|id| sets.contains(&id.name())) {
+        elements.listed(*id, nft.rows(&table, &id.name(), id.shape(model))?);
+    }
+    Ok(Some(Held { layout: info.comment, chains, sets, elements }))
+}

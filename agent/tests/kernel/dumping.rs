@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `steerage-agent dump` marks each way in which the kernel can differ, and nothing else.
+
+use steerage_agent::dump::Snapshot;
+use steerage_agent::kernel::Dataplane;
+use steerage_model::Policy;
+use steerage_nft::netns::in_new_netns;
+
+use crate::cluster::{Spec, World, plans, pod_networks};
+use crate::ruleset::nft;
+
+#[test]
+fn differences_are_marked() {
+    in_new_netns(|| {
+        let sources = vec!["192.0.2.0/24".parse().unwrap()];
+        let spec = Spec {
+            here: 1,
+            elsewhere: 1,
+            external: Policy::Local,
+            affinity: Some(30),
+            sources,
+            ..Spec::default()
+        };
+        let world: World = [(1, spec)].into();
+        let mut dataplane = Dataplane::open().unwrap();
+        dataplane.apply(plans(&world, []), &pod_networks()).unwrap();
+        let snapshot = Snapshot { desired: dataplane.desired().clone(), shape: dataplane.shape().clone() };
+        let whole = snapshot.compare(true).unwrap();
+        assert_eq!(whole.differences, 0, "{}", whole.text);
+        for line in [
+            "=   frontends: 10.96.0.1 80/SCTP",
+            "=   hairpins: fd00:f4::",
+            "=   sources: 10.97.0.1 80/TCP from 192.0.2.0 to 10.97.0.1 80/TCP from 192.0.2.255",
+            "=   slots-1: 10.97.0.1 80/TCP local slot 0 -> 10.244.0.0 8080",
+            "=   slots-2: fd00:60::1 80/UDP slot 1 -> fd00:f4::1 8080",
+            "= affine, ",
+        ] {
+            assert!(whole.text.contains(line), "no {line} in\n{}", whole.text);
+        }
+        for (harm, line) in [
+            (
+                "delete element ip steerage frontends { 10.96.0.1 . tcp . 80 }",
+                "-   frontends: 10.96.0.1 80/TCP",
+            ),
+            ("add element ip steerage frontends { 10.9.9.9 . tcp . 80 }", "+   frontends: 10.9.9.9 80/TCP"),
+            ("add chain ip6 steerage other", "+ chain other, 0 rule(s)"),
+            ("add rule ip6 steerage services drop", "! chain services, 4 rule(s), the kernel: 5, or others"),
+            ("add set ip6 steerage more { type ipv4_addr ; }", "+ set more"),
+        ] {
+            nft(&[harm]);
+            let text = snapshot.compare(false).unwrap().text;
+            assert!(text.contains(line), "{harm}: no {line} in\n{text}");
+        }
+        assert_eq!(snapshot.compare(false).unwrap().differences, 5);
+        nft(&["delete table ip steerage"]);
+        let text = snapshot.compare(false).unwrap().text;
+        assert!(text.contains("\n- table ip steerage, "), "{text}");
+    });
+}

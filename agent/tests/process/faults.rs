@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent's end at any moment, and the API server's absence.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use serde_json::json;
+use steerage_model::{Family, Protocol};
+use steerage_nft::Nft;
+
+use crate::scene::{FRONT, Scene, eventually};
+use crate::traffic::unharmed;
+use crate::world::{At, Lost};
+
+const VIP: &str = "192.0.2.10";
+
+fn vip() -> IpAddr {
+    VIP.parse().unwrap()
+}
+
+fn front() -> SocketAddr {
+    SocketAddr::new(vip(), FRONT)
+}
+
+fn served(scene: &Scene, by: &str) -> bool {
+    (0..4).all(|_| scene.world.ask(At::Client, front(), Protocol::Tcp).is_ok_and(|(who, _)| who == by))
+}
+
+/// The rules with their handles: those of a chain or table that was written anew are others.
+fn handles(scene: &Scene) -> String {
+    scene.world.sh_at(At::Node, "nft -a -t list table ip steerage")
+}
+
+#[test]
+fn killed_at_any_moment_it_costs_no_connection() {
+    let scene = Scene::new("killed");
+    scene.service("web", vip(), &json!({}));
+    scene.endpoints("web", "node", &[At::Pod1, At::Far]);
+    let agent = scene.started("node");
+    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos();
+    println!("seed {seed}");
+    let mut random = seed;
+    let mut moment = || {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        Duration::from_millis(u64::from(random >> 16) % 400)
+    };
+    let before = handles(&scene);
+    unharmed(&scene.world, front(), |_| {
+        drop(agent);
+        for round in 0..25 {
+            let agent = scene.start("node");
+            // It is killed while it starts, while it writes, or while it rests. Pod1 stays: the long connection is on it or on Far.
+            let pods: &[At] =
+                if round % 2 == 0 { &[At::Pod1, At::Pod2, At::Far] } else { &[At::Pod1, At::Far] };
+            std::thread::sleep(moment());
+            scene.endpoints("web", "node", pods);
+            std::thread::sleep(moment() / 8);
+            drop(agent);
+        }
+        let agent = scene.started("node");
+        assert_eq!(handles(&scene), before, "no rule was ever written anew");
+        // Nothing is missing, and nothing is written where nothing changed.
+        let generation = || scene.world.run(At::Node, || Nft::open().unwrap().generation().unwrap());
+        let reached = generation();
+        drop(agent);
+        let agent = scene.started("node");
+        assert_eq!(generation(), reached);
+        assert_eq!(agent.metric("steerage_agent_elements_total"), 0);
+    });
+    // All of it is as if written at once.
+    let listing = |scene: &Scene| scene.world.sh_at(At::Node, "nft list table ip steerage");
+    let sorted = |text: String| {
+        let mut words: Vec<_> =
+            text.split([',', '{', '}', '\n']).map(|word| word.trim().to_owned()).collect();
+        words.sort();
+        words
+    };
+    let found = sorted(listing(&scene));
+    let (status, text) = scene.command(&["cleanup"]);
+    assert!(status.success(), "{text}");
+    let _agent = scene.started("node");
+    assert_eq!(found, sorted(listing(&scene)));
+}
+
+#[test]
+fn what_happened_while_it_was_cut_off_is_caught_up_with() {
+    let scene = Scene::new("cut");
+    let gone: SocketAddr = SocketAddr::new("192.0.2.11".parse().unwrap(), FRONT);
+    scene.service("web", vip(), &json!({}));
+    scene.endpoints("web", "node", &[At::Pod1]);
+    scene.service("gone", gone.ip(), &json!({}));
+    scene.endpoints("gone", "node", &[At::Pod2]);
+    let agent = scene.started("node");
+    assert_eq!(scene.world.ask(At::Client, gone, Protocol::Tcp).unwrap().0, "pod2");
+    let lists = || {
+        ["services", "endpointslices"]
+            .map(|kind| agent.metric(&format!("steerage_agent_lists_total{{kind=\"{kind}\"}}")))
+    };
+    let before = lists();
+    unharmed(&scene.world, front(), |_| {
+        scene.reach(false);
+        // Nobody tells the agent of these; and the server that it comes back to does not remember them either: it starts
+        // anew, and says 410 Gone to who asks for what was before.
+        scene.delete("v1", "Service", "gone");
+        scene.delete("discovery.k8s.io/v1", "EndpointSlice", "gone");
+        scene.endpoints("web", "node", &[At::Pod1, At::Pod2]);
+        scene.server.cut().unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        assert_eq!(
+            scene.world.ask(At::Client, gone, Protocol::Tcp).unwrap().0,
+            "pod2",
+            "the last good state is kept"
+        );
+        scene.server.heal().unwrap();
+        scene.reach(true);
+        eventually("the deleted Service is swept", || {
+            scene.world.ask(At::Client, gone, Protocol::Tcp).is_err()
+        });
+        eventually("the new endpoint serves", || {
+            scene.world.ask(At::Client, front(), Protocol::Tcp).is_ok_and(|(who, _)| who == "pod2")
+        });
+    });
+    assert!(lists().iter().zip(before).all(|(after, before)| *after > before), "{:?} {before:?}", lists());
+    assert!(!scene.nft("list set ip steerage frontends").contains("192.0.2.11"));
+}
+
+#[test]
+fn a_node_renamed_goes_on_serving() {
+    let scene = Scene::new("renamed");
+    scene.service("web", vip(), &json!({ "externalTrafficPolicy": "Local" }));
+    scene.endpoints("web", "node", &[At::Pod1]);
+    let agent = scene.started("node");
+    unharmed(&scene.world, front(), |_| {
+        // The old Node goes first, as when a machine is registered anew: the agent keeps the place that it had.
+        scene.delete("v1", "Node", "node");
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(served(&scene, "pod1"));
+        drop(agent);
+        scene.node("renamed");
+        scene.endpoints("web", "renamed", &[At::Pod1]);
+        let _agent = scene.started("renamed");
+        scene.endpoints("web", "renamed", &[At::Pod1, At::Pod2]);
+        eventually("the new name counts", || {
+            scene.world.ask(At::Client, front(), Protocol::Tcp).is_ok_and(|(who, _)| who == "pod2")
+        });
+        eventually("the node is announced", || {
+            scene.get("v1", "Node", "renamed")["metadata"]["annotations"]["steerage.dev/agent"]
+                .as_str()
+                .is_some_and(|value| value.starts_with("labelled/"))
+        });
+    });
+}
+
+/// The table of connections is full, as after a flood: the limit of this kernel is the same for all namespaces and can't be
+/// lowered in one, so it is filled for real. Established connections and rules must go on; the kernel makes room for new
+/// connections by forgetting the flood's.
+#[test]
+fn a_full_table_of_connections_delays_no_rule() {
+    let scene = Scene::new("full");
+    scene.service("web", vip(), &json!({}));
+    scene.endpoints("web", "node", &[At::Pod1]);
+    let agent = scene.started("node");
+    let read = |name: &str| -> u64 {
+        let text = scene.world.sh_at(At::Node, &format!("cat /proc/sys/net/netfilter/{name}"));
+        text.trim().parse().unwrap()
+    };
+    let limit = read("nf_conntrack_max");
+    if limit > 600_000 {
+        println!("not filled: the limit is {limit}");
+        return;
+    }
+    let flow = scene.world.run(At::Client, || crate::world::udp_socket(front()));
+    assert_eq!(crate::world::ask_udp(&flow, front()).unwrap().0, "pod1");
+    unharmed(&scene.world, front(), |_| {
+        scene.world.run(At::Node, || flood(limit));
+        let count = read("nf_conntrack_count");
+        println!("{count} of {limit} connections");
+        assert!(count * 10 > limit * 9, "{count} of {limit}");
+        scene.endpoints("web", "node", &[At::Pod2, At::Pod1]);
+        let took = eventually("the rules follow", || {
+            scene.world.ask(At::Client, front(), Protocol::Tcp).is_ok_and(|(who, _)| who == "pod2")
+        });
+        println!("the rules followed after {} ms", took.as_millis());
+    });
+    // The flow's endpoint goes: its entry is found among all those.
+    scene.endpoints("web", "node", &[At::Pod2]);
+    eventually("the stale flow is ended", || {
+        let answer = crate::world::ask_udp(&flow, front());
+        assert_ne!(answer, Err(Lost::Refused));
+        answer.is_ok_and(|(who, _)| who == "pod2")
+    });
+    eventually("it is counted", || agent.metric("steerage_agent_udp_flows_deleted_total") > 0);
+}
+
+/// Sends to the client, from ever other ports to ever others, until there are nearly so many entries.
+fn flood(entries: u64) {
+    let client = At::Client.addr(Family::V4);
+    let mut sent = 0;
+    while sent < entries {
+        let socket = UdpSocket::bind((At::Node.addr(Family::V4), 0)).unwrap();
+        for port in 1024..=u16::MAX {
+            // The client's refusals come back as errors of the socket; what counts is that it was sent.
+            let _ = socket.send_to(b"", SocketAddr::new(client, port));
+            sent += 1;
+            if sent == entries {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From one version of the layout to another, and back, under traffic.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use serde_json::json;
+use steerage_model::Family;
+use steerage_nft::{
+    Batch, Chain, ChainType, Ct, DataType, Element, Field, Hook, Nft, Rule, Set, Source, Table, concat,
+};
+
+use crate::scene::{FRONT, Scene};
+use crate::traffic::unharmed;
+use crate::world::{At, PORT};
+
+fn vip() -> IpAddr {
+    "192.0.2.10".parse().unwrap()
+}
+
+/// Our table as an agent of another layout would have left it: other sets, other chains, the same service. Whatever is there
+/// goes in the same transaction.
+fn load_another_layout() {
+    let table = Table::new(steerage_nft::Family::Ip, "steerage");
+    let front = [DataType::Ipv4Addr, DataType::InetProto, DataType::InetService];
+    let key = [Source::daddr(table.family), Source::l4proto(), Source::dport()];
+    let mut batch = Batch::new();
+    batch
+        .destroy_table(&table)
+        .add_table(&table, Some("steerage layout 0"))
+        .add_set(&table, &Set::new("fronts", &front).maps_to(&[DataType::Ipv4Addr, DataType::InetService]))
+        .add_chain(&table, &Chain::base("prerouting", ChainType::Nat, Hook::Prerouting, -101))
+        .add_chain(&table, &Chain::base("postrouting", ChainType::Nat, Hook::Postrouting, 99))
+        .add_rule(&table, "prerouting", &Rule::new().map("fronts", &key).dnat(table.family))
+        .add_rule(
+            &table,
+            "postrouting",
+            &Rule::new().has_any(Source::Ct(Ct::Status), Ct::DNAT).masquerade_random(),
+        );
+    let end = concat(&[At::Pod1.addr(Family::V4).into(), Field::Port(PORT)]);
+    for protocol in [6, 17] {
+        let key = concat(&[vip().into(), Field::Proto(protocol), Field::Port(FRONT)]);
+        batch.add_elements(&table, "fronts", &[Element::entry(key, end.clone())]);
+    }
+    Nft::open().unwrap().commit(batch).unwrap();
+}
+
+fn scene(name: &str) -> Scene {
+    let scene = Scene::new(name);
+    scene.service("web", vip(), &json!({}));
+    scene.endpoints("web", "node", &[At::Pod1]);
+    scene
+}
+
+#[test]
+fn another_layout_is_replaced_and_comes_back_without_a_lost_connection() {
+    let scene = scene("layout");
+    scene.world.run(At::Node, load_another_layout);
+    unharmed(&scene.world, SocketAddr::new(vip(), FRONT), |_| {
+        for _ in 0..5 {
+            let agent = scene.started("node");
+            let table = scene.nft("list table ip steerage");
+            assert!(table.contains("chain to-cluster") && !table.contains("fronts"), "{table}");
+            drop(agent);
+            scene.world.run(At::Node, load_another_layout);
+            assert!(scene.nft("list table ip steerage").contains("steerage layout 0"));
+        }
+    });
+}
+
+/// With the binary of another version, where `STEERAGE_AGENT_PREVIOUS` names one: it and this one take each other's tables over.
+#[test]
+fn the_previous_release_takes_over_and_back() {
+    let Some(previous) = std::env::var_os("STEERAGE_AGENT_PREVIOUS") else {
+        println!("not run: STEERAGE_AGENT_PREVIOUS names no binary");
+        return;
+    };
+    let scene = scene("previous");
+    drop(scene.started("node"));
+    unharmed(&scene.world, SocketAddr::new(vip(), FRONT), |_| {
+        for _ in 0..5 {
+            let before = scene.start_binary(Path::new(&previous), "node");
+            before.wait_ready();
+            drop(before);
+            drop(scene.started("node"));
+        }
+    });
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Test only: what the kernel really sends, damaged in every way that a length or a number can be, must neither panic a decoder
+//! nor keep it busy. No coverage is measured; the damage is done where netlink's structure is.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::process::Command;
+
+use proptest::prelude::*;
+
+use crate::batch::{SUBSYSTEM, message};
+use crate::conntrack::flow;
+use crate::monitor::change;
+use crate::netns::in_new_netns;
+use crate::socket::{Answer, Socket, refusal};
+use crate::wire::{Attrs, Head, Messages, Writer, flag};
+use crate::{
+    Batch, Chain, ChainType, Ct, DataType, Element, Family, Field, Hook, Nft, RowShape, Rows, Rule, Set,
+    Source, Table, Verdict, concat, decode,
+};
+
+const CONNTRACK_LIST: u16 = 1 << 8 | 1;
+
+/// All datagrams of a dump, or of whatever waits on the socket.
+fn datagrams(socket: &mut Socket) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    while let Some(Messages(bytes)) = socket.receive().unwrap() {
+        all.push(bytes.to_vec());
+    }
+    all
+}
+
+fn dump(kind: u16, set: Option<&str>) -> Vec<Vec<u8>> {
+    let mut socket = Socket::open(0).unwrap();
+    let sequence = socket.reserve(1);
+    let head =
+        Head { kind, flags: flag::REQUEST | flag::DUMP, sequence, family: Family::Ip as u8, resource: 0 };
+    let mut request = Writer::new();
+    request.message(head, |m| {
+        if let Some(set) = set {
+            m.attr_str(1, "t");
+            m.attr_str(2, set);
+        }
+    });
+    socket.send(&[request.bytes()]).unwrap();
+    datagrams(&mut socket)
+}
+
+/// A table of everything that decoders read.
+fn load(nft: &mut Nft) {
+    let table = Table::new(Family::Ip, "t");
+    let pair = [DataType::Ipv4Addr, DataType::InetService];
+    let end = |n: u32| concat(&[Field::V4(n.into()), Field::Port(80)]);
+    let mut batch = Batch::new();
+    batch
+        .add_table(&table, Some("a comment"))
+        .add_set(&table, &Set::new("map", &[DataType::Mark]).maps_to(&pair))
+        .add_set(&table, &Set::new("ranges", &pair).interval())
+        .add_set(&table, &Set::new("verdicts", &[DataType::Mark]).maps_to_verdict())
+        .add_chain(&table, &Chain::regular("c"))
+        .add_chain(&table, &Chain::base("out", ChainType::Nat, Hook::Output, -100))
+        .add_rule(
+            &table,
+            "c",
+            &Rule::new().in_set("ranges", &[Source::daddr(Family::Ip), Source::dport()]).drop(),
+        )
+        // Connections are tracked where a rule asks for their state.
+        .add_rule(&table, "c", &Rule::new().has_any(Source::Ct(Ct::State), Ct::ESTABLISHED).accept())
+        .add_rule(&table, "c", &Rule::new().return_().comment("the last"));
+    let entry = |n: u32| Element::entry(concat(&[Field::Number(n)]), end(n));
+    batch.add_elements(&table, "map", &(0..50).map(entry).collect::<Vec<_>>());
+    batch.add_elements(&table, "ranges", &[Element::range(end(10), end(20))]);
+    let verdict = Element::verdict(concat(&[Field::Number(1)]), Verdict::Goto("c".to_owned()));
+    batch.add_elements(&table, "verdicts", &[verdict]);
+    nft.commit(batch).unwrap();
+}
+
+/// What the kernel sends: dumps, notifications, a refusal.
+fn captured() -> Vec<Vec<u8>> {
+    in_new_netns(|| {
+        assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+        let mut monitor = Socket::open(1 << 6).unwrap();
+        let mut nft = Nft::open().unwrap();
+        load(&mut nft);
+        let to: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"?", to).unwrap();
+        let mut all = datagrams(&mut monitor);
+        for kind in [message::GETTABLE, message::GETCHAIN, message::GETRULE, message::GETSET] {
+            all.extend(dump(SUBSYSTEM | kind, None));
+        }
+        for set in ["map", "ranges", "verdicts", "none"] {
+            all.extend(dump(SUBSYSTEM | message::GETSETELEM, Some(set)));
+        }
+        all.extend(dump(CONNTRACK_LIST, None));
+        all
+    })
+}
+
+/// What was found, by decoder, and how many steps it took.
+fn decode_all(bytes: &[u8]) -> [usize; 9] {
+    let mut found = [0; 9];
+    for message in Messages(bytes) {
+        found[0] += 1;
+        found[1] += usize::from(decode::table(&message).is_some());
+        found[2] += usize::from(decode::chain(&message).is_some());
+        found[3] += usize::from(decode::set(&message).is_some());
+        found[4] += usize::from(decode::rule(&message).is_some());
+        found[5] += decode::elements(&message).len();
+        for shape in [RowShape { key: 4, range: false, data: 8 }, RowShape { key: 8, range: true, data: 0 }] {
+            let mut rows = Rows::new(shape);
+            decode::rows(&message, &mut rows);
+            found[5] += rows.len();
+        }
+        found[6] += flow(message.attrs()).iter().count();
+        found[7] += usize::from(change(&message).is_some());
+        found[8] += usize::from(matches!(refusal(&message, "x"), Answer::Refused(_)));
+        let Attrs(rest) = message.attrs();
+        assert!(message.attrs().into_iter().count() <= rest.len() / 4 + 1);
+    }
+    assert!(found[0] <= bytes.len() / 16 + 1, "each message takes at least its header");
+    assert!(found[5] <= 3 * bytes.len(), "no element comes from nothing");
+    found
+}
+
+/// One damage: where, in what way, and with which number.
+fn damage(bytes: &mut Vec<u8>, at: usize, way: u8, number: u32) {
+    /// Lengths that are too short for their own header, just enough, and too long.
+    const LENGTHS: [u16; 10] = [0, 1, 3, 4, 5, 8, 15, 16, 0x7fff, 0xffff];
+    if bytes.is_empty() {
+        return;
+    }
+    // Headers and attributes start at multiples of four.
+    let (at, word) = (at % bytes.len(), at % bytes.len() / 4 * 4);
+    let pick = LENGTHS[usize::try_from(number).unwrap() % LENGTHS.len()];
+    let mut put = |at: usize, new: &[u8]| {
+        if let Some(old) = bytes.get_mut(at..at + new.len()) {
+            old.copy_from_slice(new);
+        }
+    };
+    match way {
+        0 => put(at, &number.to_ne_bytes()[..1]),
+        1 => put(word, &pick.to_ne_bytes()),
+        2 => put(word, &u32::from(pick).to_ne_bytes()),
+        3 => put(word, &number.to_ne_bytes()),
+        // The type of an attribute: another one, nested or not.
+        4 => put(word + 2, &number.to_ne_bytes()[..2]),
+        5 => bytes.truncate(at),
+        6 => drop(bytes.drain(word..(word + 4).min(bytes.len()))),
+        _ => {
+            let piece: Vec<u8> = bytes[word..].iter().copied().take(usize::from(pick.min(64))).collect();
+            bytes.splice(word..word, piece);
+        }
+    }
+}
+
+#[test]
+fn damaged_answers_of_the_kernel_are_survived() {
+    let captured = captured();
+    let mut whole = [0; 9];
+    for datagram in &captured {
+        for (sum, found) in whole.iter_mut().zip(decode_all(datagram)) {
+            *sum += found;
+        }
+    }
+    // All decoders were given something to chew.
+    assert!(whole.iter().all(|found| *found > 0), "{whole:?}");
+    assert!(whole[5] >= 102, "{whole:?}");
+
+    let damages = proptest::collection::vec((any::<usize>(), 0_u8..8, any::<u32>()), 1..12);
+    let case = (any::<prop::sample::Index>(), damages);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
+        cases: 20_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let survive = |(which, damages): (prop::sample::Index, Vec<(usize, u8, u32)>)| {
+        let mut bytes = which.get(&captured).clone();
+        for (at, way, number) in damages {
+            damage(&mut bytes, at, way, number);
+        }
+        decode_all(&bytes);
+        Ok(())
+    };
+    runner.run(&case, survive).unwrap();
+}
