@@ -2,15 +2,19 @@
 //! Frontends that change all the time, under traffic: while an endpoint exists no packet is lost, and none goes on untranslated.
 
 use std::collections::BTreeMap;
+use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use socket2::{Domain, Socket, Type};
 use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_model::{EndpointSlice, Event, Family, Key, Protocol, Service};
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, place, service, slices, with_affinity};
 use crate::world::{At, World, ask_udp, udp_socket};
 
+/// `IPPROTO_RAW`: packets with their headers.
+const RAW_IP: i32 = 255;
 /// How long each kind of change goes on.
 const TIME: Duration = Duration::from_secs(4);
 
@@ -182,4 +186,89 @@ fn no_packet_is_lost_while_a_vip_moves_between_services() {
         let updates: BTreeMap<Key, ServicePlan> = updates.into();
         cluster.dataplane.apply(updates, &cluster.pods).expect("apply");
     });
+}
+
+/// Sends datagrams of ever new flows as fast as it can, until told to stop; returns how many.
+fn flood(to: SocketAddrV4, stop: &AtomicBool) -> u32 {
+    let socket: UdpSocket = Socket::new(Domain::IPV4, Type::RAW, Some(RAW_IP.into())).unwrap().into();
+    let mut sent = 0_u32;
+    while !stop.load(Ordering::Relaxed) {
+        let [_, high, a, b] = sent.to_be_bytes();
+        // The kernel fills in identification and checksum.
+        let mut packet = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 10, 1, 64, high];
+        packet.extend(to.ip().octets());
+        packet.extend([a, b]);
+        packet.extend(to.port().to_be_bytes());
+        packet.extend([0, 12, 0, 0]);
+        packet.extend(b"who?");
+        // What the queue had no room for was not sent.
+        sent = sent.wrapping_add(u32::from(socket.send_to(&packet, to).is_ok()));
+    }
+    sent
+}
+
+/// A packet's walk through the maps takes a microsecond, and a change has to fall just into it: that takes many of both. From
+/// the last of the exact maps to the first, the walk may have passed the new place before the change and meet the old one after
+/// it.
+#[test]
+fn no_packet_of_a_flood_is_lost_while_a_vip_moves_between_maps() {
+    let world = World::new();
+    let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("IPv4") };
+    // Nobody answers, flows are forgotten soon, and packets are counted before and after our rules.
+    world.sh_at(
+        At::Pod1,
+        "nft add table ip hush; \
+         nft \"add chain ip hush in { type filter hook input priority 0 ; }\"; \
+         nft add rule ip hush in udp dport 9000-9099 drop",
+    );
+    let address = to.ip();
+    world.sh_at(
+        At::Node,
+        &format!(
+            "nft add table ip flood; \
+             nft \"add chain ip flood before {{ type filter hook prerouting priority -150 ; }}\"; \
+             nft add rule ip flood before ip daddr {address} udp dport 80 counter; \
+             nft \"add chain ip flood after {{ type filter hook forward priority 0 ; }}\"; \
+             nft add rule ip flood after ct direction original ct original ip daddr {address} ip daddr != {address} counter; \
+             sysctl -qw net.netfilter.nf_conntrack_udp_timeout=1"
+        ),
+    );
+    let mut slim = local(service());
+    slim.ports.retain(|port| port.protocol == Protocol::Udp);
+    slim.cluster_ips.truncate(1);
+    slim.ingress.truncate(1);
+    slim.external_ips.clear();
+    let mut many = on_ports(&[At::Pod1], 8);
+    many.retain(|slice| slice.family == Family::V4);
+    let mut cluster = Cluster::new(&world, slim.clone(), &[]);
+    cluster.set_slices(slim, many.clone());
+    let stop = AtomicBool::new(false);
+    let mut changes = 0;
+    let sent = std::thread::scope(|scope| {
+        let sender = scope.spawn(|| world.run(At::Client, || flood(to, &stop)));
+        let end = Instant::now() + TIME;
+        while Instant::now() < end {
+            for slice in &many[1..] {
+                cluster.index.on_slice(Event::Delete(slice.key.clone()));
+            }
+            cluster.apply();
+            for slice in &many[1..] {
+                cluster.index.on_slice(Event::Apply(slice.clone()));
+            }
+            cluster.apply();
+            changes += 2;
+        }
+        stop.store(true, Ordering::Relaxed);
+        sender.join().expect("the flood")
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let count = |chain: &str| -> u64 {
+        let text = world.sh_at(At::Node, &format!("nft list chain ip flood {chain}"));
+        let number = text.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
+        number.and_then(|number| number.parse().ok()).expect("a count")
+    };
+    let (before, after) = (count("before"), count("after"));
+    println!("{sent} datagrams sent, {before} came, {after} went on, {changes} changes");
+    assert!(before > 1000 && changes > 20, "{before} datagrams, {changes} changes");
+    assert_eq!(after, before);
 }
