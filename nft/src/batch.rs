@@ -195,14 +195,19 @@ impl Batch {
     }
 
     /// Adds many elements; see [`Batch::add_elements`].
-    pub fn add_rows(&mut self, table: &Table, set: &str, rows: &Rows) -> &mut Self {
+    pub fn add_rows<'r>(
+        &mut self,
+        table: &Table,
+        set: &str,
+        rows: impl IntoIterator<Item = Row<'r>>,
+    ) -> &mut Self {
         let write = |out: &mut Writer, row: &Row<'_>| {
             write_keys(out, row.key, row.end);
             if let Some(data) = row.data {
                 out.nest(2, |out| out.attr(1, data));
             }
         };
-        self.elements(message::NEWSETELEM, flag::CREATE, table, set, rows.iter(), write)
+        self.elements(message::NEWSETELEM, flag::CREATE, table, set, rows, write)
     }
 
     /// Deletes many elements; see [`Batch::delete_elements`].

@@ -64,21 +64,21 @@ impl Nft {
     }
 
     /// Reads with `plan` and commits what it returns, as one: when somebody else commits in between, both are done again,
-    /// a bounded number of times. Returns the generation then reached, see [`Nft::generation`].
+    /// a bounded number of times. Returns the generations before and after it, see [`Nft::generation`].
     pub fn transact<E: From<Error>>(
         &mut self,
         mut plan: impl FnMut(&mut Self) -> Result<Batch, E>,
-    ) -> Result<u32, E> {
+    ) -> Result<(u32, u32), E> {
         let mut last = Error::Stale;
         for _ in 0..TRIES {
             let generation = self.generation()?;
             let batch = plan(self)?;
             if batch.is_empty() {
-                return Ok(generation);
+                return Ok((generation, generation));
             }
             match self.commit_at(batch, generation) {
                 // The kernel leaves 0 out.
-                Ok(()) => return Ok(generation.checked_add(1).unwrap_or(1)),
+                Ok(()) => return Ok((generation, generation.checked_add(1).unwrap_or(1))),
                 Err(Error::Stale) => last = Error::Stale,
                 Err(error) => return Err(error.into()),
             }

@@ -6,7 +6,11 @@ use std::collections::BTreeMap;
 use steerage_model::Family;
 use steerage_nft::{Batch, Error, Nft, RuleInfo, Table};
 
+use super::load::{add_chains, load};
 use crate::rules::{Changes, Elements, Shape, Skeleton, TABLE, difference};
+
+/// The rules of a table as the kernel lists them, by chain.
+type Listed = BTreeMap<String, Vec<Vec<u8>>>;
 
 /// The table of one family.
 #[derive(Debug)]
@@ -16,7 +20,7 @@ pub struct FamilyTable {
     family: steerage_nft::Family,
     table: Table,
     /// The rules as the kernel listed them right after we wrote them, by chain.
-    written: Option<BTreeMap<String, Vec<Vec<u8>>>>,
+    written: Option<Listed>,
 }
 
 impl FamilyTable {
@@ -44,17 +48,22 @@ impl FamilyTable {
 
     /// Makes the table what it should be, whatever it is now, in one transaction; writes only what differs, save where others
     /// commit so often that what is there can't be read: then it is replaced. Returns how many elements were written, and the
-    /// generation of the ruleset then reached; 0, which none has, when that is not known.
-    pub fn synchronise(&mut self, shape: &Shape, wanted: &Elements) -> Result<(usize, u32), Error> {
+    /// generations of the ruleset before it and, if nobody else has written, after it; 0, which none has, when that is not known.
+    pub fn synchronise(&mut self, shape: &Shape, wanted: &Elements) -> Result<(usize, (u32, u32)), Error> {
         let skeleton = Skeleton::new(self.family, shape);
         let (table, written) = (self.table.clone(), self.written.as_ref());
         let mut count = 0;
+        if self.nft.table(&table)?.is_none() {
+            let generations = load(&mut self.nft, &table, &skeleton, wanted)?;
+            self.written = self.listed()?;
+            return Ok((wanted.len(), generations));
+        }
         let repaired = self.nft.transact(|nft| {
             let (batch, elements) = repair(nft, &table, &skeleton, wanted, written)?;
             count = elements;
             Ok::<_, Error>(batch)
         });
-        let generation = match repaired {
+        let generations = match repaired {
             // Others commit too often for us to read what is there.
             Err(error @ (Error::Torn(_) | Error::Stale)) => {
                 tracing::warn!(%table, %error, "the table is replaced unread");
@@ -63,17 +72,22 @@ impl FamilyTable {
                 create(&mut batch, &table, &skeleton, wanted);
                 self.nft.commit(batch)?;
                 count = wanted.len();
-                0
+                (0, 0)
             }
             repaired => repaired?,
         };
-        self.written = match self.nft.rules(&self.table) {
-            Ok(rules) => Some(by_chain(&rules)),
-            // Then only the digests in their comments tell whether rules were changed.
-            Err(Error::Torn(_)) => None,
-            Err(error) => return Err(error),
-        };
-        Ok((count, generation))
+        self.written = self.listed()?;
+        Ok((count, generations))
+    }
+
+    /// The rules as the kernel lists them; `None` where others commit too often: then only the digests in their comments tell
+    /// whether rules were changed.
+    fn listed(&mut self) -> Result<Option<Listed>, Error> {
+        match self.nft.rules(&self.table) {
+            Ok(rules) => Ok(Some(by_chain(&rules))),
+            Err(Error::Torn(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The generation of the ruleset now.
@@ -88,7 +102,7 @@ fn repair(
     table: &Table,
     skeleton: &Skeleton,
     wanted: &Elements,
-    written: Option<&BTreeMap<String, Vec<Vec<u8>>>>,
+    written: Option<&Listed>,
 ) -> Result<(Batch, usize), Error> {
     let mut batch = Batch::new();
     let Some(info) = nft.table(table)? else {
@@ -145,14 +159,9 @@ fn create(batch: &mut Batch, table: &Table, skeleton: &Skeleton, wanted: &Elemen
         batch.add_set(table, set);
     }
     // All of it becomes true in one moment. The kernel walks a map whenever a rule is bound to it: rules come first.
-    for chain in &skeleton.chains {
-        batch.add_chain(table, &chain.chain);
-        for rule in &chain.rules {
-            batch.add_rule(table, &chain.name, rule);
-        }
-    }
+    add_chains(batch, table, skeleton);
     for (id, rows) in wanted.sets() {
-        batch.add_rows(table, &id.name(), rows);
+        batch.add_rows(table, &id.name(), rows.iter());
     }
 }
 
@@ -161,12 +170,12 @@ fn append(batch: &mut Batch, table: &Table, changes: &Changes) {
         batch.delete_rows(table, &id.name(), rows);
     }
     for (id, rows) in &changes.add {
-        batch.add_rows(table, &id.name(), rows);
+        batch.add_rows(table, &id.name(), rows.iter());
     }
 }
 
-fn by_chain(rules: &[RuleInfo]) -> BTreeMap<String, Vec<Vec<u8>>> {
-    let mut chains: BTreeMap<String, Vec<Vec<u8>>> = BTreeMap::new();
+fn by_chain(rules: &[RuleInfo]) -> Listed {
+    let mut chains: Listed = BTreeMap::new();
     for rule in rules {
         chains.entry(rule.chain.clone()).or_default().push(rule.expressions.clone());
     }

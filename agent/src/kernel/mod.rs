@@ -5,6 +5,7 @@ mod addresses;
 mod family;
 mod flows;
 mod inspect;
+mod load;
 mod monitor;
 
 pub use addresses::AddressWatch;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use steerage_model::{Family, Key, Protocol};
 use steerage_nft::{Batch, Error, Monitor, Nft, Table};
 
-use crate::plan::{Desired, Frontend, ServicePlan, Touched};
+use crate::plan::{Action, Desired, Frontend, ServicePlan, Touched};
 use crate::rules::{Elements, Pods, Shape, TABLE, all_elements, difference, touched_elements};
 
 /// The families, and what nftables calls them.
@@ -120,10 +121,10 @@ impl Dataplane {
     /// Takes in new plans and writes them: only the difference, where the kernel is known to hold what was written before. On an
     /// error nothing of a family was written; the plans are kept, and the next call compares everything.
     pub fn apply(&mut self, updates: BTreeMap<Key, ServicePlan>, pods: &Pods) -> Result<Applied, Error> {
-        let touched = self.desired.touched(&updates);
         // What is compared as a whole needs no difference of its own.
-        let old = if self.suspect { Vec::new() } else { self.elements(&touched) };
-        let actions = self.udp_actions(&touched);
+        let touched = (!self.suspect).then(|| self.desired.touched(&updates));
+        let old = touched.as_ref().map(|touched| self.elements(touched)).unwrap_or_default();
+        let actions = self.udp_actions(touched.as_ref());
         self.desired.update(updates);
         let unserved = self.shape.unserved.clone();
         let shape = Shape { pods: pods.clone(), timeouts: self.desired.timeouts(), unserved };
@@ -131,22 +132,13 @@ impl Dataplane {
             self.suspect = true;
             self.shape = shape;
         }
-        let now = self.udp_actions(&touched);
+        let now = self.udp_actions(touched.as_ref());
         self.udp.extend(
             actions.keys().chain(now.keys()).filter(|frontend| actions.get(*frontend) != now.get(*frontend)),
         );
 
         let mut applied = Applied { full: self.suspect, ..Applied::default() };
-        if self.suspect {
-            let mut generations = Vec::new();
-            for table in &mut self.tables {
-                let wanted = all_elements(&self.desired, table.model());
-                let (elements, generation) = table.synchronise(&self.shape, &wanted)?;
-                applied.elements += elements;
-                generations.push(generation);
-            }
-            self.suspect = self.listener.is_some() && !self.listen(&generations)?;
-        } else {
+        if let Some(touched) = touched.filter(|_| !self.suspect) {
             // Until it is known to have worked.
             self.suspect = true;
             let new = self.elements(&touched);
@@ -156,6 +148,15 @@ impl Dataplane {
                 table.write(&changes)?;
             }
             self.suspect = false;
+        } else {
+            let mut steps = Vec::new();
+            for table in &mut self.tables {
+                let wanted = all_elements(&self.desired, table.model());
+                let (elements, generations) = table.synchronise(&self.shape, &wanted)?;
+                applied.elements += elements;
+                steps.push(generations);
+            }
+            self.suspect = self.listener.is_some() && !self.listen(&steps)?;
         }
         applied.udp = std::mem::take(&mut self.udp)
             .into_iter()
@@ -167,8 +168,9 @@ impl Dataplane {
         Ok(applied)
     }
 
-    /// Starts to watch others' changes. Whether nobody made any since our tables reached these generations.
-    fn listen(&mut self, reached: &[u32]) -> Result<bool, Error> {
+    /// Starts to watch others' changes. Whether nobody made any since our own writes began: each led from one generation to
+    /// another.
+    fn listen(&mut self, steps: &[(u32, u32)]) -> Result<bool, Error> {
         let ports = self.tables.iter().map(FamilyTable::port).collect::<Result<_, _>>()?;
         let monitor = Monitor::open()?;
         let Some(Listener(changed)) = self.listener.take() else { return Ok(true) };
@@ -176,18 +178,22 @@ impl Dataplane {
             .map_err(|_| Error::NoAnswer("start the thread of the monitor".to_owned()))?;
         let Some(table) = self.tables.last_mut() else { return Ok(true) };
         let now = table.generation()?;
-        // Each table's write is one generation, unless there was nothing to write.
-        let ours = reached.is_sorted_by(|a, b| *b == *a || *b == a.wrapping_add(1));
-        Ok(ours && reached.last() == Some(&now))
+        let unbroken = steps.is_sorted_by(|(_, after), (before, _)| after == before);
+        Ok(unbroken && steps.last().is_some_and(|(_, after)| *after == now))
     }
 
     fn elements(&self, touched: &Touched) -> Vec<Elements> {
         self.tables.iter().map(|table| touched_elements(&self.desired, touched, table.model())).collect()
     }
 
-    /// What UDP frontends do now: a flow may have to go when this changes.
-    fn udp_actions(&self, touched: &Touched) -> BTreeMap<Frontend, crate::plan::Action> {
-        let udp = touched.frontends.iter().filter(|frontend| frontend.protocol == Protocol::Udp);
+    /// What UDP frontends do now, those touched or all: a flow may have to go when this changes.
+    fn udp_actions(&self, touched: Option<&Touched>) -> BTreeMap<Frontend, Action> {
+        let is_udp = |frontend: &Frontend| frontend.protocol == Protocol::Udp;
+        let Some(touched) = touched else {
+            let all = self.desired.actions().filter(|(frontend, _)| is_udp(frontend));
+            return all.map(|(frontend, action)| (*frontend, action.clone())).collect();
+        };
+        let udp = touched.frontends.iter().filter(|frontend| is_udp(frontend));
         udp.filter_map(|frontend| Some((*frontend, self.desired.action(frontend)?.clone()))).collect()
     }
 }
