@@ -13,6 +13,10 @@ use crate::world::{NODE, PODS, VIPS};
 pub const NODE_NAME: &str = "bench";
 /// Endpoints of each Service.
 pub const ENDPOINTS: u32 = 3;
+/// Every hundredth Service has an endpoint on the node.
+const LOCAL: u32 = 100;
+/// The node of all others.
+const ELSEWHERE: &str = "elsewhere";
 /// Every tenth Service has a load balancer.
 const BALANCED: u32 = 10;
 /// The Service whose first packets are watched for.
@@ -99,7 +103,17 @@ pub fn service(number: u32) -> Result<Service, serde_json::Error> {
 /// The slice of a numbered Service.
 pub fn slice(number: u32) -> Result<EndpointSlice, serde_json::Error> {
     let ports = json!([{ "name": "", "port": port::ECHO, "protocol": "TCP" }]);
-    slice_of(&name(number), &ports, &endpoints(&addresses(number, Side::A)))
+    slice_of(&name(number), &ports, &numbered_endpoints(number, Side::A))
+}
+
+/// The endpoints of a numbered Service, as slices hold them: on another node, but for one of each hundredth Service. A node has
+/// some hundred pods, however many Services there are.
+pub fn numbered_endpoints(number: u32, side: Side) -> Value {
+    let local = |index: usize| index == 0 && number.is_multiple_of(LOCAL);
+    let place = |(index, address): (usize, &Ipv4Addr)| {
+        endpoint(*address, if local(index) { NODE_NAME } else { ELSEWHERE })
+    };
+    addresses(number, side).iter().enumerate().map(place).collect()
 }
 
 /// The Service whose first packets are watched for, and to which much is sent.
@@ -160,13 +174,14 @@ pub fn balancer_status(address: Ipv4Addr) -> Value {
 
 /// Ready endpoints on the node, as slices hold them.
 pub fn endpoints(addresses: &[Ipv4Addr]) -> Value {
-    let endpoint = |address: &Ipv4Addr| {
-        json!({
-            "addresses": [address], "nodeName": NODE_NAME,
-            "conditions": { "ready": true, "serving": true, "terminating": false },
-        })
-    };
-    addresses.iter().map(endpoint).collect()
+    addresses.iter().map(|address| endpoint(*address, NODE_NAME)).collect()
+}
+
+fn endpoint(address: Ipv4Addr, node: &str) -> Value {
+    json!({
+        "addresses": [address], "nodeName": node,
+        "conditions": { "ready": true, "serving": true, "terminating": false },
+    })
 }
 
 fn slice_of(service: &str, ports: &Value, endpoints: &Value) -> Result<EndpointSlice, serde_json::Error> {

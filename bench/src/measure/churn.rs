@@ -92,7 +92,7 @@ async fn changes(
             (change % level, if (change / level).is_multiple_of(2) { Side::B } else { Side::A });
         let slices = slices.clone();
         under_way.spawn(async move {
-            slices.change(&objects::name(number), objects::endpoints(&objects::addresses(number, side))).await
+            slices.change(&objects::name(number), objects::numbered_endpoints(number, side)).await
         });
         made += 1;
     }
