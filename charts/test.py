@@ -173,7 +173,7 @@ class Rights(unittest.TestCase):
         self.assertEqual(RIGHTS, found)
 
     def test_every_container_is_confined(self):
-        added = {"controller": None, "agent": ["NET_ADMIN", "NET_RAW"]}
+        added = {"controller": None, "agent": ["NET_ADMIN"]}
         for values in VALID.values():
             for name, item in render(values).items():
                 if item["kind"] not in ("Deployment", "DaemonSet"):

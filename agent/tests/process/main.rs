@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent as a process, on a node of namespaces with a real API server, under traffic: killed, cut off, meddled with, doubled,
-//! replaced. Needs root, the commands `ip`, `nft` and `nsenter`, and what `hack/prepare` builds.
+//! replaced. Needs root, the commands `ip`, `nft`, `nsenter` and `setpriv`, and what `hack/prepare` builds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod alone;

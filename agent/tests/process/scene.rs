@@ -170,11 +170,14 @@ impl Scene {
         self.start_binary(Path::new(env!("CARGO_BIN_EXE_steerage-agent")), node)
     }
 
+    /// With the one capability that the chart leaves it.
     pub(crate) fn start_binary(&self, binary: &Path, node: &str) -> Agent<'_> {
         let log = self.folder.join("agent.log");
         let output = File::options().create(true).append(true).open(&log).unwrap();
         let child = self.world.run(At::Node, || {
-            Command::new(binary)
+            Command::new("setpriv")
+                .args(["--bounding-set", "-all,+net_admin", "--inh-caps", "-all", "--no-new-privs"])
+                .arg(binary)
                 .args(["--node-name", node, "--nodeport-addresses", "primary"])
                 .arg("--kubeconfig")
                 .arg(self.folder.join("kubeconfig"))
