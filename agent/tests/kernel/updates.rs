@@ -160,6 +160,28 @@ fn a_refused_load_changes_nothing_and_is_made_good() {
     });
 }
 
+/// An agent was killed while it filled a new table: sets and some of their elements are there, the chains are not.
+#[test]
+fn a_load_that_was_cut_short_is_made_good() {
+    let pods = pod_networks();
+    in_new_netns(|| {
+        follow(&mut Dataplane::open().unwrap(), &two(4), &pods).unwrap();
+        let (table, mut nft) = (Table::new(Family::Ip, "steerage"), Nft::open().unwrap());
+        let chains = nft.chains(&table).unwrap();
+        let mut batch = Batch::new();
+        for chain in &chains {
+            batch.flush_chain(&table, chain);
+        }
+        for chain in &chains {
+            batch.delete_chain(&table, chain);
+        }
+        batch.flush_set(&table, "slots-4");
+        nft.commit(batch).unwrap();
+        follow(&mut Dataplane::open().unwrap(), &two(4), &pods).unwrap();
+        assert_eq!(ruleset(), loaded_at_once(&two(4), &pods));
+    });
+}
+
 /// Others commit all the time: every read of ours is overtaken sooner or later. It still comes to an end, and to the right one.
 #[test]
 fn commits_of_others_do_not_keep_us_from_writing() {
