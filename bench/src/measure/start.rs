@@ -25,7 +25,7 @@ const SETTLED: Duration = Duration::from_secs(10);
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// From the line of its log that says that Services and slices are listed, to the first datagram that reaches the probe's
-/// endpoint: both programs write all Services in one transaction. That the others work then is tried. False when it is given up.
+/// endpoint: with both programs one transaction lets all Services work. That the others do is tried. False when it is given up.
 pub(super) fn measure(bench: &mut Bench<'_>, trial: &Trial<'_>) -> Result<bool> {
     let Trial { who, level, world, pods, running } = *trial;
     let limit = bench.settings.limit;
