@@ -38,7 +38,8 @@ mod tests {
                 let mut request = [0; 256];
                 let read = stream.read(&mut request).unwrap();
                 assert!(request[..read].starts_with(b"GET /healthz HTTP/1.0\r\n"));
-                write!(stream, "HTTP/1.1 {status}\r\n\r\n").unwrap();
+                // In one piece: who asks goes when it has read the status.
+                stream.write_all(format!("HTTP/1.1 {status}\r\n\r\n").as_bytes()).unwrap();
             }
         });
         assert!(is_well(port, "/healthz"));
