@@ -344,10 +344,10 @@ impl State {
             }
             (key.clone(), plan)
         };
-        let mut updates: BTreeMap<_, _> = dirty.iter().map(plan).collect();
         if moved || shaped {
-            updates.extend(self.index.services().map(|service| plan(&service.key)));
+            dirty.extend(self.index.services().map(|service| service.key.clone()));
         }
+        let updates = dirty.iter().map(plan).collect();
         self.place = Some((place, pods));
         updates
     }

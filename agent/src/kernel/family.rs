@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use steerage_model::Family;
 use steerage_nft::{Batch, Error, Nft, RuleInfo, Table};
 
+use super::inspect::read_elements;
 use super::load::{add_chains, load};
 use crate::rules::{Changes, Elements, Shape, Skeleton, TABLE, difference};
 
@@ -140,10 +141,7 @@ fn repair(
             }
         }
     }
-    let mut held = Elements::new(wanted.family());
-    for id in skeleton.filled.iter().filter(|id| sets.contains(&id.name())) {
-        held.listed(*id, nft.rows(table, &id.name(), id.shape(wanted.family()))?);
-    }
+    let held = read_elements(nft, table, skeleton, wanted.family(), &sets)?;
     let changes = difference(&held, wanted);
     append(&mut batch, table, &changes);
     // After the chains that named them were written anew: sets of timeouts that nobody uses any more.

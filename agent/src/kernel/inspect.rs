@@ -42,9 +42,21 @@ pub fn read_table(model: Family, skeleton: &Skeleton) -> Result<Option<Held>, Er
         *count += 1;
     }
     let sets = nft.sets(&table)?;
-    let mut elements = Elements::new(model);
-    for id in skeleton.filled.iter().filter(|id| sets.contains(&id.name())) {
-        elements.listed(*id, nft.rows(&table, &id.name(), id.shape(model))?);
-    }
+    let elements = read_elements(&mut nft, &table, skeleton, model, &sets)?;
     Ok(Some(Held { layout: info.comment, chains, sets, elements }))
+}
+
+/// The elements of those sets of the skeleton that are among `sets`.
+pub(super) fn read_elements(
+    nft: &mut Nft,
+    table: &Table,
+    skeleton: &Skeleton,
+    family: Family,
+    sets: &[String],
+) -> Result<Elements, Error> {
+    let mut elements = Elements::new(family);
+    for id in skeleton.filled.iter().filter(|id| sets.contains(&id.name())) {
+        elements.listed(*id, nft.rows(table, &id.name(), id.shape(family))?);
+    }
+    Ok(elements)
 }
