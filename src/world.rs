@@ -172,14 +172,7 @@ mod tests {
     fn slice(ready: &[&str]) -> EndpointSlice {
         let service = Key::new("default", "web");
         let endpoints = ready.iter().map(|node| Endpoint::ready([10, 0, 0, 1].into(), node)).collect();
-        EndpointSlice {
-            key: service.clone(),
-            service,
-            family: Family::V4,
-            ports: Vec::new(),
-            endpoints,
-            triggered: None,
-        }
+        EndpointSlice { endpoints, ..EndpointSlice::new(service.clone(), service, Family::V4) }
     }
 
     fn listed() -> World {

@@ -74,12 +74,12 @@ impl Writer {
         subresource: Option<&str>,
         patch: &Patch<Value>,
     ) -> Result<(), WriteError> {
-        let api: Api<KubeService> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api: Api<KubeService> = Api::namespaced(self.client.clone(), key.namespace());
         let params = PatchParams::default();
         let call = async {
             match subresource {
-                Some(_) => api.patch_status(&key.name, &params, patch).await,
-                None => api.patch(&key.name, &params, patch).await,
+                Some(_) => api.patch_status(key.name(), &params, patch).await,
+                None => api.patch(key.name(), &params, patch).await,
             }
         };
         match tokio::time::timeout(DEADLINE, call).await {

@@ -2,7 +2,7 @@
 //! The loop: takes in what the watches say, plans, lowers health, writes, raises health.
 //!
 //! It applies at once when idle; what comes in while a write runs is taken together in the next one. Nothing is written before
-//! Services, slices and this node have been listed.
+//! Services, slices and this node have been listed; what the lists bring is planned while they come.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,6 +27,8 @@ use crate::rules::Pods;
 
 /// Waits after failed writes: from the first, doubling, to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// A write that takes longer is told.
+const SLOW: Duration = Duration::from_millis(200);
 /// How often busy ports are tried again.
 const REOPEN: Duration = Duration::from_secs(2);
 
@@ -157,14 +159,14 @@ impl Agent {
 
     /// Plans and writes what is due.
     fn step(&mut self, state: &mut State) {
-        if !state.index.synced() {
-            return;
-        }
-        if !std::mem::replace(&mut state.listed, true) {
+        let synced = state.index.synced();
+        if synced && !std::mem::replace(&mut state.listed, true) {
             tracing::info!("Services, slices and the node are listed");
         }
         let own = state.index.node(&self.settings.node);
-        self.plane.set_eligible(own.is_some_and(|node| !node.deleting && !node.autoscaler_taint));
+        if synced {
+            self.plane.set_eligible(own.is_some_and(|node| !node.deleting && !node.autoscaler_taint));
+        }
         let place = own.map(|node| (self.settings.place(node, &state.host), self.settings.pods(node)));
         // A node that went from the API keeps the place it had, until the machine goes too.
         let Some((place, pods)) = place.or_else(|| state.place.clone()) else { return };
@@ -172,6 +174,10 @@ impl Agent {
 
         let updates = state.updates(place, pods);
         state.note(&updates);
+        if !synced {
+            self.dataplane.prepare(updates);
+            return;
+        }
         if std::mem::take(&mut state.foreign) {
             self.dataplane.suspect();
         }
@@ -218,7 +224,12 @@ impl Agent {
 
     fn applied(&mut self, applied: Applied, raised: &HealthPorts, took: Duration) {
         let Applied { elements, full, udp } = applied;
-        tracing::debug!(elements, full, seconds = took.as_secs_f64(), "rules are in the kernel");
+        let seconds = took.as_secs_f64();
+        if took >= SLOW {
+            tracing::info!(elements, full, seconds, "rules are in the kernel; the write took long");
+        } else {
+            tracing::debug!(elements, full, seconds, "rules are in the kernel");
+        }
         self.metrics.applies.inc();
         self.metrics.full_applies.inc_by(u64::from(full));
         self.metrics.elements.inc_by(u64::try_from(elements).unwrap_or(u64::MAX));
@@ -235,11 +246,7 @@ impl Agent {
         self.plane.updated();
         self.cleaner.clean(udp);
         if let Some(first) = self.first.take() {
-            tracing::info!(
-                elements,
-                seconds = took.as_secs_f64(),
-                "rules are in the kernel for the first time"
-            );
+            tracing::info!(elements, seconds, "rules are in the kernel for the first time");
             first.done();
         }
     }

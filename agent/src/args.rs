@@ -1,28 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's flags, and how its parts are put together from them.
+//! The agent's flags.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
-use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
-use futures::{Stream, StreamExt};
 use ipnet::IpNet;
-use steerage_agent::agent::{Agent, Input};
-use steerage_agent::announce::{announce, announcement, withdraw};
+use steerage_agent::announce::withdraw;
 use steerage_agent::desk::{Desk, Request, ask};
 use steerage_agent::explain::Question;
-use steerage_agent::health::{Listeners, Plane, Ports, allow_many_connections, serve_node_health};
-use steerage_agent::kernel::{AddressWatch, Cleaner, Dataplane, clean_up};
-use steerage_agent::metrics::Metrics;
-use steerage_agent::place::{AddressRange, DetectLocal, NodePortAddresses, Settings};
+use steerage_agent::kernel::clean_up;
+use steerage_agent::place::{AddressRange, NodePortAddresses};
 use steerage_agent::plan::Frontend;
 use steerage_model::names;
-use steerage_process::{Component, EXIT_FAILED, Process, ProcessArgs, run};
-use steerage_watch::events::Recorder;
-use steerage_watch::{ClientArgs, Watches, client};
-use tokio::sync::{mpsc, watch};
+use steerage_process::{Component, EXIT_FAILED, ProcessArgs, run};
+use steerage_watch::{ClientArgs, client};
+
+mod compose;
 
 /// Where the administration server listens unless a flag says otherwise.
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), 10358);
@@ -221,138 +216,6 @@ impl Args {
         let process = self.process.clone();
         run(component, &process, |process| self.compose(process, desk))
     }
-
-    async fn compose(self, process: Process, desk: Desk) -> anyhow::Result<()> {
-        let Self {
-            command: _,
-            process: _,
-            client: client_args,
-            services,
-            node_name,
-            nodeport_addresses,
-            detect_local,
-            cluster_cidr,
-            pod_bridge_interface,
-            pod_interface_name_prefix,
-            drop_unserved,
-            healthz_port,
-            max_api_silence,
-        } = self;
-        allow_many_connections();
-        let node = node_name.context("--node-name is missing")?;
-        let all_services = services == Services::All;
-        if all_services && client_args.api_server.is_none() && client_args.kubeconfig.is_none() {
-            bail!("--services all needs --api-server: nobody else would serve the address of the API server");
-        }
-        let detect_local = match detect_local {
-            Detect::NodeCidr => DetectLocal::NodeCidrs,
-            Detect::ClusterCidr if cluster_cidr.is_empty() => bail!("--cluster-cidr is missing"),
-            Detect::ClusterCidr => DetectLocal::ClusterCidrs(cluster_cidr),
-            Detect::BridgeInterface => {
-                DetectLocal::Bridge(pod_bridge_interface.context("--pod-bridge-interface is missing")?)
-            }
-            Detect::InterfaceNamePrefix => DetectLocal::InterfacePrefix(
-                pod_interface_name_prefix.context("--pod-interface-name-prefix is missing")?,
-            ),
-            Detect::None => DetectLocal::Nothing,
-        };
-        let settings = Settings {
-            node: node.clone(),
-            all_services,
-            node_port_addresses: nodeport_addresses,
-            detect_local,
-        };
-        let Component { name, version, .. } = process.component();
-        let first = process.readiness().task("rules");
-        let client = client(name, version, &client_args).await?;
-        let metrics = process.metrics().register(name, Metrics::new);
-        process.metrics().register_as("kubeproxy", |registry| metrics.kube_proxy.register(registry));
-        let (recorder, writer) =
-            process.metrics().register(name, |registry| Recorder::new(client.clone(), name, &node, registry));
-        tokio::spawn(writer);
-
-        let flows = metrics.flows.clone();
-        let count = move |deleted| {
-            flows.inc_by(u64::try_from(deleted).unwrap_or(u64::MAX));
-        };
-        let cleaner = Cleaner::start(count).context("cannot reach conntrack")?;
-        let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
-        dataplane.drop_unserved(drop_unserved.into_iter().flat_map(|range| range.0).collect());
-        let (inputs, queue) = mpsc::unbounded_channel();
-        tokio::spawn(desk.serve(inputs.clone()));
-        let others = inputs.clone();
-        dataplane.tell(
-            move |foreign| {
-                if foreign { others.send(Input::Foreign).is_ok() } else { !others.is_closed() }
-            },
-        );
-        if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
-            watch_addresses(inputs.clone())?;
-        }
-
-        let watches = process.metrics().register(name, |registry| Watches::new(client.clone(), registry));
-        follow(watches.services(), inputs.clone(), Input::Service);
-        follow(watches.slices(), inputs.clone(), Input::Slice);
-        follow(watches.node(&node), inputs, Input::Node);
-
-        let (ask, asked) = watch::channel(false);
-        let value = announcement(all_services, version);
-        tokio::spawn(announce(client, node, value.clone(), asked));
-        let (ports, plane) = (Ports::default(), Plane::default());
-        if max_api_silence > 0 {
-            let staleness = watches.staleness().clone();
-            let longest = move || staleness.longest().map(|(_, silent)| silent);
-            plane.distrust_after(Duration::from_secs(max_api_silence), longest);
-        }
-        tokio::spawn(serve_node_health(node_health(healthz_port, all_services), plane.clone()));
-
-        let listeners = Listeners::new(ports.clone(), plane.clone());
-        let agent = Agent {
-            settings,
-            dataplane,
-            cleaner,
-            ports,
-            plane,
-            listeners,
-            recorder,
-            announcement: (ask, value),
-            metrics,
-            first: Some(first),
-        };
-        agent.run(queue, process.shutdown().clone()).await
-    }
-}
-
-/// Hands a watch's events to the loop.
-fn follow<E: Send + 'static>(
-    mut events: impl Stream<Item = E> + Send + Unpin + 'static,
-    inputs: mpsc::UnboundedSender<Input>,
-    input: fn(E) -> Input,
-) {
-    tokio::spawn(async move {
-        while let Some(event) = events.next().await {
-            if inputs.send(input(event)).is_err() {
-                return;
-            }
-        }
-    });
-}
-
-/// Tells the loop when addresses of this host come and go.
-fn watch_addresses(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
-    let watch = AddressWatch::open().context("cannot watch the host's addresses")?;
-    tokio::spawn(async move {
-        loop {
-            if let Err(error) = watch.changed().await {
-                tracing::error!(%error, "changes of the host's addresses are not noticed any more");
-                return;
-            }
-            if inputs.send(Input::Addresses).is_err() {
-                return;
-            }
-        }
-    });
-    Ok(())
 }
 
 #[cfg(test)]

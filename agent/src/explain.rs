@@ -302,7 +302,7 @@ impl Known<'_> {
         let all = backends(self.index.slices(&service.key), family, &port.name, port.protocol);
         let describe = |endpoint: &steerage_model::Endpoint| {
             let place = match &endpoint.node {
-                Some(node) if *node == self.place.node => "on this node".to_owned(),
+                Some(node) if **node == *self.place.node => "on this node".to_owned(),
                 Some(node) => format!("on {node}"),
                 None => "on no node".to_owned(),
             };

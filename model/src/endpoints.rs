@@ -2,6 +2,7 @@
 //! The projection of an `EndpointSlice`.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::{Family, Key, Object, Protocol};
@@ -10,9 +11,9 @@ use crate::{Family, Key, Object, Protocol};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
     /// Names of nodes.
-    pub nodes: Vec<String>,
+    pub nodes: Vec<Arc<str>>,
     /// Names of zones.
-    pub zones: Vec<String>,
+    pub zones: Vec<Arc<str>>,
 }
 
 /// One endpoint of a slice. Absent conditions are already filled in as the API says.
@@ -21,17 +22,17 @@ pub struct Endpoint {
     /// The first of the endpoint's addresses, the only one that the API lets consumers rely on.
     pub addr: IpAddr,
     /// The node that it runs on; `None` is local to no node.
-    pub node: Option<String>,
+    pub node: Option<Arc<str>>,
     /// The zone that it runs in.
-    pub zone: Option<String>,
+    pub zone: Option<Arc<str>>,
     /// Takes new connections (absent: true).
     pub ready: bool,
     /// Would take connections were it not terminating (absent: same as ready).
     pub serving: bool,
     /// Is being shut down (absent: false).
     pub terminating: bool,
-    /// Topology hints.
-    pub hints: Hints,
+    /// Topology hints, if it has any; few endpoints do.
+    pub hints: Option<Box<Hints>>,
 }
 
 impl Endpoint {
@@ -39,12 +40,12 @@ impl Endpoint {
     pub fn ready(addr: IpAddr, node: &str) -> Self {
         Self {
             addr,
-            node: Some(node.to_owned()),
+            node: Some(node.into()),
             zone: None,
             ready: true,
             serving: true,
             terminating: false,
-            hints: Hints::default(),
+            hints: None,
         }
     }
 
@@ -56,6 +57,16 @@ impl Endpoint {
     /// Whether it runs on `node`.
     pub fn is_on(&self, node: &str) -> bool {
         self.node.as_deref() == Some(node)
+    }
+
+    /// The nodes whose clients it is meant for; none: it has no such hint.
+    pub fn hinted_nodes(&self) -> &[Arc<str>] {
+        self.hints.as_ref().map_or(&[], |hints| &hints.nodes)
+    }
+
+    /// The zones whose clients it is meant for; none: it has no such hint.
+    pub fn hinted_zones(&self) -> &[Arc<str>] {
+        self.hints.as_ref().map_or(&[], |hints| &hints.zones)
     }
 }
 
@@ -85,6 +96,13 @@ pub struct EndpointSlice {
     pub endpoints: Vec<Endpoint>,
     /// When that began which the last change of the slice reflects, by its controller's clock.
     pub triggered: Option<SystemTime>,
+}
+
+impl EndpointSlice {
+    /// A slice without ports and endpoints, for building one field by field.
+    pub fn new(key: Key, service: Key, family: Family) -> Self {
+        Self { key, service, family, ports: Vec::new(), endpoints: Vec::new(), triggered: None }
+    }
 }
 
 impl Object for EndpointSlice {

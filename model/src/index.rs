@@ -30,7 +30,8 @@ pub struct Index {
     services: Table<Service>,
     slices: Table<EndpointSlice>,
     nodes: Table<Node>,
-    slices_of: BTreeMap<Key, BTreeSet<Key>>,
+    /// By Service; sorted.
+    slices_of: BTreeMap<Key, Vec<Key>>,
     dirty: Dirty,
 }
 
@@ -50,7 +51,7 @@ impl Index {
             if let Some(old) = old {
                 dirty.insert(old.service.clone());
                 if let Some(keys) = slices_of.get_mut(&old.service) {
-                    keys.remove(&old.key);
+                    keys.retain(|key| *key != old.key);
                     if keys.is_empty() {
                         slices_of.remove(&old.service);
                     }
@@ -58,7 +59,8 @@ impl Index {
             }
             if let Some(new) = new {
                 dirty.insert(new.service.clone());
-                slices_of.entry(new.service.clone()).or_default().insert(new.key.clone());
+                let keys = slices_of.entry(new.service.clone()).or_insert_with(|| Vec::with_capacity(1));
+                keys.insert(keys.partition_point(|key| *key < new.key), new.key.clone());
             }
         });
     }

@@ -2,25 +2,69 @@
 //! The name of a namespaced object.
 
 use std::fmt;
+use std::sync::Arc;
 
-/// Namespace and name of an object; displayed as `namespace/name`, as `kubectl` does.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
-    /// The namespace.
-    pub namespace: String,
-    /// The name within the namespace.
-    pub name: String,
-}
+/// Namespace and name of an object; displayed as `namespace/name`, as `kubectl` does. A clone shares the text: every index holds
+/// many keys of each object.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+/// Stands between the parts; the API allows it in neither.
+const SEPARATOR: char = '/';
 
 impl Key {
     /// A key from its two parts.
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self { namespace: namespace.into(), name: name.into() }
+    pub fn new(namespace: impl AsRef<str>, name: impl AsRef<str>) -> Self {
+        let (namespace, name) = (namespace.as_ref(), name.as_ref());
+        let mut text = String::with_capacity(namespace.len() + name.len() + SEPARATOR.len_utf8());
+        text.push_str(namespace);
+        text.push(SEPARATOR);
+        text.push_str(name);
+        Self(text.into())
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &str {
+        self.parts().0
+    }
+
+    /// The name within the namespace.
+    pub fn name(&self) -> &str {
+        self.parts().1
+    }
+
+    fn parts(&self) -> (&str, &str) {
+        self.0.split_once(SEPARATOR).unwrap_or_default()
     }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_come_back() {
+        for (namespace, name) in [("a", "b"), ("", "b"), ("kube-system", "kube-dns"), ("a", "")] {
+            let key = Key::new(namespace, name);
+            assert_eq!((key.namespace(), key.name()), (namespace, name));
+            assert_eq!(key.to_string(), format!("{namespace}/{name}"));
+        }
+    }
+
+    #[test]
+    fn parts_of_different_lengths_are_different_keys() {
+        assert_ne!(Key::new("ab", "c"), Key::new("a", "bc"));
     }
 }

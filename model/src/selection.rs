@@ -84,13 +84,13 @@ pub fn cluster_backends<'a>(all: &[Backend<'a>], node: &str, zone: Option<&str>)
     if ready.is_empty() {
         return all.iter().filter(|b| b.endpoint.is_serving_terminating()).copied().collect();
     }
-    let for_node = |b: &Backend<'_>| b.endpoint.hints.nodes.iter().any(|n| n == node);
-    if ready.iter().all(|b| !b.endpoint.hints.nodes.is_empty()) && ready.iter().any(for_node) {
+    let for_node = |b: &Backend<'_>| b.endpoint.hinted_nodes().iter().any(|n| **n == *node);
+    if ready.iter().all(|b| !b.endpoint.hinted_nodes().is_empty()) && ready.iter().any(for_node) {
         return ready.into_iter().filter(for_node).collect();
     }
     let for_zone =
-        |b: &Backend<'_>| zone.is_some_and(|zone| b.endpoint.hints.zones.iter().any(|z| z == zone));
-    if ready.iter().all(|b| !b.endpoint.hints.zones.is_empty()) && ready.iter().any(for_zone) {
+        |b: &Backend<'_>| zone.is_some_and(|zone| b.endpoint.hinted_zones().iter().any(|z| **z == *zone));
+    if ready.iter().all(|b| !b.endpoint.hinted_zones().is_empty()) && ready.iter().any(for_zone) {
         return ready.into_iter().filter(for_zone).collect();
     }
     ready

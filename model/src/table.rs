@@ -30,7 +30,8 @@ pub enum Event<T: Object> {
 /// The objects of one kind, as far as the watch has told.
 #[derive(Clone, Debug)]
 pub struct Table<T: Object> {
-    rows: BTreeMap<T::Key, Row<T>>,
+    /// Boxed: a tree that is filled in order has nearly half of its places empty.
+    rows: BTreeMap<T::Key, Box<Row<T>>>,
     generation: u64,
     listed: bool,
 }
@@ -59,7 +60,7 @@ impl<T: Object> Table<T> {
                 if old != Some(&object) {
                     changed(old, Some(&object));
                 }
-                self.rows.insert(key, Row { object, generation: self.generation });
+                self.rows.insert(key, Box::new(Row { object, generation: self.generation }));
             }
             Event::Delete(key) => {
                 if let Some(row) = self.rows.remove(&key) {

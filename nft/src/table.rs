@@ -130,6 +130,11 @@ impl Chain {
         Self { name: name.into(), base: Some(Base { kind, hook, priority, policy: Policy::Accept }) }
     }
 
+    /// Whether packets enter by it.
+    pub fn is_base(&self) -> bool {
+        self.base.is_some()
+    }
+
     /// Replaces the policy of a base chain.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {

@@ -48,6 +48,6 @@ pub(crate) fn legacy(service: &Service) -> Legacy {
 
 /// The command that makes the patch.
 pub(crate) fn command(service: &Service, patch: &Value) -> String {
-    let (namespace, name) = (&service.key.namespace, &service.key.name);
+    let (namespace, name) = (service.key.namespace(), service.key.name());
     format!("kubectl patch service --namespace {namespace} {name} --type merge --patch '{patch}'")
 }

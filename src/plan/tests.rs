@@ -166,14 +166,7 @@ fn node(name: &str, change: fn(&mut Node)) -> Node {
 
 fn slice(endpoints: Vec<Endpoint>) -> EndpointSlice {
     let service = Key::new("default", "web");
-    EndpointSlice {
-        key: service.clone(),
-        service,
-        family: Family::V4,
-        ports: Vec::new(),
-        endpoints,
-        triggered: None,
-    }
+    EndpointSlice { endpoints, ..EndpointSlice::new(service.clone(), service, Family::V4) }
 }
 
 fn ready(node: &str, last: u8) -> Endpoint {

@@ -51,8 +51,8 @@ impl Subject {
         Self {
             api_version: "v1".to_owned(),
             kind: "Service".to_owned(),
-            namespace: service.key.namespace.clone(),
-            name: service.key.name.clone(),
+            namespace: service.key.namespace().to_owned(),
+            name: service.key.name().to_owned(),
             uid: service.uid.clone(),
         }
     }

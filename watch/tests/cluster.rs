@@ -125,7 +125,7 @@ async fn all_kinds_reach_the_index() {
         }
     };
     tokio::time::timeout(SOON, fed).await.expect("synced");
-    assert_eq!(index.slices(&web).map(|slice| slice.key.name.as_str()).collect::<Vec<_>>(), ["s"]);
+    assert_eq!(index.slices(&web).map(|slice| slice.key.name()).collect::<Vec<_>>(), ["s"]);
     assert_eq!(index.nodes().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
 
     let mut one = watches.node("n2");

@@ -18,25 +18,29 @@ use serde::Serialize;
 use super::guests::Guests;
 use super::http::{json, listen, serve};
 use super::ports::Plane;
+use crate::metrics::KubeProxy;
 
 /// Time between two tries to open a busy port.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Serves on these ports of all addresses of both families; tries again for ever where it can't. Ends when dropped.
-pub async fn serve_node_health(ports: Vec<u16>, plane: Plane) {
+pub async fn serve_node_health(ports: Vec<u16>, plane: Plane, counts: KubeProxy) {
     let guests = Guests::default();
     let unspecified = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
     let addresses = ports.iter().flat_map(|port| unspecified.map(|addr| SocketAddr::new(addr, *port)));
-    let servers = addresses.map(|address| serve_on(address, &guests, plane.clone()));
+    let servers = addresses.map(|address| serve_on(address, &guests, &plane, &counts));
     // None ever ends.
     futures::future::join_all(servers).await;
 }
 
-async fn serve_on(address: SocketAddr, guests: &Guests, plane: Plane) -> Infallible {
+async fn serve_on(address: SocketAddr, guests: &Guests, plane: &Plane, counts: &KubeProxy) -> Infallible {
     let mut told = false;
     loop {
         match listen(address) {
-            Ok(listener) => return serve(listener, guests, move |path| respond(path, &plane)).await,
+            Ok(listener) => {
+                let (plane, counts) = (plane.clone(), counts.clone());
+                return serve(listener, guests, move |path| respond(path, &plane, &counts)).await;
+            }
             Err(error) if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) => {
                 tracing::info!(%address, "this host does not have the family");
                 std::future::pending::<()>().await;
@@ -69,7 +73,7 @@ struct FamilyBody {
     healthy: bool,
 }
 
-fn respond(path: &str, plane: &Plane) -> Response<Full<Bytes>> {
+fn respond(path: &str, plane: &Plane, counts: &KubeProxy) -> Response<Full<Bytes>> {
     let (node_eligible, fit) = match path {
         "/livez" => (None, true),
         "/healthz" => (Some(plane.eligible()), plane.eligible()),
@@ -94,7 +98,14 @@ fn respond(path: &str, plane: &Plane) -> Response<Full<Bytes>> {
         status: [("IPv4", family()), ("IPv6", family())].into(),
     };
     // Only maps with keys that are no strings fail.
-    json(healthy && fit, serde_json::to_vec(&body).unwrap_or_default())
+    let response = json(healthy && fit, serde_json::to_vec(&body).unwrap_or_default());
+    let code = response.status().as_u16();
+    if path == "/livez" {
+        counts.told_life(code);
+    } else {
+        counts.told_health(code);
+    }
+    response
 }
 
 #[cfg(test)]
@@ -108,7 +119,7 @@ mod tests {
     use super::*;
 
     async fn ask(path: &str, plane: &Plane) -> (u16, serde_json::Value) {
-        let response = respond(path, plane);
+        let response = respond(path, plane, &KubeProxy::default());
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, serde_json::from_slice(&body).unwrap_or_default())
@@ -123,7 +134,7 @@ mod tests {
         }
         let plane = Plane::default();
         plane.set_eligible(true);
-        let server = tokio::spawn(serve_node_health(free.clone(), plane));
+        let server = tokio::spawn(serve_node_health(free.clone(), plane, KubeProxy::default()));
         for (port, host) in free.into_iter().flat_map(|port| ["127.0.0.1", "::1"].map(|host| (port, host))) {
             let mut stream = loop {
                 match tokio::net::TcpStream::connect((host, port)).await {

@@ -157,7 +157,7 @@ fn create(batch: &mut Batch, table: &Table, skeleton: &Skeleton, wanted: &Elemen
         batch.add_set(table, set);
     }
     // All of it becomes true in one moment. The kernel walks a map whenever a rule is bound to it: rules come first.
-    add_chains(batch, table, skeleton);
+    add_chains(batch, table, &skeleton.chains);
     for (id, rows) in wanted.sets() {
         batch.add_rows(table, &id.name(), rows.iter());
     }

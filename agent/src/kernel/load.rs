@@ -3,14 +3,14 @@
 //!
 //! The kernel's hash tables grow by a worker that runs only when the loading process lets it, to twice their size at a time; until
 //! then new elements queue up in long chains, which was most of a large load's time. So the sets are filled in steps, each as
-//! large as all before it, with a pause after each for the worker. There is no rule yet that could look at them: rules come with the last
-//! transaction. A process killed before it leaves a table without chains, which is replaced at the next start.
+//! large as all before it, with a pause after each for the worker. No packet sees any of it: the chains that packets enter by come with the last
+//! transaction. A process killed before it leaves a table without them, which is replaced at the next start.
 
 use std::time::Duration;
 
 use steerage_nft::{Batch, Error, Nft, Table};
 
-use crate::rules::{Elements, Skeleton};
+use crate::rules::{Elements, Skeleton, SkeletonChain};
 
 /// Elements of each set in the first step.
 const FIRST: usize = 512;
@@ -37,6 +37,9 @@ pub(super) fn load(
     for (_, set) in &skeleton.sets {
         batch.add_set(table, set);
     }
+    // Whenever a rule is bound to a map, the kernel walks the map: rules come while it is empty.
+    let (entered, others): (Vec<_>, Vec<_>) = skeleton.chains.iter().partition(|chain| chain.chain.is_base());
+    add_chains(&mut batch, table, others);
     commit(nft, batch)?;
     let largest = wanted.sets().map(|(_, rows)| rows.len()).max().unwrap_or(0);
     let mut done = 0;
@@ -51,14 +54,18 @@ pub(super) fn load(
         std::thread::sleep(PAUSE);
     }
     let mut batch = Batch::new();
-    add_chains(&mut batch, table, skeleton);
+    add_chains(&mut batch, table, entered);
     commit(nft, batch)?;
     Ok((before, generation))
 }
 
-/// The chains with their rules.
-pub(super) fn add_chains(batch: &mut Batch, table: &Table, skeleton: &Skeleton) {
-    for chain in &skeleton.chains {
+/// Chains with their rules.
+pub(super) fn add_chains<'s>(
+    batch: &mut Batch,
+    table: &Table,
+    chains: impl IntoIterator<Item = &'s SkeletonChain>,
+) {
+    for chain in chains {
         batch.add_chain(table, &chain.chain);
         for rule in &chain.rules {
             batch.add_rule(table, &chain.name, rule);

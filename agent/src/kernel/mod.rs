@@ -118,6 +118,14 @@ impl Dataplane {
         self.suspect
     }
 
+    /// Takes in plans that may not be written yet.
+    pub fn prepare(&mut self, updates: BTreeMap<Key, ServicePlan>) {
+        let frontends = updates.values().flat_map(|plan| &plan.frontends).map(|(frontend, _)| *frontend);
+        self.udp.extend(frontends.filter(is_udp));
+        self.desired.update(updates);
+        self.suspect = true;
+    }
+
     /// Takes in new plans and writes them: only the difference, where the kernel is known to hold what was written before. On an
     /// error no rule sees anything of a family that was not whole (a table that was not there may be left without rules); the plans are
     /// kept, and the next call compares everything.
@@ -189,7 +197,6 @@ impl Dataplane {
 
     /// What UDP frontends do now, those touched or all: a flow may have to go when this changes.
     fn udp_actions(&self, touched: Option<&Touched>) -> BTreeMap<Frontend, Action> {
-        let is_udp = |frontend: &Frontend| frontend.protocol == Protocol::Udp;
         let Some(touched) = touched else {
             let all = self.desired.actions().filter(|(frontend, _)| is_udp(frontend));
             return all.map(|(frontend, action)| (*frontend, action.clone())).collect();
@@ -197,6 +204,10 @@ impl Dataplane {
         let udp = touched.frontends.iter().filter(|frontend| is_udp(frontend));
         udp.filter_map(|frontend| Some((*frontend, self.desired.action(frontend)?.clone()))).collect()
     }
+}
+
+fn is_udp(frontend: &Frontend) -> bool {
+    frontend.protocol == Protocol::Udp
 }
 
 /// Takes our tables out of the kernel; other tables are not touched.

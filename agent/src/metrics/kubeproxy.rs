@@ -12,6 +12,8 @@ use steerage_process::prometheus_client::registry::{Registry, Unit};
 
 /// The label `traffic_policy`.
 type Policy = [(&'static str, &'static str); 1];
+/// The label `code`.
+type Code = [(&'static str, u16); 1];
 
 /// Times of a change that can be a sync or part of one: kube-proxy's buckets, from 1 ms to 16 s, and below them those that we
 /// need.
@@ -43,6 +45,8 @@ pub struct KubeProxy {
     service_changes_pending: Gauge,
     failures: Counter,
     no_local_endpoints: Family<Policy, Gauge>,
+    healthz: Family<Code, Counter>,
+    livez: Family<Code, Counter>,
 }
 
 impl Default for KubeProxy {
@@ -60,6 +64,8 @@ impl Default for KubeProxy {
             service_changes_pending: Gauge::default(),
             failures: Counter::default(),
             no_local_endpoints: Family::default(),
+            healthz: Family::default(),
+            livez: Family::default(),
         }
     }
 }
@@ -119,6 +125,18 @@ impl KubeProxy {
             "Services of a policy Local that have endpoints, but none on this node",
             self.no_local_endpoints.clone(),
         );
+        registry.register("proxy_healthz", "Answers of the node's /healthz", self.healthz.clone());
+        registry.register("proxy_livez", "Answers of the node's /livez", self.livez.clone());
+    }
+
+    /// `/healthz` of the node was answered with this status code.
+    pub fn told_health(&self, code: u16) {
+        self.healthz.get_or_create(&[("code", code)]).inc();
+    }
+
+    /// `/livez` of the node was answered with this status code.
+    pub fn told_life(&self, code: u16) {
+        self.livez.get_or_create(&[("code", code)]).inc();
     }
 
     /// A Service changed.
@@ -204,6 +222,9 @@ mod tests {
         let ahead = SystemTime::now() + Duration::from_hours(1);
         metrics.synced(false, Duration::from_millis(3), [ago, ahead]);
         metrics.failed();
+        metrics.told_health(200);
+        metrics.told_health(503);
+        metrics.told_life(200);
         let after = text(&registry);
         for (text, line) in [
             (&before, "sync_proxy_rules_endpoint_changes_pending 2"),
@@ -218,6 +239,9 @@ mod tests {
             (&after, "sync_partial_proxy_rules_duration_seconds_count 1"),
             (&after, "sync_full_proxy_rules_duration_seconds_count 0"),
             (&after, "network_programming_duration_seconds_count 2"),
+            (&after, "proxy_healthz_total{code=\"200\"} 1"),
+            (&after, "proxy_healthz_total{code=\"503\"} 1"),
+            (&after, "proxy_livez_total{code=\"200\"} 1"),
             (&after, "network_programming_duration_seconds_bucket{le=\"2.0\"} 1"),
             (&after, "network_programming_duration_seconds_bucket{le=\"5.0\"} 2"),
         ] {

@@ -6,17 +6,27 @@ use std::net::IpAddr;
 
 use steerage_model::Key;
 
-use super::{Action, Frontend, HealthPorts, ServicePlan};
+use super::{Action, Frontend, HealthPort, HealthPorts, ServicePlan};
 
 /// What the node should do, kept up to date Service by Service.
 #[derive(Debug, Clone, Default)]
 pub struct Desired {
-    plans: BTreeMap<Key, ServicePlan>,
-    /// The Services that want a frontend, sorted. The first by name has it: any rule that all nodes follow will do.
-    claims: BTreeMap<Frontend, Vec<Key>>,
+    services: BTreeMap<Key, Held>,
+    /// What the Services that want a frontend would do with it, sorted by their names. The first has it: any rule that all nodes
+    /// follow will do.
+    claims: BTreeMap<Frontend, Vec<(Key, Action)>>,
     cluster_addresses: Counted<IpAddr>,
     hairpins: Counted<IpAddr>,
     timeouts: Counted<u32>,
+}
+
+/// What a Service's plan holds, but for the actions, which lie with the frontends.
+#[derive(Debug, Clone)]
+struct Held {
+    frontends: Box<[Frontend]>,
+    cluster_addresses: Box<[IpAddr]>,
+    hairpins: Box<[IpAddr]>,
+    health: Option<HealthPort>,
 }
 
 /// What an update touched; what it is now, [`Desired`] says.
@@ -35,11 +45,14 @@ impl Desired {
     pub fn touched(&self, updates: &BTreeMap<Key, ServicePlan>) -> Touched {
         let mut touched = Touched::default();
         for (key, new) in updates {
-            for plan in self.plans.get(key).into_iter().chain([new]) {
-                touched.frontends.extend(plan.frontends.iter().map(|(frontend, _)| *frontend));
-                touched.cluster_addresses.extend(&plan.cluster_addresses);
-                touched.hairpins.extend(&plan.hairpins);
+            if let Some(old) = self.services.get(key) {
+                touched.frontends.extend(&old.frontends);
+                touched.cluster_addresses.extend(&old.cluster_addresses);
+                touched.hairpins.extend(&old.hairpins);
             }
+            touched.frontends.extend(new.frontends.iter().map(|(frontend, _)| *frontend));
+            touched.cluster_addresses.extend(&new.cluster_addresses);
+            touched.hairpins.extend(&new.hairpins);
         }
         touched
     }
@@ -47,41 +60,54 @@ impl Desired {
     /// Replaces the plans of some Services. An empty plan takes the Service out.
     pub fn update(&mut self, updates: BTreeMap<Key, ServicePlan>) {
         for (key, new) in updates {
-            if let Some(old) = self.plans.remove(&key) {
-                for (frontend, _) in &old.frontends {
-                    if let Some(claims) = self.claims.get_mut(frontend) {
-                        claims.retain(|claim| *claim != key);
-                        if claims.is_empty() {
-                            self.claims.remove(frontend);
-                        }
-                    }
-                }
+            if let Some(old) = self.services.remove(&key) {
+                old.frontends.iter().for_each(|frontend| self.withdraw(frontend, &key));
                 old.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.remove(addr));
                 old.hairpins.iter().for_each(|addr| self.hairpins.remove(addr));
-                old.timeouts().for_each(|seconds| self.timeouts.remove(&seconds));
             }
-            if new != ServicePlan::default() {
-                for (frontend, _) in &new.frontends {
-                    let claims = self.claims.entry(*frontend).or_insert_with(|| Vec::with_capacity(1));
-                    claims.insert(claims.partition_point(|claim| *claim < key), key.clone());
-                }
-                new.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.add(*addr));
-                new.hairpins.iter().for_each(|addr| self.hairpins.add(*addr));
-                new.timeouts().for_each(|seconds| self.timeouts.add(seconds));
-                self.plans.insert(key, new);
+            if new == ServicePlan::default() {
+                continue;
             }
+            let held = Held {
+                frontends: new.frontends.iter().map(|(frontend, _)| *frontend).collect(),
+                cluster_addresses: new.cluster_addresses.into(),
+                hairpins: new.hairpins.into(),
+                health: new.health,
+            };
+            for (frontend, action) in new.frontends {
+                self.claim(frontend, &key, action);
+            }
+            held.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.add(*addr));
+            held.hairpins.iter().for_each(|addr| self.hairpins.add(*addr));
+            self.services.insert(key, held);
+        }
+    }
+
+    fn claim(&mut self, frontend: Frontend, by: &Key, action: Action) {
+        action.affinity.into_iter().for_each(|seconds| self.timeouts.add(seconds));
+        let claims = self.claims.entry(frontend).or_insert_with(|| Vec::with_capacity(1));
+        claims.insert(claims.partition_point(|(claim, _)| claim < by), (by.clone(), action));
+    }
+
+    fn withdraw(&mut self, frontend: &Frontend, by: &Key) {
+        let Some(claims) = self.claims.get_mut(frontend) else { return };
+        if let Some(at) = claims.iter().position(|(claim, _)| claim == by) {
+            let (_, action) = claims.remove(at);
+            action.affinity.iter().for_each(|seconds| self.timeouts.remove(seconds));
+        }
+        if claims.is_empty() {
+            self.claims.remove(frontend);
         }
     }
 
     /// What becomes of packets to a frontend.
     pub fn action(&self, frontend: &Frontend) -> Option<&Action> {
-        let owner = self.claims.get(frontend)?.first()?;
-        self.plans.get(owner)?.frontends.iter().find(|(of, _)| of == frontend).map(|(_, action)| action)
+        self.claims.get(frontend)?.first().map(|(_, action)| action)
     }
 
     /// The Services that want a frontend; the first one has it.
     pub fn owners(&self, frontend: &Frontend) -> impl Iterator<Item = &Key> {
-        self.claims.get(frontend).into_iter().flatten()
+        self.claims.get(frontend).into_iter().flatten().map(|(key, _)| key)
     }
 
     /// How many frontends there are.
@@ -89,14 +115,9 @@ impl Desired {
         self.claims.len()
     }
 
-    /// All frontends, each with what becomes of its packets.
+    /// All frontends, in order, each with what becomes of its packets.
     pub fn actions(&self) -> impl Iterator<Item = (&Frontend, &Action)> {
-        self.plans.iter().flat_map(|(key, plan)| {
-            let owned = |(frontend, _): &&(Frontend, Action)| {
-                self.claims.get(frontend).and_then(|claims| claims.first()) == Some(key)
-            };
-            plan.frontends.iter().filter(owned).map(|(frontend, action)| (frontend, action))
-        })
+        self.claims.iter().filter_map(|(frontend, claims)| Some((frontend, &claims.first()?.1)))
     }
 
     /// All cluster addresses.
@@ -121,18 +142,18 @@ impl Desired {
 
     /// The Services known, by key.
     pub fn services(&self) -> impl Iterator<Item = &Key> {
-        self.plans.keys()
+        self.services.keys()
     }
 
     /// The health-check port of a Service.
-    pub fn health(&self, key: &Key) -> Option<&super::HealthPort> {
-        self.plans.get(key)?.health.as_ref()
+    pub fn health(&self, key: &Key) -> Option<&HealthPort> {
+        self.services.get(key)?.health.as_ref()
     }
 
     /// All health-check ports.
     pub fn health_ports(&self) -> HealthPorts {
-        let with_port = |(key, plan): (&Key, &ServicePlan)| Some((key.clone(), plan.health.clone()?));
-        self.plans.iter().filter_map(with_port).collect()
+        let with_port = |(key, held): (&Key, &Held)| Some((key.clone(), held.health.clone()?));
+        self.services.iter().filter_map(with_port).collect()
     }
 
     /// The affinity timeouts in use, in seconds.

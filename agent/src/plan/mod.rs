@@ -100,11 +100,6 @@ impl ServicePlan {
             any(|action| action.local.as_ref().is_some_and(|l| l.is_empty())),
         ]
     }
-
-    /// The affinity timeouts of its frontends, in seconds.
-    pub fn timeouts(&self) -> impl Iterator<Item = u32> {
-        self.frontends.iter().filter_map(|(_, action)| action.affinity)
-    }
 }
 
 /// This node's place in the cluster.

@@ -74,6 +74,9 @@ fn port_frontends(
     let cluster = sockets(&cluster_backends(all, &place.node, place.zone.as_deref()));
     let local = sockets(&local_backends(all, &place.node));
     let serving: Vec<_> = all.iter().filter(|b| b.endpoint.serving || b.endpoint.ready).copied().collect();
+    let serving = sockets(&serving);
+    // Nearly always, and there are many.
+    let serving = if serving == cluster { Arc::clone(&cluster) } else { serving };
     let base = Action {
         reject: cluster.is_empty() && local.is_empty(),
         targets: Arc::clone(&cluster),
@@ -81,7 +84,7 @@ fn port_frontends(
         masquerade: Masquerade::NotPods,
         sources: None,
         affinity: service.affinity.map(|a| u32::try_from(a.timeout.as_secs()).unwrap_or(u32::MAX)),
-        serving: sockets(&serving),
+        serving,
     };
     let internal = match service.internal_policy {
         Policy::Cluster => base.clone(),

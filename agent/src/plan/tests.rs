@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use steerage_model::{
-    Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, IpMode, Key, Policy,
-    Protocol, Service, ServiceKind, ServicePort, names,
+    Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Hints, Index, Ingress, IpMode, Key,
+    Policy, Protocol, Service, ServiceKind, ServicePort, names,
 };
 
 use super::*;
@@ -35,12 +35,9 @@ fn service(name: &str) -> Service {
 
 fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
     EndpointSlice {
-        triggered: None,
-        key: Key::new("shop", format!("{name}-1")),
-        service: Key::new("shop", name),
-        family: Family::V4,
         ports: vec![EndpointPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 8080 }],
         endpoints,
+        ..EndpointSlice::new(Key::new("shop", format!("{name}-1")), Key::new("shop", name), Family::V4)
     }
 }
 
@@ -57,7 +54,7 @@ fn place() -> Place {
 fn plan(service: &Service, endpoints: Vec<Endpoint>) -> ServicePlan {
     let mut index = Index::default();
     index.on_service(Event::Apply(service.clone()));
-    index.on_slice(Event::Apply(slice(&service.key.name, endpoints)));
+    index.on_slice(Event::Apply(slice(service.key.name(), endpoints)));
     plan_service(service, &index, &place())
 }
 
@@ -214,7 +211,7 @@ fn hints_narrow_the_short_way_and_never_the_local_list() {
     let mut endpoints = both();
     endpoints.push(Endpoint::ready(addr("10.244.0.2"), "here"));
     for (endpoint, zone) in endpoints.iter_mut().zip(["far", "near", "far"]) {
-        endpoint.hints.zones = vec![zone.to_owned()];
+        endpoint.hints = Some(Box::new(Hints { nodes: Vec::new(), zones: vec![zone.into()] }));
     }
     let mut local = service("web");
     local.external_policy = Policy::Local;

@@ -107,14 +107,11 @@ fn slice(number: u8, spec: &Spec, family: Family) -> EndpointSlice {
         Endpoint::ready(addr(family, POD, n), if n - spec.first < spec.here { "node" } else { "other" })
     };
     EndpointSlice {
-        triggered: None,
-        key: Key::new("shop", format!("s{number}-{family}")),
-        service: key(number),
-        family,
         ports: PROTOCOLS
             .map(|protocol| EndpointPort { name: protocol.to_string(), protocol, port: 8080 })
             .to_vec(),
         endpoints: (spec.first..).take((spec.here + spec.elsewhere).into()).map(endpoint).collect(),
+        ..EndpointSlice::new(Key::new("shop", format!("s{number}-{family}")), key(number), family)
     }
 }
 

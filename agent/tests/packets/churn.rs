@@ -90,7 +90,7 @@ fn repeated_handshakes(world: &World, at: At) -> String {
 fn on_ports(pods: &[At], count: u16) -> Vec<EndpointSlice> {
     let of_port = |port: u16| {
         slices(pods).into_iter().map(move |mut slice| {
-            slice.key.name = format!("{}-{port}", slice.key.name);
+            slice.key = Key::new("shop", format!("{}-{port}", slice.key.name()));
             for of in &mut slice.ports {
                 of.port = port;
             }
@@ -167,7 +167,7 @@ fn no_packet_is_lost_while_a_vip_moves_between_services() {
         port.node_port = Some(30081);
     }
     for mut slice in slices(&[At::Pod2, At::Pod1, At::Far]) {
-        slice.key.name.push_str("-other");
+        slice.key = Key::new("shop", format!("{}-other", slice.key.name()));
         slice.service = other_key.clone();
         cluster.index.on_slice(Event::Apply(slice));
     }

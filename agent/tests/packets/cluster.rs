@@ -86,10 +86,6 @@ pub(crate) fn with_affinity(mut service: Service, timeout: Duration) -> Service 
 pub(crate) fn slices(pods: &[At]) -> Vec<EndpointSlice> {
     FAMILIES
         .map(|family| EndpointSlice {
-            triggered: None,
-            key: Key::new("shop", format!("web-{family}")),
-            service: key(),
-            family,
             ports: [Protocol::Tcp, Protocol::Udp]
                 .map(|protocol| EndpointPort { name: protocol.to_string(), protocol, port: PORT })
                 .to_vec(),
@@ -97,6 +93,7 @@ pub(crate) fn slices(pods: &[At]) -> Vec<EndpointSlice> {
                 .iter()
                 .map(|at| Endpoint::ready(at.addr(family), if *at == At::Far { "other" } else { "node" }))
                 .collect(),
+            ..EndpointSlice::new(Key::new("shop", format!("web-{family}")), key(), family)
         })
         .to_vec()
 }

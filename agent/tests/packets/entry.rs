@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
 
-use steerage_model::{Family, Protocol};
+use steerage_model::{Family, Key, Protocol};
 
 use crate::cluster::{Cluster, FAMILIES, NODE_PORT, Way, local, service, slices, with_affinity};
 use crate::world::{At, Lost, World, ask_on, ask_udp, udp_socket};
@@ -67,11 +67,11 @@ fn one_port_of_two_protocols_leads_to_the_endpoints_of_each() {
     let mut slices = slices(&[At::Pod1]);
     let more = crate::cluster::slices(&[At::Pod2]);
     slices.extend(more.into_iter().map(|mut slice| {
-        slice.key.name.push_str("-udp");
+        slice.key = Key::new("shop", format!("{}-udp", slice.key.name()));
         slice
     }));
     for slice in &mut slices {
-        let udp = slice.key.name.ends_with("-udp");
+        let udp = slice.key.name().ends_with("-udp");
         slice.ports.retain(|port| (port.protocol == Protocol::Udp) == udp);
     }
     let mut cluster = Cluster::new(&world, service(), &[]);

@@ -238,7 +238,7 @@ fn an_endpoint_in_the_hosts_network_is_reached() {
     let world = World::new();
     let mut slices = slices(&[At::Node]);
     for slice in &mut slices {
-        slice.endpoints[0].node = Some("node".to_owned());
+        slice.endpoints[0].node = Some("node".into());
     }
     let mut cluster = Cluster::new(&world, local(service()), &[]);
     cluster.set_slices(local(service()), slices);

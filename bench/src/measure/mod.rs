@@ -7,6 +7,7 @@ mod connections;
 mod follow;
 mod health;
 mod idle;
+mod kernel;
 mod start;
 mod throughput;
 
@@ -43,6 +44,8 @@ pub enum Measure {
     Idle,
     /// Many changes a second
     Churn,
+    /// What one change costs the kernel; of the agent alone
+    Kernel,
 }
 
 /// How much is measured.
@@ -151,6 +154,9 @@ impl Bench<'_> {
         let group = running.end()?;
         if matches!(result, Ok(true)) {
             start::after_end(self, who, level, &group)?;
+            if who == Who::Ours && self.settings.measures.contains(&Measure::Kernel) {
+                kernel::measure(self, world, level)?;
+            }
         }
         // What the next trial begins with.
         world.shell(At::Node, "nft flush ruleset; conntrack -F >/dev/null 2>&1 || true")?;
@@ -174,7 +180,7 @@ impl Bench<'_> {
                 Measure::Throughput if usual => throughput::measure(self, trial)?,
                 Measure::Churn if usual => churn::measure(self, trial)?,
                 Measure::Idle if usual => idle::measure(self, trial)?,
-                Measure::Start | Measure::Throughput | Measure::Churn | Measure::Idle => {}
+                Measure::Start | Measure::Kernel | Measure::Throughput | Measure::Churn | Measure::Idle => {}
             }
         }
         Ok(true)

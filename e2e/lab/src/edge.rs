@@ -25,6 +25,9 @@ pub const ADMIN_PORT: u16 = 10359;
 /// How long an edge may take to be ready.
 const READY_WITHIN: Duration = Duration::from_mins(1);
 
+/// It gets the privileges that its README asks for, and no others.
+const LEAST: [&str; 3] = ["setpriv", "--no-new-privs", "--bounding-set=-all,+net_admin,+net_raw"];
+
 /// The kubeconfig of all edges, by user.
 const USER: &str = "edge";
 
@@ -94,6 +97,7 @@ fn launch(lab: &Lab, host: &Host) -> Result<()> {
     // An edge host is a machine with a name of its own.
     let named = ["unshare", "-u", "sh", "-c", r#"hostname "$0" && exec "$@""#, &host.name];
     let mut command: Vec<_> = named.map(str::to_owned).to_vec();
+    command.extend(LEAST.map(str::to_owned));
     command.extend(["env".to_owned(), format!("KUBECONFIG={}", lab.kubeconfig(USER).display()), program]);
     daemon::spawn(lab, &host.name, &host.netns, &command).map(drop)
 }

@@ -15,12 +15,8 @@ fn service(name: &str, variant: u8) -> Service {
 
 fn slice(name: &str, service: &str, variant: u8) -> EndpointSlice {
     EndpointSlice {
-        triggered: None,
-        key: Key::new("ns", name),
-        service: Key::new("ns", service),
-        family: Family::V4,
-        ports: Vec::new(),
         endpoints: vec![Endpoint::ready(IpAddr::from([10, 0, 0, variant]), "a")],
+        ..EndpointSlice::new(Key::new("ns", name), Key::new("ns", service), Family::V4)
     }
 }
 

@@ -8,23 +8,20 @@ use crate::{EndpointPort, Hints, Key};
 fn endpoint(last: u8, state: char, node: Option<&str>) -> Endpoint {
     Endpoint {
         addr: IpAddr::from([10, 0, 0, last]),
-        node: node.map(str::to_owned),
+        node: node.map(Into::into),
         zone: None,
         ready: state == 'R',
         serving: matches!(state, 'R' | 'T'),
         terminating: matches!(state, 'T' | 'X'),
-        hints: Hints::default(),
+        hints: None,
     }
 }
 
 fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
     EndpointSlice {
-        triggered: None,
-        key: Key::new("ns", name),
-        service: Key::new("ns", "svc"),
-        family: Family::V4,
         ports: vec![EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
         endpoints,
+        ..EndpointSlice::new(Key::new("ns", name), Key::new("ns", "svc"), Family::V4)
     }
 }
 
@@ -128,8 +125,8 @@ fn hints_narrow_only_when_every_ready_endpoint_has_them_and_one_fits() {
     let hinted = |zones: [&str; 2], nodes: [&str; 2]| {
         let mut one = of(&[('R', Some("a")), ('R', Some("b"))]);
         for (endpoint, (zone, node)) in one.endpoints.iter_mut().zip(zones.into_iter().zip(nodes)) {
-            let list = |s: &str| if s.is_empty() { vec![] } else { vec![s.to_owned()] };
-            endpoint.hints = Hints { zones: list(zone), nodes: list(node) };
+            let list = |s: &str| if s.is_empty() { vec![] } else { vec![s.into()] };
+            endpoint.hints = Some(Box::new(Hints { zones: list(zone), nodes: list(node) }));
         }
         one
     };
@@ -151,7 +148,7 @@ fn hints_narrow_only_when_every_ready_endpoint_has_them_and_one_fits() {
 fn hints_never_narrow_the_local_list() {
     let mut one = of(&[('R', Some("a")), ('R', Some("a")), ('R', Some("b"))]);
     for (endpoint, zone) in one.endpoints.iter_mut().zip(["z2", "z2", "z1"]) {
-        endpoint.hints = Hints { nodes: vec!["b".to_owned()], zones: vec![zone.to_owned()] };
+        endpoint.hints = Some(Box::new(Hints { nodes: vec!["b".into()], zones: vec![zone.into()] }));
     }
     let all = backends([&one].into_iter(), Family::V4, "http", Protocol::Tcp);
     assert_eq!(local_backends(&all, "a").len(), 2);

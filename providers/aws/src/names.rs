@@ -42,7 +42,7 @@ pub(crate) fn target_group(
 /// At most 32 letters, digits and hyphens, no hyphen at an end, no two in a row.
 fn name(cluster: &str, service: &Key, parts: &[&str]) -> String {
     let mut shown = String::new();
-    for c in service.name.chars().take(SHOWN) {
+    for c in service.name().chars().take(SHOWN) {
         if c.is_ascii_alphanumeric() {
             shown.push(c);
         } else if !shown.ends_with('-') && !shown.is_empty() {
@@ -50,7 +50,7 @@ fn name(cluster: &str, service: &Key, parts: &[&str]) -> String {
         }
     }
     let whole: Vec<&str> =
-        [cluster, &service.namespace, &service.name].into_iter().chain(parts.iter().copied()).collect();
+        [cluster, service.namespace(), service.name()].into_iter().chain(parts.iter().copied()).collect();
     let hash = &digest(&whole)[..10];
     match shown.trim_end_matches('-') {
         "" => format!("{}{hash}", prefix(cluster)),

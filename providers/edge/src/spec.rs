@@ -34,8 +34,8 @@ pub fn metadata(owner: &Owner) -> ObjectMeta {
     let labels = [
         (MANAGED_BY, MANAGER.to_owned()),
         (SERVICE_UID, owner.uid.clone()),
-        (SERVICE_NAMESPACE, owner.service.namespace.clone()),
-        (SERVICE_NAME, owner.service.name.clone()),
+        (SERVICE_NAMESPACE, owner.service.namespace().to_owned()),
+        (SERVICE_NAME, owner.service.name().to_owned()),
     ];
     ObjectMeta {
         name: Some(object_name(owner)),
@@ -47,12 +47,12 @@ pub fn metadata(owner: &Owner) -> ObjectMeta {
 /// Whose object this is, told by its labels; `None` if it is not ours.
 pub fn owner(labels: Option<&BTreeMap<String, String>>) -> Option<Owner> {
     let labels = labels?;
-    let text = |key: &str| labels.get(key).cloned();
+    let text = |key: &str| labels.get(key);
     if labels.get(MANAGED_BY).map(String::as_str) != Some(MANAGER) {
         return None;
     }
-    let service = Key { namespace: text(SERVICE_NAMESPACE)?, name: text(SERVICE_NAME)? };
-    Some(Owner { service, uid: text(SERVICE_UID)? })
+    let service = Key::new(text(SERVICE_NAMESPACE)?, text(SERVICE_NAME)?);
+    Some(Owner { service, uid: text(SERVICE_UID)?.clone() })
 }
 
 /// The object's spec with these addresses; the targets are those of `current`, which [`with_targets`] changes.
@@ -61,7 +61,8 @@ pub fn structure(
     addresses: Vec<IpAddr>,
     current: Option<&api::EdgeLoadBalancerSpec>,
 ) -> Result<api::EdgeLoadBalancerSpec, Error> {
-    let Key { namespace, name } = lb.owner.service.clone();
+    let service = &lb.owner.service;
+    let (namespace, name) = (service.namespace().to_owned(), service.name().to_owned());
     Ok(api::EdgeLoadBalancerSpec {
         service: api::ServiceReference { namespace, name, uid: lb.owner.uid.clone() },
         addresses,

@@ -72,6 +72,13 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
+/// Collects without room to grow: projections are kept for long, and are many.
+pub(super) fn exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut items: Vec<_> = items.collect();
+    items.shrink_to_fit();
+    items
+}
+
 /// Parses `text`, or notes that `field` has a value that is left out.
 pub(super) fn parse_or_note<T: FromStr>(field: &str, text: &str, notes: &mut Vec<String>) -> Option<T> {
     let parsed = text.trim().parse().ok();

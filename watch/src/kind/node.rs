@@ -41,7 +41,7 @@ impl Kind for Nodes {
     }
 
     fn key(&self, key: Key) -> String {
-        key.name
+        key.name().to_owned()
     }
 
     fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Node>, Malformed> {

@@ -11,7 +11,7 @@ use steerage_model::{
     Affinity, Condition, Family, Ingress, IpMode, Key, Policy, Service, ServiceKind, ServicePort, names,
 };
 
-use super::json::{Meta, or_default, parse_or_note, protocol_or_note};
+use super::json::{Meta, exact, or_default, parse_or_note, protocol_or_note};
 use super::{Kind, Malformed};
 
 /// All Services.
@@ -58,14 +58,11 @@ fn fill_spec(service: &mut Service, spec: Spec, notes: &mut Vec<String>) -> Resu
     // Objects written before dual-stack have the single field only.
     let cluster_ips =
         if spec.cluster_ips.is_empty() { spec.cluster_ip.into_iter().collect() } else { spec.cluster_ips };
-    service.cluster_ips = cluster_ips
-        .iter()
-        .filter(|ip| !ip.is_empty() && *ip != "None")
-        .filter_map(|ip| parse_or_note("spec.clusterIPs", ip, notes))
-        .collect();
-    service.external_ips =
-        spec.external_ips.iter().filter_map(|ip| parse_or_note("spec.externalIPs", ip, notes)).collect();
-    service.ports = spec.ports.into_iter().filter_map(|p| port(p, notes)).collect();
+    let cluster_ips = cluster_ips.iter().filter(|ip| !ip.is_empty() && *ip != "None");
+    service.cluster_ips = exact(cluster_ips.filter_map(|ip| parse_or_note("spec.clusterIPs", ip, notes)));
+    let external_ips = spec.external_ips.iter();
+    service.external_ips = exact(external_ips.filter_map(|ip| parse_or_note("spec.externalIPs", ip, notes)));
+    service.ports = exact(spec.ports.into_iter().filter_map(|p| port(p, notes)));
     service.external_policy =
         policy("spec.externalTrafficPolicy", spec.external_traffic_policy.as_deref(), notes);
     service.internal_policy =
@@ -79,7 +76,7 @@ fn fill_spec(service: &mut Service, spec: Spec, notes: &mut Vec<String>) -> Resu
         .collect();
     service.class = spec.load_balancer_class.filter(|class| !class.is_empty());
     service.load_balancer_ip = spec.load_balancer_ip.filter(|ip| !ip.is_empty());
-    service.families = spec.ip_families.iter().filter_map(|f| family(f, notes)).collect();
+    service.families = exact(spec.ip_families.iter().filter_map(|f| family(f, notes)));
     service.allocate_node_ports = spec.allocate_load_balancer_node_ports.unwrap_or(true);
     service.has_selector = !spec.selector.is_empty();
     Ok(())
@@ -87,7 +84,7 @@ fn fill_spec(service: &mut Service, spec: Spec, notes: &mut Vec<String>) -> Resu
 
 fn fill_status(service: &mut Service, status: Status, notes: &mut Vec<String>) {
     let entries = status.load_balancer.ingress.into_iter();
-    service.ingress = entries.filter_map(|entry| ingress(entry, notes)).collect();
+    service.ingress = exact(entries.filter_map(|entry| ingress(entry, notes)));
     service.conditions = status
         .conditions
         .into_iter()

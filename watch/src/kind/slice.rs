@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use steerage_model::{Endpoint, EndpointPort, EndpointSlice, Family, Hints, Key, names};
 
-use super::json::{Meta, or_default, parse_or_note, protocol_or_note};
+use super::json::{Meta, exact, or_default, parse_or_note, protocol_or_note};
 use super::{Kind, Malformed, Selectors};
 
 /// All slices that belong to a Service with a cluster address. Slices are never selected by the label that names a service
@@ -53,11 +53,11 @@ impl Kind for EndpointSlices {
         Ok(Some(EndpointSlice {
             // A clock's reading for a metric: what is none is no loss.
             triggered: triggered.and_then(|text| text.parse::<Timestamp>().ok()).map(SystemTime::from),
-            service: Key::new(wire.metadata.namespace.clone(), service.clone()),
+            service: Key::new(&wire.metadata.namespace, service),
             key: Key::new(wire.metadata.namespace, wire.metadata.name),
             family,
-            ports: wire.ports.into_iter().filter_map(|p| port(p, notes)).collect(),
-            endpoints: wire.endpoints.into_iter().filter_map(|e| endpoint(e, family, notes)).collect(),
+            ports: exact(wire.ports.into_iter().filter_map(|p| port(p, notes))),
+            endpoints: exact(wire.endpoints.into_iter().filter_map(|e| endpoint(e, family, notes))),
         }))
     }
 }
@@ -80,15 +80,17 @@ fn endpoint(wire: WireEndpoint, family: Family, notes: &mut Vec<String>) -> Opti
         return None;
     }
     let ready = wire.conditions.ready.unwrap_or(true);
-    let names = |list: Vec<Named>| list.into_iter().map(|named| named.name).collect();
+    let names = |list: Vec<Named>| exact(list.into_iter().map(|named| named.name.into()));
+    let WireHints { for_nodes, for_zones } = wire.hints;
+    let hinted = !for_nodes.is_empty() || !for_zones.is_empty();
     Some(Endpoint {
         addr,
-        node: wire.node_name.filter(|name| !name.is_empty()),
-        zone: wire.zone.filter(|name| !name.is_empty()),
+        node: wire.node_name.filter(|name| !name.is_empty()).map(Into::into),
+        zone: wire.zone.filter(|name| !name.is_empty()).map(Into::into),
         ready,
         serving: wire.conditions.serving.unwrap_or(ready),
         terminating: wire.conditions.terminating.unwrap_or(false),
-        hints: Hints { nodes: names(wire.hints.for_nodes), zones: names(wire.hints.for_zones) },
+        hints: hinted.then(|| Box::new(Hints { nodes: names(for_nodes), zones: names(for_zones) })),
     })
 }
 

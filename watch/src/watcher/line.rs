@@ -86,7 +86,7 @@ impl Head {
     }
 
     pub(super) fn key(&self) -> Key {
-        Key::new(self.metadata.namespace.clone(), self.metadata.name.clone())
+        Key::new(&self.metadata.namespace, &self.metadata.name)
     }
 
     pub(super) fn version(&self) -> &str {

@@ -51,7 +51,7 @@ impl Harness for ToyHarness {
     }
 
     async fn targets(&self, owner: &Owner) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
-        let prefix = format!("target/{}.{}/", owner.service.namespace, owner.service.name);
+        let prefix = format!("target/{}.{}/", owner.service.namespace(), owner.service.name());
         let objects = self.server.objects.lock().unwrap();
         let nodes = objects.keys().filter_map(|n| n.strip_prefix(&prefix)).map(str::to_owned).collect();
         Ok(BTreeMap::from([("all".to_owned(), nodes)]))
@@ -73,9 +73,9 @@ impl Harness for ToyHarness {
         let key = &lb.owner.service;
         let mut objects = self.server.objects.lock().unwrap();
         let fields = BTreeMap::from([("color".to_owned(), "blue".to_owned())]);
-        objects.insert(format!("lb/{}.{}", key.namespace, key.name), fields.clone());
-        objects.insert(format!("target/{}.{}/guest", key.namespace, key.name), fields.clone());
-        objects.insert(format!("lb/{}.{}-guest", key.namespace, key.name), fields);
+        objects.insert(format!("lb/{}.{}", key.namespace(), key.name()), fields.clone());
+        objects.insert(format!("target/{}.{}/guest", key.namespace(), key.name()), fields.clone());
+        objects.insert(format!("lb/{}.{}-guest", key.namespace(), key.name()), fields);
         Ok(())
     }
 
@@ -85,14 +85,14 @@ impl Harness for ToyHarness {
     }
 
     async fn mark(&self, owner: &Owner) -> anyhow::Result<()> {
-        let name = format!("lb/{}.{}", owner.service.namespace, owner.service.name);
+        let name = format!("lb/{}.{}", owner.service.namespace(), owner.service.name());
         let mut objects = self.server.objects.lock().unwrap();
         objects.entry(name).or_default().insert("mark".to_owned(), "mine".to_owned());
         Ok(())
     }
 
     async fn marked(&self, owner: &Owner) -> anyhow::Result<bool> {
-        let name = format!("lb/{}.{}", owner.service.namespace, owner.service.name);
+        let name = format!("lb/{}.{}", owner.service.namespace(), owner.service.name());
         Ok(self.server.objects.lock().unwrap().get(&name).is_some_and(|f| f.contains_key("mark")))
     }
 

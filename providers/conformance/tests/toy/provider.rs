@@ -50,11 +50,11 @@ pub(crate) struct Toy {
 static DRAWN: AtomicU32 = AtomicU32::new(0);
 
 fn lb_name(key: &Key) -> String {
-    format!("lb/{}.{}", key.namespace, key.name)
+    format!("lb/{}.{}", key.namespace(), key.name())
 }
 
 fn target_prefix(key: &Key) -> String {
-    format!("target/{}.{}/", key.namespace, key.name)
+    format!("target/{}.{}/", key.namespace(), key.name())
 }
 
 fn wanted(lb: &LoadBalancer) -> Fields {
@@ -201,7 +201,7 @@ impl Provider for Toy {
             self.make(lb).await?;
         }
         self.made.lock().unwrap().push(lb.owner.clone());
-        let hostname = Some(format!("{}.toy", lb.owner.service.name));
+        let hostname = Some(format!("{}.toy", lb.owner.service.name()));
         Ok(Ensured { progress: Progress::Done, ingress: vec![Ingress { ip: None, hostname, ip_mode: None }] })
     }
 

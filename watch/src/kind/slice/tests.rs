@@ -37,10 +37,6 @@ fn a_whole_slice_is_read() {
     assert!(notes.is_empty(), "{notes:?}");
     let port = |name: &str, protocol, port| EndpointPort { name: name.into(), protocol, port };
     let want = EndpointSlice {
-        triggered: None,
-        key: Key::new("shop", "web-x1"),
-        service: Key::new("shop", "web"),
-        family: Family::V6,
         ports: vec![port("http", Protocol::Tcp, 8080), port("", Protocol::Udp, 53)],
         endpoints: vec![Endpoint {
             addr: "fd00::5".parse().expect("address"),
@@ -49,8 +45,9 @@ fn a_whole_slice_is_read() {
             ready: false,
             serving: true,
             terminating: true,
-            hints: Hints { nodes: vec!["n1".into()], zones: vec!["z1".into(), "z2".into()] },
+            hints: Some(Box::new(Hints { nodes: vec!["n1".into()], zones: vec!["z1".into(), "z2".into()] })),
         }],
+        ..EndpointSlice::new(Key::new("shop", "web-x1"), Key::new("shop", "web"), Family::V6)
     };
     assert_eq!(slice, Some(want));
 }
@@ -70,7 +67,7 @@ fn conditions_default_as_the_api_says() {
         let (slice, _) = project(&slice("IPv4", &of_web(), &endpoints));
         let endpoint = &slice.expect("slice").endpoints[0];
         assert_eq!((endpoint.ready, endpoint.serving, endpoint.terminating), want, "{conditions}");
-        assert_eq!((&endpoint.node, &endpoint.zone, &endpoint.hints), (&None, &None, &Hints::default()));
+        assert_eq!((&endpoint.node, &endpoint.zone, &endpoint.hints), (&None, &None, &None));
     }
 }
 
