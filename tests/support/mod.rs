@@ -142,7 +142,14 @@ impl Cluster {
 
     /// The load balancer of a Service, if there is one.
     pub(crate) async fn balancer_of(&self, service: &str) -> Option<EdgeLoadBalancer> {
-        let list = self.balancers().list(&ListParams::default()).await.expect("balancers");
+        // An API server that has just learned of a resource asks for patience.
+        let list = eventually("a list of balancers", async || {
+            match self.balancers().list(&ListParams::default()).await {
+                Err(kube::Error::Api(status)) if status.code == 429 => None,
+                list => Some(list.expect("balancers")),
+            }
+        })
+        .await;
         list.items.into_iter().find(|balancer| balancer.spec.service.name == service)
     }
 

@@ -5,6 +5,7 @@
 //! noted in [`Staleness`], so that silence can be told from quiet.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
 use futures::Stream;
@@ -105,6 +106,7 @@ impl Watches {
             kind,
             machine: Machine::new(),
             open: None,
+            page: None,
             events: VecDeque::new(),
             troubled: false,
         };
@@ -121,6 +123,8 @@ struct Watcher<K: Kind> {
     kind: K,
     machine: Machine,
     open: Option<Open>,
+    /// What is left of a page, after the events.
+    page: Option<Unread>,
     events: VecDeque<Event<K::Object>>,
     /// Whether the last thing logged was a failure.
     troubled: bool,
@@ -132,7 +136,22 @@ struct Open {
     fruitful: bool,
 }
 
-/// A page of a list. Its items stay text until they are projected, one by one.
+/// The items of a page that are still text. They are projected one by one, as they are asked for: who takes the events works on
+/// the first ones while the last ones wait.
+struct Unread {
+    text: String,
+    items: std::vec::IntoIter<Range<usize>>,
+    /// It is the list's last page.
+    last: bool,
+}
+
+impl Unread {
+    fn next(&mut self) -> Option<&str> {
+        self.items.next().and_then(|range| self.text.get(range))
+    }
+}
+
+/// A page of a list.
 #[derive(Deserialize)]
 struct Page<'a> {
     metadata: PageMeta,
@@ -153,6 +172,18 @@ impl<K: Kind> Watcher<K> {
         loop {
             if let Some(event) = self.events.pop_front() {
                 return event;
+            }
+            if let Some(mut page) = self.page.take() {
+                if let Some(json) = page.next() {
+                    let head = Head::read(json).unwrap_or_default();
+                    if let Projected::Object(object) = self.project(&head.key(), json) {
+                        self.events.push_back(Event::InitApply(object));
+                    }
+                    self.page = Some(page);
+                } else if page.last {
+                    return Event::InitDone;
+                }
+                continue;
             }
             let result = match &mut self.open {
                 Some(open) => match open.lines.next(self.watches.timing.idle).await {
@@ -185,15 +216,9 @@ impl<K: Kind> Watcher<K> {
             self.watches.metrics.list(self.kind.name());
             self.events.push_back(Event::Init);
         }
-        for item in page.items.unwrap_or_default() {
-            let head = Head::read(item.get()).unwrap_or_default();
-            if let Projected::Object(object) = self.project(&head.key(), item.get()) {
-                self.events.push_back(Event::InitApply(object));
-            }
-        }
-        if is.last {
-            self.events.push_back(Event::InitDone);
-        }
+        let items: Vec<_> =
+            page.items.unwrap_or_default().into_iter().map(|item| place(item.get(), &text)).collect();
+        self.page = Some(Unread { text, items: items.into_iter(), last: is.last });
         Ok(())
     }
 
@@ -292,6 +317,12 @@ impl<K: Kind> Watcher<K> {
         );
         tokio::time::sleep(wait).await;
     }
+}
+
+/// Where a part of a text stands in it.
+fn place(part: &str, text: &str) -> Range<usize> {
+    let start = part.as_ptr().addr().saturating_sub(text.as_ptr().addr());
+    start..start + part.len()
 }
 
 /// What became of an object's JSON.
