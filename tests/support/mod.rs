@@ -84,6 +84,12 @@ impl Cluster {
         api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.expect("node status");
     }
 
+    pub(crate) async fn provider_id(&self, node: &str, id: &str) {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let patch = Patch::Merge(json!({"spec": {"providerID": id}}));
+        api.patch(node, &PatchParams::default(), &patch).await.expect("node");
+    }
+
     pub(crate) async fn pool(&self, name: &str, range: &str) {
         let api: Api<AddressPool> = Api::namespaced(self.client.clone(), &self.namespace);
         let pool = json!({"apiVersion": "steerage.dev/v1alpha1", "kind": "AddressPool",
@@ -214,14 +220,21 @@ impl Cluster {
         text.lines().filter(counts).filter_map(value).sum()
     }
 
-    /// Starts a controller.
+    /// Starts a controller with the edge's provider.
     pub(crate) fn controller(&self, identity: &str, flags: &[&str]) -> Controller {
+        self.controller_of("edge", identity, flags)
+    }
+
+    /// Starts a controller.
+    pub(crate) fn controller_of(&self, provider: &str, identity: &str, flags: &[&str]) -> Controller {
         let child = Command::new(env!("CARGO_BIN_EXE_steerage"))
-            .args(["--provider", "edge", "--namespace", &self.namespace, "--identity", identity])
+            .args(["--provider", provider, "--namespace", &self.namespace, "--identity", identity])
             .args(["--admin-address", "127.0.0.1:0", "--log-level", "info"])
             .args(["--lease-duration", "7s", "--lease-deadline", "2s", "--lease-retry", "500ms"])
             .args(flags)
             .env("KUBECONFIG", Server::shared().kubeconfig())
+            // Nobody checks them.
+            .envs([("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test")])
             .stderr(Stdio::inherit())
             .spawn()
             .expect("controller");

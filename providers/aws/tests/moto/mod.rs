@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A moto server of the test's own, a proxy before it, and the conformance suite's view of both.
 
-mod server;
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context as _;
@@ -15,8 +13,7 @@ use elb::types::{LoadBalancerAttribute, LoadBalancerTypeEnum, ProtocolEnum, Tag,
 use steerage_provider_api::{LoadBalancer, Owner, Provider as _, Target};
 use steerage_provider_aws::{Aws, Config, Scheme};
 use steerage_provider_conformance::{Answer, Call, CallKind, Harness, Proxy, Request, Snapshot, Upstream};
-
-use server::Server;
+use steerage_testmoto::Server;
 
 const FOREIGN: &str = "somebody";
 
@@ -34,29 +31,17 @@ impl Moto {
     /// Starts moto with a VPC, two subnets and so many instances, the last of them stopped.
     pub(crate) async fn start(instances: usize) -> anyhow::Result<Self> {
         let server = Server::start()?;
-        let vpc = server.ec2("CreateVpc", &[("CidrBlock", "10.0.0.0/16")], "vpcId")?.remove(0);
-        let mut subnets = Vec::new();
-        for (block, zone) in [("10.0.0.0/22", "us-east-1a"), ("10.0.4.0/22", "us-east-1b")] {
-            let parameters = [("VpcId", vpc.as_str()), ("CidrBlock", block), ("AvailabilityZone", zone)];
-            subnets.append(&mut server.ec2("CreateSubnet", &parameters, "subnetId")?);
-        }
-        let count = instances.to_string();
-        let parameters = [
-            ("ImageId", "ami-12345678"),
-            ("MinCount", count.as_str()),
-            ("MaxCount", count.as_str()),
-            ("SubnetId", subnets[0].as_str()),
-        ];
-        let instances = server.ec2("RunInstances", &parameters, "instanceId")?;
-        let stopped = instances.last().context("no instance")?;
-        server.ec2("StopInstances", &[("InstanceId.1", stopped)], "instanceId")?;
-        let proxy = Proxy::start(Upstream::http(server.addr), classify).await?;
+        let (vpc, subnets) = server.network()?;
+        let instances = server.instances(&subnets[0], instances)?;
+        server.stop(instances.last().context("no instance")?)?;
+        let proxy = Proxy::start(Upstream::http(server.addr()), classify).await?;
         let sdk = aws_config::defaults(BehaviorVersion::latest())
             .region(Region::new("us-east-1"))
             .credentials_provider(Credentials::from_keys("test", "test", None))
             .load()
             .await;
-        let direct = elb::config::Builder::from(&sdk).endpoint_url(format!("http://{}", server.addr)).build();
+        let direct =
+            elb::config::Builder::from(&sdk).endpoint_url(format!("http://{}", server.addr())).build();
         let config = Config {
             cluster: "conformance".to_owned(),
             vpc,
@@ -75,7 +60,7 @@ impl Moto {
 
     /// Stops an instance.
     pub(crate) fn stop(&self, index: usize) -> anyhow::Result<()> {
-        self.server.ec2("StopInstances", &[("InstanceId.1", &self.instances[index])], "instanceId").map(drop)
+        self.server.stop(&self.instances[index])
     }
 
     pub(crate) async fn balancers(&self) -> anyhow::Result<Vec<elb::types::LoadBalancer>> {
@@ -194,7 +179,7 @@ impl Harness for Moto {
 
     async fn plant_foreign(&self, lb: &LoadBalancer) -> anyhow::Result<()> {
         // The provider's own names, found by letting it make and delete them.
-        let endpoint = Some(format!("http://{}", self.server.addr));
+        let endpoint = Some(format!("http://{}", self.server.addr()));
         let provider = self.provider(Config { endpoint, ..self.config.clone() });
         provider.ensure(lb).await?;
         let (balancer, groups) = self.of(&lb.owner).await?;

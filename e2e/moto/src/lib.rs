@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The moto process, and what the tests ask of its EC2.
+//! A moto server, which plays AWS on loopback, for tests of the provider and of the controller with it. A dependency of tests only.
+//! It ends with the [`Server`], or with the test's thread at the latest.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -9,10 +10,11 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
-/// moto, corrected by `server.py`; it ends with the test.
-pub(super) struct Server {
+/// moto, corrected by `server.py`.
+#[derive(Debug)]
+pub struct Server {
     child: Child,
-    pub(super) addr: SocketAddr,
+    addr: SocketAddr,
 }
 
 impl Drop for Server {
@@ -38,8 +40,9 @@ fn python() -> anyhow::Result<PathBuf> {
 }
 
 impl Server {
-    pub(super) fn start() -> anyhow::Result<Self> {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/moto/server.py");
+    /// Starts it on a free port of its own choice.
+    pub fn start() -> anyhow::Result<Self> {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/server.py");
         let mut command = Command::new(python()?);
         command.arg(script).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         die_with_parent(&mut command);
@@ -50,14 +53,42 @@ impl Server {
         Ok(Self { child, addr: SocketAddr::from(([127, 0, 0, 1], port)) })
     }
 
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// A VPC with a subnet in each of two zones: its id and theirs.
+    pub fn network(&self) -> anyhow::Result<(String, Vec<String>)> {
+        let vpc = self.ec2("CreateVpc", &[("CidrBlock", "10.0.0.0/16")], "vpcId")?.remove(0);
+        let mut subnets = Vec::new();
+        for (block, zone) in [("10.0.0.0/22", "us-east-1a"), ("10.0.4.0/22", "us-east-1b")] {
+            let parameters = [("VpcId", vpc.as_str()), ("CidrBlock", block), ("AvailabilityZone", zone)];
+            subnets.append(&mut self.ec2("CreateSubnet", &parameters, "subnetId")?);
+        }
+        Ok((vpc, subnets))
+    }
+
+    /// The ids of so many new instances in a subnet.
+    pub fn instances(&self, subnet: &str, count: usize) -> anyhow::Result<Vec<String>> {
+        let count = count.to_string();
+        let parameters = [
+            ("ImageId", "ami-12345678"),
+            ("MinCount", count.as_str()),
+            ("MaxCount", count.as_str()),
+            ("SubnetId", subnet),
+        ];
+        self.ec2("RunInstances", &parameters, "instanceId")
+    }
+
+    /// Stops an instance.
+    pub fn stop(&self, instance: &str) -> anyhow::Result<()> {
+        self.ec2("StopInstances", &[("InstanceId.1", instance)], "instanceId").map(drop)
+    }
+
     /// A call of EC2's query API: all texts of the elements with this name. The only use of EC2 is to make a VPC and instances
     /// for the test, which is not worth its SDK's minutes of compilation.
-    pub(super) fn ec2(
-        &self,
-        action: &str,
-        parameters: &[(&str, &str)],
-        element: &str,
-    ) -> anyhow::Result<Vec<String>> {
+    fn ec2(&self, action: &str, parameters: &[(&str, &str)], element: &str) -> anyhow::Result<Vec<String>> {
         let mut body = format!("Action={action}&Version=2016-11-15");
         for (key, value) in parameters {
             let value = value.replace('/', "%2F");
@@ -77,11 +108,9 @@ impl Server {
         ensure!(!texts.is_empty(), "{action}: no {element} in {answer}");
         Ok(texts)
     }
-}
 
-impl Server {
     /// A look at what moto holds, past its API: `snapshot` or `targets`, as `server.py` describes them.
-    pub(super) fn look(&self, what: &str) -> anyhow::Result<String> {
+    pub fn look(&self, what: &str) -> anyhow::Result<String> {
         let answer =
             self.exchange(&format!("GET /test/{what} HTTP/1.1\r\nHost: moto\r\nConnection: close\r\n\r\n"))?;
         let (_, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The controller's binary with the provider for AWS: a real API server, moto, and between them a proxy that counts the calls.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "a test")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::json;
+use steerage_provider_conformance::{CallKind, Proxy, Request, Upstream};
+use steerage_testmoto::Server;
+
+use support::{Cluster, eventually};
+
+fn classify(request: &Request) -> CallKind {
+    let body = String::from_utf8_lossy(request.body()).into_owned();
+    let action = body.split('&').find_map(|parameter| parameter.strip_prefix("Action=")).unwrap_or_default();
+    let action = action.to_owned();
+    if action.starts_with("Describe") { CallKind::Read(action) } else { CallKind::Write(action) }
+}
+
+/// The instances in all target groups of the Service with this UID.
+fn registered(moto: &Server, uid: &str) -> BTreeSet<String> {
+    let text = moto.look("targets").expect("targets");
+    let of_service =
+        text.lines().filter_map(|line| line.strip_prefix(uid)?.strip_prefix('\t')?.split_once('\t'));
+    of_service.flat_map(|(_, ids)| ids.split_whitespace()).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn endpoints_move_targets_in_api_mode_and_call_nobody_in_health_check_mode() {
+    let cluster = Cluster::new("cloud", 1).await;
+    let moto = Server::start().expect("moto");
+    let (vpc, subnets) = moto.network().expect("network");
+    let instances = moto.instances(&subnets[0], 2).expect("instances");
+    for (node, instance) in ["node-a", "node-b"].into_iter().zip(&instances) {
+        cluster.provider_id(node, &format!("aws:///us-east-1a/{instance}")).await;
+    }
+    let proxy = Proxy::start(Upstream::http(moto.addr()), classify).await.expect("proxy");
+    let (subnets, endpoint) = (subnets.join(","), proxy.url());
+    let flags = [
+        ["--aws-cluster-name", "cloud"],
+        ["--aws-vpc-id", vpc.as_str()],
+        ["--aws-subnets", subnets.as_str()],
+        ["--aws-region", "us-east-1"],
+        ["--aws-endpoint", endpoint.as_str()],
+    ];
+    let _controller = cluster.controller_of("aws", "one", flags.as_flattened());
+
+    let class = json!({"loadBalancerClass": "steerage.dev/aws"});
+    let probed = cluster.service("probed", json!({"spec": class})).await;
+    let api = json!({"annotations": {"steerage.dev/steering": "api"}});
+    let told = cluster.service("told", json!({"metadata": api, "spec": class})).await;
+    let uid = |service: &k8s_openapi::api::core::v1::Service| service.metadata.uid.clone().expect("a UID");
+    let (probed, told) = (uid(&probed), uid(&told));
+    let (first, both) = (BTreeSet::from([instances[0].clone()]), BTreeSet::from_iter(instances.clone()));
+    cluster.endpoints("probed", &["node-a"]).await;
+    cluster.endpoints("told", &["node-a"]).await;
+    for service in ["probed", "told"] {
+        cluster.condition(service, "Programmed", "True", "Programmed").await;
+    }
+    eventually("the probed targets", async || (registered(&moto, &probed) == both).then_some(())).await;
+    eventually("the told targets", async || (registered(&moto, &told) == first).then_some(())).await;
+
+    // Under health checks endpoints move without a call of any kind.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    proxy.reset();
+    for nodes in [&["node-b"][..], &["node-a", "node-b"], &[], &["node-a"]] {
+        cluster.endpoints("probed", nodes).await;
+        tokio::time::sleep(Duration::from_millis(700)).await;
+    }
+    let calls: Vec<_> = proxy.calls().into_iter().map(|call| call.name).collect();
+    assert!(calls.is_empty(), "{calls:?}");
+
+    // Under api steering a move is a registration and a deregistration, in this order.
+    cluster.endpoints("told", &["node-b"]).await;
+    let second = BTreeSet::from([instances[1].clone()]);
+    eventually("the move", async || (registered(&moto, &told) == second).then_some(())).await;
+    let writes: Vec<_> = proxy.writes().into_iter().map(|call| call.name).collect();
+    assert_eq!(writes, ["RegisterTargets", "DeregisterTargets"]);
+}
