@@ -141,7 +141,7 @@ impl Agent {
     }
 
     fn answer(&self, state: &State, request: &Request) -> Reply {
-        let Some((place, pods)) = &state.place else {
+        let Some((place, pods)) = state.place.as_ref().filter(|_| state.listed) else {
             return Reply::Text("the agent does not know the cluster yet\n".to_owned());
         };
         let host = host_addresses();
