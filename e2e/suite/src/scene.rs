@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -68,8 +68,26 @@ impl Scene {
     /// Makes a Service and returns its addresses when all four ways to it answer: both families, TCP and UDP.
     pub async fn serve(&self, spec: &Spec) -> Result<(Service, Vips)> {
         let (service, vips) = self.expose(spec).await?;
+        self.known(vips).await?;
         self.answers(vips, PORT).await?;
         Ok((service, vips))
+    }
+
+    /// Returns when every node's rules name these addresses. Each node's service proxy takes its own time, kube-proxy up to a second, and
+    /// the first answer comes from the quickest.
+    pub async fn known(&self, vips: Vips) -> Result<()> {
+        for node in self.nodes() {
+            until(format!("rules of {} for {vips:?}", node.name), SOON, async || -> Result<()> {
+                let rules =
+                    self.suite.cluster(|cluster| cluster.exec(&node.name, &["nft", "list", "ruleset"]))?;
+                for address in [vips.ipv4, vips.ipv6] {
+                    ensure!(rules.contains(&address.to_string()), "nothing of {address}");
+                }
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(())
     }
 
     /// Returns when both families answer over TCP and UDP.

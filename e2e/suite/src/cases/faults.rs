@@ -228,9 +228,7 @@ async fn expose(scene: &Scene, app: &str, adapt: impl Fn(Spec) -> Spec) -> Resul
         let addresses = format!("10.77.200.{last},fd77::c8{last:02x}");
         let spec = Spec::new(mode, app).steered(mode).annotated(names::ADDRESSES, &addresses);
         let (_, vips) = scene.expose(&adapt(spec)).await?;
-        for node in scene.nodes() {
-            known(scene, &node.name, vips).await?;
-        }
+        scene.known(vips).await?;
         scene.answers(vips, PORT).await?;
         clients.push(Client { host, to: vips.at(family, PORT), what: format!("{mode}, {family}") });
     }
@@ -243,18 +241,6 @@ async fn expose(scene: &Scene, app: &str, adapt: impl Fn(Spec) -> Spec) -> Resul
         scene.healthy(mode, &nodes).await?;
     }
     Ok(clients)
-}
-
-/// Returns when a node's rules name both addresses.
-async fn known(scene: &Scene, node: &str, vips: Vips) -> Result<()> {
-    until(format!("rules of {node} for {vips:?}"), SOON, async || -> Result<()> {
-        let rules = scene.suite.cluster(|cluster| cluster.exec(node, &["nft", "list", "ruleset"]))?;
-        for address in [vips.ipv4, vips.ipv6] {
-            ensure!(rules.contains(&address.to_string()), "nothing of {address}");
-        }
-        Ok(())
-    })
-    .await
 }
 
 async fn under_load(
