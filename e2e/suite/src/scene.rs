@@ -2,6 +2,7 @@
 //! One test's place: its namespace, and the verbs with which it makes, changes and looks at objects there.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,23 +69,33 @@ impl Scene {
     /// Makes a Service and returns its addresses when all four ways to it answer: both families, TCP and UDP.
     pub async fn serve(&self, spec: &Spec) -> Result<(Service, Vips)> {
         let (service, vips) = self.expose(spec).await?;
-        self.known(vips).await?;
+        self.known(&service.name_any(), vips).await?;
         self.answers(vips, PORT).await?;
         Ok((service, vips))
     }
 
-    /// Returns when every node's rules name these addresses. Each node's service proxy takes its own time, kube-proxy up to a second, and
-    /// the first answer comes from the quickest.
-    pub async fn known(&self, vips: Vips) -> Result<()> {
+    /// Returns when every node serves this Service at these addresses. Each node's service proxy takes its own time, kube-proxy up to a
+    /// second: until then the rules of another test's Service, which had the same addresses, may answer.
+    pub async fn known(&self, service: &str, vips: Vips) -> Result<()> {
+        // kube-proxy's chains carry the Service's name; our agent, which is quicker than any test, has addresses only.
+        let chain = format!("{}/{service}/", self.namespace);
         for node in self.nodes() {
-            until(format!("rules of {} for {vips:?}", node.name), SOON, async || -> Result<()> {
-                let rules =
-                    self.suite.cluster(|cluster| cluster.exec(&node.name, &["nft", "list", "ruleset"]))?;
-                for address in [vips.ipv4, vips.ipv6] {
-                    ensure!(rules.contains(&address.to_string()), "nothing of {address}");
-                }
-                Ok(())
-            })
+            let list = |what: &[&str]| {
+                let command = [&["nft", "list"], what].concat();
+                self.suite.cluster(|cluster| cluster.exec(&node.name, &command))
+            };
+            let ours = |family: &str, address: IpAddr| {
+                list(&["table", family, "steerage"]).is_ok_and(|rules| rules.contains(&address.to_string()))
+            };
+            until(
+                format!("rules of {} for {service} at {vips:?}", node.name),
+                SOON,
+                async || -> Result<()> {
+                    let named = list(&["ruleset"])?.contains(&chain);
+                    ensure!(named || (ours("ip", vips.ipv4) && ours("ip6", vips.ipv6)), "nothing of it");
+                    Ok(())
+                },
+            )
             .await?;
         }
         Ok(())

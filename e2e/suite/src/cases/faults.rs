@@ -228,7 +228,7 @@ async fn expose(scene: &Scene, app: &str, adapt: impl Fn(Spec) -> Spec) -> Resul
         let addresses = format!("10.77.200.{last},fd77::c8{last:02x}");
         let spec = Spec::new(mode, app).steered(mode).annotated(names::ADDRESSES, &addresses);
         let (_, vips) = scene.expose(&adapt(spec)).await?;
-        scene.known(vips).await?;
+        scene.known(mode, vips).await?;
         scene.answers(vips, PORT).await?;
         clients.push(Client { host, to: vips.at(family, PORT), what: format!("{mode}, {family}") });
     }
