@@ -9,24 +9,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::json;
-use steerage_provider_conformance::{CallKind, Proxy, Request, Upstream};
-use steerage_testmoto::Server;
+use steerage_provider_conformance::{Proxy, Upstream};
+use steerage_testmoto::{Server, classify};
 
 use support::{Cluster, eventually};
 
-fn classify(request: &Request) -> CallKind {
-    let body = String::from_utf8_lossy(request.body()).into_owned();
-    let action = body.split('&').find_map(|parameter| parameter.strip_prefix("Action=")).unwrap_or_default();
-    let action = action.to_owned();
-    if action.starts_with("Describe") { CallKind::Read(action) } else { CallKind::Write(action) }
-}
-
 /// The instances in all target groups of the Service with this UID.
 fn registered(moto: &Server, uid: &str) -> BTreeSet<String> {
-    let text = moto.look("targets").expect("targets");
-    let of_service =
-        text.lines().filter_map(|line| line.strip_prefix(uid)?.strip_prefix('\t')?.split_once('\t'));
-    of_service.flat_map(|(_, ids)| ids.split_whitespace()).map(str::to_owned).collect()
+    moto.targets(uid).expect("targets").into_values().flatten().collect()
 }
 
 #[tokio::test]

@@ -257,15 +257,13 @@ mod tests {
         is_answered(victim).await;
     }
 
-    const TEN_THOUSAND: usize = 10_000;
-
     #[tokio::test]
     async fn ten_thousand_connections_to_all_ports_together_are_bounded() {
         crate::health::allow_many_connections();
         let servers = IN_ALL / OF_SERVER + 8;
         let (listeners, at) = many(servers).await;
         let mut held = Vec::new();
-        for address in at.iter().cycle().take(TEN_THOUSAND) {
+        for address in at.iter().cycle().take(10_000) {
             held.push(TcpStream::connect(address).await.unwrap());
         }
         for address in &at {

@@ -127,7 +127,7 @@ impl Dataplane {
     }
 
     /// Takes in new plans and writes them: only the difference, where the kernel is known to hold what was written before. On an
-    /// error no rule sees anything of a family that was not whole (a table that was not there may be left without rules); the plans are
+    /// error no rule sees anything of a family that was not whole (a table that was not there may be left without the chains that packets enter by); the plans are
     /// kept, and the next call compares everything.
     pub fn apply(&mut self, updates: BTreeMap<Key, ServicePlan>, pods: &Pods) -> Result<Applied, Error> {
         // What is compared as a whole needs no difference of its own.

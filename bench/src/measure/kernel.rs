@@ -2,7 +2,8 @@
 //! The kernel's part of one change of endpoints: a transaction against the table that the agent has left, all Services in it.
 //!
 //! An endpoint of a Service of three goes and comes again: three elements of one map are deleted, two of another are added, and the
-//! reverse. Timed from the transaction's sending to its acknowledgement; as with the agent, somebody listens for others' changes.
+//! reverse. Timed from the transaction's sending to its acknowledgement; as with the agent, somebody listens for others' changes,
+//! but does not read what it is told.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};

@@ -2,6 +2,7 @@
 //! A moto server, which plays AWS on loopback, for tests of the provider and of the controller with it. A dependency of tests only.
 //! It ends with the [`Server`], or with the test's thread at the latest.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt as _;
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, ensure};
+use steerage_provider_conformance::{CallKind, Request};
 
 /// moto, corrected by `server.py`.
 #[derive(Debug)]
@@ -109,8 +111,21 @@ impl Server {
         Ok(texts)
     }
 
-    /// A look at what moto holds, past its API: `snapshot` or `targets`, as `server.py` describes them.
-    pub fn look(&self, what: &str) -> anyhow::Result<String> {
+    /// The ids of the instances in each target group of this owner, past moto's API.
+    pub fn targets(&self, uid: &str) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
+        let text = self.look("targets")?;
+        let groups =
+            text.lines().filter_map(|line| line.strip_prefix(uid)?.strip_prefix('\t')?.split_once('\t'));
+        let ids = |ids: &str| ids.split_whitespace().map(str::to_owned).collect();
+        Ok(groups.map(|(group, of)| (group.to_owned(), ids(of))).collect())
+    }
+
+    /// All that moto holds, past its API: `snapshot`, as `server.py` describes it.
+    pub fn snapshot(&self) -> anyhow::Result<String> {
+        self.look("snapshot")
+    }
+
+    fn look(&self, what: &str) -> anyhow::Result<String> {
         let answer =
             self.exchange(&format!("GET /test/{what} HTTP/1.1\r\nHost: moto\r\nConnection: close\r\n\r\n"))?;
         let (_, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
@@ -125,6 +140,18 @@ impl Server {
         ensure!(answer.starts_with("HTTP/1.1 200"), "moto answers {answer}");
         Ok(answer)
     }
+}
+
+/// The parameters of a call of AWS's query protocol.
+pub fn parameters(body: &[u8]) -> BTreeMap<String, String> {
+    let text = String::from_utf8_lossy(body);
+    text.split('&').filter_map(|p| p.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+}
+
+/// What a call does: a proxy before moto counts by it.
+pub fn classify(request: &Request) -> CallKind {
+    let action = parameters(request.body()).remove("Action").unwrap_or_default();
+    if action.starts_with("Describe") { CallKind::Read(action) } else { CallKind::Write(action) }
 }
 
 /// Ends the process with the test's thread, also when that is killed.

@@ -77,21 +77,17 @@ impl Scene {
     /// Returns when every node serves this Service at these addresses. Each node's service proxy takes its own time, kube-proxy up to a
     /// second: until then the rules of another test's Service, which had the same addresses, may answer.
     pub async fn known(&self, service: &str, vips: Vips) -> Result<()> {
-        // kube-proxy's chains carry the Service's name; our agent, which is quicker than any test, has addresses only.
-        let chain = format!("{}/{service}/", self.namespace);
         for node in self.nodes() {
-            let list = |what: &[&str]| {
-                let command = [&["nft", "list"], what].concat();
-                self.suite.cluster(|cluster| cluster.exec(&node.name, &command))
-            };
+            // Our agent, which is quicker than any test, has addresses only.
             let ours = |family: &str, address: IpAddr| {
-                list(&["table", family, "steerage"]).is_ok_and(|rules| rules.contains(&address.to_string()))
+                let rules = self.rules(&node, &["table", family, "steerage"]);
+                rules.is_ok_and(|rules| rules.contains(&address.to_string()))
             };
             until(
                 format!("rules of {} for {service} at {vips:?}", node.name),
                 SOON,
                 async || -> Result<()> {
-                    let named = list(&["ruleset"])?.contains(&chain);
+                    let named = self.is_named(&node, service)?;
                     ensure!(named || (ours("ip", vips.ipv4) && ours("ip6", vips.ipv6)), "nothing of it");
                     Ok(())
                 },
@@ -99,6 +95,19 @@ impl Scene {
             .await?;
         }
         Ok(())
+    }
+
+    /// Whether kube-proxy has rules for a Service on this node: its chains carry the Service's name. It writes one family after the
+    /// other.
+    pub fn is_named(&self, node: &Host, service: &str) -> Result<bool> {
+        let name = format!("{}/{service}/", self.namespace);
+        Ok(self.rules(node, &["ruleset", "ip"])?.contains(&name)
+            && self.rules(node, &["ruleset", "ip6"])?.contains(&name))
+    }
+
+    fn rules(&self, node: &Host, what: &[&str]) -> Result<String> {
+        let command = [&["nft", "list"], what].concat();
+        self.suite.cluster(|cluster| cluster.exec(&node.name, &command))
     }
 
     /// Returns when both families answer over TCP and UDP.

@@ -97,14 +97,8 @@ pub(super) async fn an_absent_api_server_costs_no_connection(scene: Arc<Scene>) 
     // kube-proxy's watches back off for up to a minute; until then its node keeps what is deleted, too.
     for node in scene.suite.cluster(|cluster| cluster.nodes()) {
         let what = format!("{} serving a Service made after the API server's return", node.name);
-        let rules =
-            async || scene.suite.cluster(|cluster| cluster.exec(&node.name, &["nft", "list", "ruleset"]));
         let known = async || {
-            // kube-proxy's chains carry the Service's name.
-            ensure!(
-                rules().await?.contains(&format!("{}/after/", scene.namespace)),
-                "its rules do not name it"
-            );
+            ensure!(scene.is_named(&node, "after")?, "its rules do not name it");
             Ok(())
         };
         until(what, SOON * 5, known).await?;

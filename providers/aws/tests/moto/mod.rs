@@ -12,8 +12,8 @@ use bytes::Bytes;
 use elb::types::{LoadBalancerAttribute, LoadBalancerTypeEnum, ProtocolEnum, Tag, TargetTypeEnum};
 use steerage_provider_api::{LoadBalancer, Owner, Provider as _, Target};
 use steerage_provider_aws::{Aws, Config, Scheme};
-use steerage_provider_conformance::{Answer, Call, CallKind, Harness, Proxy, Request, Snapshot, Upstream};
-use steerage_testmoto::Server;
+use steerage_provider_conformance::{Answer, Call, Harness, Proxy, Snapshot, Upstream};
+use steerage_testmoto::{Server, classify, parameters};
 
 const FOREIGN: &str = "somebody";
 
@@ -124,17 +124,6 @@ fn bad_node() -> String {
     "node-0-stopped".to_owned()
 }
 
-/// The parameters of a call of the query protocol.
-fn parameters(body: &[u8]) -> BTreeMap<String, String> {
-    let text = String::from_utf8_lossy(body);
-    text.split('&').filter_map(|p| p.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
-}
-
-fn classify(request: &Request) -> CallKind {
-    let action = parameters(request.body()).remove("Action").unwrap_or_default();
-    if action.starts_with("Describe") { CallKind::Read(action) } else { CallKind::Write(action) }
-}
-
 #[async_trait]
 impl Harness for Moto {
     type Provider = Aws;
@@ -148,7 +137,7 @@ impl Harness for Moto {
     }
 
     async fn snapshot(&self) -> anyhow::Result<Snapshot> {
-        let text = self.server.look("snapshot")?;
+        let text = self.server.snapshot()?;
         Ok(text
             .lines()
             .filter_map(|l| l.split_once('\t'))
@@ -157,11 +146,9 @@ impl Harness for Moto {
     }
 
     async fn targets(&self, owner: &Owner) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
-        let text = self.server.look("targets")?;
-        let groups =
-            text.lines().filter_map(|l| l.strip_prefix(&owner.uid)?.strip_prefix('\t')?.split_once('\t'));
-        let nodes = |ids: &str| ids.split_whitespace().map(|id| self.node(id)).collect();
-        Ok(groups.map(|(group, ids)| (group.to_owned(), nodes(ids))).collect())
+        let groups = self.server.targets(&owner.uid)?.into_iter();
+        let nodes = |ids: BTreeSet<String>| ids.iter().map(|id| self.node(id)).collect();
+        Ok(groups.map(|(group, ids)| (group, nodes(ids))).collect())
     }
 
     fn target(&self, index: usize) -> Target {
