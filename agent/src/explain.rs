@@ -243,6 +243,7 @@ impl Known<'_> {
         let holders: Vec<_> = self.index.services().filter(claims).collect();
         answer.notes.extend(holders.iter().map(|service| self.left_out(service)));
         if self.desired.is_cluster_address(&frontend.addr) {
+            answer.path.extend(["services", "to-cluster"]);
             answer.verdict = Verdict::Rejected;
             answer.why = "a cluster IP that is served, but not at this port and protocol".into();
             return;

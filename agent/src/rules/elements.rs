@@ -145,7 +145,14 @@ fn elements_of(frontend: &Frontend, action: &Action, out: &mut Elements) {
     let key = [frontend.addr.into(), Field::Proto(frontend.protocol.number()), Field::Port(frontend.port)];
     let [a, b, c] = key;
     let mut member = |id: SetId| out.of(id).push_key(&key);
-    member(SetId::Frontends);
+    // Those of cluster addresses are known by their addresses, which the same Service has.
+    let on_cluster_address = action.masquerade == Masquerade::NotPods;
+    if !on_cluster_address {
+        member(SetId::Frontends);
+    }
+    if on_cluster_address && action.targets.is_empty() && !action.reject {
+        member(SetId::Dropped);
+    }
     if action.reject {
         member(SetId::Rejected);
     }

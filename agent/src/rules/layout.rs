@@ -22,10 +22,12 @@ pub(crate) fn classes() -> impl Iterator<Item = u32> {
 /// A set or map that the agent fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SetId {
-    /// All frontends: whatever is sent here is ours.
+    /// Frontends but those of cluster addresses: whatever is sent here is ours.
     Frontends,
     /// Frontends without any usable endpoint in the cluster.
     Rejected,
+    /// Frontends of cluster addresses without any endpoint that this node may use: internal policy Local.
+    Dropped,
     /// Frontends that only some sources may use.
     Restricted,
     /// Those sources: frontend and range of source addresses.
@@ -34,7 +36,8 @@ pub enum SetId {
     Split,
     /// Frontends all of whose clients are masqueraded.
     Masqueraded,
-    /// Cluster addresses: clients outside this node's pods are masqueraded, other ports than the frontends' are rejected.
+    /// Cluster addresses: whatever is sent here is ours. Clients outside this node's pods are masqueraded, ports that lead nowhere are
+    /// rejected.
     ClusterAddresses,
     /// Endpoints on this node, as source and destination.
     Hairpins,
@@ -56,6 +59,7 @@ impl SetId {
         match self {
             Self::Frontends => "frontends".to_owned(),
             Self::Rejected => "rejected".to_owned(),
+            Self::Dropped => "dropped".to_owned(),
             Self::Restricted => "restricted".to_owned(),
             Self::Sources => "sources".to_owned(),
             Self::Split => "split".to_owned(),

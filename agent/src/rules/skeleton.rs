@@ -86,6 +86,7 @@ impl Skeleton {
         let mut filled = vec![
             SetId::Frontends,
             SetId::Rejected,
+            SetId::Dropped,
             SetId::Restricted,
             SetId::Sources,
             SetId::Split,
@@ -142,6 +143,7 @@ impl Rules<'_> {
             ("to-split", self.split()),
             ("services", self.services()),
             ("unserved", self.unserved()),
+            ("translated", self.translated()),
         ]
         .into_iter()
         .map(|(name, rules)| sealed(name, Chain::regular(name), rules))
@@ -206,10 +208,8 @@ impl Rules<'_> {
     /// First packets on their way in, from outside, from pods and from this host.
     fn arriving(&self) -> Vec<Rule> {
         vec![
+            self.to_cluster_address().goto("services"),
             Rule::new().in_set(&SetId::Frontends.name(), &self.frontend()).goto("services"),
-            Rule::new()
-                .in_set(&SetId::ClusterAddresses.name(), &[Source::daddr(self.family)])
-                .reject(Reject::PortUnreachable(self.family)),
         ]
     }
 
@@ -221,9 +221,14 @@ impl Rules<'_> {
                 .not_in_set(&SetId::Sources.name(), &self.frontend_and(Source::saddr(self.family)))
                 .drop(),
             Rule::new().in_set(&SetId::Rejected.name(), &key).reject(Reject::PortUnreachable(self.family)),
+            Rule::new().in_set(&SetId::Dropped.name(), &key).drop(),
             Rule::new().in_set(&SetId::Split.name(), &key).goto("to-split"),
             Rule::new().goto("to-cluster"),
         ]
+    }
+
+    fn to_cluster_address(&self) -> Rule {
+        Rule::new().in_set(&SetId::ClusterAddresses.name(), &[Source::daddr(self.family)])
     }
 
     /// Under external policy Local, pods and host of this node may use all endpoints; whoever comes from outside, the local ones.
@@ -245,9 +250,18 @@ impl Rules<'_> {
             let key = self.frontend_and(Source::Random { modulus: class, offset });
             rules.push(Rule::new().map(&SetId::Slots(class).name(), &key).dnat(self.family));
         }
-        if let List::Local = list {
+        match list {
             // The list went while the packet walked: the policy has become Cluster.
-            rules.push(Rule::new().not_in_set(&SetId::Split.name(), &self.frontend()).goto("to-cluster"));
+            List::Local => {
+                rules.push(Rule::new().not_in_set(&SetId::Split.name(), &self.frontend()).goto("to-cluster"));
+            }
+            // A port that no Service has, unless its last endpoint here went while the packet walked.
+            List::Cluster => rules.push(
+                self.to_cluster_address()
+                    .not_in_set(&SetId::Dropped.name(), &self.frontend())
+                    .not_in_set(&SetId::Frontends.name(), &self.frontend())
+                    .reject(Reject::PortUnreachable(self.family)),
+            ),
         }
         rules.push(Rule::new().drop());
         rules
@@ -333,10 +347,18 @@ impl Rules<'_> {
     /// First packets on their way out.
     fn leaving(&self) -> Vec<Rule> {
         let original = self.original_frontend();
+        vec![
+            Rule::new().has_none(Source::Ct(Ct::Status), Ct::DNAT).goto("unserved"),
+            Rule::new().in_set(&SetId::ClusterAddresses.name(), &original[..1]).goto("translated"),
+            Rule::new().in_set(&SetId::Frontends.name(), &original).goto("translated"),
+        ]
+    }
+
+    /// Of those, the ones that we have translated.
+    fn translated(&self) -> Vec<Rule> {
+        let original = self.original_frontend();
         let ends = [Source::saddr(self.family), Source::daddr(self.family)];
         let mut rules = vec![
-            Rule::new().has_none(Source::Ct(Ct::Status), Ct::DNAT).goto("unserved"),
-            Rule::new().not_in_set(&SetId::Frontends.name(), &original).return_(),
             self.of_affine_frontend().jump("remember"),
             Rule::new().in_set(&SetId::Hairpins.name(), &ends).masquerade_random(),
             Rule::new().in_set(&SetId::Masqueraded.name(), &original).masquerade_random(),

@@ -28,7 +28,8 @@ fn differences_are_marked() {
         let whole = snapshot.compare(true).unwrap();
         assert_eq!(whole.differences, 0, "{}", whole.text);
         for line in [
-            "=   frontends: 10.96.0.1 80/SCTP",
+            "=   frontends: 10.97.0.1 80/SCTP",
+            "=   cluster-addresses: 10.96.0.1",
             "=   hairpins: fd00:f4::",
             "=   sources: 10.97.0.1 80/TCP from 192.0.2.0 to 10.97.0.1 80/TCP from 192.0.2.255",
             "=   slots-1: 10.97.0.1 80/TCP local slot 0 -> 10.244.0.0 8080",
@@ -39,12 +40,12 @@ fn differences_are_marked() {
         }
         for (harm, line) in [
             (
-                "delete element ip steerage frontends { 10.96.0.1 . tcp . 80 }",
-                "-   frontends: 10.96.0.1 80/TCP",
+                "delete element ip steerage frontends { 10.97.0.1 . tcp . 80 }",
+                "-   frontends: 10.97.0.1 80/TCP",
             ),
             ("add element ip steerage frontends { 10.9.9.9 . tcp . 80 }", "+   frontends: 10.9.9.9 80/TCP"),
             ("add chain ip6 steerage other", "+ chain other, 0 rule(s)"),
-            ("add rule ip6 steerage services drop", "! chain services, 4 rule(s), the kernel: 5, or others"),
+            ("add rule ip6 steerage services drop", "! chain services, 5 rule(s), the kernel: 6, or others"),
             ("add set ip6 steerage more { type ipv4_addr ; }", "+ set more"),
         ] {
             nft(&[harm]);

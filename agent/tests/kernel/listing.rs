@@ -28,7 +28,16 @@ fn everything() -> World {
         ["192.0.2.0/24", "198.51.100.7/32", "2001:db8::/32"].map(|net| net.parse().unwrap()).to_vec();
     let ranged = Spec { sources, shared: 24, ..rich.clone() };
     let nowhere = Spec { here: 0, elsewhere: 0, shared: 25, ..rich.clone() };
-    world.extend([(20, rich), (21, local), (22, sticky), (23, longer), (24, ranged), (25, nowhere)]);
+    let barred = Spec { internal: Policy::Local, ..plain(1) };
+    world.extend([
+        (20, rich),
+        (21, local),
+        (22, sticky),
+        (23, longer),
+        (24, ranged),
+        (25, nowhere),
+        (26, barred),
+    ]);
     world
 }
 
@@ -76,8 +85,17 @@ fn nft_lists_every_kind_of_element() {
             }
         }
         let slots = [1, 2, 3, 4, 5, 6, 7, 8, 128, 1024, 8192].map(|class| format!("slots-{class}"));
-        let named =
-            ["affine", "affine-30", "hairpins", "masqueraded", "rejected", "restricted", "sources", "split"];
+        let named = [
+            "affine",
+            "affine-30",
+            "dropped",
+            "hairpins",
+            "masqueraded",
+            "rejected",
+            "restricted",
+            "sources",
+            "split",
+        ];
         let more = ["sticky", "sticky-local", "affinity-30", "affinity-10800"];
         for set in slots.iter().map(String::as_str).chain(named).chain(more) {
             assert!(wanted[&("ip6".to_owned(), set.to_owned())] > 0, "nothing in {set}: {wanted:?}");

@@ -146,7 +146,7 @@ fn a_refused_load_changes_nothing_and_is_made_good() {
         let world = Spec { here: 3, first: 200, ..Spec::default() };
         let mut crowded = two(4);
         crowded.insert(3, world);
-        nft(&["flush chain ip steerage postrouting; delete set ip steerage hairpins; \
+        nft(&["flush chain ip steerage translated; delete set ip steerage hairpins; \
                add set ip steerage hairpins { type ipv4_addr . ipv4_addr ; size 2 ; }"]);
         dataplane.suspect();
         let before = only(Family::Ip);
