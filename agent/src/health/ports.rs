@@ -2,7 +2,7 @@
 //! What is answered on which health-check port, and whether the data plane follows. Shared between the loop that applies plans,
 //! which writes, and the servers, which read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,10 @@ pub struct Ports(Arc<Mutex<Table>>);
 #[derive(Debug, Default)]
 struct Table {
     open: BTreeMap<u16, Open>,
+    /// The ports of each Service: the one that it has, and those that linger.
+    of_service: BTreeMap<Key, BTreeSet<u16>>,
+    /// Those that linger, by when they close.
+    lingering: BTreeSet<(Instant, u16)>,
     /// Counts up when a port opens, closes or gets another Service.
     version: u64,
 }
@@ -57,14 +61,37 @@ impl Table {
     fn insert(&mut self, port: u16, answer: Answer) {
         let who = |answer: &Answer| (answer.service.clone(), answer.v4.is_some(), answer.v6.is_some());
         let new = who(&answer);
-        let old = self.open.insert(port, Open { answer, until: None });
-        self.version += u64::from(old.is_none_or(|old| who(&old.answer) != new));
+        let service = answer.service.clone();
+        let old = self.take(port);
+        self.version += u64::from(old.is_none_or(|old| who(&old) != new));
+        self.open.insert(port, Open { answer, until: None });
+        self.of_service.entry(service).or_default().insert(port);
     }
 
-    fn retain(&mut self, keep: impl FnMut(&u16, &mut Open) -> bool) {
-        let before = self.open.len();
-        self.open.retain(keep);
-        self.version += u64::from(self.open.len() != before);
+    fn close(&mut self, port: u16) {
+        self.version += u64::from(self.take(port).is_some());
+    }
+
+    fn take(&mut self, port: u16) -> Option<Answer> {
+        let Open { answer, until } = self.open.remove(&port)?;
+        if let Some(until) = until {
+            self.lingering.remove(&(until, port));
+        }
+        if let Some(ports) = self.of_service.get_mut(&answer.service) {
+            ports.remove(&port);
+            if ports.is_empty() {
+                self.of_service.remove(&answer.service);
+            }
+        }
+        Some(answer)
+    }
+
+    /// Closes a port at some time, unless it is to be closed sooner already.
+    fn linger(&mut self, port: u16, until: Instant) {
+        if let Some(open) = self.open.get_mut(&port).filter(|open| open.until.is_none()) {
+            open.until = Some(until);
+            self.lingering.insert((until, port));
+        }
     }
 }
 
@@ -74,14 +101,15 @@ impl Ports {
     pub fn lower(&self, service: &Key, desired: Option<&HealthPort>, still_balanced: bool) {
         let mut table = self.lock();
         let now = Instant::now();
-        table.retain(|port, open| {
-            if open.answer.service != *service || desired.is_some_and(|desired| desired.port == *port) {
-                return true;
+        let ports = table.of_service.get(service).cloned().unwrap_or_default();
+        for port in ports.into_iter().filter(|port| desired.is_none_or(|desired| desired.port != *port)) {
+            if still_balanced && desired.is_none() {
+                // The rules of policy Cluster serve on every node: what was healthy goes on being so for a while.
+                table.linger(port, now + FOLLOW);
+            } else {
+                table.close(port);
             }
-            // The rules of policy Cluster serve on every node: what was healthy goes on being so for a while.
-            open.until.get_or_insert(now + FOLLOW);
-            still_balanced && desired.is_none()
-        });
+        }
         let Some(desired) = desired else { return };
         let fallen = |old: Option<usize>, new: Option<usize>| new.map(|new| new.min(old.unwrap_or(0)));
         let old = table.open.get(&desired.port).filter(|open| open.answer.service == *service);
@@ -109,12 +137,15 @@ impl Ports {
     }
 
     fn expire_at(&self, now: Instant) {
-        self.lock().retain(|_, open| open.until.is_none_or(|until| now < until));
+        let mut table = self.lock();
+        while let Some((_, port)) = table.lingering.first().copied().filter(|(until, _)| *until <= now) {
+            table.close(port);
+        }
     }
 
     /// When the first of those closes.
     pub fn next_expiry(&self) -> Option<Instant> {
-        self.lock().open.values().filter_map(|open| open.until).min()
+        self.lock().lingering.first().map(|(until, _)| *until)
     }
 
     /// Changes when other ports are open, or for other Services, than before.
