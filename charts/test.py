@@ -172,6 +172,11 @@ class Rights(unittest.TestCase):
                     found.setdefault(name, {})[path] = " ".join(sorted(rule["verbs"]))
         self.assertEqual(RIGHTS, found)
 
+    def test_an_agent_in_kube_proxy_s_place_knows_the_networks_of_services(self):
+        rules = render(SWITCHES)["ClusterRole/steerage-agent"]["rules"]
+        of_cidrs = [rule["verbs"] for rule in rules if "servicecidrs" in rule["resources"]]
+        self.assertEqual([["list", "watch"]], of_cidrs)
+
     def test_every_container_is_confined(self):
         added = {"controller": None, "agent": ["NET_ADMIN"]}
         for values in VALID.values():

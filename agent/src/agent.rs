@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use steerage_model::{EndpointSlice, Event, Index, Key, Node, Service};
+use steerage_model::{EndpointSlice, Event, Index, Key, Node, Service, ServiceCidr, Table};
 use steerage_process::Pending;
 use steerage_watch::events::{Notice, Recorder, Severity, Subject};
 use tokio::sync::{mpsc, watch};
@@ -42,6 +42,8 @@ pub enum Input {
     Slice(Event<EndpointSlice>),
     /// From the watch of this node.
     Node(Event<Node>),
+    /// From the watch of the networks of cluster IPs, where there is one: nothing waits for it.
+    ServiceCidr(Event<ServiceCidr>),
     /// Somebody else changed our tables.
     Foreign,
     /// Addresses of this host came or went.
@@ -129,6 +131,12 @@ impl Agent {
                 state.index.on_slice(event);
             }
             Input::Node(event) => state.index.on_node(event),
+            Input::ServiceCidr(event) => {
+                // A list counts once it is complete, so that the rules are not written for each of its items.
+                let whole = !matches!(event, Event::Init | Event::InitApply(_));
+                state.service_cidrs.on(event, |_, _| {});
+                state.numbered |= whole;
+            }
             Input::Foreign => {
                 tracing::warn!("somebody else may have changed our tables: they are compared");
                 self.metrics.foreign_changes.inc();
@@ -172,6 +180,9 @@ impl Agent {
         let Some((place, pods)) = place.or_else(|| state.place.clone()) else { return };
         let announced = own.and_then(|node| node.agent.clone());
 
+        if std::mem::take(&mut state.numbered) {
+            self.dataplane.drop_unserved(self.settings.unserved(&state.service_cidrs));
+        }
         let updates = state.updates(place, pods);
         state.note(&updates);
         if !synced {
@@ -302,6 +313,9 @@ struct State {
     /// The host's addresses have to be read again.
     readdressed: bool,
     foreign: bool,
+    service_cidrs: Table<ServiceCidr>,
+    /// Those have been heard of.
+    numbered: bool,
     /// Services whose load balancers may be late.
     following: Following,
     /// The version of the ports, and the addresses, for which servers were opened.

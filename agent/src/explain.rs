@@ -253,7 +253,7 @@ impl Known<'_> {
         if elsewhere && self.unserved.iter().any(|net| net.contains(&frontend.addr)) {
             answer.path.extend(["postrouting", "unserved"]);
             answer.verdict = Verdict::Dropped;
-            answer.why = "of a network of --drop-unserved, and nobody on this node translates it".into();
+            answer.why = "of a network for Services only, and nobody on this node translates it".into();
         }
         let node_ports = self.index.services().filter(|service| {
             serves(service, self.place.all_services)

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Settings and the node's own object make the node's place in the cluster. Pure, but for [`host_addresses`].
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
-use steerage_model::{Family, Node};
+use steerage_model::{Family, Node, ServiceCidr, Table};
 
 use crate::plan::Place;
 use crate::rules::Pods;
@@ -87,6 +88,8 @@ pub struct Settings {
     pub node_port_addresses: NodePortAddresses,
     /// See [`DetectLocal`].
     pub detect_local: DetectLocal,
+    /// Networks of which only what a Service has may be reached.
+    pub unserved: Vec<IpNet>,
 }
 
 impl Settings {
@@ -123,6 +126,13 @@ impl Settings {
         }
     }
 
+    /// The networks of which only what a Service has may be reached: those of cluster IPs, too.
+    pub fn unserved(&self, service_cidrs: &Table<ServiceCidr>) -> Vec<IpNet> {
+        let given = service_cidrs.iter().flat_map(|cidr| &cidr.networks);
+        let all: BTreeSet<_> = self.unserved.iter().chain(given).map(IpNet::trunc).collect();
+        all.into_iter().collect()
+    }
+
     /// The host's addresses, where the settings need them.
     pub fn host_addresses(&self) -> Vec<IpAddr> {
         match self.node_port_addresses {
@@ -156,6 +166,8 @@ pub fn host_addresses() -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use steerage_model::Event;
+
     use super::*;
 
     fn settings(node_ports: &str) -> Settings {
@@ -164,6 +176,7 @@ mod tests {
             all_services: true,
             node_port_addresses: node_ports.parse().unwrap(),
             detect_local: DetectLocal::NodeCidrs,
+            unserved: Vec::new(),
         }
     }
 
@@ -181,6 +194,20 @@ mod tests {
         let place = settings("primary").place(&node, &[]);
         assert_eq!(place.node_port_addresses, addrs(&["10.0.0.1", "fd00::1"]));
         assert_eq!(settings("primary").pods(&node), Pods::Networks(node.pod_cidrs));
+    }
+
+    #[test]
+    fn what_only_services_may_serve_is_named_by_flags_and_by_the_cluster() {
+        let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
+        let mut cidrs = Table::default();
+        for (name, networks) in [("a", nets(&["10.96.0.0/16", "fd00::/112"])), ("b", nets(&["10.96.0.0/16"]))]
+        {
+            cidrs.on(Event::Apply(ServiceCidr { name: name.to_owned(), networks }), |_, _| {});
+        }
+        let settings = Settings { unserved: nets(&["192.0.2.0/24"]), ..settings("primary") };
+        assert_eq!(settings.unserved(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24", "fd00::/112"]));
+        cidrs.on(Event::Delete("a".to_owned()), |_, _| {});
+        assert_eq!(settings.unserved(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24"]));
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod names;
 mod node;
 mod selection;
 mod service;
+mod service_cidr;
 mod table;
 
 pub use endpoints::{Endpoint, EndpointPort, EndpointSlice, Hints};
@@ -22,4 +23,5 @@ pub use selection::{Backend, backends, cluster_backends, local_backends, local_r
 pub use service::{
     Affinity, Condition, Family, Ingress, IpMode, Policy, Protocol, Service, ServiceKind, ServicePort,
 };
+pub use service_cidr::ServiceCidr;
 pub use table::{Event, Object, Table};

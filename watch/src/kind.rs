@@ -6,10 +6,12 @@ use steerage_model::{Key, Object};
 mod json;
 mod node;
 mod service;
+mod service_cidr;
 mod slice;
 
 pub use node::Nodes;
 pub use service::Services;
+pub use service_cidr::ServiceCidrs;
 pub use slice::EndpointSlices;
 
 /// A kind of object to watch.
@@ -26,6 +28,11 @@ pub trait Kind: Send + Sync + 'static {
     /// Which of the collection to ask for.
     fn selectors(&self) -> Selectors {
         Selectors::default()
+    }
+
+    /// Whether older API servers do not have it. Then it is asked for again now and then, and no failure.
+    fn may_be_missing(&self) -> bool {
+        false
     }
 
     /// The index's key for the object of this namespace (empty for kinds without) and name.

@@ -13,6 +13,6 @@ mod staleness;
 mod watcher;
 
 pub use client::{ClientArgs, ClientError, client};
-pub use kind::{EndpointSlices, Kind, Malformed, Nodes, Selectors, Services};
+pub use kind::{EndpointSlices, Kind, Malformed, Nodes, Selectors, ServiceCidrs, Services};
 pub use staleness::Staleness;
 pub use watcher::{Timing, Watches};

@@ -39,6 +39,8 @@ pub struct Timing {
     pub least_backoff: Duration,
     /// Longest wait after a failure.
     pub most_backoff: Duration,
+    /// Wait before a kind that the API server does not have, and need not have, is asked for again.
+    pub missing: Duration,
 }
 
 impl Default for Timing {
@@ -49,6 +51,7 @@ impl Default for Timing {
             watch: Duration::from_secs(290),
             least_backoff: Duration::from_millis(200),
             most_backoff: Duration::from_secs(10),
+            missing: Duration::from_mins(10),
         }
     }
 }
@@ -71,6 +74,12 @@ impl Watches {
     /// The same, with times of one's own.
     pub fn with_timing(client: Client, registry: &mut Registry, timing: Timing) -> Self {
         Self { client, timing, metrics: Metrics::new(registry), staleness: Staleness::default() }
+    }
+
+    /// The same, but their silence does not count: for what its user can do without.
+    #[must_use]
+    pub fn dispensable(&self) -> Self {
+        Self { staleness: Staleness::default(), ..self.clone() }
     }
 
     /// How long each watch has been silent.
@@ -305,7 +314,12 @@ impl<K: Kind> Watcher<K> {
             tracing::debug!(kind, error, "watch is opened again");
             return;
         }
-        let Timing { least_backoff, most_backoff, .. } = self.watches.timing;
+        let Timing { least_backoff, most_backoff, missing, .. } = self.watches.timing;
+        if failure == Failure::Missing && self.kind.may_be_missing() {
+            tracing::info!(kind, "the API server does not have this kind: it is done without");
+            // Nodes that started together shall not ask together.
+            return tokio::time::sleep(missing.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+        }
         let wait = backoff::wait(failures, least_backoff, most_backoff, fastrand::f64());
         self.troubled = true;
         tracing::warn!(

@@ -12,9 +12,10 @@ use steerage_agent::health::{Listeners, Plane, Ports, allow_many_connections, se
 use steerage_agent::kernel::{AddressWatch, Cleaner, Dataplane};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
+use steerage_model::Table;
 use steerage_process::{Component, Process};
 use steerage_watch::events::Recorder;
-use steerage_watch::{Watches, client};
+use steerage_watch::{ServiceCidrs, Watches, client};
 use tokio::sync::{mpsc, watch};
 
 use super::{Args, Detect, Services, node_health};
@@ -61,6 +62,7 @@ impl Args {
             node_port_addresses: nodeport_addresses,
             detect_local,
         };
+            unserved: drop_unserved.into_iter().flat_map(|range| range.0).collect(),
         let Component { name, version, .. } = process.component();
         let first = process.readiness().task("rules");
         let client = client(name, version, &client_args).await?;
@@ -76,7 +78,7 @@ impl Args {
         };
         let cleaner = Cleaner::start(count).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
-        dataplane.drop_unserved(drop_unserved.into_iter().flat_map(|range| range.0).collect());
+        dataplane.drop_unserved(settings.unserved(&Table::default()));
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(desk.serve(inputs.clone()));
         let others = inputs.clone();
@@ -93,6 +95,9 @@ impl Args {
         follow(watches.services(), inputs.clone(), Input::Service);
         follow(watches.slices(), inputs.clone(), Input::Slice);
         follow(watches.node(&node), inputs, Input::Node);
+        if all_services {
+            follow(watches.dispensable().watch(ServiceCidrs), inputs.clone(), Input::ServiceCidr);
+        }
 
         let (ask, asked) = watch::channel(false);
         let value = announcement(all_services, version);

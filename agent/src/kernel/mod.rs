@@ -99,8 +99,10 @@ impl Dataplane {
 
     /// Guards networks from the next [`Dataplane::apply`] on: of what is sent there, only what a Service has gets through.
     pub fn drop_unserved(&mut self, networks: Vec<ipnet::IpNet>) {
-        self.shape.unserved = networks;
-        self.suspect = true;
+        if self.shape.unserved != networks {
+            self.shape.unserved = networks;
+            self.suspect = true;
+        }
     }
 
     /// What shapes the chains, as last written or tried.

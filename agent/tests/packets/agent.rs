@@ -42,6 +42,7 @@ impl<'a> Running<'a> {
             all_services: false,
             node_port_addresses,
             detect_local: DetectLocal::NodeCidrs,
+            unserved: Vec::new(),
         };
         let enter = world.entering(At::Node);
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -7,6 +7,7 @@ mod alone;
 mod faults;
 mod foreign;
 mod scene;
+mod service_cidrs;
 mod traffic;
 mod upgrade;
 #[allow(dead_code, reason = "shared with the packet tests, which use all of it")]

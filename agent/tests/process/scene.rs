@@ -134,7 +134,7 @@ impl Scene {
             runtime.block_on(async {
                 let client: Client = self.server.client().await.unwrap();
                 let api = match kind {
-                    "Node" | "Namespace" => Api::all_with(client, &resource),
+                    "Node" | "Namespace" | "ServiceCIDR" => Api::all_with(client, &resource),
                     _ => Api::namespaced_with(client, "shop", &resource),
                 };
                 call(api).await.unwrap_or_else(|error| panic!("{kind}: {error}"))
@@ -167,11 +167,11 @@ impl Scene {
 
     /// Starts the agent and does not wait for it.
     pub(crate) fn start(&self, node: &str) -> Agent<'_> {
-        self.start_binary(Path::new(env!("CARGO_BIN_EXE_steerage-agent")), node)
+        self.start_binary(Path::new(env!("CARGO_BIN_EXE_steerage-agent")), node, &[])
     }
 
     /// With the one capability that the chart leaves it.
-    pub(crate) fn start_binary(&self, binary: &Path, node: &str) -> Agent<'_> {
+    pub(crate) fn start_binary(&self, binary: &Path, node: &str, more: &[&str]) -> Agent<'_> {
         let log = self.folder.join("agent.log");
         let output = File::options().create(true).append(true).open(&log).unwrap();
         let child = self.world.run(At::Node, || {
@@ -179,6 +179,7 @@ impl Scene {
                 .args(["--bounding-set", "-all,+net_admin", "--inh-caps", "-all", "--no-new-privs"])
                 .arg(binary)
                 .args(["--node-name", node, "--nodeport-addresses", "primary"])
+                .args(more)
                 .arg("--kubeconfig")
                 .arg(self.folder.join("kubeconfig"))
                 .stdin(Stdio::null())
@@ -192,7 +193,12 @@ impl Scene {
 
     /// Starts the agent and waits until its rules are in the kernel.
     pub(crate) fn started(&self, node: &str) -> Agent<'_> {
-        let agent = self.start(node);
+        self.started_with(node, &[])
+    }
+
+    /// The same with flags of its own.
+    pub(crate) fn started_with(&self, node: &str, flags: &[&str]) -> Agent<'_> {
+        let agent = self.start_binary(Path::new(env!("CARGO_BIN_EXE_steerage-agent")), node, flags);
         agent.wait_ready();
         agent
     }

@@ -79,7 +79,7 @@ fn the_previous_release_takes_over_and_back() {
     drop(scene.started("node"));
     unharmed(&scene.world, SocketAddr::new(vip(), FRONT), |_| {
         for _ in 0..5 {
-            let before = scene.start_binary(Path::new(&previous), "node");
+            let before = scene.start_binary(Path::new(&previous), "node", &[]);
             before.wait_ready();
             drop(before);
             drop(scene.started("node"));

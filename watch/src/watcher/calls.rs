@@ -93,6 +93,9 @@ async fn send(
         Ok(Err(kube::Error::Api(status))) if status.code == 410 => {
             Err((Failure::Expired, status.message.clone()))
         }
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
+            Err((Failure::Missing, status.message.clone()))
+        }
         Ok(Err(kube::Error::Api(status))) => {
             Err((Failure::Refused, format!("{}: {}", status.code, status.message)))
         }

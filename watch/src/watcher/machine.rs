@@ -23,6 +23,8 @@ pub(super) enum Call {
 pub(super) enum Failure {
     /// The resource version, or the token of a list, is too old (410).
     Expired,
+    /// The API server does not have this kind (404).
+    Missing,
     /// The API server answered with another error.
     Refused,
     /// No answer, or the connection broke.
@@ -42,6 +44,7 @@ impl Failure {
     pub(super) fn reason(self) -> &'static str {
         match self {
             Self::Expired => "expired",
+            Self::Missing => "missing",
             Self::Refused => "refused",
             Self::Cut => "cut",
             Self::Ended => "ended",
@@ -117,7 +120,7 @@ impl Machine {
     pub(super) fn failed(&mut self, failure: Failure) -> u32 {
         match failure {
             Failure::Ended => return 0,
-            Failure::Refused => self.refusals = self.refusals.saturating_add(1),
+            Failure::Missing | Failure::Refused => self.refusals = self.refusals.saturating_add(1),
             // The API server is there and has forgotten: what failed before it came back does not count.
             Failure::Expired if self.expiries == 0 => self.failures = 0,
             Failure::Cut | Failure::Fruitless | Failure::Idle | Failure::Expired | Failure::Garbled => {}
@@ -126,7 +129,7 @@ impl Machine {
         self.failures = self.failures.saturating_add(1);
         let begin_anew = match failure {
             Failure::Expired | Failure::Garbled => true,
-            Failure::Refused => self.refusals >= REFUSALS,
+            Failure::Missing | Failure::Refused => self.refusals >= REFUSALS,
             _ => false,
         };
         if begin_anew {

@@ -336,6 +336,29 @@ async fn failures_are_tried_again_ever_later() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_kind_that_need_not_be_there_is_asked_for_seldom_and_its_silence_does_not_count() {
+    let networks =
+        json!({ "metadata": { "name": "a", "resourceVersion": "1" }, "spec": { "cidrs": ["10.96.0.0/16"] } });
+    let script = Script::new([refused(404), refused(404), list("5", "", &[networks])]);
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    let mut events = watches.dispensable().watch(crate::ServiceCidrs);
+    assert_eq!(events.next().await, Some(Event::Init));
+    let Some(Event::InitApply(found)) = events.next().await else { panic!("no object") };
+    assert_eq!(found.name, "a");
+    let times = script.times();
+    let Timing { missing, most_backoff, .. } = Timing::default();
+    for pair in times.windows(2) {
+        let wait = pair[1] - pair[0];
+        assert!(wait > missing / 2 && wait < missing * 2, "{wait:?}");
+    }
+    assert_eq!(watches.staleness().longest(), None);
+    // Of what has to be there, a 404 is a failure like others.
+    let script = Script::new([refused(404), list("5", "", &[node("a", "1")])]);
+    assert_eq!(play(&script).await, ["init", "listed a", "done"]);
+    assert!(script.times()[1] - script.times()[0] <= most_backoff);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_watch_that_ends_in_order_is_opened_again_at_once() {
     let script = Script::new([
         list("5", "", &[]),

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The projection of a `ServiceCIDR`.
+
+use ipnet::IpNet;
+
+use crate::Object;
+
+/// Networks that the API server gives cluster IPs from (KEP-1880). Readiness and deletion are left out: addresses of such a
+/// network are nobody else's until the object is gone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceCidr {
+    /// The object's name.
+    pub name: String,
+    /// `spec.cidrs`: one of a family.
+    pub networks: Vec<IpNet>,
+}
+
+impl Object for ServiceCidr {
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+}
