@@ -13,6 +13,7 @@ use steerage_agent::explain::Question;
 use steerage_agent::kernel::clean_up;
 use steerage_agent::place::{AddressRange, NodePortAddresses};
 use steerage_agent::plan::Frontend;
+use steerage_agent::sandbox::{Refusal, SandboxError, confine};
 use steerage_model::names;
 use steerage_process::{Component, EXIT_FAILED, ProcessArgs, run};
 use steerage_watch::{ClientArgs, client};
@@ -46,6 +47,28 @@ enum Detect {
     InterfaceNamePrefix,
     /// Not at all
     None,
+}
+
+/// What becomes of system calls that the agent has no use for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Seccomp {
+    /// They fail
+    Enforce,
+    /// They are done, and stand in the kernel's audit log
+    Log,
+    /// They are done
+    Off,
+}
+
+impl Seccomp {
+    /// Puts the filter on this process.
+    fn confine(self) -> Result<(), SandboxError> {
+        match self {
+            Self::Enforce => confine(Refusal::Fail),
+            Self::Log => confine(Refusal::Log),
+            Self::Off => Ok(()),
+        }
+    }
 }
 
 /// Serves Services on this node, and answers load balancers' health checks.
@@ -102,6 +125,10 @@ pub(crate) struct Args {
     /// come about once a minute on a quiet watch
     #[arg(long, env = "STEERAGE_MAX_API_SILENCE", value_name = "SECONDS", default_value_t = 0, value_parser = silence)]
     max_api_silence: u64,
+    /// What becomes of system calls that the agent has no use for: starting programs, and whatever else a service proxy does not
+    /// do. A kubeconfig that starts a credential plugin needs `off`
+    #[arg(long, env = "STEERAGE_SECCOMP", value_enum, default_value = "enforce")]
+    seccomp: Seccomp,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -214,7 +241,17 @@ impl Args {
         };
         let component = Component { name: "agent", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
         let process = self.process.clone();
-        run(component, &process, |process| self.compose(process, desk))
+        // Before there are threads, which inherit it.
+        let confined = self.seccomp.confine();
+        run(component, &process, |process| {
+            if let Err(error) = confined {
+                tracing::warn!(
+                    error = format!("{:#}", anyhow::Error::from(error)),
+                    "system calls are not filtered"
+                );
+            }
+            self.compose(process, desk)
+        })
     }
 }
 

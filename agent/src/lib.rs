@@ -15,3 +15,4 @@ pub mod metrics;
 pub mod place;
 pub mod plan;
 pub mod rules;
+pub mod sandbox;

@@ -37,6 +37,7 @@ impl Args {
             drop_unserved,
             healthz_port,
             max_api_silence,
+            seccomp: _,
         } = self;
         allow_many_connections();
         let node = node_name.context("--node-name is missing")?;
@@ -61,8 +62,8 @@ impl Args {
             all_services,
             node_port_addresses: nodeport_addresses,
             detect_local,
-        };
             unserved: drop_unserved.into_iter().flat_map(|range| range.0).collect(),
+        };
         let Component { name, version, .. } = process.component();
         let first = process.readiness().task("rules");
         let client = client(name, version, &client_args).await?;
@@ -94,10 +95,10 @@ impl Args {
         let watches = process.metrics().register(name, |registry| Watches::new(client.clone(), registry));
         follow(watches.services(), inputs.clone(), Input::Service);
         follow(watches.slices(), inputs.clone(), Input::Slice);
-        follow(watches.node(&node), inputs, Input::Node);
         if all_services {
             follow(watches.dispensable().watch(ServiceCidrs), inputs.clone(), Input::ServiceCidr);
         }
+        follow(watches.node(&node), inputs, Input::Node);
 
         let (ask, asked) = watch::channel(false);
         let value = announcement(all_services, version);
