@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the kernel's listings of nftables objects. Called by `Nft` and `Monitor`; never panics, whatever the bytes.
 
+use std::time::Duration;
+
 use crate::handle::{RuleInfo, TableInfo};
 use crate::rows::{Row, Rows};
 use crate::rule::Verdict;
@@ -39,6 +41,15 @@ pub(crate) fn rule(message: &Message<'_>) -> Option<(String, RuleInfo)> {
 
 pub(crate) fn elements(message: &Message<'_>) -> Vec<Element> {
     message.attrs().nested(3).into_iter().filter_map(|(_, bytes)| element(Attrs(bytes))).collect()
+}
+
+/// Elements with what is left of their time.
+pub(crate) fn expiring(message: &Message<'_>) -> Vec<Element> {
+    let left = |attrs: Attrs<'_>| {
+        let element = element(attrs)?;
+        Some(element.expires(Duration::from_millis(attrs.u64(5)?)))
+    };
+    message.attrs().nested(3).into_iter().filter_map(|(_, bytes)| left(Attrs(bytes))).collect()
 }
 
 /// Appends the elements of a message to `rows`.
@@ -105,6 +116,7 @@ mod tests {
             frame.extend_from_slice(&bytes);
             for message in Messages(&frame) {
                 let _ = (table(&message), chain(&message), set(&message), rule(&message), elements(&message));
+                let _ = expiring(&message);
             }
         }
 

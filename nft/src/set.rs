@@ -170,7 +170,7 @@ pub struct Element {
     pub key_end: Option<Vec<u8>>,
     /// What the map gives for the key.
     pub data: Option<Data>,
-    /// How long it lives; `None`: as the set says. Not returned by dumps, where every element counts down.
+    /// How long it lives; `None`: as the set says. Of the listings, only that of expiring elements tells it.
     pub timeout: Option<Duration>,
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use steerage_model::Family;
-use steerage_nft::{Batch, Error, Nft, RuleInfo, Table};
+use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, Table};
 
 use super::inspect::read_elements;
 use super::load::{add_chains, load};
@@ -114,14 +114,19 @@ fn repair(
     let mut ours: Vec<_> = skeleton.chains.iter().map(|chain| chain.name.clone()).collect();
     chains.sort_unstable();
     ours.sort_unstable();
+    let sets = nft.sets(table)?;
     if info.comment.as_deref() != Some(skeleton.version.as_str()) || chains != ours {
-        tracing::info!(%table, "table of another version or shape: it is replaced");
+        let remembered = remembered(nft, table, skeleton, &sets)?;
+        let clients: usize = remembered.iter().map(|(_, clients)| clients.len()).sum();
+        tracing::info!(%table, clients, "table of another version or shape: it is replaced");
         batch.delete_table(table);
         create(&mut batch, table, skeleton, wanted);
+        for (map, clients) in &remembered {
+            batch.add_elements(table, map, clients);
+        }
         return Ok((batch, wanted.len()));
     }
 
-    let sets = nft.sets(table)?;
     for (name, set) in &skeleton.sets {
         if !sets.contains(name) {
             batch.add_set(table, set);
@@ -149,6 +154,29 @@ fn repair(
         batch.delete_set(table, name);
     }
     Ok((batch, changes.count()))
+}
+
+/// The clients that maps of our names and lengths remember, whatever layout they are of: clients keep their endpoints when the
+/// layout changes. What means something else there is no endpoint of ours here, and forgotten when it is looked up.
+fn remembered(
+    nft: &mut Nft,
+    table: &Table,
+    skeleton: &Skeleton,
+    sets: &[String],
+) -> Result<Vec<(String, Vec<Element>)>, Error> {
+    let mut found = Vec::new();
+    for (map, shape) in skeleton.remembering.iter().filter(|(map, _)| sets.contains(map)) {
+        let fits = |element: &Element| {
+            let length = match &element.data {
+                Some(Data::Value(value)) => value.len(),
+                Some(Data::Verdict(_)) | None => 0,
+            };
+            (element.key.len(), element.key_end.is_some(), length) == (shape.key, shape.range, shape.data)
+        };
+        let clients = nft.expiring(table, map)?.into_iter().filter(fits).collect();
+        found.push((map.clone(), clients));
+    }
+    Ok(found)
 }
 
 fn create(batch: &mut Batch, table: &Table, skeleton: &Skeleton, wanted: &Elements) {

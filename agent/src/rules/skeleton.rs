@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use steerage_nft::{
-    Chain, ChainType, Ct, Direction, DynamicOp, Family, FibAddress, Hook, Meta, Reject, Rule, Set, Source,
+    Chain, ChainType, Ct, Direction, DynamicOp, Family, FibAddress, Hook, Meta, Reject, RowShape, Rule, Set,
+    Source,
 };
 
 use super::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED, jhash};
@@ -74,6 +75,8 @@ pub struct Skeleton {
     pub filled: Vec<SetId>,
     /// All sets to create, with their names.
     pub sets: Vec<(String, Set)>,
+    /// The maps that packets fill, with the lengths of their elements.
+    pub remembering: Vec<(String, RowShape)>,
     /// The chains; those that others jump to come first.
     pub chains: Vec<SkeletonChain>,
     /// Names the version of sets and base chains; the comment of the table.
@@ -100,14 +103,16 @@ impl Skeleton {
         filled.extend(classes().map(SetId::Slots));
         let constant: Vec<_> = filled.iter().map(|id| (id.name(), id.set(family))).collect();
         let version = digest("steerage layout", &(&constant, base_chains()));
-        let mut sets = constant;
+        let (mut sets, mut remembering) = (constant, Vec::new());
         for seconds in &shape.timeouts {
             filled.push(SetId::AffineFor(*seconds));
             sets.push((SetId::AffineFor(*seconds).name(), SetId::AffineFor(*seconds).set(family)));
-            sets.push((affinity_name(*seconds), affinity_set(family, *seconds)));
+            let set = affinity_set(family, *seconds);
+            remembering.push((affinity_name(*seconds), set.row_shape()));
+            sets.push((affinity_name(*seconds), set));
         }
         let chains = Rules { family, shape }.chains();
-        Self { filled, sets, chains, version }
+        Self { filled, sets, remembering, chains, version }
     }
 }
 

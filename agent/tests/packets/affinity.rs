@@ -46,6 +46,36 @@ fn a_client_keeps_its_endpoint_until_that_is_gone() {
 }
 
 #[test]
+fn a_client_keeps_its_endpoint_when_the_layout_is_replaced() {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Pod1, At::Pod2, At::Far]);
+    let ask_all = || -> Vec<String> {
+        let ways = [Way::ClusterIp, Way::Vip, Way::NodePort].into_iter();
+        let all = ways.flat_map(|way| FAMILIES.map(|family| way.to(family)));
+        all.map(|to| world.ask(At::Client, to, Protocol::Tcp).expect("an answer").0).collect()
+    };
+    let before = ask_all();
+    let age = |family: &str| {
+        let text = world.sh_at(At::Node, &format!("nft list map {family} steerage affinity-10800"));
+        assert!(!text.contains("expires 3h"), "none begins anew: {text}");
+        text.matches(" expires ").count()
+    };
+    std::thread::sleep(Duration::from_millis(1100));
+    for round in 0..3 {
+        for family in ["ip", "ip6"] {
+            // As a table of another layout has it.
+            world.sh_at(At::Node, &format!("nft add chain {family} steerage other"));
+        }
+        cluster.dataplane.suspect();
+        cluster.apply();
+        let listing = world.sh_at(At::Node, "nft list ruleset");
+        assert!(!listing.contains("other"), "replaced");
+        assert_eq!(["ip", "ip6"].map(age), [3, 3], "in round {round}");
+    }
+    assert_eq!(ask_all(), before);
+}
+
+#[test]
 fn affinity_ends_with_its_timeout() {
     let world = World::new();
     let pods = [At::Pod1, At::Pod2, At::Far];
