@@ -2,11 +2,11 @@
 //! A node with pods, a far pod and a client, each a network namespace, and servers that say who they are and whom they see.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns};
@@ -241,10 +241,18 @@ impl Drop for World {
     }
 }
 
-/// A UDP socket of its own port, connected, so that refusals reach it.
+/// A UDP socket of its own port, connected, so that refusals reach it. No port comes twice: an earlier flow of the same ports
+/// would be led as the rules were then.
 pub(crate) fn udp_socket(to: SocketAddr) -> UdpSocket {
-    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = UdpSocket::bind(any).expect("bind");
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = loop {
+        let port = 10_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 20_000;
+        match UdpSocket::bind((any, port)) {
+            Ok(socket) => break socket,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::AddrInUse, "bind"),
+        }
+    };
     socket.set_read_timeout(Some(PATIENCE)).expect("timeout");
     socket
 }

@@ -83,8 +83,8 @@ impl Bed {
              ip netns exec {client} sysctl -qw net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.all.accept_dad=0
              ip -n {client} link add eth0 type veth peer name client netns {router}
              ip -n {client} addr add 10.1.0.2/16 dev eth0; ip -n {client} addr add 10.1.0.3/16 dev eth0
-             ip -n {client} addr add fd01::2/64 dev eth0; ip -n {client} link set eth0 up
-             ip -n {router} addr add 10.1.0.1/16 dev client; ip -n {router} addr add fd01::1/64 dev client
+             ip -n {client} addr add fd01::2/64 dev eth0 nodad; ip -n {client} link set eth0 up
+             ip -n {router} addr add 10.1.0.1/16 dev client; ip -n {router} addr add fd01::1/64 dev client nodad
              ip -n {router} link set client up
              ip -n {client} route add default via 10.1.0.1; ip -n {client} route add default via fd01::1"
         ));
@@ -109,13 +109,14 @@ impl Bed {
         format!("{}{name}", self.prefix)
     }
 
+    /// IPv6 addresses come with `nodad`: others can't be bound until the kernel's worker has looked at them.
     fn plug(&self, netns: &str, number: u8) {
         let switch = self.netns("switch");
         sh(&format!(
             "ip netns exec {netns} sysctl -qw net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.all.accept_dad=0
              ip -n {netns} link add eth0 address 02:00:00:00:00:{number:02x} type veth peer name p{number} netns {switch}
              ip -n {switch} link set p{number} master br0 up
-             ip -n {netns} addr add 10.0.0.{number}/24 dev eth0; ip -n {netns} addr add fd00::{number}/64 dev eth0
+             ip -n {netns} addr add 10.0.0.{number}/24 dev eth0; ip -n {netns} addr add fd00::{number}/64 dev eth0 nodad
              ip -n {netns} link set eth0 up"
         ));
     }
@@ -127,7 +128,7 @@ impl Bed {
         self.plug(&netns, number);
         sh(&format!(
             "ip netns exec {netns} sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
-             ip -n {netns} addr add {VIP4}/32 dev lo; ip -n {netns} addr add {VIP6}/128 dev lo
+             ip -n {netns} addr add {VIP4}/32 dev lo; ip -n {netns} addr add {VIP6}/128 dev lo nodad
              ip -n {netns} route add default via 10.0.0.1; ip -n {netns} route add default via fd00::1"
         ));
         let node = Node { name: name.clone(), netns, healthy: Arc::new(AtomicBool::new(true)), number };
