@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
-use steerage_agent::health::{Listeners, Plane, Ports, allow_many_connections};
+use steerage_agent::health::{Listeners, Plane, Ports, allow_many_connections, server_runtime};
 use steerage_agent::plan::HealthPort;
 use steerage_model::Key;
 
@@ -30,8 +30,6 @@ fn probe(at: SocketAddr) {
 #[test]
 fn a_thousand_health_check_ports_cost_kilobytes_each() {
     allow_many_connections();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let _entered = runtime.enter();
     let held: Vec<_> = (0..=PORTS).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
     let free: Vec<u16> = held.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
     drop(held);
@@ -40,7 +38,7 @@ fn a_thousand_health_check_ports_cost_kilobytes_each() {
         (Key::new("shop", format!("service-{number}")), health)
     };
     let ports = Ports::default();
-    let mut listeners = Listeners::new(ports.clone(), Plane::default());
+    let mut listeners = Listeners::new(ports.clone(), Plane::default(), server_runtime().unwrap());
     let address = [Ipv4Addr::LOCALHOST.into()];
     // The first one brings what all share.
     ports.raise(&[service(PORTS)].into());

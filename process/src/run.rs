@@ -4,11 +4,12 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +22,9 @@ use crate::{Metrics, ProcessArgs, Readiness, logging, termination};
 pub const EXIT_FAILED: u8 = 1;
 /// Exit code of a process that was asked to end and had to be forced: its grace was over, or it was asked twice.
 pub const EXIT_FORCED: u8 = 3;
+
+/// Threads of a process's runtime at the most.
+const THREADS: usize = 4;
 
 /// Which program this is.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +114,13 @@ where
     }
 }
 
+/// As many threads as there are processors, up to a few: what our processes do is little, and on a large machine each further
+/// thread would only cost memory.
+fn runtime() -> io::Result<Runtime> {
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    Builder::new_multi_thread().worker_threads(processors.min(THREADS)).enable_all().build()
+}
+
 fn try_run<B, F>(component: Component, args: &ProcessArgs, body: B) -> anyhow::Result<ExitCode>
 where
     B: FnOnce(Process) -> F,
@@ -117,7 +128,7 @@ where
 {
     let ProcessArgs { log, admin } = args;
     logging::init(log)?;
-    let runtime = Runtime::new().context("cannot start the runtime")?;
+    let runtime = runtime().context("cannot start the runtime")?;
     let code = runtime.block_on(async {
         // Before anything else, so that a signal during the start is not lost.
         let signals = Signals::new().context("cannot listen to signals")?;

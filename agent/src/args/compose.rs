@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures::{Stream, StreamExt};
+use ipnet::IpNet;
 use steerage_agent::agent::{Agent, Input};
 use steerage_agent::announce::{announce, announcement};
 use steerage_agent::desk::Desk;
-use steerage_agent::health::{Listeners, Plane, Ports, allow_many_connections, serve_node_health};
+use steerage_agent::health::{
+    Listeners, Plane, Ports, allow_many_connections, serve_node_health, server_runtime,
+};
 use steerage_agent::kernel::{AddressWatch, Cleaner, Dataplane};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
@@ -45,18 +48,7 @@ impl Args {
         if all_services && client_args.api_server.is_none() && client_args.kubeconfig.is_none() {
             bail!("--services all needs --api-server: nobody else would serve the address of the API server");
         }
-        let detect_local = match detect_local {
-            Detect::NodeCidr => DetectLocal::NodeCidrs,
-            Detect::ClusterCidr if cluster_cidr.is_empty() => bail!("--cluster-cidr is missing"),
-            Detect::ClusterCidr => DetectLocal::ClusterCidrs(cluster_cidr),
-            Detect::BridgeInterface => {
-                DetectLocal::Bridge(pod_bridge_interface.context("--pod-bridge-interface is missing")?)
-            }
-            Detect::InterfaceNamePrefix => DetectLocal::InterfacePrefix(
-                pod_interface_name_prefix.context("--pod-interface-name-prefix is missing")?,
-            ),
-            Detect::None => DetectLocal::Nothing,
-        };
+        let detect_local = told(detect_local, cluster_cidr, pod_bridge_interface, pod_interface_name_prefix)?;
         let settings = Settings {
             node: node.clone(),
             all_services,
@@ -110,9 +102,10 @@ impl Args {
             plane.distrust_after(Duration::from_secs(max_api_silence), longest);
         }
         let node_ports = node_health(healthz_port, all_services);
-        tokio::spawn(serve_node_health(node_ports, plane.clone(), metrics.kube_proxy.clone()));
+        let servers = server_runtime().context("cannot start the health servers' thread")?;
+        servers.spawn(serve_node_health(node_ports, plane.clone(), metrics.kube_proxy.clone()));
 
-        let listeners = Listeners::new(ports.clone(), plane.clone());
+        let listeners = Listeners::new(ports.clone(), plane.clone(), servers);
         let agent = Agent {
             settings,
             dataplane,
@@ -127,6 +120,25 @@ impl Args {
         };
         agent.run(queue, process.shutdown().clone()).await
     }
+}
+
+/// How pods are told from everything else, with what that needs.
+fn told(
+    how: Detect,
+    cidrs: Vec<IpNet>,
+    bridge: Option<String>,
+    prefix: Option<String>,
+) -> anyhow::Result<DetectLocal> {
+    Ok(match how {
+        Detect::NodeCidr => DetectLocal::NodeCidrs,
+        Detect::ClusterCidr if cidrs.is_empty() => bail!("--cluster-cidr is missing"),
+        Detect::ClusterCidr => DetectLocal::ClusterCidrs(cidrs),
+        Detect::BridgeInterface => DetectLocal::Bridge(bridge.context("--pod-bridge-interface is missing")?),
+        Detect::InterfaceNamePrefix => {
+            DetectLocal::InterfacePrefix(prefix.context("--pod-interface-name-prefix is missing")?)
+        }
+        Detect::None => DetectLocal::Nothing,
+    })
 }
 
 /// Hands a watch's events to the loop.

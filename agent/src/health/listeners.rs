@@ -10,6 +10,7 @@ use http::header::HeaderValue;
 use http_body_util::Full;
 use serde::Serialize;
 use steerage_model::{Family, Key};
+use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use super::guests::Guests;
@@ -32,6 +33,7 @@ pub struct Busy {
 pub struct Listeners {
     ports: Ports,
     plane: Plane,
+    runtime: Handle,
     open: BTreeMap<SocketAddr, AbortHandle>,
     /// Already reported as busy.
     busy: BTreeSet<(SocketAddr, Key)>,
@@ -39,14 +41,16 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Servers that answer what `ports` and `plane` say; none is open yet.
-    pub fn new(ports: Ports, plane: Plane) -> Self {
-        Self { ports, plane, open: BTreeMap::new(), busy: BTreeSet::new(), guests: Guests::default() }
+    /// Servers on `runtime` that answer what `ports` and `plane` say; none is open yet.
+    pub fn new(ports: Ports, plane: Plane, runtime: Handle) -> Self {
+        let (open, busy, guests) = (BTreeMap::new(), BTreeSet::new(), Guests::default());
+        Self { ports, plane, runtime, open, busy, guests }
     }
 
     /// Opens what is missing on these addresses and closes what is not wanted any more. Returns what is newly busy; call it again
     /// to try again.
     pub fn reconcile(&mut self, addresses: &[IpAddr]) -> Vec<Busy> {
+        let _entered = self.runtime.enter();
         let mut wanted = BTreeMap::new();
         for (port, answer) in self.ports.all() {
             for address in addresses.iter().filter(|addr| answer.count(Family::of(**addr)).is_some()) {
@@ -174,7 +178,7 @@ mod tests {
         ports.raise(&[(key.clone(), HealthPort { port, v4: Some(2), v6: Some(0) })].into());
         // A node that is about to go serves as long as it can: only the node's own health says so.
         plane.set_eligible(false);
-        let mut listeners = Listeners::new(ports.clone(), plane);
+        let mut listeners = Listeners::new(ports.clone(), plane, Handle::current());
         assert!(listeners.reconcile(&addresses()).is_empty());
         let [v4, v6] = LOOPBACKS.map(|addr| SocketAddr::new(addr.parse().unwrap(), port));
         for request in ["GET /healthz", "POST /", "DELETE /anything"] {
@@ -210,7 +214,7 @@ mod tests {
             at.push(SocketAddr::new(loopback, port));
         }
         ports.raise(&wanted);
-        let mut listeners = Listeners::new(ports, Plane::default());
+        let mut listeners = Listeners::new(ports, Plane::default(), Handle::current());
         assert!(listeners.reconcile(&[loopback]).is_empty());
         (listeners, at)
     }
@@ -306,7 +310,7 @@ mod tests {
         let (ports, plane) = (Ports::default(), Plane::default());
         let port = free_port().await;
         ports.raise(&[(Key::new("shop", "web"), HealthPort { port, v4: None, v6: Some(1) })].into());
-        let mut listeners = Listeners::new(ports, plane);
+        let mut listeners = Listeners::new(ports, plane, Handle::current());
         assert!(listeners.reconcile(&addresses()).is_empty());
         for address in LOOPBACKS {
             let text = ask(SocketAddr::new(address.parse().unwrap(), port), "GET /healthz").await.unwrap();
@@ -321,7 +325,7 @@ mod tests {
         let port = squatter.local_addr().unwrap().port();
         let key = Key::new("shop", "web");
         ports.raise(&[(key.clone(), HealthPort { port, v4: Some(1), v6: None })].into());
-        let mut listeners = Listeners::new(ports, plane);
+        let mut listeners = Listeners::new(ports, plane, Handle::current());
         let busy = listeners.reconcile(&addresses());
         assert_eq!(busy.iter().map(|busy| &busy.service).collect::<Vec<_>>(), [&key]);
         assert!(listeners.reconcile(&addresses()).is_empty() && listeners.any_busy());

@@ -10,11 +10,24 @@ mod listeners;
 mod node;
 mod ports;
 
+use std::io;
+
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::runtime::{Builder, Handle};
 
 pub use listeners::Listeners;
 pub use node::serve_node_health;
 pub use ports::{Plane, Ports};
+
+/// A runtime of one thread for the servers that anybody can reach: however busy they are kept, that costs one processor at most,
+/// and what follows the cluster does not stand in line behind it. It lasts as long as the process.
+pub fn server_runtime() -> io::Result<Handle> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let serve = move || runtime.block_on(std::future::pending::<()>());
+    std::thread::Builder::new().name("health".to_owned()).spawn(serve)?;
+    Ok(handle)
+}
 
 /// Lets this process have as many descriptors as it may: a thousand ports on two addresses need more than the usual 1024.
 pub fn allow_many_connections() {

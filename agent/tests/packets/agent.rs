@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use steerage_agent::agent::{Agent, Input};
-use steerage_agent::health::{Listeners, Plane, Ports};
+use steerage_agent::health::{Listeners, Plane, Ports, server_runtime};
 use steerage_agent::kernel::{AddressWatch, Cleaner, Dataplane};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
@@ -76,7 +76,7 @@ impl<'a> Running<'a> {
                 cleaner: Cleaner::start(|_| {}).unwrap(),
                 ports: ports.clone(),
                 plane: plane.clone(),
-                listeners: Listeners::new(ports, plane),
+                listeners: Listeners::new(ports, plane, server_runtime().unwrap()),
                 recorder,
                 announcement: (watch::channel(false).0, "labelled/test".to_owned()),
                 metrics: Metrics::new(&mut registry),
