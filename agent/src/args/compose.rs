@@ -48,7 +48,8 @@ impl Args {
         if all_services && client_args.api_server.is_none() && client_args.kubeconfig.is_none() {
             bail!("--services all needs --api-server: nobody else would serve the address of the API server");
         }
-        let detect_local = told(detect_local, cluster_cidr, pod_bridge_interface, pod_interface_name_prefix)?;
+        let detect_local =
+            detection(detect_local, cluster_cidr, pod_bridge_interface, pod_interface_name_prefix)?;
         let settings = Settings {
             node: node.clone(),
             all_services,
@@ -123,7 +124,7 @@ impl Args {
 }
 
 /// How pods are told from everything else, with what that needs.
-fn told(
+fn detection(
     how: Detect,
     cidrs: Vec<IpNet>,
     bridge: Option<String>,

@@ -2,6 +2,7 @@
 //! Our table of one family: created, adopted, repaired, updated.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use steerage_model::Family;
 use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, Table};
@@ -9,6 +10,10 @@ use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, Table};
 use super::inspect::read_elements;
 use super::load::{add_chains, load};
 use crate::rules::{Changes, Elements, Shape, Skeleton, TABLE, difference};
+
+/// What is left of a client's affinity, at the least, for it to be taken over: an element whose time comes to nothing in the
+/// kernel's clock would stay for ever.
+const WORTH_KEEPING: Duration = Duration::from_secs(1);
 
 /// The rules of a table as the kernel lists them, by chain.
 type Listed = BTreeMap<String, Vec<Vec<u8>>>;
@@ -116,7 +121,7 @@ fn repair(
     ours.sort_unstable();
     let sets = nft.sets(table)?;
     if info.comment.as_deref() != Some(skeleton.version.as_str()) || chains != ours {
-        let remembered = remembered(nft, table, skeleton, &sets)?;
+        let remembered = remembered(nft, table, skeleton, &sets);
         let clients: usize = remembered.iter().map(|(_, clients)| clients.len()).sum();
         tracing::info!(%table, clients, "table of another version or shape: it is replaced");
         batch.delete_table(table);
@@ -163,7 +168,7 @@ fn remembered(
     table: &Table,
     skeleton: &Skeleton,
     sets: &[String],
-) -> Result<Vec<(String, Vec<Element>)>, Error> {
+) -> Vec<(String, Vec<Element>)> {
     let mut found = Vec::new();
     for (map, shape) in skeleton.remembering.iter().filter(|(map, _)| sets.contains(map)) {
         let fits = |element: &Element| {
@@ -171,12 +176,17 @@ fn remembered(
                 Some(Data::Value(value)) => value.len(),
                 Some(Data::Verdict(_)) | None => 0,
             };
-            (element.key.len(), element.key_end.is_some(), length) == (shape.key, shape.range, shape.data)
+            let lengths = (element.key.len(), element.key_end.is_some(), length);
+            lengths == (shape.key, shape.range, shape.data)
+                && element.timeout.is_some_and(|left| left >= WORTH_KEEPING)
         };
-        let clients = nft.expiring(table, map)?.into_iter().filter(fits).collect();
-        found.push((map.clone(), clients));
+        match nft.expiring(table, map) {
+            Ok(clients) => found.push((map.clone(), clients.into_iter().filter(fits).collect())),
+            // The rules do not wait for it.
+            Err(error) => tracing::warn!(%table, map, %error, "clients' affinity starts anew"),
+        }
     }
-    Ok(found)
+    found
 }
 
 fn create(batch: &mut Batch, table: &Table, skeleton: &Skeleton, wanted: &Elements) {

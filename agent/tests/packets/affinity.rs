@@ -61,7 +61,10 @@ fn a_client_keeps_its_endpoint_when_the_layout_is_replaced() {
         text.matches(" expires ").count()
     };
     std::thread::sleep(Duration::from_millis(1100));
+    // Somebody whose time is as good as over.
+    let other = "10.97.0.9 . tcp . 80 . 10.1.0.9 timeout 3h expires 800ms : 0x1";
     for round in 0..3 {
+        world.sh_at(At::Node, &format!("nft \"add element ip steerage affinity-10800 {{ {other} }}\""));
         for family in ["ip", "ip6"] {
             // As a table of another layout has it.
             world.sh_at(At::Node, &format!("nft add chain {family} steerage other"));
