@@ -80,6 +80,7 @@ fn all() -> Vec<Case> {
         KubeProxy Common interoperation::inside_traffic_is_unharmed_side_by_side,
         KubeProxy Common interoperation::a_change_of_policy_reaches_a_live_service,
         KubeProxy Common interoperation::client_ip_affinity_keeps_the_backend,
+        Both Common interoperation::an_address_that_no_service_has_is_silent,
         KubeProxy Common compatibility::an_old_annotation_is_answered_with_the_patch_to_make,
         KubeProxy Common compatibility::the_migration_flag_moves_old_services_once,
         KubeProxy Common bad_input::an_address_outside_all_pools,

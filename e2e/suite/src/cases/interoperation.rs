@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Service;
 use kube::ResourceExt as _;
 use serde_json::json;
 use steerage_model::Family::{V4, V6};
+use tokio::time::error::Elapsed;
 
 use crate::net;
 use crate::pods::{self, dial};
@@ -46,6 +47,27 @@ pub(super) async fn inside_traffic_is_unharmed_side_by_side(scene: Arc<Scene>) -
     }
     scene.answers(local_vips, PORT).await?;
     scene.answers(cluster_vips, PORT).await
+}
+
+/// Addresses of the cluster's own networks (`ServiceCIDR`) that no Service has: nobody says anything, be it kube-proxy or the agent in
+/// its place. Left to themselves, such packets leave by the default route.
+pub(super) async fn an_address_that_no_service_has_is_silent(scene: Arc<Scene>) -> Result<()> {
+    let (service, _) = scene.serve(&Spec::new("gone", ECHO).cluster()).await?;
+    let addresses = cluster_ips(&service)?;
+    ensure!(addresses.len() == 2, "one address of each family: {addresses:?}");
+    scene.delete("gone").await?;
+    scene.gone("gone").await?;
+    for pod in scene.suite.backends().await? {
+        for to in &addresses {
+            let silence = async || match dial(pod, "http", *to, "hostname").await {
+                Ok(name) => Err(format!("{name} answers")),
+                Err(error) if error.is::<Elapsed>() => Ok(()),
+                Err(error) => Err(format!("{error:#}")),
+            };
+            until(format!("silence of {to} for pod {}", pod.name_any()), SOON, silence).await?;
+        }
+    }
+    Ok(())
 }
 
 fn cluster_ips(service: &Service) -> Result<Vec<SocketAddr>> {
