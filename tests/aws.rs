@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use steerage_provider_conformance::{Proxy, Upstream};
+use steerage_requirements::requires;
 use steerage_testmoto::{Server, classify};
 
 use support::{Cluster, eventually};
@@ -21,6 +22,7 @@ fn registered(moto: &Server, uid: &str) -> BTreeSet<String> {
 
 #[tokio::test]
 async fn endpoints_move_targets_in_api_mode_and_call_nobody_in_health_check_mode() {
+    requires!(KubeApiserver, Moto);
     let cluster = Cluster::new("cloud", 1).await;
     let moto = Server::start().expect("moto");
     let (vpc, subnets) = moto.network().expect("network");

@@ -11,11 +11,13 @@ use k8s_openapi::api::core::v1::Service;
 use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
+use steerage_requirements::requires;
 
 use support::{Cluster, eventually};
 
 #[tokio::test]
 async fn addresses_that_cannot_be_had_are_told_and_given_once_they_can() {
+    requires!(KubeApiserver);
     let cluster = Cluster::new("addresses", 1).await;
     let _controller = cluster.controller("one", &[]);
     cluster.service("first", json!({})).await;
@@ -47,6 +49,7 @@ async fn addresses_that_cannot_be_had_are_told_and_given_once_they_can() {
 
 #[tokio::test]
 async fn an_unknown_steering_leaves_the_load_balancer_as_it_was() {
+    requires!(KubeApiserver);
     let cluster = Cluster::new("unknown", 9).await;
     let _controller = cluster.controller("one", &["--default-steering", "api"]);
     cluster.service("new", json!({"metadata": {"annotations": {"steerage.dev/steering": "magic"}}})).await;
@@ -72,6 +75,7 @@ async fn an_unknown_steering_leaves_the_load_balancer_as_it_was() {
 
 #[tokio::test]
 async fn services_of_others_are_not_touched() {
+    requires!(KubeApiserver);
     let cluster = Cluster::new("classes", 9).await;
     let controller = cluster.controller("one", &[]);
     cluster.service("theirs", json!({"spec": {"loadBalancerClass": "example.com/other"}})).await;
@@ -117,6 +121,7 @@ async fn services_of_others_are_not_touched() {
 
 #[tokio::test]
 async fn old_annotations_are_told_and_followed_once_where_asked() {
+    requires!(KubeApiserver);
     let cluster = Cluster::new("legacy", 9).await;
     let old = json!({
         "metadata": {"annotations": {

@@ -10,11 +10,13 @@ use std::time::Duration;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
+use steerage_requirements::requires;
 
 use support::{Cluster, eventually};
 
 #[tokio::test]
 async fn a_service_gets_a_load_balancer_and_gives_it_back() {
+    requires!(KubeApiserver);
     let cluster = Cluster::new("life", 9).await;
     let controller = cluster.controller("one", &[]);
     let service = cluster.service("web", json!({})).await;
@@ -61,6 +63,7 @@ async fn a_service_gets_a_load_balancer_and_gives_it_back() {
 
 #[tokio::test]
 async fn endpoints_move_targets_in_api_mode_and_write_nothing_in_health_check_mode() {
+    requires!(KubeApiserver);
     let cluster = Cluster::new("steer", 9).await;
     let _controller = cluster.controller("one", &[]);
     cluster.service("probed", json!({})).await;
@@ -115,6 +118,7 @@ async fn shared_set(cluster: &Cluster) -> Option<Vec<String>> {
 
 #[tokio::test]
 async fn what_was_deleted_while_nobody_looked_is_cleaned_up() {
+    requires!(KubeApiserver);
     let cluster = Cluster::new("down", 9).await;
     let controller = cluster.controller("one", &[]);
     cluster.service("kept", json!({})).await;
@@ -146,6 +150,7 @@ async fn what_was_deleted_while_nobody_looked_is_cleaned_up() {
 
 #[tokio::test]
 async fn a_standby_takes_over_and_changes_nothing() {
+    requires!(KubeApiserver);
     let cluster = Cluster::new("lease", 9).await;
     let leader = cluster.controller("one", &[]);
     cluster.service("web", json!({"metadata": {"annotations": {"steerage.dev/steering": "api"}}})).await;

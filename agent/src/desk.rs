@@ -222,6 +222,7 @@ mod tests {
     use std::net::IpAddr;
 
     use steerage_nft::netns::in_new_netns;
+    use steerage_requirements::requires;
 
     use super::*;
 
@@ -246,6 +247,7 @@ mod tests {
 
     #[test]
     fn the_name_is_taken_once_per_network_namespace() {
+        requires!(NetworkNamespace);
         let take_twice = || {
             let first = Desk::open().unwrap();
             let own = i32::try_from(std::process::id()).unwrap();
@@ -266,6 +268,7 @@ mod tests {
 
     #[test]
     fn questions_are_answered_and_nonsense_is_told() {
+        requires!(NetworkNamespace);
         in_new_netns(|| {
             let request = Request::Explain(Question::new("10.0.0.1:80/TCP".parse().unwrap(), None).unwrap());
             assert!(matches!(ask(&request), Err(DeskError::Nobody)));

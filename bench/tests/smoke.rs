@@ -8,9 +8,11 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
+use steerage_requirements::requires;
 
 #[test]
 fn everything_is_measured_of_both_programs() {
+    requires!(NetworkNamespace, Program("ip"), Program("kube-proxy"), Program("ethtool"), KubeApiserver);
     let bench = Path::new(env!("CARGO_BIN_EXE_steerage-bench"));
     let agent = bench.with_file_name("steerage-agent");
     assert!(agent.exists(), "{} is missing: cargo build --release -p steerage-agent", agent.display());

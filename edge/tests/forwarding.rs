@@ -10,9 +10,11 @@ use std::time::Duration;
 use bed::net::{Load, Talk, ask, ask_by, within};
 use bed::{Bed, PORT, VIP4, VIP6, eventually, sh};
 use serde_json::json;
+use steerage_requirements::requires;
 
 #[test]
 fn nodes_see_the_client_and_all_take_part() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = Bed::new(1, 3);
     bed.balance(&[0, 1, 2], |_| {});
     bed.start_ready(0);
@@ -44,6 +46,7 @@ fn nodes_see_the_client_and_all_take_part() {
 
 #[test]
 fn only_listeners_are_reached() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = Bed::new(1, 1);
     bed.balance(&[0], |lb| lb["spec"]["listeners"] = json!([{"protocol": "TCP", "port": PORT}]));
     bed.start_ready(0);
@@ -61,6 +64,7 @@ fn only_listeners_are_reached() {
 
 #[test]
 fn source_ranges_bound_who_comes_in() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = Bed::new(1, 1);
     bed.balance(&[0], |lb| lb["spec"]["sourceRanges"] = json!(["10.1.0.2/32", "fd99::/64"]));
     bed.start_ready(0);
@@ -76,6 +80,7 @@ fn source_ranges_bound_who_comes_in() {
 
 #[test]
 fn a_client_with_affinity_stays_on_its_node() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = Bed::new(1, 3);
     bed.balance(&[0, 1, 2], |lb| lb["spec"]["affinity"] = json!({"timeoutSeconds": 10_800}));
     bed.start_ready(0);
@@ -93,6 +98,7 @@ fn a_client_with_affinity_stays_on_its_node() {
 
 #[test]
 fn big_datagrams_arrive_whole() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = Bed::new(1, 3);
     bed.balance(&[0, 1, 2], |_| {});
     bed.start_ready(0);
@@ -108,6 +114,7 @@ fn big_datagrams_arrive_whole() {
 
 #[test]
 fn health_diverts_and_fails_open() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = Bed::new(1, 3);
     bed.nodes[2].healthy.store(false, Ordering::Relaxed);
     bed.balance(&[0, 1, 2], |_| {});
@@ -144,6 +151,7 @@ fn health_diverts_and_fails_open() {
 
 #[test]
 fn long_connections_survive_changes_of_membership() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = Bed::new(1, 3);
     bed.balance(&[0, 1], |_| {});
     bed.start_ready(0);
@@ -159,6 +167,7 @@ fn long_connections_survive_changes_of_membership() {
 
 #[test]
 fn kill_and_restart_lose_nothing() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = Bed::new(1, 3);
     bed.nodes[2].healthy.store(false, Ordering::Relaxed);
     bed.balance(&[0, 1, 2], |_| {});
@@ -184,6 +193,7 @@ fn kill_and_restart_lose_nothing() {
 
 #[test]
 fn a_bounced_packet_is_not_spread_again() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = Bed::new(1, 1);
     bed.balance(&[0], |_| {});
     bed.start_ready(0);
@@ -205,6 +215,7 @@ fn a_bounced_packet_is_not_spread_again() {
 
 #[test]
 fn targets_off_the_link_and_addresses_in_use_are_reported() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = Bed::new(1, 2);
     // Somebody else has the IPv4 address already.
     let stranger = bed.netns(&bed.nodes[1].name);
@@ -236,6 +247,7 @@ fn targets_off_the_link_and_addresses_in_use_are_reported() {
 
 #[test]
 fn errors_about_a_connection_reach_its_node() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = Bed::new(1, 3);
     bed.balance(&[0, 1, 2], |_| {});
     bed.start_ready(0);

@@ -6,6 +6,8 @@ mod bed;
 
 use std::time::Duration;
 
+use steerage_requirements::requires;
+
 use bed::net::Load;
 use bed::{Bed, eventually, sh};
 
@@ -21,6 +23,7 @@ fn pair() -> Bed {
 
 #[test]
 fn a_standby_takes_over_from_the_killed_and_nothing_is_lost() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = pair();
     let load = Load::start(&bed.client(), 20);
     std::thread::sleep(Duration::from_millis(500));
@@ -36,6 +39,7 @@ fn a_standby_takes_over_from_the_killed_and_nothing_is_lost() {
 
 #[test]
 fn a_host_that_vanishes_is_replaced() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let bed = pair();
     let load = Load::start(&bed.client(), 20);
     std::thread::sleep(Duration::from_millis(500));
@@ -48,6 +52,7 @@ fn a_host_that_vanishes_is_replaced() {
 
 #[test]
 fn a_graceful_end_hands_over() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = pair();
     let load = Load::start(&bed.client(), 20);
     std::thread::sleep(Duration::from_millis(500));
@@ -59,6 +64,7 @@ fn a_graceful_end_hands_over() {
 
 #[test]
 fn after_a_partition_one_gives_way() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut bed = pair();
     let switch = bed.netns("switch");
     sh(&format!("ip -n {switch} link set p11 nomaster"));

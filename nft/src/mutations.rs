@@ -6,6 +6,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 
 use proptest::prelude::*;
+use steerage_requirements::requires;
 
 use crate::batch::{SUBSYSTEM, message};
 use crate::conntrack::flow;
@@ -154,6 +155,7 @@ fn damage(bytes: &mut Vec<u8>, at: usize, way: u8, number: u32) {
 
 #[test]
 fn damaged_answers_of_the_kernel_are_survived() {
+    requires!(NetworkNamespace, Program("ip"));
     let captured = captured();
     let mut whole = [0; 9];
     for datagram in &captured {

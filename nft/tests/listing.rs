@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use steerage_nft::netns::in_new_netns;
 use steerage_nft::*;
+use steerage_requirements::requires;
 
 fn nft(arguments: &[&str]) -> String {
     let output = Command::new("nft").args(arguments).output().expect("the nft command is installed");
@@ -103,6 +104,7 @@ fn load(family: Family, address: Field, here: DataType) {
 
 #[test]
 fn nft_lists_what_we_load() {
+    requires!(NetworkNamespace, Program("nft"));
     in_new_netns(|| {
         load(Family::Ip, Field::V4([10, 0, 0, 1].into()), DataType::Ipv4Addr);
         load(Family::Ip6, Field::V6("fd00::1".parse().unwrap()), DataType::Ipv6Addr);
@@ -126,6 +128,7 @@ fn nft_lists_what_we_load() {
 /// A client's endpoint is looked up first, and what it is for this frontend then: one map's result is part of another's key.
 #[test]
 fn nft_lists_a_lookup_within_a_lookup() {
+    requires!(NetworkNamespace, Program("nft"));
     in_new_netns(|| {
         for (family, here) in [(Family::Ip, DataType::Ipv4Addr), (Family::Ip6, DataType::Ipv6Addr)] {
             let table = Table::new(family, "test");
@@ -177,6 +180,7 @@ fn nft_lists_a_lookup_within_a_lookup() {
 
 #[test]
 fn nft_lists_forwarding_on_ingress() {
+    requires!(NetworkNamespace, Program("nft"));
     in_new_netns(|| {
         let table = Table::new(Family::Netdev, "test");
         let mut batch = Batch::new();

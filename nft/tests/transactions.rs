@@ -9,6 +9,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use steerage_nft::netns::in_new_netns;
 use steerage_nft::*;
+use steerage_requirements::requires;
 
 fn table() -> Table {
     Table::new(Family::Ip, "test")
@@ -38,6 +39,7 @@ fn contents(nft: &mut Nft) -> BTreeSet<Element> {
 
 #[test]
 fn what_was_written_is_listed() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut nft = prepared();
         let info = nft.table(&table()).unwrap().unwrap();
@@ -53,6 +55,7 @@ fn what_was_written_is_listed() {
 
 #[test]
 fn a_failed_batch_changes_nothing_and_says_what_failed() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut nft = prepared();
         let generation = nft.generation().unwrap();
@@ -75,6 +78,7 @@ fn a_failed_batch_changes_nothing_and_says_what_failed() {
 
 #[test]
 fn other_data_for_a_key_are_refused_unless_it_is_deleted_first() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut nft = prepared();
         let mut batch = Batch::new();
@@ -94,6 +98,7 @@ fn other_data_for_a_key_are_refused_unless_it_is_deleted_first() {
 
 #[test]
 fn a_stale_generation_is_noticed_and_a_transaction_overcomes_it() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut nft = prepared();
         let old = nft.generation().unwrap();
@@ -131,6 +136,7 @@ fn a_stale_generation_is_noticed_and_a_transaction_overcomes_it() {
 
 #[test]
 fn a_large_batch_is_chunked_and_arrives_whole() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut nft = prepared();
         let elements: Vec<_> = (0..100_000).map(|n| entry(n, 80)).collect();
@@ -148,6 +154,7 @@ fn a_large_batch_is_chunked_and_arrives_whole() {
 
 #[test]
 fn destroying_works_whether_the_table_is_there_or_not() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut nft = prepared();
         for _ in 0..2 {
@@ -162,6 +169,7 @@ fn destroying_works_whether_the_table_is_there_or_not() {
 
 #[test]
 fn timeouts_ranges_and_verdicts_are_kept() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut nft = prepared();
         let pair = [DataType::Ipv4Addr, DataType::InetService];
@@ -188,6 +196,7 @@ fn timeouts_ranges_and_verdicts_are_kept() {
 
 #[test]
 fn a_rule_too_wide_for_the_registers_is_refused_by_the_kernel() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut nft = prepared();
         let wide = vec![Source::daddr(Family::Ip6); 5];
@@ -205,6 +214,7 @@ proptest! {
     fn any_sequence_of_updates_equals_the_full_load(
         states in proptest::collection::vec(proptest::collection::btree_map(0_u32..40, 1_u16..4, 0..40), 1..8)
     ) {
+        requires!(Ok(()); NetworkNamespace);
         in_new_netns(|| {
             let mut nft = prepared();
             let mut now: BTreeMap<u32, u16> = BTreeMap::new();

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use steerage_nft::netns::in_new_netns;
 use steerage_nft::*;
+use steerage_requirements::requires;
 
 fn with_table(table: &Table) -> Batch {
     let mut batch = Batch::new();
@@ -17,6 +18,7 @@ fn with_table(table: &Table) -> Batch {
 
 #[test]
 fn the_monitor_tells_own_changes_from_foreign_ones() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut monitor = Monitor::open().unwrap();
         assert_eq!(monitor.receive().unwrap(), None);
@@ -60,6 +62,7 @@ fn translated_flow(family: Family, from: SocketAddr, to: SocketAddr) -> SocketAd
 
 #[test]
 fn flows_are_listed_and_deleted_by_their_original_destination() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
         for (family, from, to) in

@@ -13,6 +13,7 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use steerage_model::{Event, Index, Key, Object, Policy, Table};
+use steerage_requirements::requires;
 use steerage_testserver::Server;
 use steerage_watch::events::{Notice, Recorder, Severity, Subject};
 use steerage_watch::{ClientArgs, Watches, client};
@@ -51,6 +52,7 @@ async fn until<T: Object>(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_lives_through_a_cut_and_sweeps_what_went_meanwhile() {
+    requires!(KubeApiserver);
     // A server of its own: the others must not be cut.
     let server = tokio::task::spawn_blocking(Server::start).await.expect("thread").expect("server");
     let api: Api<Service> = Api::default_namespaced(server.client().await.expect("client"));
@@ -87,6 +89,7 @@ async fn a_watch_lives_through_a_cut_and_sweeps_what_went_meanwhile() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_kinds_reach_the_index() {
+    requires!(KubeApiserver);
     let server = tokio::task::spawn_blocking(Server::shared).await.expect("thread");
     let admin = server.client().await.expect("client");
     let nodes: Api<Node> = Api::all(admin.clone());
@@ -142,6 +145,7 @@ async fn all_kinds_reach_the_index() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_are_written_and_a_changed_note_is_shown() {
+    requires!(KubeApiserver);
     let server = tokio::task::spawn_blocking(Server::shared).await.expect("thread");
     let admin = server.client().await.expect("client");
     let mut about = steerage_model::Service::new(Key::new("default", "eventful"));

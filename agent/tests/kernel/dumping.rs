@@ -5,12 +5,14 @@ use steerage_agent::dump::Snapshot;
 use steerage_agent::kernel::Dataplane;
 use steerage_model::Policy;
 use steerage_nft::netns::in_new_netns;
+use steerage_requirements::requires;
 
 use crate::cluster::{Spec, World, plans, pod_networks};
 use crate::ruleset::nft;
 
 #[test]
 fn differences_are_marked() {
+    requires!(NetworkNamespace, Program("nft"));
     in_new_netns(|| {
         let sources = vec!["192.0.2.0/24".parse().unwrap()];
         let spec = Spec {

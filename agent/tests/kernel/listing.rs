@@ -11,6 +11,7 @@ use steerage_agent::rules::TABLE;
 use steerage_model::{Family, Policy, ServiceKind};
 use steerage_nft::netns::in_new_netns;
 use steerage_nft::{Nft, Table};
+use steerage_requirements::requires;
 
 use crate::cluster::{Spec, World, addr, cluster_ip, plans, pod_networks};
 use crate::ruleset::{Counts, counts_in_json, counts_in_text, nft};
@@ -60,6 +61,7 @@ fn everywhere() {
 
 #[test]
 fn nft_lists_every_kind_of_element() {
+    requires!(NetworkNamespace, Program("nft"));
     in_new_netns(|| {
         everywhere();
         let mut dataplane = Dataplane::open().unwrap();

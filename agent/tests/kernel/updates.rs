@@ -11,6 +11,7 @@ use steerage_agent::rules::Pods;
 use steerage_model::{Key, Policy, ServiceKind};
 use steerage_nft::netns::in_new_netns;
 use steerage_nft::{Batch, Chain, Element, Errno, Error, Family, Field, Nft, Table, concat};
+use steerage_requirements::requires;
 
 use crate::cluster::{Spec, World, plans, pod_networks};
 use crate::ruleset::{nft, ruleset};
@@ -69,6 +70,7 @@ proptest! {
 
     #[test]
     fn any_sequence_of_updates_equals_the_full_load(history in histories()) {
+        requires!(Ok(()); NetworkNamespace, Program("nft"));
         let networks = |with: bool| if with { pod_networks() } else { Pods::default() };
         let found = in_new_netns(|| {
             let mut dataplane = Dataplane::open().unwrap();
@@ -97,6 +99,7 @@ fn two(elsewhere: u16) -> World {
 /// none of them. The next write compares everything, and comes to the same as a full load.
 #[test]
 fn a_refused_update_changes_nothing_and_is_made_good() {
+    requires!(NetworkNamespace, Program("nft"));
     let pods = pod_networks();
     let slot = |number: u32| {
         let front = [Field::V4([10, 98, 0, 0].into()), Field::Proto(17), Field::Port(80)];
@@ -136,6 +139,7 @@ fn a_refused_update_changes_nothing_and_is_made_good() {
 /// The full load itself is refused: a set is too small for what has to go into it.
 #[test]
 fn a_refused_load_changes_nothing_and_is_made_good() {
+    requires!(NetworkNamespace, Program("nft"));
     let pods = pod_networks();
     in_new_netns(|| {
         let mut dataplane = Dataplane::open().unwrap();
@@ -163,6 +167,7 @@ fn a_refused_load_changes_nothing_and_is_made_good() {
 /// An agent was killed while it filled a new table: sets and some of their elements are there, the chains are not.
 #[test]
 fn a_load_that_was_cut_short_is_made_good() {
+    requires!(NetworkNamespace, Program("nft"));
     let pods = pod_networks();
     in_new_netns(|| {
         follow(&mut Dataplane::open().unwrap(), &two(4), &pods).unwrap();
@@ -185,6 +190,7 @@ fn a_load_that_was_cut_short_is_made_good() {
 /// Others commit all the time: every read of ours is overtaken sooner or later. It still comes to an end, and to the right one.
 #[test]
 fn commits_of_others_do_not_keep_us_from_writing() {
+    requires!(NetworkNamespace, Program("nft"));
     let pods = pod_networks();
     in_new_netns(|| {
         let (stop, commits) = (AtomicBool::new(false), std::sync::atomic::AtomicU32::new(0));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use steerage_agent::rules::endpoint_hash;
 use steerage_model::{Family, Protocol};
+use steerage_requirements::requires;
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, service, with_affinity};
 use crate::world::{At, World};
@@ -24,6 +25,7 @@ fn at(name: &str) -> At {
 
 #[test]
 fn a_client_keeps_its_endpoint_until_that_is_gone() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let pods = [At::Pod1, At::Pod2, At::Far];
     let service = with_affinity(service(), LONG);
@@ -47,6 +49,7 @@ fn a_client_keeps_its_endpoint_until_that_is_gone() {
 
 #[test]
 fn a_client_keeps_its_endpoint_when_the_layout_is_replaced() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Pod1, At::Pod2, At::Far]);
     let ask_all = || -> Vec<String> {
@@ -80,6 +83,7 @@ fn a_client_keeps_its_endpoint_when_the_layout_is_replaced() {
 
 #[test]
 fn affinity_ends_with_its_timeout() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let pods = [At::Pod1, At::Pod2, At::Far];
     let _cluster = Cluster::new(&world, with_affinity(service(), Duration::from_secs(1)), &pods);
@@ -97,6 +101,7 @@ fn affinity_ends_with_its_timeout() {
 
 #[test]
 fn new_connections_keep_affinity_alive() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let pods = [At::Pod1, At::Pod2, At::Far];
     let _cluster = Cluster::new(&world, with_affinity(service(), Duration::from_secs(5)), &pods);
@@ -111,6 +116,7 @@ fn new_connections_keep_affinity_alive() {
 
 #[test]
 fn affinity_to_a_far_endpoint_yields_to_policy_local() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let service = with_affinity(service(), LONG);
     let mut cluster = Cluster::new(&world, service.clone(), &[At::Far]);
@@ -123,6 +129,7 @@ fn affinity_to_a_far_endpoint_yields_to_policy_local() {
 
 #[test]
 fn an_endpoint_in_the_hosts_network_is_kept_too() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let service = with_affinity(service(), LONG);
     let mut cluster = Cluster::new(&world, service.clone(), &[At::Node]);
@@ -134,6 +141,7 @@ fn an_endpoint_in_the_hosts_network_is_kept_too() {
 
 #[test]
 fn the_kernel_hashes_endpoints_as_we_do() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     for family in FAMILIES {
         let _cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Far]);

@@ -14,6 +14,7 @@ use steerage_agent::plan::FOLLOW;
 use steerage_model::{Endpoint, EndpointSlice, Event, Family, Node, Protocol, Service, ServiceKind};
 use steerage_nft::Nft;
 use steerage_process::{Readiness, prometheus_client::registry::Registry};
+use steerage_requirements::requires;
 use steerage_watch::events::Recorder;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
@@ -184,6 +185,7 @@ fn running(world: &World) -> Running<'_> {
 
 #[test]
 fn nothing_is_written_before_everything_is_listed() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = running(&world);
     agent.send(Input::Node(Event::Init));
@@ -204,6 +206,7 @@ fn nothing_is_written_before_everything_is_listed() {
 
 #[test]
 fn a_health_check_port_follows_its_service() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = running(&world);
     agent.list(service(), &[At::Pod1, At::Pod2, At::Far]);
@@ -239,6 +242,7 @@ fn set_terminating(endpoint: &mut Endpoint) {
 
 #[test]
 fn one_change_is_one_transaction_and_an_idle_agent_writes_none() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = running(&world);
     agent.list(service(), &[At::Pod1]);
@@ -263,6 +267,7 @@ fn one_change_is_one_transaction_and_an_idle_agent_writes_none() {
 
 #[test]
 fn a_foreign_hand_is_noticed_and_undone() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = running(&world);
     agent.list(service(), &[At::Pod1]);
@@ -276,6 +281,7 @@ fn a_foreign_hand_is_noticed_and_undone() {
 
 #[test]
 fn node_ports_follow_the_hosts_addresses() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = Running::new(&world, "10.9.0.0/16,fd09::/64".parse().unwrap());
     agent.list(local(service()), &[At::Pod1]);
@@ -300,6 +306,7 @@ fn node_ports_follow_the_hosts_addresses() {
 
 #[test]
 fn a_change_to_local_drops_nothing_until_the_load_balancer_has_followed() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = running(&world);
     agent.list(service(), &[At::Far]);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_model::{EndpointSlice, Event, Family, Key, Protocol, Service};
+use steerage_requirements::requires;
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, place, service, slices, with_affinity};
 use crate::world::{At, World, ask_udp, udp_socket};
@@ -114,6 +115,7 @@ fn answer_on_ports(world: &World) {
 
 #[test]
 fn no_packet_is_lost_while_a_vip_moves_between_exact_maps_and_slot_tables() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     answer_on_ports(&world);
     let pods = [At::Pod1, At::Far];
@@ -139,6 +141,7 @@ fn no_packet_is_lost_while_a_vip_moves_between_exact_maps_and_slot_tables() {
 
 #[test]
 fn no_packet_is_lost_while_affinity_comes_goes_and_changes() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Far]);
     let lists = [&[At::Pod1, At::Far][..], &[At::Pod1], &[At::Far], &[At::Pod1, At::Far]];
@@ -155,6 +158,7 @@ fn no_packet_is_lost_while_affinity_comes_goes_and_changes() {
 
 #[test]
 fn no_packet_is_lost_while_a_vip_moves_between_services() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1]);
     // Another Service, with addresses and node port of its own, and the same ports on another endpoint.
@@ -212,6 +216,7 @@ fn flood(to: SocketAddrV4, stop: &AtomicBool) -> u32 {
 /// it.
 #[test]
 fn no_packet_of_a_flood_is_lost_while_a_vip_moves_between_maps() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("IPv4") };
     // Nobody answers, flows are forgotten soon, and packets are counted before and after our rules.

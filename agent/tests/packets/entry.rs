@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
 
 use steerage_model::{Family, Key, Protocol};
+use steerage_requirements::requires;
 
 use crate::cluster::{Cluster, FAMILIES, NODE_PORT, Way, local, service, slices, with_affinity};
 use crate::world::{At, Lost, World, ask_on, ask_udp, udp_socket};
@@ -24,6 +25,7 @@ fn ports(world: &World, from: At, to: SocketAddr) -> (String, u16, u16) {
 
 #[test]
 fn each_endpoint_gets_its_share_of_connections() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2, At::Far]);
     let mut shares = BTreeMap::new();
@@ -40,6 +42,7 @@ fn each_endpoint_gets_its_share_of_connections() {
 
 #[test]
 fn under_local_the_clients_port_is_kept_too_and_under_cluster_it_is_random() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
     for family in FAMILIES {
@@ -63,6 +66,7 @@ fn under_local_the_clients_port_is_kept_too_and_under_cluster_it_is_random() {
 
 #[test]
 fn one_port_of_two_protocols_leads_to_the_endpoints_of_each() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut slices = slices(&[At::Pod1]);
     let more = crate::cluster::slices(&[At::Pod2]);
@@ -88,6 +92,7 @@ fn one_port_of_two_protocols_leads_to_the_endpoints_of_each() {
 
 #[test]
 fn node_ports_are_served_on_the_listed_addresses_only() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, service(), &[At::Pod1]);
     world.sh_at(At::Node, "ip addr add 10.9.9.9/32 dev lo; ip -6 addr add fd09::9/128 dev lo nodad");
@@ -104,6 +109,7 @@ fn node_ports_are_served_on_the_listed_addresses_only() {
 
 #[test]
 fn a_packets_mark_is_what_it_was() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, with_affinity(local(service()), LONG), &[At::Pod1, At::Pod2]);
     world.sh_at(
@@ -129,6 +135,7 @@ fn a_packets_mark_is_what_it_was() {
 
 #[test]
 fn source_ranges_hold_for_the_node_and_let_its_own_address_pass() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = local(service());
     service.source_ranges = ["10.9.0.0/16", "fd09::/16"].map(|net| net.parse().unwrap()).to_vec();
@@ -151,6 +158,7 @@ fn source_ranges_hold_for_the_node_and_let_its_own_address_pass() {
 
 #[test]
 fn a_change_of_source_ranges_spares_what_is_established() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = local(service());
     let mut cluster = Cluster::new(&world, service.clone(), &[At::Pod1]);

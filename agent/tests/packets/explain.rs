@@ -8,6 +8,7 @@ use steerage_agent::explain::{Explanation, Known, Question, Verdict, explain};
 use steerage_agent::plan::Frontend;
 use steerage_agent::rules::Pods;
 use steerage_model::{Family, Policy, Protocol, Service};
+use steerage_requirements::requires;
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, place, pod_networks, service};
 use crate::world::{At, Lost, World};
@@ -66,6 +67,7 @@ fn compare(world: &World, cluster: &Cluster, senders: &[At], ways: &[Way]) -> BT
 
 #[test]
 fn explanations_are_what_packets_meet() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let all = [Way::ClusterIp, Way::NodePort, Way::Vip, Way::ExternalIp];
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Far]);
@@ -89,6 +91,7 @@ fn explanations_are_what_packets_meet() {
 
 #[test]
 fn what_is_not_served_is_told_too() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1]);
     let client = At::Client.addr(Family::V4);

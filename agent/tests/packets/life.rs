@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use steerage_agent::kernel::{Cleaner, clean_up};
 use steerage_model::{Family, Protocol};
 use steerage_nft::{Conntrack, Nft, Table};
+use steerage_requirements::requires;
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, service, slices};
 use crate::world::{At, Lost, World, ask_on, ask_udp, udp_socket};
 
 #[test]
 fn a_restart_writes_nothing_and_cuts_nothing() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
     let mut streams: Vec<_> = FAMILIES
@@ -34,6 +36,7 @@ fn a_restart_writes_nothing_and_cuts_nothing() {
 
 #[test]
 fn what_happened_while_we_were_away_is_caught_up_with() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
     cluster.index.on_slice(steerage_model::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
@@ -48,6 +51,7 @@ fn what_happened_while_we_were_away_is_caught_up_with() {
 /// must be translated, and so answered.
 #[test]
 fn no_packet_passes_untranslated_while_a_vip_moves_between_classes() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Pod2]);
     world.sh_at(
@@ -90,6 +94,7 @@ fn no_packet_passes_untranslated_while_a_vip_moves_between_classes() {
 
 #[test]
 fn udp_flows_leave_an_endpoint_that_is_gone_and_only_that_one() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
     let cleaner = world.run(At::Node, || Cleaner::start(|_| {}).unwrap());
@@ -118,6 +123,7 @@ fn udp_flows_leave_an_endpoint_that_is_gone_and_only_that_one() {
 
 #[test]
 fn udp_flows_past_the_rules_and_to_a_node_port_are_ended_and_tcp_never() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let cleaner = world.run(At::Node, || Cleaner::start(|_| {}).unwrap());
     for family in FAMILIES {
@@ -146,6 +152,7 @@ fn udp_flows_past_the_rules_and_to_a_node_port_are_ended_and_tcp_never() {
 
 #[test]
 fn a_terminating_endpoint_keeps_its_udp_flows_and_gets_no_new_ones() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
     let cleaner = world.run(At::Node, || Cleaner::start(|_| {}).unwrap());
@@ -173,6 +180,7 @@ fn a_terminating_endpoint_keeps_its_udp_flows_and_gets_no_new_ones() {
 
 #[test]
 fn a_foreign_hand_is_undone_and_foreign_tables_are_left_alone() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
     let works = || {
@@ -209,6 +217,7 @@ fn a_foreign_hand_is_undone_and_foreign_tables_are_left_alone() {
 
 #[test]
 fn a_failed_write_is_made_good_by_the_next_one() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
     // The kernel no longer holds what we think: the difference can't be applied.
@@ -225,6 +234,7 @@ fn a_failed_write_is_made_good_by_the_next_one() {
 
 #[test]
 fn nothing_is_left_of_a_deleted_service() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
     cluster.delete();

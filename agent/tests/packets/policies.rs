@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use steerage_agent::rules::Pods;
 use steerage_model::{Family, Policy, Protocol};
+use steerage_requirements::requires;
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, place, pod_networks, service, slices};
 use crate::world::{At, Lost, World};
@@ -46,6 +47,7 @@ fn expect_lost(world: &World, from: At, way: Way, lost: Lost) {
 
 #[test]
 fn under_cluster_external_traffic_reaches_every_endpoint_from_the_nodes_address() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, service(), &[At::Pod1, At::Far]);
     for way in Way::EXTERNAL {
@@ -57,6 +59,7 @@ fn under_cluster_external_traffic_reaches_every_endpoint_from_the_nodes_address(
 
 #[test]
 fn a_cluster_address_keeps_the_address_of_this_nodes_pods_only() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, service(), &[At::Pod1, At::Far]);
     expect(&world, At::Pod2, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Pod2));
@@ -66,6 +69,7 @@ fn a_cluster_address_keeps_the_address_of_this_nodes_pods_only() {
 
 #[test]
 fn under_local_the_client_is_seen_and_only_local_endpoints_answer() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
     for way in Way::EXTERNAL {
@@ -78,6 +82,7 @@ fn under_local_the_client_is_seen_and_only_local_endpoints_answer() {
 
 #[test]
 fn pods_are_told_by_network_by_interface_or_not_at_all() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
     let one = |at: At| Pods::Interface(at.interface().to_owned());
@@ -106,6 +111,7 @@ fn pods_are_told_by_network_by_interface_or_not_at_all() {
 
 #[test]
 fn under_local_without_local_endpoint_the_outside_hears_nothing_and_the_inside_is_served() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, local(service()), &[At::Far]);
     for way in Way::EXTERNAL {
@@ -117,6 +123,7 @@ fn under_local_without_local_endpoint_the_outside_hears_nothing_and_the_inside_i
 
 #[test]
 fn internal_policy_local_holds_for_cluster_addresses_only() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = service();
     service.internal_policy = Policy::Local;
@@ -129,6 +136,7 @@ fn internal_policy_local_holds_for_cluster_addresses_only() {
 
 #[test]
 fn without_any_endpoint_everybody_is_told() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[]);
     let ways = [Way::ClusterIp, Way::NodePort, Way::Vip, Way::ExternalIp];
@@ -146,6 +154,7 @@ fn without_any_endpoint_everybody_is_told() {
 
 #[test]
 fn terminating_endpoints_serve_when_nobody_else_does() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut slices = slices(&[At::Pod1, At::Pod2]);
     for slice in &mut slices {
@@ -165,6 +174,7 @@ fn terminating_endpoints_serve_when_nobody_else_does() {
 
 #[test]
 fn a_pod_reaches_itself() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     for service in [service(), local(service())] {
         let _cluster = Cluster::new(&world, service, &[At::Pod1]);
@@ -176,6 +186,7 @@ fn a_pod_reaches_itself() {
 
 #[test]
 fn source_ranges_hold_for_vips_and_for_nothing_else() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = local(service());
     service.source_ranges = ["10.1.0.0/30", "fd01::/126"].map(|net| net.parse().unwrap()).to_vec();
@@ -198,6 +209,7 @@ fn source_ranges_hold_for_vips_and_for_nothing_else() {
 
 #[test]
 fn other_ports_of_a_cluster_address_are_refused_and_those_of_a_vip_pass() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, service(), &[At::Pod1]);
     for family in FAMILIES {
@@ -220,6 +232,7 @@ fn other_ports_of_a_cluster_address_are_refused_and_those_of_a_vip_pass() {
 
 #[test]
 fn node_ports_are_not_on_loopback_and_a_proxy_mode_address_is_left_alone() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = service();
     for ingress in &mut service.ingress {
@@ -235,6 +248,7 @@ fn node_ports_are_not_on_loopback_and_a_proxy_mode_address_is_left_alone() {
 
 #[test]
 fn an_endpoint_in_the_hosts_network_is_reached() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut slices = slices(&[At::Node]);
     for slice in &mut slices {
@@ -249,6 +263,7 @@ fn an_endpoint_in_the_hosts_network_is_reached() {
 
 #[test]
 fn the_whole_ruleset_can_be_listed() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = local(service());
     service.source_ranges = vec!["10.1.0.0/30".parse().unwrap()];

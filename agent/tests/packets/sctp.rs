@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 use steerage_model::{EndpointPort, Family, Protocol, Service, ServicePort};
+use steerage_requirements::requires;
 
 use crate::cluster::{Cluster, FAMILIES, FRONT, NODE_PORT, Way, local, service, slices};
 use crate::world::{At, PORT, World};
@@ -89,6 +90,7 @@ fn receive(socket: &UdpSocket) -> Option<(SocketAddr, u16)> {
 
 #[test]
 fn an_sctp_association_is_led_to_its_endpoint_and_back() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[]);
     let mut own = 40000;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use steerage_model::{Family, Protocol};
 use steerage_nft::Conntrack;
+use steerage_requirements::requires;
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, service, slices};
 use crate::world::{At, Lost, World, ask_udp, udp_socket};
@@ -32,6 +33,7 @@ fn guarded(world: &World) -> Cluster {
 
 #[test]
 fn what_matches_nothing_in_a_guarded_range_is_dropped_and_leaves_no_flow() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = guarded(&world);
     for family in FAMILIES {
@@ -69,6 +71,7 @@ fn what_matches_nothing_in_a_guarded_range_is_dropped_and_leaves_no_flow() {
 
 #[test]
 fn a_guarded_range_hides_neither_services_nor_own_addresses_nor_others_rules() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = guarded(&world);
     for family in FAMILIES {

@@ -3,12 +3,14 @@
 
 use serde_json::json;
 use steerage_model::Family;
+use steerage_requirements::requires;
 
 use crate::scene::{Scene, eventually};
 use crate::world::At;
 
 #[test]
 fn a_second_agent_refuses_and_the_first_answers_questions() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("alone");
     let vip = "192.0.2.10".parse().unwrap();
     let (status, text) = scene.command(&["explain", "192.0.2.10:80/TCP"]);

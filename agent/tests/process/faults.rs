@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use steerage_model::{Family, Protocol};
 use steerage_nft::Nft;
+use steerage_requirements::requires;
 
 use crate::scene::{FRONT, Scene, eventually};
 use crate::traffic::unharmed;
@@ -33,6 +34,7 @@ fn handles(scene: &Scene) -> String {
 
 #[test]
 fn killed_at_any_moment_it_costs_no_connection() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("killed");
     scene.service("web", vip(), &json!({}));
     scene.endpoints("web", "node", &[At::Pod1, At::Far]);
@@ -84,6 +86,7 @@ fn killed_at_any_moment_it_costs_no_connection() {
 
 #[test]
 fn what_happened_while_it_was_cut_off_is_caught_up_with() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("cut");
     let gone: SocketAddr = SocketAddr::new("192.0.2.11".parse().unwrap(), FRONT);
     scene.service("web", vip(), &json!({}));
@@ -129,6 +132,7 @@ fn what_happened_while_it_was_cut_off_is_caught_up_with() {
 
 #[test]
 fn a_node_renamed_goes_on_serving() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("renamed");
     scene.service("web", vip(), &json!({ "externalTrafficPolicy": "Local" }));
     scene.endpoints("web", "node", &[At::Pod1]);
@@ -159,6 +163,7 @@ fn a_node_renamed_goes_on_serving() {
 /// connections by forgetting the flood's.
 #[test]
 fn a_full_table_of_connections_delays_no_rule() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("full");
     scene.service("web", vip(), &json!({}));
     scene.endpoints("web", "node", &[At::Pod1]);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use steerage_nft::{Batch, Chain, Family, Nft, Table};
+use steerage_requirements::requires;
 
 use crate::scene::{FRONT, Scene, eventually};
 use crate::traffic::harmed;
@@ -20,6 +21,7 @@ fn listing(scene: &Scene) -> String {
 
 #[test]
 fn foreign_changes_are_repaired_under_traffic_and_those_of_other_tables_cost_nothing() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("foreign");
     scene.service("web", "192.0.2.10".parse().unwrap(), &json!({}));
     scene.endpoints("web", "node", &[At::Pod1]);

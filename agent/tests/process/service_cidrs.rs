@@ -5,12 +5,14 @@ use std::net::SocketAddr;
 
 use serde_json::json;
 use steerage_model::Protocol;
+use steerage_requirements::requires;
 
 use crate::scene::{Scene, eventually};
 use crate::world::{At, Lost};
 
 #[test]
 fn addresses_of_service_cidrs_that_no_service_has_are_dropped_where_there_is_no_kube_proxy() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("cidrs");
     let [first, first_v6, later]: [SocketAddr; 3] =
         ["10.96.77.77:80", "[fd00:10:96::7777]:80", "198.18.7.7:80"].map(|addr| addr.parse().unwrap());

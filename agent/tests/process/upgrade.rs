@@ -9,6 +9,7 @@ use steerage_model::Family;
 use steerage_nft::{
     Batch, Chain, ChainType, Ct, DataType, Element, Field, Hook, Nft, Rule, Set, Source, Table, concat,
 };
+use steerage_requirements::requires;
 
 use crate::scene::{FRONT, Scene};
 use crate::traffic::unharmed;
@@ -54,6 +55,7 @@ fn scene(name: &str) -> Scene {
 
 #[test]
 fn another_layout_is_replaced_and_comes_back_without_a_lost_connection() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = scene("layout");
     scene.world.run(At::Node, load_another_layout);
     unharmed(&scene.world, SocketAddr::new(vip(), FRONT), |_| {
@@ -71,11 +73,9 @@ fn another_layout_is_replaced_and_comes_back_without_a_lost_connection() {
 /// With the binary of another version, where `STEERAGE_AGENT_PREVIOUS` names one: it and this one take each other's tables over.
 #[test]
 fn the_previous_release_takes_over_and_back() {
-    let previous = std::env::var_os("STEERAGE_AGENT_PREVIOUS").filter(|path| !path.is_empty());
-    let Some(previous) = previous else {
-        println!("not run: STEERAGE_AGENT_PREVIOUS names no binary");
-        return;
-    };
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
+    requires!(Variable("STEERAGE_AGENT_PREVIOUS"));
+    let previous = std::env::var_os("STEERAGE_AGENT_PREVIOUS").expect("checked above");
     let scene = scene("previous");
     drop(scene.started("node"));
     unharmed(&scene.world, SocketAddr::new(vip(), FRONT), |_| {

@@ -19,7 +19,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::Options;
-use crate::binaries;
 use crate::credentials::Files;
 
 /// How long a program may take to be ready. Generous: other tests may have the machine to themselves.
@@ -49,7 +48,7 @@ pub(crate) struct Keeper {
 
 impl Keeper {
     pub(crate) fn start(options: Options) -> anyhow::Result<Self> {
-        let binaries = binaries::folder()?;
+        let binaries = steerage_requirements::kube_apiserver().map_err(anyhow::Error::msg)?;
         sweep(&std::env::temp_dir());
         let (orders, inbox) = mpsc::channel();
         let (started, start) = mpsc::channel();

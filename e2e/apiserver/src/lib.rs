@@ -4,7 +4,6 @@
 //! RBAC is on; no controller runs. A dependency of tests and of the benchmark only. All is gone with the [`Server`]. Its processes end with that of the
 //! test at the latest, however that ends; a folder that is then left over is removed by the next server that starts.
 
-mod binaries;
 mod credentials;
 mod keeper;
 

@@ -7,10 +7,12 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use steerage_requirements::requires;
 use steerage_testserver::Server;
 
 #[tokio::test]
 async fn it_stores_through_a_cut_and_ends_with_its_owner() {
+    requires!(KubeApiserver);
     let server = Server::start().expect("server");
     let folder = server.kubeconfig().parent().expect("folder").to_owned();
     let namespaces: Api<Namespace> = Api::all(server.client().await.expect("client"));
@@ -30,6 +32,7 @@ async fn it_stores_through_a_cut_and_ends_with_its_owner() {
 
 #[tokio::test]
 async fn a_user_has_the_rights_of_its_groups_and_no_others() {
+    requires!(KubeApiserver);
     let server = Server::shared();
     let list = async |user: &str, groups: &[&str]| {
         let path = server.kubeconfig_for(user, groups).expect("kubeconfig");

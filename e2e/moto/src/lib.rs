@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, ensure};
@@ -26,26 +25,11 @@ impl Drop for Server {
     }
 }
 
-fn python() -> anyhow::Result<PathBuf> {
-    let cache = std::env::var_os("STEERAGE_CACHE")
-        .map(PathBuf::from)
-        .or_else(|| Some(PathBuf::from(std::env::var_os("XDG_CACHE_HOME")?).join("steerage")))
-        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/steerage")))
-        .context("neither STEERAGE_CACHE nor HOME is set")?;
-    let python = cache.join("venv/bin/python");
-    ensure!(
-        cache.join("venv/bin/moto_server").exists(),
-        "moto is not in {}: run hack/prepare first",
-        cache.join("venv").display()
-    );
-    Ok(python)
-}
-
 impl Server {
     /// Starts it on a free port of its own choice.
     pub fn start() -> anyhow::Result<Self> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/server.py");
-        let mut command = Command::new(python()?);
+        let mut command = Command::new(steerage_requirements::moto_python().map_err(anyhow::Error::msg)?);
         command.arg(script).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         die_with_parent(&mut command);
         let mut child = command.spawn().context("start moto")?;

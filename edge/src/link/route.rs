@@ -353,6 +353,7 @@ mod tests {
 
     use super::*;
     use steerage_nft::netns::in_new_netns;
+    use steerage_requirements::requires;
 
     fn ip(arguments: &str) {
         let done = Command::new("ip").args(arguments.split(' ')).status().expect("ip");
@@ -361,6 +362,7 @@ mod tests {
 
     #[test]
     fn the_hosts_network_is_read_and_virtual_addresses_are_told_from_its_own() {
+        requires!(NetworkNamespace, Program("ip"));
         in_new_netns(|| {
             ip("link add eth7 address 02:00:00:00:00:07 type veth peer name other");
             ip("link set eth7 up");

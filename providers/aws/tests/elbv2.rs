@@ -13,9 +13,11 @@ use steerage_model::{Affinity, Protocol};
 use steerage_provider_api::{Error, HealthState, Listener, LoadBalancer, Owner, Provider as _, TargetSet};
 use steerage_provider_aws::{Aws, Scheme};
 use steerage_provider_conformance::{Harness as _, converge, fixture};
+use steerage_requirements::requires;
 
 #[tokio::test]
 async fn the_provider_conforms() {
+    requires!(Moto);
     let moto = Moto::start(6).await.unwrap();
     steerage_provider_conformance::run(&moto).await.unwrap();
 }
@@ -47,6 +49,7 @@ async fn only_listener(moto: &Moto) -> aws_sdk_elasticloadbalancingv2::types::Li
 
 #[tokio::test]
 async fn a_listener_changes_protocol_in_place_and_never_points_at_an_empty_group() {
+    requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 53, 30053)]).await;
     let before = only_listener(&moto).await;
     lb.listeners.push(listener(Protocol::Udp, 53, 30053));
@@ -70,6 +73,7 @@ async fn a_listener_changes_protocol_in_place_and_never_points_at_an_empty_group
 
 #[tokio::test]
 async fn a_health_check_and_affinity_change_in_place() {
+    requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let before = moto.groups().await.unwrap().remove(0);
     lb.health_check.port = 32001;
@@ -86,6 +90,7 @@ async fn a_health_check_and_affinity_change_in_place() {
 
 #[tokio::test]
 async fn many_targets_go_in_batches_and_one_replaced_node_costs_one_call_each_way() {
+    requires!(Moto);
     let (moto, provider, lb) = made(252, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let all = |range: std::ops::Range<usize>| TargetSet {
         shared: None,
@@ -105,6 +110,7 @@ async fn many_targets_go_in_batches_and_one_replaced_node_costs_one_call_each_wa
 
 #[tokio::test]
 async fn what_somebody_takes_away_is_put_back() {
+    requires!(Moto);
     let (moto, provider, lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let set = fixture::targets(&moto, &[0, 1]);
     let whole = moto.snapshot().await.unwrap();
@@ -131,6 +137,7 @@ async fn what_somebody_takes_away_is_put_back() {
 
 #[tokio::test]
 async fn a_foreign_listener_stays_and_one_in_the_way_is_named() {
+    requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let ours = only_listener(&moto).await;
     let foreign = moto
@@ -153,6 +160,7 @@ async fn a_foreign_listener_stays_and_one_in_the_way_is_named() {
 
 #[tokio::test]
 async fn the_scheme_is_chosen_once_and_a_change_is_refused_without_a_write() {
+    requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let key = "service.beta.kubernetes.io/aws-load-balancer-scheme".to_owned();
     lb.annotations = BTreeMap::from([(key, Scheme::InternetFacing.as_str().to_owned())]);
@@ -171,6 +179,7 @@ async fn the_scheme_is_chosen_once_and_a_change_is_refused_without_a_write() {
 
 #[tokio::test]
 async fn health_names_nodes_and_reasons() {
+    requires!(Moto);
     let (moto, provider, lb) =
         made(4, vec![listener(Protocol::Tcp, 80, 30080), listener(Protocol::Udp, 53, 30053)]).await;
     moto.stop(0).unwrap();
@@ -184,6 +193,7 @@ async fn health_names_nodes_and_reasons() {
 
 #[tokio::test]
 async fn a_wrong_subnet_is_the_configurations_fault() {
+    requires!(Moto);
     let moto = Moto::start(1).await.unwrap();
     let mut config = moto.config.clone();
     config.subnets = vec!["subnet-00000000".to_owned()];

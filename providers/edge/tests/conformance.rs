@@ -21,6 +21,7 @@ use steerage_edge_api::{AddressPool, EdgeLoadBalancer, EdgeNodeSet};
 use steerage_provider_api::{LoadBalancer, Owner, Target};
 use steerage_provider_conformance::{Answer, CallKind, Harness, Proxy, Request, Snapshot, Upstream, run};
 use steerage_provider_edge::{EdgeProvider, spec};
+use steerage_requirements::requires;
 use steerage_testserver::Server;
 
 const NAMESPACE: &str = "conformance-system";
@@ -224,6 +225,7 @@ fn named(node: String) -> Target {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_conforms() {
+    requires!(KubeApiserver);
     let edge = Edge::start().await.expect("a harness");
     run(&edge).await.expect("conforms");
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Client;
 use kube::api::Api;
+use steerage_requirements::requires;
 use steerage_testserver::Server;
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +36,7 @@ async fn holder(client: &Client, name: &str) -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_waits_while_the_other_holds_and_takes_over_when_it_is_given_back() {
+    requires!(KubeApiserver);
     let client = shared().await;
     let (stop_a, stop_b) = (CancellationToken::new(), CancellationToken::new());
     let a = acquire(client.clone(), options("handover", "a"), &stop_a).await.expect("nobody else wants it");
@@ -60,6 +62,7 @@ async fn one_waits_while_the_other_holds_and_takes_over_when_it_is_given_back() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_dies_is_followed_only_after_its_time() {
+    requires!(KubeApiserver);
     let client = shared().await;
     let stop = CancellationToken::new();
     let a = acquire(client.clone(), options("crash", "a"), &stop).await.expect("nobody else wants it");
@@ -73,6 +76,7 @@ async fn one_that_dies_is_followed_only_after_its_time() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_that_cannot_renew_says_so_before_anyone_may_follow() {
+    requires!(KubeApiserver);
     let server = tokio::task::spawn_blocking(Server::start).await.expect("thread").expect("server");
     let client = server.client().await.expect("client");
     let stop = CancellationToken::new();
@@ -92,6 +96,7 @@ async fn a_holder_that_cannot_renew_says_so_before_anyone_may_follow() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_whose_lease_is_taken_stops_at_once() {
+    requires!(KubeApiserver);
     let client = shared().await;
     let stop = CancellationToken::new();
     let held = acquire(client.clone(), options("taken", "a"), &stop).await.expect("nobody else wants it");

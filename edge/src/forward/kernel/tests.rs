@@ -5,6 +5,7 @@ use std::process::Command;
 
 use ipnet::IpNet;
 use steerage_nft::netns::in_new_netns;
+use steerage_requirements::requires;
 
 use super::*;
 use crate::forward::{SELF, TARGET, table_id};
@@ -50,6 +51,7 @@ fn state() -> State {
 
 #[test]
 fn nft_lists_it_as_text_and_as_json() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         run("ip link set lo up");
         let mut kernel = Kernel::open(device()).expect("open");
@@ -70,6 +72,7 @@ fn nft_lists_it_as_text_and_as_json() {
 
 #[test]
 fn a_second_process_adopts_what_the_first_wrote() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         run("ip link set lo up");
         Kernel::open(device()).expect("open").apply(&state()).expect("apply");
@@ -84,6 +87,7 @@ fn a_second_process_adopts_what_the_first_wrote() {
 
 #[test]
 fn differences_lead_from_any_state_to_any_other() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         run("ip link set lo up");
         let mut kernel = Kernel::open(device()).expect("open");
@@ -105,6 +109,7 @@ fn differences_lead_from_any_state_to_any_other() {
 
 #[test]
 fn what_others_destroy_is_noticed_and_written_again() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         run("ip link set lo up");
         let mut kernel = Kernel::open(device()).expect("open");
@@ -135,6 +140,7 @@ fn what_others_destroy_is_noticed_and_written_again() {
 
 #[test]
 fn removing_leaves_nothing_and_is_success_twice() {
+    requires!(NetworkNamespace);
     in_new_netns(|| {
         run("ip link set lo up");
         Kernel::open(device()).expect("open").apply(&state()).expect("apply");
@@ -146,6 +152,7 @@ fn removing_leaves_nothing_and_is_success_twice() {
 
 #[test]
 fn nft_lists_every_rule_alone() {
+    requires!(NetworkNamespace);
     let mut crashed = Vec::new();
     for (chain, rule) in rules::rules(1) {
         in_new_netns(|| {

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a test needs of the machine: root, commands, a Kubernetes API server, moto. A test that lacks something skips with a
+//! printed reason, so that `hack/test quick` passes for everybody. With `STEERAGE_REQUIRE_ALL=1`, which `hack/test` sets, it fails
+//! instead, so that nothing is skipped there. A dependency of tests only.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use nix::sched::{CloneFlags, unshare};
+
+/// Something that a machine may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Requirement {
+    /// Permission to make network namespaces: root.
+    NetworkNamespace,
+    /// A program in `PATH`.
+    Program(&'static str),
+    /// etcd and kube-apiserver, which `hack/prepare` builds.
+    KubeApiserver,
+    /// The virtual environment with moto, which `hack/prepare` makes.
+    Moto,
+    /// An environment variable that is set and not empty.
+    Variable(&'static str),
+}
+
+impl Requirement {
+    /// Checks the machine; the error says what is missing and what to do.
+    ///
+    /// # Errors
+    /// If the requirement is not met.
+    pub fn check(self) -> Result<(), String> {
+        match self {
+            Self::NetworkNamespace => network_namespace(),
+            Self::Program(name) => program(name),
+            Self::KubeApiserver => kube_apiserver().map(drop),
+            Self::Moto => moto_python().map(drop),
+            Self::Variable(name) => variable(name).map(drop).ok_or_else(|| format!("{name} is not set")),
+        }
+    }
+}
+
+/// Returns from the calling test, with a printed reason, unless the machine meets every [`Requirement`]. A test that returns a
+/// value names it first, as those in `proptest!` do: `requires!(Ok(()); NetworkNamespace)`.
+#[macro_export]
+macro_rules! requires {
+    ($value:expr; $($requirement:ident $(($argument:expr))?),+ $(,)?) => {
+        if $crate::skips(&[$($crate::Requirement::$requirement $(($argument))?),+]) {
+            return $value;
+        }
+    };
+    ($($requirement:ident $(($argument:expr))?),+ $(,)?) => { $crate::requires!((); $($requirement $(($argument))?),+) };
+}
+
+/// Whether the calling test has to skip; prints the reason once per test. Called by [`requires!`].
+///
+/// # Panics
+/// If a requirement is not met and `STEERAGE_REQUIRE_ALL` is set.
+#[allow(clippy::panic, reason = "fails the calling test")]
+pub fn skips(requirements: &[Requirement]) -> bool {
+    static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let Some(reason) = requirements.iter().find_map(|requirement| requirement.check().err()) else {
+        return false;
+    };
+    assert!(variable("STEERAGE_REQUIRE_ALL").is_none(), "STEERAGE_REQUIRE_ALL is set, and {reason}");
+    let thread = std::thread::current();
+    let line = format!("skipped: {}: {reason}\n", thread.name().unwrap_or("a test"));
+    if PRINTED.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
+        // Written past the print macros: the test harness shows what those print only for failed tests.
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+    true
+}
+
+/// The folder of etcd and kube-apiserver: `KUBEBUILDER_ASSETS` if that is set, else the project's cache.
+///
+/// # Errors
+/// If there is no such folder, or a program is missing in it.
+pub fn kube_apiserver() -> Result<PathBuf, String> {
+    let folder = variable("KUBEBUILDER_ASSETS").or_else(|| Some(cache()?.join("bin")));
+    let folder = folder.ok_or("neither KUBEBUILDER_ASSETS nor HOME is set")?;
+    for name in ["etcd", "kube-apiserver"] {
+        let path = folder.join(name);
+        if !path.exists() {
+            return Err(format!(
+                "{} is missing: run hack/prepare, or set KUBEBUILDER_ASSETS",
+                path.display()
+            ));
+        }
+    }
+    Ok(folder)
+}
+
+/// The Python interpreter of the virtual environment that has moto.
+///
+/// # Errors
+/// If the environment is missing.
+pub fn moto_python() -> Result<PathBuf, String> {
+    let venv = cache().ok_or("neither STEERAGE_CACHE nor HOME is set")?.join("venv");
+    if venv.join("bin/moto_server").exists() {
+        return Ok(venv.join("bin/python"));
+    }
+    Err(format!("moto is not in {}: run hack/prepare", venv.display()))
+}
+
+/// The folder of everything that `hack/prepare` builds, as in `hack/env`.
+fn cache() -> Option<PathBuf> {
+    let base = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+    variable("STEERAGE_CACHE").or_else(|| Some(base()?.join("steerage")))
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Tried on a thread of its own: a network namespace belongs to the thread that made it.
+fn network_namespace() -> Result<(), String> {
+    match std::thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET)).join() {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(format!("network namespaces need root: {error}")),
+        Err(_) => Err("the probe for network namespaces panicked".into()),
+    }
+}
+
+fn program(name: &str) -> Result<(), String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&path).any(|folder| folder.join(name).is_file()) {
+        return Ok(());
+    }
+    Err(format!("the program {name} is not in PATH"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_program_is_named() {
+        assert_eq!(Requirement::Program("sh").check(), Ok(()));
+        let error = Requirement::Program("no-such-program").check();
+        assert_eq!(error, Err("the program no-such-program is not in PATH".to_owned()));
+    }
+}
