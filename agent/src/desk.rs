@@ -221,8 +221,7 @@ fn holder() -> Option<i32> {
 mod tests {
     use std::net::IpAddr;
 
-    use steerage_nft::netns::in_new_netns;
-    use steerage_requirements::requires;
+    use steerage_requirements::{in_new_netns, requires};
 
     use super::*;
 

@@ -68,8 +68,6 @@ mod handle;
 mod monitor;
 #[cfg(test)]
 mod mutations;
-#[cfg(any(test, feature = "testing"))]
-pub mod netns;
 mod rows;
 mod rule;
 mod set;

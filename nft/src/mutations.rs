@@ -6,12 +6,11 @@ use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 
 use proptest::prelude::*;
-use steerage_requirements::requires;
+use steerage_requirements::{in_new_netns, requires};
 
 use crate::batch::{SUBSYSTEM, message};
 use crate::conntrack::flow;
 use crate::monitor::change;
-use crate::netns::in_new_netns;
 use crate::socket::{Answer, Socket, refusal};
 use crate::wire::{Attrs, Head, Messages, Writer, flag};
 use crate::{

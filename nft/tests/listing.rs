@@ -6,9 +6,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use steerage_nft::netns::in_new_netns;
 use steerage_nft::*;
-use steerage_requirements::requires;
+use steerage_requirements::{in_new_netns, requires};
 
 fn nft(arguments: &[&str]) -> String {
     let output = Command::new("nft").args(arguments).output().expect("the nft command is installed");

@@ -7,9 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use steerage_nft::netns::in_new_netns;
 use steerage_nft::*;
-use steerage_requirements::requires;
+use steerage_requirements::{in_new_netns, requires};
 
 fn table() -> Table {
     Table::new(Family::Ip, "test")

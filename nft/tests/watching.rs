@@ -6,9 +6,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
-use steerage_nft::netns::in_new_netns;
 use steerage_nft::*;
-use steerage_requirements::requires;
+use steerage_requirements::{in_new_netns, requires};
 
 fn with_table(table: &Table) -> Batch {
     let mut batch = Batch::new();

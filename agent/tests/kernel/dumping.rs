@@ -4,8 +4,7 @@
 use steerage_agent::dump::Snapshot;
 use steerage_agent::kernel::Dataplane;
 use steerage_model::Policy;
-use steerage_nft::netns::in_new_netns;
-use steerage_requirements::requires;
+use steerage_requirements::{in_new_netns, requires};
 
 use crate::cluster::{Spec, World, plans, pod_networks};
 use crate::ruleset::nft;

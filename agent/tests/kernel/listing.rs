@@ -9,9 +9,8 @@ use std::process::Command;
 use steerage_agent::kernel::Dataplane;
 use steerage_agent::rules::TABLE;
 use steerage_model::{Family, Policy, ServiceKind};
-use steerage_nft::netns::in_new_netns;
 use steerage_nft::{Nft, Table};
-use steerage_requirements::requires;
+use steerage_requirements::{in_new_netns, requires};
 
 use crate::cluster::{Spec, World, addr, cluster_ip, plans, pod_networks};
 use crate::ruleset::{Counts, counts_in_json, counts_in_text, nft};

@@ -9,9 +9,8 @@ use steerage_agent::kernel::Dataplane;
 use steerage_agent::plan::ServicePlan;
 use steerage_agent::rules::Pods;
 use steerage_model::{Key, Policy, ServiceKind};
-use steerage_nft::netns::in_new_netns;
 use steerage_nft::{Batch, Chain, Element, Errno, Error, Family, Field, Nft, Table, concat};
-use steerage_requirements::requires;
+use steerage_requirements::{in_new_netns, requires};
 
 use crate::cluster::{Spec, World, plans, pod_networks};
 use crate::ruleset::{nft, ruleset};

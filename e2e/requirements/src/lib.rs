@@ -3,12 +3,16 @@
 //! printed reason, so that `hack/test quick` passes for everybody. With `STEERAGE_REQUIRE_ALL=1`, which `hack/test` sets, it fails
 //! instead, so that nothing is skipped there. A dependency of tests only.
 
+mod netns;
+
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use nix::sched::{CloneFlags, unshare};
+
+pub use netns::in_new_netns;
 
 /// Something that a machine may lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -352,8 +352,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use steerage_nft::netns::in_new_netns;
-    use steerage_requirements::requires;
+    use steerage_requirements::{in_new_netns, requires};
 
     fn ip(arguments: &str) {
         let done = Command::new("ip").args(arguments.split(' ')).status().expect("ip");

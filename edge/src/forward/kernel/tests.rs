@@ -4,8 +4,7 @@
 use std::process::Command;
 
 use ipnet::IpNet;
-use steerage_nft::netns::in_new_netns;
-use steerage_requirements::requires;
+use steerage_requirements::{in_new_netns, requires};
 
 use super::*;
 use crate::forward::{SELF, TARGET, table_id};
