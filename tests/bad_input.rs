@@ -26,7 +26,7 @@ async fn addresses_that_cannot_be_had_are_told_and_given_once_they_can() {
     cluster.condition("second", "Programmed", "False", "NoFreeAddress").await;
     cluster.event("second", "NoFreeAddress").await;
     cluster.service("taken", json!({"spec": {"loadBalancerIP": "10.9.0.1"}})).await;
-    cluster.condition("taken", "Programmed", "False", "AddressTaken").await;
+    cluster.condition("taken", "Programmed", "False", "AddressInUse").await;
     cluster
         .service("outside", json!({"metadata": {"annotations": {"steerage.dev/addresses": "10.77.0.1"}}}))
         .await;

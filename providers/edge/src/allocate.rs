@@ -16,7 +16,7 @@ pub const NO_FREE_ADDRESS: &str = "NoFreeAddress";
 /// The requested address is in no pool, or not in the pool that was asked for.
 pub const ADDRESS_OUTSIDE_POOLS: &str = "AddressOutsidePools";
 /// The requested address belongs to another Service.
-pub const ADDRESS_TAKEN: &str = "AddressTaken";
+pub const ADDRESS_IN_USE: &str = "AddressInUse";
 /// There is no pool of the requested name.
 pub const UNKNOWN_POOL: &str = "UnknownPool";
 /// The requested addresses do not fit the families of the Service.
@@ -107,7 +107,7 @@ fn one(
         if taken.contains(&address) {
             let message =
                 format!("{address} belongs to another Service: ask for another address, or free it there");
-            return Err(Error::invalid(ADDRESS_TAKEN, message));
+            return Err(Error::invalid(ADDRESS_IN_USE, message));
         }
         if in_pools(address) {
             return Ok(address);

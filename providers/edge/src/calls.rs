@@ -58,11 +58,11 @@ impl From<Failure> for Error {
                 let after = (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)));
                 Self::Throttled { after, message }
             }
-            400 | 422 => Self::invalid(REFUSED_BY_API_SERVER, message),
+            400 | 422 => Self::invalid(REJECTED_BY_API_SERVER, message),
             _ => Self::Unavailable(message),
         }
     }
 }
 
 /// The API server finds an object invalid: most likely the CRDs are of another version than the controller.
-pub const REFUSED_BY_API_SERVER: &str = "RefusedByApiServer";
+pub const REJECTED_BY_API_SERVER: &str = "RejectedByAPIServer";

@@ -17,12 +17,12 @@ pub mod spec;
 mod wake;
 
 pub use allocate::{
-    ADDRESS_OUTSIDE_POOLS, ADDRESS_TAKEN, INVALID_ADDRESS, NO_ADDRESS_POOL, NO_FREE_ADDRESS, Request,
+    ADDRESS_IN_USE, ADDRESS_OUTSIDE_POOLS, INVALID_ADDRESS, NO_ADDRESS_POOL, NO_FREE_ADDRESS, Request,
     UNKNOWN_POOL, allocate,
 };
-pub use calls::REFUSED_BY_API_SERVER;
+pub use calls::REJECTED_BY_API_SERVER;
 pub use pool::{Pool, Range};
-pub use provider::{EdgeProvider, FOREIGN_OBJECT};
+pub use provider::{EdgeProvider, OBJECT_NOT_OWNED};
 
 /// Every reason that this provider's errors carry besides those of all providers, with its meaning.
 pub const REASONS: &[(&str, &str)] = &[
@@ -35,13 +35,13 @@ pub const REASONS: &[(&str, &str)] = &[
         ADDRESS_OUTSIDE_POOLS,
         "The requested address is in no AddressPool, or not in the one that was asked for.",
     ),
-    (ADDRESS_TAKEN, "The requested address belongs to another Service."),
+    (ADDRESS_IN_USE, "The requested address belongs to another Service."),
     (UNKNOWN_POOL, "There is no AddressPool of the requested name."),
     (INVALID_ADDRESS, "The requested addresses do not fit spec.ipFamilies."),
     (spec::PROTOCOL_NOT_SUPPORTED, "A port has a protocol that the edge cannot forward."),
-    (FOREIGN_OBJECT, "An object of the name that Steerage needs exists, but is not Steerage's."),
+    (OBJECT_NOT_OWNED, "An object of the name that Steerage needs exists, but is not Steerage's."),
     (
-        REFUSED_BY_API_SERVER,
+        REJECTED_BY_API_SERVER,
         "The API server finds an object of the edge invalid: most likely the CRDs are of another version.",
     ),
 ];

@@ -23,7 +23,7 @@ use crate::shared::Shared;
 use crate::{health, spec};
 
 /// An object of the name that we need exists, but is not ours.
-pub const FOREIGN_OBJECT: &str = "ForeignObject";
+pub const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
 
 /// When to ask again while somebody's finalizer holds a deleted object.
 const HELD: Duration = Duration::from_secs(2);
@@ -65,7 +65,7 @@ impl EdgeProvider {
                     "EdgeLoadBalancer {name} exists but is not Steerage's (label {}): delete or rename it",
                     spec::MANAGED_BY
                 );
-                Err(Error::invalid(FOREIGN_OBJECT, message))
+                Err(Error::invalid(OBJECT_NOT_OWNED, message))
             }
             entry => Ok(entry),
         }
@@ -115,7 +115,7 @@ impl EdgeProvider {
             }
             Some(entry) if !entry.managed => {
                 let message = format!("EdgeNodeSet {name} exists but is not Steerage's: delete or rename it");
-                Err(Error::invalid(FOREIGN_OBJECT, message))
+                Err(Error::invalid(OBJECT_NOT_OWNED, message))
             }
             Some(entry) => {
                 if entry.content.as_ref().is_ok_and(|content| content.spec == wanted) {

@@ -61,7 +61,7 @@ fn a_requested_address_is_given_or_refused_with_its_reason() {
     };
     assert_eq!(ask("10.0.1.9", None).expect("free"), ips(&["10.0.1.9"]));
     assert_eq!(ask("10.0.9.9", None).expect("a pool without autoAssign serves requests"), ips(&["10.0.9.9"]));
-    assert_eq!(reason(ask("10.0.1.7", None)), ADDRESS_TAKEN);
+    assert_eq!(reason(ask("10.0.1.7", None)), ADDRESS_IN_USE);
     assert_eq!(reason(ask("10.7.0.1", None)), ADDRESS_OUTSIDE_POOLS);
     assert_eq!(reason(ask("10.0.1.9", Some("hidden"))), ADDRESS_OUTSIDE_POOLS);
     assert_eq!(reason(ask("10.0.1.9", Some("none"))), UNKNOWN_POOL);
