@@ -61,7 +61,7 @@ pub(crate) async fn run(process: Process, parts: Parts) -> anyhow::Result<()> {
             .metrics()
             .register("", |registry| Recorder::new(client.clone(), "controller", &identity, registry));
         let events = tokio::spawn(recording);
-        let wake = provider.wake();
+        let changes = provider.changes();
         let reconciler = Arc::new(Reconciler {
             writer: Writer::new(client.clone(), config.classes.provider),
             provider: Guarded::new(
@@ -79,7 +79,7 @@ pub(crate) async fn run(process: Process, parts: Parts) -> anyhow::Result<()> {
             freeze_after,
             migrate,
         });
-        workers::work(reconciler, wake, workers, stop.clone()).await;
+        workers::work(reconciler, changes, workers, stop.clone()).await;
         // The last recorder is gone with the reconciler; what was told is written out.
         let _ = events.await;
     };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steerage_provider_api::{
-    Ensured, Error, LoadBalancer, Owner, Progress, Provider, TargetHealth, TargetSet, TargetsSet,
+    EnsureOutcome, Error, LoadBalancer, Owner, Progress, Provider, SetTargetsOutcome, TargetHealth, TargetSet,
 };
 use tokio::time::Instant;
 
@@ -30,15 +30,19 @@ impl Guarded {
         Self { inner, claim, budget, metrics }
     }
 
-    pub(crate) fn unit(&self, owner: &Owner) -> String {
-        self.inner.unit(owner)
+    pub(crate) fn serialization_key(&self, owner: &Owner) -> String {
+        self.inner.serialization_key(owner)
     }
 
-    pub(crate) async fn ensure(&self, lb: &LoadBalancer) -> Result<Ensured, Error> {
+    pub(crate) async fn ensure(&self, lb: &LoadBalancer) -> Result<EnsureOutcome, Error> {
         self.call("ensure", self.inner.ensure(lb)).await
     }
 
-    pub(crate) async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<TargetsSet, Error> {
+    pub(crate) async fn set_targets(
+        &self,
+        lb: &LoadBalancer,
+        set: &TargetSet,
+    ) -> Result<SetTargetsOutcome, Error> {
         self.call("set_targets", self.inner.set_targets(lb, set)).await
     }
 

@@ -50,7 +50,7 @@ impl Work for UnitWork {
 /// Works until `stop`, then lets what is in hand end.
 pub(crate) async fn work(
     reconciler: Arc<Reconciler>,
-    mut wake: BoxStream<'static, Owner>,
+    mut provider_changes: BoxStream<'static, Owner>,
     options: Options,
     stop: CancellationToken,
 ) {
@@ -69,7 +69,7 @@ pub(crate) async fn work(
         tokio::select! {
             () = stop.cancelled() => break,
             () = workers.reconciler.world.changed() => workers.on_changes(),
-            Some(owner) = wake.next() => workers.add(&owner, Need { all: true, ..Need::default() }, true),
+            Some(owner) = provider_changes.next() => workers.add(&owner, Need { all: true, ..Need::default() }, true),
             Some(ended) = workers.tasks.join_next_with_id() => {
                 if !workers.on_end(ended) {
                     compare_at = compare_at.min(Instant::now() + RELIST);
@@ -153,7 +153,7 @@ impl Workers {
     }
 
     fn add(&mut self, owner: &Owner, need: Need, fresh: bool) {
-        let unit = self.reconciler.provider.unit(owner);
+        let unit = self.reconciler.provider.serialization_key(owner);
         self.queue.add(&unit, UnitWork([(owner.clone(), need)].into()), fresh, Instant::now());
         self.count();
     }

@@ -13,5 +13,5 @@ mod targets;
 pub use capabilities::{Addressing, Capabilities, Steering};
 pub use error::Error;
 pub use load_balancer::{HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner};
-pub use provider::{Ensured, Progress, Provider, TargetsSet};
+pub use provider::{EnsureOutcome, Progress, Provider, SetTargetsOutcome};
 pub use targets::{HealthState, SharedSet, Target, TargetHealth, TargetSet};

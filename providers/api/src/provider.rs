@@ -20,7 +20,7 @@ pub enum Progress {
 
 /// What came of [`Provider::ensure`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ensured {
+pub struct EnsureOutcome {
     /// How far it got.
     pub progress: Progress,
     /// What to publish in the Service's status; empty until it is final.
@@ -29,7 +29,7 @@ pub struct Ensured {
 
 /// What came of [`Provider::set_targets`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TargetsSet {
+pub struct SetTargetsOutcome {
     /// How far it got.
     pub progress: Progress,
     /// Targets that could not be used, by node name, each with what to do about it. The others are in place.
@@ -39,7 +39,7 @@ pub struct TargetsSet {
 /// A cloud, or our own edge.
 ///
 /// Every method converges from whatever partial state it finds, writes nothing when all is as asked, and touches only what it
-/// owns. Calls for one [`Provider::unit`] never overlap; calls for different units do.
+/// owns. Calls for one [`Provider::serialization_key`] never overlap; calls for different units do.
 #[async_trait]
 pub trait Provider: Send + Sync + 'static {
     /// The name: the class is `steerage.dev/<name>`.
@@ -49,17 +49,17 @@ pub trait Provider: Send + Sync + 'static {
     fn capabilities(&self) -> Capabilities;
 
     /// The unit of change that a Service's load balancer belongs to: the controller serialises calls by it.
-    fn unit(&self, owner: &Owner) -> String {
+    fn serialization_key(&self, owner: &Owner) -> String {
         owner.uid.clone()
     }
 
     /// Makes the load balancer's structure as asked, all but the targets. What an older `owner` of the same Service name left is
     /// deleted.
-    async fn ensure(&self, lb: &LoadBalancer) -> Result<Ensured, Error>;
+    async fn ensure(&self, lb: &LoadBalancer) -> Result<EnsureOutcome, Error>;
 
     /// Makes the targets of all the load balancer's target groups as asked: adds before it removes, sends only the difference,
     /// and does what it can where one target is refused. Called after a first successful `ensure`.
-    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<TargetsSet, Error>;
+    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<SetTargetsOutcome, Error>;
 
     /// Reads the health of the targets.
     async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error>;
@@ -72,5 +72,5 @@ pub trait Provider: Send + Sync + 'static {
 
     /// Owners to look at again because something changed at the provider's side. Never ends; never yields for a provider
     /// that cannot tell.
-    fn wake(&self) -> BoxStream<'static, Owner>;
+    fn changes(&self) -> BoxStream<'static, Owner>;
 }

@@ -12,8 +12,8 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use steerage_model::{Ingress, Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Ensured, Error, HealthState, LoadBalancer, Owner, Progress, Provider, Steering,
-    TargetHealth, TargetSet, TargetsSet,
+    Addressing, Capabilities, EnsureOutcome, Error, HealthState, LoadBalancer, Owner, Progress, Provider,
+    SetTargetsOutcome, Steering, TargetHealth, TargetSet,
 };
 use tokio::sync::OnceCell;
 
@@ -286,17 +286,17 @@ impl Provider for Aws {
     }
 
     /// The Service's name: its earlier lives have the same names at AWS.
-    fn unit(&self, owner: &Owner) -> String {
+    fn serialization_key(&self, owner: &Owner) -> String {
         owner.service.to_string()
     }
 
-    async fn ensure(&self, lb: &LoadBalancer) -> Result<Ensured, Error> {
+    async fn ensure(&self, lb: &LoadBalancer) -> Result<EnsureOutcome, Error> {
         let wanted = desired(&self.config, lb)?;
         let mut entry = self.entry(&lb.owner.service).await?;
         let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
         entry.names.extend(wanted_names.iter().cloned());
         // Every way out but the last leaves no view behind, so that the next call reads in full.
-        let waiting = |after| Ok(Ensured { progress: Progress::Again(after), ingress: Vec::new() });
+        let waiting = |after| Ok(EnsureOutcome { progress: Progress::Again(after), ingress: Vec::new() });
         let Some(mut view) = self.view(&lb.owner, &mut entry).await? else { return waiting(UNTIL_RELEASED) };
         if !self.apply(&lb.owner, &wanted, &mut view, &mut entry).await? {
             return waiting(UNTIL_RELEASED);
@@ -305,12 +305,12 @@ impl Provider for Aws {
         let ingress = self.ingress(&mut view).await?;
         entry.view = Some((lb.owner.clone(), view));
         match ingress {
-            Some(ingress) => Ok(Ensured { progress: Progress::Done, ingress }),
+            Some(ingress) => Ok(EnsureOutcome { progress: Progress::Done, ingress }),
             None => waiting(UNTIL_ACTIVE),
         }
     }
 
-    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<TargetsSet, Error> {
+    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<SetTargetsOutcome, Error> {
         let wanted = desired(&self.config, lb)?;
         let mut guard = self.entry(&lb.owner.service).await?;
         let entry = &mut *guard;
@@ -349,7 +349,7 @@ impl Provider for Aws {
         }
         refused.sort();
         entry.nodes = instances;
-        Ok(TargetsSet { progress, refused })
+        Ok(SetTargetsOutcome { progress, refused })
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error> {
@@ -398,7 +398,7 @@ impl Provider for Aws {
         Ok(Inventory::read(&self.client, &self.config.cluster).await?.owners())
     }
 
-    fn wake(&self) -> BoxStream<'static, Owner> {
+    fn changes(&self) -> BoxStream<'static, Owner> {
         // AWS tells nobody; the controller's own schedule looks.
         futures::stream::pending().boxed()
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use steerage_model::Ingress;
-use steerage_provider_api::{Error, LoadBalancer, Owner, Progress, Provider, TargetSet, TargetsSet};
+use steerage_provider_api::{Error, LoadBalancer, Owner, Progress, Provider, SetTargetsOutcome, TargetSet};
 
 use crate::{Harness, Snapshot};
 
@@ -22,7 +22,7 @@ pub async fn converge(
     provider: &impl Provider,
     lb: &LoadBalancer,
     set: &TargetSet,
-) -> anyhow::Result<(Vec<Ingress>, TargetsSet)> {
+) -> anyhow::Result<(Vec<Ingress>, SetTargetsOutcome)> {
     let mut conflicts = 0;
     for _ in 0..ROUNDS {
         match round(provider, lb, set).await {
@@ -40,7 +40,7 @@ async fn round(
     provider: &impl Provider,
     lb: &LoadBalancer,
     set: &TargetSet,
-) -> Result<(Vec<Ingress>, TargetsSet, bool), Error> {
+) -> Result<(Vec<Ingress>, SetTargetsOutcome, bool), Error> {
     let ensured = provider.ensure(lb).await?;
     let targets = provider.set_targets(lb, set).await?;
     let done = ensured.progress == Progress::Done && targets.progress == Progress::Done;

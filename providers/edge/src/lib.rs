@@ -8,13 +8,13 @@ mod allocate;
 mod cache;
 mod calls;
 mod health;
+mod notifier;
 mod objects;
 mod pool;
 mod pools;
 mod provider;
 mod shared;
 pub mod spec;
-mod wake;
 
 pub use allocate::{
     ADDRESS_IN_USE, ADDRESS_OUTSIDE_POOLS, INVALID_ADDRESS, NO_ADDRESS_POOL, NO_FREE_ADDRESS, Request,

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec};
 use steerage_model::{Ingress, IpMode, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Ensured, Error, LoadBalancer, Owner, Progress, Provider, SharedSet, Steering,
-    TargetHealth, TargetSet, TargetsSet,
+    Addressing, Capabilities, EnsureOutcome, Error, LoadBalancer, Owner, Progress, Provider,
+    SetTargetsOutcome, SharedSet, Steering, TargetHealth, TargetSet,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -169,7 +169,7 @@ impl Provider for EdgeProvider {
         }
     }
 
-    async fn ensure(&self, lb: &LoadBalancer) -> Result<Ensured, Error> {
+    async fn ensure(&self, lb: &LoadBalancer) -> Result<EnsureOutcome, Error> {
         self.shared.activate().await?;
         for predecessor in self.predecessors(&lb.owner) {
             self.delete(&predecessor).await?;
@@ -177,7 +177,7 @@ impl Provider for EdgeProvider {
         let entry = self.owned_entry(&lb.owner).await?;
         if entry.as_ref().is_some_and(|entry| entry.deleting) {
             // Its address is still spoken for until it is gone; then a new one is made.
-            return Ok(Ensured { progress: Progress::Again(HELD), ingress: Vec::new() });
+            return Ok(EnsureOutcome { progress: Progress::Again(HELD), ingress: Vec::new() });
         }
         let reservation = self.shared.allocate(lb)?;
         let current =
@@ -199,7 +199,7 @@ impl Provider for EdgeProvider {
         drop(reservation);
         if before.as_ref() != Some(&wanted.addresses) {
             if before.is_some() {
-                self.shared.wake_waiting();
+                self.shared.notify_waiting();
             }
             self.shared.pools_are_stale();
         }
@@ -209,10 +209,10 @@ impl Provider for EdgeProvider {
             .iter()
             .map(|ip| Ingress { ip: Some(*ip), hostname: None, ip_mode: Some(IpMode::Vip) })
             .collect();
-        Ok(Ensured { progress: Progress::Done, ingress })
+        Ok(EnsureOutcome { progress: Progress::Done, ingress })
     }
 
-    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<TargetsSet, Error> {
+    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<SetTargetsOutcome, Error> {
         self.shared.activate().await?;
         let Some(entry) = self.owned_entry(&lb.owner).await? else {
             return Err(Error::Conflict("the EdgeLoadBalancer is gone".to_owned()));
@@ -234,7 +234,7 @@ impl Provider for EdgeProvider {
         if let Some(left) = left {
             self.drop_unused(&left).await?;
         }
-        Ok(TargetsSet { progress: Progress::Done, refused })
+        Ok(SetTargetsOutcome { progress: Progress::Done, refused })
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error> {
@@ -259,7 +259,7 @@ impl Provider for EdgeProvider {
             if !self.shared.balancers.delete(&name, &entry).await? {
                 return Ok(Progress::Again(HELD));
             }
-            self.shared.wake_waiting();
+            self.shared.notify_waiting();
             self.shared.pools_are_stale();
         }
         self.shared.write_pools().await?;
@@ -281,8 +281,8 @@ impl Provider for EdgeProvider {
             .read(|rows| rows.filter_map(|(_, entry)| entry.owner.clone()).collect()))
     }
 
-    fn wake(&self) -> BoxStream<'static, Owner> {
-        self.shared.bell.listen()
+    fn changes(&self) -> BoxStream<'static, Owner> {
+        self.shared.notifier.subscribe()
     }
 }
 
@@ -314,7 +314,7 @@ fn spawn_watches(shared: &Arc<Shared>, stop: &CancellationToken) {
     tokio::spawn(async move {
         let (shared, stop) = task;
         follow(shared.pools.api.clone(), &shared.pools.table, stop, |_| {
-            shared.wake_waiting();
+            shared.notify_waiting();
             shared.pools_are_stale();
             changed.send_replace(());
         })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the provider's calls and its watch tasks have in common: the caches, the allocation, the bell.
+//! What the provider's calls and its watch tasks have in common: the caches, the allocation, the notifier.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ use tokio::sync::OnceCell;
 
 use crate::allocate::unchanged;
 use crate::cache::{Change, Entry};
+use crate::notifier::Notifier;
 use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent};
-use crate::wake::Bell;
 use crate::{Pool, Request, allocate, pools, spec};
 
 /// Longest wait for the first lists.
@@ -28,7 +28,7 @@ pub(crate) struct Shared {
     pub(crate) node_sets: Objects<NodeSetContent>,
     pub(crate) pools: Objects<PoolContent>,
     pub(crate) health: Objects<HealthContent>,
-    pub(crate) bell: Bell,
+    pub(crate) notifier: Notifier,
     /// Held while a shared set is compared and written, so that one of many load balancers writes it.
     pub(crate) node_set_lock: tokio::sync::Mutex<()>,
     /// How many calls are about to make a load balancer use a shared set.
@@ -54,7 +54,7 @@ impl Shared {
             node_sets: Objects::new::<EdgeNodeSet>(client.clone(), namespace),
             pools: Objects::new::<AddressPool>(client.clone(), namespace),
             health: Objects::new::<EdgeTargetHealth>(client.clone(), namespace),
-            bell: Bell::default(),
+            notifier: Notifier::default(),
             node_set_lock: tokio::sync::Mutex::default(),
             users: Mutex::default(),
             allocation: Mutex::default(),
@@ -126,10 +126,10 @@ impl Shared {
     }
 
     /// Has those look again who were refused an address.
-    pub(crate) fn wake_waiting(&self) {
+    pub(crate) fn notify_waiting(&self) {
         let waiting = std::mem::take(&mut self.allocation().waiting);
         for owner in &waiting {
-            self.bell.ring(owner);
+            self.notifier.notify(owner);
         }
     }
 
@@ -198,10 +198,10 @@ impl Shared {
     pub(crate) fn on_balancer(&self, change: &Change<LoadBalancerContent>) {
         let (old, new) = (change.old.as_ref(), change.new.as_ref());
         if let Some(owner) = new.or(old).and_then(|entry| entry.owner.as_ref()) {
-            self.bell.ring(owner);
+            self.notifier.notify(owner);
         }
         if old.is_some_and(|old| new.is_none_or(|new| addresses(old) != addresses(new))) {
-            self.wake_waiting();
+            self.notify_waiting();
         }
     }
 
@@ -213,7 +213,7 @@ impl Shared {
             .and_then(|content| self.balancers.table.get(&content.spec.load_balancer))
             .and_then(|entry| entry.owner);
         if let Some(owner) = owner {
-            self.bell.ring(&owner);
+            self.notifier.notify(&owner);
         }
     }
 

@@ -13,8 +13,8 @@ use futures::stream::BoxStream;
 use hyper::{Method, StatusCode};
 use steerage_model::{Ingress, Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Ensured, Error, LoadBalancer, Owner, Progress, Provider, Steering,
-    TargetHealth, TargetSet, TargetsSet,
+    Addressing, Capabilities, EnsureOutcome, Error, LoadBalancer, Owner, Progress, Provider,
+    SetTargetsOutcome, Steering, TargetHealth, TargetSet,
 };
 
 use super::server::{Fields, Objects, call, line, parse};
@@ -195,17 +195,20 @@ impl Provider for Toy {
         }
     }
 
-    async fn ensure(&self, lb: &LoadBalancer) -> Result<Ensured, Error> {
+    async fn ensure(&self, lb: &LoadBalancer) -> Result<EnsureOutcome, Error> {
         let asked = self.asked.lock().unwrap().replace(lb.clone());
         if !(self.is(Bug::TrustsItsCache) && asked.as_ref() == Some(lb)) {
             self.make(lb).await?;
         }
         self.made.lock().unwrap().push(lb.owner.clone());
         let hostname = Some(format!("{}.toy", lb.owner.service.name()));
-        Ok(Ensured { progress: Progress::Done, ingress: vec![Ingress { ip: None, hostname, ip_mode: None }] })
+        Ok(EnsureOutcome {
+            progress: Progress::Done,
+            ingress: vec![Ingress { ip: None, hostname, ip_mode: None }],
+        })
     }
 
-    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<TargetsSet, Error> {
+    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<SetTargetsOutcome, Error> {
         let objects = self.list().await?;
         let prefix = target_prefix(&lb.owner.service);
         let has = |name: &String| objects.get(name).is_some_and(|f| self.owns(f, &lb.owner.uid));
@@ -243,7 +246,7 @@ impl Provider for Toy {
         for name in gone {
             self.remove(name).await?;
         }
-        Ok(TargetsSet { progress: Progress::Done, refused })
+        Ok(SetTargetsOutcome { progress: Progress::Done, refused })
     }
 
     async fn target_health(&self, _owner: &Owner) -> Result<Vec<TargetHealth>, Error> {
@@ -273,7 +276,7 @@ impl Provider for Toy {
         Ok(owners)
     }
 
-    fn wake(&self) -> BoxStream<'static, Owner> {
+    fn changes(&self) -> BoxStream<'static, Owner> {
         futures::stream::pending().boxed()
     }
 }
