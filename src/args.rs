@@ -20,74 +20,140 @@ use crate::plan::{self, Classes, HealthDefaults};
 use crate::queue::Backoff;
 use crate::{lease, workers};
 
-/// Gives Services of type `LoadBalancer` a load balancer that keeps the client's address and loses no connection
+/// Gives Services of type `LoadBalancer` a load balancer that preserves the client's address
 #[derive(Debug, Parser)]
 #[command(name = "steerage", version)]
 pub(crate) struct Args {
-    /// Who makes the load balancers; Services choose it by loadBalancerClass steerage.dev/PROVIDER
+    /// Create load balancers with this provider; Services choose it by loadBalancerClass steerage.dev/PROVIDER
     #[arg(long, env = "STEERAGE_PROVIDER", value_enum)]
     provider: ProviderName,
-    /// Steering of Services without the annotation steerage.dev/steering: api or health-check
+    /// Steer Services without the annotation steerage.dev/steering this way: api or health-check
     #[arg(long, env = "STEERAGE_DEFAULT_STEERING", default_value = "health-check", value_name = "MODE")]
     default_steering: Steering,
-    /// Also serve Services that name no loadBalancerClass; no other controller may then do so
+    /// Also manage Services without loadBalancerClass; no other controller may then manage them
     #[arg(long, env = "STEERAGE_SERVE_UNSET_CLASS")]
     serve_unset_class: bool,
-    /// Change Services once to what their old annotations (service.alpha.kubernetes.io/external-traffic) ask for
+    /// Patch Services once to what their service.alpha.kubernetes.io or service.beta.kubernetes.io traffic annotations request
     #[arg(long, env = "STEERAGE_MIGRATE_LEGACY_ANNOTATIONS")]
     migrate_legacy_annotations: bool,
 
-    /// Namespace of the Lease and of the provider's own objects
+    /// Keep the Lease and the provider's objects in this namespace
     #[arg(long, env = "POD_NAMESPACE", default_value = "steerage-system")]
     namespace: String,
-    /// Name of this process among its like; by default the machine's name
-    #[arg(long, env = "POD_NAME")]
-    identity: Option<String>,
-    /// Name of the Lease
-    #[arg(long, default_value = "steerage-controller", value_name = "NAME")]
-    lease_name: String,
-    /// How long another controller leaves the Lease to a holder of whom it hears nothing
-    #[arg(long, default_value = "15s", value_name = "TIME", value_parser = plan::duration)]
-    lease_duration: Duration,
-    /// How long the holder counts on the Lease after its last renewal; less than the duration by five seconds or more
-    #[arg(long, default_value = "10s", value_name = "TIME", value_parser = plan::duration)]
-    lease_deadline: Duration,
-    /// Time between two renewals
-    #[arg(long, default_value = "2s", value_name = "TIME", value_parser = plan::duration)]
-    lease_retry: Duration,
+    /// Take part in leader election under this identity; the default is the host name
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    leader_elect_identity: Option<String>,
+    /// Use the Lease of this name
+    #[arg(
+        long,
+        env = "STEERAGE_LEADER_ELECT_RESOURCE_NAME",
+        default_value = "steerage-controller",
+        value_name = "NAME"
+    )]
+    leader_elect_resource_name: String,
+    /// Wait this long after the last observed renewal before taking over the Lease
+    #[arg(
+        long,
+        env = "STEERAGE_LEADER_ELECT_LEASE_DURATION",
+        default_value = "15s",
+        value_name = "DURATION",
+        value_parser = plan::duration
+    )]
+    leader_elect_lease_duration: Duration,
+    /// Stop leading this long after the last successful renewal; at least 5s less than the lease duration
+    #[arg(
+        long,
+        env = "STEERAGE_LEADER_ELECT_RENEW_DEADLINE",
+        default_value = "10s",
+        value_name = "DURATION",
+        value_parser = plan::duration
+    )]
+    leader_elect_renew_deadline: Duration,
+    /// Wait this long between renewals, or between attempts to acquire the Lease
+    #[arg(
+        long,
+        env = "STEERAGE_LEADER_ELECT_RETRY_PERIOD",
+        default_value = "2s",
+        value_name = "DURATION",
+        value_parser = plan::duration
+    )]
+    leader_elect_retry_period: Duration,
 
-    /// Port of the service proxy's health on every node: kube-proxy's, or the agent's where it replaces kube-proxy
-    #[arg(long, default_value_t = 10256, value_name = "PORT")]
-    node_health_port: u16,
-    /// Port of the agent's health where it lives beside kube-proxy, for Services labelled for it
-    #[arg(long, default_value_t = 10356, value_name = "PORT")]
-    agent_health_port: u16,
-    /// Time between two probes of a target; by default one second, or the shortest that the provider takes
-    #[arg(long, value_name = "TIME", value_parser = plan::duration)]
+    /// Check nodes on this healthz port of their service proxy: kube-proxy, or the agent in its place
+    #[arg(long, env = "STEERAGE_PROXY_HEALTHZ_PORT", default_value_t = 10256, value_name = "PORT")]
+    proxy_healthz_port: u16,
+    /// Check nodes on this healthz port of an agent beside kube-proxy, for Services labelled for the agent
+    #[arg(long, env = "STEERAGE_AGENT_HEALTHZ_PORT", default_value_t = 10356, value_name = "PORT")]
+    agent_healthz_port: u16,
+    /// Check each target this often; the default is 1s, or the provider's minimum if that is longer
+    #[arg(
+        long,
+        env = "STEERAGE_HEALTH_CHECK_INTERVAL",
+        value_name = "DURATION",
+        value_parser = plan::duration
+    )]
     health_check_interval: Option<Duration>,
-    /// Time that a probe may take; by default four fifths of the interval
-    #[arg(long, value_name = "TIME", value_parser = plan::duration)]
+    /// Fail a health check after this long; the default is four fifths of the interval, at most 5s
+    #[arg(
+        long,
+        env = "STEERAGE_HEALTH_CHECK_TIMEOUT",
+        value_name = "DURATION",
+        value_parser = plan::duration
+    )]
     health_check_timeout: Option<Duration>,
-    /// Good probes in a row that make a target healthy
-    #[arg(long, default_value_t = 2, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100))]
+    /// Mark a target healthy after this many consecutive successful checks
+    #[arg(
+        long,
+        env = "STEERAGE_HEALTH_CHECK_HEALTHY_THRESHOLD",
+        default_value_t = 2,
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u32).range(1..=100)
+    )]
     health_check_healthy_threshold: u32,
-    /// Bad probes in a row that make a target unhealthy
-    #[arg(long, default_value_t = 2, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100))]
+    /// Mark a target unhealthy after this many consecutive failed checks
+    #[arg(
+        long,
+        env = "STEERAGE_HEALTH_CHECK_UNHEALTHY_THRESHOLD",
+        default_value_t = 2,
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u32).range(1..=100)
+    )]
     health_check_unhealthy_threshold: u32,
 
-    /// Load balancers that are worked on at a time
-    #[arg(long, default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
-    workers: u16,
-    /// Calls of the provider a second, after a burst of twice as many; by default 1000 for the edge, whose state is in memory,
-    /// and 20 for a cloud, where each consists of several
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
-    provider_rate: Option<u32>,
-    /// After about how long every load balancer is compared with what it should be
-    #[arg(long, default_value = "10m", value_name = "TIME", value_parser = plan::duration)]
-    compare_every: Duration,
-    /// Silence of a watch after which targets stay as they are, more than a minute; by default never
-    #[arg(long, value_name = "TIME", value_parser = plan::duration)]
-    freeze_after: Option<Duration>,
+    /// Reconcile this many load balancers at a time
+    #[arg(
+        long,
+        env = "STEERAGE_CONCURRENT_SERVICE_SYNCS",
+        default_value_t = 16,
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
+    concurrent_service_syncs: u16,
+    /// Limit provider operations per second, with bursts of twice as many; the default is 1000 for edge and 20 for a cloud
+    #[arg(
+        long,
+        env = "STEERAGE_PROVIDER_QPS",
+        value_name = "COUNT",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    provider_qps: Option<u32>,
+    /// Compare every load balancer with the provider about this often
+    #[arg(
+        long,
+        env = "STEERAGE_RESYNC_PERIOD",
+        default_value = "10m",
+        value_name = "DURATION",
+        value_parser = plan::duration
+    )]
+    resync_period: Duration,
+    /// Freeze targets after this long without watch data; use more than 1m, unset disables
+    #[arg(
+        long,
+        env = "STEERAGE_FREEZE_TARGETS_AFTER",
+        value_name = "DURATION",
+        value_parser = plan::duration
+    )]
+    freeze_targets_after: Option<Duration>,
 
     #[command(flatten)]
     client: ClientArgs,
@@ -127,28 +193,28 @@ impl Args {
             serve_unset_class,
             migrate_legacy_annotations,
             namespace,
-            identity,
-            lease_name,
-            lease_duration,
-            lease_deadline,
-            lease_retry,
-            node_health_port,
-            agent_health_port,
+            leader_elect_identity,
+            leader_elect_resource_name,
+            leader_elect_lease_duration,
+            leader_elect_renew_deadline,
+            leader_elect_retry_period,
+            proxy_healthz_port,
+            agent_healthz_port,
             health_check_interval,
             health_check_timeout,
             health_check_healthy_threshold,
             health_check_unhealthy_threshold,
-            workers,
-            provider_rate,
-            compare_every,
-            freeze_after,
+            concurrent_service_syncs,
+            provider_qps,
+            resync_period,
+            freeze_targets_after,
             client,
             process: _,
             aws,
         } = self;
         let component = process.component();
         let client = steerage_watch::client(component.name, component.version, &client).await?;
-        let provider_rate = provider_rate.unwrap_or(match provider {
+        let provider_qps = provider_qps.unwrap_or(match provider {
             ProviderName::Edge => 1000,
             ProviderName::Aws => 20,
         });
@@ -163,14 +229,16 @@ impl Args {
         health.check(capabilities.health_interval).context("--health-check-interval")?;
         anyhow::ensure!(
             capabilities.steerings.contains(&default_steering),
-            "--default-steering: the provider {} cannot steer by {default_steering}",
+            "--default-steering: the provider {} does not support {default_steering}",
             provider.name()
         );
         anyhow::ensure!(
-            lease_deadline + Duration::from_secs(5) <= lease_duration && lease_retry < lease_deadline,
-            "--lease-deadline must be at least five seconds shorter than --lease-duration, and longer than --lease-retry"
+            leader_elect_renew_deadline + Duration::from_secs(5) <= leader_elect_lease_duration
+                && leader_elect_retry_period < leader_elect_renew_deadline,
+            "--leader-elect-renew-deadline must be at least 5s shorter than --leader-elect-lease-duration, and longer than \
+             --leader-elect-retry-period"
         );
-        let identity = match identity {
+        let identity = match leader_elect_identity {
             Some(identity) => identity,
             None => host_name()?,
         };
@@ -179,31 +247,31 @@ impl Args {
                 capabilities,
                 default_steering,
                 classes: Classes { provider: provider.name(), serve_unset: serve_unset_class },
-                node_health_port,
-                agent_health_port,
+                proxy_healthz_port,
+                agent_healthz_port,
                 health,
             },
             lease: lease::Options {
                 namespace,
-                name: lease_name,
+                name: leader_elect_resource_name,
                 identity: format!("{identity}_{:x}", std::process::id()),
                 timing: lease::Timing {
-                    duration: lease_duration,
-                    deadline: lease_deadline,
-                    retry: lease_retry,
+                    duration: leader_elect_lease_duration,
+                    deadline: leader_elect_renew_deadline,
+                    retry: leader_elect_retry_period,
                     ..lease::Timing::default()
                 },
             },
             workers: workers::Options {
-                workers: usize::from(workers),
+                workers: usize::from(concurrent_service_syncs),
                 backoff: Backoff { least: Duration::from_millis(250), most: Duration::from_mins(5) },
-                compare_every,
+                resync_period,
             },
             client,
             provider,
             identity,
-            provider_rate,
-            freeze_after,
+            provider_qps,
+            freeze_targets_after,
             migrate: migrate_legacy_annotations,
         })
     }
@@ -235,7 +303,6 @@ async fn make(
 }
 
 fn host_name() -> anyhow::Result<String> {
-    let name =
-        std::fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the machine's name")?;
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the host name")?;
     Ok(name.trim().to_owned())
 }

@@ -30,15 +30,24 @@ pub(crate) struct Parts {
     pub(crate) lease: lease::Options,
     pub(crate) workers: workers::Options,
     pub(crate) identity: String,
-    pub(crate) provider_rate: u32,
-    pub(crate) freeze_after: Option<Duration>,
+    pub(crate) provider_qps: u32,
+    pub(crate) freeze_targets_after: Option<Duration>,
     pub(crate) migrate: bool,
 }
 
 /// Runs until the process is asked to end, or the Lease is lost.
 pub(crate) async fn run(process: Process, parts: Parts) -> anyhow::Result<()> {
-    let Parts { client, provider, config, lease, workers, identity, provider_rate, freeze_after, migrate } =
-        parts;
+    let Parts {
+        client,
+        provider,
+        config,
+        lease,
+        workers,
+        identity,
+        provider_qps,
+        freeze_targets_after,
+        migrate,
+    } = parts;
     let metrics = process.metrics().register("controller", Metrics::new);
     let watches = process.metrics().register("watch", |registry| Watches::new(client.clone(), registry));
     let world = Arc::new(World::default());
@@ -67,7 +76,7 @@ pub(crate) async fn run(process: Process, parts: Parts) -> anyhow::Result<()> {
             provider: Guarded::new(
                 provider,
                 claim,
-                Budget::new(f64::from(provider_rate), provider_rate.saturating_mul(2)),
+                Budget::new(f64::from(provider_qps), provider_qps.saturating_mul(2)),
                 metrics.clone(),
             ),
             world,
@@ -76,7 +85,7 @@ pub(crate) async fn run(process: Process, parts: Parts) -> anyhow::Result<()> {
             metrics: metrics.clone(),
             states: States::default(),
             staleness: watches.staleness().clone(),
-            freeze_after,
+            freeze_targets_after,
             migrate,
         });
         workers::work(reconciler, changes, workers, stop.clone()).await;

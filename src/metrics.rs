@@ -58,11 +58,11 @@ impl Metrics {
             calls,
         );
         registry.register(
-            "target_lag_seconds",
+            "target_programming_duration_seconds",
             "From an endpoint's event to the end of the call that changed the targets for it",
             lag,
         );
-        registry.register("queue_depth", "Load balancers that wait to be looked at", queue);
+        registry.register("workqueue_depth", "Load balancers that wait to be looked at", queue);
         registry.register("leader", "Whether this process holds the Lease", leader);
         registry.register("load_balancers", "Load balancers that this process keeps", load_balancers);
         metrics

@@ -29,9 +29,9 @@ pub(crate) struct Config {
     /// Which classes we serve.
     pub(crate) classes: Classes,
     /// The port of the service proxy's own health on every node.
-    pub(crate) node_health_port: u16,
+    pub(crate) proxy_healthz_port: u16,
     /// The same of our agent, where it lives beside kube-proxy.
-    pub(crate) agent_health_port: u16,
+    pub(crate) agent_healthz_port: u16,
     /// The health check of Services that do not change it.
     pub(crate) health: HealthDefaults,
 }

@@ -33,9 +33,9 @@ reasons! {
     /// The provider reaches nodes by node port, and a port has none.
     NO_NODE_PORT = "NoNodePort";
     /// The Service asks for IPv6, which the provider does not serve.
-    FAMILY_NOT_SUPPORTED = "FamilyNotSupported";
+    IP_FAMILY_NOT_SUPPORTED = "IPFamilyNotSupported";
     /// The Service has neither a cluster IP nor a family.
-    NO_FAMILY = "NoFamily";
+    NO_IP_FAMILY = "NoIPFamily";
     /// The policy is Local and there is no `spec.healthCheckNodePort`.
     NO_HEALTH_CHECK_NODE_PORT = "NoHealthCheckNodePort";
 
@@ -49,11 +49,11 @@ reasons! {
     /// No target answers its health check.
     TARGETS_UNHEALTHY = "TargetsUnhealthy";
     /// The provider has not yet told how the targets are doing.
-    NOT_PROBED_YET = "NotProbedYet";
+    HEALTH_UNKNOWN = "HealthUnknown";
 
     // Of `steerage.dev/Degraded`.
     /// Nothing is amiss.
-    NOT_DEGRADED = "AsAsked";
+    AS_EXPECTED = "AsExpected";
     /// Some targets cannot be used; the others are in place.
     TARGETS_REFUSED = "TargetsRefused";
     /// The Service is served by the agent, and some nodes have none.
@@ -63,9 +63,9 @@ reasons! {
     /// The provider does not keep a client on its target, as `sessionAffinity: ClientIP` asks.
     AFFINITY_NOT_SUPPORTED = "AffinityNotSupported";
     /// A watch has been silent for too long: targets stay as they were last known to be good.
-    FROZEN = "Frozen";
+    TARGETS_FROZEN = "TargetsFrozen";
     /// The load balancer was left as it was, because what the Service asks for now cannot be had.
-    LEFT_AS_IT_WAS = "LeftAsItWas";
+    UNSUPPORTED_CHANGE = "UnsupportedChange";
 
     // Of events only.
     /// The load balancer is being made.

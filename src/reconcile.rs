@@ -79,7 +79,7 @@ pub(crate) struct Reconciler {
     pub(crate) states: States,
     pub(crate) staleness: Staleness,
     /// Silence of a watch after which targets stay as they are; `None` for ever trusting.
-    pub(crate) freeze_after: Option<Duration>,
+    pub(crate) freeze_targets_after: Option<Duration>,
     /// Whether Services are changed to what their old annotations ask for.
     pub(crate) migrate: bool,
 }
@@ -175,7 +175,7 @@ impl Reconciler {
     /// For how long the watches may already be telling old news, if that is too long.
     fn frozen(&self) -> Option<String> {
         let (kind, silence) = self.staleness.longest()?;
-        let limit = self.freeze_after.filter(|limit| silence > *limit)?;
+        let limit = self.freeze_targets_after.filter(|limit| silence > *limit)?;
         Some(format!("the watch of {kind} has been silent for more than {limit:?}: targets stay as they are"))
     }
 

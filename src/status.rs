@@ -101,7 +101,7 @@ pub(crate) fn desired(facts: &Facts, generation: Option<i64>) -> Desired {
     };
     let (status, why) = serving(facts);
     let degraded = match facts.degraded.first() {
-        None => condition(names::DEGRADED, "False", (reasons::NOT_DEGRADED, "nothing is amiss".to_owned())),
+        None => condition(names::DEGRADED, "False", (reasons::AS_EXPECTED, "nothing is amiss".to_owned())),
         Some((reason, _)) => {
             let all: Vec<&str> = facts.degraded.iter().map(|(_, message)| message.as_str()).collect();
             condition(names::DEGRADED, "True", (reason, all.join("; ")))
@@ -139,7 +139,7 @@ fn serving(facts: &Facts) -> (&'static str, Why) {
         }
         _ => (
             "Unknown",
-            why(reasons::NOT_PROBED_YET, "the provider has not yet told how the targets are doing"),
+            why(reasons::HEALTH_UNKNOWN, "the provider has not yet told how the targets are doing"),
         ),
     }
 }

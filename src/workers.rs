@@ -28,7 +28,7 @@ pub(crate) struct Options {
     /// Waits after failures.
     pub(crate) backoff: Backoff,
     /// After about how long everything is compared once more.
-    pub(crate) compare_every: Duration,
+    pub(crate) resync_period: Duration,
 }
 
 /// The work on one unit: all its owners that need a look.
@@ -77,7 +77,7 @@ pub(crate) async fn work(
             }
             () = sleep_until(compare_at) => {
                 workers.compare();
-                compare_at = Instant::now() + options.compare_every.mul_f64(0.8 + chance() * 0.4);
+                compare_at = Instant::now() + options.resync_period.mul_f64(0.8 + chance() * 0.4);
             }
             () = async { match due { Some(due) => sleep_until(due).await, None => std::future::pending().await } } => {}
         }

@@ -63,14 +63,14 @@ async fn an_unknown_steering_leaves_the_load_balancer_as_it_was() {
     cluster.targets("live", &["node-a"]).await;
     cluster.change("live", json!({"metadata": {"annotations": {"steerage.dev/steering": "magic"}}})).await;
     cluster.condition("live", "Programmed", "False", "UnknownSteering").await;
-    cluster.condition("live", "Degraded", "True", "LeftAsItWas").await;
+    cluster.condition("live", "Degraded", "True", "UnsupportedChange").await;
     cluster.endpoints("live", &["node-b"]).await;
     cluster.targets("live", &["node-b"]).await;
     cluster
         .change("live", json!({"metadata": {"annotations": {"steerage.dev/steering": "health-check"}}}))
         .await;
     cluster.targets("live", &["set:eligible"]).await;
-    cluster.condition("live", "Degraded", "False", "AsAsked").await;
+    cluster.condition("live", "Degraded", "False", "AsExpected").await;
 }
 
 #[tokio::test]
@@ -93,7 +93,7 @@ async fn services_of_others_are_not_touched() {
     let foreign = json!({"status": {"conditions": [status["status"]["conditions"][0]]}});
     cluster.services().patch_status("ours", &params, &Patch::Strategic(&foreign)).await.expect("status");
     cluster.endpoints("ours", &["node-a"]).await;
-    cluster.condition("ours", "Serving", "Unknown", "NotProbedYet").await;
+    cluster.condition("ours", "Serving", "Unknown", "HealthUnknown").await;
     let same = async |old: &Service| {
         let now = cluster.services().get(&old.name_any()).await.expect("service");
         assert_eq!(now.resource_version(), old.resource_version(), "{}", old.name_any());

@@ -86,7 +86,7 @@ async fn endpoints_move_targets_in_api_mode_and_write_nothing_in_health_check_mo
     for service in ["probed", "told", "wide"] {
         cluster.condition(service, "Programmed", "True", "Programmed").await;
     }
-    cluster.condition("probed", "Serving", "Unknown", "NotProbedYet").await;
+    cluster.condition("probed", "Serving", "Unknown", "HealthUnknown").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let kinds = ["edgeloadbalancers", "edgenodesets", "addresspools", "services"];
     let before = cluster.writes(&kinds).await;

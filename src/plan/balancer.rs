@@ -56,10 +56,10 @@ fn families(service: &Service, capabilities: &Capabilities) -> Result<Vec<Family
         families = service.cluster_ips.iter().map(|address| Family::of(*address)).collect();
     }
     if families.is_empty() || service.cluster_ips.is_empty() {
-        return Err(Refusal::NoFamily);
+        return Err(Refusal::NoIpFamily);
     }
     if families.contains(&Family::V6) && !capabilities.ipv6 {
-        return Err(Refusal::FamilyNotSupported(Family::V6));
+        return Err(Refusal::IpFamilyNotSupported(Family::V6));
     }
     Ok(families)
 }

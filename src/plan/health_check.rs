@@ -59,8 +59,8 @@ pub(crate) fn health_check(
         (Policy::Local, Steering::HealthCheck) => {
             service.health_check_node_port.ok_or(Refusal::NoHealthCheckNodePort)?
         }
-        _ if service.is_labelled_for_agent() => config.agent_health_port,
-        _ => config.node_health_port,
+        _ if service.is_labelled_for_agent() => config.agent_healthz_port,
+        _ => config.proxy_healthz_port,
     };
     let (least, most) = config.capabilities.health_interval;
     let defaults = &config.health;

@@ -27,9 +27,9 @@ pub(crate) enum Refusal {
     )]
     NoNodePort { port: u16 },
     #[error("the provider does not serve {0}: take it out of spec.ipFamilies")]
-    FamilyNotSupported(Family),
+    IpFamilyNotSupported(Family),
     #[error("the Service has no cluster IP, so that no node can serve it: give it one")]
-    NoFamily,
+    NoIpFamily,
     #[error(
         "externalTrafficPolicy is Local and spec.healthCheckNodePort is not set: set it, or make the Service anew"
     )]
@@ -47,8 +47,8 @@ impl Refusal {
             Self::NoPorts => reasons::NO_PORTS,
             Self::ProtocolNotSupported { .. } => reasons::PROTOCOL_NOT_SUPPORTED,
             Self::NoNodePort { .. } => reasons::NO_NODE_PORT,
-            Self::FamilyNotSupported(_) => reasons::FAMILY_NOT_SUPPORTED,
-            Self::NoFamily => reasons::NO_FAMILY,
+            Self::IpFamilyNotSupported(_) => reasons::IP_FAMILY_NOT_SUPPORTED,
+            Self::NoIpFamily => reasons::NO_IP_FAMILY,
             Self::NoHealthCheckNodePort => reasons::NO_HEALTH_CHECK_NODE_PORT,
         }
     }

@@ -27,8 +27,8 @@ fn config() -> Config {
         },
         default_steering: Steering::HealthCheck,
         classes: Classes { provider: "edge", serve_unset: false },
-        node_health_port: 10256,
-        agent_health_port: 10356,
+        proxy_healthz_port: 10256,
+        agent_healthz_port: 10356,
         health: HealthDefaults {
             interval: None,
             timeout: None,
@@ -72,7 +72,7 @@ fn what_cannot_be_had_is_refused_with_its_reason() {
     for (service, reason) in [
         (with(|s| s.ports.clear()), "NoPorts"),
         (with(|s| s.ports[0].protocol = Protocol::Sctp), "ProtocolNotSupported"),
-        (with(|s| s.cluster_ips.clear()), "NoFamily"),
+        (with(|s| s.cluster_ips.clear()), "NoIPFamily"),
         (with(|s| s.health_check_node_port = None), "NoHealthCheckNodePort"),
         (with(|s| s.load_balancer_ip = Some("ten".to_owned())), "InvalidRequestedAddress"),
         (annotated(names::ADDRESSES, "10.0.0.1,,"), "InvalidRequestedAddress"),
@@ -99,7 +99,7 @@ fn the_provider_sets_the_bounds() {
     assert_eq!(plan_of(&ports, &config), Err(Refusal::NoNodePort { port: 80 }));
     let mut dual = service();
     dual.families.push(Family::V6);
-    assert_eq!(plan_of(&dual, &config), Err(Refusal::FamilyNotSupported(Family::V6)));
+    assert_eq!(plan_of(&dual, &config), Err(Refusal::IpFamilyNotSupported(Family::V6)));
     let refusal = plan_of(&annotated(names::STEERING, "health-check"), &config).expect_err("refused");
     assert_eq!(refusal.reason(), "SteeringNotSupported");
     config.capabilities.affinity = false;

@@ -34,7 +34,7 @@ impl Reconciler {
         let targets = self.targets(seen, steering);
         let frozen = self.frozen().filter(|_| state.targets.is_some_and(|digest| digest != targets.digest));
         let mut degraded: Vec<Why> =
-            frozen.iter().map(|message| (reasons::FROZEN, message.clone())).collect();
+            frozen.iter().map(|message| (reasons::TARGETS_FROZEN, message.clone())).collect();
         let went = self.program(seen, state, need, (&lb, steering), &targets, frozen.is_some()).await;
         if matches!(went, Err(Went::Provider(Error::Conflict(_)))) {
             // Passes by itself, in a moment: not worth anybody's attention.
@@ -47,7 +47,8 @@ impl Reconciler {
         }
         let unprogrammed = match (&wanted, &went) {
             (Err(refusal), _) => {
-                degraded.push((reasons::LEFT_AS_IT_WAS, "the load balancer was left as it was".to_owned()));
+                degraded
+                    .push((reasons::UNSUPPORTED_CHANGE, "the load balancer was left as it was".to_owned()));
                 Some(why(refusal))
             }
             (_, Err(Went::Provider(error))) => Some((error.reason(), error.to_string())),

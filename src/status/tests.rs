@@ -39,21 +39,22 @@ fn states(facts: &Facts) -> String {
 #[test]
 fn conditions_follow_from_the_facts() {
     let unprogrammed = Some((reasons::NO_PORTS, "add one".to_owned()));
-    let degraded = vec![(reasons::FROZEN, "a".to_owned()), (reasons::TARGETS_REFUSED, "b".to_owned())];
+    let degraded =
+        vec![(reasons::TARGETS_FROZEN, "a".to_owned()), (reasons::TARGETS_REFUSED, "b".to_owned())];
     let only = |states: &[HealthState]| Facts { health: Some(health(states)), ..facts() };
     for (facts, expected) in [
-        (facts(), "True=Programmed True=TargetsHealthy False=AsAsked"),
-        (Facts { unprogrammed, ..facts() }, "False=NoPorts True=TargetsHealthy False=AsAsked"),
-        (Facts { degraded, ..facts() }, "True=Programmed True=TargetsHealthy True=Frozen"),
-        (Facts { usable_endpoint: false, ..facts() }, "True=Programmed False=NoEndpoints False=AsAsked"),
-        (Facts { targets: 0, ..facts() }, "True=Programmed False=NoTargets False=AsAsked"),
-        (Facts { health: None, ..facts() }, "True=Programmed Unknown=NotProbedYet False=AsAsked"),
-        (only(&[]), "True=Programmed Unknown=NotProbedYet False=AsAsked"),
+        (facts(), "True=Programmed True=TargetsHealthy False=AsExpected"),
+        (Facts { unprogrammed, ..facts() }, "False=NoPorts True=TargetsHealthy False=AsExpected"),
+        (Facts { degraded, ..facts() }, "True=Programmed True=TargetsHealthy True=TargetsFrozen"),
+        (Facts { usable_endpoint: false, ..facts() }, "True=Programmed False=NoEndpoints False=AsExpected"),
+        (Facts { targets: 0, ..facts() }, "True=Programmed False=NoTargets False=AsExpected"),
+        (Facts { health: None, ..facts() }, "True=Programmed Unknown=HealthUnknown False=AsExpected"),
+        (only(&[]), "True=Programmed Unknown=HealthUnknown False=AsExpected"),
         (
             only(&[HealthState::Unhealthy, HealthState::Initial]),
-            "True=Programmed Unknown=NotProbedYet False=AsAsked",
+            "True=Programmed Unknown=HealthUnknown False=AsExpected",
         ),
-        (only(&[HealthState::Unhealthy]), "True=Programmed False=TargetsUnhealthy False=AsAsked"),
+        (only(&[HealthState::Unhealthy]), "True=Programmed False=TargetsUnhealthy False=AsExpected"),
     ] {
         assert_eq!(states(&facts), expected, "{facts:?}");
     }

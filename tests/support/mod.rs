@@ -228,9 +228,23 @@ impl Cluster {
     /// Starts a controller.
     pub(crate) fn controller_of(&self, provider: &str, identity: &str, flags: &[&str]) -> Controller {
         let child = Command::new(env!("CARGO_BIN_EXE_steerage"))
-            .args(["--provider", provider, "--namespace", &self.namespace, "--identity", identity])
+            .args([
+                "--provider",
+                provider,
+                "--namespace",
+                &self.namespace,
+                "--leader-elect-identity",
+                identity,
+            ])
             .args(["--admin-address", "127.0.0.1:0", "--log-level", "info"])
-            .args(["--lease-duration", "7s", "--lease-deadline", "2s", "--lease-retry", "500ms"])
+            .args([
+                "--leader-elect-lease-duration",
+                "7s",
+                "--leader-elect-renew-deadline",
+                "2s",
+                "--leader-elect-retry-period",
+                "500ms",
+            ])
             .args(flags)
             .env("KUBECONFIG", Server::shared().kubeconfig())
             // Nobody checks them.

@@ -17,7 +17,7 @@
 {{- if $controller.migrateLegacyAnnotations }}
 - --migrate-legacy-annotations
 {{- end }}
-- --lease-name={{ include "steerage.fullname" . }}-controller
+- --leader-elect-resource-name={{ include "steerage.fullname" . }}-controller
 {{- if eq $controller.provider "aws" }}
 - --aws-cluster-name={{ .Values.aws.clusterName }}
 - --aws-vpc-id={{ .Values.aws.vpcId }}
