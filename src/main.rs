@@ -17,7 +17,6 @@ mod reasons;
 mod reconcile;
 mod state;
 mod status;
-mod tell;
 mod workers;
 mod world;
 mod writer;

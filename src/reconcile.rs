@@ -8,7 +8,7 @@ use std::time::Duration;
 use steerage_model::Service;
 use steerage_provider_api::{Error, Owner, Progress};
 use steerage_watch::Staleness;
-use steerage_watch::events::Recorder;
+use steerage_watch::events::{Recorder, ServiceRecorder};
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
@@ -16,7 +16,6 @@ use crate::plan::{self, Config, Nodes, TargetPlan};
 use crate::provider::Guarded;
 use crate::queue::{Outcome, Work};
 use crate::state::States;
-use crate::tell::Tell;
 use crate::world::World;
 use crate::writer::{WriteError, Writer};
 
@@ -159,8 +158,8 @@ impl Reconciler {
         }
     }
 
-    fn tell<'a>(&'a self, service: &'a Service) -> Tell<'a> {
-        Tell { recorder: &self.recorder, service }
+    fn events<'a>(&'a self, service: &'a Service) -> ServiceRecorder<'a> {
+        ServiceRecorder::new(&self.recorder, service)
     }
 
     /// Deletes what outlived its Service.

@@ -28,10 +28,10 @@ impl Reconciler {
             );
             return Ok(Went::Done);
         }
-        let tell = self.tell(service);
+        let events = self.events(service);
         let why = (reasons::DELETING, "deleting the load balancer".to_owned());
         if state.news("Delete", Some(&why)) {
-            tell.normal("Delete", &why);
+            events.normal("Delete", why.0, &why.1);
         }
         match self.provider.delete(owner).await {
             Ok(Progress::Done) => {}
@@ -39,7 +39,7 @@ impl Reconciler {
             Err(error) => {
                 let why = (error.reason(), format!("cannot delete the load balancer: {error}"));
                 if state.news("DeleteFailed", Some(&why)) {
-                    tell.warning("Delete", &why);
+                    events.warning("Delete", why.0, &why.1);
                 }
                 return Err(Went::Provider(error));
             }
@@ -53,7 +53,7 @@ impl Reconciler {
         if !finalizers.is_empty() || service.annotations.contains_key(plan::PROVIDER) {
             self.writer.release(service, &finalizers).await?;
         }
-        tell.normal("Delete", &(reasons::DELETED, "the load balancer is gone".to_owned()));
+        events.normal("Delete", reasons::DELETED, "the load balancer is gone");
         Ok(Went::Done)
     }
 }

@@ -90,7 +90,7 @@ impl Reconciler {
         if state.applied.is_none() && state.ingress.is_empty() && seen.service.ingress.is_empty() {
             let why = (reasons::ENSURING, "making the load balancer".to_owned());
             if state.news("Ensure", Some(&why)) {
-                self.tell(&seen.service).normal("Ensure", &why);
+                self.events(&seen.service).normal("Ensure", why.0, &why.1);
             }
         }
         let ensured = self.provider.ensure(lb).await.map_err(Went::Provider)?;
@@ -151,13 +151,13 @@ impl Reconciler {
         let service = &seen.service;
         degraded.extend(self.degraded(service, state, targets));
         let no_endpoints = (!targets.usable_endpoint).then(|| status::no_endpoints(service.has_selector));
-        let tell = self.tell(service);
+        let events = self.events(service);
         let was_programmed =
             service.conditions.iter().any(|c| c.kind == names::PROGRAMMED && c.status == "True");
         if unprogrammed.is_none() && !was_programmed && !state.ingress.is_empty() {
             let why = (reasons::ENSURED, "the load balancer is in place".to_owned());
             if state.news("Ensured", Some(&why)) {
-                tell.normal("Ensure", &why);
+                events.normal("Ensure", why.0, &why.1);
             }
         }
         let progressing = |why: &&Why| why.0 != reasons::PROGRESSING;
@@ -169,7 +169,7 @@ impl Reconciler {
             if state.news(action, why)
                 && let Some(why) = why
             {
-                tell.warning(action, why);
+                events.warning(action, why.0, &why.1);
             }
         }
         let facts = Facts {
@@ -231,7 +231,7 @@ impl Reconciler {
 
     /// Tells of old annotations, or follows them. `true` if the Service was changed.
     async fn follow_legacy(&self, service: &Service, state: &mut State, need: &Need) -> bool {
-        let tell = self.tell(service);
+        let events = self.events(service);
         let why = match plan::legacy(service) {
             Legacy::None => None,
             Legacy::Invalid(problem) => Some((reasons::INVALID_LEGACY_ANNOTATION, problem)),
@@ -241,7 +241,7 @@ impl Reconciler {
                 Ok(()) => {
                     let message =
                         "changed once to what the old annotations ask for; edit the spec from now on";
-                    tell.normal("Migrate", &(reasons::LEGACY_MIGRATED, message.to_owned()));
+                    events.normal("Migrate", reasons::LEGACY_MIGRATED, message);
                     return true;
                 }
                 Err(error) => {
@@ -259,7 +259,7 @@ impl Reconciler {
         if state.news("Legacy", why.as_ref())
             && let Some(why) = &why
         {
-            tell.warning("Migrate", why);
+            events.warning("Migrate", why.0, &why.1);
         }
         false
     }

@@ -20,6 +20,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 mod correlate;
+mod service;
+
+pub use service::ServiceRecorder;
 
 use correlate::{Correlator, Step};
 
