@@ -16,7 +16,7 @@ use steerage_provider_edge::EdgeProvider;
 use steerage_watch::ClientArgs;
 
 use crate::controller::{self, Parts};
-use crate::plan::{self, Classes, HealthDefaults};
+use crate::plan::{self, HealthDefaults, ManagedClasses};
 use crate::queue::Backoff;
 use crate::{lease, workers};
 
@@ -246,23 +246,23 @@ impl Args {
             config: plan::Config {
                 capabilities,
                 default_steering,
-                classes: Classes { provider: provider.name(), serve_unset: serve_unset_class },
+                classes: ManagedClasses { provider: provider.name(), serve_unset: serve_unset_class },
                 proxy_healthz_port,
                 agent_healthz_port,
                 health,
             },
-            lease: lease::Options {
+            lease: lease::LeaseOptions {
                 namespace,
                 name: leader_elect_resource_name,
                 identity: format!("{identity}_{:x}", std::process::id()),
-                timing: lease::Timing {
+                timing: lease::LeaseTiming {
                     duration: leader_elect_lease_duration,
                     deadline: leader_elect_renew_deadline,
                     retry: leader_elect_retry_period,
-                    ..lease::Timing::default()
+                    ..lease::LeaseTiming::default()
                 },
             },
-            workers: workers::Options {
+            workers: workers::WorkerOptions {
                 workers: usize::from(concurrent_service_syncs),
                 backoff: Backoff { least: Duration::from_millis(250), most: Duration::from_mins(5) },
                 resync_period,

@@ -11,24 +11,24 @@ use steerage_watch::Watches;
 use steerage_watch::events::Recorder;
 use tokio_util::sync::CancellationToken;
 
+use crate::applied::AppliedStates;
+use crate::cluster_index::{self, ClusterIndex};
+use crate::guarded_provider::GuardedProvider;
 use crate::lease;
 use crate::metrics::Metrics;
 use crate::plan::Config;
-use crate::provider::Guarded;
-use crate::rate::Budget;
+use crate::rate_limit::RateLimiter;
 use crate::reconcile::Reconciler;
-use crate::state::States;
+use crate::service_writer::ServiceWriter;
 use crate::workers;
-use crate::world::{self, World};
-use crate::writer::Writer;
 
 /// What the flags have been made into.
 pub(crate) struct Parts {
     pub(crate) client: Client,
     pub(crate) provider: Arc<dyn Provider>,
     pub(crate) config: Config,
-    pub(crate) lease: lease::Options,
-    pub(crate) workers: workers::Options,
+    pub(crate) lease: lease::LeaseOptions,
+    pub(crate) workers: workers::WorkerOptions,
     pub(crate) identity: String,
     pub(crate) provider_qps: u32,
     pub(crate) freeze_targets_after: Option<Duration>,
@@ -50,21 +50,21 @@ pub(crate) async fn run(process: Process, parts: Parts) -> anyhow::Result<()> {
     } = parts;
     let metrics = process.metrics().register("controller", Metrics::new);
     let watches = process.metrics().register("watch", |registry| Watches::new(client.clone(), registry));
-    let world = Arc::new(World::default());
-    world::follow(&process, &world, &watches);
+    let cluster = Arc::new(ClusterIndex::default());
+    cluster_index::follow(&process, &cluster, &watches);
 
     // A standby watches too, and is ready: all that it lacks is the Lease.
     let stop = process.shutdown();
     let Some(held) = lease::acquire(client.clone(), lease, stop).await else { return Ok(()) };
     metrics.leader.set(1);
-    let claim = held.claim();
+    let leadership = held.leadership();
     let released = CancellationToken::new();
-    let keeping = held.keep(released.clone());
+    let keeping = held.hold_until(released.clone());
 
     let working = async {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = world.synced() => {}
+            () = cluster.synced() => {}
         }
         let (recorder, recording) = process
             .metrics()
@@ -72,18 +72,18 @@ pub(crate) async fn run(process: Process, parts: Parts) -> anyhow::Result<()> {
         let events = tokio::spawn(recording);
         let changes = provider.changes();
         let reconciler = Arc::new(Reconciler {
-            writer: Writer::new(client.clone(), config.classes.provider),
-            provider: Guarded::new(
+            writer: ServiceWriter::new(client.clone(), config.classes.provider),
+            provider: GuardedProvider::new(
                 provider,
-                claim,
-                Budget::new(f64::from(provider_qps), provider_qps.saturating_mul(2)),
+                leadership,
+                RateLimiter::new(f64::from(provider_qps), provider_qps.saturating_mul(2)),
                 metrics.clone(),
             ),
-            world,
+            cluster,
             config,
             recorder,
             metrics: metrics.clone(),
-            states: States::default(),
+            applied: AppliedStates::default(),
             staleness: watches.staleness().clone(),
             freeze_targets_after,
             migrate,

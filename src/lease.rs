@@ -5,17 +5,17 @@
 //! (half as fast again): what clocks show is never compared. A candidate counts from the moment at which it saw the record change,
 //! the holder from the moment before it sent the change, which was earlier. Every write names the version that it replaces.
 //!
-//! Called by the composition root alone; whoever writes asks [`Claim::is_held`] first. The process ends when the claim is lost.
+//! Called by the composition root alone; whoever writes asks [`Leadership::is_held`] first. The process ends when the leadership is lost.
 
 mod candidate;
 mod clock;
-mod hold;
+mod holder;
 mod record;
 
-pub(crate) use candidate::Timing;
+pub(crate) use candidate::LeaseTiming;
 #[cfg(test)]
-pub(crate) use hold::LeaseError;
-pub(crate) use hold::{Claim, Options, acquire};
+pub(crate) use holder::LeaseError;
+pub(crate) use holder::{Leadership, LeaseOptions, acquire};
 
 #[cfg(test)]
 mod tests;

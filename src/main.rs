@@ -5,21 +5,21 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
+mod applied;
 mod args;
+mod cluster_index;
 mod controller;
+mod guarded_provider;
 mod lease;
 mod metrics;
 mod plan;
-mod provider;
 mod queue;
-mod rate;
+mod rate_limit;
 mod reasons;
 mod reconcile;
-mod state;
+mod service_writer;
 mod status;
 mod workers;
-mod world;
-mod writer;
 
 fn main() -> ExitCode {
     args::run(args::Args::parse())

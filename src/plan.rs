@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a Service's load balancer should be. Pure: called by the workers with what the index says, and never does I/O.
 
-mod balancer;
+mod error;
 mod health_check;
 mod legacy;
-mod refusal;
+mod load_balancer;
+mod managed;
 mod steering;
 mod targets;
-mod wants;
 
-pub(crate) use balancer::{fingerprint, load_balancer};
+pub(crate) use error::PlanError;
 pub(crate) use health_check::{Defaults as HealthDefaults, duration};
 pub(crate) use legacy::{Legacy, MIGRATED, command as legacy_command, legacy};
-pub(crate) use refusal::Refusal;
+pub(crate) use load_balancer::{fingerprint, load_balancer};
+pub(crate) use managed::{
+    ManagedClasses, PROVIDER, finalizer, has_managed_class, is_managed, owned_finalizers,
+};
 pub(crate) use steering::steering;
-pub(crate) use targets::{Nodes, TargetPlan, reasons as target_reasons, targets};
-pub(crate) use wants::{Classes, PROVIDER, finalizer, is_of_class, is_ours, wants};
+pub(crate) use targets::{NodeTargets, TargetPlan, reasons as target_reasons, targets};
 
 use steerage_provider_api::{Capabilities, Steering};
 
@@ -27,7 +29,7 @@ pub(crate) struct Config {
     /// The steering of Services that choose none.
     pub(crate) default_steering: Steering,
     /// Which classes we serve.
-    pub(crate) classes: Classes,
+    pub(crate) classes: ManagedClasses,
     /// The port of the service proxy's own health on every node.
     pub(crate) proxy_healthz_port: u16,
     /// The same of our agent, where it lives beside kube-proxy.

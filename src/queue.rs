@@ -10,8 +10,8 @@ use tokio::time::Instant;
 /// How long the others may be passed over for what is urgent.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Work on one unit.
-pub(crate) trait Work {
+/// QueueItem on one unit.
+pub(crate) trait QueueItem {
     /// Takes in more work on the same unit.
     fn merge(&mut self, other: Self);
     /// Whether it goes before what is not.
@@ -20,7 +20,7 @@ pub(crate) trait Work {
 
 /// What came of a task.
 #[derive(Debug)]
-pub(crate) enum Outcome<W> {
+pub(crate) enum TaskOutcome<W> {
     /// All done.
     Done,
     /// To be gone on with after this time.
@@ -48,12 +48,12 @@ impl Backoff {
 
 #[derive(Debug)]
 struct Slot<W> {
-    state: State<W>,
+    state: SlotState<W>,
     failures: u32,
 }
 
 #[derive(Debug)]
-enum State<W> {
+enum SlotState<W> {
     Waiting { due: Instant, work: W },
     Running { next: Option<W>, fresh: bool },
 }
@@ -67,7 +67,7 @@ pub(crate) struct Queue<W> {
     backoff: Backoff,
 }
 
-impl<W: Work> Queue<W> {
+impl<W: QueueItem> Queue<W> {
     /// An empty queue.
     pub(crate) fn new(backoff: Backoff) -> Self {
         Self { slots: BTreeMap::new(), urgent: BTreeSet::new(), normal: BTreeSet::new(), backoff }
@@ -81,14 +81,14 @@ impl<W: Work> Queue<W> {
     /// Adds work. A unit that failed keeps its wait, unless the work is `fresh`: what failed may succeed now.
     pub(crate) fn add(&mut self, unit: &str, work: W, fresh: bool, now: Instant) {
         match self.slots.get_mut(unit).map(|slot| &mut slot.state) {
-            Some(State::Running { next, fresh: next_fresh }) => {
+            Some(SlotState::Running { next, fresh: next_fresh }) => {
                 *next_fresh |= fresh;
                 match next {
                     Some(next) => next.merge(work),
                     None => *next = Some(work),
                 }
             }
-            Some(State::Waiting { .. }) => {
+            Some(SlotState::Waiting { .. }) => {
                 let Some((due, mut old, failures)) = self.unwait(unit) else { return };
                 old.merge(work);
                 let (due, failures) = match (fresh, failures) {
@@ -111,29 +111,30 @@ impl<W: Work> Queue<W> {
         };
         let (_, work, failures) = self.unwait(&unit)?;
         self.slots
-            .insert(unit.clone(), Slot { state: State::Running { next: None, fresh: false }, failures });
+            .insert(unit.clone(), Slot { state: SlotState::Running { next: None, fresh: false }, failures });
         Some((unit, work))
     }
 
     /// The task of a unit has ended.
-    pub(crate) fn finish(&mut self, unit: &str, outcome: Outcome<W>, now: Instant, jitter: f64) {
-        let Some(Slot { state: State::Running { next, fresh }, failures }) = self.slots.remove(unit) else {
+    pub(crate) fn finish(&mut self, unit: &str, outcome: TaskOutcome<W>, now: Instant, jitter: f64) {
+        let Some(Slot { state: SlotState::Running { next, fresh }, failures }) = self.slots.remove(unit)
+        else {
             return;
         };
         let (rest, wait, failures) = match outcome {
-            Outcome::Done => match next {
+            TaskOutcome::Done => match next {
                 Some(next) => return self.wait(unit, now, next, 0),
                 None => return,
             },
-            Outcome::Again(after, rest) => (rest, if next.is_some() { Duration::ZERO } else { after }, 0),
-            Outcome::Failed(..) if fresh => match (outcome, next) {
-                (Outcome::Failed(_, mut rest), Some(next)) => {
+            TaskOutcome::Again(after, rest) => (rest, if next.is_some() { Duration::ZERO } else { after }, 0),
+            TaskOutcome::Failed(..) if fresh => match (outcome, next) {
+                (TaskOutcome::Failed(_, mut rest), Some(next)) => {
                     rest.merge(next);
                     return self.wait(unit, now, rest, 0);
                 }
                 _ => return,
             },
-            Outcome::Failed(after, rest) => {
+            TaskOutcome::Failed(after, rest) => {
                 let failures = failures.saturating_add(1);
                 (rest, after.unwrap_or_else(|| self.backoff.after(failures, jitter)), failures)
             }
@@ -153,11 +154,11 @@ impl<W: Work> Queue<W> {
     fn wait(&mut self, unit: &str, due: Instant, work: W, failures: u32) {
         let set = if work.urgent() { &mut self.urgent } else { &mut self.normal };
         set.insert((due, unit.to_owned()));
-        self.slots.insert(unit.to_owned(), Slot { state: State::Waiting { due, work }, failures });
+        self.slots.insert(unit.to_owned(), Slot { state: SlotState::Waiting { due, work }, failures });
     }
 
     fn unwait(&mut self, unit: &str) -> Option<(Instant, W, u32)> {
-        let Slot { state: State::Waiting { due, work }, failures } = self.slots.remove(unit)? else {
+        let Slot { state: SlotState::Waiting { due, work }, failures } = self.slots.remove(unit)? else {
             return None;
         };
         let set = if work.urgent() { &mut self.urgent } else { &mut self.normal };

@@ -11,20 +11,20 @@ use steerage_watch::Staleness;
 use steerage_watch::events::{Recorder, ServiceRecorder};
 use tokio::time::Instant;
 
+use crate::applied::AppliedStates;
+use crate::cluster_index::ClusterIndex;
+use crate::guarded_provider::GuardedProvider;
 use crate::metrics::Metrics;
-use crate::plan::{self, Config, Nodes, TargetPlan};
-use crate::provider::Guarded;
-use crate::queue::{Outcome, Work};
-use crate::state::States;
-use crate::world::World;
-use crate::writer::{WriteError, Writer};
+use crate::plan::{self, Config, NodeTargets, TargetPlan};
+use crate::queue::{QueueItem, TaskOutcome};
+use crate::service_writer::{ServiceWriter, WriteError};
 
-mod release;
-mod serve;
+mod ensure;
+mod teardown;
 
-/// Why a load balancer is looked at.
+/// ReasonMessage a load balancer is looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Need {
+pub(crate) struct ReconcileRequest {
     /// When endpoints changed that it does not follow yet.
     pub(crate) since: Option<Instant>,
     /// Everything is to be compared, with the provider too.
@@ -33,7 +33,7 @@ pub(crate) struct Need {
     pub(crate) owned: bool,
 }
 
-impl Work for Need {
+impl QueueItem for ReconcileRequest {
     fn merge(&mut self, other: Self) {
         self.since = match (self.since, other.since) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -50,7 +50,7 @@ impl Work for Need {
 
 /// How it went.
 #[derive(Debug)]
-enum Went {
+enum ReconcileOutcome {
     /// Nothing is left to do.
     Done,
     /// The provider needs time.
@@ -61,7 +61,7 @@ enum Went {
     Write(WriteError),
 }
 
-impl From<WriteError> for Went {
+impl From<WriteError> for ReconcileOutcome {
     fn from(error: WriteError) -> Self {
         Self::Write(error)
     }
@@ -69,13 +69,13 @@ impl From<WriteError> for Went {
 
 /// Everything that a look needs.
 pub(crate) struct Reconciler {
-    pub(crate) provider: Guarded,
-    pub(crate) world: Arc<World>,
+    pub(crate) provider: GuardedProvider,
+    pub(crate) cluster: Arc<ClusterIndex>,
     pub(crate) config: Config,
-    pub(crate) writer: Writer,
+    pub(crate) writer: ServiceWriter,
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Metrics,
-    pub(crate) states: States,
+    pub(crate) applied: AppliedStates,
     pub(crate) staleness: Staleness,
     /// Silence of a watch after which targets stay as they are; `None` for ever trusting.
     pub(crate) freeze_targets_after: Option<Duration>,
@@ -86,74 +86,83 @@ pub(crate) struct Reconciler {
 /// What the index says of a Service, at one moment.
 struct Seen {
     service: Service,
-    nodes: Arc<Nodes>,
+    nodes: Arc<NodeTargets>,
 }
 
 impl Reconciler {
     /// Looks at one load balancer.
-    pub(crate) async fn look(&self, owner: &Owner, need: Need) -> Outcome<Need> {
-        let seen = self.world.read(|index, nodes| {
+    pub(crate) async fn reconcile(
+        &self,
+        owner: &Owner,
+        request: ReconcileRequest,
+    ) -> TaskOutcome<ReconcileRequest> {
+        let seen = self.cluster.read(|index, nodes| {
             let service = index.service(&owner.service).filter(|service| service.uid == owner.uid)?;
             Some(Seen { service: service.clone(), nodes: Arc::clone(nodes) })
         });
-        let known = self.states.get(owner);
+        let known = self.applied.get(owner);
         let mut state = known.clone().unwrap_or_default();
-        if need.all {
-            state.doubt();
+        if request.all {
+            state.invalidate();
         }
-        let (went, keep) = match seen {
-            Some(seen) if plan::wants(&seen.service, &self.config.classes) => {
+        let (outcome, keep) = match seen {
+            Some(seen) if plan::is_managed(&seen.service, &self.config.classes) => {
                 state.fingerprint = Some(plan::fingerprint(&seen.service));
-                (self.serve(&seen, &mut state, &need).await, true)
+                (self.serve(&seen, &mut state, &request).await, true)
             }
             Some(seen) => {
-                let held = known.is_some() || need.owned;
-                let went = self.release(&seen.service, owner, &mut state, held).await;
-                let keep = !matches!(went, Ok(Went::Done)) && known.is_some();
-                (went, keep)
+                let held = known.is_some() || request.owned;
+                let outcome = self.release(&seen.service, owner, &mut state, held).await;
+                let keep = !matches!(outcome, Ok(ReconcileOutcome::Done)) && known.is_some();
+                (outcome, keep)
             }
-            None if known.is_some() || need.owned => {
-                let went = self.delete(owner).await;
-                let keep = !matches!(went, Ok(Went::Done));
-                (went, keep)
+            None if known.is_some() || request.owned => {
+                let outcome = self.delete(owner).await;
+                let keep = !matches!(outcome, Ok(ReconcileOutcome::Done));
+                (outcome, keep)
             }
-            None => (Ok(Went::Done), false),
+            None => (Ok(ReconcileOutcome::Done), false),
         };
         if keep {
-            self.states.put(owner, state);
+            self.applied.put(owner, state);
         } else {
-            self.states.remove(owner);
+            self.applied.remove(owner);
         }
-        self.metrics.load_balancers.set(i64::try_from(self.states.len()).unwrap_or(i64::MAX));
-        self.outcome(owner, &need, went.unwrap_or_else(|went| went))
+        self.metrics.load_balancers.set(i64::try_from(self.applied.len()).unwrap_or(i64::MAX));
+        self.outcome(owner, &request, outcome.unwrap_or_else(|outcome| outcome))
     }
 
-    fn outcome(&self, owner: &Owner, need: &Need, went: Went) -> Outcome<Need> {
-        match went {
-            Went::Done => {
+    fn outcome(
+        &self,
+        owner: &Owner,
+        request: &ReconcileRequest,
+        outcome: ReconcileOutcome,
+    ) -> TaskOutcome<ReconcileRequest> {
+        match outcome {
+            ReconcileOutcome::Done => {
                 self.metrics.reconciled("done");
-                Outcome::Done
+                TaskOutcome::Done
             }
-            Went::Again(after) => {
+            ReconcileOutcome::Again(after) => {
                 self.metrics.reconciled("again");
-                Outcome::Again(after, Need { all: true, ..*need })
+                TaskOutcome::Again(after, ReconcileRequest { all: true, ..*request })
             }
             // No retry helps until the Service or the configuration changes, and both bring it back here.
-            Went::Provider(Error::Invalid { reason, message }) => {
+            ReconcileOutcome::Provider(Error::Invalid { reason, message }) => {
                 self.metrics.reconciled("refused");
                 tracing::warn!(service = %owner.service, reason, message, "refused");
-                Outcome::Done
+                TaskOutcome::Done
             }
-            Went::Provider(error) => {
+            ReconcileOutcome::Provider(error) => {
                 self.metrics.reconciled("failed");
                 tracing::warn!(service = %owner.service, %error, "failed, to be tried again");
                 let after = if let Error::Throttled { after, .. } = &error { *after } else { None };
-                Outcome::Failed(after, Need { all: true, ..*need })
+                TaskOutcome::Failed(after, ReconcileRequest { all: true, ..*request })
             }
-            Went::Write(error) => {
+            ReconcileOutcome::Write(error) => {
                 self.metrics.reconciled("failed");
                 tracing::warn!(service = %owner.service, %error, "cannot write to the Service, to be tried again");
-                Outcome::Failed(None, Need { all: true, ..*need })
+                TaskOutcome::Failed(None, ReconcileRequest { all: true, ..*request })
             }
         }
     }
@@ -163,11 +172,11 @@ impl Reconciler {
     }
 
     /// Deletes what outlived its Service.
-    async fn delete(&self, owner: &Owner) -> Result<Went, Went> {
+    async fn delete(&self, owner: &Owner) -> Result<ReconcileOutcome, ReconcileOutcome> {
         tracing::info!(service = %owner.service, uid = owner.uid, "deleting a load balancer whose Service is gone");
-        match self.provider.delete(owner).await.map_err(Went::Provider)? {
-            Progress::Done => Ok(Went::Done),
-            Progress::Again(after) => Ok(Went::Again(after)),
+        match self.provider.delete(owner).await.map_err(ReconcileOutcome::Provider)? {
+            Progress::Done => Ok(ReconcileOutcome::Done),
+            Progress::Again(after) => Ok(ReconcileOutcome::Again(after)),
         }
     }
 
@@ -185,7 +194,7 @@ impl Reconciler {
         }
         let key = &seen.service.key;
         let reasons = self
-            .world
+            .cluster
             .read(|index, _| plan::target_reasons(&seen.service, index.slices(key), &seen.nodes, targets));
         for (node, reason) in reasons {
             tracing::debug!(service = %key, node, %reason, "target or not");

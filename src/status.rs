@@ -11,11 +11,11 @@ use steerage_provider_api::{HealthState, TargetHealth};
 use crate::reasons;
 
 /// A reason and a sentence.
-pub(crate) type Why = (&'static str, String);
+pub(crate) type ReasonMessage = (&'static str, String);
 
 /// How the targets are doing, as far as a status tells it: a state for each would be too much to keep for every load balancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Health {
+pub(crate) struct HealthSummary {
     healthy: bool,
     probing: bool,
     /// Some of the targets that cannot be used, with the reason.
@@ -24,7 +24,7 @@ pub(crate) struct Health {
     unused_count: usize,
 }
 
-impl Health {
+impl HealthSummary {
     /// How many unusable targets are told by name.
     const SHOWN: usize = 5;
 
@@ -42,13 +42,13 @@ impl Health {
 }
 
 /// What to say of targets that the provider refused at once, or found unusable later.
-pub(crate) fn refused(refused: &[(String, String)], health: Option<&Health>) -> Option<Why> {
+pub(crate) fn refused(refused: &[(String, String)], health: Option<&HealthSummary>) -> Option<ReasonMessage> {
     let unused = health.map(|health| health.unused.as_slice()).unwrap_or_default();
     let count = refused.len() + health.map_or(0, |health| health.unused_count);
     let shown: Vec<String> = refused
         .iter()
         .chain(unused)
-        .take(Health::SHOWN)
+        .take(HealthSummary::SHOWN)
         .map(|(node, why)| format!("{node}: {why}"))
         .collect();
     let more = count.saturating_sub(shown.len());
@@ -58,9 +58,9 @@ pub(crate) fn refused(refused: &[(String, String)], health: Option<&Health>) -> 
 
 /// What is known of a load balancer.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Facts {
+pub(crate) struct StatusInputs {
     /// What keeps it from being as asked; `None` when it is.
-    pub(crate) unprogrammed: Option<Why>,
+    pub(crate) unprogrammed: Option<ReasonMessage>,
     /// What to publish; `None` to leave what is there.
     pub(crate) ingress: Option<Vec<Ingress>>,
     /// Whether the Service has an endpoint that takes traffic.
@@ -70,49 +70,49 @@ pub(crate) struct Facts {
     /// How many targets it has.
     pub(crate) targets: usize,
     /// What the provider says of them; `None` when it has not been asked yet.
-    pub(crate) health: Option<Health>,
+    pub(crate) health: Option<HealthSummary>,
     /// What is amiss while the rest works, worst first.
-    pub(crate) degraded: Vec<Why>,
+    pub(crate) degraded: Vec<ReasonMessage>,
 }
 
 /// What the status should say.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Desired {
+pub(crate) struct DesiredStatus {
     /// `None` to leave what is there.
     pub(crate) ingress: Option<Vec<Ingress>>,
     /// The three conditions of ours.
     pub(crate) conditions: Vec<Condition>,
 }
 
-/// Conditions and ingress that follow from the facts.
-pub(crate) fn desired(facts: &Facts, generation: Option<i64>) -> Desired {
-    let condition = |kind: &str, status: &str, (reason, message): Why| Condition {
+/// Conditions and ingress that follow from the inputs.
+pub(crate) fn desired(inputs: &StatusInputs, generation: Option<i64>) -> DesiredStatus {
+    let condition = |kind: &str, status: &str, (reason, message): ReasonMessage| Condition {
         kind: kind.to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),
         message,
         observed_generation: generation,
     };
-    let programmed = if let Some(why) = &facts.unprogrammed {
+    let programmed = if let Some(why) = &inputs.unprogrammed {
         condition(names::PROGRAMMED, "False", why.clone())
     } else {
         let why = (reasons::PROGRAMMED, "the load balancer is as the Service asks".to_owned());
         condition(names::PROGRAMMED, "True", why)
     };
-    let (status, why) = serving(facts);
-    let degraded = match facts.degraded.first() {
+    let (status, why) = serving(inputs);
+    let degraded = match inputs.degraded.first() {
         None => condition(names::DEGRADED, "False", (reasons::AS_EXPECTED, "nothing is amiss".to_owned())),
         Some((reason, _)) => {
-            let all: Vec<&str> = facts.degraded.iter().map(|(_, message)| message.as_str()).collect();
+            let all: Vec<&str> = inputs.degraded.iter().map(|(_, message)| message.as_str()).collect();
             condition(names::DEGRADED, "True", (reason, all.join("; ")))
         }
     };
     let conditions = vec![programmed, condition(names::SERVING, status, why), degraded];
-    Desired { ingress: facts.ingress.clone(), conditions }
+    DesiredStatus { ingress: inputs.ingress.clone(), conditions }
 }
 
-/// Why nobody could answer, and what to do.
-pub(crate) fn no_endpoints(has_selector: bool) -> Why {
+/// ReasonMessage nobody could answer, and what to do.
+pub(crate) fn no_endpoints(has_selector: bool) -> ReasonMessage {
     let message = if has_selector {
         "the Service has no endpoint that could answer: see whether its pods are there and ready"
     } else {
@@ -122,15 +122,15 @@ pub(crate) fn no_endpoints(has_selector: bool) -> Why {
 }
 
 /// Whether a client gets an answer. No counts in the sentence: it would change with every endpoint that moves.
-fn serving(facts: &Facts) -> (&'static str, Why) {
+fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
     let why = |reason, message: &str| (reason, message.to_owned());
-    if !facts.usable_endpoint {
-        return ("False", no_endpoints(facts.has_selector));
+    if !inputs.usable_endpoint {
+        return ("False", no_endpoints(inputs.has_selector));
     }
-    if facts.targets == 0 {
+    if inputs.targets == 0 {
         return ("False", why(reasons::NO_TARGETS, "there is no node that the load balancer may use"));
     }
-    match &facts.health {
+    match &inputs.health {
         Some(health) if health.healthy => {
             ("True", why(reasons::SERVING, "at least one target answers its health check"))
         }
@@ -145,7 +145,7 @@ fn serving(facts: &Facts) -> (&'static str, Why) {
 }
 
 /// The strategic merge patch of the status; `None` if it says all that already.
-pub(crate) fn patch(service: &Service, desired: &Desired, now: Timestamp) -> Option<Value> {
+pub(crate) fn patch(service: &Service, desired: &DesiredStatus, now: Timestamp) -> Option<Value> {
     let mut status = json!({});
     if let Some(ingress) = desired.ingress.as_ref().filter(|ingress| !same_ingress(ingress, &service.ingress))
     {

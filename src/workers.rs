@@ -14,15 +14,15 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::plan;
-use crate::queue::{Backoff, Outcome, Queue, Work};
-use crate::reconcile::{Need, Reconciler};
+use crate::queue::{Backoff, Queue, QueueItem, TaskOutcome};
+use crate::reconcile::{ReconcileRequest, Reconciler};
 
 /// When to list again what the provider holds after that failed.
 const RELIST: Duration = Duration::from_secs(30);
 
 /// How the workers are set up.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Options {
+pub(crate) struct WorkerOptions {
     /// Tasks at a time.
     pub(crate) workers: usize,
     /// Waits after failures.
@@ -31,19 +31,19 @@ pub(crate) struct Options {
     pub(crate) resync_period: Duration,
 }
 
-/// The work on one unit: all its owners that need a look.
+/// The work on one unit: all its owners that request a look.
 #[derive(Clone, Debug, Default)]
-struct UnitWork(BTreeMap<Owner, Need>);
+struct RequestBatch(BTreeMap<Owner, ReconcileRequest>);
 
-impl Work for UnitWork {
+impl QueueItem for RequestBatch {
     fn merge(&mut self, other: Self) {
-        for (owner, need) in other.0 {
-            self.0.entry(owner).or_default().merge(need);
+        for (owner, request) in other.0 {
+            self.0.entry(owner).or_default().merge(request);
         }
     }
 
     fn urgent(&self) -> bool {
-        self.0.values().any(Work::urgent)
+        self.0.values().any(QueueItem::urgent)
     }
 }
 
@@ -51,7 +51,7 @@ impl Work for UnitWork {
 pub(crate) async fn work(
     reconciler: Arc<Reconciler>,
     mut provider_changes: BoxStream<'static, Owner>,
-    options: Options,
+    options: WorkerOptions,
     stop: CancellationToken,
 ) {
     let mut workers = Workers {
@@ -68,8 +68,8 @@ pub(crate) async fn work(
         let due = workers.due();
         tokio::select! {
             () = stop.cancelled() => break,
-            () = workers.reconciler.world.changed() => workers.on_changes(),
-            Some(owner) = provider_changes.next() => workers.add(&owner, Need { all: true, ..Need::default() }, true),
+            () = workers.reconciler.cluster.changed() => workers.on_changes(),
+            Some(owner) = provider_changes.next() => workers.add(&owner, ReconcileRequest { all: true, ..ReconcileRequest::default() }, true),
             Some(ended) = workers.tasks.join_next_with_id() => {
                 if !workers.on_end(ended) {
                     compare_at = compare_at.min(Instant::now() + RELIST);
@@ -86,75 +86,80 @@ pub(crate) async fn work(
 }
 
 /// What a task brings back.
-enum Ended {
+enum TaskResult {
     /// The work on a unit.
-    Unit(Outcome<UnitWork>),
+    Unit(TaskOutcome<RequestBatch>),
     /// Who has something at the provider, if it could be listed.
     Owned(Option<Vec<Owner>>),
 }
 
 struct Workers {
-    queue: Queue<UnitWork>,
-    tasks: JoinSet<Ended>,
+    queue: Queue<RequestBatch>,
+    tasks: JoinSet<TaskResult>,
     /// The units of the tasks, so that one that panicked is not lost.
     running: BTreeMap<tokio::task::Id, String>,
     reconciler: Arc<Reconciler>,
-    options: Options,
+    options: WorkerOptions,
 }
 
 impl Workers {
     /// Everything that is known needs a look, for nothing is remembered.
     fn start(&mut self) {
-        let _ = self.reconciler.world.take();
+        let _ = self.reconciler.cluster.take();
         let classes = &self.reconciler.config.classes;
-        let owners: Vec<Owner> = self.reconciler.world.read(|index, _| {
+        let owners: Vec<Owner> = self.reconciler.cluster.read(|index, _| {
             let ours = |s: &&steerage_model::Service| {
-                plan::wants(s, classes) || !plan::is_ours(s, classes).is_empty()
+                plan::is_managed(s, classes) || !plan::owned_finalizers(s, classes).is_empty()
             };
             index.services().filter(ours).map(owner_of).collect()
         });
         for owner in owners {
-            self.add(&owner, Need { all: true, ..Need::default() }, true);
+            self.add(&owner, ReconcileRequest { all: true, ..ReconcileRequest::default() }, true);
         }
     }
 
     fn on_changes(&mut self) {
-        let changes = self.reconciler.world.take();
+        let changes = self.reconciler.cluster.take();
         let reconciler = Arc::clone(&self.reconciler);
         let classes = &reconciler.config.classes;
         for (key, touched) in changes.services {
-            let current = reconciler.world.read(|index, _| {
+            let current = reconciler.cluster.read(|index, _| {
                 let service = index.service(&key)?;
-                let ours = plan::wants(service, classes) || !plan::is_ours(service, classes).is_empty();
+                let ours = plan::is_managed(service, classes)
+                    || !plan::owned_finalizers(service, classes).is_empty();
                 ours.then(|| owner_of(service))
             });
-            let mut owners = reconciler.states.owners_of(&key);
+            let mut owners = reconciler.applied.owners_of(&key);
             owners.extend(current.filter(|owner| !owners.contains(owner)));
             for owner in owners {
                 let fresh = touched.itself && self.is_fresh(&owner);
-                self.add(&owner, Need { since: touched.endpoints, ..Need::default() }, fresh);
+                self.add(
+                    &owner,
+                    ReconcileRequest { since: touched.endpoints, ..ReconcileRequest::default() },
+                    fresh,
+                );
             }
         }
         if changes.nodes {
-            for owner in reconciler.states.owners() {
-                self.add(&owner, Need::default(), false);
+            for owner in reconciler.applied.owners() {
+                self.add(&owner, ReconcileRequest::default(), false);
             }
         }
     }
 
     /// Whether the Service now asks for something else than when it was last served: our own writes to it do not make it fresh.
     fn is_fresh(&self, owner: &Owner) -> bool {
-        let wanted = self.reconciler.world.read(|index, _| {
+        let wanted = self.reconciler.cluster.read(|index, _| {
             let service = index.service(&owner.service).filter(|service| service.uid == owner.uid)?;
             Some(plan::fingerprint(service))
         });
-        let last = self.reconciler.states.get(owner).and_then(|state| state.fingerprint);
+        let last = self.reconciler.applied.get(owner).and_then(|state| state.fingerprint);
         wanted.is_none() || wanted != last
     }
 
-    fn add(&mut self, owner: &Owner, need: Need, fresh: bool) {
+    fn add(&mut self, owner: &Owner, request: ReconcileRequest, fresh: bool) {
         let unit = self.reconciler.provider.serialization_key(owner);
-        self.queue.add(&unit, UnitWork([(owner.clone(), need)].into()), fresh, Instant::now());
+        self.queue.add(&unit, RequestBatch([(owner.clone(), request)].into()), fresh, Instant::now());
         self.count();
     }
 
@@ -163,23 +168,23 @@ impl Workers {
             && let Some((unit, work)) = self.queue.take(Instant::now())
         {
             let reconciler = Arc::clone(&self.reconciler);
-            let task = self.tasks.spawn(async move { Ended::Unit(run(&reconciler, work).await) });
+            let task = self.tasks.spawn(async move { TaskResult::Unit(run(&reconciler, work).await) });
             self.running.insert(task.id(), unit);
         }
         self.count();
     }
 
-    fn on_end(&mut self, ended: Result<(tokio::task::Id, Ended), tokio::task::JoinError>) -> bool {
+    fn on_end(&mut self, ended: Result<(tokio::task::Id, TaskResult), tokio::task::JoinError>) -> bool {
         let (id, outcome) = match ended {
-            Ok((_, Ended::Owned(Some(owners)))) => {
+            Ok((_, TaskResult::Owned(Some(owners)))) => {
                 self.look_for_orphans(&owners);
                 return true;
             }
-            Ok((_, Ended::Owned(None))) => return false,
-            Ok((id, Ended::Unit(outcome))) => (id, outcome),
+            Ok((_, TaskResult::Owned(None))) => return false,
+            Ok((id, TaskResult::Unit(outcome))) => (id, outcome),
             Err(error) => {
                 tracing::error!(%error, "a worker's task died");
-                (error.id(), Outcome::Failed(None, UnitWork::default()))
+                (error.id(), TaskOutcome::Failed(None, RequestBatch::default()))
             }
         };
         if let Some(unit) = self.running.remove(&id) {
@@ -190,16 +195,16 @@ impl Workers {
 
     /// Has everything compared, and what the provider holds listed.
     fn compare(&mut self) {
-        for owner in self.reconciler.states.owners() {
-            self.add(&owner, Need { all: true, ..Need::default() }, false);
+        for owner in self.reconciler.applied.owners() {
+            self.add(&owner, ReconcileRequest { all: true, ..ReconcileRequest::default() }, false);
         }
         let reconciler = Arc::clone(&self.reconciler);
         self.tasks.spawn(async move {
             match reconciler.provider.owned().await {
-                Ok(owners) => Ended::Owned(Some(owners)),
+                Ok(owners) => TaskResult::Owned(Some(owners)),
                 Err(error) => {
                     tracing::warn!(%error, "cannot list what the provider holds, to be tried again");
-                    Ended::Owned(None)
+                    TaskResult::Owned(None)
                 }
             }
         });
@@ -208,15 +213,15 @@ impl Workers {
     /// What the provider holds for Services that are gone, or that should have nothing.
     fn look_for_orphans(&mut self, owners: &[Owner]) {
         let classes = &self.reconciler.config.classes;
-        let orphans: Vec<Owner> = self.reconciler.world.read(|index, _| {
+        let orphans: Vec<Owner> = self.reconciler.cluster.read(|index, _| {
             let served = |owner: &Owner| {
                 let service = index.service(&owner.service).filter(|service| service.uid == owner.uid);
-                service.is_some_and(|service| plan::wants(service, classes))
+                service.is_some_and(|service| plan::is_managed(service, classes))
             };
             owners.iter().filter(|owner| !served(owner)).cloned().collect()
         });
         for owner in orphans {
-            self.add(&owner, Need { owned: true, ..Need::default() }, false);
+            self.add(&owner, ReconcileRequest { owned: true, ..ReconcileRequest::default() }, false);
         }
     }
 
@@ -231,26 +236,27 @@ impl Workers {
 }
 
 /// Looks at all owners of a unit, one after the other.
-async fn run(reconciler: &Reconciler, work: UnitWork) -> Outcome<UnitWork> {
-    let (mut rest, mut again, mut failed) = (UnitWork::default(), None::<Duration>, None::<Option<Duration>>);
-    for (owner, need) in work.0 {
-        let left = match reconciler.look(&owner, need).await {
-            Outcome::Done => continue,
-            Outcome::Again(after, need) => {
+async fn run(reconciler: &Reconciler, work: RequestBatch) -> TaskOutcome<RequestBatch> {
+    let (mut rest, mut again, mut failed) =
+        (RequestBatch::default(), None::<Duration>, None::<Option<Duration>>);
+    for (owner, request) in work.0 {
+        let left = match reconciler.reconcile(&owner, request).await {
+            TaskOutcome::Done => continue,
+            TaskOutcome::Again(after, request) => {
                 again = Some(again.map_or(after, |other| other.min(after)));
-                need
+                request
             }
-            Outcome::Failed(after, need) => {
+            TaskOutcome::Failed(after, request) => {
                 failed = Some(failed.flatten().max(after));
-                need
+                request
             }
         };
-        rest.merge(UnitWork([(owner, left)].into()));
+        rest.merge(RequestBatch([(owner, left)].into()));
     }
     match (failed, again) {
-        (Some(after), _) => Outcome::Failed(after, rest),
-        (None, Some(after)) => Outcome::Again(after, rest),
-        (None, None) => Outcome::Done,
+        (Some(after), _) => TaskOutcome::Failed(after, rest),
+        (None, Some(after)) => TaskOutcome::Again(after, rest),
+        (None, None) => TaskOutcome::Done,
     }
 }
 

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use super::record::Record;
+use super::record::LeaseRecord;
 
 /// The times of a lease.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Timing {
+pub(crate) struct LeaseTiming {
     /// How long others leave the lease to a holder of whom they hear nothing.
     pub(crate) duration: Duration,
     /// How long the holder counts on it after it sent its last renewal that succeeded. Less than `duration`: the difference is
@@ -19,7 +19,7 @@ pub(crate) struct Timing {
     pub(crate) call: Duration,
 }
 
-impl Default for Timing {
+impl Default for LeaseTiming {
     /// Those of kube-controller-manager, with calls short enough for several to fit.
     fn default() -> Self {
         Self {
@@ -33,7 +33,7 @@ impl Default for Timing {
 
 /// What to do with a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Decision {
+pub(super) enum LeaseDecision {
     /// There is none: create it.
     Create,
     /// Nobody holds it, or nobody any more: take it.
@@ -47,28 +47,28 @@ pub(super) enum Decision {
 /// Judges a record that was last seen to change `age` ago, by the clock of the one who judges.
 pub(super) fn decide(
     me: &str,
-    record: Option<&Record>,
+    record: Option<&LeaseRecord>,
     seen_before: bool,
     age: Duration,
-    timing: &Timing,
-) -> Decision {
+    timing: &LeaseTiming,
+) -> LeaseDecision {
     let wait = |duration: Duration| match duration.checked_sub(age) {
         None | Some(Duration::ZERO) => None,
-        Some(left) => Some(Decision::Wait(left)),
+        Some(left) => Some(LeaseDecision::Wait(left)),
     };
     match record {
         // One that was deleted had a holder, who learns of it only at its next renewal.
-        None if seen_before => wait(timing.duration).unwrap_or(Decision::Create),
-        None => Decision::Create,
-        Some(Record { holder: None, .. }) => Decision::Take,
-        Some(Record { holder: Some(holder), .. }) if holder == me => Decision::Renew,
-        Some(record) => wait(record.duration.unwrap_or(timing.duration)).unwrap_or(Decision::Take),
+        None if seen_before => wait(timing.duration).unwrap_or(LeaseDecision::Create),
+        None => LeaseDecision::Create,
+        Some(LeaseRecord { holder: None, .. }) => LeaseDecision::Take,
+        Some(LeaseRecord { holder: Some(holder), .. }) if holder == me => LeaseDecision::Renew,
+        Some(record) => wait(record.duration.unwrap_or(timing.duration)).unwrap_or(LeaseDecision::Take),
     }
 }
 
 /// The next thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum CandidateStep {
     /// Nothing for so long.
     Sleep(Duration),
     /// Read the lease.
@@ -81,8 +81,8 @@ pub(super) enum Step {
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     me: String,
-    timing: Timing,
-    record: Option<Record>,
+    timing: LeaseTiming,
+    record: Option<LeaseRecord>,
     seen_before: bool,
     /// When the record was first seen as it is.
     changed: Duration,
@@ -92,7 +92,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    pub(super) fn new(me: String, timing: Timing, now: Duration) -> Self {
+    pub(super) fn new(me: String, timing: LeaseTiming, now: Duration) -> Self {
         Self {
             me,
             timing,
@@ -106,11 +106,11 @@ impl Candidate {
     }
 
     /// What to do at `now`.
-    pub(super) fn step(&self, now: Duration) -> Step {
+    pub(super) fn step(&self, now: Duration) -> CandidateStep {
         match self.not_before.checked_sub(now) {
-            Some(wait) if !wait.is_zero() => Step::Sleep(wait),
-            _ if self.known => Step::Write,
-            _ => Step::Read,
+            Some(wait) if !wait.is_zero() => CandidateStep::Sleep(wait),
+            _ if self.known => CandidateStep::Write,
+            _ => CandidateStep::Read,
         }
     }
 
@@ -131,8 +131,8 @@ impl Candidate {
     }
 
     /// The lease was read.
-    pub(super) fn saw(&mut self, record: Option<Record>, now: Duration) {
-        let version = |record: &Option<Record>| record.as_ref().map(|record| record.version.clone());
+    pub(super) fn observed(&mut self, record: Option<LeaseRecord>, now: Duration) {
+        let version = |record: &Option<LeaseRecord>| record.as_ref().map(|record| record.version.clone());
         if version(&record) != version(&self.record) {
             self.changed = now;
         }
@@ -140,18 +140,18 @@ impl Candidate {
         self.record = record;
         let age = now.saturating_sub(self.changed);
         let decision = decide(&self.me, self.record.as_ref(), self.seen_before, age, &self.timing);
-        if decision != Decision::Renew {
+        if decision != LeaseDecision::Renew {
             // Taken or deleted under our hands: by a person, or because we were too slow.
             self.held_until = None;
         }
         match decision {
-            Decision::Create | Decision::Take | Decision::Renew => self.known = true,
-            Decision::Wait(left) => self.not_before = now.saturating_add(left.min(self.timing.retry)),
+            LeaseDecision::Create | LeaseDecision::Take | LeaseDecision::Renew => self.known = true,
+            LeaseDecision::Wait(left) => self.not_before = now.saturating_add(left.min(self.timing.retry)),
         }
     }
 
     /// A write that was sent at `sent` succeeded, and left this record.
-    pub(super) fn wrote(&mut self, record: Record, sent: Duration, now: Duration) {
+    pub(super) fn renewed(&mut self, record: LeaseRecord, sent: Duration, now: Duration) {
         self.record = Some(record);
         self.seen_before = true;
         self.changed = now;
@@ -173,8 +173,8 @@ impl Candidate {
 mod tests {
     use super::*;
 
-    fn record(holder: Option<&str>, seconds: u64) -> Record {
-        Record {
+    fn record(holder: Option<&str>, seconds: u64) -> LeaseRecord {
+        LeaseRecord {
             version: "1".into(),
             holder: holder.map(str::to_owned),
             duration: Some(Duration::from_secs(seconds)),
@@ -183,21 +183,21 @@ mod tests {
 
     #[test]
     fn decisions() {
-        let timing = Timing::default();
+        let timing = LeaseTiming::default();
         let other = record(Some("other"), 20);
-        let unlimited = Record { duration: None, ..other.clone() };
+        let unlimited = LeaseRecord { duration: None, ..other.clone() };
         let s = Duration::from_secs;
         for (record, seen, age, want) in [
-            (None, false, 0, Decision::Create),
-            (None, true, 5, Decision::Wait(s(10))),
-            (None, true, 15, Decision::Create),
-            (Some(record(None, 20)), true, 0, Decision::Take),
-            (Some(record(Some("me"), 20)), true, 99, Decision::Renew),
-            (Some(other.clone()), true, 0, Decision::Wait(s(20))),
-            (Some(other.clone()), true, 19, Decision::Wait(s(1))),
-            (Some(other), true, 20, Decision::Take),
-            (Some(unlimited.clone()), true, 14, Decision::Wait(s(1))),
-            (Some(unlimited), true, 15, Decision::Take),
+            (None, false, 0, LeaseDecision::Create),
+            (None, true, 5, LeaseDecision::Wait(s(10))),
+            (None, true, 15, LeaseDecision::Create),
+            (Some(record(None, 20)), true, 0, LeaseDecision::Take),
+            (Some(record(Some("me"), 20)), true, 99, LeaseDecision::Renew),
+            (Some(other.clone()), true, 0, LeaseDecision::Wait(s(20))),
+            (Some(other.clone()), true, 19, LeaseDecision::Wait(s(1))),
+            (Some(other), true, 20, LeaseDecision::Take),
+            (Some(unlimited.clone()), true, 14, LeaseDecision::Wait(s(1))),
+            (Some(unlimited), true, 15, LeaseDecision::Take),
         ] {
             assert_eq!(decide("me", record.as_ref(), seen, s(age), &timing), want, "{record:?} {age}");
         }
@@ -205,18 +205,18 @@ mod tests {
 
     #[test]
     fn the_claim_counts_from_before_the_call() {
-        let timing = Timing::default();
+        let timing = LeaseTiming::default();
         let s = Duration::from_secs;
         let mut candidate = Candidate::new("me".into(), timing, s(100));
-        assert_eq!(candidate.step(s(100)), Step::Read);
-        candidate.saw(None, s(100));
-        assert_eq!(candidate.step(s(100)), Step::Write);
-        candidate.wrote(record(Some("me"), 15), s(100), s(102));
+        assert_eq!(candidate.step(s(100)), CandidateStep::Read);
+        candidate.observed(None, s(100));
+        assert_eq!(candidate.step(s(100)), CandidateStep::Write);
+        candidate.renewed(record(Some("me"), 15), s(100), s(102));
         assert_eq!(candidate.held_until(), Some(s(110)));
         candidate.failed(s(104), 1.0);
         assert_eq!(candidate.held_until(), Some(s(110)), "a failure neither ends nor prolongs it");
-        assert_eq!(candidate.step(s(104)), Step::Sleep(s(1)));
-        candidate.saw(Some(Record { version: "2".into(), ..record(Some("other"), 15) }), s(105));
+        assert_eq!(candidate.step(s(104)), CandidateStep::Sleep(s(1)));
+        candidate.observed(Some(LeaseRecord { version: "2".into(), ..record(Some("other"), 15) }), s(105));
         assert_eq!(candidate.held_until(), None);
     }
 }

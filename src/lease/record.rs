@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 
 /// What decides of a Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct LeaseRecord {
     /// `metadata.resourceVersion`.
     pub(super) version: String,
     /// Who holds it; `None` if it was given back.
@@ -18,7 +18,7 @@ pub(super) struct Record {
     pub(super) duration: Option<Duration>,
 }
 
-impl Record {
+impl LeaseRecord {
     pub(super) fn of(lease: &Lease) -> Self {
         let spec = lease.spec.as_ref();
         let seconds = spec.and_then(|spec| spec.lease_duration_seconds);
@@ -78,20 +78,20 @@ mod tests {
         assert_eq!(fresh.spec.as_ref().and_then(|spec| spec.lease_transitions), Some(0));
         let mut stored = fresh;
         stored.metadata.resource_version = Some("7".into());
-        let want = |holder: Option<&str>, seconds| Record {
+        let want = |holder: Option<&str>, seconds| LeaseRecord {
             version: "7".into(),
             holder: holder.map(str::to_owned),
             duration: Some(Duration::from_secs(seconds)),
         };
-        assert_eq!(Record::of(&stored), want(Some("a"), 15));
+        assert_eq!(LeaseRecord::of(&stored), want(Some("a"), 15));
         let renewed = held_by(stored.clone(), "a", Duration::from_secs(15));
         let times = |lease: &Lease| {
             lease.spec.as_ref().map(|spec| (spec.lease_transitions, spec.acquire_time.clone()))
         };
         assert_eq!(times(&renewed), times(&stored), "a renewal is no transition");
         let taken = held_by(stored.clone(), "b", Duration::from_secs(20));
-        assert_eq!(Record::of(&taken), want(Some("b"), 20));
+        assert_eq!(LeaseRecord::of(&taken), want(Some("b"), 20));
         assert_eq!(taken.spec.as_ref().and_then(|spec| spec.lease_transitions), Some(1));
-        assert_eq!(Record::of(&released(taken)), want(None, 1));
+        assert_eq!(LeaseRecord::of(&released(taken)), want(None, 1));
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use steerage_model::{Policy, Service};
 use steerage_provider_api::{HealthCheck, HealthProtocol, Steering};
 
-use super::{Config, Refusal};
+use super::{Config, PlanError};
 
 /// Service annotation: time between two probes.
 pub(crate) const INTERVAL: &str = "steerage.dev/health-check-interval";
@@ -35,7 +35,7 @@ pub(crate) struct Defaults {
     pub(crate) unhealthy_threshold: u32,
 }
 
-/// Why defaults do not fit the provider.
+/// ReasonMessage defaults do not fit the provider.
 #[derive(Debug, thiserror::Error)]
 #[error("the provider takes health-check intervals from {0:?} to {1:?}")]
 pub(crate) struct Problem(Duration, Duration);
@@ -54,10 +54,10 @@ pub(crate) fn health_check(
     service: &Service,
     steering: Steering,
     config: &Config,
-) -> Result<HealthCheck, Refusal> {
+) -> Result<HealthCheck, PlanError> {
     let port = match (service.external_policy, steering) {
         (Policy::Local, Steering::HealthCheck) => {
-            service.health_check_node_port.ok_or(Refusal::NoHealthCheckNodePort)?
+            service.health_check_node_port.ok_or(PlanError::NoHealthCheckNodePort)?
         }
         _ if service.is_labelled_for_agent() => config.agent_healthz_port,
         _ => config.proxy_healthz_port,
@@ -90,12 +90,12 @@ fn read<T>(
     service: &Service,
     name: &'static str,
     parse: fn(&str) -> Result<T, String>,
-) -> Result<Option<T>, Refusal> {
+) -> Result<Option<T>, PlanError> {
     service.annotations.get(name).map(|text| parse(text.trim())).transpose().map_err(|p| invalid(name, p))
 }
 
-fn invalid(name: &'static str, problem: String) -> Refusal {
-    Refusal::InvalidAnnotation { name, problem }
+fn invalid(name: &'static str, problem: String) -> PlanError {
+    PlanError::InvalidAnnotation { name, problem }
 }
 
 /// `500ms`, `2s`, `1m`, or a bare number of seconds; not zero. Shared with the flags.

@@ -4,12 +4,12 @@
 use steerage_model::{Service, names};
 use steerage_provider_api::Steering;
 
-use super::{Config, Refusal};
+use super::{Config, PlanError};
 
 /// The steering of a Service.
-pub(crate) fn steering(service: &Service, config: &Config) -> Result<Steering, Refusal> {
+pub(crate) fn steering(service: &Service, config: &Config) -> Result<Steering, PlanError> {
     let chosen = match service.annotations.get(names::STEERING) {
-        Some(text) => text.trim().parse().map_err(Refusal::UnknownSteering)?,
+        Some(text) => text.trim().parse().map_err(PlanError::UnknownSteering)?,
         None => config.default_steering,
     };
     let can = config.capabilities.steerings;
@@ -17,5 +17,5 @@ pub(crate) fn steering(service: &Service, config: &Config) -> Result<Steering, R
         return Ok(chosen);
     }
     let others: Vec<&str> = can.iter().map(|steering| steering.as_str()).collect();
-    Err(Refusal::SteeringNotSupported(chosen.to_string(), others.join(" or ")))
+    Err(PlanError::SteeringNotSupported(chosen.to_string(), others.join(" or ")))
 }

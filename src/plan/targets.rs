@@ -12,15 +12,15 @@ use super::Config;
 
 /// All nodes, prepared for the plans of many Services. Made anew when a node changes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Nodes {
-    all: BTreeMap<String, NodeView>,
+pub(crate) struct NodeTargets {
+    all: BTreeMap<String, NodeTarget>,
     eligible: Shared,
     agents: Shared,
     without_agent: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
-struct NodeView {
+struct NodeTarget {
     target: Target,
     eligible: Result<(), Ineligible>,
     agent: bool,
@@ -39,12 +39,12 @@ impl Shared {
     }
 }
 
-impl Nodes {
+impl NodeTargets {
     /// A view of these nodes.
     pub(crate) fn new<'a>(nodes: impl Iterator<Item = &'a Node>) -> Self {
-        let all: BTreeMap<String, NodeView> = nodes
+        let all: BTreeMap<String, NodeTarget> = nodes
             .map(|node| {
-                let view = NodeView {
+                let view = NodeTarget {
                     target: target(node),
                     eligible: node.eligibility(),
                     agent: node.agent.is_some(),
@@ -52,7 +52,7 @@ impl Nodes {
                 (node.name.clone(), view)
             })
             .collect();
-        let of = |keep: fn(&NodeView) -> bool| -> Vec<Target> {
+        let of = |keep: fn(&NodeTarget) -> bool| -> Vec<Target> {
             all.values()
                 .filter(|view| view.eligible.is_ok() && keep(view))
                 .map(|view| view.target.clone())
@@ -101,7 +101,7 @@ pub(crate) struct TargetPlan {
     pub(crate) count: usize,
     /// Whether the Service has an endpoint that takes traffic, wherever it is.
     pub(crate) usable_endpoint: bool,
-    /// Nodes that had to be used although they are not eligible.
+    /// NodeTargets that had to be used although they are not eligible.
     pub(crate) ineligible: Vec<(String, Ineligible)>,
     /// Eligible nodes that cannot serve this Service, for they have no agent.
     pub(crate) without_agent: Vec<String>,
@@ -115,7 +115,7 @@ enum Kind {
 
 impl TargetPlan {
     /// The set itself; `nodes` are those that the plan was made from.
-    pub(crate) fn set(&self, nodes: &Nodes) -> TargetSet {
+    pub(crate) fn set(&self, nodes: &NodeTargets) -> TargetSet {
         match &self.kind {
             Kind::Shared(which) => {
                 TargetSet { shared: Some(*which), targets: nodes.shared(*which).targets.clone() }
@@ -125,9 +125,9 @@ impl TargetPlan {
     }
 }
 
-/// Why a node is or is not a target.
+/// ReasonMessage a node is or is not a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub(crate) enum TargetReason {
     /// A target: it has so many endpoints.
     Endpoints(u32),
     /// A target, as all eligible nodes are.
@@ -142,7 +142,7 @@ pub(crate) enum Reason {
     NoAgent,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for TargetReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Endpoints(count) => write!(f, "{count} endpoints"),
@@ -165,7 +165,7 @@ impl fmt::Display for Reason {
 pub(crate) fn targets<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
-    nodes: &Nodes,
+    nodes: &NodeTargets,
     steering: Steering,
     config: &Config,
 ) -> TargetPlan {
@@ -199,8 +199,8 @@ pub(crate) fn targets<'a>(
     let mut last_resort = Vec::new();
     for (view, reason) in members.iter().filter_map(decide) {
         match reason {
-            Reason::Endpoints(count) => chosen.push(weighted(view, count, config)),
-            Reason::Ineligible(why) => last_resort.push((view, why)),
+            TargetReason::Endpoints(count) => chosen.push(weighted(view, count, config)),
+            TargetReason::Ineligible(why) => last_resort.push((view, why)),
             _ => {}
         }
     }
@@ -219,37 +219,37 @@ pub(crate) fn targets<'a>(
     plan
 }
 
-fn weighted(view: &NodeView, count: u32, config: &Config) -> Target {
+fn weighted(view: &NodeTarget, count: u32, config: &Config) -> Target {
     let weight = if config.capabilities.weights { count.max(1) } else { 1 };
     Target { weight, ..view.target.clone() }
 }
 
-fn decide(view: &NodeView, endpoints: Option<u32>, labelled: bool, steering: Steering) -> Reason {
+fn decide(view: &NodeTarget, endpoints: Option<u32>, labelled: bool, steering: Steering) -> TargetReason {
     if labelled && !view.agent {
-        return Reason::NoAgent;
+        return TargetReason::NoAgent;
     }
     match (view.eligible, endpoints, steering) {
-        (Err(why), _, _) => Reason::Ineligible(why),
-        (Ok(()), Some(count), Steering::Api) => Reason::Endpoints(count),
-        (Ok(()), None, Steering::Api) => Reason::NoEndpoint,
-        (Ok(()), _, Steering::HealthCheck) => Reason::AllEligible,
+        (Err(why), _, _) => TargetReason::Ineligible(why),
+        (Ok(()), Some(count), Steering::Api) => TargetReason::Endpoints(count),
+        (Ok(()), None, Steering::Api) => TargetReason::NoEndpoint,
+        (Ok(()), _, Steering::HealthCheck) => TargetReason::AllEligible,
     }
 }
 
-/// Why each node is a target of this plan or not, for people.
+/// ReasonMessage each node is a target of this plan or not, for people.
 pub(crate) fn reasons<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice>,
-    nodes: &Nodes,
+    nodes: &NodeTargets,
     plan: &TargetPlan,
-) -> Vec<(String, Reason)> {
+) -> Vec<(String, TargetReason)> {
     let members = membership(slices);
     let steering = if matches!(plan.kind, Kind::Own(_)) { Steering::Api } else { Steering::HealthCheck };
-    let reason = |(name, view): (&String, &NodeView)| {
+    let reason = |(name, view): (&String, &NodeTarget)| {
         let count = members.get(name.as_str()).copied();
         let why = plan.ineligible.iter().find(|(node, _)| node == name).map(|(_, why)| *why);
         let reason = match why {
-            Some(why) => Reason::LastResort(count.unwrap_or(1), why),
+            Some(why) => TargetReason::LastResort(count.unwrap_or(1), why),
             None => decide(view, count, service.is_labelled_for_agent(), steering),
         };
         (name.clone(), reason)

@@ -26,7 +26,7 @@ fn config() -> Config {
             health_interval: (Duration::from_millis(100), Duration::from_mins(5)),
         },
         default_steering: Steering::HealthCheck,
-        classes: Classes { provider: "edge", serve_unset: false },
+        classes: ManagedClasses { provider: "edge", serve_unset: false },
         proxy_healthz_port: 10256,
         agent_healthz_port: 10356,
         health: HealthDefaults {
@@ -58,7 +58,7 @@ fn annotated(name: &str, value: &str) -> Service {
     service
 }
 
-fn plan_of(service: &Service, config: &Config) -> Result<steerage_provider_api::LoadBalancer, Refusal> {
+fn plan_of(service: &Service, config: &Config) -> Result<steerage_provider_api::LoadBalancer, PlanError> {
     load_balancer(service, steering(service, config)?, config)
 }
 
@@ -83,7 +83,7 @@ fn what_cannot_be_had_is_refused_with_its_reason() {
         (annotated("steerage.dev/health-check-healthy-threshold", "0"), "InvalidAnnotation"),
         (annotated("steerage.dev/health-check-unhealthy-threshold", "-1"), "InvalidAnnotation"),
     ] {
-        assert_eq!(plan_of(&service, &config()).map_err(|refusal| refusal.reason()), Err(reason));
+        assert_eq!(plan_of(&service, &config()).map_err(|error| error.reason()), Err(reason));
     }
 }
 
@@ -96,12 +96,12 @@ fn the_provider_sets_the_bounds() {
     config.default_steering = Steering::Api;
     let mut ports = service();
     ports.ports[0].node_port = None;
-    assert_eq!(plan_of(&ports, &config), Err(Refusal::NoNodePort { port: 80 }));
+    assert_eq!(plan_of(&ports, &config), Err(PlanError::NoNodePort { port: 80 }));
     let mut dual = service();
     dual.families.push(Family::V6);
-    assert_eq!(plan_of(&dual, &config), Err(Refusal::IpFamilyNotSupported(Family::V6)));
-    let refusal = plan_of(&annotated(names::STEERING, "health-check"), &config).expect_err("refused");
-    assert_eq!(refusal.reason(), "SteeringNotSupported");
+    assert_eq!(plan_of(&dual, &config), Err(PlanError::IpFamilyNotSupported(Family::V6)));
+    let error = plan_of(&annotated(names::STEERING, "health-check"), &config).expect_err("refused");
+    assert_eq!(error.reason(), "SteeringNotSupported");
     config.capabilities.affinity = false;
     let mut sticky = service();
     sticky.affinity = Some(Affinity { timeout: Duration::from_secs(9) });
@@ -174,7 +174,12 @@ fn ready(node: &str, last: u8) -> Endpoint {
 }
 
 /// The targets as `name*weight`, or the name of the shared set.
-fn shown(service: &Service, slices: &[EndpointSlice], nodes: &Nodes, mode: Steering) -> (String, TargetPlan) {
+fn shown(
+    service: &Service,
+    slices: &[EndpointSlice],
+    nodes: &NodeTargets,
+    mode: Steering,
+) -> (String, TargetPlan) {
     let plan = targets(service, slices.iter(), nodes, mode, &config());
     let set = plan.set(nodes);
     let list: Vec<String> = set.targets.iter().map(|t| format!("{}*{}", t.node, t.weight)).collect();
@@ -190,7 +195,7 @@ fn api_steering_takes_members_by_weight_and_is_never_empty_without_need() {
         node("gone", |n| n.autoscaler_taint = true),
         node("out", |n| n.excluded = true),
     ];
-    let nodes = Nodes::new(nodes.iter());
+    let nodes = NodeTargets::new(nodes.iter());
     let of = |endpoints: Vec<Endpoint>| shown(&service(), &[slice(endpoints)], &nodes, Steering::Api);
     assert_eq!(of(vec![ready("a", 1), ready("a", 2), ready("b", 3)]).0, "a*2,b*1");
     assert_eq!(of(vec![ready("a", 1), ready("gone", 2)]).0, "a*1");
@@ -213,7 +218,7 @@ fn other_modes_take_all_that_may_be_used() {
         node("b", |_| ()),
         node("x", |n| n.deleting = true),
     ];
-    let nodes = Nodes::new(nodes.iter());
+    let nodes = NodeTargets::new(nodes.iter());
     let slices = [slice(vec![ready("a", 1)])];
     assert_eq!(shown(&service(), &slices, &nodes, Steering::HealthCheck).0, "eligiblea*1,b*1");
     let mut cluster = service();
@@ -227,7 +232,7 @@ fn other_modes_take_all_that_may_be_used() {
 #[test]
 fn every_node_has_a_reason() {
     let nodes = [node("a", |_| ()), node("b", |_| ()), node("x", |n| n.deleting = true)];
-    let nodes = Nodes::new(nodes.iter());
+    let nodes = NodeTargets::new(nodes.iter());
     let slices = [slice(vec![ready("a", 1)])];
     let told = |mode| {
         let (_, plan) = shown(&service(), &slices, &nodes, mode);
@@ -294,7 +299,7 @@ proptest! {
             node.autoscaler_taint = tainted & (1 << i) != 0;
         }
         let some_eligible = nodes.iter().any(|node| node.eligibility().is_ok());
-        let view = Nodes::new(nodes.iter());
+        let view = NodeTargets::new(nodes.iter());
         let mode = if api { Steering::Api } else { Steering::HealthCheck };
         let usable = endpoints.iter().any(|e| e.ready || e.is_serving_terminating());
         let slices = [slice(endpoints.clone())];
@@ -311,7 +316,7 @@ proptest! {
         }
         let mut turned = endpoints;
         turned.reverse();
-        let (_, again) = shown(&service(), &[slice(turned)], &Nodes::new(nodes.iter().rev()), mode);
+        let (_, again) = shown(&service(), &[slice(turned)], &NodeTargets::new(nodes.iter().rev()), mode);
         prop_assert_eq!(plan, again, "the order in which things are told does not count");
     }
 }

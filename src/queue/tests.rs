@@ -11,7 +11,7 @@ use super::*;
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tickets(BTreeSet<u32>, bool);
 
-impl Work for Tickets {
+impl QueueItem for Tickets {
     fn merge(&mut self, other: Self) {
         self.0.extend(other.0);
         self.1 |= other.1;
@@ -49,9 +49,9 @@ fn a_unit_runs_once_at_a_time_and_what_comes_meanwhile_runs_after() {
     assert_eq!(queue.take(now), Some(("a".to_owned(), Tickets([1, 2].into(), false))));
     queue.add("a", ticket(3), false, now);
     assert_eq!(queue.take(now), None, "it is running");
-    queue.finish("a", Outcome::Done, now, 1.0);
+    queue.finish("a", TaskOutcome::Done, now, 1.0);
     assert_eq!(queue.take(now), Some(("a".to_owned(), ticket(3))));
-    queue.finish("a", Outcome::Done, now, 1.0);
+    queue.finish("a", TaskOutcome::Done, now, 1.0);
     assert_eq!((queue.take(now), queue.next_due(), queue.waiting()), (None, None, 0));
 }
 
@@ -61,17 +61,17 @@ fn failures_back_off_and_success_forgets_them() {
     queue.add("a", ticket(1), false, now);
     for expected in [100, 200, 400, 800] {
         let (_, work) = queue.take(now).expect("due");
-        queue.finish("a", Outcome::Failed(None, work), now, 1.0);
+        queue.finish("a", TaskOutcome::Failed(None, work), now, 1.0);
         let due = queue.next_due().expect("waits");
         assert_eq!(due - now, Duration::from_millis(expected));
         assert_eq!(queue.take(due - Duration::from_millis(1)), None);
         now = due;
     }
     queue.take(now).expect("due");
-    queue.finish("a", Outcome::Done, now, 1.0);
+    queue.finish("a", TaskOutcome::Done, now, 1.0);
     queue.add("a", ticket(2), false, now);
     let (_, work) = queue.take(now).expect("due");
-    queue.finish("a", Outcome::Failed(None, work), now, 0.0);
+    queue.finish("a", TaskOutcome::Failed(None, work), now, 0.0);
     assert_eq!(
         queue.next_due(),
         Some(now + Duration::from_millis(50)),
@@ -84,13 +84,13 @@ fn only_fresh_work_breaks_into_a_wait() {
     let (mut queue, now) = queue();
     queue.add("a", ticket(1), false, now);
     let (_, work) = queue.take(now).expect("due");
-    queue.finish("a", Outcome::Failed(Some(SECOND), work), now, 1.0);
+    queue.finish("a", TaskOutcome::Failed(Some(SECOND), work), now, 1.0);
     queue.add("a", urgent(2), false, now);
     assert_eq!(queue.take(now), None, "an endpoint that moves does not make a provider's throttling go away");
     queue.add("a", ticket(3), true, now);
     assert_eq!(queue.take(now), Some(("a".to_owned(), Tickets([1, 2, 3].into(), true))));
     queue.add("a", ticket(4), true, now);
-    queue.finish("a", Outcome::Failed(None, ticket(3)), now, 1.0);
+    queue.finish("a", TaskOutcome::Failed(None, ticket(3)), now, 1.0);
     assert_eq!(queue.take(now), Some(("a".to_owned(), Tickets([3, 4].into(), false))), "fresh while it ran");
 }
 
@@ -99,7 +99,7 @@ fn what_asks_to_come_again_waits_unless_there_is_more() {
     let (mut queue, now) = queue();
     queue.add("a", ticket(1), false, now);
     let (_, work) = queue.take(now).expect("due");
-    queue.finish("a", Outcome::Again(SECOND, work), now, 1.0);
+    queue.finish("a", TaskOutcome::Again(SECOND, work), now, 1.0);
     assert_eq!(queue.next_due(), Some(now + SECOND));
     queue.add("a", ticket(2), false, now);
     assert_eq!(queue.take(now), Some(("a".to_owned(), Tickets([1, 2].into(), false))));
@@ -111,12 +111,12 @@ fn the_urgent_goes_first_but_starves_nobody() {
     queue.add("slow", ticket(0), false, now);
     queue.add("fast", urgent(1), false, now);
     assert_eq!(unit(queue.take(now)).as_deref(), Some("fast"));
-    queue.finish("fast", Outcome::Done, now, 1.0);
+    queue.finish("fast", TaskOutcome::Done, now, 1.0);
     for number in 2.. {
         let later = now + Duration::from_millis(100) * number;
         queue.add("fast", urgent(number), false, later);
         let taken = unit(queue.take(later)).expect("due");
-        queue.finish(&taken, Outcome::Done, later, 1.0);
+        queue.finish(&taken, TaskOutcome::Done, later, 1.0);
         if taken == "slow" {
             break;
         }
@@ -166,9 +166,9 @@ proptest! {
                     if running.is_empty() { continue }
                     let (unit, work) = running.swap_remove(usize::from(index) % running.len());
                     let outcome = match outcome {
-                        0 => { done.extend(work.0); Outcome::Done }
-                        1 => Outcome::Again(SECOND, work),
-                        _ => Outcome::Failed(None, work),
+                        0 => { done.extend(work.0); TaskOutcome::Done }
+                        1 => TaskOutcome::Again(SECOND, work),
+                        _ => TaskOutcome::Failed(None, work),
                     };
                     queue.finish(&unit, outcome, now, 0.5);
                 }
@@ -177,13 +177,13 @@ proptest! {
         }
         for (unit, work) in running.drain(..) {
             done.extend(work.0);
-            queue.finish(&unit, Outcome::Done, now, 0.5);
+            queue.finish(&unit, TaskOutcome::Done, now, 0.5);
         }
         while let Some(due) = queue.next_due() {
             now = now.max(due);
             let (unit, work) = queue.take(now).expect("due");
             done.extend(work.0);
-            queue.finish(&unit, Outcome::Done, now, 0.5);
+            queue.finish(&unit, TaskOutcome::Done, now, 0.5);
         }
         prop_assert_eq!(asked, done);
         prop_assert_eq!(queue.waiting(), 0);

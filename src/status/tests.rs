@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What follows from which facts, and that nothing is written that stands there already.
+//! What follows from which inputs, and that nothing is written that stands there already.
 
 use steerage_model::Key;
 
 use super::*;
 
-fn facts() -> Facts {
-    Facts {
+fn facts() -> StatusInputs {
+    StatusInputs {
         ingress: Some(vec![vip("10.0.0.1")]),
         usable_endpoint: true,
         has_selector: true,
         targets: 2,
         health: Some(health(&[HealthState::Unhealthy, HealthState::Healthy])),
-        ..Facts::default()
+        ..StatusInputs::default()
     }
 }
 
@@ -20,19 +20,19 @@ fn vip(ip: &str) -> Ingress {
     Ingress { ip: Some(ip.parse().expect("ip")), hostname: None, ip_mode: Some(IpMode::Vip) }
 }
 
-fn health(states: &[HealthState]) -> Health {
+fn health(applied: &[HealthState]) -> HealthSummary {
     let target = |(i, state): (usize, &HealthState)| TargetHealth {
         node: format!("node-{i}"),
         family: None,
         state: *state,
         reason: "why".to_owned(),
     };
-    Health::of(&states.iter().enumerate().map(target).collect::<Vec<_>>())
+    HealthSummary::of(&applied.iter().enumerate().map(target).collect::<Vec<_>>())
 }
 
-fn states(facts: &Facts) -> String {
+fn applied(inputs: &StatusInputs) -> String {
     let list: Vec<String> =
-        desired(facts, None).conditions.iter().map(|c| format!("{}={}", c.status, c.reason)).collect();
+        desired(inputs, None).conditions.iter().map(|c| format!("{}={}", c.status, c.reason)).collect();
     list.join(" ")
 }
 
@@ -41,14 +41,17 @@ fn conditions_follow_from_the_facts() {
     let unprogrammed = Some((reasons::NO_PORTS, "add one".to_owned()));
     let degraded =
         vec![(reasons::TARGETS_FROZEN, "a".to_owned()), (reasons::TARGETS_REFUSED, "b".to_owned())];
-    let only = |states: &[HealthState]| Facts { health: Some(health(states)), ..facts() };
-    for (facts, expected) in [
+    let only = |applied: &[HealthState]| StatusInputs { health: Some(health(applied)), ..facts() };
+    for (inputs, expected) in [
         (facts(), "True=Programmed True=TargetsHealthy False=AsExpected"),
-        (Facts { unprogrammed, ..facts() }, "False=NoPorts True=TargetsHealthy False=AsExpected"),
-        (Facts { degraded, ..facts() }, "True=Programmed True=TargetsHealthy True=TargetsFrozen"),
-        (Facts { usable_endpoint: false, ..facts() }, "True=Programmed False=NoEndpoints False=AsExpected"),
-        (Facts { targets: 0, ..facts() }, "True=Programmed False=NoTargets False=AsExpected"),
-        (Facts { health: None, ..facts() }, "True=Programmed Unknown=HealthUnknown False=AsExpected"),
+        (StatusInputs { unprogrammed, ..facts() }, "False=NoPorts True=TargetsHealthy False=AsExpected"),
+        (StatusInputs { degraded, ..facts() }, "True=Programmed True=TargetsHealthy True=TargetsFrozen"),
+        (
+            StatusInputs { usable_endpoint: false, ..facts() },
+            "True=Programmed False=NoEndpoints False=AsExpected",
+        ),
+        (StatusInputs { targets: 0, ..facts() }, "True=Programmed False=NoTargets False=AsExpected"),
+        (StatusInputs { health: None, ..facts() }, "True=Programmed Unknown=HealthUnknown False=AsExpected"),
         (only(&[]), "True=Programmed Unknown=HealthUnknown False=AsExpected"),
         (
             only(&[HealthState::Unhealthy, HealthState::Initial]),
@@ -56,12 +59,12 @@ fn conditions_follow_from_the_facts() {
         ),
         (only(&[HealthState::Unhealthy]), "True=Programmed False=TargetsUnhealthy False=AsExpected"),
     ] {
-        assert_eq!(states(&facts), expected, "{facts:?}");
+        assert_eq!(applied(&inputs), expected, "{inputs:?}");
     }
 }
 
 /// A Service whose status says just what is desired.
-fn in_place(desired: &Desired) -> Service {
+fn in_place(desired: &DesiredStatus) -> Service {
     let mut service = Service::new(Key::new("default", "web"));
     service.ingress = desired.ingress.clone().unwrap_or_default();
     service.conditions = desired.conditions.clone();
@@ -83,7 +86,7 @@ fn only_what_differs_is_written() {
     assert_eq!(patch(&service, &wanted, Timestamp::UNIX_EPOCH), None);
     service.ingress[0].ip_mode = None;
     assert_eq!(patch(&service, &wanted, Timestamp::UNIX_EPOCH), None, "the API server's default");
-    let changed = desired(&Facts { usable_endpoint: false, ..facts() }, Some(3));
+    let changed = desired(&StatusInputs { usable_endpoint: false, ..facts() }, Some(3));
     let patch = patch(&service, &changed, Timestamp::UNIX_EPOCH).expect("differs");
     let conditions = patch["status"]["conditions"].as_array().expect("conditions");
     assert_eq!(conditions.len(), 1);
@@ -94,8 +97,8 @@ fn only_what_differs_is_written() {
 
 #[test]
 fn a_new_reason_under_the_same_status_is_no_transition() {
-    let service = in_place(&desired(&Facts { usable_endpoint: false, ..facts() }, None));
-    let other = desired(&Facts { targets: 0, ..facts() }, None);
+    let service = in_place(&desired(&StatusInputs { usable_endpoint: false, ..facts() }, None));
+    let other = desired(&StatusInputs { targets: 0, ..facts() }, None);
     let patch = patch(&service, &other, Timestamp::UNIX_EPOCH).expect("differs");
     assert_eq!(patch["status"]["conditions"][0].get("lastTransitionTime"), None);
 }

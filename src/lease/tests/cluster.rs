@@ -10,18 +10,18 @@ use steerage_requirements::requires;
 use steerage_testserver::Server;
 use tokio_util::sync::CancellationToken;
 
-use crate::lease::{LeaseError, Options, Timing, acquire};
+use crate::lease::{LeaseError, LeaseOptions, LeaseTiming, acquire};
 
 const SOON: Duration = Duration::from_mins(1);
 
-fn options(name: &str, identity: &str) -> Options {
-    let timing = Timing {
+fn options(name: &str, identity: &str) -> LeaseOptions {
+    let timing = LeaseTiming {
         duration: Duration::from_secs(3),
         deadline: Duration::from_secs(2),
         retry: Duration::from_millis(300),
         call: Duration::from_secs(1),
     };
-    Options { namespace: "default".into(), name: name.into(), identity: identity.into(), timing }
+    LeaseOptions { namespace: "default".into(), name: name.into(), identity: identity.into(), timing }
 }
 
 async fn shared() -> Client {
@@ -40,23 +40,23 @@ async fn one_waits_while_the_other_holds_and_takes_over_when_it_is_given_back() 
     let client = shared().await;
     let (stop_a, stop_b) = (CancellationToken::new(), CancellationToken::new());
     let a = acquire(client.clone(), options("handover", "a"), &stop_a).await.expect("nobody else wants it");
-    let claim_a = a.claim();
-    let keep_a = tokio::spawn(a.keep(stop_a.clone()));
+    let leadership_a = a.leadership();
+    let keep_a = tokio::spawn(a.hold_until(stop_a.clone()));
     let mut b = Box::pin(acquire(client.clone(), options("handover", "b"), &stop_b));
     tokio::time::timeout(Duration::from_secs(5), &mut b)
         .await
         .map(|_| ())
         .expect_err("a renews it, again and again");
-    assert!(claim_a.is_held());
+    assert!(leadership_a.is_held());
 
     stop_a.cancel();
     keep_a.await.expect("task").expect("given back");
-    assert!(!claim_a.is_held());
+    assert!(!leadership_a.is_held());
     let b = tokio::time::timeout(SOON, b).await.expect("soon").expect("not stopped");
-    assert!(b.claim().is_held());
+    assert!(b.leadership().is_held());
     assert_eq!(holder(&client, "handover").await.as_deref(), Some("b"));
     stop_b.cancel();
-    b.keep(stop_b).await.expect("given back");
+    b.hold_until(stop_b).await.expect("given back");
     assert_eq!(holder(&client, "handover").await, None);
 }
 
@@ -66,12 +66,12 @@ async fn one_that_dies_is_followed_only_after_its_time() {
     let client = shared().await;
     let stop = CancellationToken::new();
     let a = acquire(client.clone(), options("crash", "a"), &stop).await.expect("nobody else wants it");
-    let claim = a.claim();
+    let leadership = a.leadership();
     // As a killed process does, it renews no more and gives nothing back.
     drop(a);
     let b = tokio::time::timeout(SOON, acquire(client.clone(), options("crash", "b"), &stop)).await;
-    assert!(b.expect("soon").expect("not stopped").claim().is_held());
-    assert!(!claim.is_held(), "the first claim was over before");
+    assert!(b.expect("soon").expect("not stopped").leadership().is_held());
+    assert!(!leadership.is_held(), "the first leadership was over before");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,8 +81,8 @@ async fn a_holder_that_cannot_renew_says_so_before_anyone_may_follow() {
     let client = server.client().await.expect("client");
     let stop = CancellationToken::new();
     let held = acquire(client, options("cut", "a"), &stop).await.expect("nobody else wants it");
-    let claim = held.claim();
-    let kept = tokio::spawn(held.keep(stop));
+    let leadership = held.leadership();
+    let kept = tokio::spawn(held.hold_until(stop));
     let server = tokio::task::spawn_blocking(move || server.cut().map(|()| server))
         .await
         .expect("thread")
@@ -90,7 +90,7 @@ async fn a_holder_that_cannot_renew_says_so_before_anyone_may_follow() {
     let error = tokio::time::timeout(SOON, kept).await.expect("soon").expect("task").expect_err("lost");
     let LeaseError::Lost { name, .. } = &error;
     assert_eq!(name, "cut");
-    assert!(!claim.is_held());
+    assert!(!leadership.is_held());
     tokio::task::spawn_blocking(move || drop(server)).await.expect("thread");
 }
 
@@ -100,7 +100,7 @@ async fn one_whose_lease_is_taken_stops_at_once() {
     let client = shared().await;
     let stop = CancellationToken::new();
     let held = acquire(client.clone(), options("taken", "a"), &stop).await.expect("nobody else wants it");
-    let kept = tokio::spawn(held.keep(stop));
+    let kept = tokio::spawn(held.hold_until(stop));
     let patch = serde_json::json!({ "spec": { "holderIdentity": "a person" } });
     let api: Api<Lease> = Api::default_namespaced(client);
     let patch = kube::api::Patch::Merge(&patch);

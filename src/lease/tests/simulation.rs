@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use crate::lease::candidate::{Candidate, Step, Timing};
-use crate::lease::record::Record;
+use crate::lease::candidate::{Candidate, CandidateStep, LeaseTiming};
+use crate::lease::record::LeaseRecord;
 
 /// What becomes of a call, in milliseconds and luck.
 #[derive(Clone, Copy, Debug)]
-struct Fate {
+struct CallFaults {
     there: u64,
     back: u64,
     request_lost: bool,
@@ -19,13 +19,13 @@ struct Fate {
     stall: u64,
 }
 
-const CALM: Fate = Fate { there: 5, back: 5, request_lost: false, answer_lost: false, stall: 0 };
+const CALM: CallFaults = CallFaults { there: 5, back: 5, request_lost: false, answer_lost: false, stall: 0 };
 
-fn fate() -> impl Strategy<Value = Fate> {
+fn fate() -> impl Strategy<Value = CallFaults> {
     let late = prop_oneof![6 => 1..50u64, 2 => 50..2_500u64, 1 => 2_500..30_000u64];
     let stall = prop_oneof![12 => Just(0u64), 1 => 0..5_000u64, 1 => 5_000..40_000u64];
     (late.clone(), late, prop::bool::weighted(0.15), prop::bool::weighted(0.15), stall).prop_map(
-        |(there, back, request_lost, answer_lost, stall)| Fate {
+        |(there, back, request_lost, answer_lost, stall)| CallFaults {
             there,
             back,
             request_lost,
@@ -37,12 +37,12 @@ fn fate() -> impl Strategy<Value = Fate> {
 
 /// A clock in thousandths of real speed, and what it showed at the beginning.
 #[derive(Clone, Copy, Debug)]
-struct Clock {
+struct SimClock {
     speed: u64,
     start: u64,
 }
 
-impl Clock {
+impl SimClock {
     fn local(self, real: u64) -> Duration {
         Duration::from_micros(self.start * 1000 + real * self.speed)
     }
@@ -59,48 +59,48 @@ enum Request {
 }
 
 #[derive(Clone, Debug)]
-enum Happens {
+enum SimEvent {
     /// The candidate looks what to do.
     Wakes,
     /// A request reaches the server.
-    Arrives { call: u64, request: Request, sent: Duration, fate: Fate },
+    Arrives { call: u64, request: Request, sent: Duration, fate: CallFaults },
     /// An answer reaches the candidate, or its patience ends.
-    Ends { call: u64, answer: Answer, sent: Duration },
+    Ends { call: u64, answer: CallResult, sent: Duration },
 }
 
 #[derive(Clone, Debug)]
-enum Answer {
-    Read(Option<Record>),
-    Wrote(Record),
+enum CallResult {
+    Read(Option<LeaseRecord>),
+    Wrote(LeaseRecord),
     Failed,
 }
 
-struct World {
-    timing: Timing,
-    clocks: Vec<Clock>,
+struct Simulation {
+    timing: LeaseTiming,
+    clocks: Vec<SimClock>,
     candidates: Vec<Candidate>,
     /// The call that each waits for.
     waiting: Vec<u64>,
-    stored: Option<Record>,
+    stored: Option<LeaseRecord>,
     version: u64,
     calls: u64,
     /// Time in milliseconds, who, what; kept in order.
-    agenda: Vec<(u64, usize, Happens)>,
-    fates: Vec<Fate>,
+    agenda: Vec<(u64, usize, SimEvent)>,
+    fates: Vec<CallFaults>,
     /// From when on all goes well.
     calm_from: u64,
     now: u64,
 }
 
-impl World {
-    fn new(clocks: Vec<Clock>, fates: Vec<Fate>, calm_from: u64) -> Self {
-        let timing = Timing::default();
+impl Simulation {
+    fn new(clocks: Vec<SimClock>, fates: Vec<CallFaults>, calm_from: u64) -> Self {
+        let timing = LeaseTiming::default();
         let candidates: Vec<_> = clocks
             .iter()
             .enumerate()
             .map(|(who, clock)| Candidate::new(format!("candidate-{who}"), timing, clock.local(0)))
             .collect();
-        let agenda = (0..candidates.len()).map(|who| (0, who, Happens::Wakes)).collect();
+        let agenda = (0..candidates.len()).map(|who| (0, who, SimEvent::Wakes)).collect();
         Self {
             timing,
             waiting: vec![0; candidates.len()],
@@ -116,7 +116,7 @@ impl World {
         }
     }
 
-    fn fate(&self) -> Fate {
+    fn fate(&self) -> CallFaults {
         if self.now >= self.calm_from || self.fates.is_empty() {
             return CALM;
         }
@@ -145,11 +145,11 @@ impl World {
             let (time, who, what) = self.agenda.remove(next);
             self.now = time;
             match what {
-                Happens::Wakes => self.wakes(who),
-                Happens::Arrives { call, request, sent, fate } => {
+                SimEvent::Wakes => self.wakes(who),
+                SimEvent::Arrives { call, request, sent, fate } => {
                     self.arrives(who, call, &request, sent, fate);
                 }
-                Happens::Ends { call, answer, sent } => self.ends(who, call, answer, sent),
+                SimEvent::Ends { call, answer, sent } => self.ends(who, call, answer, sent),
             }
             prop_assert!(self.holders().len() <= 1, "at {} ms: {:?}", self.now, self.holders());
         }
@@ -158,13 +158,13 @@ impl World {
     fn wakes(&mut self, who: usize) {
         let local = self.local(who);
         match self.candidates[who].step(local) {
-            Step::Sleep(wait) => {
+            CandidateStep::Sleep(wait) => {
                 let at = self.clocks[who].real(local + wait) - self.clocks[who].real(local) + self.now;
-                self.agenda.push((at.max(self.now + 1), who, Happens::Wakes));
+                self.agenda.push((at.max(self.now + 1), who, SimEvent::Wakes));
             }
-            Step::Read => self.send(who, Request::Read, local),
+            CandidateStep::Read => self.send(who, Request::Read, local),
             // The version is of the record that was read or written last, which the candidate keeps.
-            Step::Write => {
+            CandidateStep::Write => {
                 let over = self.candidates[who].version().map(str::to_owned);
                 self.send(who, Request::Write { over }, local);
             }
@@ -177,33 +177,37 @@ impl World {
         let call = self.calls;
         self.waiting[who] = call;
         if !fate.request_lost {
-            self.agenda.push((self.now + fate.there, who, Happens::Arrives { call, request, sent, fate }));
+            self.agenda.push((self.now + fate.there, who, SimEvent::Arrives { call, request, sent, fate }));
         }
         let patience = u64::try_from(self.timing.call.as_millis()).expect("short");
-        self.agenda.push((self.now + patience, who, Happens::Ends { call, answer: Answer::Failed, sent }));
+        self.agenda.push((
+            self.now + patience,
+            who,
+            SimEvent::Ends { call, answer: CallResult::Failed, sent },
+        ));
     }
 
-    fn arrives(&mut self, who: usize, call: u64, request: &Request, sent: Duration, fate: Fate) {
+    fn arrives(&mut self, who: usize, call: u64, request: &Request, sent: Duration, fate: CallFaults) {
         let answer = match request {
-            Request::Read => Answer::Read(self.stored.clone()),
+            Request::Read => CallResult::Read(self.stored.clone()),
             Request::Write { over } if *over == self.stored.as_ref().map(|record| record.version.clone()) => {
                 self.version += 1;
-                let record = Record {
+                let record = LeaseRecord {
                     version: self.version.to_string(),
                     holder: Some(format!("candidate-{who}")),
                     duration: Some(self.timing.duration),
                 };
                 self.stored = Some(record.clone());
-                Answer::Wrote(record)
+                CallResult::Wrote(record)
             }
-            Request::Write { .. } => Answer::Failed,
+            Request::Write { .. } => CallResult::Failed,
         };
         if !fate.answer_lost {
-            self.agenda.push((self.now + fate.back, who, Happens::Ends { call, answer, sent }));
+            self.agenda.push((self.now + fate.back, who, SimEvent::Ends { call, answer, sent }));
         }
     }
 
-    fn ends(&mut self, who: usize, call: u64, answer: Answer, sent: Duration) {
+    fn ends(&mut self, who: usize, call: u64, answer: CallResult, sent: Duration) {
         if self.waiting[who] != call {
             return;
         }
@@ -211,11 +215,11 @@ impl World {
         let local = self.local(who);
         let candidate = &mut self.candidates[who];
         match answer {
-            Answer::Read(record) => candidate.saw(record, local),
-            Answer::Wrote(record) => candidate.wrote(record, sent, local),
-            Answer::Failed => candidate.failed(local, 0.5),
+            CallResult::Read(record) => candidate.observed(record, local),
+            CallResult::Wrote(record) => candidate.renewed(record, sent, local),
+            CallResult::Failed => candidate.failed(local, 0.5),
         }
-        self.agenda.push((self.now + self.fate().stall, who, Happens::Wakes));
+        self.agenda.push((self.now + self.fate().stall, who, SimEvent::Wakes));
     }
 }
 
@@ -228,41 +232,42 @@ proptest! {
         clocks in prop::collection::vec((850..1_190u64, 0..100_000_000u64), 3),
         fates in prop::collection::vec(fate(), 1..60),
     ) {
-        let clocks = clocks.into_iter().map(|(speed, start)| Clock { speed, start }).collect();
-        let mut world = World::new(clocks, fates, 300_000);
-        world.run(400_000)?;
-        prop_assert_eq!(world.holders().len(), 1, "nobody leads after a while of calm");
+        let clocks = clocks.into_iter().map(|(speed, start)| SimClock { speed, start }).collect();
+        let mut simulation = Simulation::new(clocks, fates, 300_000);
+        simulation.run(400_000)?;
+        prop_assert_eq!(simulation.holders().len(), 1, "nobody leads after a while of calm");
     }
 }
 
 #[test]
 fn without_faults_one_leads_from_the_start_to_the_end() {
-    let clocks = vec![Clock { speed: 1000, start: 0 }; 3];
-    let mut world = World::new(clocks, Vec::new(), 0);
-    world.run(100).expect("safe");
-    let first = world.holders();
+    let clocks = vec![SimClock { speed: 1000, start: 0 }; 3];
+    let mut simulation = Simulation::new(clocks, Vec::new(), 0);
+    simulation.run(100).expect("safe");
+    let first = simulation.holders();
     assert_eq!(first.len(), 1);
-    world.run(600_000).expect("safe");
-    assert_eq!(world.holders(), first);
+    simulation.run(600_000).expect("safe");
+    assert_eq!(simulation.holders(), first);
 }
 
 /// The test can fail: with a deadline as long as clocks of different speed make dangerous, two do write at once.
 #[test]
 fn the_simulation_finds_an_unsafe_deadline() {
     let clocks = vec![
-        Clock { speed: 850, start: 7 },
-        Clock { speed: 1_190, start: 99 },
-        Clock { speed: 1_000, start: 0 },
+        SimClock { speed: 850, start: 7 },
+        SimClock { speed: 1_190, start: 99 },
+        SimClock { speed: 1_000, start: 0 },
     ];
-    let silence = Fate { request_lost: true, ..CALM };
+    let silence = CallFaults { request_lost: true, ..CALM };
     let found = (1..40).any(|good| {
         let fates: Vec<_> = (0..40).map(|at| if at < good { CALM } else { silence }).collect();
-        let mut world = World::new(clocks.clone(), fates, 300_000);
-        world.timing.deadline = world.timing.duration * 2;
+        let mut simulation = Simulation::new(clocks.clone(), fates, 300_000);
+        simulation.timing.deadline = simulation.timing.duration * 2;
         for (who, clock) in clocks.iter().enumerate() {
-            world.candidates[who] = Candidate::new(format!("candidate-{who}"), world.timing, clock.local(0));
+            simulation.candidates[who] =
+                Candidate::new(format!("candidate-{who}"), simulation.timing, clock.local(0));
         }
-        world.run(300_000).is_err()
+        simulation.run(300_000).is_err()
     });
     assert!(found);
 }

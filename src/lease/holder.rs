@@ -11,13 +11,13 @@ use kube::api::{Api, PostParams};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::candidate::{Candidate, Step, Timing};
+use super::candidate::{Candidate, CandidateStep, LeaseTiming};
 use super::clock;
-use super::record::{self, Record};
+use super::record::{self, LeaseRecord};
 
 /// Which lease, and who wants it.
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
+pub(crate) struct LeaseOptions {
     /// Namespace of the Lease.
     pub(crate) namespace: String,
     /// Name of the Lease.
@@ -25,7 +25,7 @@ pub(crate) struct Options {
     /// Who we are: the pod's name and something that no other process ever has.
     pub(crate) identity: String,
     /// Its times.
-    pub(crate) timing: Timing,
+    pub(crate) timing: LeaseTiming,
 }
 
 /// Why the lease is held no more.
@@ -43,14 +43,14 @@ pub(crate) enum LeaseError {
     },
 }
 
-/// Tells whether the lease is held, at the moment of asking. Clones are the same claim.
+/// Tells whether the lease is held, at the moment of asking. Clones are the same leadership.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Claim {
+pub(crate) struct Leadership {
     /// In milliseconds of [`clock::now`]; zero if it is not held.
     until: Arc<AtomicU64>,
 }
 
-impl Claim {
+impl Leadership {
     /// Whether we may write now. A write that is begun should land within five seconds, before anybody else may begin.
     pub(crate) fn is_held(&self) -> bool {
         clock::now().as_millis() < u128::from(self.until.load(Ordering::Acquire))
@@ -63,11 +63,16 @@ impl Claim {
 }
 
 /// Waits until the lease is held. `None`: `stop` was cancelled before.
-pub(crate) async fn acquire(client: Client, options: Options, stop: &CancellationToken) -> Option<Held> {
+pub(crate) async fn acquire(
+    client: Client,
+    options: LeaseOptions,
+    stop: &CancellationToken,
+) -> Option<HeldLease> {
     let candidate = Candidate::new(options.identity.clone(), options.timing, clock::now());
     let api = Api::namespaced(client, &options.namespace);
-    let mut held = Held { api, options, candidate, lease: None, claim: Claim::default(), holder: None };
-    while !held.claim.is_held() {
+    let mut held =
+        HeldLease { api, options, candidate, lease: None, leadership: Leadership::default(), holder: None };
+    while !held.leadership.is_held() {
         tokio::select! {
             biased;
             // A write may be under way; if it succeeded, the others wait for the lease to run out.
@@ -83,25 +88,25 @@ pub(crate) async fn acquire(client: Client, options: Options, stop: &Cancellatio
 }
 
 /// The lease, held.
-pub(crate) struct Held {
+pub(crate) struct HeldLease {
     api: Api<Lease>,
-    options: Options,
+    options: LeaseOptions,
     candidate: Candidate,
     /// The object as it was last read or written.
     lease: Option<Lease>,
-    claim: Claim,
+    leadership: Leadership,
     /// The holder that was last logged.
     holder: Option<String>,
 }
 
-impl Held {
-    /// The claim, for whoever writes.
-    pub(crate) fn claim(&self) -> Claim {
-        self.claim.clone()
+impl HeldLease {
+    /// The leadership, for whoever writes.
+    pub(crate) fn leadership(&self) -> Leadership {
+        self.leadership.clone()
     }
 
     /// Keeps the lease until `stop`, then gives it back. Cancel `stop` only when nobody writes any more.
-    pub(crate) async fn keep(mut self, stop: CancellationToken) -> Result<(), LeaseError> {
+    pub(crate) async fn hold_until(mut self, stop: CancellationToken) -> Result<(), LeaseError> {
         loop {
             tokio::select! {
                 biased;
@@ -111,10 +116,10 @@ impl Held {
                 }
                 () = self.step() => {}
             }
-            if !self.claim.is_held() {
-                self.claim.set(None);
+            if !self.leadership.is_held() {
+                self.leadership.set(None);
                 let holder = self.candidate.holder().unwrap_or("nobody").to_owned();
-                let Options { namespace, name, .. } = self.options;
+                let LeaseOptions { namespace, name, .. } = self.options;
                 return Err(LeaseError::Lost { namespace, name, holder });
             }
         }
@@ -124,31 +129,31 @@ impl Held {
         format!("{}/{}", self.options.namespace, self.options.name)
     }
 
-    /// Makes the next step, which takes no longer than the claim lasts.
+    /// Makes the next step, which takes no longer than the leadership lasts.
     async fn step(&mut self) {
         let now = clock::now();
         let left = self.candidate.held_until().and_then(|until| until.checked_sub(now));
         let left = left.filter(|left| !left.is_zero()).unwrap_or(Duration::MAX);
         let call = self.options.timing.call.min(left);
         match self.candidate.step(now) {
-            Step::Sleep(wait) => tokio::time::sleep(wait.min(left)).await,
-            Step::Read => match timeout(call, self.api.get_opt(&self.options.name)).await {
+            CandidateStep::Sleep(wait) => tokio::time::sleep(wait.min(left)).await,
+            CandidateStep::Read => match timeout(call, self.api.get_opt(&self.options.name)).await {
                 Ok(Ok(lease)) => {
-                    self.candidate.saw(lease.as_ref().map(Record::of), clock::now());
+                    self.candidate.observed(lease.as_ref().map(LeaseRecord::of), clock::now());
                     self.lease = lease;
                     self.log_holder();
                 }
                 Ok(Err(error)) => self.failed("read", &error.to_string()),
                 Err(_) => self.failed("read", "no answer in time"),
             },
-            Step::Write => {
-                let Options { namespace, name, identity, timing } = &self.options;
+            CandidateStep::Write => {
+                let LeaseOptions { namespace, name, identity, timing } = &self.options;
                 let lease = self.lease.clone().unwrap_or_else(|| record::new(namespace, name));
                 let lease = record::held_by(lease, identity, timing.duration);
                 let sent = clock::now();
                 match timeout(call, write(&self.api, name, &lease)).await {
                     Ok(Ok(lease)) => {
-                        self.candidate.wrote(Record::of(&lease), sent, clock::now());
+                        self.candidate.renewed(LeaseRecord::of(&lease), sent, clock::now());
                         self.lease = Some(lease);
                     }
                     Ok(Err(error)) => self.failed("write", &error.to_string()),
@@ -156,7 +161,7 @@ impl Held {
                 }
             }
         }
-        self.claim.set(self.candidate.held_until());
+        self.leadership.set(self.candidate.held_until());
     }
 
     fn failed(&mut self, call: &str, error: &str) {
@@ -179,12 +184,12 @@ impl Held {
     /// Gives the lease back, if it is ours, so that the next need not wait. Tries twice: a renewal whose answer was lost makes the
     /// first one fail.
     async fn release(&mut self) {
-        self.claim.set(None);
+        self.leadership.set(None);
         for _ in 0..2 {
-            let Options { name, identity, timing, .. } = &self.options;
+            let LeaseOptions { name, identity, timing, .. } = &self.options;
             let released = async {
                 let Some(lease) = self.api.get_opt(name).await? else { return Ok(()) };
-                if Record::of(&lease).holder.as_ref() == Some(identity) {
+                if LeaseRecord::of(&lease).holder.as_ref() == Some(identity) {
                     write(&self.api, name, &record::released(lease)).await?;
                 }
                 Ok::<_, kube::Error>(())

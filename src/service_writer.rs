@@ -15,7 +15,7 @@ use crate::plan;
 /// Longest time for a write: one that was begun under the Lease must land before anybody else may hold it.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Why a write failed.
+/// ReasonMessage a write failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
     #[error("the API server did not answer in time")]
@@ -28,18 +28,18 @@ pub(crate) enum WriteError {
 
 /// Writes to Services.
 #[derive(Clone)]
-pub(crate) struct Writer {
+pub(crate) struct ServiceWriter {
     client: Client,
     provider: &'static str,
 }
 
-impl Writer {
+impl ServiceWriter {
     pub(crate) fn new(client: Client, provider: &'static str) -> Self {
         Self { client, provider }
     }
 
     /// Sets our finalizer, before anything is made that it must outlive.
-    pub(crate) async fn hold(&self, service: &Service) -> Result<(), WriteError> {
+    pub(crate) async fn add_finalizer(&self, service: &Service) -> Result<(), WriteError> {
         let patch = json!({"metadata": {
             "uid": service.uid,
             "finalizers": [plan::finalizer(service)],
@@ -49,7 +49,11 @@ impl Writer {
     }
 
     /// Takes our finalizers away: all that they stood for is gone.
-    pub(crate) async fn release(&self, service: &Service, finalizers: &[&str]) -> Result<(), WriteError> {
+    pub(crate) async fn remove_finalizers(
+        &self,
+        service: &Service,
+        finalizers: &[&str],
+    ) -> Result<(), WriteError> {
         let mut metadata = json!({"uid": service.uid, "annotations": {plan::PROVIDER: null}});
         if !finalizers.is_empty() {
             metadata["$deleteFromPrimitiveList/finalizers"] = json!(finalizers);
@@ -58,7 +62,7 @@ impl Writer {
     }
 
     /// Writes a patch of the status.
-    pub(crate) async fn status(&self, key: &Key, patch: Value) -> Result<(), WriteError> {
+    pub(crate) async fn patch_status(&self, key: &Key, patch: Value) -> Result<(), WriteError> {
         self.patch(key, Some("status"), &Patch::Strategic(patch)).await
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why there can be no load balancer as the Service asks for it.
+//! ReasonMessage there can be no load balancer as the Service asks for it.
 
 use steerage_model::{Family, Protocol};
 
@@ -7,7 +7,7 @@ use crate::reasons;
 
 /// A Service that cannot be served as it stands. The message says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum PlanError {
     #[error("annotation steerage.dev/steering: {0}")]
     UnknownSteering(String),
     #[error("the provider cannot steer by {0}: change steerage.dev/steering to {1}")]
@@ -36,7 +36,7 @@ pub(crate) enum Refusal {
     NoHealthCheckNodePort,
 }
 
-impl Refusal {
+impl PlanError {
     /// The stable reason for event and condition.
     pub(crate) fn reason(&self) -> &'static str {
         match self {

@@ -5,18 +5,23 @@ use jiff::Timestamp;
 use steerage_model::{Service, names};
 use steerage_provider_api::{Error, LoadBalancer, Progress, Steering};
 
-use super::{Need, Reconciler, Seen, Went};
-use crate::plan::{self, Legacy, Refusal, TargetPlan};
+use super::{ReconcileOutcome, ReconcileRequest, Reconciler, Seen};
+use crate::applied::AppliedState;
+use crate::plan::{self, Legacy, PlanError, TargetPlan};
 use crate::reasons;
-use crate::state::State;
-use crate::status::{self, Facts, Health, Why};
+use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
 
 impl Reconciler {
-    pub(super) async fn serve(&self, seen: &Seen, state: &mut State, need: &Need) -> Result<Went, Went> {
+    pub(super) async fn serve(
+        &self,
+        seen: &Seen,
+        state: &mut AppliedState,
+        request: &ReconcileRequest,
+    ) -> Result<ReconcileOutcome, ReconcileOutcome> {
         let service = &seen.service;
-        if self.follow_legacy(service, state, need).await {
+        if self.follow_legacy(service, state, request).await {
             // The watch brings the Service as it is now.
-            return Ok(Went::Done);
+            return Ok(ReconcileOutcome::Done);
         }
         self.hold(service, state).await?;
         let wanted = plan::steering(service, &self.config)
@@ -24,43 +29,45 @@ impl Reconciler {
         let (lb, steering) = match (&wanted, &state.applied) {
             // Where what it asks for cannot be had, what stands goes on, and follows its endpoints.
             (Ok((lb, steering)), _) | (Err(_), Some((lb, steering))) => (lb.clone(), *steering),
-            (Err(refusal), None) => {
+            (Err(error), None) => {
                 let targets = self.targets(seen, self.config.default_steering);
                 return self
-                    .conclude(seen, state, &targets, Some(why(refusal)), Vec::new(), Ok(Went::Done))
+                    .conclude(seen, state, &targets, Some(why(error)), Vec::new(), Ok(ReconcileOutcome::Done))
                     .await;
             }
         };
         let targets = self.targets(seen, steering);
         let frozen = self.frozen().filter(|_| state.targets.is_some_and(|digest| digest != targets.digest));
-        let mut degraded: Vec<Why> =
+        let mut degraded: Vec<ReasonMessage> =
             frozen.iter().map(|message| (reasons::TARGETS_FROZEN, message.clone())).collect();
-        let went = self.program(seen, state, need, (&lb, steering), &targets, frozen.is_some()).await;
-        if matches!(went, Err(Went::Provider(Error::Conflict(_)))) {
+        let outcome = self.program(seen, state, request, (&lb, steering), &targets, frozen.is_some()).await;
+        if matches!(outcome, Err(ReconcileOutcome::Provider(Error::Conflict(_)))) {
             // Passes by itself, in a moment: not worth anybody's attention.
-            return went;
+            return outcome;
         }
-        if need.all
+        if request.all
             && let Ok(health) = self.provider.target_health(&lb.owner).await
         {
-            state.health = Some(Health::of(&health));
+            state.health = Some(HealthSummary::of(&health));
         }
-        let unprogrammed = match (&wanted, &went) {
-            (Err(refusal), _) => {
+        let unprogrammed = match (&wanted, &outcome) {
+            (Err(error), _) => {
                 degraded
                     .push((reasons::UNSUPPORTED_CHANGE, "the load balancer was left as it was".to_owned()));
-                Some(why(refusal))
+                Some(why(error))
             }
-            (_, Err(Went::Provider(error))) => Some((error.reason(), error.to_string())),
-            (_, Ok(Went::Again(_))) => Some((reasons::PROGRESSING, "the provider is at work".to_owned())),
+            (_, Err(ReconcileOutcome::Provider(error))) => Some((error.reason(), error.to_string())),
+            (_, Ok(ReconcileOutcome::Again(_))) => {
+                Some((reasons::PROGRESSING, "the provider is at work".to_owned()))
+            }
             _ => None,
         };
-        self.conclude(seen, state, &targets, unprogrammed, degraded, went).await
+        self.conclude(seen, state, &targets, unprogrammed, degraded, outcome).await
     }
 
     fn targets(&self, seen: &Seen, steering: Steering) -> TargetPlan {
         let service = &seen.service;
-        self.world.read(|index, _| {
+        self.cluster.read(|index, _| {
             let slices: Vec<_> = index.slices(&service.key).collect();
             plan::targets(service, slices.iter().copied(), &seen.nodes, steering, &self.config)
         })
@@ -70,66 +77,66 @@ impl Reconciler {
     async fn program(
         &self,
         seen: &Seen,
-        state: &mut State,
-        need: &Need,
+        state: &mut AppliedState,
+        request: &ReconcileRequest,
         (lb, steering): (&LoadBalancer, Steering),
         targets: &TargetPlan,
         frozen: bool,
-    ) -> Result<Went, Went> {
+    ) -> Result<ReconcileOutcome, ReconcileOutcome> {
         let stands = state.applied.as_ref().map(|(applied, _)| applied.clone());
         let same = stands.as_ref().is_some_and(|applied| same_structure(applied, lb));
         let moved = state.targets != Some(targets.digest) && !frozen;
         if let (Some(applied), true) = (&stands, moved)
-            && let Progress::Again(after) = self.set_targets(seen, state, need, applied, targets).await?
+            && let Progress::Again(after) = self.set_targets(seen, state, request, applied, targets).await?
         {
-            return Ok(Went::Again(after));
+            return Ok(ReconcileOutcome::Again(after));
         }
-        if same && !need.all {
-            return Ok(Went::Done);
+        if same && !request.all {
+            return Ok(ReconcileOutcome::Done);
         }
         if state.applied.is_none() && state.ingress.is_empty() && seen.service.ingress.is_empty() {
             let why = (reasons::ENSURING, "making the load balancer".to_owned());
-            if state.news("Ensure", Some(&why)) {
+            if state.is_news("Ensure", Some(&why)) {
                 self.events(&seen.service).normal("Ensure", why.0, &why.1);
             }
         }
-        let ensured = self.provider.ensure(lb).await.map_err(Went::Provider)?;
+        let ensured = self.provider.ensure(lb).await.map_err(ReconcileOutcome::Provider)?;
         if !ensured.ingress.is_empty() {
             state.ingress = ensured.ingress;
         }
         if let Progress::Again(after) = ensured.progress {
-            return Ok(Went::Again(after));
+            return Ok(ReconcileOutcome::Again(after));
         }
         state.applied = Some((lb.clone(), steering));
         // Target groups may be new. While frozen, those that were known good are not touched.
         if frozen {
-            return Ok(Went::Done);
+            return Ok(ReconcileOutcome::Done);
         }
-        match self.set_targets(seen, state, need, lb, targets).await? {
-            Progress::Done => Ok(Went::Done),
-            Progress::Again(after) => Ok(Went::Again(after)),
+        match self.set_targets(seen, state, request, lb, targets).await? {
+            Progress::Done => Ok(ReconcileOutcome::Done),
+            Progress::Again(after) => Ok(ReconcileOutcome::Again(after)),
         }
     }
 
     async fn set_targets(
         &self,
         seen: &Seen,
-        state: &mut State,
-        need: &Need,
+        state: &mut AppliedState,
+        request: &ReconcileRequest,
         lb: &LoadBalancer,
         targets: &TargetPlan,
-    ) -> Result<Progress, Went> {
+    ) -> Result<Progress, ReconcileOutcome> {
         let set = self.provider.set_targets(lb, &targets.set(&seen.nodes)).await.map_err(|error| {
             // The structure is not what it was thought to be: the next try makes it anew.
             if matches!(error, Error::Conflict(_)) {
                 state.applied = None;
             }
-            Went::Provider(error)
+            ReconcileOutcome::Provider(error)
         })?;
         state.refused = set.refused;
         if set.progress == Progress::Done && state.targets != Some(targets.digest) {
             state.targets = Some(targets.digest);
-            if let Some(since) = need.since {
+            if let Some(since) = request.since {
                 self.metrics.lagged(since.elapsed());
             }
             tracing::info!(service = %seen.service.key, targets = targets.count, "targets set");
@@ -142,12 +149,12 @@ impl Reconciler {
     async fn conclude(
         &self,
         seen: &Seen,
-        state: &mut State,
+        state: &mut AppliedState,
         targets: &TargetPlan,
-        unprogrammed: Option<Why>,
-        mut degraded: Vec<Why>,
-        went: Result<Went, Went>,
-    ) -> Result<Went, Went> {
+        unprogrammed: Option<ReasonMessage>,
+        mut degraded: Vec<ReasonMessage>,
+        outcome: Result<ReconcileOutcome, ReconcileOutcome>,
+    ) -> Result<ReconcileOutcome, ReconcileOutcome> {
         let service = &seen.service;
         degraded.extend(self.degraded(service, state, targets));
         let no_endpoints = (!targets.usable_endpoint).then(|| status::no_endpoints(service.has_selector));
@@ -156,23 +163,23 @@ impl Reconciler {
             service.conditions.iter().any(|c| c.kind == names::PROGRAMMED && c.status == "True");
         if unprogrammed.is_none() && !was_programmed && !state.ingress.is_empty() {
             let why = (reasons::ENSURED, "the load balancer is in place".to_owned());
-            if state.news("Ensured", Some(&why)) {
+            if state.is_news("Ensured", Some(&why)) {
                 events.normal("Ensure", why.0, &why.1);
             }
         }
-        let progressing = |why: &&Why| why.0 != reasons::PROGRESSING;
+        let progressing = |why: &&ReasonMessage| why.0 != reasons::PROGRESSING;
         for (action, why) in [
             ("Program", unprogrammed.as_ref().filter(progressing)),
             ("Degrade", degraded.first()),
             ("Serve", no_endpoints.as_ref()),
         ] {
-            if state.news(action, why)
+            if state.is_news(action, why)
                 && let Some(why) = why
             {
                 events.warning(action, why.0, &why.1);
             }
         }
-        let facts = Facts {
+        let inputs = StatusInputs {
             unprogrammed,
             ingress: (!state.ingress.is_empty()).then(|| state.ingress.clone()),
             usable_endpoint: targets.usable_endpoint,
@@ -181,20 +188,20 @@ impl Reconciler {
             health: state.health.clone(),
             degraded,
         };
-        let desired = status::desired(&facts, service.generation);
+        let desired = status::desired(&inputs, service.generation);
         if let Some(patch) = status::patch(service, &desired, Timestamp::now())
             && !state.is_written(service, &desired)
         {
-            self.writer.status(&service.key, patch).await?;
+            self.writer.patch_status(&service.key, patch).await?;
             state.wrote(service, desired);
         }
-        went
+        outcome
     }
 
     /// What is amiss while the rest works.
-    fn degraded(&self, service: &Service, state: &State, targets: &TargetPlan) -> Vec<Why> {
+    fn degraded(&self, service: &Service, state: &AppliedState, targets: &TargetPlan) -> Vec<ReasonMessage> {
         let refused = status::refused(&state.refused, state.health.as_ref());
-        let mut found: Vec<Why> = refused.into_iter().collect();
+        let mut found: Vec<ReasonMessage> = refused.into_iter().collect();
         let list = |names: &mut dyn Iterator<Item = &str>| names.collect::<Vec<_>>().join(", ");
         if !targets.without_agent.is_empty() {
             let nodes = list(&mut targets.without_agent.iter().map(String::as_str).take(20));
@@ -218,25 +225,30 @@ impl Reconciler {
     }
 
     /// Sets our finalizer unless it stands, or is on its way.
-    async fn hold(&self, service: &Service, state: &mut State) -> Result<(), Went> {
+    async fn hold(&self, service: &Service, state: &mut AppliedState) -> Result<(), ReconcileOutcome> {
         let provider = service.annotations.get(plan::PROVIDER).map(String::as_str);
         if service.has_finalizer(plan::finalizer(service)) && provider == Some(self.config.classes.provider) {
             state.holding = false;
         } else if !state.holding {
-            self.writer.hold(service).await?;
+            self.writer.add_finalizer(service).await?;
             state.holding = true;
         }
         Ok(())
     }
 
     /// Tells of old annotations, or follows them. `true` if the Service was changed.
-    async fn follow_legacy(&self, service: &Service, state: &mut State, need: &Need) -> bool {
+    async fn follow_legacy(
+        &self,
+        service: &Service,
+        state: &mut AppliedState,
+        request: &ReconcileRequest,
+    ) -> bool {
         let events = self.events(service);
         let why = match plan::legacy(service) {
             Legacy::None => None,
             Legacy::Invalid(problem) => Some((reasons::INVALID_LEGACY_ANNOTATION, problem)),
             // It was refused once, and nothing has changed since.
-            Legacy::Local(_) if state.unmigrated == state.fingerprint && !need.all => return false,
+            Legacy::Local(_) if state.unmigrated == state.fingerprint && !request.all => return false,
             Legacy::Local(patch) if self.migrate => match self.writer.migrate(service, patch).await {
                 Ok(()) => {
                     let message =
@@ -256,7 +268,7 @@ impl Reconciler {
                 Some((reasons::LEGACY_ANNOTATIONS, message))
             }
         };
-        if state.news("Legacy", why.as_ref())
+        if state.is_news("Legacy", why.as_ref())
             && let Some(why) = &why
         {
             events.warning("Migrate", why.0, &why.1);
@@ -265,8 +277,8 @@ impl Reconciler {
     }
 }
 
-fn why(refusal: &Refusal) -> Why {
-    (refusal.reason(), refusal.to_string())
+fn why(error: &PlanError) -> ReasonMessage {
+    (error.reason(), error.to_string())
 }
 
 /// Whether two structures ask for the same. What is published is an echo of what came of it.

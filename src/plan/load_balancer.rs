@@ -9,14 +9,14 @@ use steerage_model::{Family, Service, ServicePort, names};
 use steerage_provider_api::{Addressing, Capabilities, Listener, LoadBalancer, Owner, Steering};
 
 use super::health_check::health_check;
-use super::{Config, MIGRATED, PROVIDER, Refusal};
+use super::{Config, MIGRATED, PROVIDER, PlanError};
 
 /// The structure of a Service's load balancer under this steering.
 pub(crate) fn load_balancer(
     service: &Service,
     steering: Steering,
     config: &Config,
-) -> Result<LoadBalancer, Refusal> {
+) -> Result<LoadBalancer, PlanError> {
     let capabilities = &config.capabilities;
     Ok(LoadBalancer {
         owner: Owner { service: service.key.clone(), uid: service.uid.clone() },
@@ -50,40 +50,40 @@ pub(crate) fn fingerprint(service: &Service) -> u64 {
     hasher.finish()
 }
 
-fn families(service: &Service, capabilities: &Capabilities) -> Result<Vec<Family>, Refusal> {
+fn families(service: &Service, capabilities: &Capabilities) -> Result<Vec<Family>, PlanError> {
     let mut families = service.families.clone();
     if families.is_empty() {
         families = service.cluster_ips.iter().map(|address| Family::of(*address)).collect();
     }
     if families.is_empty() || service.cluster_ips.is_empty() {
-        return Err(Refusal::NoIpFamily);
+        return Err(PlanError::NoIpFamily);
     }
     if families.contains(&Family::V6) && !capabilities.ipv6 {
-        return Err(Refusal::IpFamilyNotSupported(Family::V6));
+        return Err(PlanError::IpFamilyNotSupported(Family::V6));
     }
     Ok(families)
 }
 
-fn listeners(service: &Service, capabilities: &Capabilities) -> Result<Vec<Listener>, Refusal> {
+fn listeners(service: &Service, capabilities: &Capabilities) -> Result<Vec<Listener>, PlanError> {
     if service.ports.is_empty() {
-        return Err(Refusal::NoPorts);
+        return Err(PlanError::NoPorts);
     }
     service.ports.iter().map(|port| listener(port, capabilities)).collect()
 }
 
-fn listener(port: &ServicePort, capabilities: &Capabilities) -> Result<Listener, Refusal> {
+fn listener(port: &ServicePort, capabilities: &Capabilities) -> Result<Listener, PlanError> {
     let ServicePort { name, protocol, port, node_port } = port.clone();
     if !capabilities.protocols.contains(&protocol) {
-        return Err(Refusal::ProtocolNotSupported { port, protocol });
+        return Err(PlanError::ProtocolNotSupported { port, protocol });
     }
     if capabilities.addressing == Addressing::NodePort && node_port.is_none() {
-        return Err(Refusal::NoNodePort { port });
+        return Err(PlanError::NoNodePort { port });
     }
     Ok(Listener { name, protocol, port, node_port })
 }
 
 /// The addresses that the user asks for: the annotation, which can name one of each family, before the field.
-fn requested_addresses(service: &Service) -> Result<Vec<IpAddr>, Refusal> {
+fn requested_addresses(service: &Service) -> Result<Vec<IpAddr>, PlanError> {
     let annotated = service.annotations.get(names::ADDRESSES).map(|text| (names::ADDRESSES, text));
     let field = service.load_balancer_ip.as_ref().map(|text| ("spec.loadBalancerIP", text));
     let Some((field, text)) = annotated.or(field).filter(|(_, text)| !text.trim().is_empty()) else {
@@ -92,7 +92,7 @@ fn requested_addresses(service: &Service) -> Result<Vec<IpAddr>, Refusal> {
     text.split(',')
         .map(str::trim)
         .map(|value| {
-            value.parse().map_err(|_| Refusal::InvalidRequestedAddress { field, value: value.to_owned() })
+            value.parse().map_err(|_| PlanError::InvalidRequestedAddress { field, value: value.to_owned() })
         })
         .collect()
 }

@@ -9,7 +9,7 @@ pub(crate) const PROVIDER: &str = "steerage.dev/provider";
 
 /// The classes that this controller serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Classes {
+pub(crate) struct ManagedClasses {
     /// The name of the provider; the class is `steerage.dev/<name>`.
     pub(crate) provider: &'static str,
     /// Whether Services without a class are served too.
@@ -17,15 +17,15 @@ pub(crate) struct Classes {
 }
 
 /// Whether the Service should have a load balancer of ours.
-pub(crate) fn wants(service: &Service, classes: &Classes) -> bool {
+pub(crate) fn is_managed(service: &Service, classes: &ManagedClasses) -> bool {
     if service.kind != ServiceKind::LoadBalancer || service.deleting {
         return false;
     }
-    is_of_class(service, classes) || (service.class.is_none() && classes.serve_unset)
+    has_managed_class(service, classes) || (service.class.is_none() && classes.serve_unset)
 }
 
 /// Whether the Service names our class.
-pub(crate) fn is_of_class(service: &Service, classes: &Classes) -> bool {
+pub(crate) fn has_managed_class(service: &Service, classes: &ManagedClasses) -> bool {
     service.class.as_ref().and_then(|class| class.strip_prefix(names::PREFIX)) == Some(classes.provider)
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn finalizer(service: &Service) -> &'static str {
 
 /// The finalizers on the Service that hold it for this controller. Upstream's own is ours only where our annotation stands beside
 /// it: a cloud-controller-manager sets the same.
-pub(crate) fn is_ours(service: &Service, classes: &Classes) -> Vec<&'static str> {
+pub(crate) fn owned_finalizers(service: &Service, classes: &ManagedClasses) -> Vec<&'static str> {
     let provider = service.annotations.get(PROVIDER).map(String::as_str);
     if provider.is_some_and(|provider| provider != classes.provider) {
         return Vec::new();
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
     use steerage_model::Key;
 
-    const EDGE: Classes = Classes { provider: "edge", serve_unset: false };
+    const EDGE: ManagedClasses = ManagedClasses { provider: "edge", serve_unset: false };
 
     fn service(class: Option<&str>) -> Service {
         let mut service = Service::new(Key::new("default", "web"));
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn only_our_class_is_served() {
-        let unset_too = Classes { serve_unset: true, ..EDGE };
+        let unset_too = ManagedClasses { serve_unset: true, ..EDGE };
         for (class, alone, with_unset) in [
             (Some("steerage.dev/edge"), true, true),
             (Some("steerage.dev/aws"), false, false),
@@ -75,7 +75,7 @@ mod tests {
         ] {
             let service = service(class);
             assert_eq!(
-                (wants(&service, &EDGE), wants(&service, &unset_too)),
+                (is_managed(&service, &EDGE), is_managed(&service, &unset_too)),
                 (alone, with_unset),
                 "{class:?}"
             );
@@ -86,10 +86,10 @@ mod tests {
     fn what_is_deleted_or_of_another_type_is_not_served() {
         let mut deleted = service(Some("steerage.dev/edge"));
         deleted.deleting = true;
-        assert!(!wants(&deleted, &EDGE));
+        assert!(!is_managed(&deleted, &EDGE));
         let mut plain = service(Some("steerage.dev/edge"));
         plain.kind = ServiceKind::NodePort;
-        assert!(!wants(&plain, &EDGE));
+        assert!(!is_managed(&plain, &EDGE));
     }
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
             let mut service = service(None);
             service.finalizers = vec![finalizer.to_owned()];
             service.annotations.extend(provider.map(|p| (PROVIDER.to_owned(), p.to_owned())));
-            is_ours(&service, &EDGE)
+            owned_finalizers(&service, &EDGE)
         };
         assert_eq!(with(names::FINALIZER, None), [names::FINALIZER]);
         assert_eq!(with(names::FINALIZER, Some("edge")), [names::FINALIZER]);

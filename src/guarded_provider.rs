@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The provider as the workers call it: only under the Lease, within one budget, each call with a deadline and counted.
+//! The provider as the workers call it: only under the Lease, within one rate_limiter, each call with a deadline and counted.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,24 +10,29 @@ use steerage_provider_api::{
 };
 use tokio::time::Instant;
 
-use crate::lease::Claim;
+use crate::lease::Leadership;
 use crate::metrics::Metrics;
-use crate::rate::Budget;
+use crate::rate_limit::RateLimiter;
 
 /// Longest time for one call, which may consist of many of the cloud's.
 const DEADLINE: Duration = Duration::from_mins(1);
 
 /// A provider, guarded.
-pub(crate) struct Guarded {
+pub(crate) struct GuardedProvider {
     inner: Arc<dyn Provider>,
-    claim: Claim,
-    budget: Budget,
+    leadership: Leadership,
+    rate_limiter: RateLimiter,
     metrics: Metrics,
 }
 
-impl Guarded {
-    pub(crate) fn new(inner: Arc<dyn Provider>, claim: Claim, budget: Budget, metrics: Metrics) -> Self {
-        Self { inner, claim, budget, metrics }
+impl GuardedProvider {
+    pub(crate) fn new(
+        inner: Arc<dyn Provider>,
+        leadership: Leadership,
+        rate_limiter: RateLimiter,
+        metrics: Metrics,
+    ) -> Self {
+        Self { inner, leadership, rate_limiter, metrics }
     }
 
     pub(crate) fn serialization_key(&self, owner: &Owner) -> String {
@@ -63,8 +68,8 @@ impl Guarded {
         name: &'static str,
         call: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        self.budget.spend().await;
-        if !self.claim.is_held() {
+        self.rate_limiter.acquire().await;
+        if !self.leadership.is_held() {
             return Err(Error::Unavailable("this controller does not hold the Lease any more".to_owned()));
         }
         let before = Instant::now();

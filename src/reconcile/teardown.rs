@@ -4,8 +4,8 @@
 use steerage_model::Service;
 use steerage_provider_api::{Owner, Progress};
 
-use super::{Reconciler, Went};
-use crate::state::State;
+use super::{ReconcileOutcome, Reconciler};
+use crate::applied::AppliedState;
 use crate::{plan, reasons, status};
 
 impl Reconciler {
@@ -14,46 +14,46 @@ impl Reconciler {
         &self,
         service: &Service,
         owner: &Owner,
-        state: &mut State,
+        state: &mut AppliedState,
         held: bool,
-    ) -> Result<Went, Went> {
-        let finalizers = plan::is_ours(service, &self.config.classes);
+    ) -> Result<ReconcileOutcome, ReconcileOutcome> {
+        let finalizers = plan::owned_finalizers(service, &self.config.classes);
         if finalizers.is_empty() && !held {
-            return Ok(Went::Done);
+            return Ok(ReconcileOutcome::Done);
         }
         if self.is_left_to_others(service) {
             tracing::warn!(
                 service = %service.key,
                 "a load balancer of ours stays as it is, for Services without a class are not served (--serve-unset-class)"
             );
-            return Ok(Went::Done);
+            return Ok(ReconcileOutcome::Done);
         }
         let events = self.events(service);
         let why = (reasons::DELETING, "deleting the load balancer".to_owned());
-        if state.news("Delete", Some(&why)) {
+        if state.is_news("Delete", Some(&why)) {
             events.normal("Delete", why.0, &why.1);
         }
         match self.provider.delete(owner).await {
             Ok(Progress::Done) => {}
-            Ok(Progress::Again(after)) => return Ok(Went::Again(after)),
+            Ok(Progress::Again(after)) => return Ok(ReconcileOutcome::Again(after)),
             Err(error) => {
                 let why = (error.reason(), format!("cannot delete the load balancer: {error}"));
-                if state.news("DeleteFailed", Some(&why)) {
+                if state.is_news("DeleteFailed", Some(&why)) {
                     events.warning("Delete", why.0, &why.1);
                 }
-                return Err(Went::Provider(error));
+                return Err(ReconcileOutcome::Provider(error));
             }
         }
         // A Service that is another's by now has the other's ingress and conditions.
-        if (service.class.is_none() || plan::is_of_class(service, &self.config.classes))
+        if (service.class.is_none() || plan::has_managed_class(service, &self.config.classes))
             && let Some(patch) = status::clearing_patch(service, true)
         {
-            self.writer.status(&service.key, patch).await?;
+            self.writer.patch_status(&service.key, patch).await?;
         }
         if !finalizers.is_empty() || service.annotations.contains_key(plan::PROVIDER) {
-            self.writer.release(service, &finalizers).await?;
+            self.writer.remove_finalizers(service, &finalizers).await?;
         }
         events.normal("Delete", reasons::DELETED, "the load balancer is gone");
-        Ok(Went::Done)
+        Ok(ReconcileOutcome::Done)
     }
 }

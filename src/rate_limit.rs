@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One budget for all calls of the provider.
+//! One rate_limiter for all calls of the provider.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -8,14 +8,14 @@ use tokio::time::Instant;
 
 /// So many calls a second, and so many at once after a quiet time.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct RateLimiter {
     interval: Duration,
     burst: u32,
     /// When the next call would be due if none had been saved up.
     next: Mutex<Option<Instant>>,
 }
 
-impl Budget {
+impl RateLimiter {
     pub(crate) fn new(per_second: f64, burst: u32) -> Self {
         Self {
             interval: Duration::from_secs_f64(1.0 / per_second),
@@ -25,7 +25,7 @@ impl Budget {
     }
 
     /// Waits for leave to make one call.
-    pub(crate) async fn spend(&self) {
+    pub(crate) async fn acquire(&self) {
         let at = self.reserve(Instant::now());
         tokio::time::sleep_until(at).await;
     }
@@ -47,10 +47,10 @@ mod tests {
 
     #[test]
     fn a_burst_is_free_and_then_calls_keep_their_distance() {
-        let budget = Budget::new(10.0, 3);
+        let rate_limiter = RateLimiter::new(10.0, 3);
         let now = Instant::now() + Duration::from_hours(1);
         let waits = |at: Instant, calls: usize| -> Vec<u128> {
-            (0..calls).map(|_| (budget.reserve(at) - at).as_millis()).collect()
+            (0..calls).map(|_| (rate_limiter.reserve(at) - at).as_millis()).collect()
         };
         assert_eq!(waits(now, 5), [0, 0, 0, 100, 200]);
         let later = now + Duration::from_mins(1);

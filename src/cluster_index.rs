@@ -11,7 +11,7 @@ use steerage_watch::Watches;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::plan::Nodes;
+use crate::plan::NodeTargets;
 
 /// What happened to a Service since it was last looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(crate) struct Touched {
     pub(crate) endpoints: Option<Instant>,
 }
 
-/// What changed since the last [`World::take`].
+/// What changed since the last [`ClusterIndex::take`].
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Services, with what happened to them.
@@ -34,25 +34,25 @@ pub(crate) struct Changes {
 #[derive(Debug, Default)]
 struct Inner {
     index: Index,
-    nodes: Option<Arc<Nodes>>,
+    nodes: Option<Arc<NodeTargets>>,
     changes: Changes,
 }
 
 /// All that is known of the cluster.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct ClusterIndex {
     inner: Mutex<Inner>,
     changed: Notify,
     synced: watch::Sender<bool>,
 }
 
-impl Default for World {
+impl Default for ClusterIndex {
     fn default() -> Self {
         Self { inner: Mutex::default(), changed: Notify::new(), synced: watch::Sender::new(false) }
     }
 }
 
-impl World {
+impl ClusterIndex {
     /// Takes in what the watch of Services says.
     pub(crate) fn on_service(&self, event: Event<Service>) {
         self.feed(|index| index.on_service(event), |touched, _| touched.itself = true);
@@ -68,7 +68,7 @@ impl World {
         );
     }
 
-    /// Takes in what the watch of Nodes says.
+    /// Takes in what the watch of NodeTargets says.
     pub(crate) fn on_node(&self, event: Event<Node>) {
         self.feed(|index| index.on_node(event), |_, _| ());
     }
@@ -112,11 +112,11 @@ impl World {
     }
 
     /// Looks at the index and at the nodes as plans want them.
-    pub(crate) fn read<T>(&self, look: impl FnOnce(&Index, &Arc<Nodes>) -> T) -> T {
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&Index, &Arc<NodeTargets>) -> T) -> T {
         let mut inner = self.lock();
         let nodes = match inner.nodes.take() {
             Some(nodes) => nodes,
-            None => Arc::new(Nodes::new(inner.index.nodes())),
+            None => Arc::new(NodeTargets::new(inner.index.nodes())),
         };
         let found = look(&inner.index, &nodes);
         inner.nodes = Some(nodes);
@@ -128,24 +128,24 @@ impl World {
     }
 }
 
-/// Keeps `world` up with the cluster for as long as the process lives. Its readiness waits for the first lists.
-pub(crate) fn follow(process: &Process, world: &Arc<World>, watches: &Watches) {
-    one(process, "services", world, watches.services(), World::on_service);
-    one(process, "endpointslices", world, watches.slices(), World::on_slice);
-    one(process, "nodes", world, watches.nodes(), World::on_node);
+/// Keeps `cluster` up with the cluster for as long as the process lives. Its readiness waits for the first lists.
+pub(crate) fn follow(process: &Process, cluster: &Arc<ClusterIndex>, watches: &Watches) {
+    one(process, "services", cluster, watches.services(), ClusterIndex::on_service);
+    one(process, "endpointslices", cluster, watches.slices(), ClusterIndex::on_slice);
+    one(process, "nodes", cluster, watches.nodes(), ClusterIndex::on_node);
 }
 
 fn one<T: steerage_model::Object + Send + 'static>(
     process: &Process,
     name: &'static str,
-    world: &Arc<World>,
+    cluster: &Arc<ClusterIndex>,
     mut events: impl Stream<Item = Event<T>> + Send + Unpin + 'static,
-    on: fn(&World, Event<T>),
+    on: fn(&ClusterIndex, Event<T>),
 ) where
     T::Key: Send,
 {
     let mut pending = Some(process.readiness().task(name));
-    let world = Arc::clone(world);
+    let cluster = Arc::clone(cluster);
     let stop = process.shutdown().clone();
     process.spawn(name, async move {
         loop {
@@ -155,7 +155,7 @@ fn one<T: steerage_model::Object + Send + 'static>(
             };
             let Some(event) = event else { anyhow::bail!("the watch ended") };
             let listed = matches!(event, Event::InitDone);
-            on(&world, event);
+            on(&cluster, event);
             if let Some(pending) = pending.take_if(|_| listed) {
                 pending.done();
             }
@@ -175,46 +175,46 @@ mod tests {
         EndpointSlice { endpoints, ..EndpointSlice::new(service.clone(), service, Family::V4) }
     }
 
-    fn listed() -> World {
-        let world = World::default();
-        world.on_service(Event::Init);
-        world.on_service(Event::InitDone);
-        world.on_node(Event::Init);
-        world.on_node(Event::InitDone);
-        assert!(world.synced().now_or_never().is_none(), "slices are missing");
-        world.on_slice(Event::Init);
-        world.on_slice(Event::InitDone);
-        assert!(world.synced().now_or_never().is_some());
-        world
+    fn listed() -> ClusterIndex {
+        let cluster = ClusterIndex::default();
+        cluster.on_service(Event::Init);
+        cluster.on_service(Event::InitDone);
+        cluster.on_node(Event::Init);
+        cluster.on_node(Event::InitDone);
+        assert!(cluster.synced().now_or_never().is_none(), "slices are missing");
+        cluster.on_slice(Event::Init);
+        cluster.on_slice(Event::InitDone);
+        assert!(cluster.synced().now_or_never().is_some());
+        cluster
     }
 
     #[test]
     fn what_happened_to_a_service_is_told_apart() {
-        let world = listed();
-        assert!(world.changed().now_or_never().is_none());
-        world.on_slice(Event::Apply(slice(&["a"])));
+        let cluster = listed();
+        assert!(cluster.changed().now_or_never().is_none());
+        cluster.on_slice(Event::Apply(slice(&["a"])));
         let first = Instant::now();
-        world.on_slice(Event::Apply(slice(&["b"])));
-        assert!(world.changed().now_or_never().is_some());
-        let changes = world.take();
+        cluster.on_slice(Event::Apply(slice(&["b"])));
+        assert!(cluster.changed().now_or_never().is_some());
+        let changes = cluster.take();
         let touched = changes.services[&Key::new("default", "web")];
         assert!(!touched.itself && touched.endpoints.expect("a time") <= first, "the first change counts");
-        world.on_service(Event::Apply(Service::new(Key::new("default", "web"))));
-        let touched = world.take().services[&Key::new("default", "web")];
+        cluster.on_service(Event::Apply(Service::new(Key::new("default", "web"))));
+        let touched = cluster.take().services[&Key::new("default", "web")];
         assert_eq!(touched, Touched { itself: true, endpoints: None });
-        assert!(world.take().services.is_empty());
+        assert!(cluster.take().services.is_empty());
     }
 
     #[test]
     fn nodes_are_prepared_once_for_many_plans() {
-        let world = listed();
-        let nodes = || world.read(|_, nodes| Arc::clone(nodes));
+        let cluster = listed();
+        let nodes = || cluster.read(|_, nodes| Arc::clone(nodes));
         assert!(Arc::ptr_eq(&nodes(), &nodes()));
         let before = nodes();
-        world.on_slice(Event::Apply(slice(&["a"])));
+        cluster.on_slice(Event::Apply(slice(&["a"])));
         assert!(Arc::ptr_eq(&before, &nodes()));
-        world.on_node(Event::Apply(Node { name: "a".to_owned(), ..Node::default() }));
-        assert!(world.take().nodes);
+        cluster.on_node(Event::Apply(Node { name: "a".to_owned(), ..Node::default() }));
+        assert!(cluster.take().nodes);
         assert!(!Arc::ptr_eq(&before, &nodes()));
     }
 }
