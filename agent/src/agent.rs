@@ -15,14 +15,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::desk::{Inquiry, Reply, Request};
+use crate::debug_socket::{DebugCommand, DebugReply, DebugRequest};
 use crate::dump::Snapshot;
-use crate::explain::{Known, explain};
-use crate::health::{Listeners, Plane, Ports};
-use crate::kernel::{Applied, Cleaner, Dataplane};
+use crate::explain::{ExplainContext, explain};
+use crate::health::{HealthCheckPorts, Listeners, ProxyHealth};
+use crate::kernel::{Applied, Dataplane, FlowCleaner};
+use crate::local_node::{AgentSettings, host_addresses};
 use crate::metrics::Metrics;
-use crate::place::{Settings, host_addresses};
-use crate::plan::{Following, HealthPorts, Place, ServicePlan, is_balanced, plan_service};
+use crate::plan::{HealthPorts, LocalNode, PolicyTransitions, ServicePlan, has_load_balancer, plan_service};
 use crate::rules::Pods;
 
 /// Waits after failed writes: from the first, doubling, to the last.
@@ -49,21 +49,21 @@ pub enum Input {
     /// Addresses of this host came or went.
     Addresses,
     /// Somebody asks.
-    Ask(Inquiry),
+    Debug(DebugRequest),
 }
 
 /// What the loop works with.
 pub struct Agent {
     /// What flags say.
-    pub settings: Settings,
+    pub settings: AgentSettings,
     /// The rules in the kernel.
     pub dataplane: Dataplane,
     /// Ends stale UDP flows.
-    pub cleaner: Cleaner,
+    pub cleaner: FlowCleaner,
     /// What health-check ports answer.
-    pub ports: Ports,
+    pub ports: HealthCheckPorts,
     /// Whether the data plane follows.
-    pub plane: Plane,
+    pub proxy_health: ProxyHealth,
     /// The servers on those ports.
     pub listeners: Listeners,
     /// Tells users.
@@ -83,7 +83,7 @@ impl Agent {
         mut inputs: mpsc::UnboundedReceiver<Input>,
         shutdown: CancellationToken,
     ) -> anyhow::Result<()> {
-        let mut state = State { host: self.settings.host_addresses(), ..State::default() };
+        let mut state = LoopState { host: self.settings.host_addresses(), ..LoopState::default() };
         loop {
             let wake = self.next_deadline(&state);
             tokio::select! {
@@ -107,13 +107,13 @@ impl Agent {
     }
 
     /// When there is something to do though nothing is heard. An idle agent has none.
-    fn next_deadline(&self, state: &State) -> Option<Instant> {
+    fn next_deadline(&self, state: &LoopState) -> Option<Instant> {
         let retry = state.retry.map(|(at, _)| at);
-        let pure = [state.following.next(), self.ports.next_expiry()].map(|at| at.map(Instant::from_std));
+        let pure = [state.transitions.next(), self.ports.next_expiry()].map(|at| at.map(Instant::from_std));
         [retry, state.reopen].into_iter().chain(pure).flatten().min()
     }
 
-    fn take(&self, state: &mut State, input: Input) {
+    fn take(&self, state: &mut LoopState, input: Input) {
         match input {
             Input::Service(event) => {
                 if matches!(event, Event::Apply(_) | Event::Delete(_)) {
@@ -144,72 +144,75 @@ impl Agent {
             }
             Input::Addresses => state.readdressed = true,
             // Who asked may be gone.
-            Input::Ask(Inquiry { request, answer }) => drop(answer.send(self.answer(state, &request))),
+            Input::Debug(DebugRequest { command, reply }) => {
+                drop(reply.send(self.debug_reply(state, &command)))
+            }
         }
     }
 
-    fn answer(&self, state: &State, request: &Request) -> Reply {
-        let Some((place, pods)) = state.place.as_ref().filter(|_| state.listed) else {
-            return Reply::Text("the agent does not know the cluster yet\n".to_owned());
+    fn debug_reply(&self, state: &LoopState, command: &DebugCommand) -> DebugReply {
+        let Some((local_node, pods)) = state.local_node.as_ref().filter(|_| state.listed) else {
+            return DebugReply::Text("the agent does not know the cluster yet\n".to_owned());
         };
         let host = host_addresses();
         let desired = self.dataplane.desired();
         let unserved = &self.dataplane.shape().unserved;
-        let known = Known { desired, index: &state.index, place, pods, host: &host, unserved };
-        match request {
-            Request::Explain(question) => Reply::Text(explain(*question, known).to_string()),
-            Request::Dump { .. } => {
+        let known = ExplainContext { desired, index: &state.index, local_node, pods, host: &host, unserved };
+        match command {
+            DebugCommand::Explain(question) => DebugReply::Text(explain(*question, known).to_string()),
+            DebugCommand::Dump { .. } => {
                 let shape = self.dataplane.shape().clone();
-                Reply::Snapshot(Box::new(Snapshot { desired: desired.clone(), shape }))
+                DebugReply::Snapshot(Box::new(Snapshot { desired: desired.clone(), shape }))
             }
         }
     }
 
     /// Plans and writes what is due.
-    fn step(&mut self, state: &mut State) {
+    fn step(&mut self, state: &mut LoopState) {
         let synced = state.index.synced();
         if synced && !std::mem::replace(&mut state.listed, true) {
             tracing::info!("Services, slices and the node are listed");
         }
         let own = state.index.node(&self.settings.node);
         if synced {
-            self.plane.set_eligible(own.is_some_and(|node| !node.deleting && !node.autoscaler_taint));
+            self.proxy_health.set_eligible(own.is_some_and(|node| !node.deleting && !node.autoscaler_taint));
         }
-        let place = own.map(|node| (self.settings.place(node, &state.host), self.settings.pods(node)));
+        let local_node =
+            own.map(|node| (self.settings.local_node(node, &state.host), self.settings.pods(node)));
         // A node that went from the API keeps the place it had, until the machine goes too.
-        let Some((place, pods)) = place.or_else(|| state.place.clone()) else { return };
+        let Some((local_node, pods)) = local_node.or_else(|| state.local_node.clone()) else { return };
         let announced = own.and_then(|node| node.agent.clone());
 
         if std::mem::take(&mut state.numbered) {
-            self.dataplane.drop_unserved(self.settings.unserved(&state.service_cidrs));
+            self.dataplane.drop_unassigned(self.settings.unserved(&state.service_cidrs));
         }
-        let updates = state.updates(place, pods);
+        let updates = state.updates(local_node, pods);
         state.note(&updates);
         if !synced {
-            self.dataplane.prepare(updates);
+            self.dataplane.stage(updates);
             return;
         }
         if std::mem::take(&mut state.foreign) {
-            self.dataplane.suspect();
+            self.dataplane.mark_out_of_sync();
         }
         let due = state.retry.is_none_or(|(at, _)| Instant::now() >= at);
-        if updates.is_empty() && !(self.dataplane.is_suspect() && due) {
-            if !self.dataplane.is_suspect() {
+        if updates.is_empty() && !(self.dataplane.is_out_of_sync() && due) {
+            if !self.dataplane.is_out_of_sync() {
                 self.metrics.kube_proxy.settled();
             }
             self.ask_to_announce(announced.as_deref());
             return;
         }
         for (key, plan) in &updates {
-            let balanced = state.index.service(key).is_some_and(is_balanced);
-            self.ports.lower(key, plan.health.as_ref(), balanced);
+            let balanced = state.index.service(key).is_some_and(has_load_balancer);
+            self.ports.withdraw(key, plan.health.as_ref(), balanced);
         }
         let raised = updates.iter().filter_map(|(key, plan)| Some((key.clone(), plan.health.clone()?)));
         let raised: HealthPorts = raised.collect();
-        self.plane.queued();
+        self.proxy_health.queued();
         self.metrics.kube_proxy.queued();
         let started = std::time::Instant::now();
-        let pods = state.place.as_ref().map(|(_, pods)| pods.clone()).unwrap_or_default();
+        let pods = state.local_node.as_ref().map(|(_, pods)| pods.clone()).unwrap_or_default();
         // A large load takes its time in the kernel.
         let result = tokio::task::block_in_place(|| self.dataplane.apply(updates, &pods));
         self.metrics.apply_seconds.observe(started.elapsed().as_secs_f64());
@@ -249,12 +252,12 @@ impl Agent {
         self.metrics.frontends.set(i64::try_from(desired.frontend_count()).unwrap_or(i64::MAX));
         if full {
             // Earlier plans may have waited for this write too.
-            self.ports.raise(&desired.health_ports());
+            self.ports.publish(&desired.health_ports());
         } else {
-            self.ports.raise(raised);
+            self.ports.publish(raised);
         }
         self.metrics.health_ports.set(i64::try_from(self.ports.count()).unwrap_or(i64::MAX));
-        self.plane.updated();
+        self.proxy_health.updated();
         self.cleaner.clean(udp);
         if let Some(first) = self.first.take() {
             tracing::info!(elements, seconds, "rules are in the kernel for the first time");
@@ -268,17 +271,17 @@ impl Agent {
         ask.send_if_modified(|asked| std::mem::replace(asked, missing) != missing);
     }
 
-    fn open_ports(&mut self, state: &mut State) {
-        let Some((place, _)) = &state.place else { return };
-        let version = (self.ports.version(), place.node_port_addresses.clone());
+    fn open_ports(&mut self, state: &mut LoopState) {
+        let Some((local_node, _)) = &state.local_node else { return };
+        let version = (self.ports.version(), local_node.node_port_addresses.clone());
         let again = state.reopen.is_some_and(|at| at <= Instant::now());
         // Not before the rules are in the kernel: then the first answer is the right one.
         if self.first.is_some() || (state.opened.as_ref() == Some(&version) && !again) {
             return;
         }
         state.opened = Some(version);
-        let busy = self.listeners.reconcile(&place.node_port_addresses);
-        state.reopen = self.listeners.any_busy().then(|| Instant::now() + REOPEN);
+        let busy = self.listeners.reconcile(&local_node.node_port_addresses);
+        state.reopen = self.listeners.has_busy_ports().then(|| Instant::now() + REOPEN);
         for busy in busy {
             tracing::warn!(
                 service = %busy.service, address = %busy.address, error = %busy.error,
@@ -293,7 +296,7 @@ impl Agent {
                     note: format!(
                         "node {} cannot listen on {} for health checks: {}; it keeps trying, and the load balancer does not \
                          see this node until the port is free",
-                        place.node, busy.address, busy.error
+                        local_node.node, busy.address, busy.error
                     ),
                 });
             }
@@ -303,12 +306,12 @@ impl Agent {
 
 /// What the loop knows.
 #[derive(Default)]
-struct State {
+struct LoopState {
     index: Index,
     /// All lists were complete once.
     listed: bool,
     /// This node's place and what tells its pods, as last planned with.
-    place: Option<(Place, Pods)>,
+    local_node: Option<(LocalNode, Pods)>,
     host: Vec<IpAddr>,
     /// The host's addresses have to be read again.
     readdressed: bool,
@@ -317,7 +320,7 @@ struct State {
     /// Those have been heard of.
     numbered: bool,
     /// Services whose load balancers may be late.
-    following: Following,
+    transitions: PolicyTransitions,
     /// The version of the ports, and the addresses, for which servers were opened.
     opened: Option<(u64, Vec<IpAddr>)>,
     /// When busy ports are tried again.
@@ -330,7 +333,7 @@ struct State {
     not_local: [BTreeSet<Key>; 2],
 }
 
-impl State {
+impl LoopState {
     /// Notes for the metrics what the plans say.
     fn note(&mut self, updates: &BTreeMap<Key, ServicePlan>) {
         // What is served by others is not ours to count.
@@ -348,20 +351,20 @@ impl State {
     }
 
     /// The plans that changed.
-    fn updates(&mut self, place: Place, pods: Pods) -> BTreeMap<Key, ServicePlan> {
+    fn updates(&mut self, local_node: LocalNode, pods: Pods) -> BTreeMap<Key, ServicePlan> {
         let now = Instant::now().into_std();
         let mut dirty = self.index.take_dirty().services;
         for key in &dirty {
-            self.following.see(key, self.index.service(key), now);
+            self.transitions.observe(key, self.index.service(key), now);
         }
-        dirty.extend(self.following.expire(now));
-        let moved = self.place.as_ref().map(|(old, _)| old) != Some(&place);
-        let shaped = self.place.as_ref().map(|(_, old)| old) != Some(&pods);
+        dirty.extend(self.transitions.expire(now));
+        let moved = self.local_node.as_ref().map(|(old, _)| old) != Some(&local_node);
+        let shaped = self.local_node.as_ref().map(|(_, old)| old) != Some(&pods);
         let plan = |key: &Key| {
-            let plan = self.index.service(key).map(|service| plan_service(service, &self.index, &place));
+            let plan = self.index.service(key).map(|service| plan_service(service, &self.index, &local_node));
             let mut plan = plan.unwrap_or_default();
-            if self.following.is_late(key) {
-                plan.serve_everywhere();
+            if self.transitions.contains(key) {
+                plan.fall_back_to_cluster_policy();
             }
             (key.clone(), plan)
         };
@@ -369,7 +372,7 @@ impl State {
             dirty.extend(self.index.services().map(|service| service.key.clone()));
         }
         let updates = dirty.iter().map(plan).collect();
-        self.place = Some((place, pods));
+        self.local_node = Some((local_node, pods));
         updates
     }
 }

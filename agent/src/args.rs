@@ -8,12 +8,12 @@ use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use steerage_agent::announce::withdraw;
-use steerage_agent::desk::{Desk, Request, ask};
-use steerage_agent::explain::Question;
+use steerage_agent::debug_socket::{DebugCommand, DebugSocket, ask};
+use steerage_agent::explain::PacketQuery;
 use steerage_agent::kernel::clean_up;
-use steerage_agent::place::{AddressRange, NodePortAddresses};
+use steerage_agent::local_node::{AddressRange, NodePortAddresses};
 use steerage_agent::plan::Frontend;
-use steerage_agent::sandbox::{Refusal, SandboxError, confine};
+use steerage_agent::sandbox::{FilterMode, SandboxError, confine};
 use steerage_model::names;
 use steerage_process::{Component, EXIT_FAILED, ProcessArgs, run};
 use steerage_watch::{ClientArgs, client};
@@ -36,7 +36,7 @@ enum Services {
 
 /// How this node's pods are told from everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Detect {
+enum DetectLocalMode {
     /// By the node's pod CIDRs
     NodeCidr,
     /// By --cluster-cidr
@@ -51,7 +51,7 @@ enum Detect {
 
 /// What becomes of system calls that the agent has no use for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Seccomp {
+enum SeccompMode {
     /// They fail
     Enforce,
     /// They are done, and stand in the kernel's audit log
@@ -60,12 +60,12 @@ enum Seccomp {
     Off,
 }
 
-impl Seccomp {
+impl SeccompMode {
     /// Puts the filter on this process.
     fn confine(self) -> Result<(), SandboxError> {
         match self {
-            Self::Enforce => confine(Refusal::Fail),
-            Self::Log => confine(Refusal::Log),
+            Self::Enforce => confine(FilterMode::Enforce),
+            Self::Log => confine(FilterMode::Log),
             Self::Off => Ok(()),
         }
     }
@@ -102,7 +102,7 @@ pub(crate) struct Args {
     nodeport_addresses: NodePortAddresses,
     /// How this node's pods are told from everything else
     #[arg(long, env = "STEERAGE_DETECT_LOCAL", value_enum, default_value = "node-cidr")]
-    detect_local: Detect,
+    detect_local: DetectLocalMode,
     /// The pods' networks, for --detect-local cluster-cidr
     #[arg(long, env = "STEERAGE_CLUSTER_CIDR", value_delimiter = ',', value_name = "CIDR,…")]
     cluster_cidr: Vec<IpNet>,
@@ -117,7 +117,7 @@ pub(crate) struct Args {
     /// Proxy). May be given several times
     #[arg(long, env = "STEERAGE_DROP_UNSERVED", value_name = "CIDR", value_delimiter = ',')]
     drop_unserved: Vec<AddressRange>,
-    /// Ports of the node's /healthz and /livez; 10356, and where all Services are served 10256 too
+    /// HealthCheckPorts of the node's /healthz and /livez; 10356, and where all Services are served 10256 too
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT,…", value_delimiter = ',')]
     healthz_port: Vec<u16>,
     /// Seconds without a word from the API server after which health checks fail; 0: never. Off by default: while the API
@@ -128,7 +128,7 @@ pub(crate) struct Args {
     /// What becomes of system calls that the agent has no use for: starting programs, and whatever else a service proxy does not
     /// do. A kubeconfig that starts a credential plugin needs `off`
     #[arg(long, env = "STEERAGE_SECCOMP", value_enum, default_value = "enforce")]
-    seccomp: Seccomp,
+    seccomp: SeccompMode,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -162,7 +162,7 @@ impl Command {
     fn run(self) -> anyhow::Result<()> {
         let request = match self {
             Self::Cleanup { client, node_name } => {
-                let _none_runs = Desk::open().context("an agent would write the tables again")?;
+                let _none_runs = DebugSocket::open().context("an agent would write the tables again")?;
                 clean_up().context("cannot delete the tables")?;
                 if let Err(error) = withdraw_from(node_name.as_deref(), &client) {
                     // The tables were what mattered; the API may be out of reach for good.
@@ -175,9 +175,9 @@ impl Command {
                 }
                 return Ok(());
             }
-            Self::Dump { all } => Request::Dump { all },
+            Self::Dump { all } => DebugCommand::Dump { all },
             Self::Explain { to, from } => {
-                Request::Explain(Question::new(to, from).map_err(anyhow::Error::msg)?)
+                DebugCommand::Explain(PacketQuery::new(to, from).map_err(anyhow::Error::msg)?)
             }
         };
         print!("{}", ask(&request)?);
@@ -235,8 +235,8 @@ impl Args {
             return command.run().map_or_else(failed, |()| ExitCode::SUCCESS);
         }
         // Before anything is opened: the other agent's ports would be found busy, which says less.
-        let desk = match Desk::open() {
-            Ok(desk) => desk,
+        let debug_socket = match DebugSocket::open() {
+            Ok(debug_socket) => debug_socket,
             Err(error) => return failed(error.into()),
         };
         let component = Component { name: "agent", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
@@ -250,7 +250,7 @@ impl Args {
                     "system calls are not filtered"
                 );
             }
-            self.compose(process, desk)
+            self.compose(process, debug_socket)
         })
     }
 }

@@ -9,9 +9,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use steerage_model::Family;
 use steerage_nft::{Error, Row};
 
-use crate::kernel::{Held, read_table};
+use crate::kernel::{KernelTable, read_table};
 use crate::plan::Desired;
-use crate::rules::{Elements, LOCAL_OFFSET, SetId, Shape, Skeleton, all_elements, difference};
+use crate::rules::{BaseRuleset, Elements, LOCAL_OFFSET, RulesetConfig, SetId, all_elements, difference};
 
 /// What the agent means, at one moment.
 #[derive(Debug, Clone)]
@@ -19,7 +19,7 @@ pub struct Snapshot {
     /// What the node should do.
     pub desired: Desired,
     /// What shapes the chains.
-    pub shape: Shape,
+    pub shape: RulesetConfig,
 }
 
 /// A comparison, as text.
@@ -40,10 +40,10 @@ impl Snapshot {
         for (model, family) in
             [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)]
         {
-            let skeleton = Skeleton::new(family, &self.shape);
-            let held = read_table(model, &skeleton)?;
+            let base_ruleset = BaseRuleset::new(family, &self.shape);
+            let kernel = read_table(model, &base_ruleset)?;
             let wanted = all_elements(&self.desired, model);
-            comparison.table(family.name(), &skeleton, &wanted, held.as_ref(), all);
+            comparison.table(family.name(), &base_ruleset, &wanted, kernel.as_ref(), all);
         }
         let _ = writeln!(comparison.text, "{} difference(s)", comparison.differences);
         Ok(comparison)
@@ -80,38 +80,41 @@ impl Comparison {
     fn table(
         &mut self,
         family: &str,
-        skeleton: &Skeleton,
+        base_ruleset: &BaseRuleset,
         wanted: &Elements,
-        held: Option<&Held>,
+        kernel: Option<&KernelTable>,
         all: bool,
     ) {
-        let Some(held) = held else {
+        let Some(kernel) = kernel else {
             self.line('-', &format!("table {family} steerage, {} element(s)", wanted.len()));
             return;
         };
-        let layout = held.layout.as_deref().unwrap_or("none");
-        if layout == skeleton.version {
+        let layout = kernel.layout.as_deref().unwrap_or("none");
+        if layout == base_ruleset.version {
             self.line('=', &format!("table {family} steerage: {layout}"));
         } else {
-            self.line('!', &format!("table {family} steerage: {}, the kernel: {layout}", skeleton.version));
+            self.line(
+                '!',
+                &format!("table {family} steerage: {}, the kernel: {layout}", base_ruleset.version),
+            );
         }
-        self.chains(skeleton, held);
-        let ours: BTreeSet<_> = skeleton.sets.iter().map(|(name, _)| name).collect();
+        self.chains(base_ruleset, kernel);
+        let ours: BTreeSet<_> = base_ruleset.sets.iter().map(|(name, _)| name).collect();
         for name in &ours {
-            if !held.sets.contains(name) {
+            if !kernel.sets.contains(name) {
                 self.line('-', &format!("set {name}"));
             }
         }
-        for name in held.sets.iter().filter(|name| !ours.contains(name)) {
+        for name in kernel.sets.iter().filter(|name| !ours.contains(name)) {
             self.line('+', &format!("set {name}"));
         }
-        self.elements(skeleton, wanted, &held.elements, all);
+        self.elements(base_ruleset, wanted, &kernel.elements, all);
     }
 
-    fn chains(&mut self, skeleton: &Skeleton, held: &Held) {
-        for chain in &skeleton.chains {
+    fn chains(&mut self, base_ruleset: &BaseRuleset, kernel: &KernelTable) {
+        for chain in &base_ruleset.chains {
             let rules = chain.rules.len();
-            match held.chains.get(&chain.name) {
+            match kernel.chains.get(&chain.name) {
                 None => self.line('-', &format!("chain {}, {rules} rule(s)", chain.name)),
                 Some((count, Some(digest))) if (*count, digest) == (rules, &chain.digest) => {
                     self.line('=', &format!("chain {}, {rules} rule(s)", chain.name));
@@ -124,18 +127,18 @@ impl Comparison {
                 }
             }
         }
-        let ours = |name: &str| skeleton.chains.iter().any(|chain| chain.name == name);
-        for (name, (count, _)) in held.chains.iter().filter(|(name, _)| !ours(name)) {
+        let ours = |name: &str| base_ruleset.chains.iter().any(|chain| chain.name == name);
+        for (name, (count, _)) in kernel.chains.iter().filter(|(name, _)| !ours(name)) {
             self.line('+', &format!("chain {name}, {count} rule(s)"));
         }
     }
 
-    fn elements(&mut self, skeleton: &Skeleton, wanted: &Elements, held: &Elements, all: bool) {
-        let changes = difference(held, wanted);
+    fn elements(&mut self, base_ruleset: &BaseRuleset, wanted: &Elements, kernel: &Elements, all: bool) {
+        let changes = difference(kernel, wanted);
         let count = |elements: &Elements, id: SetId| {
             elements.sets().find(|(of, _)| **of == id).map_or(0, |(_, rows)| rows.len())
         };
-        for id in &skeleton.filled {
+        for id in &base_ruleset.filled {
             let mut lines: BTreeMap<String, char> = BTreeMap::new();
             let mut mark = |rows: Option<&steerage_nft::Rows>, mark| {
                 for row in rows.into_iter().flat_map(steerage_nft::Rows::iter) {
@@ -151,7 +154,7 @@ impl Comparison {
                     lines.entry(describe(*id, row)).or_insert('=');
                 }
             }
-            let (meant, there) = (count(wanted, *id), count(held, *id));
+            let (meant, there) = (count(wanted, *id), count(kernel, *id));
             let name = id.name();
             let _ = if differ {
                 writeln!(self.text, "! {name}, {meant} element(s), the kernel: {there}")

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_model::{Family, Index, Key, Protocol, Service, ServiceKind, ServicePort, backends, names};
 
-use crate::plan::{Action, Desired, Frontend, Masquerade, Place, serves};
+use crate::plan::{Action, Desired, Frontend, LocalNode, Masquerade, serves};
 use crate::rules::Pods;
 
 impl fmt::Display for Frontend {
@@ -39,14 +39,14 @@ impl FromStr for Frontend {
 
 /// What is asked: a packet's destination, and its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Question {
+pub struct PacketQuery {
     /// Where it is sent to.
     pub frontend: Frontend,
     /// Who sends it; `None`: somebody outside the node.
     pub from: Option<IpAddr>,
 }
 
-impl Question {
+impl PacketQuery {
     /// A question whose addresses are of one family.
     pub fn new(frontend: Frontend, from: Option<IpAddr>) -> Result<Self, String> {
         if from.is_some_and(|from| Family::of(from) != frontend.family()) {
@@ -58,13 +58,13 @@ impl Question {
 
 /// What the agent knows.
 #[derive(Debug, Clone, Copy)]
-pub struct Known<'a> {
+pub struct ExplainContext<'a> {
     /// What is, or is being, written to the kernel.
     pub desired: &'a Desired,
     /// What the cluster said.
     pub index: &'a Index,
     /// This node's place.
-    pub place: &'a Place,
+    pub local_node: &'a LocalNode,
     /// What tells this node's pods from others.
     pub pods: &'a Pods,
     /// The host's own addresses.
@@ -75,20 +75,20 @@ pub struct Known<'a> {
 
 /// Where a packet comes from, as the rules tell it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sender {
+pub enum PacketOrigin {
     /// This host.
     Host,
     /// A pod of this node.
-    Pod,
+    LocalPod,
     /// Anybody else.
     Outside,
 }
 
 /// What becomes of the packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PacketVerdict {
     /// It goes to one of these endpoints.
-    Sent(Arc<[SocketAddr]>),
+    Forwarded(Arc<[SocketAddr]>),
     /// It is dropped without a word.
     Dropped,
     /// Its sender is told that there is nothing.
@@ -101,18 +101,18 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
     /// What was asked.
-    pub question: Question,
+    pub question: PacketQuery,
     /// Where the packet comes from.
-    pub sender: Sender,
+    pub sender: PacketOrigin,
     /// The Service that has the frontend, and what the frontend is to it.
     pub service: Option<(Key, &'static str)>,
     /// The chains that the packet walks.
     pub path: Vec<&'static str>,
     /// What becomes of it.
-    pub verdict: Verdict,
+    pub verdict: PacketVerdict,
     /// Why.
     pub why: String,
-    /// Whether the endpoint sees the node's address in place of the sender's. An endpoint that meets itself always does.
+    /// Whether the endpoint sees the node's address in local_node of the sender's. An endpoint that meets itself always does.
     pub masqueraded: bool,
     /// Seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
@@ -123,15 +123,15 @@ pub struct Explanation {
 }
 
 /// Answers.
-pub fn explain(question: Question, known: Known<'_>) -> Explanation {
+pub fn explain(question: PacketQuery, known: ExplainContext<'_>) -> Explanation {
     let sender = known.sender(question.from);
-    let first = if sender == Sender::Host { "output" } else { "prerouting" };
+    let first = if sender == PacketOrigin::Host { "output" } else { "prerouting" };
     let mut answer = Explanation {
         question,
         sender,
         service: None,
         path: vec![first],
-        verdict: Verdict::Untouched,
+        verdict: PacketVerdict::Untouched,
         why: String::new(),
         masqueraded: false,
         affinity: None,
@@ -145,40 +145,40 @@ pub fn explain(question: Question, known: Known<'_>) -> Explanation {
     answer
 }
 
-impl Known<'_> {
-    fn sender(&self, from: Option<IpAddr>) -> Sender {
-        let Some(from) = from else { return Sender::Outside };
+impl ExplainContext<'_> {
+    fn sender(&self, from: Option<IpAddr>) -> PacketOrigin {
+        let Some(from) = from else { return PacketOrigin::Outside };
         let pod = match self.pods {
             Pods::Networks(nets) => nets.iter().any(|net| net.contains(&from)),
             // Of a packet we would know; of an address we know whether an endpoint of this node has it.
             Pods::Interface(_) | Pods::InterfacePrefix(_) => {
-                self.desired.is_hairpin(&from) && !self.place.addresses.contains(&from)
+                self.desired.is_hairpin(&from) && !self.local_node.addresses.contains(&from)
             }
         };
         if pod {
-            Sender::Pod
-        } else if self.host.contains(&from) || self.place.addresses.contains(&from) {
-            Sender::Host
+            PacketOrigin::LocalPod
+        } else if self.host.contains(&from) || self.local_node.addresses.contains(&from) {
+            PacketOrigin::Host
         } else {
-            Sender::Outside
+            PacketOrigin::Outside
         }
     }
 
     fn served(&self, action: &Action, answer: &mut Explanation) {
-        let Question { frontend, from } = answer.question;
+        let PacketQuery { frontend, from } = answer.question;
         let mut owners = self.desired.owners(&frontend);
         let owner = owners.next().and_then(|key| self.index.service(key));
         let also: Vec<_> = owners.map(Key::to_string).collect();
         if !also.is_empty() {
             answer.notes.push(format!("{} asks for it too; the first by name has it", also.join(", ")));
         }
-        if let Some((service, (what, port))) = owner.and_then(|s| Some((s, claim(s, &frontend)?))) {
+        if let Some((service, (what, port))) = owner.and_then(|s| Some((s, frontend_role(s, &frontend)?))) {
             answer.service = Some((service.key.clone(), what));
             answer.endpoints = self.endpoints(service, port, frontend.family());
         }
         answer.path.push("services");
         answer.affinity = action.affinity;
-        if let (Pods::Interface(name) | Pods::InterfacePrefix(name), Sender::Outside) =
+        if let (Pods::Interface(name) | Pods::InterfacePrefix(name), PacketOrigin::Outside) =
             (self.pods, answer.sender)
         {
             answer.notes.push(format!("a sender whose packets come in by {name} is a pod of this node; this address is of none known"));
@@ -187,21 +187,21 @@ impl Known<'_> {
             let nets: Vec<_> = sources.iter().map(IpNet::to_string).collect();
             let nets = if nets.is_empty() { "nobody of this family".to_owned() } else { nets.join(", ") };
             if from.is_some_and(|from| !sources.iter().any(|net| net.contains(&from))) {
-                answer.verdict = Verdict::Dropped;
+                answer.verdict = PacketVerdict::Dropped;
                 answer.why = format!("its loadBalancerSourceRanges let in {nets}");
                 return;
             }
             answer.notes.push(format!("its loadBalancerSourceRanges let in {nets}"));
         }
         if action.reject {
-            answer.verdict = Verdict::Rejected;
+            answer.verdict = PacketVerdict::Rejected;
             answer.why = "no endpoint in the cluster is ready, nor terminating and still serving".into();
             return;
         }
         let mut targets = &action.targets;
         if let Some(local) = &action.local {
             answer.path.push("to-split");
-            if answer.sender == Sender::Outside {
+            if answer.sender == PacketOrigin::Outside {
                 targets = local;
                 answer.path.push("to-local");
                 answer.why =
@@ -216,14 +216,14 @@ impl Known<'_> {
             answer.path.push("to-cluster");
         }
         if targets.is_empty() {
-            answer.verdict = Verdict::Dropped;
+            answer.verdict = PacketVerdict::Dropped;
             answer.why = "its traffic policy is Local, and no endpoint on this node is usable".into();
             return;
         }
-        answer.verdict = Verdict::Sent(Arc::clone(targets));
+        answer.verdict = PacketVerdict::Forwarded(Arc::clone(targets));
         answer.masqueraded = match (action.masquerade, answer.sender) {
-            (Masquerade::All, _) | (_, Sender::Host) => true,
-            (Masquerade::NotPods, Sender::Outside) => self.tells_pods(frontend.family()),
+            (Masquerade::All, _) | (_, PacketOrigin::Host) => true,
+            (Masquerade::NotPods, PacketOrigin::Outside) => self.tells_pods(frontend.family()),
             _ => false,
         };
         answer.path.push("postrouting");
@@ -244,7 +244,7 @@ impl Known<'_> {
         answer.notes.extend(holders.iter().map(|service| self.left_out(service)));
         if self.desired.is_cluster_address(&frontend.addr) {
             answer.path.extend(["services", "to-cluster"]);
-            answer.verdict = Verdict::Rejected;
+            answer.verdict = PacketVerdict::Rejected;
             answer.why = "a cluster IP that is served, but not at this port and protocol".into();
             return;
         }
@@ -252,18 +252,18 @@ impl Known<'_> {
         let elsewhere = !self.host.contains(&frontend.addr);
         if elsewhere && self.unserved.iter().any(|net| net.contains(&frontend.addr)) {
             answer.path.extend(["postrouting", "unserved"]);
-            answer.verdict = Verdict::Dropped;
+            answer.verdict = PacketVerdict::Dropped;
             answer.why = "of a network for Services only, and nobody on this node translates it".into();
         }
         let node_ports = self.index.services().filter(|service| {
-            serves(service, self.place.all_services)
+            serves(service, self.local_node.all_services)
                 && service
                     .ports
                     .iter()
                     .any(|port| port.node_port == Some(frontend.port) && port.protocol == frontend.protocol)
         });
-        for service in node_ports.filter(|_| !self.place.node_port_addresses.contains(&frontend.addr)) {
-            let served: Vec<_> = self.place.node_port_addresses.iter().map(IpAddr::to_string).collect();
+        for service in node_ports.filter(|_| !self.local_node.node_port_addresses.contains(&frontend.addr)) {
+            let served: Vec<_> = self.local_node.node_port_addresses.iter().map(IpAddr::to_string).collect();
             answer.notes.push(format!(
                 "{} of {} is the node port of {}, which this node serves at {}",
                 frontend.port,
@@ -277,7 +277,7 @@ impl Known<'_> {
     /// Why a Service that has the address does not serve it there.
     fn left_out(&self, service: &Service) -> String {
         let key = &service.key;
-        if serves(service, self.place.all_services) {
+        if serves(service, self.local_node.all_services) {
             let port = |port: &ServicePort| format!("{}/{}", port.port, port.protocol);
             let ports: Vec<_> = service.ports.iter().map(port).collect();
             return format!("{key} has the address, and the ports {}", ports.join(", "));
@@ -287,7 +287,7 @@ impl Known<'_> {
             Some(name) if name != names::PROXY_NAME => {
                 format!("it is labelled for the service proxy `{name}`")
             }
-            None if !self.place.all_services => {
+            None if !self.local_node.all_services => {
                 format!(
                     "it is not labelled {}={}: kube-proxy serves it",
                     names::PROXY_NAME_LABEL,
@@ -302,8 +302,8 @@ impl Known<'_> {
     fn endpoints(&self, service: &Service, port: &ServicePort, family: Family) -> Vec<(SocketAddr, String)> {
         let all = backends(self.index.slices(&service.key), family, &port.name, port.protocol);
         let describe = |endpoint: &steerage_model::Endpoint| {
-            let place = match &endpoint.node {
-                Some(node) if **node == *self.place.node => "on this node".to_owned(),
+            let local_node = match &endpoint.node {
+                Some(node) if **node == *self.local_node.node => "on this node".to_owned(),
                 Some(node) => format!("on {node}"),
                 None => "on no node".to_owned(),
             };
@@ -313,7 +313,7 @@ impl Known<'_> {
                 (false, false, true) => "terminating",
                 _ => "not ready",
             };
-            format!("{place}, {state}")
+            format!("{local_node}, {state}")
         };
         all.iter().map(|b| (SocketAddr::new(b.endpoint.addr, b.port), describe(b.endpoint))).collect()
     }
@@ -326,7 +326,7 @@ fn has_address(service: &Service, addr: IpAddr) -> bool {
 }
 
 /// What a frontend is to a Service, and by which of its ports.
-fn claim<'s>(service: &'s Service, frontend: &Frontend) -> Option<(&'static str, &'s ServicePort)> {
+fn frontend_role<'s>(service: &'s Service, frontend: &Frontend) -> Option<(&'static str, &'s ServicePort)> {
     let by = |number: fn(&ServicePort) -> Option<u16>| {
         let fits =
             |port: &&ServicePort| port.protocol == frontend.protocol && number(port) == Some(frontend.port);
@@ -351,9 +351,9 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = |name: &str, value: &str| writeln!(f, "{name:<10}{value}");
         let sender = match self.sender {
-            Sender::Host => "this host",
-            Sender::Pod => "a pod of this node",
-            Sender::Outside => "outside this node",
+            PacketOrigin::Host => "this host",
+            PacketOrigin::LocalPod => "a pod of this node",
+            PacketOrigin::Outside => "outside this node",
         };
         let from = self.question.from.map_or_else(|| sender.to_owned(), |from| format!("{from}, {sender}"));
         line("to", &self.question.frontend.to_string())?;
@@ -363,22 +363,24 @@ impl fmt::Display for Explanation {
         }
         line("path", &self.path.join(" > "))?;
         let verdict = match &self.verdict {
-            Verdict::Sent(targets) => format!("sent to {} endpoint(s), each as likely", targets.len()),
-            Verdict::Dropped => "dropped".to_owned(),
-            Verdict::Rejected => "rejected".to_owned(),
-            Verdict::Untouched => "left as it is".to_owned(),
+            PacketVerdict::Forwarded(targets) => {
+                format!("sent to {} endpoint(s), each as likely", targets.len())
+            }
+            PacketVerdict::Dropped => "dropped".to_owned(),
+            PacketVerdict::Rejected => "rejected".to_owned(),
+            PacketVerdict::Untouched => "left as it is".to_owned(),
         };
         let why = if self.why.is_empty() { String::new() } else { format!(": {}", self.why) };
         line("verdict", &format!("{verdict}{why}"))?;
         let used = match &self.verdict {
-            Verdict::Sent(targets) => targets,
+            PacketVerdict::Forwarded(targets) => targets,
             _ => &Arc::from([]),
         };
         for (endpoint, state) in &self.endpoints {
             let mark = if used.contains(endpoint) { "used" } else { "not used" };
             line("endpoint", &format!("{endpoint} {state}, {mark}"))?;
         }
-        if let Verdict::Sent(_) = self.verdict {
+        if let PacketVerdict::Forwarded(_) = self.verdict {
             let source = if self.masqueraded { "replaced by the node's" } else { "kept" };
             line("source", &format!("{source}; an endpoint that meets itself sees the node's"))?;
         }

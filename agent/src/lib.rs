@@ -6,13 +6,13 @@
 
 pub mod agent;
 pub mod announce;
-pub mod desk;
+pub mod debug_socket;
 pub mod dump;
 pub mod explain;
 pub mod health;
 pub mod kernel;
+pub mod local_node;
 pub mod metrics;
-pub mod place;
 pub mod plan;
 pub mod rules;
 pub mod sandbox;

@@ -3,7 +3,7 @@
 
 mod kubeproxy;
 
-pub use kubeproxy::KubeProxy;
+pub use kubeproxy::KubeProxyMetrics;
 
 use steerage_process::prometheus_client::metrics::counter::Counter;
 use steerage_process::prometheus_client::metrics::gauge::Gauge;
@@ -34,7 +34,7 @@ pub struct Metrics {
     /// When the kernel last held all that it should, in seconds since 1970.
     pub last_apply: Gauge,
     /// What kube-proxy counts; registered on its own.
-    pub kube_proxy: KubeProxy,
+    pub kube_proxy: KubeProxyMetrics,
 }
 
 impl Metrics {
@@ -54,7 +54,7 @@ impl Metrics {
             frontends: Gauge::default(),
             health_ports: Gauge::default(),
             last_apply: Gauge::default(),
-            kube_proxy: KubeProxy::default(),
+            kube_proxy: KubeProxyMetrics::default(),
         };
         let Self {
             applies,

@@ -15,9 +15,9 @@ use seccompiler::{
 
 /// What becomes of a system call that the agent has no use for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum FilterMode {
     /// It fails.
-    Fail,
+    Enforce,
     /// It is done, and the kernel's audit log has it.
     Log,
 }
@@ -37,10 +37,10 @@ pub enum SandboxError {
 }
 
 /// Confines the calling thread, and all that it starts, for good.
-pub fn confine(refusal: Refusal) -> Result<(), SandboxError> {
-    let otherwise = match refusal {
-        Refusal::Fail => SeccompAction::Errno(libc::EPERM.unsigned_abs()),
-        Refusal::Log => SeccompAction::Log,
+pub fn confine(mode: FilterMode) -> Result<(), SandboxError> {
+    let otherwise = match mode {
+        FilterMode::Enforce => SeccompAction::Errno(libc::EPERM.unsigned_abs()),
+        FilterMode::Log => SeccompAction::Log,
     };
     let arch = std::env::consts::ARCH.try_into().map_err(SandboxError::Architecture)?;
     let allowed = allowed().map_err(SandboxError::Filter)?;
@@ -210,10 +210,10 @@ mod tests {
     use super::*;
 
     /// In a thread of its own: there is no way back.
-    fn confined<T: Send>(refusal: Refusal, what: impl FnOnce() -> T + Send) -> T {
+    fn confined<T: Send>(mode: FilterMode, what: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                confine(refusal).expect("a filter");
+                confine(mode).expect("a filter");
                 what()
             });
             inside.join().expect("not killed")
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn no_program_is_started_and_no_other_kind_of_socket_is_opened() {
-        let (program, raw) = confined(Refusal::Fail, || {
+        let (program, raw) = confined(FilterMode::Enforce, || {
             let raw = socket(AddressFamily::Packet, SockType::Datagram, SockFlag::empty(), None);
             (starts_a_program(), raw.map(drop))
         });
@@ -237,13 +237,14 @@ mod tests {
 
     #[test]
     fn other_namespaces_stay_closed() {
-        let refused = confined(Refusal::Fail, || nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER));
+        let refused =
+            confined(FilterMode::Enforce, || nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER));
         assert_eq!(refused, Err(nix::Error::EPERM));
     }
 
     #[test]
     fn threads_files_and_connections_go_on() {
-        let read = confined(Refusal::Fail, || {
+        let read = confined(FilterMode::Enforce, || {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             let listener = TcpListener::bind("127.0.0.1:0")?;
             let address = listener.local_addr()?;
@@ -258,6 +259,6 @@ mod tests {
 
     #[test]
     fn what_is_only_logged_is_done() {
-        assert!(confined(Refusal::Log, starts_a_program).expect("not refused"));
+        assert!(confined(FilterMode::Log, starts_a_program).expect("not refused"));
     }
 }

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
-use steerage_agent::health::{Listeners, Plane, Ports, allow_many_connections, server_runtime};
+use steerage_agent::health::{
+    HealthCheckPorts, Listeners, ProxyHealth, allow_many_connections, server_runtime,
+};
 use steerage_agent::plan::HealthPort;
 use steerage_model::Key;
 
@@ -37,16 +39,16 @@ fn a_thousand_health_check_ports_cost_kilobytes_each() {
         let health = HealthPort { port: free[number], v4: Some(1), v6: None };
         (Key::new("shop", format!("service-{number}")), health)
     };
-    let ports = Ports::default();
-    let mut listeners = Listeners::new(ports.clone(), Plane::default(), server_runtime().unwrap());
+    let ports = HealthCheckPorts::default();
+    let mut listeners = Listeners::new(ports.clone(), ProxyHealth::default(), server_runtime().unwrap());
     let address = [Ipv4Addr::LOCALHOST.into()];
     // The first one brings what all share.
-    ports.raise(&[service(PORTS)].into());
+    ports.publish(&[service(PORTS)].into());
     assert!(listeners.reconcile(&address).is_empty());
     probe(SocketAddr::new(address[0], free[PORTS]));
 
     let before = resident();
-    ports.raise(&(0..PORTS).map(service).collect::<BTreeMap<_, _>>());
+    ports.publish(&(0..PORTS).map(service).collect::<BTreeMap<_, _>>());
     assert!(listeners.reconcile(&address).is_empty());
     for port in &free[..PORTS] {
         probe(SocketAddr::new(address[0], *port));

@@ -8,24 +8,24 @@ use futures::{Stream, StreamExt};
 use ipnet::IpNet;
 use steerage_agent::agent::{Agent, Input};
 use steerage_agent::announce::{announce, announcement};
-use steerage_agent::desk::Desk;
+use steerage_agent::debug_socket::DebugSocket;
 use steerage_agent::health::{
-    Listeners, Plane, Ports, allow_many_connections, serve_node_health, server_runtime,
+    HealthCheckPorts, Listeners, ProxyHealth, allow_many_connections, serve_node_health, server_runtime,
 };
-use steerage_agent::kernel::{AddressWatch, Cleaner, Dataplane};
+use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
+use steerage_agent::local_node::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_agent::metrics::Metrics;
-use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
 use steerage_model::Table;
 use steerage_process::{Component, Process};
 use steerage_watch::events::Recorder;
 use steerage_watch::{ServiceCidrs, Watches, client};
 use tokio::sync::{mpsc, watch};
 
-use super::{Args, Detect, Services, node_health};
+use super::{Args, DetectLocalMode, Services, node_health};
 
 impl Args {
     /// Runs the agent until it is asked to end.
-    pub(super) async fn compose(self, process: Process, desk: Desk) -> anyhow::Result<()> {
+    pub(super) async fn compose(self, process: Process, debug_socket: DebugSocket) -> anyhow::Result<()> {
         let Self {
             command: _,
             process: _,
@@ -50,7 +50,7 @@ impl Args {
         }
         let detect_local =
             detection(detect_local, cluster_cidr, pod_bridge_interface, pod_interface_name_prefix)?;
-        let settings = Settings {
+        let settings = AgentSettings {
             node: node.clone(),
             all_services,
             node_port_addresses: nodeport_addresses,
@@ -70,17 +70,15 @@ impl Args {
         let count = move |deleted| {
             flows.inc_by(u64::try_from(deleted).unwrap_or(u64::MAX));
         };
-        let cleaner = Cleaner::start(count).context("cannot reach conntrack")?;
+        let cleaner = FlowCleaner::start(count).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
-        dataplane.drop_unserved(settings.unserved(&Table::default()));
+        dataplane.drop_unassigned(settings.unserved(&Table::default()));
         let (inputs, queue) = mpsc::unbounded_channel();
-        tokio::spawn(desk.serve(inputs.clone()));
+        tokio::spawn(debug_socket.serve(inputs.clone()));
         let others = inputs.clone();
-        dataplane.tell(
-            move |foreign| {
-                if foreign { others.send(Input::Foreign).is_ok() } else { !others.is_closed() }
-            },
-        );
+        dataplane.watch_foreign_changes(move |foreign| {
+            if foreign { others.send(Input::Foreign).is_ok() } else { !others.is_closed() }
+        });
         if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
             watch_addresses(inputs.clone())?;
         }
@@ -96,23 +94,23 @@ impl Args {
         let (ask, asked) = watch::channel(false);
         let value = announcement(all_services, version);
         tokio::spawn(announce(client, node, value.clone(), asked));
-        let (ports, plane) = (Ports::default(), Plane::default());
+        let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
         if max_api_silence > 0 {
             let staleness = watches.staleness().clone();
             let longest = move || staleness.longest().map(|(_, silent)| silent);
-            plane.distrust_after(Duration::from_secs(max_api_silence), longest);
+            proxy_health.limit_watch_silence(Duration::from_secs(max_api_silence), longest);
         }
         let node_ports = node_health(healthz_port, all_services);
         let servers = server_runtime().context("cannot start the health servers' thread")?;
-        servers.spawn(serve_node_health(node_ports, plane.clone(), metrics.kube_proxy.clone()));
+        servers.spawn(serve_node_health(node_ports, proxy_health.clone(), metrics.kube_proxy.clone()));
 
-        let listeners = Listeners::new(ports.clone(), plane.clone(), servers);
+        let listeners = Listeners::new(ports.clone(), proxy_health.clone(), servers);
         let agent = Agent {
             settings,
             dataplane,
             cleaner,
             ports,
-            plane,
+            proxy_health,
             listeners,
             recorder,
             announcement: (ask, value),
@@ -125,20 +123,22 @@ impl Args {
 
 /// How pods are told from everything else, with what that needs.
 fn detection(
-    how: Detect,
+    how: DetectLocalMode,
     cidrs: Vec<IpNet>,
     bridge: Option<String>,
     prefix: Option<String>,
 ) -> anyhow::Result<DetectLocal> {
     Ok(match how {
-        Detect::NodeCidr => DetectLocal::NodeCidrs,
-        Detect::ClusterCidr if cidrs.is_empty() => bail!("--cluster-cidr is missing"),
-        Detect::ClusterCidr => DetectLocal::ClusterCidrs(cidrs),
-        Detect::BridgeInterface => DetectLocal::Bridge(bridge.context("--pod-bridge-interface is missing")?),
-        Detect::InterfaceNamePrefix => {
+        DetectLocalMode::NodeCidr => DetectLocal::NodeCidrs,
+        DetectLocalMode::ClusterCidr if cidrs.is_empty() => bail!("--cluster-cidr is missing"),
+        DetectLocalMode::ClusterCidr => DetectLocal::ClusterCidrs(cidrs),
+        DetectLocalMode::BridgeInterface => {
+            DetectLocal::Bridge(bridge.context("--pod-bridge-interface is missing")?)
+        }
+        DetectLocalMode::InterfaceNamePrefix => {
             DetectLocal::InterfacePrefix(prefix.context("--pod-interface-name-prefix is missing")?)
         }
-        Detect::None => DetectLocal::Nothing,
+        DetectLocalMode::None => DetectLocal::Nothing,
     })
 }
 

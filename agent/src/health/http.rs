@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::guests::Guests;
+use super::connection_limiter::ConnectionLimiter;
 
 /// Time for a client to send its request, and between two on one connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,22 +44,22 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// Answers every request by `answer`, given its path, until dropped; connections end with it.
 pub(super) fn serve<A>(
     listener: TcpListener,
-    guests: &Guests,
+    connections: &ConnectionLimiter,
     answer: A,
 ) -> impl Future<Output = Infallible> + Send + use<A>
 where
     A: Fn(&str) -> Response<Full<Bytes>> + Send + Sync + 'static,
 {
     let answer = Arc::new(answer);
-    let host = guests.host();
+    let server = connections.server();
     async move {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => host.seat(|seat| {
-                    let guest = attend(stream, Arc::clone(&answer));
+                Ok((stream, _)) => server.admit(|slot| {
+                    let connection = attend(stream, Arc::clone(&answer));
                     let task = async move {
-                        guest.await;
-                        drop(seat);
+                        connection.await;
+                        drop(slot);
                     };
                     tokio::spawn(task).abort_handle()
                 }),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The servers on the health-check node ports: opened and closed to follow [`Ports`].
+//! The servers on the health-check node ports: opened and closed to follow [`HealthCheckPorts`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,13 +13,13 @@ use steerage_model::{Family, Key};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use super::guests::Guests;
+use super::connection_limiter::ConnectionLimiter;
 use super::http::{WEIGHT, json, listen, serve};
-use super::ports::{Answer, Plane, Ports};
+use super::ports::{HealthCheckPorts, PortStatus, ProxyHealth};
 
 /// A port that could not be opened.
 #[derive(Debug)]
-pub struct Busy {
+pub struct BusyPort {
     /// The Service that needs it.
     pub service: Key,
     /// Where.
@@ -31,25 +31,25 @@ pub struct Busy {
 /// The running servers. Dropped, they end.
 #[derive(Debug)]
 pub struct Listeners {
-    ports: Ports,
-    plane: Plane,
+    ports: HealthCheckPorts,
+    proxy_health: ProxyHealth,
     runtime: Handle,
     open: BTreeMap<SocketAddr, AbortHandle>,
     /// Already reported as busy.
     busy: BTreeSet<(SocketAddr, Key)>,
-    guests: Guests,
+    connections: ConnectionLimiter,
 }
 
 impl Listeners {
-    /// Servers on `runtime` that answer what `ports` and `plane` say; none is open yet.
-    pub fn new(ports: Ports, plane: Plane, runtime: Handle) -> Self {
-        let (open, busy, guests) = (BTreeMap::new(), BTreeSet::new(), Guests::default());
-        Self { ports, plane, runtime, open, busy, guests }
+    /// Servers on `runtime` that answer what `ports` and `proxy_health` say; none is open yet.
+    pub fn new(ports: HealthCheckPorts, proxy_health: ProxyHealth, runtime: Handle) -> Self {
+        let (open, busy, connections) = (BTreeMap::new(), BTreeSet::new(), ConnectionLimiter::default());
+        Self { ports, proxy_health, runtime, open, busy, connections }
     }
 
     /// Opens what is missing on these addresses and closes what is not wanted any more. Returns what is newly busy; call it again
     /// to try again.
-    pub fn reconcile(&mut self, addresses: &[IpAddr]) -> Vec<Busy> {
+    pub fn reconcile(&mut self, addresses: &[IpAddr]) -> Vec<BusyPort> {
         let _entered = self.runtime.enter();
         let mut wanted = BTreeMap::new();
         for (port, answer) in self.ports.all() {
@@ -75,11 +75,12 @@ impl Listeners {
                 Ok(listener) => {
                     tracing::info!(%address, service = %service, "health check port is open");
                     self.busy.remove(&(address, service));
-                    let (ports, plane) = (self.ports.clone(), self.plane.clone());
+                    let (ports, proxy_health) = (self.ports.clone(), self.proxy_health.clone());
                     let family = Family::of(address.ip());
-                    let answer =
-                        move |_: &str| respond(ports.answer(address.port()), family, plane.healthy());
-                    let serving = serve(listener, &self.guests, answer);
+                    let answer = move |_: &str| {
+                        respond(ports.answer(address.port()), family, proxy_health.is_healthy())
+                    };
+                    let serving = serve(listener, &self.connections, answer);
                     let server = tokio::spawn(async move {
                         serving.await;
                     });
@@ -87,7 +88,7 @@ impl Listeners {
                 }
                 Err(error) => {
                     if self.busy.insert((address, service.clone())) {
-                        busy.push(Busy { service, address, error });
+                        busy.push(BusyPort { service, address, error });
                     }
                 }
             }
@@ -96,7 +97,7 @@ impl Listeners {
     }
 
     /// Whether some port could not be opened and should be tried again.
-    pub fn any_busy(&self) -> bool {
+    pub fn has_busy_ports(&self) -> bool {
         !self.busy.is_empty()
     }
 }
@@ -122,7 +123,7 @@ struct Name<'a> {
 }
 
 /// The answer on any path, to any method.
-fn respond(answer: Option<Answer>, family: Family, healthy: bool) -> Response<Full<Bytes>> {
+fn respond(answer: Option<PortStatus>, family: Family, healthy: bool) -> Response<Full<Bytes>> {
     let Some(answer) = answer else { return json(false, Vec::new()) };
     let count = answer.count(family).unwrap_or(0);
     let body = Body {
@@ -146,7 +147,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
-    use super::super::guests::{IN_ALL, OF_SERVER};
+    use super::super::connection_limiter::{MAX_PER_SERVER, MAX_TOTAL};
     use super::*;
     use crate::plan::HealthPort;
 
@@ -172,13 +173,13 @@ mod tests {
 
     #[tokio::test]
     async fn it_answers_as_kube_proxy_does() {
-        let (ports, plane) = (Ports::default(), Plane::default());
+        let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
         let port = free_port().await;
         let key = Key::new("shop", "web");
-        ports.raise(&[(key.clone(), HealthPort { port, v4: Some(2), v6: Some(0) })].into());
+        ports.publish(&[(key.clone(), HealthPort { port, v4: Some(2), v6: Some(0) })].into());
         // A node that is about to go serves as long as it can: only the node's own health says so.
-        plane.set_eligible(false);
-        let mut listeners = Listeners::new(ports.clone(), plane, Handle::current());
+        proxy_health.set_eligible(false);
+        let mut listeners = Listeners::new(ports.clone(), proxy_health, Handle::current());
         assert!(listeners.reconcile(&addresses()).is_empty());
         let [v4, v6] = LOOPBACKS.map(|addr| SocketAddr::new(addr.parse().unwrap(), port));
         for request in ["GET /healthz", "POST /", "DELETE /anything"] {
@@ -197,7 +198,7 @@ mod tests {
         }
         let text = ask(v6, "GET /healthz").await.unwrap();
         assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("weight: 0"), "{text}");
-        ports.lower(&key, None, false);
+        ports.withdraw(&key, None, false);
         assert!(listeners.reconcile(&addresses()).is_empty());
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(ask(v4, "GET /healthz").await.is_err());
@@ -205,7 +206,7 @@ mod tests {
 
     /// Services `first..` with a health-check port each, served on the IPv4 loopback address.
     async fn many(count: usize) -> (Listeners, Vec<SocketAddr>) {
-        let (ports, loopback) = (Ports::default(), addresses()[0]);
+        let (ports, loopback) = (HealthCheckPorts::default(), addresses()[0]);
         let mut wanted = BTreeMap::new();
         let mut at = Vec::new();
         for number in 0..count {
@@ -213,8 +214,8 @@ mod tests {
             wanted.insert(Key::new("shop", number.to_string()), HealthPort { port, v4: Some(1), v6: None });
             at.push(SocketAddr::new(loopback, port));
         }
-        ports.raise(&wanted);
-        let mut listeners = Listeners::new(ports, Plane::default(), Handle::current());
+        ports.publish(&wanted);
+        let mut listeners = Listeners::new(ports, ProxyHealth::default(), Handle::current());
         assert!(listeners.reconcile(&[loopback]).is_empty());
         (listeners, at)
     }
@@ -255,7 +256,7 @@ mod tests {
         }
         is_answered(victim).await;
         is_answered(other).await;
-        assert!(listeners.guests.count() <= OF_SERVER, "{}", listeners.guests.count());
+        assert!(listeners.connections.count() <= MAX_PER_SERVER, "{}", listeners.connections.count());
         assert!(is_over(&mut hostile[0]).await, "the oldest had to go");
         drop(hostile);
         is_answered(victim).await;
@@ -264,7 +265,7 @@ mod tests {
     #[tokio::test]
     async fn ten_thousand_connections_to_all_ports_together_are_bounded() {
         crate::health::allow_many_connections();
-        let servers = IN_ALL / OF_SERVER + 8;
+        let servers = MAX_TOTAL / MAX_PER_SERVER + 8;
         let (listeners, at) = many(servers).await;
         let mut held = Vec::new();
         for address in at.iter().cycle().take(10_000) {
@@ -273,7 +274,7 @@ mod tests {
         for address in &at {
             is_answered(*address).await;
         }
-        assert!(listeners.guests.count() <= IN_ALL, "{}", listeners.guests.count());
+        assert!(listeners.connections.count() <= MAX_TOTAL, "{}", listeners.connections.count());
         assert!(is_over(&mut held[0]).await && !is_over(held.last_mut().unwrap()).await);
         drop(listeners);
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -294,7 +295,7 @@ mod tests {
 
     #[test]
     fn an_unhealthy_plane_is_503_with_the_true_count() {
-        let answer = Answer { service: Key::new("shop", "web"), v4: Some(3), v6: Some(0) };
+        let answer = PortStatus { service: Key::new("shop", "web"), v4: Some(3), v6: Some(0) };
         let status = |healthy, family| {
             let response = respond(Some(answer.clone()), family, healthy);
             (response.status().as_u16(), response.headers()[WEIGHT].to_str().unwrap().to_owned())
@@ -307,10 +308,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_node_is_asked_by_either_address_of_a_service_of_one_family() {
-        let (ports, plane) = (Ports::default(), Plane::default());
+        let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
         let port = free_port().await;
-        ports.raise(&[(Key::new("shop", "web"), HealthPort { port, v4: None, v6: Some(1) })].into());
-        let mut listeners = Listeners::new(ports, plane, Handle::current());
+        ports.publish(&[(Key::new("shop", "web"), HealthPort { port, v4: None, v6: Some(1) })].into());
+        let mut listeners = Listeners::new(ports, proxy_health, Handle::current());
         assert!(listeners.reconcile(&addresses()).is_empty());
         for address in LOOPBACKS {
             let text = ask(SocketAddr::new(address.parse().unwrap(), port), "GET /healthz").await.unwrap();
@@ -320,17 +321,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_busy_port_is_told_once_and_opened_when_it_is_free() {
-        let (ports, plane) = (Ports::default(), Plane::default());
+        let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
         let squatter = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = squatter.local_addr().unwrap().port();
         let key = Key::new("shop", "web");
-        ports.raise(&[(key.clone(), HealthPort { port, v4: Some(1), v6: None })].into());
-        let mut listeners = Listeners::new(ports, plane, Handle::current());
+        ports.publish(&[(key.clone(), HealthPort { port, v4: Some(1), v6: None })].into());
+        let mut listeners = Listeners::new(ports, proxy_health, Handle::current());
         let busy = listeners.reconcile(&addresses());
         assert_eq!(busy.iter().map(|busy| &busy.service).collect::<Vec<_>>(), [&key]);
-        assert!(listeners.reconcile(&addresses()).is_empty() && listeners.any_busy());
+        assert!(listeners.reconcile(&addresses()).is_empty() && listeners.has_busy_ports());
         drop(squatter);
-        assert!(listeners.reconcile(&addresses()).is_empty() && !listeners.any_busy());
+        assert!(listeners.reconcile(&addresses()).is_empty() && !listeners.has_busy_ports());
         let text = ask(SocketAddr::new(LOOPBACKS[0].parse().unwrap(), port), "GET /").await.unwrap();
         assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
     }

@@ -4,7 +4,7 @@
 //! Answers with kube-proxy's contract (pkg/proxy/healthcheck of Kubernetes 1.36). A count falls as soon as the endpoint is gone
 //! and rises only after the rules that serve it are in the kernel.
 
-mod guests;
+mod connection_limiter;
 mod http;
 mod listeners;
 mod node;
@@ -17,7 +17,7 @@ use tokio::runtime::{Builder, Handle};
 
 pub use listeners::Listeners;
 pub use node::serve_node_health;
-pub use ports::{Plane, Ports};
+pub use ports::{HealthCheckPorts, ProxyHealth};
 
 /// A runtime of one thread for the servers that anybody can reach: however busy they are kept, that costs one processor at most,
 /// and what follows the cluster does not stand in line behind it. It lasts as long as the process.

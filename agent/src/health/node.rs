@@ -15,31 +15,36 @@ use http_body_util::Full;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::guests::Guests;
+use super::connection_limiter::ConnectionLimiter;
 use super::http::{json, listen, serve};
-use super::ports::Plane;
-use crate::metrics::KubeProxy;
+use super::ports::ProxyHealth;
+use crate::metrics::KubeProxyMetrics;
 
 /// Time between two tries to open a busy port.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Serves on these ports of all addresses of both families; tries again for ever where it can't. Ends when dropped.
-pub async fn serve_node_health(ports: Vec<u16>, plane: Plane, counts: KubeProxy) {
-    let guests = Guests::default();
+pub async fn serve_node_health(ports: Vec<u16>, proxy_health: ProxyHealth, counts: KubeProxyMetrics) {
+    let connections = ConnectionLimiter::default();
     let unspecified = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
     let addresses = ports.iter().flat_map(|port| unspecified.map(|addr| SocketAddr::new(addr, *port)));
-    let servers = addresses.map(|address| serve_on(address, &guests, &plane, &counts));
+    let servers = addresses.map(|address| serve_on(address, &connections, &proxy_health, &counts));
     // None ever ends.
     futures::future::join_all(servers).await;
 }
 
-async fn serve_on(address: SocketAddr, guests: &Guests, plane: &Plane, counts: &KubeProxy) -> Infallible {
+async fn serve_on(
+    address: SocketAddr,
+    connections: &ConnectionLimiter,
+    proxy_health: &ProxyHealth,
+    counts: &KubeProxyMetrics,
+) -> Infallible {
     let mut told = false;
     loop {
         match listen(address) {
             Ok(listener) => {
-                let (plane, counts) = (plane.clone(), counts.clone());
-                return serve(listener, guests, move |path| respond(path, &plane, &counts)).await;
+                let (proxy_health, counts) = (proxy_health.clone(), counts.clone());
+                return serve(listener, connections, move |path| respond(path, &proxy_health, &counts)).await;
             }
             Err(error) if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) => {
                 tracing::info!(%address, "this host does not have the family");
@@ -73,10 +78,10 @@ struct FamilyBody {
     healthy: bool,
 }
 
-fn respond(path: &str, plane: &Plane, counts: &KubeProxy) -> Response<Full<Bytes>> {
+fn respond(path: &str, proxy_health: &ProxyHealth, counts: &KubeProxyMetrics) -> Response<Full<Bytes>> {
     let (node_eligible, fit) = match path {
         "/livez" => (None, true),
-        "/healthz" => (Some(plane.eligible()), plane.eligible()),
+        "/healthz" => (Some(proxy_health.is_eligible()), proxy_health.is_eligible()),
         _ => {
             let mut response = Response::new(Full::default());
             *response.status_mut() = StatusCode::NOT_FOUND;
@@ -84,12 +89,12 @@ fn respond(path: &str, plane: &Plane, counts: &KubeProxy) -> Response<Full<Bytes
         }
     };
     // A restart would not bring the API server back.
-    let healthy = if path == "/livez" { plane.follows() } else { plane.healthy() };
+    let healthy = if path == "/livez" { proxy_health.is_current() } else { proxy_health.is_healthy() };
     let now = Timestamp::now();
     // What is fine now was fine until now.
-    let updated = if healthy && fit { Some(now) } else { plane.last_updated() };
+    let updated = if healthy && fit { Some(now) } else { proxy_health.last_updated() };
     let text = |time: Option<Timestamp>| time.unwrap_or(Timestamp::UNIX_EPOCH).to_string();
-    let family = || FamilyBody { last_updated: text(plane.last_updated()), healthy };
+    let family = || FamilyBody { last_updated: text(proxy_health.last_updated()), healthy };
     let body = Body {
         last_updated: text(updated),
         current_time: text(Some(now)),
@@ -101,9 +106,9 @@ fn respond(path: &str, plane: &Plane, counts: &KubeProxy) -> Response<Full<Bytes
     let response = json(healthy && fit, serde_json::to_vec(&body).unwrap_or_default());
     let code = response.status().as_u16();
     if path == "/livez" {
-        counts.told_life(code);
+        counts.count_livez(code);
     } else {
-        counts.told_health(code);
+        counts.count_healthz(code);
     }
     response
 }
@@ -118,8 +123,8 @@ mod tests {
 
     use super::*;
 
-    async fn ask(path: &str, plane: &Plane) -> (u16, serde_json::Value) {
-        let response = respond(path, plane, &KubeProxy::default());
+    async fn ask(path: &str, proxy_health: &ProxyHealth) -> (u16, serde_json::Value) {
+        let response = respond(path, proxy_health, &KubeProxyMetrics::default());
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, serde_json::from_slice(&body).unwrap_or_default())
@@ -132,9 +137,9 @@ mod tests {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             free.push(listener.local_addr().unwrap().port());
         }
-        let plane = Plane::default();
-        plane.set_eligible(true);
-        let server = tokio::spawn(serve_node_health(free.clone(), plane, KubeProxy::default()));
+        let proxy_health = ProxyHealth::default();
+        proxy_health.set_eligible(true);
+        let server = tokio::spawn(serve_node_health(free.clone(), proxy_health, KubeProxyMetrics::default()));
         for (port, host) in free.into_iter().flat_map(|port| ["127.0.0.1", "::1"].map(|host| (port, host))) {
             let mut stream = loop {
                 match tokio::net::TcpStream::connect((host, port)).await {
@@ -153,14 +158,14 @@ mod tests {
     #[tokio::test]
     async fn a_silent_api_server_fails_health_checks_only_where_that_is_asked_for() {
         let silent_for = Arc::new(AtomicU64::new(0));
-        let (trusting, wary) = (Plane::default(), Plane::default());
-        for plane in [&trusting, &wary] {
-            plane.updated();
-            plane.set_eligible(true);
+        let (trusting, wary) = (ProxyHealth::default(), ProxyHealth::default());
+        for proxy_health in [&trusting, &wary] {
+            proxy_health.updated();
+            proxy_health.set_eligible(true);
         }
         let measured = Arc::clone(&silent_for);
         let silence = move || Some(Duration::from_secs(measured.load(Ordering::Relaxed)));
-        wary.distrust_after(Duration::from_mins(2), silence);
+        wary.limit_watch_silence(Duration::from_mins(2), silence);
         assert_eq!(ask("/healthz", &wary).await.0, 200);
         silent_for.store(300, Ordering::Relaxed);
         assert_eq!(ask("/healthz", &trusting).await.0, 200);
@@ -173,18 +178,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_node_that_is_going_fails_healthz_but_lives() {
-        let plane = Plane::default();
-        plane.updated();
-        plane.set_eligible(true);
-        let (status, body) = ask("/healthz", &plane).await;
+        let proxy_health = ProxyHealth::default();
+        proxy_health.updated();
+        proxy_health.set_eligible(true);
+        let (status, body) = ask("/healthz", &proxy_health).await;
         assert_eq!((status, &body["nodeEligible"], &body["healthy"]), (200, &true.into(), &true.into()));
         assert_eq!(body["lastUpdated"], body["currentTime"]);
         assert_eq!(body["status"]["IPv6"]["healthy"], true);
-        plane.set_eligible(false);
-        let (status, body) = ask("/healthz", &plane).await;
+        proxy_health.set_eligible(false);
+        let (status, body) = ask("/healthz", &proxy_health).await;
         assert_eq!((status, &body["nodeEligible"], &body["healthy"]), (503, &false.into(), &true.into()));
-        let (status, body) = ask("/livez", &plane).await;
+        let (status, body) = ask("/livez", &proxy_health).await;
         assert_eq!((status, body.get("nodeEligible")), (200, None));
-        assert_eq!(ask("/metrics", &plane).await.0, 404);
+        assert_eq!(ask("/metrics", &proxy_health).await.0, 404);
     }
 }

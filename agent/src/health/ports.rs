@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use steerage_model::{Family, Key};
 
-use crate::plan::{FOLLOW, HealthPort};
+use crate::plan::{HealthPort, POLICY_GRACE_PERIOD};
 
 /// A change that has not reached the kernel for so long means that the data plane is stuck (twice kube-proxy's sync period).
 const STUCK: Duration = Duration::from_mins(1);
 
 /// What one port answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct PortStatus {
     /// The Service.
     pub service: Key,
     /// Its ready endpoints on this node, by IPv4 and IPv6; `None`: it has no such family.
@@ -25,7 +25,7 @@ pub struct Answer {
     pub v6: Option<usize>,
 }
 
-impl Answer {
+impl PortStatus {
     /// What is answered by one family. A load balancer may ask a node of both families by either of its addresses, whatever
     /// family the Service has: for the one that it has not, the other answers.
     pub fn count(&self, family: Family) -> Option<usize> {
@@ -37,18 +37,18 @@ impl Answer {
 }
 
 #[derive(Debug)]
-struct Open {
-    answer: Answer,
+struct OpenPort {
+    answer: PortStatus,
     until: Option<Instant>,
 }
 
 /// The open ports. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub struct Ports(Arc<Mutex<Table>>);
+pub struct HealthCheckPorts(Arc<Mutex<PortTable>>);
 
 #[derive(Debug, Default)]
-struct Table {
-    open: BTreeMap<u16, Open>,
+struct PortTable {
+    open: BTreeMap<u16, OpenPort>,
     /// The ports of each Service: the one that it has, and those that linger.
     of_service: BTreeMap<Key, BTreeSet<u16>>,
     /// Those that linger, by when they close.
@@ -57,14 +57,14 @@ struct Table {
     version: u64,
 }
 
-impl Table {
-    fn insert(&mut self, port: u16, answer: Answer) {
-        let who = |answer: &Answer| (answer.service.clone(), answer.v4.is_some(), answer.v6.is_some());
+impl PortTable {
+    fn insert(&mut self, port: u16, answer: PortStatus) {
+        let who = |answer: &PortStatus| (answer.service.clone(), answer.v4.is_some(), answer.v6.is_some());
         let new = who(&answer);
         let service = answer.service.clone();
         let old = self.take(port);
         self.version += u64::from(old.is_none_or(|old| who(&old) != new));
-        self.open.insert(port, Open { answer, until: None });
+        self.open.insert(port, OpenPort { answer, until: None });
         self.of_service.entry(service).or_default().insert(port);
     }
 
@@ -72,8 +72,8 @@ impl Table {
         self.version += u64::from(self.take(port).is_some());
     }
 
-    fn take(&mut self, port: u16) -> Option<Answer> {
-        let Open { answer, until } = self.open.remove(&port)?;
+    fn take(&mut self, port: u16) -> Option<PortStatus> {
+        let OpenPort { answer, until } = self.open.remove(&port)?;
         if let Some(until) = until {
             self.lingering.remove(&(until, port));
         }
@@ -95,17 +95,17 @@ impl Table {
     }
 }
 
-impl Ports {
+impl HealthCheckPorts {
     /// Takes in what is desired before it is in the kernel: counts fall, none rises, and a new port opens with nothing. A port that
     /// goes with policy Local is answered for a while where a load balancer, which still probes it, stands before the Service.
-    pub fn lower(&self, service: &Key, desired: Option<&HealthPort>, still_balanced: bool) {
+    pub fn withdraw(&self, service: &Key, desired: Option<&HealthPort>, still_balanced: bool) {
         let mut table = self.lock();
         let now = Instant::now();
         let ports = table.of_service.get(service).cloned().unwrap_or_default();
         for port in ports.into_iter().filter(|port| desired.is_none_or(|desired| desired.port != *port)) {
             if still_balanced && desired.is_none() {
                 // The rules of policy Cluster serve on every node: what was healthy goes on being so for a while.
-                table.linger(port, now + FOLLOW);
+                table.linger(port, now + POLICY_GRACE_PERIOD);
             } else {
                 table.close(port);
             }
@@ -114,7 +114,7 @@ impl Ports {
         let fallen = |old: Option<usize>, new: Option<usize>| new.map(|new| new.min(old.unwrap_or(0)));
         let old = table.open.get(&desired.port).filter(|open| open.answer.service == *service);
         let old = old.map(|open| &open.answer);
-        let answer = Answer {
+        let answer = PortStatus {
             service: service.clone(),
             v4: fallen(old.and_then(|old| old.v4), desired.v4),
             v6: fallen(old.and_then(|old| old.v6), desired.v6),
@@ -123,10 +123,10 @@ impl Ports {
     }
 
     /// Takes in what is in the kernel now.
-    pub fn raise(&self, desired: &BTreeMap<Key, HealthPort>) {
+    pub fn publish(&self, desired: &BTreeMap<Key, HealthPort>) {
         let mut table = self.lock();
         for (service, health) in desired {
-            let answer = Answer { service: service.clone(), v4: health.v4, v6: health.v6 };
+            let answer = PortStatus { service: service.clone(), v4: health.v4, v6: health.v6 };
             table.insert(health.port, answer);
         }
     }
@@ -159,29 +159,29 @@ impl Ports {
     }
 
     /// What a port answers; `None` when it is not one.
-    pub fn answer(&self, port: u16) -> Option<Answer> {
+    pub fn answer(&self, port: u16) -> Option<PortStatus> {
         self.lock().open.get(&port).map(|open| open.answer.clone())
     }
 
     /// All ports with their Services.
-    pub fn all(&self) -> BTreeMap<u16, Answer> {
+    pub fn all(&self) -> BTreeMap<u16, PortStatus> {
         self.lock().open.iter().map(|(port, open)| (*port, open.answer.clone())).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, PortTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Whether the data plane follows, and whether the node is fit for load balancers. Clones are the same.
 #[derive(Clone, Default)]
-pub struct Plane(Arc<Mutex<PlaneState>>);
+pub struct ProxyHealth(Arc<Mutex<ProxyHealthInner>>);
 
 /// Says for how long the longest silent watch has been silent.
 type Silence = Box<dyn Fn() -> Option<Duration> + Send>;
 
 #[derive(Default)]
-struct PlaneState {
+struct ProxyHealthInner {
     pending: Option<Instant>,
     /// The silence of the API server that is borne, and what measures it.
     silence: Option<(Duration, Silence)>,
@@ -189,13 +189,13 @@ struct PlaneState {
     eligible: bool,
 }
 
-impl std::fmt::Debug for Plane {
+impl std::fmt::Debug for ProxyHealth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Plane").field("follows", &self.follows()).finish_non_exhaustive()
+        f.debug_struct("ProxyHealth").field("follows", &self.is_current()).finish_non_exhaustive()
     }
 }
 
-impl Plane {
+impl ProxyHealth {
     /// Something changed that is not in the kernel yet.
     pub fn queued(&self) {
         self.lock().pending.get_or_insert_with(Instant::now);
@@ -214,27 +214,31 @@ impl Plane {
     }
 
     /// Takes the node for unhealthy while a watch of the API server has been silent for longer than the limit, as `silence` tells.
-    pub fn distrust_after(&self, limit: Duration, silence: impl Fn() -> Option<Duration> + Send + 'static) {
+    pub fn limit_watch_silence(
+        &self,
+        limit: Duration,
+        silence: impl Fn() -> Option<Duration> + Send + 'static,
+    ) {
         self.lock().silence = Some((limit, Box::new(silence)));
     }
 
     /// Whether load balancers may rely on this node: the data plane follows, and the API server is heard where that is asked for.
-    pub fn healthy(&self) -> bool {
+    pub fn is_healthy(&self) -> bool {
         let heard = |(limit, silence): &(Duration, Silence)| silence().is_none_or(|silent| silent <= *limit);
-        self.follows() && self.lock().silence.as_ref().is_none_or(heard)
+        self.is_current() && self.lock().silence.as_ref().is_none_or(heard)
     }
 
     /// Whether the data plane follows.
-    pub fn follows(&self) -> bool {
-        self.follows_at(Instant::now())
+    pub fn is_current(&self) -> bool {
+        self.is_current_at(Instant::now())
     }
 
-    fn follows_at(&self, now: Instant) -> bool {
+    fn is_current_at(&self, now: Instant) -> bool {
         self.lock().pending.is_none_or(|since| now.saturating_duration_since(since) < STUCK)
     }
 
-    /// See [`Plane::set_eligible`].
-    pub fn eligible(&self) -> bool {
+    /// See [`ProxyHealth::set_eligible`].
+    pub fn is_eligible(&self) -> bool {
         self.lock().eligible
     }
 
@@ -243,7 +247,7 @@ impl Plane {
         self.lock().updated
     }
 
-    fn lock(&self) -> MutexGuard<'_, PlaneState> {
+    fn lock(&self) -> MutexGuard<'_, ProxyHealthInner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -260,63 +264,63 @@ mod tests {
         HealthPort { port, v4: Some(v4), v6: None }
     }
 
-    fn count(ports: &Ports, port: u16) -> Option<usize> {
+    fn count(ports: &HealthCheckPorts, port: u16) -> Option<usize> {
         ports.answer(port).and_then(|answer| answer.v4)
     }
 
     #[test]
     fn counts_fall_at_once_and_rise_with_the_rules() {
-        let ports = Ports::default();
-        ports.lower(&key(), Some(&health(31000, 2)), true);
+        let ports = HealthCheckPorts::default();
+        ports.withdraw(&key(), Some(&health(31000, 2)), true);
         assert_eq!(count(&ports, 31000), Some(0), "open, but no rules yet");
-        ports.raise(&[(key(), health(31000, 2))].into());
+        ports.publish(&[(key(), health(31000, 2))].into());
         assert_eq!(count(&ports, 31000), Some(2));
-        ports.lower(&key(), Some(&health(31000, 3)), true);
+        ports.withdraw(&key(), Some(&health(31000, 3)), true);
         assert_eq!(count(&ports, 31000), Some(2));
-        ports.lower(&key(), Some(&health(31000, 0)), true);
+        ports.withdraw(&key(), Some(&health(31000, 0)), true);
         assert_eq!(count(&ports, 31000), Some(0));
     }
 
     #[test]
     fn a_stuck_data_plane_is_unhealthy_until_it_follows_again() {
-        let plane = Plane::default();
-        assert!(plane.follows_at(Instant::now() + STUCK * 2), "nothing is pending");
-        plane.queued();
+        let proxy_health = ProxyHealth::default();
+        assert!(proxy_health.is_current_at(Instant::now() + STUCK * 2), "nothing is pending");
+        proxy_health.queued();
         let start = Instant::now();
-        assert!(plane.follows_at(start + STUCK / 2));
+        assert!(proxy_health.is_current_at(start + STUCK / 2));
         // Further changes do not start the clock again.
-        plane.queued();
-        assert!(!plane.follows_at(start + STUCK));
-        plane.updated();
-        assert!(plane.follows_at(start + STUCK));
+        proxy_health.queued();
+        assert!(!proxy_health.is_current_at(start + STUCK));
+        proxy_health.updated();
+        assert!(proxy_health.is_current_at(start + STUCK));
     }
 
     #[test]
     fn another_port_closes_the_old_one_and_starts_from_nothing() {
-        let ports = Ports::default();
-        ports.raise(&[(key(), health(31000, 2))].into());
-        ports.lower(&key(), Some(&health(31001, 2)), true);
+        let ports = HealthCheckPorts::default();
+        ports.publish(&[(key(), health(31000, 2))].into());
+        ports.withdraw(&key(), Some(&health(31001, 2)), true);
         assert_eq!((count(&ports, 31000), count(&ports, 31001)), (None, Some(0)));
     }
 
     #[test]
     fn after_a_flip_of_policy_the_port_lingers_and_after_deletion_it_does_not() {
-        let ports = Ports::default();
-        ports.raise(&[(key(), health(31000, 2))].into());
-        ports.lower(&key(), None, true);
+        let ports = HealthCheckPorts::default();
+        ports.publish(&[(key(), health(31000, 2))].into());
+        ports.withdraw(&key(), None, true);
         let end = ports.next_expiry().unwrap();
         ports.expire_at(end.checked_sub(Duration::from_secs(1)).unwrap());
         assert_eq!(count(&ports, 31000), Some(2));
         // Another Service gets the port.
         let other = Key::new("shop", "other");
-        ports.lower(&other, Some(&health(31000, 1)), true);
+        ports.withdraw(&other, Some(&health(31000, 1)), true);
         assert_eq!(count(&ports, 31000), Some(0));
-        ports.raise(&[(other.clone(), health(31000, 1))].into());
-        ports.lower(&other, None, false);
+        ports.publish(&[(other.clone(), health(31000, 1))].into());
+        ports.withdraw(&other, None, false);
         assert_eq!(count(&ports, 31000), None);
         // A port whose time is over closes.
-        ports.raise(&[(key(), health(31000, 2))].into());
-        ports.lower(&key(), None, true);
+        ports.publish(&[(key(), health(31000, 2))].into());
+        ports.withdraw(&key(), None, true);
         let end = ports.next_expiry().unwrap();
         ports.expire_at(end);
         assert_eq!((count(&ports, 31000), ports.next_expiry()), (None, None));

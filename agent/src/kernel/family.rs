@@ -9,14 +9,14 @@ use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, Table};
 
 use super::inspect::read_elements;
 use super::load::{add_chains, load};
-use crate::rules::{Changes, Elements, Shape, Skeleton, TABLE, difference};
+use crate::rules::{BaseRuleset, Changes, Elements, RulesetConfig, TABLE, difference};
 
 /// What is left of a client's affinity, at the least, for it to be taken over: an element whose time comes to nothing in the
 /// kernel's clock would stay for ever.
 const WORTH_KEEPING: Duration = Duration::from_secs(1);
 
 /// The rules of a table as the kernel lists them, by chain.
-type Listed = BTreeMap<String, Vec<Vec<u8>>>;
+type ChainRules = BTreeMap<String, Vec<Vec<u8>>>;
 
 /// The table of one family.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct FamilyTable {
     family: steerage_nft::Family,
     table: Table,
     /// The rules as the kernel listed them right after we wrote them, by chain.
-    written: Option<Listed>,
+    written: Option<ChainRules>,
 }
 
 impl FamilyTable {
@@ -55,17 +55,21 @@ impl FamilyTable {
     /// Makes the table what it should be, whatever it is now, in one transaction; writes only what differs, save where others
     /// commit so often that what is there can't be read: then it is replaced. Returns how many elements were written, and the
     /// generations of the ruleset before it and, if nobody else has written, after it; 0, which none has, when that is not known.
-    pub fn synchronise(&mut self, shape: &Shape, wanted: &Elements) -> Result<(usize, (u32, u32)), Error> {
-        let skeleton = Skeleton::new(self.family, shape);
+    pub fn synchronise(
+        &mut self,
+        shape: &RulesetConfig,
+        wanted: &Elements,
+    ) -> Result<(usize, (u32, u32)), Error> {
+        let base_ruleset = BaseRuleset::new(self.family, shape);
         let (table, written) = (self.table.clone(), self.written.as_ref());
         let mut count = 0;
         if self.nft.table(&table)?.is_none() {
-            let generations = load(&mut self.nft, &table, &skeleton, wanted)?;
+            let generations = load(&mut self.nft, &table, &base_ruleset, wanted)?;
             self.written = self.listed()?;
             return Ok((wanted.len(), generations));
         }
         let repaired = self.nft.transact(|nft| {
-            let (batch, elements) = repair(nft, &table, &skeleton, wanted, written)?;
+            let (batch, elements) = repair(nft, &table, &base_ruleset, wanted, written)?;
             count = elements;
             Ok::<_, Error>(batch)
         });
@@ -75,7 +79,7 @@ impl FamilyTable {
                 tracing::warn!(%table, %error, "the table is replaced unread");
                 let mut batch = Batch::new();
                 batch.destroy_table(&table);
-                create(&mut batch, &table, &skeleton, wanted);
+                create(&mut batch, &table, &base_ruleset, wanted);
                 self.nft.commit(batch)?;
                 count = wanted.len();
                 (0, 0)
@@ -88,7 +92,7 @@ impl FamilyTable {
 
     /// The rules as the kernel lists them; `None` where others commit too often: then only the digests in their comments tell
     /// whether rules were changed.
-    fn listed(&mut self) -> Result<Option<Listed>, Error> {
+    fn listed(&mut self) -> Result<Option<ChainRules>, Error> {
         match self.nft.rules(&self.table) {
             Ok(rules) => Ok(Some(by_chain(&rules))),
             Err(Error::Torn(_)) => Ok(None),
@@ -106,40 +110,40 @@ impl FamilyTable {
 fn repair(
     nft: &mut Nft,
     table: &Table,
-    skeleton: &Skeleton,
+    base_ruleset: &BaseRuleset,
     wanted: &Elements,
-    written: Option<&Listed>,
+    written: Option<&ChainRules>,
 ) -> Result<(Batch, usize), Error> {
     let mut batch = Batch::new();
     let Some(info) = nft.table(table)? else {
-        create(&mut batch, table, skeleton, wanted);
+        create(&mut batch, table, base_ruleset, wanted);
         return Ok((batch, wanted.len()));
     };
     let mut chains = nft.chains(table)?;
-    let mut ours: Vec<_> = skeleton.chains.iter().map(|chain| chain.name.clone()).collect();
+    let mut ours: Vec<_> = base_ruleset.chains.iter().map(|chain| chain.name.clone()).collect();
     chains.sort_unstable();
     ours.sort_unstable();
     let sets = nft.sets(table)?;
-    if info.comment.as_deref() != Some(skeleton.version.as_str()) || chains != ours {
-        let remembered = remembered(nft, table, skeleton, &sets);
+    if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || chains != ours {
+        let remembered = remembered(nft, table, base_ruleset, &sets);
         let clients: usize = remembered.iter().map(|(_, clients)| clients.len()).sum();
         tracing::info!(%table, clients, "table of another version or shape: it is replaced");
         batch.delete_table(table);
-        create(&mut batch, table, skeleton, wanted);
+        create(&mut batch, table, base_ruleset, wanted);
         for (map, clients) in &remembered {
             batch.add_elements(table, map, clients);
         }
         return Ok((batch, wanted.len()));
     }
 
-    for (name, set) in &skeleton.sets {
+    for (name, set) in &base_ruleset.sets {
         if !sets.contains(name) {
             batch.add_set(table, set);
         }
     }
     let rules = nft.rules(table)?;
     let found = by_chain(&rules);
-    for chain in &skeleton.chains {
+    for chain in &base_ruleset.chains {
         let mine: Vec<_> = rules.iter().filter(|rule| rule.chain == chain.name).collect();
         let digest = mine.first().and_then(|rule| rule.comment.as_deref());
         let untouched = written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));
@@ -151,11 +155,11 @@ fn repair(
             }
         }
     }
-    let held = read_elements(nft, table, skeleton, wanted.family(), &sets)?;
+    let held = read_elements(nft, table, base_ruleset, wanted.family(), &sets)?;
     let changes = difference(&held, wanted);
     append(&mut batch, table, &changes);
     // After the chains that named them were written anew: sets of timeouts that nobody uses any more.
-    for name in sets.iter().filter(|name| !skeleton.sets.iter().any(|(wanted, _)| wanted == *name)) {
+    for name in sets.iter().filter(|name| !base_ruleset.sets.iter().any(|(wanted, _)| wanted == *name)) {
         batch.delete_set(table, name);
     }
     Ok((batch, changes.count()))
@@ -166,11 +170,11 @@ fn repair(
 fn remembered(
     nft: &mut Nft,
     table: &Table,
-    skeleton: &Skeleton,
+    base_ruleset: &BaseRuleset,
     sets: &[String],
 ) -> Vec<(String, Vec<Element>)> {
     let mut found = Vec::new();
-    for (map, shape) in skeleton.remembering.iter().filter(|(map, _)| sets.contains(map)) {
+    for (map, shape) in base_ruleset.remembering.iter().filter(|(map, _)| sets.contains(map)) {
         let fits = |element: &Element| {
             let length = match &element.data {
                 Some(Data::Value(value)) => value.len(),
@@ -189,13 +193,13 @@ fn remembered(
     found
 }
 
-fn create(batch: &mut Batch, table: &Table, skeleton: &Skeleton, wanted: &Elements) {
-    batch.add_table(table, Some(&skeleton.version));
-    for (_, set) in &skeleton.sets {
+fn create(batch: &mut Batch, table: &Table, base_ruleset: &BaseRuleset, wanted: &Elements) {
+    batch.add_table(table, Some(&base_ruleset.version));
+    for (_, set) in &base_ruleset.sets {
         batch.add_set(table, set);
     }
     // All of it becomes true in one moment. The kernel walks a map whenever a rule is bound to it: rules come first.
-    add_chains(batch, table, &skeleton.chains);
+    add_chains(batch, table, &base_ruleset.chains);
     for (id, rows) in wanted.sets() {
         batch.add_rows(table, &id.name(), rows.iter());
     }
@@ -210,8 +214,8 @@ fn append(batch: &mut Batch, table: &Table, changes: &Changes) {
     }
 }
 
-fn by_chain(rules: &[RuleInfo]) -> Listed {
-    let mut chains: Listed = BTreeMap::new();
+fn by_chain(rules: &[RuleInfo]) -> ChainRules {
+    let mut chains: ChainRules = BTreeMap::new();
     for rule in rules {
         chains.entry(rule.chain.clone()).or_default().push(rule.expressions.clone());
     }

@@ -27,11 +27,11 @@ const QUIET: Duration = Duration::from_millis(50);
 
 /// Hands work to the cleaning thread.
 #[derive(Debug, Clone)]
-pub struct Cleaner {
+pub struct FlowCleaner {
     work: Sender<StaleFlows>,
 }
 
-impl Cleaner {
+impl FlowCleaner {
     /// Starts the thread in the network namespace of the calling one. `deleted` is told how many flows went.
     pub fn start(deleted: impl Fn(usize) + Send + 'static) -> Result<Self, Error> {
         let mut conntrack = Conntrack::open()?;

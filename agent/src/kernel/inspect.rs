@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use steerage_model::Family;
 use steerage_nft::{Error, Nft, Table};
 
-use crate::rules::{Elements, Skeleton, TABLE};
+use crate::rules::{BaseRuleset, Elements, TABLE};
 
 /// A table as the kernel holds it.
 #[derive(Debug, Clone)]
-pub struct Held {
+pub struct KernelTable {
     /// Its comment, which names the layout.
     pub layout: Option<String>,
     /// Each chain with the number of its rules and the comment of the first.
@@ -23,7 +23,7 @@ pub struct Held {
 
 /// The table of a family, by a socket opened in the network namespace of the calling thread; `None` when there is none, or the
 /// kernel does not have the family.
-pub fn read_table(model: Family, skeleton: &Skeleton) -> Result<Option<Held>, Error> {
+pub fn read_table(model: Family, base_ruleset: &BaseRuleset) -> Result<Option<KernelTable>, Error> {
     let family = if model == Family::V4 { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
     let table = Table::new(family, TABLE);
     let mut nft = Nft::open()?;
@@ -42,20 +42,20 @@ pub fn read_table(model: Family, skeleton: &Skeleton) -> Result<Option<Held>, Er
         *count += 1;
     }
     let sets = nft.sets(&table)?;
-    let elements = read_elements(&mut nft, &table, skeleton, model, &sets)?;
-    Ok(Some(Held { layout: info.comment, chains, sets, elements }))
+    let elements = read_elements(&mut nft, &table, base_ruleset, model, &sets)?;
+    Ok(Some(KernelTable { layout: info.comment, chains, sets, elements }))
 }
 
-/// The elements of those sets of the skeleton that are among `sets`.
+/// The elements of those sets of the base ruleset that are among `sets`.
 pub(super) fn read_elements(
     nft: &mut Nft,
     table: &Table,
-    skeleton: &Skeleton,
+    base_ruleset: &BaseRuleset,
     family: Family,
     sets: &[String],
 ) -> Result<Elements, Error> {
     let mut elements = Elements::new(family);
-    for id in skeleton.filled.iter().filter(|id| sets.contains(&id.name())) {
+    for id in base_ruleset.filled.iter().filter(|id| sets.contains(&id.name())) {
         elements.listed(*id, nft.rows(table, &id.name(), id.shape(family))?);
     }
     Ok(elements)

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use steerage_nft::{Batch, Error, Nft, Table};
 
-use crate::rules::{Elements, Skeleton, SkeletonChain};
+use crate::rules::{BaseRuleset, Elements, RulesetChain};
 
 /// Elements of each set in the first step.
 const FIRST: usize = 512;
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_micros(300);
 pub(super) fn load(
     nft: &mut Nft,
     table: &Table,
-    skeleton: &Skeleton,
+    base_ruleset: &BaseRuleset,
     wanted: &Elements,
 ) -> Result<(u32, u32), Error> {
     let before = nft.generation()?;
@@ -33,12 +33,13 @@ pub(super) fn load(
         nft.commit(batch)
     };
     let mut batch = Batch::new();
-    batch.add_table(table, Some(&skeleton.version));
-    for (_, set) in &skeleton.sets {
+    batch.add_table(table, Some(&base_ruleset.version));
+    for (_, set) in &base_ruleset.sets {
         batch.add_set(table, set);
     }
     // Whenever a rule is bound to a map, the kernel walks the map: rules come while it is empty.
-    let (entered, others): (Vec<_>, Vec<_>) = skeleton.chains.iter().partition(|chain| chain.chain.is_base());
+    let (entered, others): (Vec<_>, Vec<_>) =
+        base_ruleset.chains.iter().partition(|chain| chain.chain.is_base());
     add_chains(&mut batch, table, others);
     commit(nft, batch)?;
     let largest = wanted.sets().map(|(_, rows)| rows.len()).max().unwrap_or(0);
@@ -63,7 +64,7 @@ pub(super) fn load(
 pub(super) fn add_chains<'s>(
     batch: &mut Batch,
     table: &Table,
-    chains: impl IntoIterator<Item = &'s SkeletonChain>,
+    chains: impl IntoIterator<Item = &'s RulesetChain>,
 ) {
     for chain in chains {
         batch.add_chain(table, &chain.chain);

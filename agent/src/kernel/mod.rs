@@ -10,8 +10,8 @@ mod monitor;
 
 pub use addresses::AddressWatch;
 pub use family::FamilyTable;
-pub use flows::{Cleaner, StaleFlows};
-pub use inspect::{Held, read_table};
+pub use flows::{FlowCleaner, StaleFlows};
+pub use inspect::{KernelTable, read_table};
 pub use monitor::watch_foreign;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,8 +21,8 @@ use std::sync::Arc;
 use steerage_model::{Family, Key, Protocol};
 use steerage_nft::{Batch, Error, Monitor, Nft, Table};
 
-use crate::plan::{Action, Desired, Frontend, ServicePlan, Touched};
-use crate::rules::{Elements, Pods, Shape, TABLE, all_elements, difference, touched_elements};
+use crate::plan::{Action, Affected, Desired, Frontend, ServicePlan};
+use crate::rules::{Elements, Pods, RulesetConfig, TABLE, affected_elements, all_elements, difference};
 
 /// The families, and what nftables calls them.
 const FAMILIES: [(Family, steerage_nft::Family); 2] =
@@ -43,21 +43,21 @@ pub struct Applied {
 #[derive(Debug)]
 pub struct Dataplane {
     desired: Desired,
-    shape: Shape,
+    shape: RulesetConfig,
     tables: Vec<FamilyTable>,
     /// What the kernel holds may differ from what we wrote last.
-    suspect: bool,
+    out_of_sync: bool,
     /// UDP frontends that changed since the last success.
     udp: BTreeSet<Frontend>,
     /// Who wants to hear of others' changes, until these are watched.
-    listener: Option<Listener>,
+    on_foreign_change: Option<ForeignChangeCallback>,
 }
 
-struct Listener(Box<dyn FnMut(bool) -> bool + Send>);
+struct ForeignChangeCallback(Box<dyn FnMut(bool) -> bool + Send>);
 
-impl std::fmt::Debug for Listener {
+impl std::fmt::Debug for ForeignChangeCallback {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Listener")
+        f.write_str("ForeignChangeCallback")
     }
 }
 
@@ -78,18 +78,18 @@ impl Dataplane {
         }
         Ok(Self {
             desired: Desired::default(),
-            shape: Shape::default(),
+            shape: RulesetConfig::default(),
             tables,
-            suspect: true,
+            out_of_sync: true,
             udp: BTreeSet::new(),
-            listener: None,
+            on_foreign_change: None,
         })
     }
 
     /// Has others' changes of our tables told, see [`watch_foreign`], from the first successful write on: as long as anybody
     /// listens, the kernel tells each element of a load, which doubles its work.
-    pub fn tell(&mut self, changed: impl FnMut(bool) -> bool + Send + 'static) {
-        self.listener = Some(Listener(Box::new(changed)));
+    pub fn watch_foreign_changes(&mut self, changed: impl FnMut(bool) -> bool + Send + 'static) {
+        self.on_foreign_change = Some(ForeignChangeCallback(Box::new(changed)));
     }
 
     /// What the node should do.
@@ -98,34 +98,34 @@ impl Dataplane {
     }
 
     /// Guards networks from the next [`Dataplane::apply`] on: of what is sent there, only what a Service has gets through.
-    pub fn drop_unserved(&mut self, networks: Vec<ipnet::IpNet>) {
+    pub fn drop_unassigned(&mut self, networks: Vec<ipnet::IpNet>) {
         if self.shape.unserved != networks {
             self.shape.unserved = networks;
-            self.suspect = true;
+            self.out_of_sync = true;
         }
     }
 
     /// What shapes the chains, as last written or tried.
-    pub fn shape(&self) -> &Shape {
+    pub fn shape(&self) -> &RulesetConfig {
         &self.shape
     }
 
     /// Compares everything with the kernel at the next [`Dataplane::apply`].
-    pub fn suspect(&mut self) {
-        self.suspect = true;
+    pub fn mark_out_of_sync(&mut self) {
+        self.out_of_sync = true;
     }
 
     /// Whether the kernel's state has to be compared.
-    pub fn is_suspect(&self) -> bool {
-        self.suspect
+    pub fn is_out_of_sync(&self) -> bool {
+        self.out_of_sync
     }
 
     /// Takes in plans that may not be written yet.
-    pub fn prepare(&mut self, updates: BTreeMap<Key, ServicePlan>) {
+    pub fn stage(&mut self, updates: BTreeMap<Key, ServicePlan>) {
         let frontends = updates.values().flat_map(|plan| &plan.frontends).map(|(frontend, _)| *frontend);
         self.udp.extend(frontends.filter(is_udp));
         self.desired.update(updates);
-        self.suspect = true;
+        self.out_of_sync = true;
     }
 
     /// Takes in new plans and writes them: only the difference, where the kernel is known to hold what was written before. On an
@@ -133,32 +133,32 @@ impl Dataplane {
     /// kept, and the next call compares everything.
     pub fn apply(&mut self, updates: BTreeMap<Key, ServicePlan>, pods: &Pods) -> Result<Applied, Error> {
         // What is compared as a whole needs no difference of its own.
-        let touched = (!self.suspect).then(|| self.desired.touched(&updates));
-        let old = touched.as_ref().map(|touched| self.elements(touched)).unwrap_or_default();
-        let actions = self.udp_actions(touched.as_ref());
+        let affected = (!self.out_of_sync).then(|| self.desired.affected_by(&updates));
+        let old = affected.as_ref().map(|affected| self.elements(affected)).unwrap_or_default();
+        let actions = self.udp_actions(affected.as_ref());
         self.desired.update(updates);
         let unserved = self.shape.unserved.clone();
-        let shape = Shape { pods: pods.clone(), timeouts: self.desired.timeouts(), unserved };
+        let shape = RulesetConfig { pods: pods.clone(), timeouts: self.desired.timeouts(), unserved };
         if shape != self.shape {
-            self.suspect = true;
+            self.out_of_sync = true;
             self.shape = shape;
         }
-        let now = self.udp_actions(touched.as_ref());
+        let now = self.udp_actions(affected.as_ref());
         self.udp.extend(
             actions.keys().chain(now.keys()).filter(|frontend| actions.get(*frontend) != now.get(*frontend)),
         );
 
-        let mut applied = Applied { full: self.suspect, ..Applied::default() };
-        if let Some(touched) = touched.filter(|_| !self.suspect) {
+        let mut applied = Applied { full: self.out_of_sync, ..Applied::default() };
+        if let Some(affected) = affected.filter(|_| !self.out_of_sync) {
             // Until it is known to have worked.
-            self.suspect = true;
-            let new = self.elements(&touched);
+            self.out_of_sync = true;
+            let new = self.elements(&affected);
             for (table, (old, new)) in self.tables.iter_mut().zip(old.iter().zip(&new)) {
                 let changes = difference(old, new);
                 applied.elements += changes.count();
                 table.write(&changes)?;
             }
-            self.suspect = false;
+            self.out_of_sync = false;
         } else {
             let mut steps = Vec::new();
             for table in &mut self.tables {
@@ -167,7 +167,7 @@ impl Dataplane {
                 applied.elements += elements;
                 steps.push(generations);
             }
-            self.suspect = self.listener.is_some() && !self.listen(&steps)?;
+            self.out_of_sync = self.on_foreign_change.is_some() && !self.listen(&steps)?;
         }
         applied.udp = std::mem::take(&mut self.udp)
             .into_iter()
@@ -184,7 +184,7 @@ impl Dataplane {
     fn listen(&mut self, steps: &[(u32, u32)]) -> Result<bool, Error> {
         let ports = self.tables.iter().map(FamilyTable::port).collect::<Result<_, _>>()?;
         let monitor = Monitor::open()?;
-        let Some(Listener(changed)) = self.listener.take() else { return Ok(true) };
+        let Some(ForeignChangeCallback(changed)) = self.on_foreign_change.take() else { return Ok(true) };
         watch_foreign(monitor, ports, changed)
             .map_err(|_| Error::NoAnswer("start the thread of the monitor".to_owned()))?;
         let Some(table) = self.tables.last_mut() else { return Ok(true) };
@@ -193,17 +193,17 @@ impl Dataplane {
         Ok(unbroken && steps.last().is_some_and(|(_, after)| *after == now))
     }
 
-    fn elements(&self, touched: &Touched) -> Vec<Elements> {
-        self.tables.iter().map(|table| touched_elements(&self.desired, touched, table.model())).collect()
+    fn elements(&self, affected: &Affected) -> Vec<Elements> {
+        self.tables.iter().map(|table| affected_elements(&self.desired, affected, table.model())).collect()
     }
 
-    /// What UDP frontends do now, those touched or all: a flow may have to go when this changes.
-    fn udp_actions(&self, touched: Option<&Touched>) -> BTreeMap<Frontend, Action> {
-        let Some(touched) = touched else {
+    /// What UDP frontends do now, those affected or all: a flow may have to go when this changes.
+    fn udp_actions(&self, affected: Option<&Affected>) -> BTreeMap<Frontend, Action> {
+        let Some(affected) = affected else {
             let all = self.desired.actions().filter(|(frontend, _)| is_udp(frontend));
             return all.map(|(frontend, action)| (*frontend, action.clone())).collect();
         };
-        let udp = touched.frontends.iter().filter(|frontend| is_udp(frontend));
+        let udp = affected.frontends.iter().filter(|frontend| is_udp(frontend));
         udp.filter_map(|frontend| Some((*frontend, self.desired.action(frontend)?.clone()))).collect()
     }
 }

@@ -11,9 +11,9 @@ use steerage_process::prometheus_client::metrics::histogram::{Histogram, exponen
 use steerage_process::prometheus_client::registry::{Registry, Unit};
 
 /// The label `traffic_policy`.
-type Policy = [(&'static str, &'static str); 1];
+type PolicyLabel = [(&'static str, &'static str); 1];
 /// The label `code`.
-type Code = [(&'static str, u16); 1];
+type CodeLabel = [(&'static str, u16); 1];
 
 /// Times of a change that can be a sync or part of one: kube-proxy's buckets, from 1 ms to 16 s, and below them those that we
 /// need.
@@ -32,7 +32,7 @@ fn programming_times() -> Histogram {
 
 /// The counts. Clones are the same.
 #[derive(Debug, Clone)]
-pub struct KubeProxy {
+pub struct KubeProxyMetrics {
     network_programming: Histogram,
     sync: Histogram,
     full_sync: Histogram,
@@ -44,12 +44,12 @@ pub struct KubeProxy {
     service_changes: Counter,
     service_changes_pending: Gauge,
     failures: Counter,
-    no_local_endpoints: Family<Policy, Gauge>,
-    healthz: Family<Code, Counter>,
-    livez: Family<Code, Counter>,
+    no_local_endpoints: Family<PolicyLabel, Gauge>,
+    healthz: Family<CodeLabel, Counter>,
+    livez: Family<CodeLabel, Counter>,
 }
 
-impl Default for KubeProxy {
+impl Default for KubeProxyMetrics {
     fn default() -> Self {
         Self {
             network_programming: programming_times(),
@@ -70,7 +70,7 @@ impl Default for KubeProxy {
     }
 }
 
-impl KubeProxy {
+impl KubeProxyMetrics {
     /// Registers them; the registry gives the prefix `kubeproxy_`.
     pub fn register(&self, registry: &mut Registry) {
         let times = [
@@ -130,12 +130,12 @@ impl KubeProxy {
     }
 
     /// `/healthz` of the node was answered with this status code.
-    pub fn told_health(&self, code: u16) {
+    pub fn count_healthz(&self, code: u16) {
         self.healthz.get_or_create(&[("code", code)]).inc();
     }
 
     /// `/livez` of the node was answered with this status code.
-    pub fn told_life(&self, code: u16) {
+    pub fn count_livez(&self, code: u16) {
         self.livez.get_or_create(&[("code", code)]).inc();
     }
 
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn names_and_values_are_kube_proxys() {
-        let metrics = KubeProxy::default();
+        let metrics = KubeProxyMetrics::default();
         let mut registry = Registry::with_prefix("kubeproxy");
         metrics.register(&mut registry);
         metrics.service_changed();
@@ -222,9 +222,9 @@ mod tests {
         let ahead = SystemTime::now() + Duration::from_hours(1);
         metrics.synced(false, Duration::from_millis(3), [ago, ahead]);
         metrics.failed();
-        metrics.told_health(200);
-        metrics.told_health(503);
-        metrics.told_life(200);
+        metrics.count_healthz(200);
+        metrics.count_healthz(503);
+        metrics.count_livez(200);
         let after = text(&registry);
         for (text, line) in [
             (&before, "sync_proxy_rules_endpoint_changes_pending 2"),

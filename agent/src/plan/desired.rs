@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All Services together: who owns a frontend that several claim, and which shared things are still needed by anybody.
+//! All Services together: who owns a frontend that several want, and which shared things are still needed by anybody.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,10 +11,10 @@ use super::{Action, Frontend, HealthPort, HealthPorts, ServicePlan};
 /// What the node should do, kept up to date Service by Service.
 #[derive(Debug, Clone, Default)]
 pub struct Desired {
-    services: BTreeMap<Key, Held>,
+    services: BTreeMap<Key, ServiceRecord>,
     /// What the Services that want a frontend would do with it, sorted by their names. The first has it: any rule that all nodes
     /// follow will do.
-    claims: BTreeMap<Frontend, Vec<(Key, Action)>>,
+    owners: BTreeMap<Frontend, Vec<(Key, Action)>>,
     cluster_addresses: Counted<IpAddr>,
     hairpins: Counted<IpAddr>,
     timeouts: Counted<u32>,
@@ -22,16 +22,16 @@ pub struct Desired {
 
 /// What a Service's plan holds, but for the actions, which lie with the frontends.
 #[derive(Debug, Clone)]
-struct Held {
+struct ServiceRecord {
     frontends: Box<[Frontend]>,
     cluster_addresses: Box<[IpAddr]>,
     hairpins: Box<[IpAddr]>,
     health: Option<HealthPort>,
 }
 
-/// What an update touched; what it is now, [`Desired`] says.
+/// What an update affects; what it is now, [`Desired`] says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Touched {
+pub struct Affected {
     /// Frontends.
     pub frontends: BTreeSet<Frontend>,
     /// Cluster addresses.
@@ -42,82 +42,82 @@ pub struct Touched {
 
 impl Desired {
     /// What `update` with the same plans would touch: the claimed things of the Services' old and new plans.
-    pub fn touched(&self, updates: &BTreeMap<Key, ServicePlan>) -> Touched {
-        let mut touched = Touched::default();
+    pub fn affected_by(&self, updates: &BTreeMap<Key, ServicePlan>) -> Affected {
+        let mut affected = Affected::default();
         for (key, new) in updates {
             if let Some(old) = self.services.get(key) {
-                touched.frontends.extend(&old.frontends);
-                touched.cluster_addresses.extend(&old.cluster_addresses);
-                touched.hairpins.extend(&old.hairpins);
+                affected.frontends.extend(&old.frontends);
+                affected.cluster_addresses.extend(&old.cluster_addresses);
+                affected.hairpins.extend(&old.hairpins);
             }
-            touched.frontends.extend(new.frontends.iter().map(|(frontend, _)| *frontend));
-            touched.cluster_addresses.extend(&new.cluster_addresses);
-            touched.hairpins.extend(&new.hairpins);
+            affected.frontends.extend(new.frontends.iter().map(|(frontend, _)| *frontend));
+            affected.cluster_addresses.extend(&new.cluster_addresses);
+            affected.hairpins.extend(&new.hairpins);
         }
-        touched
+        affected
     }
 
     /// Replaces the plans of some Services. An empty plan takes the Service out.
     pub fn update(&mut self, updates: BTreeMap<Key, ServicePlan>) {
         for (key, new) in updates {
             if let Some(old) = self.services.remove(&key) {
-                old.frontends.iter().for_each(|frontend| self.withdraw(frontend, &key));
+                old.frontends.iter().for_each(|frontend| self.remove_owner(frontend, &key));
                 old.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.remove(addr));
                 old.hairpins.iter().for_each(|addr| self.hairpins.remove(addr));
             }
             if new == ServicePlan::default() {
                 continue;
             }
-            let held = Held {
+            let record = ServiceRecord {
                 frontends: new.frontends.iter().map(|(frontend, _)| *frontend).collect(),
                 cluster_addresses: new.cluster_addresses.into(),
                 hairpins: new.hairpins.into(),
                 health: new.health,
             };
             for (frontend, action) in new.frontends {
-                self.claim(frontend, &key, action);
+                self.add_owner(frontend, &key, action);
             }
-            held.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.add(*addr));
-            held.hairpins.iter().for_each(|addr| self.hairpins.add(*addr));
-            self.services.insert(key, held);
+            record.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.add(*addr));
+            record.hairpins.iter().for_each(|addr| self.hairpins.add(*addr));
+            self.services.insert(key, record);
         }
     }
 
-    fn claim(&mut self, frontend: Frontend, by: &Key, action: Action) {
+    fn add_owner(&mut self, frontend: Frontend, by: &Key, action: Action) {
         action.affinity.into_iter().for_each(|seconds| self.timeouts.add(seconds));
-        let claims = self.claims.entry(frontend).or_insert_with(|| Vec::with_capacity(1));
-        claims.insert(claims.partition_point(|(claim, _)| claim < by), (by.clone(), action));
+        let owners = self.owners.entry(frontend).or_insert_with(|| Vec::with_capacity(1));
+        owners.insert(owners.partition_point(|(owner, _)| owner < by), (by.clone(), action));
     }
 
-    fn withdraw(&mut self, frontend: &Frontend, by: &Key) {
-        let Some(claims) = self.claims.get_mut(frontend) else { return };
-        if let Some(at) = claims.iter().position(|(claim, _)| claim == by) {
-            let (_, action) = claims.remove(at);
+    fn remove_owner(&mut self, frontend: &Frontend, by: &Key) {
+        let Some(owners) = self.owners.get_mut(frontend) else { return };
+        if let Some(at) = owners.iter().position(|(owner, _)| owner == by) {
+            let (_, action) = owners.remove(at);
             action.affinity.iter().for_each(|seconds| self.timeouts.remove(seconds));
         }
-        if claims.is_empty() {
-            self.claims.remove(frontend);
+        if owners.is_empty() {
+            self.owners.remove(frontend);
         }
     }
 
     /// What becomes of packets to a frontend.
     pub fn action(&self, frontend: &Frontend) -> Option<&Action> {
-        self.claims.get(frontend)?.first().map(|(_, action)| action)
+        self.owners.get(frontend)?.first().map(|(_, action)| action)
     }
 
     /// The Services that want a frontend; the first one has it.
     pub fn owners(&self, frontend: &Frontend) -> impl Iterator<Item = &Key> {
-        self.claims.get(frontend).into_iter().flatten().map(|(key, _)| key)
+        self.owners.get(frontend).into_iter().flatten().map(|(key, _)| key)
     }
 
     /// How many frontends there are.
     pub fn frontend_count(&self) -> usize {
-        self.claims.len()
+        self.owners.len()
     }
 
     /// All frontends, in order, each with what becomes of its packets.
     pub fn actions(&self) -> impl Iterator<Item = (&Frontend, &Action)> {
-        self.claims.iter().filter_map(|(frontend, claims)| Some((frontend, &claims.first()?.1)))
+        self.owners.iter().filter_map(|(frontend, owners)| Some((frontend, &owners.first()?.1)))
     }
 
     /// All cluster addresses.
@@ -152,7 +152,7 @@ impl Desired {
 
     /// All health-check ports.
     pub fn health_ports(&self) -> HealthPorts {
-        let with_port = |(key, held): (&Key, &Held)| Some((key.clone(), held.health.clone()?));
+        let with_port = |(key, record): (&Key, &ServiceRecord)| Some((key.clone(), record.health.clone()?));
         self.services.iter().filter_map(with_port).collect()
     }
 

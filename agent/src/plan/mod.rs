@@ -4,7 +4,7 @@
 //! Pure: from the model's index and this node's place in the cluster. `crate::rules` turns it into elements of kernel maps.
 
 mod desired;
-mod following;
+mod policy_transition;
 mod service;
 
 use std::net::{IpAddr, SocketAddr};
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_model::{Family, Key, Protocol};
 
-pub use desired::{Desired, Touched};
-pub use following::{FOLLOW, Following, is_balanced};
+pub use desired::{Affected, Desired};
+pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};
 pub use service::{plan_service, serves};
 
 /// Where clients send to.
@@ -104,7 +104,7 @@ impl ServicePlan {
 
 /// This node's place in the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct LocalNode {
     /// The node's name.
     pub node: String,
     /// Its zone.

@@ -11,7 +11,7 @@ use steerage_model::{
     local_backends, local_ready_count, names,
 };
 
-use super::{Action, Frontend, HealthPort, Masquerade, Place, ServicePlan};
+use super::{Action, Frontend, HealthPort, LocalNode, Masquerade, ServicePlan};
 
 /// Whether this agent serves the Service: labelled for it, or not labelled for another one where it serves all.
 pub fn serves(service: &Service, all_services: bool) -> bool {
@@ -25,13 +25,13 @@ pub fn serves(service: &Service, all_services: bool) -> bool {
 }
 
 /// What `service` asks of this node.
-pub fn plan_service(service: &Service, index: &Index, place: &Place) -> ServicePlan {
-    if !serves(service, place.all_services) {
+pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) -> ServicePlan {
+    if !serves(service, local_node.all_services) {
         return ServicePlan::default();
     }
     let mut plan = ServicePlan {
         cluster_addresses: service.cluster_ips.clone(),
-        health: health(service, index, place),
+        health: health(service, index, local_node),
         ..ServicePlan::default()
     };
     let mut seen = BTreeSet::new();
@@ -39,8 +39,9 @@ pub fn plan_service(service: &Service, index: &Index, place: &Place) -> ServiceP
     for family in families(service) {
         for port in &service.ports {
             let all = backends(index.slices(&service.key), family, &port.name, port.protocol);
-            hairpins.extend(all.iter().filter(|b| b.endpoint.is_on(&place.node)).map(|b| b.endpoint.addr));
-            for (frontend, action) in port_frontends(service, port, family, &all, place) {
+            hairpins
+                .extend(all.iter().filter(|b| b.endpoint.is_on(&local_node.node)).map(|b| b.endpoint.addr));
+            for (frontend, action) in port_frontends(service, port, family, &all, local_node) {
                 // The same address by two ways (a VIP that is also an external IP) is served the first way.
                 if seen.insert(frontend) {
                     plan.frontends.push((frontend, action));
@@ -56,10 +57,12 @@ fn families(service: &Service) -> BTreeSet<Family> {
     service.cluster_ips.iter().map(|addr| Family::of(*addr)).collect()
 }
 
-fn health(service: &Service, index: &Index, place: &Place) -> Option<HealthPort> {
+fn health(service: &Service, index: &Index, local_node: &LocalNode) -> Option<HealthPort> {
     let families = families(service);
     let count = |family| {
-        families.contains(&family).then(|| local_ready_count(index.slices(&service.key), family, &place.node))
+        families
+            .contains(&family)
+            .then(|| local_ready_count(index.slices(&service.key), family, &local_node.node))
     };
     Some(HealthPort { port: service.health_port()?, v4: count(Family::V4), v6: count(Family::V6) })
 }
@@ -69,10 +72,10 @@ fn port_frontends(
     port: &ServicePort,
     family: Family,
     all: &[Backend<'_>],
-    place: &Place,
+    local_node: &LocalNode,
 ) -> Vec<(Frontend, Action)> {
-    let cluster = sockets(&cluster_backends(all, &place.node, place.zone.as_deref()));
-    let local = sockets(&local_backends(all, &place.node));
+    let cluster = sockets(&cluster_backends(all, &local_node.node, local_node.zone.as_deref()));
+    let local = sockets(&local_backends(all, &local_node.node));
     let serving: Vec<_> = all.iter().filter(|b| b.endpoint.serving || b.endpoint.ready).copied().collect();
     let serving = sockets(&serving);
     // Nearly always, and there are many.
@@ -94,7 +97,7 @@ fn port_frontends(
         Policy::Cluster => Action { masquerade: Masquerade::All, ..base },
         Policy::Local => Action { masquerade: Masquerade::Host, local: Some(local), ..base },
     };
-    let vip = Action { sources: sources(service, family, place), ..external.clone() };
+    let vip = Action { sources: sources(service, family, local_node), ..external.clone() };
 
     let at = |addr: IpAddr, number: u16| Frontend { addr, protocol: port.protocol, port: number };
     let of_family = |addr: &IpAddr| Family::of(*addr) == family;
@@ -111,7 +114,7 @@ fn port_frontends(
         frontends.push((at(addr, port.port), external.clone()));
     }
     if let Some(number) = port.node_port.filter(|_| service.kind != ServiceKind::ClusterIp) {
-        for addr in place.node_port_addresses.iter().copied().filter(of_family) {
+        for addr in local_node.node_port_addresses.iter().copied().filter(of_family) {
             frontends.push((at(addr, number), external.clone()));
         }
     }
@@ -120,7 +123,7 @@ fn port_frontends(
 
 /// Who may use the VIPs of this family. A list that names only the other family lets nobody in here: whoever limits the
 /// sources does not mean "and everybody by IPv6". (Kube-proxy leaves such a family open.)
-fn sources(service: &Service, family: Family, place: &Place) -> Option<Arc<[IpNet]>> {
+fn sources(service: &Service, family: Family, local_node: &LocalNode) -> Option<Arc<[IpNet]>> {
     let ranges = &service.source_ranges;
     let of_family = |net: &&IpNet| Family::of(net.addr()) == family;
     if ranges.is_empty() || ranges.iter().filter(of_family).any(|net| net.prefix_len() == 0) {
@@ -128,7 +131,7 @@ fn sources(service: &Service, family: Family, place: &Place) -> Option<Arc<[IpNe
     }
     let mut allowed: BTreeSet<IpNet> = ranges.iter().filter(of_family).map(IpNet::trunc).collect();
     // Where the VIP is an address of this host, the host's own packets to it carry it as source too.
-    if place.addresses.iter().any(|own| allowed.iter().any(|net| net.contains(own))) {
+    if local_node.addresses.iter().any(|own| allowed.iter().any(|net| net.contains(own))) {
         allowed.extend(service.vips().filter(|vip| Family::of(*vip) == family).map(IpNet::from));
     }
     Some(IpNet::aggregate(&allowed.into_iter().collect()).into())

@@ -41,8 +41,8 @@ fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
     }
 }
 
-fn place() -> Place {
-    Place {
+fn local_node() -> LocalNode {
+    LocalNode {
         node: "here".to_owned(),
         zone: None,
         addresses: vec![addr("10.0.0.1"), addr("fd00::1")],
@@ -55,7 +55,7 @@ fn plan(service: &Service, endpoints: Vec<Endpoint>) -> ServicePlan {
     let mut index = Index::default();
     index.on_service(Event::Apply(service.clone()));
     index.on_slice(Event::Apply(slice(service.key.name(), endpoints)));
-    plan_service(service, &index, &place())
+    plan_service(service, &index, &local_node())
 }
 
 fn both() -> Vec<Endpoint> {
@@ -188,7 +188,7 @@ fn every_protocol_has_frontends_of_its_own() {
         .map(|(protocol, port)| EndpointPort { name: "web".to_owned(), protocol, port })
         .to_vec();
     index.on_slice(Event::Apply(endpoints));
-    let plan = plan_service(&service, &index, &place());
+    let plan = plan_service(&service, &index, &local_node());
     let lead = |protocol: Protocol, at: &str| {
         let at: SocketAddr = at.parse().unwrap();
         let front = Frontend { addr: at.ip(), protocol, port: at.port() };
@@ -217,8 +217,8 @@ fn hints_narrow_the_short_way_and_never_the_local_list() {
     local.external_policy = Policy::Local;
     let mut index = Index::default();
     index.on_slice(Event::Apply(slice("web", endpoints)));
-    let place = Place { zone: Some("near".to_owned()), ..place() };
-    let plan = plan_service(&local, &index, &place);
+    let local_node = LocalNode { zone: Some("near".to_owned()), ..local_node() };
+    let plan = plan_service(&local, &index, &local_node);
     let vip = action(&plan, "192.0.2.1:80");
     assert_eq!(targets(&vip.targets), [THERE]);
     assert_eq!(targets(vip.local.as_ref().unwrap()), [HERE, "10.244.0.2:8080"]);
@@ -256,7 +256,7 @@ fn a_frontend_that_two_services_claim_has_one_owner_at_any_time() {
     // The VIP moves to the other one.
     a.ingress.clear();
     let update: BTreeMap<_, _> = [(a.key.clone(), plan(&a, both()))].into();
-    assert!(desired.touched(&update).frontends.contains(&vip));
+    assert!(desired.affected_by(&update).frontends.contains(&vip));
     desired.update(update);
     assert_eq!(desired.action(&vip).unwrap().affinity, None);
     desired.update([(a.key, ServicePlan::default()), (b.key, ServicePlan::default())].into());

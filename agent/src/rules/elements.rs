@@ -11,7 +11,7 @@ use steerage_nft::{Field, Rows};
 use super::hash::endpoint_hash;
 use super::layout::{LOCAL_OFFSET, SetId};
 use super::slots;
-use crate::plan::{Action, Desired, Frontend, Masquerade, Touched};
+use crate::plan::{Action, Affected, Desired, Frontend, Masquerade};
 
 /// Elements of one family, by set; those of each set in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,16 +101,16 @@ pub fn difference(old: &Elements, new: &Elements) -> Changes {
     changes
 }
 
-/// All elements of one family for the things named in `touched`, as they are desired now.
-pub fn touched_elements(desired: &Desired, touched: &Touched, family: Family) -> Elements {
+/// All elements of one family for the things named in `affected`, as they are desired now.
+pub fn affected_elements(desired: &Desired, affected: &Affected, family: Family) -> Elements {
     let mut elements = Elements::new(family);
-    for frontend in touched.frontends.iter().filter(|frontend| frontend.family() == family) {
+    for frontend in affected.frontends.iter().filter(|frontend| frontend.family() == family) {
         if let Some(action) = desired.action(frontend) {
             elements_of(frontend, action, &mut elements);
         }
     }
-    let addresses = touched.cluster_addresses.iter().filter(|addr| desired.is_cluster_address(addr));
-    let hairpins = touched.hairpins.iter().filter(|addr| desired.is_hairpin(addr));
+    let addresses = affected.cluster_addresses.iter().filter(|addr| desired.is_cluster_address(addr));
+    let hairpins = affected.hairpins.iter().filter(|addr| desired.is_hairpin(addr));
     shared_elements(addresses.copied(), hairpins.copied(), &mut elements);
     elements.sorted()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From what the node should do (`crate::plan`) to what the kernel holds: one constant skeleton of chains, and elements of maps
+//! From what the node should do (`crate::plan`) to what the kernel holds: one constant base ruleset of chains, and elements of maps
 //! for everything that varies. Pure; `crate::kernel` writes it.
 //!
 //! The layout, in a table `steerage` per family. What is sent to a cluster address is ours, and so is what is sent to a frontend
@@ -10,16 +10,16 @@
 //! after it, so all maps are asked twice, and what then still has no endpoint is dropped, or rejected at a port of a cluster
 //! address that leads nowhere: no packet to a frontend ever goes on untranslated.
 
+mod base_ruleset;
 mod elements;
 mod hash;
 mod layout;
-mod skeleton;
 mod slots;
 
-pub use elements::{Changes, Elements, all_elements, difference, touched_elements};
+pub use base_ruleset::{BaseRuleset, Pods, RulesetChain, RulesetConfig};
+pub use elements::{Changes, Elements, affected_elements, all_elements, difference};
 pub use hash::endpoint_hash;
 pub use layout::{LOCAL_OFFSET, SetId, TABLE};
-pub use skeleton::{Pods, Shape, Skeleton, SkeletonChain};
 
 #[cfg(test)]
 mod tests;

@@ -92,16 +92,16 @@ fn one_endpoint_less_is_a_small_change() {
 
 #[test]
 fn the_skeleton_changes_with_its_shape_only_where_it_must() {
-    let skeleton = |shape: &Shape| Skeleton::new(steerage_nft::Family::Ip, shape);
-    let plain = skeleton(&Shape::default());
-    let shaped = skeleton(&Shape {
+    let base_ruleset = |shape: &RulesetConfig| BaseRuleset::new(steerage_nft::Family::Ip, shape);
+    let plain = base_ruleset(&RulesetConfig::default());
+    let shaped = base_ruleset(&RulesetConfig {
         pods: Pods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd44::/64".parse().unwrap()]),
         timeouts: [60].into(),
         unserved: vec!["192.0.2.0/24".parse().unwrap()],
     });
     assert_eq!(plain.version, shaped.version);
-    let digests = |skeleton: &Skeleton| -> BTreeMap<String, String> {
-        skeleton.chains.iter().map(|chain| (chain.name.clone(), chain.digest.clone())).collect()
+    let digests = |base_ruleset: &BaseRuleset| -> BTreeMap<String, String> {
+        base_ruleset.chains.iter().map(|chain| (chain.name.clone(), chain.digest.clone())).collect()
     };
     let (plain, shaped) = (digests(&plain), digests(&shaped));
     let changed: Vec<_> =
@@ -142,9 +142,9 @@ fn worlds() -> impl Strategy<Value = Vec<World>> {
 }
 
 /// By set and key, what a kernel map gives.
-type Held = BTreeMap<(SetId, Vec<u8>), Option<Vec<u8>>>;
+type KernelElements = BTreeMap<(SetId, Vec<u8>), Option<Vec<u8>>>;
 
-fn held<'a>(sets: impl Iterator<Item = (&'a SetId, &'a Rows)>) -> Held {
+fn held<'a>(sets: impl Iterator<Item = (&'a SetId, &'a Rows)>) -> KernelElements {
     let entries = |(id, rows): (&'a SetId, &'a Rows)| {
         rows.iter().map(|row| ((*id, row.key.to_vec()), row.data.map(<[u8]>::to_vec)))
     };
@@ -156,16 +156,16 @@ proptest! {
     #[test]
     fn any_sequence_of_updates_equals_the_full_load(worlds in worlds()) {
         let mut desired = Desired::default();
-        let mut kernel = Held::new();
+        let mut kernel = KernelElements::new();
         for world in &worlds {
             let mut updates = plans(world);
             for gone in desired.services() {
                 updates.entry(gone.clone()).or_default();
             }
-            let touched = desired.touched(&updates);
-            let old = touched_elements(&desired, &touched, Family::V4);
+            let affected = desired.affected_by(&updates);
+            let old = affected_elements(&desired, &affected, Family::V4);
             desired.update(updates);
-            let changes = difference(&old, &touched_elements(&desired, &touched, Family::V4));
+            let changes = difference(&old, &affected_elements(&desired, &affected, Family::V4));
             for (key, data) in held(changes.delete.iter()) {
                 prop_assert_eq!(kernel.remove(&key), Some(data), "what is deleted was there");
             }
@@ -184,7 +184,10 @@ proptest! {
 #[test]
 fn rows_have_the_lengths_of_their_sets() {
     for (model, family) in [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)] {
-        for id in Skeleton::new(family, &Shape { timeouts: [60].into(), ..Shape::default() }).filled {
+        for id in
+            BaseRuleset::new(family, &RulesetConfig { timeouts: [60].into(), ..RulesetConfig::default() })
+                .filled
+        {
             assert_eq!(id.shape(model), id.set(family).row_shape(), "{}", id.name());
         }
     }

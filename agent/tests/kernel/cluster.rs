@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use steerage_agent::plan::{Place, ServicePlan, plan_service};
+use steerage_agent::plan::{LocalNode, ServicePlan, plan_service};
 use steerage_agent::rules::Pods;
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, Key, Policy, Protocol,
@@ -115,12 +115,12 @@ fn slice(number: u8, spec: &Spec, family: Family) -> EndpointSlice {
     }
 }
 
-fn place() -> Place {
-    Place {
+fn place() -> LocalNode {
+    LocalNode {
         node: "node".to_owned(),
         addresses: both(NODE, 1),
         node_port_addresses: both(NODE, 1),
-        ..Place::default()
+        ..LocalNode::default()
     }
 }
 

@@ -74,7 +74,7 @@ fn nft_lists_every_kind_of_element() {
         }
 
         // The kernel holds what is wanted, by its own listing: this is what `nft` has to show.
-        dataplane.suspect();
+        dataplane.mark_out_of_sync();
         assert_eq!(dataplane.apply(BTreeMap::new(), &pod_networks()).unwrap().elements, 0);
         let mut wanted = Counts::new();
         let mut kernel = Nft::open().unwrap();

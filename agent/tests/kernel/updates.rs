@@ -127,7 +127,7 @@ fn a_refused_update_changes_nothing_and_is_made_good() {
             let refused = follow(&mut dataplane, &two(5), &pods);
             assert!(matches!(&refused, Err(Error::Refused(_))), "{what}: {refused:?}");
             assert_eq!(only(Family::Ip), before, "{what}");
-            assert!(dataplane.is_suspect());
+            assert!(dataplane.is_out_of_sync());
             let applied = dataplane.apply(BTreeMap::new(), &pods).unwrap();
             assert!(applied.full && !applied.udp.is_empty(), "the plans of the refused write are kept");
             assert_eq!(ruleset(), loaded_at_once(&two(5), &pods), "{what}");
@@ -151,12 +151,12 @@ fn a_refused_load_changes_nothing_and_is_made_good() {
         crowded.insert(3, world);
         nft(&["flush chain ip steerage translated; delete set ip steerage hairpins; \
                add set ip steerage hairpins { type ipv4_addr . ipv4_addr ; size 2 ; }"]);
-        dataplane.suspect();
+        dataplane.mark_out_of_sync();
         let before = only(Family::Ip);
         let refused = follow(&mut dataplane, &crowded, &pods);
         assert!(matches!(&refused, Err(Error::Refused(r)) if r.errno == Errno::ENFILE), "{refused:?}");
         assert_eq!(only(Family::Ip), before);
-        assert!(dataplane.is_suspect());
+        assert!(dataplane.is_out_of_sync());
         nft(&["delete table ip steerage"]);
         dataplane.apply(BTreeMap::new(), &pods).unwrap();
         assert_eq!(ruleset(), loaded_at_once(&crowded, &pods));
@@ -210,7 +210,7 @@ fn commits_of_others_do_not_keep_us_from_writing() {
                     let mut dataplane = Dataplane::open().unwrap();
                     follow(&mut dataplane, &two(4 + round), &pods).unwrap();
                     follow(&mut dataplane, &two(5 + round), &pods).unwrap();
-                    dataplane.suspect();
+                    dataplane.mark_out_of_sync();
                     dataplane.apply(BTreeMap::new(), &pods).unwrap();
                 }
             });

@@ -72,7 +72,7 @@ fn a_client_keeps_its_endpoint_when_the_layout_is_replaced() {
             // As a table of another layout has it.
             world.sh_at(At::Node, &format!("nft add chain {family} steerage other"));
         }
-        cluster.dataplane.suspect();
+        cluster.dataplane.mark_out_of_sync();
         cluster.apply();
         let listing = world.sh_at(At::Node, "nft list ruleset");
         assert!(!listing.contains("other"), "replaced");

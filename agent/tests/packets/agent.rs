@@ -6,11 +6,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use steerage_agent::agent::{Agent, Input};
-use steerage_agent::health::{Listeners, Plane, Ports, server_runtime};
-use steerage_agent::kernel::{AddressWatch, Cleaner, Dataplane};
+use steerage_agent::health::{HealthCheckPorts, Listeners, ProxyHealth, server_runtime};
+use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
+use steerage_agent::local_node::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_agent::metrics::Metrics;
-use steerage_agent::place::{DetectLocal, NodePortAddresses, Settings};
-use steerage_agent::plan::FOLLOW;
+use steerage_agent::plan::POLICY_GRACE_PERIOD;
 use steerage_model::{Endpoint, EndpointSlice, Event, Family, Node, Protocol, Service, ServiceKind};
 use steerage_nft::Nft;
 use steerage_process::{Readiness, prometheus_client::registry::Registry};
@@ -38,7 +38,7 @@ struct Running<'a> {
 impl<'a> Running<'a> {
     /// Starts it; nothing is listed yet.
     fn new(world: &'a World, node_port_addresses: NodePortAddresses) -> Self {
-        let settings = Settings {
+        let settings = AgentSettings {
             node: "node".to_owned(),
             all_services: false,
             node_port_addresses,
@@ -65,19 +65,19 @@ impl<'a> Running<'a> {
             let tell = move |foreign| {
                 if foreign { sender.send(Input::Foreign).is_ok() } else { !sender.is_closed() }
             };
-            dataplane.tell(tell);
+            dataplane.watch_foreign_changes(tell);
             let addresses = AddressWatch::open().unwrap();
             tokio::spawn(async move {
                 while addresses.changed().await.is_ok() && readdressed.send(Input::Addresses).is_ok() {}
             });
-            let (ports, plane) = (Ports::default(), Plane::default());
+            let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
             let agent = Agent {
                 settings,
                 dataplane,
-                cleaner: Cleaner::start(|_| {}).unwrap(),
+                cleaner: FlowCleaner::start(|_| {}).unwrap(),
                 ports: ports.clone(),
-                plane: plane.clone(),
-                listeners: Listeners::new(ports, plane, server_runtime().unwrap()),
+                proxy_health: proxy_health.clone(),
+                listeners: Listeners::new(ports, proxy_health, server_runtime().unwrap()),
                 recorder,
                 announcement: (watch::channel(false).0, "labelled/test".to_owned()),
                 metrics: Metrics::new(&mut registry),
@@ -328,7 +328,7 @@ fn a_change_to_local_drops_nothing_until_the_load_balancer_has_followed() {
     agent.endpoints(slices(&[At::Far]));
     soon("the far endpoint", || agent.asks(Way::Vip, Family::V4) == Ok("far".to_owned()));
     let mut answers = 0;
-    while start.elapsed() + Duration::from_secs(2) < FOLLOW {
+    while start.elapsed() + Duration::from_secs(2) < POLICY_GRACE_PERIOD {
         for (way, family) in Way::EXTERNAL.into_iter().flat_map(|way| FAMILIES.map(|family| (way, family))) {
             assert_eq!(
                 agent.asks(way, family),
@@ -341,7 +341,7 @@ fn a_change_to_local_drops_nothing_until_the_load_balancer_has_followed() {
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(answers > 100);
-    std::thread::sleep(FOLLOW.saturating_sub(start.elapsed()));
+    std::thread::sleep(POLICY_GRACE_PERIOD.saturating_sub(start.elapsed()));
     soon("silence", || agent.asks(Way::Vip, Family::V4) == Err(Lost::Silence));
     // And back: served everywhere at once, and the old port is answered for the load balancer that still probes it.
     agent.service(service());

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use steerage_agent::kernel::{Applied, Dataplane};
-use steerage_agent::plan::{Place, ServicePlan, plan_service};
+use steerage_agent::plan::{LocalNode, ServicePlan, plan_service};
 use steerage_agent::rules::Pods;
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, Key, Policy, Protocol,
@@ -98,9 +98,9 @@ pub(crate) fn slices(pods: &[At]) -> Vec<EndpointSlice> {
         .to_vec()
 }
 
-pub(crate) fn place() -> Place {
+pub(crate) fn place() -> LocalNode {
     let own = FAMILIES.map(|family| At::Node.addr(family)).to_vec();
-    Place {
+    LocalNode {
         node: "node".to_owned(),
         zone: None,
         addresses: own.clone(),

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use steerage_agent::explain::{Explanation, Known, Question, Verdict, explain};
+use steerage_agent::explain::{ExplainContext, Explanation, PacketQuery, PacketVerdict, explain};
 use steerage_agent::plan::Frontend;
 use steerage_agent::rules::Pods;
 use steerage_model::{Family, Policy, Protocol, Service};
@@ -20,16 +20,16 @@ fn explained(cluster: &Cluster, from: IpAddr, to: SocketAddr) -> Explanation {
     let (place, pods) = (place(), Pods::Networks(pod_networks()));
     let desired = cluster.dataplane.desired();
     let host = &place.addresses;
-    let known = Known {
+    let known = ExplainContext {
         desired,
         index: &cluster.index,
-        place: &place,
+        local_node: &place,
         pods: &pods,
         host,
         unserved: &["192.0.2.0/24".parse().unwrap()],
     };
     let frontend = Frontend { addr: to.ip(), protocol: Protocol::Tcp, port: to.port() };
-    explain(Question::new(frontend, Some(from)).unwrap(), known)
+    explain(PacketQuery::new(frontend, Some(from)).unwrap(), known)
 }
 
 /// Asks twice from each place by each way; returns what was found, in short.
@@ -42,7 +42,7 @@ fn compare(world: &World, cluster: &Cluster, senders: &[At], ways: &[Way]) -> BT
             let case = format!("{at:?} {way:?} {family}:\n{said}");
             for _ in 0..2 {
                 match (world.ask(at, to, Protocol::Tcp), &said.verdict) {
-                    (Ok((who, peer)), Verdict::Sent(targets)) => {
+                    (Ok((who, peer)), PacketVerdict::Forwarded(targets)) => {
                         found.insert("sent");
                         let endpoint = SENDERS.into_iter().find(|at| at.name() == who).unwrap();
                         assert!(targets.contains(&endpoint.socket(family)), "{who} answered\n{case}");
@@ -52,8 +52,8 @@ fn compare(world: &World, cluster: &Cluster, senders: &[At], ways: &[Way]) -> BT
                             found.insert(if said.masqueraded { "masqueraded" } else { "kept" });
                         }
                     }
-                    (Err(Lost::Refused), Verdict::Rejected) => drop(found.insert("rejected")),
-                    (Err(Lost::Silence), Verdict::Dropped) => {
+                    (Err(Lost::Refused), PacketVerdict::Rejected) => drop(found.insert("rejected")),
+                    (Err(Lost::Silence), PacketVerdict::Dropped) => {
                         found.insert("dropped");
                         break;
                     }
@@ -97,7 +97,7 @@ fn what_is_not_served_is_told_too() {
     let client = At::Client.addr(Family::V4);
     let other_port = SocketAddr::new(Way::ClusterIp.to(Family::V4).ip(), 81);
     let said = explained(&cluster, client, other_port);
-    assert_eq!(said.verdict, Verdict::Rejected);
+    assert_eq!(said.verdict, PacketVerdict::Rejected);
     assert!(said.to_string().contains("shop/web has the address, and the ports 80/TCP, 80/UDP"), "{said}");
     assert_eq!(world.ask(At::Client, other_port, Protocol::Tcp), Err(Lost::Refused));
 
@@ -110,7 +110,7 @@ fn what_is_not_served_is_told_too() {
 
     cluster.set(Service { proxy_name: None, ..service() }, &[At::Pod1]);
     let said = explained(&cluster, client, Way::Vip.to(Family::V4));
-    assert_eq!(said.verdict, Verdict::Dropped, "the address is guarded");
+    assert_eq!(said.verdict, PacketVerdict::Dropped, "the address is guarded");
     assert!(said.to_string().contains("kube-proxy serves it"), "{said}");
-    assert_eq!(explained(&cluster, client, Way::ExternalIp.to(Family::V4)).verdict, Verdict::Untouched);
+    assert_eq!(explained(&cluster, client, Way::ExternalIp.to(Family::V4)).verdict, PacketVerdict::Untouched);
 }

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use steerage_agent::kernel::{Cleaner, clean_up};
+use steerage_agent::kernel::{FlowCleaner, clean_up};
 use steerage_model::{Family, Protocol};
 use steerage_nft::{Conntrack, Nft, Table};
 use steerage_requirements::requires;
@@ -97,7 +97,7 @@ fn udp_flows_leave_an_endpoint_that_is_gone_and_only_that_one() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
-    let cleaner = world.run(At::Node, || Cleaner::start(|_| {}).unwrap());
+    let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
     for family in FAMILIES {
         let to = Way::Vip.to(family);
         cleaner.clean(cluster.set(local(service()), &[At::Pod1]).udp);
@@ -125,7 +125,7 @@ fn udp_flows_leave_an_endpoint_that_is_gone_and_only_that_one() {
 fn udp_flows_past_the_rules_and_to_a_node_port_are_ended_and_tcp_never() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
-    let cleaner = world.run(At::Node, || Cleaner::start(|_| {}).unwrap());
+    let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
     for family in FAMILIES {
         let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
         cluster.delete();
@@ -155,7 +155,7 @@ fn a_terminating_endpoint_keeps_its_udp_flows_and_gets_no_new_ones() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
-    let cleaner = world.run(At::Node, || Cleaner::start(|_| {}).unwrap());
+    let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
     let to = Way::Vip.to(Family::V4);
     let socket = world.run(At::Client, || udp_socket(to));
     assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
@@ -201,11 +201,11 @@ fn a_foreign_hand_is_undone_and_foreign_tables_are_left_alone() {
         "nft add element ip steerage frontends \"{ 192.0.2.99 . tcp . 80 }\"",
     ] {
         world.sh_at(At::Node, harm);
-        cluster.dataplane.suspect();
+        cluster.dataplane.mark_out_of_sync();
         cluster.apply();
         works();
         // Nothing is left to repair.
-        cluster.dataplane.suspect();
+        cluster.dataplane.mark_out_of_sync();
         assert_eq!(cluster.apply().elements, 0, "{harm}");
         let text = world.sh_at(At::Node, "nft list table ip steerage");
         assert!(!text.contains("192.0.2.99") && !text.contains("other"), "{harm}: {text}");
@@ -225,7 +225,7 @@ fn a_failed_write_is_made_good_by_the_next_one() {
     cluster.index.on_slice(steerage_model::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cluster.apply()));
     assert!(result.is_err());
-    assert!(cluster.dataplane.is_suspect());
+    assert!(cluster.dataplane.is_out_of_sync());
     let applied = cluster.apply();
     assert!(applied.full && !applied.udp.is_empty(), "the flows of the failed write are not forgotten");
     let refused = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Udp);

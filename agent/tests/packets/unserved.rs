@@ -26,7 +26,7 @@ fn guarded(world: &World) -> Cluster {
         }
     }
     let ranges = ["192.0.2.0/24", "2001:db8::/120"].map(|net| net.parse().unwrap());
-    cluster.dataplane.drop_unserved(ranges.to_vec());
+    cluster.dataplane.drop_unassigned(ranges.to_vec());
     cluster.apply();
     cluster
 }

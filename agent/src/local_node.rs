@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Settings and the node's own object make the node's place in the cluster. Pure, but for [`host_addresses`].
+//! AgentSettings and the node's own object make the node's place in the cluster. Pure, but for [`host_addresses`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
 use steerage_model::{Family, Node, ServiceCidr, Table};
 
-use crate::plan::Place;
+use crate::plan::LocalNode;
 use crate::rules::Pods;
 
 /// How to tell this node's pods from everything else.
@@ -79,7 +79,7 @@ impl FromStr for AddressRange {
 
 /// What flags say of the node.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct AgentSettings {
     /// The node's name.
     pub node: String,
     /// Whether all Services are served, or only those labelled for us.
@@ -92,9 +92,9 @@ pub struct Settings {
     pub unserved: Vec<IpNet>,
 }
 
-impl Settings {
-    /// The place of this node. `host` are the host's own addresses.
-    pub fn place(&self, node: &Node, host: &[IpAddr]) -> Place {
+impl AgentSettings {
+    /// The local_node of this node. `host` are the host's own addresses.
+    pub fn local_node(&self, node: &Node, host: &[IpAddr]) -> LocalNode {
         let addresses: Vec<_> = [Family::V4, Family::V6]
             .into_iter()
             .filter_map(|family| node.addresses.iter().copied().find(|addr| Family::of(*addr) == family))
@@ -106,7 +106,7 @@ impl Settings {
                 host.iter().copied().filter(usable).collect()
             }
         };
-        Place {
+        LocalNode {
             node: self.node.clone(),
             zone: node.zone.clone(),
             addresses,
@@ -170,8 +170,8 @@ mod tests {
 
     use super::*;
 
-    fn settings(node_ports: &str) -> Settings {
-        Settings {
+    fn settings(node_ports: &str) -> AgentSettings {
+        AgentSettings {
             node: "a".to_owned(),
             all_services: true,
             node_port_addresses: node_ports.parse().unwrap(),
@@ -191,8 +191,8 @@ mod tests {
             pod_cidrs: vec!["10.244.0.0/24".parse().unwrap()],
             ..Node::default()
         };
-        let place = settings("primary").place(&node, &[]);
-        assert_eq!(place.node_port_addresses, addrs(&["10.0.0.1", "fd00::1"]));
+        let local_node = settings("primary").local_node(&node, &[]);
+        assert_eq!(local_node.node_port_addresses, addrs(&["10.0.0.1", "fd00::1"]));
         assert_eq!(settings("primary").pods(&node), Pods::Networks(node.pod_cidrs));
     }
 
@@ -204,7 +204,7 @@ mod tests {
         {
             cidrs.on(Event::Apply(ServiceCidr { name: name.to_owned(), networks }), |_, _| {});
         }
-        let settings = Settings { unserved: nets(&["192.0.2.0/24"]), ..settings("primary") };
+        let settings = AgentSettings { unserved: nets(&["192.0.2.0/24"]), ..settings("primary") };
         assert_eq!(settings.unserved(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24", "fd00::/112"]));
         cidrs.on(Event::Delete("a".to_owned()), |_, _| {});
         assert_eq!(settings.unserved(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24"]));
@@ -232,9 +232,9 @@ mod tests {
     #[test]
     fn or_on_those_that_a_flag_allows_but_never_on_loopback() {
         let host = addrs(&["127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "fd00::1"]);
-        let place = |flag: &str| settings(flag).place(&Node::default(), &host).node_port_addresses;
-        assert_eq!(place("0.0.0.0/0, ::/0"), addrs(&["10.0.0.1", "192.168.1.1", "fd00::1"]));
-        assert_eq!(place("192.168.0.0/16"), addrs(&["192.168.1.1"]));
+        let local_node = |flag: &str| settings(flag).local_node(&Node::default(), &host).node_port_addresses;
+        assert_eq!(local_node("0.0.0.0/0, ::/0"), addrs(&["10.0.0.1", "192.168.1.1", "fd00::1"]));
+        assert_eq!(local_node("192.168.0.0/16"), addrs(&["192.168.1.1"]));
         assert!("eth0".parse::<NodePortAddresses>().is_err());
     }
 }

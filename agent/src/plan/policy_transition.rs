@@ -13,39 +13,43 @@ use steerage_model::{Key, Policy, Service, ServiceKind};
 use super::{Masquerade, ServicePlan};
 
 /// The time that a load balancer has to follow.
-pub const FOLLOW: Duration = Duration::from_secs(20);
+pub const POLICY_GRACE_PERIOD: Duration = Duration::from_secs(20);
 
 /// Whether a load balancer stands before the Service.
-pub fn is_balanced(service: &Service) -> bool {
+pub fn has_load_balancer(service: &Service) -> bool {
     service.kind == ServiceKind::LoadBalancer && !service.ingress.is_empty()
 }
 
 /// The Services whose load balancers may be late.
 #[derive(Debug, Default)]
-pub struct Following {
+pub struct PolicyTransitions {
     /// The policies of all Services with a load balancer, as last seen.
     policies: BTreeMap<Key, Policy>,
     until: BTreeMap<Key, Instant>,
 }
 
-impl Following {
+impl PolicyTransitions {
     /// Takes in what a Service is now.
-    pub fn see(&mut self, key: &Key, service: Option<&Service>, now: Instant) {
-        let Some(service) = service.filter(|service| is_balanced(service)) else {
+    pub fn observe(&mut self, key: &Key, service: Option<&Service>, now: Instant) {
+        let Some(service) = service.filter(|service| has_load_balancer(service)) else {
             self.policies.remove(key);
             self.until.remove(key);
             return;
         };
         let old = self.policies.insert(key.clone(), service.external_policy);
         match (old, service.external_policy) {
-            (Some(Policy::Cluster), Policy::Local) => drop(self.until.insert(key.clone(), now + FOLLOW)),
+            (Some(Policy::Cluster), Policy::Local) => {
+                self.until.insert(key.clone(), now + POLICY_GRACE_PERIOD);
+            }
             (_, Policy::Local) => {}
-            (_, Policy::Cluster) => drop(self.until.remove(key)),
+            (_, Policy::Cluster) => {
+                self.until.remove(key);
+            }
         }
     }
 
     /// Whether the Service's load balancer may still send everywhere.
-    pub fn is_late(&self, key: &Key) -> bool {
+    pub fn contains(&self, key: &Key) -> bool {
         self.until.contains_key(key)
     }
 
@@ -65,7 +69,7 @@ impl Following {
 
 impl ServicePlan {
     /// Serves a load balancer that still sends everywhere: where this node has no endpoint of its own, as under Cluster.
-    pub fn serve_everywhere(&mut self) {
+    pub fn fall_back_to_cluster_policy(&mut self) {
         for (_, action) in &mut self.frontends {
             if action.local.as_ref().is_some_and(|local| local.is_empty()) {
                 action.local = None;
@@ -95,17 +99,17 @@ mod tests {
         let (cluster, local) = (service(Policy::Cluster), service(Policy::Local));
         let key = cluster.key.clone();
         let start = Instant::now();
-        let mut following = Following::default();
-        following.see(&key, Some(&local), start);
-        assert!(!following.is_late(&key), "it was Local from the first");
-        following.see(&key, Some(&cluster), start);
-        assert!(!following.is_late(&key), "Cluster serves everybody");
-        following.see(&key, Some(&local), start);
-        following.see(&key, Some(&local), start + FOLLOW / 2);
-        assert_eq!(following.next(), Some(start + FOLLOW), "no later for being seen again");
-        assert_eq!(following.expire(start + FOLLOW / 2), BTreeSet::new());
-        assert_eq!(following.expire(start + FOLLOW), BTreeSet::from([key.clone()]));
-        assert!(!following.is_late(&key) && following.next().is_none());
+        let mut transitions = PolicyTransitions::default();
+        transitions.observe(&key, Some(&local), start);
+        assert!(!transitions.contains(&key), "it was Local from the first");
+        transitions.observe(&key, Some(&cluster), start);
+        assert!(!transitions.contains(&key), "Cluster serves everybody");
+        transitions.observe(&key, Some(&local), start);
+        transitions.observe(&key, Some(&local), start + POLICY_GRACE_PERIOD / 2);
+        assert_eq!(transitions.next(), Some(start + POLICY_GRACE_PERIOD), "no later for being seen again");
+        assert_eq!(transitions.expire(start + POLICY_GRACE_PERIOD / 2), BTreeSet::new());
+        assert_eq!(transitions.expire(start + POLICY_GRACE_PERIOD), BTreeSet::from([key.clone()]));
+        assert!(!transitions.contains(&key) && transitions.next().is_none());
     }
 
     #[test]
@@ -114,16 +118,16 @@ mod tests {
         let key = cluster.key.clone();
         let bare = |policy| Service { ingress: Vec::new(), ..service(policy) };
         for end in [Some(&cluster), None, Some(&bare(Policy::Local))] {
-            let mut following = Following::default();
+            let mut transitions = PolicyTransitions::default();
             for service in [Some(&cluster), Some(&local), end] {
-                following.see(&key, service, Instant::now());
+                transitions.observe(&key, service, Instant::now());
             }
-            assert!(!following.is_late(&key), "{end:?}");
+            assert!(!transitions.contains(&key), "{end:?}");
         }
-        let mut following = Following::default();
+        let mut transitions = PolicyTransitions::default();
         for policy in [Policy::Cluster, Policy::Local] {
-            following.see(&key, Some(&bare(policy)), Instant::now());
+            transitions.observe(&key, Some(&bare(policy)), Instant::now());
         }
-        assert!(!following.is_late(&key));
+        assert!(!transitions.contains(&key));
     }
 }

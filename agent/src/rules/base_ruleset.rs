@@ -44,9 +44,9 @@ impl Default for Pods {
 /// Bytes of an interface's name, with the zero at its end (`IFNAMSIZ`).
 const INTERFACE_NAME: usize = 16;
 
-/// What shapes the skeleton.
+/// What shapes the base ruleset.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shape {
+pub struct RulesetConfig {
     /// See [`Pods`].
     pub pods: Pods,
     /// Affinity timeouts in use, in seconds.
@@ -57,7 +57,7 @@ pub struct Shape {
 
 /// A chain with its rules.
 #[derive(Debug, Clone)]
-pub struct SkeletonChain {
+pub struct RulesetChain {
     /// Its name.
     pub name: String,
     /// What to create.
@@ -70,7 +70,7 @@ pub struct SkeletonChain {
 
 /// All chains and sets of one family.
 #[derive(Debug, Clone)]
-pub struct Skeleton {
+pub struct BaseRuleset {
     /// The sets that the agent fills.
     pub filled: Vec<SetId>,
     /// All sets to create, with their names.
@@ -78,14 +78,14 @@ pub struct Skeleton {
     /// The maps that packets fill, with the lengths of their elements.
     pub remembering: Vec<(String, RowShape)>,
     /// The chains; those that others jump to come first.
-    pub chains: Vec<SkeletonChain>,
+    pub chains: Vec<RulesetChain>,
     /// Names the version of sets and base chains; the comment of the table.
     pub version: String,
 }
 
-impl Skeleton {
-    /// The skeleton of `Family::Ip` or `Family::Ip6`.
-    pub fn new(family: Family, shape: &Shape) -> Self {
+impl BaseRuleset {
+    /// The base ruleset of `Family::Ip` or `Family::Ip6`.
+    pub fn new(family: Family, shape: &RulesetConfig) -> Self {
         let mut filled = vec![
             SetId::Frontends,
             SetId::Rejected,
@@ -134,11 +134,11 @@ enum List {
 
 struct Rules<'a> {
     family: Family,
-    shape: &'a Shape,
+    shape: &'a RulesetConfig,
 }
 
 impl Rules<'_> {
-    fn chains(&self) -> Vec<SkeletonChain> {
+    fn chains(&self) -> Vec<RulesetChain> {
         let mut chains: Vec<_> = [
             ("remember", self.remember()),
             ("recall-cluster", self.recall(List::Cluster)),
@@ -379,12 +379,12 @@ impl Rules<'_> {
     }
 }
 
-fn sealed(name: &str, chain: Chain, mut rules: Vec<Rule>) -> SkeletonChain {
+fn sealed(name: &str, chain: Chain, mut rules: Vec<Rule>) -> RulesetChain {
     let digest = digest(name, &rules);
     if let Some(first) = rules.first_mut() {
         *first = first.clone().comment(digest.clone());
     }
-    SkeletonChain { name: name.to_owned(), chain, rules, digest }
+    RulesetChain { name: name.to_owned(), chain, rules, digest }
 }
 
 /// A name for a value, by its contents. Only ever compared for equality.

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::agent::Input;
 use crate::dump::Snapshot;
-use crate::explain::Question;
+use crate::explain::PacketQuery;
 
 /// The name in the abstract namespace.
 const NAME: &str = "steerage-agent";
@@ -27,9 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often the kernel is compared before a difference counts as one.
 const COMPARISONS: u32 = 3;
 
-/// Why there is no desk, or no answer.
+/// Why there is no debug_socket, or no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum DeskError {
+pub enum DebugSocketError {
     /// Another agent serves this network namespace.
     #[error("another steerage-agent{} serves this network namespace; two would undo each other's work", who(*process))]
     Taken {
@@ -50,9 +50,9 @@ fn who(process: Option<i32>) -> String {
 
 /// What may be asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Request {
+pub enum DebugCommand {
     /// What becomes of the packets to a frontend.
-    Explain(Question),
+    Explain(PacketQuery),
     /// What the kernel should hold and does; with `all`, also what is as it should be.
     Dump {
         /// All elements, not only those that differ.
@@ -62,7 +62,7 @@ pub enum Request {
 
 /// What the loop answers.
 #[derive(Debug)]
-pub enum Reply {
+pub enum DebugReply {
     /// The whole answer.
     Text(String),
     /// What is still to be compared with the kernel; not in the loop, which has changes to follow.
@@ -71,29 +71,29 @@ pub enum Reply {
 
 /// A request, and where its answer goes.
 #[derive(Debug)]
-pub struct Inquiry {
+pub struct DebugRequest {
     /// What is asked.
-    pub request: Request,
+    pub command: DebugCommand,
     /// Who asked.
-    pub answer: oneshot::Sender<Reply>,
+    pub reply: oneshot::Sender<DebugReply>,
 }
 
 /// The open socket.
 #[derive(Debug)]
-pub struct Desk {
+pub struct DebugSocket {
     listener: UnixListener,
 }
 
-impl Desk {
+impl DebugSocket {
     /// Takes the name, in the network namespace of the calling thread.
-    pub fn open() -> Result<Self, DeskError> {
+    pub fn open() -> Result<Self, DebugSocketError> {
         match UnixListener::bind_addr(&address()?) {
             Ok(listener) => {
                 listener.set_nonblocking(true)?;
                 Ok(Self { listener })
             }
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                Err(DeskError::Taken { process: holder() })
+                Err(DebugSocketError::Taken { process: holder() })
             }
             Err(error) => Err(error.into()),
         }
@@ -127,7 +127,7 @@ impl Desk {
 async fn answer(mut stream: tokio::net::UnixStream, inputs: &mpsc::UnboundedSender<Input>) -> io::Result<()> {
     let mut text = String::new();
     (&mut stream).take(LONGEST).read_to_string(&mut text).await?;
-    let reply = match Request::parse(text.trim()) {
+    let reply = match DebugCommand::parse(text.trim()) {
         Ok(request) => reply(request, inputs).await,
         Err(error) => format!("{error}\n"),
     };
@@ -136,15 +136,15 @@ async fn answer(mut stream: tokio::net::UnixStream, inputs: &mpsc::UnboundedSend
 }
 
 /// Asks the loop. The kernel is compared again where it differs: the loop may have been writing.
-async fn reply(request: Request, inputs: &mpsc::UnboundedSender<Input>) -> String {
+async fn reply(request: DebugCommand, inputs: &mpsc::UnboundedSender<Input>) -> String {
     for attempt in 1.. {
         let (answer, answered) = oneshot::channel();
-        let inquiry = Inquiry { request: request.clone(), answer };
-        let all = matches!(request, Request::Dump { all: true });
-        let snapshot = match inputs.send(Input::Ask(inquiry)).map(|()| answered) {
+        let inquiry = DebugRequest { command: request.clone(), reply: answer };
+        let all = matches!(request, DebugCommand::Dump { all: true });
+        let snapshot = match inputs.send(Input::Debug(inquiry)).map(|()| answered) {
             Ok(answered) => match answered.await {
-                Ok(Reply::Text(text)) => return text,
-                Ok(Reply::Snapshot(snapshot)) => snapshot,
+                Ok(DebugReply::Text(text)) => return text,
+                Ok(DebugReply::Snapshot(snapshot)) => snapshot,
                 Err(_) => break,
             },
             Err(_) => break,
@@ -162,14 +162,14 @@ async fn reply(request: Request, inputs: &mpsc::UnboundedSender<Input>) -> Strin
     "the agent is ending\n".to_owned()
 }
 
-impl Request {
+impl DebugCommand {
     /// As it goes over the socket.
     fn line(&self) -> String {
         match self {
             Self::Dump { all: false } => "dump".to_owned(),
             Self::Dump { all: true } => "dump all".to_owned(),
-            Self::Explain(Question { frontend, from: None }) => format!("explain {frontend}"),
-            Self::Explain(Question { frontend, from: Some(from) }) => format!("explain {frontend} {from}"),
+            Self::Explain(PacketQuery { frontend, from: None }) => format!("explain {frontend}"),
+            Self::Explain(PacketQuery { frontend, from: Some(from) }) => format!("explain {frontend} {from}"),
         }
     }
 
@@ -188,14 +188,14 @@ impl Request {
         };
         let from =
             from.map(|from| from.parse().map_err(|_| format!("`{from}` is no address"))).transpose()?;
-        Question::new(frontend.parse()?, from).map(Self::Explain)
+        PacketQuery::new(frontend.parse()?, from).map(Self::Explain)
     }
 }
 
 /// Asks the agent that runs in the network namespace of the calling thread. Blocks.
-pub fn ask(request: &Request) -> Result<String, DeskError> {
+pub fn ask(request: &DebugCommand) -> Result<String, DebugSocketError> {
     let mut stream = UnixStream::connect_addr(&address()?).map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => DeskError::Nobody,
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => DebugSocketError::Nobody,
         _ => error.into(),
     })?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -229,18 +229,18 @@ mod tests {
     fn requests_survive_the_way() {
         let from: IpAddr = "fd00::2".parse().unwrap();
         for from in [None, Some(from)] {
-            let question = Question::new("[fd00::1]:53/UDP".parse().unwrap(), from).unwrap();
-            let request = Request::Explain(question);
-            assert_eq!(Request::parse(&request.line()), Ok(request));
+            let question = PacketQuery::new("[fd00::1]:53/UDP".parse().unwrap(), from).unwrap();
+            let request = DebugCommand::Explain(question);
+            assert_eq!(DebugCommand::parse(&request.line()), Ok(request));
         }
         for all in [false, true] {
-            let request = Request::Dump { all };
-            assert_eq!(Request::parse(&request.line()), Ok(request));
+            let request = DebugCommand::Dump { all };
+            assert_eq!(DebugCommand::parse(&request.line()), Ok(request));
         }
         for line in
             ["", "explain", "explain x", "explain 10.0.0.1:80/TCP y", "explain 10.0.0.1:80/TCP fd00::1"]
         {
-            Request::parse(line).expect_err(line);
+            DebugCommand::parse(line).expect_err(line);
         }
     }
 
@@ -248,18 +248,18 @@ mod tests {
     fn the_name_is_taken_once_per_network_namespace() {
         requires!(NetworkNamespace);
         let take_twice = || {
-            let first = Desk::open().unwrap();
+            let first = DebugSocket::open().unwrap();
             let own = i32::try_from(std::process::id()).unwrap();
-            let second = Desk::open().unwrap_err();
+            let second = DebugSocket::open().unwrap_err();
             assert!(
-                matches!(second, DeskError::Taken { process: Some(process) } if process == own),
+                matches!(second, DebugSocketError::Taken { process: Some(process) } if process == own),
                 "{second}"
             );
             drop(first);
-            Desk::open().unwrap();
+            DebugSocket::open().unwrap();
         };
         in_new_netns(|| {
-            let here = Desk::open().unwrap();
+            let here = DebugSocket::open().unwrap();
             in_new_netns(take_twice);
             drop(here);
         });
@@ -269,24 +269,25 @@ mod tests {
     fn questions_are_answered_and_nonsense_is_told() {
         requires!(NetworkNamespace);
         in_new_netns(|| {
-            let request = Request::Explain(Question::new("10.0.0.1:80/TCP".parse().unwrap(), None).unwrap());
-            assert!(matches!(ask(&request), Err(DeskError::Nobody)));
+            let request =
+                DebugCommand::Explain(PacketQuery::new("10.0.0.1:80/TCP".parse().unwrap(), None).unwrap());
+            assert!(matches!(ask(&request), Err(DebugSocketError::Nobody)));
             let (inputs, mut queue) = mpsc::unbounded_channel();
-            let desk = Desk::open().unwrap();
+            let debug_socket = DebugSocket::open().unwrap();
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             std::thread::scope(|scope| {
                 // A new thread inherits the network namespace.
                 let asker = scope.spawn(|| ask(&request).unwrap());
                 runtime.block_on(async {
                     let heard = async {
-                        let Some(Input::Ask(Inquiry { request: heard, answer })) = queue.recv().await else {
+                        let Some(Input::Debug(DebugRequest { command: heard, reply: answer })) = queue.recv().await else {
                             panic!("no question");
                         };
                         assert_eq!(heard, request);
-                        answer.send(Reply::Text("because\n".to_owned())).unwrap();
+                        answer.send(DebugReply::Text("because\n".to_owned())).unwrap();
                     };
                     tokio::select! {
-                        () = desk.serve(inputs) => panic!("ended"),
+                        () = debug_socket.serve(inputs) => panic!("ended"),
                         () = async { heard.await; while !asker.is_finished() { tokio::task::yield_now().await; } } => {}
                     }
                 });
