@@ -20,10 +20,10 @@ use crate::dump::Snapshot;
 use crate::explain::{ExplainContext, explain};
 use crate::health::{HealthCheckPorts, Listeners, ProxyHealth};
 use crate::kernel::{Applied, Dataplane, FlowCleaner};
-use crate::local_node::{AgentSettings, host_addresses};
+use crate::local_node::{LocalNode, LocalPods};
 use crate::metrics::Metrics;
-use crate::plan::{HealthPorts, LocalNode, PolicyTransitions, ServicePlan, has_load_balancer, plan_service};
-use crate::rules::Pods;
+use crate::plan::{HealthPorts, PolicyTransitions, ServicePlan, has_load_balancer, plan_service};
+use crate::settings::{AgentSettings, host_addresses};
 
 /// Waits after failed writes: from the first, doubling, to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -311,7 +311,7 @@ struct LoopState {
     /// All lists were complete once.
     listed: bool,
     /// This node's place and what tells its pods, as last planned with.
-    local_node: Option<(LocalNode, Pods)>,
+    local_node: Option<(LocalNode, LocalPods)>,
     host: Vec<IpAddr>,
     /// The host's addresses have to be read again.
     readdressed: bool,
@@ -351,7 +351,7 @@ impl LoopState {
     }
 
     /// The plans that changed.
-    fn updates(&mut self, local_node: LocalNode, pods: Pods) -> BTreeMap<Key, ServicePlan> {
+    fn updates(&mut self, local_node: LocalNode, pods: LocalPods) -> BTreeMap<Key, ServicePlan> {
         let now = Instant::now().into_std();
         let mut dirty = self.index.take_dirty().services;
         for key in &dirty {

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_model::{Family, Index, Key, Protocol, Service, ServiceKind, ServicePort, backends, names};
 
-use crate::plan::{Action, Desired, Frontend, LocalNode, Masquerade, serves};
-use crate::rules::Pods;
+use crate::local_node::{LocalNode, LocalPods};
+use crate::plan::{Action, Desired, Frontend, Masquerade, serves};
 
 impl fmt::Display for Frontend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -66,7 +66,7 @@ pub struct ExplainContext<'a> {
     /// This node's place.
     pub local_node: &'a LocalNode,
     /// What tells this node's pods from others.
-    pub pods: &'a Pods,
+    pub pods: &'a LocalPods,
     /// The host's own addresses.
     pub host: &'a [IpAddr],
     /// Networks of which only what a Service has may be reached.
@@ -149,9 +149,9 @@ impl ExplainContext<'_> {
     fn sender(&self, from: Option<IpAddr>) -> PacketOrigin {
         let Some(from) = from else { return PacketOrigin::Outside };
         let pod = match self.pods {
-            Pods::Networks(nets) => nets.iter().any(|net| net.contains(&from)),
+            LocalPods::Networks(nets) => nets.iter().any(|net| net.contains(&from)),
             // Of a packet we would know; of an address we know whether an endpoint of this node has it.
-            Pods::Interface(_) | Pods::InterfacePrefix(_) => {
+            LocalPods::Interface(_) | LocalPods::InterfacePrefix(_) => {
                 self.desired.is_hairpin(&from) && !self.local_node.addresses.contains(&from)
             }
         };
@@ -178,7 +178,7 @@ impl ExplainContext<'_> {
         }
         answer.path.push("services");
         answer.affinity = action.affinity;
-        if let (Pods::Interface(name) | Pods::InterfacePrefix(name), PacketOrigin::Outside) =
+        if let (LocalPods::Interface(name) | LocalPods::InterfacePrefix(name), PacketOrigin::Outside) =
             (self.pods, answer.sender)
         {
             answer.notes.push(format!("a sender whose packets come in by {name} is a pod of this node; this address is of none known"));
@@ -232,8 +232,8 @@ impl ExplainContext<'_> {
     /// Whether this node's pods can be told from others.
     fn tells_pods(&self, family: Family) -> bool {
         match self.pods {
-            Pods::Networks(nets) => nets.iter().any(|net| Family::of(net.addr()) == family),
-            Pods::Interface(_) | Pods::InterfacePrefix(_) => true,
+            LocalPods::Networks(nets) => nets.iter().any(|net| Family::of(net.addr()) == family),
+            LocalPods::Interface(_) | LocalPods::InterfacePrefix(_) => true,
         }
     }
 

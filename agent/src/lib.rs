@@ -16,3 +16,4 @@ pub mod metrics;
 pub mod plan;
 pub mod rules;
 pub mod sandbox;
+pub mod settings;

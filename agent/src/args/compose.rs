@@ -13,8 +13,8 @@ use steerage_agent::health::{
     HealthCheckPorts, Listeners, ProxyHealth, allow_many_connections, serve_node_health, server_runtime,
 };
 use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
-use steerage_agent::local_node::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_agent::metrics::Metrics;
+use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_model::Table;
 use steerage_process::{Component, Process};
 use steerage_watch::events::Recorder;

@@ -21,8 +21,9 @@ use std::sync::Arc;
 use steerage_model::{Family, Key, Protocol};
 use steerage_nft::{Batch, Error, Monitor, Nft, Table};
 
+use crate::local_node::LocalPods;
 use crate::plan::{Action, Affected, Desired, Frontend, ServicePlan};
-use crate::rules::{Elements, Pods, RulesetConfig, TABLE, affected_elements, all_elements, difference};
+use crate::rules::{Elements, RulesetConfig, TABLE, affected_elements, all_elements, difference};
 
 /// The families, and what nftables calls them.
 const FAMILIES: [(Family, steerage_nft::Family); 2] =
@@ -131,7 +132,7 @@ impl Dataplane {
     /// Takes in new plans and writes them: only the difference, where the kernel is known to hold what was written before. On an
     /// error no rule sees anything of a family that was not whole (a table that was not there may be left without the chains that packets enter by); the plans are
     /// kept, and the next call compares everything.
-    pub fn apply(&mut self, updates: BTreeMap<Key, ServicePlan>, pods: &Pods) -> Result<Applied, Error> {
+    pub fn apply(&mut self, updates: BTreeMap<Key, ServicePlan>, pods: &LocalPods) -> Result<Applied, Error> {
         // What is compared as a whole needs no difference of its own.
         let affected = (!self.out_of_sync).then(|| self.desired.affected_by(&updates));
         let old = affected.as_ref().map(|affected| self.elements(affected)).unwrap_or_default();

@@ -102,21 +102,6 @@ impl ServicePlan {
     }
 }
 
-/// This node's place in the cluster.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LocalNode {
-    /// The node's name.
-    pub node: String,
-    /// Its zone.
-    pub zone: Option<String>,
-    /// Its own addresses, one per family.
-    pub addresses: Vec<IpAddr>,
-    /// The addresses on which node ports are served.
-    pub node_port_addresses: Vec<IpAddr>,
-    /// Whether it serves all Services (or only those labelled for it).
-    pub all_services: bool,
-}
-
 /// A health-check port together with its Service.
 pub type HealthPorts = std::collections::BTreeMap<Key, HealthPort>;
 

@@ -11,7 +11,8 @@ use steerage_model::{
     local_backends, local_ready_count, names,
 };
 
-use super::{Action, Frontend, HealthPort, LocalNode, Masquerade, ServicePlan};
+use super::{Action, Frontend, HealthPort, Masquerade, ServicePlan};
+use crate::local_node::LocalNode;
 
 /// Whether this agent serves the Service: labelled for it, or not labelled for another one where it serves all.
 pub fn serves(service: &Service, all_services: bool) -> bool {

@@ -10,6 +10,7 @@ use steerage_model::{
 };
 
 use super::*;
+use crate::local_node::LocalNode;
 
 fn addr(text: &str) -> IpAddr {
     text.parse().unwrap()

@@ -16,6 +16,7 @@ use steerage_nft::{
 
 use super::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED, jhash};
 use super::layout::{LOCAL_OFFSET, SetId, affinity_name, affinity_set, classes};
+use crate::local_node::LocalPods;
 
 /// Before kube-proxy (dstnat, −100), so that a frontend of ours is ours.
 const BEFORE_DSTNAT: i32 = -101;
@@ -24,31 +25,14 @@ const BEFORE_SRCNAT: i32 = 99;
 /// After everybody else's source translation of what comes in.
 const INPUT: i32 = 100;
 
-/// How this node's pods are told from everything else.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Pods {
-    /// They send from these networks, of both families. In a family without any, they are not told from others.
-    Networks(Vec<IpNet>),
-    /// They send by this interface: a bridge.
-    Interface(String),
-    /// They send by interfaces whose names begin so.
-    InterfacePrefix(String),
-}
-
-impl Default for Pods {
-    fn default() -> Self {
-        Self::Networks(Vec::new())
-    }
-}
-
 /// Bytes of an interface's name, with the zero at its end (`IFNAMSIZ`).
 const INTERFACE_NAME: usize = 16;
 
 /// What shapes the base ruleset.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RulesetConfig {
-    /// See [`Pods`].
-    pub pods: Pods,
+    /// See [`LocalPods`].
+    pub pods: LocalPods,
     /// Affinity timeouts in use, in seconds.
     pub timeouts: BTreeSet<u32>,
     /// Networks of which only what a Service has may be reached, both families.
@@ -186,13 +170,13 @@ impl Rules<'_> {
     fn sent_by_pods(&self) -> Vec<Rule> {
         let by_interface = |name: &[u8]| vec![Rule::new().equals_bytes(&Source::Meta(Meta::IifName), name)];
         match &self.shape.pods {
-            Pods::Networks(nets) => self.within(&Source::saddr(self.family), nets).collect(),
-            Pods::Interface(name) => {
+            LocalPods::Networks(nets) => self.within(&Source::saddr(self.family), nets).collect(),
+            LocalPods::Interface(name) => {
                 let mut padded = name.clone().into_bytes();
                 padded.resize(INTERFACE_NAME, 0);
                 by_interface(&padded)
             }
-            Pods::InterfacePrefix(prefix) => by_interface(prefix.as_bytes()),
+            LocalPods::InterfacePrefix(prefix) => by_interface(prefix.as_bytes()),
         }
     }
 

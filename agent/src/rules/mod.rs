@@ -16,7 +16,7 @@ mod hash;
 mod layout;
 mod slots;
 
-pub use base_ruleset::{BaseRuleset, Pods, RulesetChain, RulesetConfig};
+pub use base_ruleset::{BaseRuleset, RulesetChain, RulesetConfig};
 pub use elements::{Changes, Elements, affected_elements, all_elements, difference};
 pub use hash::endpoint_hash;
 pub use layout::{LOCAL_OFFSET, SetId, TABLE};

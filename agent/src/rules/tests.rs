@@ -9,6 +9,7 @@ use steerage_model::{Family, Key, Protocol};
 use steerage_nft::Rows;
 
 use super::*;
+use crate::local_node::LocalPods;
 use crate::plan::{Action, Desired, Frontend, Masquerade, ServicePlan};
 
 fn target(n: u8) -> SocketAddr {
@@ -95,7 +96,7 @@ fn the_skeleton_changes_with_its_shape_only_where_it_must() {
     let base_ruleset = |shape: &RulesetConfig| BaseRuleset::new(steerage_nft::Family::Ip, shape);
     let plain = base_ruleset(&RulesetConfig::default());
     let shaped = base_ruleset(&RulesetConfig {
-        pods: Pods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd44::/64".parse().unwrap()]),
+        pods: LocalPods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd44::/64".parse().unwrap()]),
         timeouts: [60].into(),
         unserved: vec!["192.0.2.0/24".parse().unwrap()],
     });

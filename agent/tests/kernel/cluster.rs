@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use steerage_agent::plan::{LocalNode, ServicePlan, plan_service};
-use steerage_agent::rules::Pods;
+use steerage_agent::local_node::{LocalNode, LocalPods};
+use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, Key, Policy, Protocol,
     Service, ServiceKind, ServicePort, names,
@@ -124,8 +124,8 @@ fn place() -> LocalNode {
     }
 }
 
-pub(crate) fn pod_networks() -> Pods {
-    Pods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd00:f4::/64".parse().unwrap()])
+pub(crate) fn pod_networks() -> LocalPods {
+    LocalPods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd00:f4::/64".parse().unwrap()])
 }
 
 /// The plans of a world, and empty ones for the Services of `gone` that are not in it.

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 use steerage_agent::kernel::Dataplane;
+use steerage_agent::local_node::LocalPods;
 use steerage_agent::plan::ServicePlan;
-use steerage_agent::rules::Pods;
 use steerage_model::{Key, Policy, ServiceKind};
 use steerage_nft::{Batch, Chain, Element, Errno, Error, Family, Field, Nft, Table, concat};
 use steerage_requirements::{in_new_netns, requires};
@@ -16,7 +16,7 @@ use crate::cluster::{Spec, World, plans, pod_networks};
 use crate::ruleset::{nft, ruleset};
 
 /// Makes the data plane follow the world, as the agent would.
-fn follow(dataplane: &mut Dataplane, world: &World, pods: &Pods) -> Result<(), Error> {
+fn follow(dataplane: &mut Dataplane, world: &World, pods: &LocalPods) -> Result<(), Error> {
     let updates = updates(dataplane, world);
     dataplane.apply(updates, pods).map(drop)
 }
@@ -27,7 +27,7 @@ fn updates(dataplane: &Dataplane, world: &World) -> BTreeMap<Key, ServicePlan> {
 }
 
 /// What a process leaves that starts with this world on an empty host.
-fn loaded_at_once(world: &World, pods: &Pods) -> Vec<String> {
+fn loaded_at_once(world: &World, pods: &LocalPods) -> Vec<String> {
     in_new_netns(|| {
         follow(&mut Dataplane::open().unwrap(), world, pods).unwrap();
         ruleset()
@@ -70,7 +70,7 @@ proptest! {
     #[test]
     fn any_sequence_of_updates_equals_the_full_load(history in histories()) {
         requires!(Ok(()); NetworkNamespace, Program("nft"));
-        let networks = |with: bool| if with { pod_networks() } else { Pods::default() };
+        let networks = |with: bool| if with { pod_networks() } else { LocalPods::default() };
         let found = in_new_netns(|| {
             let mut dataplane = Dataplane::open().unwrap();
             for (world, pods, restart) in &history {

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use steerage_agent::kernel::{Applied, Dataplane};
-use steerage_agent::plan::{LocalNode, ServicePlan, plan_service};
-use steerage_agent::rules::Pods;
+use steerage_agent::local_node::{LocalNode, LocalPods};
+use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, Key, Policy, Protocol,
     Service, ServiceKind, ServicePort, names,
@@ -114,7 +114,7 @@ pub(crate) struct Cluster {
     pub(crate) index: Index,
     pub(crate) dataplane: Dataplane,
     /// How the node's pods are told.
-    pub(crate) pods: Pods,
+    pub(crate) pods: LocalPods,
 }
 
 impl Cluster {
@@ -125,7 +125,7 @@ impl Cluster {
         index.on_slice(Event::Init);
         index.on_service(Event::InitDone);
         index.on_slice(Event::InitDone);
-        let by_network = Pods::Networks(pod_networks());
+        let by_network = LocalPods::Networks(pod_networks());
         let mut cluster = Self { index, dataplane: open(world), pods: by_network };
         cluster.set(service, pods);
         cluster

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use steerage_agent::explain::{ExplainContext, Explanation, PacketQuery, PacketVerdict, explain};
+use steerage_agent::local_node::LocalPods;
 use steerage_agent::plan::Frontend;
-use steerage_agent::rules::Pods;
 use steerage_model::{Family, Policy, Protocol, Service};
 use steerage_requirements::requires;
 
@@ -17,7 +17,7 @@ use crate::world::{At, Lost, World};
 const SENDERS: [At; 5] = [At::Client, At::Node, At::Pod1, At::Pod2, At::Far];
 
 fn explained(cluster: &Cluster, from: IpAddr, to: SocketAddr) -> Explanation {
-    let (place, pods) = (place(), Pods::Networks(pod_networks()));
+    let (place, pods) = (place(), LocalPods::Networks(pod_networks()));
     let desired = cluster.dataplane.desired();
     let host = &place.addresses;
     let known = ExplainContext {

@@ -2,13 +2,12 @@
 //! Who answers, and whom they see: each way to a Service under each policy, from each place.
 
 use std::collections::BTreeSet;
-
-use steerage_agent::rules::Pods;
 use steerage_model::{Family, Policy, Protocol};
 use steerage_requirements::requires;
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, place, pod_networks, service, slices};
 use crate::world::{At, Lost, World};
+use steerage_agent::local_node::LocalPods;
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
@@ -85,9 +84,9 @@ fn pods_are_told_by_network_by_interface_or_not_at_all() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
-    let one = |at: At| Pods::Interface(at.interface().to_owned());
-    let all = Pods::InterfacePrefix("pod".to_owned());
-    let elsewhere = Pods::Networks(vec!["10.9.0.0/16".parse().unwrap(), "fd09::/64".parse().unwrap()]);
+    let one = |at: At| LocalPods::Interface(at.interface().to_owned());
+    let all = LocalPods::InterfacePrefix("pod".to_owned());
+    let elsewhere = LocalPods::Networks(vec!["10.9.0.0/16".parse().unwrap(), "fd09::/64".parse().unwrap()]);
     for (pods, known) in [(one(At::Pod2), true), (all, true), (one(At::Pod1), false), (elsewhere, false)] {
         cluster.pods = pods.clone();
         cluster.apply();
@@ -102,7 +101,7 @@ fn pods_are_told_by_network_by_interface_or_not_at_all() {
         expect(&world, At::Node, Way::Vip, &[At::Pod1, At::Far], Some(At::Node));
         world.sh_at(At::Node, "nft list ruleset; nft -j list ruleset");
     }
-    cluster.pods = Pods::default();
+    cluster.pods = LocalPods::default();
     cluster.apply();
     expect(&world, At::Pod2, Way::Vip, &[At::Pod1], Some(At::Pod2));
     expect(&world, At::Client, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Client));
