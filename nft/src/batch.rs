@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A batch: operations that the kernel applies all together or not at all. Built purely; `Nft::commit` sends it.
+//! Batches: operations that the kernel applies atomically. Building a batch does no I/O; `Nft::commit` sends it.
 
+use crate::field::{field_lengths, length, type_number};
 use crate::rows::{Row, Rows};
 use crate::rule::{Rule, comment_userdata, milliseconds};
-use crate::set::{Data, Element, MapData, Set, field_lengths, length, type_number};
-use crate::table::{Chain, ChainType, Hook, Policy, Table};
-use crate::wire::{Head, Writer, flag};
+use crate::set::{Data, Element, MapDataType, Set};
+use crate::table::{Chain, ChainPolicy, ChainType, Hook, Table};
+use crate::wire::{Header, Writer, flag};
 
 /// `NFNL_SUBSYS_NFTABLES`
 pub(crate) const SUBSYSTEM: u16 = 10 << 8;
@@ -31,7 +32,7 @@ pub(crate) mod message {
     pub(crate) const GETGEN: u16 = 16;
 }
 
-/// An attribute holds at most 64 KiB; a chunk of elements ends before that.
+/// Bytes of elements in one message, below the 64 KiB of an attribute.
 const CHUNK: usize = 60_000;
 
 /// enum `nft_set_flags`
@@ -43,37 +44,37 @@ mod set_flag {
     pub(super) const CONCAT: u32 = 0x80;
 }
 
-/// The data type number of verdicts (`NFT_DATA_VERDICT`).
+/// Number of the data type of verdicts (`NFT_DATA_VERDICT`).
 const VERDICT_TYPE: u32 = 0xffff_ff00;
 
-/// Operations to commit together, in order. Later ones may name what earlier ones created.
+/// Operations to commit together, in order. An operation may use what an earlier one created.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
     messages: Writer,
-    /// What each message does, in words, for its refusal.
+    /// What each message does, in words, for errors.
     operations: Vec<String>,
-    /// Where the last message starts.
+    /// Offset of the last message.
     last: usize,
     sets: u32,
 }
 
 impl Batch {
-    /// A batch of nothing.
+    /// A batch without operations.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether there is nothing to do.
+    /// Whether the batch has no operations.
     pub fn is_empty(&self) -> bool {
         self.operations.is_empty()
     }
 
-    /// Its size in bytes.
+    /// Size in bytes.
     pub fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// Creates a table, or does nothing where it exists. `nft` prints the comment with it.
+    /// Creates a table if it does not exist. The `nft` command prints the comment.
     pub fn add_table(&mut self, table: &Table, comment: Option<&str>) -> &mut Self {
         self.push(message::NEWTABLE, flag::CREATE, table, format!("add table {table}"), |m| {
             m.attr_str(1, &table.name);
@@ -84,14 +85,14 @@ impl Batch {
         })
     }
 
-    /// Deletes a table with all that is in it.
+    /// Deletes a table with its content. The table must exist.
     pub fn delete_table(&mut self, table: &Table) -> &mut Self {
         self.push(message::DELTABLE, 0, table, format!("delete table {table}"), |m| {
             m.attr_str(1, &table.name);
         })
     }
 
-    /// Deletes a table with all that is in it, whether it exists or not.
+    /// Deletes a table with its content, if it exists.
     pub fn destroy_table(&mut self, table: &Table) -> &mut Self {
         self.add_table(table, None).delete_table(table)
     }
@@ -110,14 +111,14 @@ impl Batch {
                         hook.nest(4, |list| devices.iter().for_each(|device| list.attr_str(1, device)));
                     }
                 });
-                m.attr_u32(5, u32::from(base.policy == Policy::Accept));
+                m.attr_u32(5, u32::from(base.policy == ChainPolicy::Accept));
                 let kind = if base.kind == ChainType::Nat { "nat" } else { "filter" };
                 m.attr_str(7, kind);
             }
         })
     }
 
-    /// Deletes a chain that nothing jumps to, with its rules.
+    /// Deletes a chain with its rules. No rule or element may jump to it.
     pub fn delete_chain(&mut self, table: &Table, chain: &str) -> &mut Self {
         self.flush_chain(table, chain);
         self.push(message::DELCHAIN, 0, table, format!("delete chain {chain} of {table}"), |m| {
@@ -152,7 +153,7 @@ impl Batch {
         self.push(message::NEWSET, flag::CREATE, table, operation, |m| write_set(m, table, set, id))
     }
 
-    /// Deletes a set or map that no rule uses.
+    /// Deletes a set or map. No rule may use it.
     pub fn delete_set(&mut self, table: &Table, set: &str) -> &mut Self {
         self.push(message::DELSET, 0, table, format!("delete set {set} of {table}"), |m| {
             m.attr_str(1, &table.name);
@@ -160,8 +161,8 @@ impl Batch {
         })
     }
 
-    /// Adds elements. One that exists with the same data is left alone, one with other data is refused (EEXIST): delete it
-    /// first, in the same batch.
+    /// Adds elements. An element that exists with the same data stays. The kernel rejects one that exists with other data
+    /// (EEXIST): delete it first, in the same batch.
     pub fn add_elements<'e>(
         &mut self,
         table: &Table,
@@ -182,7 +183,7 @@ impl Batch {
         self.elements(message::NEWSETELEM, flag::CREATE, table, set, elements, write)
     }
 
-    /// Deletes elements, which must exist; their data are not looked at.
+    /// Deletes elements, which must exist. Ignores their data.
     pub fn delete_elements<'e>(
         &mut self,
         table: &Table,
@@ -194,7 +195,7 @@ impl Batch {
         self.elements(message::DELSETELEM, 0, table, set, elements, write)
     }
 
-    /// Adds many elements; see [`Batch::add_elements`].
+    /// Adds many elements, see [`Batch::add_elements`].
     pub fn add_rows<'r>(
         &mut self,
         table: &Table,
@@ -210,7 +211,7 @@ impl Batch {
         self.elements(message::NEWSETELEM, flag::CREATE, table, set, rows, write)
     }
 
-    /// Deletes many elements; see [`Batch::delete_elements`].
+    /// Deletes many elements, see [`Batch::delete_elements`].
     pub fn delete_rows(&mut self, table: &Table, set: &str, rows: &Rows) -> &mut Self {
         let write = |out: &mut Writer, row: &Row<'_>| write_keys(out, row.key, row.end);
         self.elements(message::DELSETELEM, 0, table, set, rows.iter(), write)
@@ -228,12 +229,12 @@ impl Batch {
         self.messages.overflowed()
     }
 
-    /// The number of messages.
+    /// Number of messages.
     pub(crate) fn count(&self) -> u32 {
         u32::try_from(self.operations.len()).unwrap_or(u32::MAX)
     }
 
-    /// The messages, numbered from `first` on, the last one asking for an acknowledgement.
+    /// The messages with sequence numbers from `first` on. The last one requests an acknowledgement.
     pub(crate) fn seal(mut self, first: u32) -> (Writer, Vec<String>) {
         self.messages.renumber(first);
         if !self.operations.is_empty() {
@@ -252,14 +253,14 @@ impl Batch {
     ) -> &mut Self {
         self.last = self.messages.len();
         self.operations.push(operation);
-        let head = Head {
+        let header = Header {
             kind: SUBSYSTEM | kind,
             flags: flag::REQUEST | flags,
             sequence: 0,
             family: table.family as u8,
             resource: 0,
         };
-        self.messages.message(head, body);
+        self.messages.message(header, body);
         self
     }
 
@@ -277,7 +278,7 @@ impl Batch {
         let mut done = 0_usize;
         while elements.peek().is_some() {
             let verb = if adding { "add to" } else { "delete from" };
-            let operation = format!("{verb} set {set} of {table} the elements from {done} on");
+            let operation = format!("{verb} set {set} of {table}: elements from number {done} on");
             self.push(kind, flags, table, operation, |m| {
                 m.attr_str(1, &table.name);
                 m.attr_str(2, set);
@@ -296,35 +297,35 @@ impl Batch {
 
 fn write_set(out: &mut Writer, table: &Table, set: &Set, id: u32) {
     let mut flags = 0;
-    let mut give = |condition: bool, bit: u32| flags |= if condition { bit } else { 0 };
-    give(set.data.is_some(), set_flag::MAP);
-    give(set.expiring, set_flag::TIMEOUT);
-    give(set.dynamic, set_flag::EVAL);
-    give(set.interval, set_flag::INTERVAL);
-    give(set.interval && set.key.len() > 1, set_flag::CONCAT);
+    let mut set_if = |condition: bool, bit: u32| flags |= if condition { bit } else { 0 };
+    set_if(set.data.is_some(), set_flag::MAP);
+    set_if(set.expiring, set_flag::TIMEOUT);
+    set_if(set.dynamic, set_flag::EVAL);
+    set_if(set.interval, set_flag::INTERVAL);
+    set_if(set.interval && set.key.len() > 1, set_flag::CONCAT);
     out.attr_str(1, &table.name);
     out.attr_str(2, &set.name);
     out.attr_u32(3, flags);
     out.attr_u32(4, type_number(&set.key));
     out.attr_u32(5, length(&set.key));
     match &set.data {
-        Some(MapData::Value(fields)) => {
+        Some(MapDataType::Value(fields)) => {
             out.attr_u32(6, type_number(fields));
             out.attr_u32(7, length(fields));
         }
-        Some(MapData::Verdict) => {
+        Some(MapDataType::Verdict) => {
             out.attr_u32(6, VERDICT_TYPE);
             out.attr_u32(7, 0);
         }
         None => {}
     }
-    let described = set.interval && set.key.len() > 1;
-    if set.size.is_some() || described {
+    let has_field_lengths = set.interval && set.key.len() > 1;
+    if set.size.is_some() || has_field_lengths {
         out.nest(9, |description| {
             if let Some(size) = set.size {
                 description.attr_u32(1, size);
             }
-            if described {
+            if has_field_lengths {
                 description.nest(2, |fields| {
                     for length in field_lengths(&set.key) {
                         fields.nest(1, |field| field.attr_u32(1, length));

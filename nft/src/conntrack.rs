@@ -1,40 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connection tracking: reads the kernel's table of flows and deletes single ones.
+//! Connection tracking: lists the kernel's conntrack entries and deletes single ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::error::Error;
-use crate::socket::{Answer, Socket, refusal};
+use crate::socket::{Reply, Socket, classify};
 use crate::table::Family;
-use crate::wire::{Attrs, Head, Message, Writer, flag};
+use crate::wire::{Attrs, Header, Message, Writer, flag};
 
 /// `NFNL_SUBSYS_CTNETLINK`
 const SUBSYSTEM: u16 = 1 << 8;
+/// Names of the operations in errors.
+const LIST: &str = "list conntrack entries";
+const DELETE_ENTRIES: &str = "delete conntrack entries";
 /// `IPCTNL_MSG_CT_GET`, `IPCTNL_MSG_CT_DELETE`
 const GET: u16 = 1;
 const DELETE: u16 = 2;
-/// How many deletions go out before their answers are read.
+/// Number of deletions in one datagram; their replies are read before the next one.
 const CHUNK: usize = 256;
-/// How often a disturbed dump is tried again.
-const TRIES: usize = 16;
+/// Attempts at a dump that others interrupt.
+const ATTEMPTS: usize = 16;
 
-/// One direction of a flow.
+/// One direction of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
-    /// Where its packets come from.
+    /// Source of the packets.
     pub source: SocketAddr,
-    /// Where its packets go.
+    /// Destination of the packets.
     pub destination: SocketAddr,
     /// IPPROTO_*.
     pub protocol: u8,
 }
 
-/// A flow.
+/// A conntrack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Flow {
-    /// As its first packet came, before any translation.
+pub struct ConntrackEntry {
+    /// The first packet as received, before any translation.
     pub original: Tuple,
-    /// As the answers come, before they are translated back: their source is who really answers.
+    /// The replies as received, before they are translated back: their source is the server that answers.
     pub reply: Tuple,
     /// IPS_*, see `Ct::DNAT`.
     pub status: u32,
@@ -42,64 +45,68 @@ pub struct Flow {
     zone: Option<u16>,
 }
 
-/// A connection to conntrack of the network namespace in which it was opened.
+/// A connection to conntrack, in the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct Conntrack {
     socket: Socket,
 }
 
 impl Conntrack {
-    /// Opens it in the network namespace of the calling thread. Needs `CAP_NET_ADMIN` there.
+    /// Opens a connection in the network namespace of the calling thread. Needs `CAP_NET_ADMIN` there.
     pub fn open() -> Result<Self, Error> {
         Ok(Self { socket: Socket::open(0)? })
     }
 
-    /// The flows of a family (`Ip` or `Ip6`) that `keep` says yes to. Flows without ports come with port 0.
-    pub fn flows(&mut self, family: Family, keep: impl Fn(&Flow) -> bool) -> Result<Vec<Flow>, Error> {
-        for _ in 0..TRIES {
-            let sequence = self.socket.reserve(1);
+    /// The entries of a family (`Ip` or `Ip6`) for which `keep` returns true. Protocols without ports have port 0.
+    pub fn entries(
+        &mut self,
+        family: Family,
+        keep: impl Fn(&ConntrackEntry) -> bool,
+    ) -> Result<Vec<ConntrackEntry>, Error> {
+        for _ in 0..ATTEMPTS {
+            let sequence = self.socket.reserve_sequences(1);
             let mut request = Writer::new();
-            request.message(head(GET, flag::DUMP, sequence, family), |_| {});
+            request.message(header(GET, flag::DUMP, sequence, family), |_| {});
             let mut found = Vec::new();
-            let visit = |message: &Message<'_>| found.extend(flow(message.attrs()).filter(&keep));
-            if self.socket.exchange(&request, sequence, "list flows", visit)? {
+            let visit = |message: &Message<'_>| found.extend(entry(message.attrs()).filter(&keep));
+            if self.socket.exchange(&request, sequence, LIST, visit)? {
                 return Ok(found);
             }
         }
-        Err(Error::Torn("conntrack"))
+        Err(Error::DumpInterrupted(LIST))
     }
 
-    /// Deletes flows; one that has gone meanwhile is no error. Returns how many were deleted.
-    pub fn delete(&mut self, flows: &[Flow]) -> Result<usize, Error> {
+    /// Deletes entries. An entry that no longer exists is not an error. Returns the number of deleted entries.
+    pub fn delete(&mut self, entries: &[ConntrackEntry]) -> Result<usize, Error> {
         let mut deleted = 0;
-        for chunk in flows.chunks(CHUNK) {
-            self.socket.drain()?;
+        for chunk in entries.chunks(CHUNK) {
+            self.socket.discard_pending()?;
             let mut request = Writer::new();
-            for flow in chunk {
-                let family = if flow.original.source.is_ipv4() { Family::Ip } else { Family::Ip6 };
-                let sequence = self.socket.reserve(1);
-                request.message(head(DELETE, flag::ACK, sequence, family), |m| {
-                    m.nest(1, |tuple| write_tuple(tuple, &flow.original));
-                    m.attr_u32(12, flow.id);
-                    if let Some(zone) = flow.zone {
+            for entry in chunk {
+                let family = if entry.original.source.is_ipv4() { Family::Ip } else { Family::Ip6 };
+                let sequence = self.socket.reserve_sequences(1);
+                request.message(header(DELETE, flag::ACK, sequence, family), |m| {
+                    m.nest(1, |tuple| write_tuple(tuple, &entry.original));
+                    m.attr_u32(12, entry.id);
+                    if let Some(zone) = entry.zone {
                         m.attr(18, &zone.to_be_bytes());
                     }
                 });
             }
             self.socket.send(&[request.bytes()])?;
-            let mut answers = 0;
-            while answers < chunk.len() {
+            let mut replies = 0;
+            while replies < chunk.len() {
                 let Some(messages) = self.socket.receive()? else {
-                    return Err(Error::NoAnswer("delete flows".to_owned()));
+                    return Err(Error::NoReply(DELETE_ENTRIES.to_owned()));
                 };
                 for message in messages {
-                    match refusal(&message, "delete a flow") {
-                        Answer::Done => deleted += 1,
-                        Answer::Refused(refusal) if refusal.errno == nix::errno::Errno::ENOENT => {}
-                        Answer::Refused(refusal) => return Err(refusal.into()),
-                        Answer::Data => continue,
+                    match classify(&message, DELETE_ENTRIES) {
+                        Reply::Done => deleted += 1,
+                        Reply::Error(error) if error.errno == nix::errno::Errno::ENOENT => {}
+                        Reply::Error(error) => return Err(error.into()),
+                        Reply::Data => continue,
                     }
-                    answers += 1;
+                    replies += 1;
                 }
             }
         }
@@ -107,9 +114,9 @@ impl Conntrack {
     }
 }
 
-fn head(message: u16, flags: u16, sequence: u32, family: Family) -> Head {
+fn header(message: u16, flags: u16, sequence: u32, family: Family) -> Header {
     let flags = flag::REQUEST | flags;
-    Head { kind: SUBSYSTEM | message, flags, sequence, family: family as u8, resource: 0 }
+    Header { kind: SUBSYSTEM | message, flags, sequence, family: family as u8, resource: 0 }
 }
 
 fn write_tuple(out: &mut Writer, tuple: &Tuple) {
@@ -137,8 +144,8 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-pub(crate) fn flow(attrs: Attrs<'_>) -> Option<Flow> {
-    Some(Flow {
+pub(crate) fn entry(attrs: Attrs<'_>) -> Option<ConntrackEntry> {
+    Some(ConntrackEntry {
         original: tuple(attrs.nested(1))?,
         reply: tuple(attrs.nested(2))?,
         status: attrs.u32(3).unwrap_or(0),
@@ -174,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tuple_is_read_as_it_was_written() {
+    fn written_tuple_decodes_to_itself() {
         for (source, destination) in [("10.0.0.1:5000", "10.0.0.2:53"), ("[fd00::1]:5000", "[fd00::2]:53")] {
             let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
             let written = Tuple { source, destination, protocol: 17 };
@@ -187,7 +194,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (flow(Attrs(&bytes)), tuple(Attrs(&bytes)));
+            let _ = (entry(Attrs(&bytes)), tuple(Attrs(&bytes)));
         }
     }
 }

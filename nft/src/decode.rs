@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the kernel's listings of nftables objects. Called by `Nft` and `Monitor`; never panics, whatever the bytes.
+//! Decodes the kernel's listings of nftables objects for `Nft`. Never panics, whatever the bytes.
 
 use std::time::Duration;
 
-use crate::handle::{RuleInfo, TableInfo};
+use crate::info::{RuleInfo, TableInfo};
 use crate::rows::{Row, Rows};
-use crate::rule::Verdict;
 use crate::set::{Data, Element};
+use crate::verdict::Verdict;
 use crate::wire::{Attrs, Message};
 
-/// Flag of an element that only closes an interval of a set of one field.
+/// Flag of an element that marks the end of an interval, in a set whose key is a single field.
 const INTERVAL_END: u32 = 1;
 
 pub(crate) fn table(message: &Message<'_>) -> Option<TableInfo> {
@@ -43,21 +43,21 @@ pub(crate) fn elements(message: &Message<'_>) -> Vec<Element> {
     message.attrs().nested(3).into_iter().filter_map(|(_, bytes)| element(Attrs(bytes))).collect()
 }
 
-/// Elements with what is left of their time.
+/// Elements with their remaining time.
 pub(crate) fn expiring(message: &Message<'_>) -> Vec<Element> {
-    let left = |attrs: Attrs<'_>| {
+    let with_remaining_time = |attrs: Attrs<'_>| {
         let element = element(attrs)?;
         Some(element.expires(Duration::from_millis(attrs.u64(5)?)))
     };
-    message.attrs().nested(3).into_iter().filter_map(|(_, bytes)| left(Attrs(bytes))).collect()
+    message.attrs().nested(3).into_iter().filter_map(|(_, bytes)| with_remaining_time(Attrs(bytes))).collect()
 }
 
 /// Appends the elements of a message to `rows`.
 pub(crate) fn rows(message: &Message<'_>, rows: &mut Rows) {
     for (_, bytes) in message.attrs().nested(3) {
         let attrs = Attrs(bytes);
-        let closes = attrs.u32(3).unwrap_or(0) & INTERVAL_END != 0;
-        if let Some(key) = attrs.nested(1).find(1).filter(|_| !closes) {
+        let is_end = attrs.u32(3).unwrap_or(0) & INTERVAL_END != 0;
+        if let Some(key) = attrs.nested(1).find(1).filter(|_| !is_end) {
             let (end, data) = (attrs.nested(10).find(1), attrs.nested(2).find(1));
             rows.push_listed(Row { key, end, data });
         }
@@ -68,7 +68,7 @@ fn element(attrs: Attrs<'_>) -> Option<Element> {
     if attrs.u32(3).unwrap_or(0) & INTERVAL_END != 0 {
         return None;
     }
-    let data = attrs.find(2).and_then(|bytes| datum(Attrs(bytes)));
+    let data = attrs.find(2).and_then(|bytes| element_data(Attrs(bytes)));
     Some(Element {
         key: attrs.nested(1).find(1)?.to_vec(),
         key_end: attrs.nested(10).find(1).map(<[u8]>::to_vec),
@@ -77,7 +77,7 @@ fn element(attrs: Attrs<'_>) -> Option<Element> {
     })
 }
 
-fn datum(attrs: Attrs<'_>) -> Option<Data> {
+fn element_data(attrs: Attrs<'_>) -> Option<Data> {
     if let Some(value) = attrs.find(1) {
         return Some(Data::Value(value.to_vec()));
     }
@@ -85,7 +85,7 @@ fn datum(attrs: Attrs<'_>) -> Option<Data> {
     Verdict::from_wire(verdict.u32(1)?, verdict.string(2)).map(Data::Verdict)
 }
 
-/// The comment among the user data, a list of (type, length, content) in which comments have type 0.
+/// The comment in the user data, which is a list of (type, length, content). Comments have type 0.
 fn comment(attrs: Attrs<'_>, kind: u16) -> Option<String> {
     let mut rest = attrs.find(kind)?;
     while let [kind, length, tail @ ..] = rest {
@@ -109,7 +109,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            // A plausible frame around the noise, so that the decoders see it at all.
+            // Without a valid frame around the noise, no decoder would see it.
             let length = u32::try_from(bytes.len() + 20).unwrap();
             let mut frame = length.to_ne_bytes().to_vec();
             frame.extend_from_slice(&[0; 16]);
@@ -122,7 +122,7 @@ mod tests {
 
         #[test]
         fn nested_noise_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (element(Attrs(&bytes)), datum(Attrs(&bytes)), comment(Attrs(&bytes), 0));
+            let _ = (element(Attrs(&bytes)), element_data(Attrs(&bytes)), comment(Attrs(&bytes), 0));
         }
     }
 }

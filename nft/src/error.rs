@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong between us and the kernel. Every fallible function of the crate returns [`Error`].
+//! The errors of this crate. Every fallible function returns [`Error`].
 
 use std::fmt;
 
@@ -11,62 +11,62 @@ pub enum Error {
     /// A system call on the netlink socket failed.
     #[error("{call}: {errno}")]
     Socket {
-        /// The call.
+        /// Name of the system call.
         call: &'static str,
-        /// Its error number.
+        /// Error number.
         errno: Errno,
     },
-    /// The kernel refused; of a batch, nothing was applied.
+    /// The kernel rejected an operation. If it was part of a batch, nothing of the batch was applied.
     #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// Somebody committed to nftables in this namespace since the generation that the batch was built on (ERESTART).
-    /// Nothing was applied.
-    #[error("the ruleset changed meanwhile: nothing was applied")]
-    Stale,
-    /// The ruleset changed while it was read, more often than we were willing to try again.
-    #[error("{0}: the ruleset kept changing while it was read")]
-    Torn(&'static str),
-    /// The kernel dropped answers because our receive buffer was full (ENOBUFS): what happened is unknown.
-    #[error("answers were lost: the receive buffer was full")]
+    Kernel(#[from] KernelError),
+    /// Someone committed to nftables in this network namespace after the generation of the batch (ERESTART). Nothing was
+    /// applied.
+    #[error("the ruleset changed since it was read; nothing was applied")]
+    StaleGeneration,
+    /// Others changed the ruleset during every attempt at this listing.
+    #[error("{0}: the ruleset changed during every attempt")]
+    DumpInterrupted(&'static str),
+    /// The kernel dropped replies or notifications because the receive buffer was full (ENOBUFS). Their content is unknown.
+    #[error("netlink messages were lost because the receive buffer was full")]
     Overrun,
-    /// The kernel did not answer in the way it should.
-    #[error("no answer to: {0}")]
-    NoAnswer(String),
-    /// A request does not fit the 64 KiB of a netlink attribute.
-    #[error("a request is too long for netlink")]
+    /// The kernel sent no reply, or not the expected one.
+    #[error("{0}: no reply from the kernel")]
+    NoReply(String),
+    /// A part of the request does not fit the 64 KiB of a netlink attribute.
+    #[error("the request exceeds the 64 KiB of a netlink attribute")]
     TooLong,
 }
 
 impl Error {
-    /// Whether the kernel says that something named in the request does not exist.
+    /// Whether an object that the request names does not exist.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::Refused(refusal) if refusal.errno == Errno::ENOENT)
+        matches!(self, Self::Kernel(error) if error.errno == Errno::ENOENT)
     }
 
-    /// Whether the kernel lacks what the request needs: a family that is switched off, an expression not built in.
+    /// Whether the kernel lacks what the request needs, such as a disabled family or an expression that is not built in.
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, Self::Refused(refusal) if matches!(refusal.errno, Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP))
+        matches!(self, Self::Kernel(error) if matches!(error.errno, Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP))
     }
 }
 
-/// The kernel's refusal of one operation.
+/// The kernel's error for one operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// The operation that was refused, in words.
+pub struct KernelError {
+    /// The rejected operation, in words.
     pub operation: String,
-    /// The error number.
+    /// Error number.
     pub errno: Errno,
-    /// The kernel's own message, when it gave one (`NLMSGERR_ATTR_MSG`).
+    /// The kernel's message, if it sent one (`NLMSGERR_ATTR_MSG`).
     pub message: Option<String>,
-    /// Where in the operation's message the kernel found fault, in bytes (`NLMSGERR_ATTR_OFFS`).
+    /// Offset of the fault in the operation's message, in bytes (`NLMSGERR_ATTR_OFFS`).
     pub offset: Option<u32>,
-    /// How many further operations of the batch were refused.
+    /// Number of other operations of the batch that the kernel rejected.
     pub others: usize,
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for KernelError {}
 
-impl fmt::Display for Refusal {
+impl fmt::Display for KernelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.operation, self.errno)?;
         if let Some(message) = &self.message {

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! nftables and connection tracking over netlink. Knows nothing of Kubernetes.
 //!
-//! - [`Batch`] collects operations ([`Table`], [`Chain`], [`Set`], [`Element`], [`Rule`]); [`Nft::commit`] applies all of
-//!   them or none.
-//! - [`Rule`] is built from [`Source`]s, what a rule can load: parts of the packet, marks, hashes, map lookups.
-//! - [`Nft`] also lists what is there; [`Monitor`] tells who changes it; [`Conntrack`] lists and deletes flows.
-//! - [`Rows`] are many elements of one set in one piece of memory.
+//! This crate exists because, of the crates on crates.io, nftables runs the `nft` command for every change and rustables is
+//! GPL.
 //!
-//! Keys and data of elements are bytes as they lie in the kernel's registers: [`concat()`] makes them, and a list of sources
-//! given to [`Rule::in_set`] or [`Rule::map`] makes the same layout from a packet.
+//! - [`Batch`] collects operations on [`Table`], [`Chain`], [`Set`], [`Element`] and [`Rule`]. [`Nft::commit`] applies all of
+//!   them or none.
+//! - [`Rule`] is built from [`Expression`]s: packet fields, marks, conntrack fields, hashes, map lookups.
+//! - [`Nft`] also lists objects. [`Monitor`] reports changes and their authors. [`Conntrack`] lists and deletes conntrack
+//!   entries.
+//! - [`Rows`] holds many elements of one set in one allocation.
+//!
+//! Keys and data of elements have the layout of the kernel's registers. [`concat()`] creates it from values. A list of
+//! expressions, as in [`Rule::in_set`] and [`Rule::map`], creates it from a packet.
 //!
 //! ```no_run
 //! use steerage_nft::*;
@@ -19,13 +23,13 @@
 //!     let mut batch = Batch::new();
 //!     batch
 //!         .destroy_table(&table)
-//!         .add_table(&table, Some("spreads port 80 over two servers"))
+//!         .add_table(&table, Some("balances port 80 over two servers"))
 //!         .add_set(&table, &Set::new("servers", &[DataType::Mark]).maps_to(&ends))
 //!         .add_chain(&table, &Chain::base("prerouting", ChainType::Nat, Hook::Prerouting, -100))
 //!         .add_rule(&table, "prerouting", &Rule::new()
-//!             .equals(&Source::l4proto(), Field::Proto(6))
-//!             .equals(&Source::dport(), Field::Port(80))
-//!             .map("servers", &[Source::Random { modulus: 2, offset: 0 }])
+//!             .equals(&Expression::l4proto(), Field::Proto(6))
+//!             .equals(&Expression::dport(), Field::Port(80))
+//!             .map("servers", &[Expression::Random { modulus: 2, offset: 0 }])
 //!             .dnat(Family::Ip));
 //!     let server = |n: u8| Element::entry(
 //!         concat(&[Field::Number(n.into())]),
@@ -36,7 +40,7 @@
 //! }
 //! ```
 //!
-//! Forwarding on arrival at a device, without changing the packet above its link layer:
+//! Forwarding of received packets that changes only their link-layer addresses:
 //!
 //! ```no_run
 //! # use steerage_nft::*;
@@ -47,44 +51,57 @@
 //!     .add_set(&table, &Set::new("slots", &[DataType::Ipv4Addr, DataType::Mark]).maps_to(&[DataType::Ipv4Addr]))
 //!     .add_chain(&table, &Chain::base("in", ChainType::Filter, Hook::Ingress(vec!["eth0".into()]), 0))
 //!     .add_rule(&table, "in", &Rule::new()
-//!         .equals_bytes(&Source::Meta(Meta::Protocol), &0x0800_u16.to_be_bytes())
+//!         .equals_bytes(&Expression::Meta(Meta::Protocol), &0x0800_u16.to_be_bytes())
 //!         .map("slots", &[
-//!             Source::daddr(Family::Ip),
-//!             Source::Jhash { of: vec![Source::saddr(Family::Ip), Source::sport()], modulus: 64, seed: 1 },
+//!             Expression::daddr(Family::Ip),
+//!             Expression::Jhash { of: vec![Expression::saddr(Family::Ip), Expression::sport()], modulus: 64, seed: 1 },
 //!         ])
 //!         .forward(Family::Ip, index));
 //! # }
 //! ```
 //!
-//! What the kernel does that surprises: its lookups are not atomic to a packet (a walk may pass one set before a commit and
-//! the next one after it); any commit of anybody in the namespace raises the generation; rules that change make the kernel
-//! walk all elements of verdict maps, but never those of maps of values.
+//! Properties of the kernel that callers must know:
+//!
+//! - Lookups are not atomic for a packet. A packet may meet one set before a commit and the next set after it.
+//! - Every commit by anyone in the network namespace increments the generation.
+//! - A change of rules makes the kernel walk all elements of verdict maps, but not those of maps to values.
 
 mod batch;
+mod connection;
 mod conntrack;
+#[cfg(test)]
+mod corruption_tests;
 mod decode;
 mod error;
-mod handle;
+mod expression;
+mod field;
+mod info;
+mod keys;
+mod listing;
+mod load;
 mod monitor;
-#[cfg(test)]
-mod mutations;
+mod registers;
 mod rows;
 mod rule;
 mod set;
 mod socket;
-mod source;
 mod table;
+mod verdict;
 mod wire;
 
 pub use batch::Batch;
-pub use conntrack::{Conntrack, Flow, Tuple};
-pub use error::{Error, Refusal};
-pub use handle::{Nft, RuleInfo, TableInfo};
-pub use monitor::{Change, Monitor, Object};
-/// The error numbers in [`Refusal`].
+pub use connection::Nft;
+pub use conntrack::{Conntrack, ConntrackEntry, Tuple};
+pub use error::{Error, KernelError};
+pub use expression::Expression;
+pub use field::{DataType, Field, concat};
+pub use info::{RuleInfo, TableInfo};
+pub use keys::{Ct, Direction, FibAddress, Meta, PayloadBase};
+pub use monitor::{Change, Monitor, ObjectKind};
+/// The error numbers in [`KernelError`].
 pub use nix::errno::Errno;
 pub use rows::{Row, RowShape, Rows};
-pub use rule::{DynamicOp, Reject, Rule, Verdict};
-pub use set::{Data, DataType, Element, Field, Set, concat};
-pub use source::{Base, Ct, Direction, FibAddress, Meta, Source};
-pub use table::{Chain, ChainType, Family, Hook, Policy, Table};
+pub use rule::{DynamicOp, Reject, Rule};
+pub use set::{Data, Element, Set};
+pub use table::{Chain, ChainPolicy, ChainType, Family, Hook, Table};
+pub use verdict::Verdict;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Notifications of changes to nftables, so that an owner of a table notices when others lay hands on it.
+//! Notifications of changes to nftables, so that the owner of a table detects changes by others.
 //!
-//! A notification says who committed (`Change::port`, compare with `Nft::port`) and what kind of object changed. When
-//! notifications were lost, [`Monitor::receive`] says so with [`Error::Overrun`]: then anything may have changed.
+//! A notification names the committing socket (`Change::port`, compare with `Nft::port`) and the kind of object. If
+//! notifications were lost, [`Monitor::receive`] returns [`Error::Overrun`]: then anything may have changed.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -19,9 +19,9 @@ use crate::wire::Message;
 /// `NFNLGRP_NFTABLES` as a bit.
 const GROUP: u32 = 1 << (7 - 1);
 
-/// What kind of object changed.
+/// The kind of a changed object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Object {
+pub enum ObjectKind {
     /// A table.
     Table,
     /// A chain.
@@ -36,16 +36,16 @@ pub enum Object {
     Other,
 }
 
-/// One change.
+/// A change of one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// The netlink port of who made it.
+    /// Netlink port of the socket that committed it.
     pub port: u32,
-    /// The table it was made in.
+    /// Table of the object.
     pub table: Table,
-    /// What changed.
-    pub object: Object,
-    /// Whether it was taken away, not added or changed.
+    /// Kind of the object.
+    pub object: ObjectKind,
+    /// True if the object was deleted, false if it was added or changed.
     pub deleted: bool,
 }
 
@@ -56,17 +56,17 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Subscribes.
+    /// Subscribes in the network namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
         Ok(Self { socket: Socket::open(GROUP)? })
     }
 
-    /// The changes that wait, without blocking; `None` when there are none.
+    /// The changes of the next waiting datagram, without blocking. Returns `None` if none is waiting.
     pub fn receive(&mut self) -> Result<Option<Vec<Change>>, Error> {
         Ok(self.socket.receive()?.map(|messages| messages.filter_map(|message| change(&message)).collect()))
     }
 
-    /// Waits until there is something to receive, or the time is over (`false`).
+    /// Waits for a datagram. Returns false on timeout.
     pub fn wait(&self, timeout: Duration) -> Result<bool, Error> {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], timeout) {
@@ -83,16 +83,16 @@ impl AsFd for Monitor {
     }
 }
 
-/// All messages of interest name their table in attribute 1; the notice of a new generation does not.
+/// Attribute 1 names the table in all messages except the notification of a new generation.
 pub(crate) fn change(message: &Message<'_>) -> Option<Change> {
     let kind = message.kind.checked_sub(SUBSYSTEM).filter(|kind| *kind != message::NEWGEN)?;
     let object = match kind {
-        message::NEWTABLE | message::DELTABLE => Object::Table,
-        message::NEWCHAIN | message::DELCHAIN => Object::Chain,
-        message::NEWRULE | message::DELRULE => Object::Rule,
-        message::NEWSET | message::DELSET => Object::Set,
-        message::NEWSETELEM | message::DELSETELEM => Object::Elements,
-        _ => Object::Other,
+        message::NEWTABLE | message::DELTABLE => ObjectKind::Table,
+        message::NEWCHAIN | message::DELCHAIN => ObjectKind::Chain,
+        message::NEWRULE | message::DELRULE => ObjectKind::Rule,
+        message::NEWSET | message::DELSET => ObjectKind::Set,
+        message::NEWSETELEM | message::DELSETELEM => ObjectKind::Elements,
+        _ => ObjectKind::Other,
     };
     let deleted = matches!(
         kind,

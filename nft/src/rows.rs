@@ -1,55 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Many elements of one set, in one piece of memory: what a table of a hundred thousand is filled, listed and compared with.
+//! Many elements of one set in one allocation, to fill, list and compare sets of a hundred thousand elements.
 //!
-//! All elements of a set have keys and data of the same lengths, so that they are rows of a table without gaps. `Batch` writes
-//! rows and `Nft` reads them; for a handful of elements, and for verdicts and timeouts, there is `Element`.
+//! All elements of a set have keys and data of the same lengths, so they are stored as rows without gaps. `Batch` writes
+//! rows and `Nft` lists them. For few elements, and for verdicts and timeouts, use `Element`.
 
 use std::cmp::Ordering;
 
-use crate::set::{Field, concat_into};
+use crate::field::{Field, concat_into};
 
-/// The lengths of the elements of a set, in bytes as they lie in registers.
+/// The lengths of the elements of a set, in bytes, in the layout of registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RowShape {
-    /// Of a key.
+    /// Length of a key.
     pub key: usize,
-    /// Elements are ranges: they have a second key.
+    /// Whether elements are ranges, with a second key.
     pub range: bool,
-    /// Of what a map gives for a key; 0 in a set.
+    /// Length of the data; 0 in a set.
     pub data: usize,
 }
 
 impl RowShape {
-    /// What tells one element from another: the key, or both keys of a range.
-    fn identity(self) -> usize {
+    /// Length of what identifies an element: the key, or both keys of a range.
+    fn identity_len(self) -> usize {
         if self.range { 2 * self.key } else { self.key }
     }
 
-    fn row(self) -> usize {
-        self.identity() + self.data
+    fn row_len(self) -> usize {
+        self.identity_len() + self.data
     }
 }
 
-/// Elements of one set.
+/// Elements of one set or map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rows {
     shape: RowShape,
     bytes: Vec<u8>,
 }
 
-/// One of [`Rows`].
+/// An element of [`Rows`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row<'a> {
-    /// The key; of a range, its first.
+    /// Key. Of a range, the first key.
     pub key: &'a [u8],
-    /// The last key of a range, inclusive.
+    /// Last key of a range, inclusive.
     pub end: Option<&'a [u8]>,
-    /// What a map gives for the key.
+    /// Data, in a map.
     pub data: Option<&'a [u8]>,
 }
 
 impl Rows {
-    /// None yet.
+    /// No rows, of this shape.
     pub fn new(shape: RowShape) -> Self {
         Self { shape, bytes: Vec::new() }
     }
@@ -59,7 +59,7 @@ impl Rows {
         self.push(key, &[], &[]);
     }
 
-    /// Appends a range: per field from `first` to `last`, both inclusive.
+    /// Appends a range: each field ranges from `first` to `last`, both inclusive.
     pub fn push_range(&mut self, first: &[Field], last: &[Field]) {
         self.push(first, last, &[]);
     }
@@ -74,11 +74,11 @@ impl Rows {
         for fields in [key, end, data] {
             concat_into(&mut self.bytes, fields);
         }
-        debug_assert_eq!(self.bytes.len() - start, self.shape.row(), "fields of another set");
-        self.bytes.resize(start + self.shape.row(), 0);
+        debug_assert_eq!(self.bytes.len() - start, self.shape.row_len(), "fields of another set");
+        self.bytes.resize(start + self.shape.row_len(), 0);
     }
 
-    /// Appends what the kernel lists; what has other lengths is no element of such a set.
+    /// Appends an element that the kernel listed. Ignores one of another shape.
     pub(crate) fn push_listed(&mut self, row: Row<'_>) {
         let shape =
             RowShape { key: row.key.len(), range: row.end.is_some(), data: row.data.map_or(0, <[u8]>::len) };
@@ -89,29 +89,29 @@ impl Rows {
         }
     }
 
-    /// How many there are.
+    /// Number of rows.
     pub fn len(&self) -> usize {
-        self.bytes.len() / self.shape.row().max(1)
+        self.bytes.len() / self.shape.row_len().max(1)
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// All of them.
+    /// Iterates over the rows.
     pub fn iter(&self) -> impl Iterator<Item = Row<'_>> {
         let shape = self.shape;
         self.chunks().map(move |chunk| {
-            let (identity, data) = chunk.split_at(shape.identity());
+            let (identity, data) = chunk.split_at(shape.identity_len());
             let (key, end) = identity.split_at(shape.key);
             Row { key, end: shape.range.then_some(end), data: (shape.data > 0).then_some(data) }
         })
     }
 
-    /// Puts them in the order of their keys. Of several with one key the last one stays.
+    /// Sorts the rows by key. Of rows with the same key, keeps the last.
     pub fn sort(&mut self) {
-        let identity = self.shape.identity();
+        let identity = self.shape.identity_len();
         if self.chunks().is_sorted_by(|a, b| a[..identity] < b[..identity]) {
             return;
         }
@@ -123,10 +123,11 @@ impl Rows {
         self.bytes = rows.concat();
     }
 
-    /// What to delete and what to add so that `self` becomes `new`; an element whose data change is in both. Both must be sorted.
+    /// The rows to delete and the rows to add in order to turn `self` into `new`. A row whose data change is in both results.
+    /// `self` and `new` must be sorted.
     pub fn difference(&self, new: &Self) -> (Self, Self) {
         let (mut delete, mut add) = (Self::new(self.shape), Self::new(new.shape));
-        let identity = self.shape.identity();
+        let identity = self.shape.identity_len();
         let (mut old_rows, mut new_rows) = (self.chunks().peekable(), new.chunks().peekable());
         loop {
             let order = match (old_rows.peek(), new_rows.peek()) {
@@ -145,7 +146,7 @@ impl Rows {
     }
 
     fn chunks(&self) -> impl Iterator<Item = &[u8]> {
-        self.bytes.chunks_exact(self.shape.row().max(1))
+        self.bytes.chunks_exact(self.shape.row_len().max(1))
     }
 }
 
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn of_one_key_the_last_row_stays() {
+    fn sort_keeps_last_row_of_equal_keys() {
         assert_eq!(rows(&[(2, 1), (1, 1), (2, 2), (2, 3)]), rows(&[(1, 1), (2, 3)]));
     }
 
@@ -189,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_difference_leads_from_one_state_to_the_other(
+        fn applied_difference_yields_new_rows(
             old in proptest::collection::vec((0_u8..20, 0_u16..3), 0..30),
             new in proptest::collection::vec((0_u8..20, 0_u16..3), 0..30),
         ) {
@@ -197,10 +198,10 @@ mod tests {
             let (delete, add) = old.difference(&new);
             let mut state = by_key(&old);
             for (key, data) in by_key(&delete) {
-                prop_assert_eq!(state.remove(&key), Some(data), "what is deleted was there");
+                prop_assert_eq!(state.remove(&key), Some(data), "deleted row existed");
             }
             for (key, data) in by_key(&add) {
-                prop_assert_eq!(state.insert(key, data), None, "what is added was not there");
+                prop_assert_eq!(state.insert(key, data), None, "added row did not exist");
             }
             prop_assert_eq!(state, by_key(&new));
             prop_assert!(new.difference(&new).0.is_empty());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A netlink socket to netfilter: sends requests, checks that answers belong to them, decodes refusals.
+//! A netlink socket to netfilter: sends requests, matches replies to them and decodes errors.
 //!
-//! The kernel works a netfilter request off inside the `sendmsg` that brings it, so when that returns all answers wait
-//! in our receive buffer; nothing here ever blocks. Used by `Nft`, `Monitor` and `Conntrack`, each with a socket of its own.
+//! The kernel handles a netfilter request inside `sendmsg`. When that returns, all replies are in the receive buffer, so
+//! nothing here blocks. `Nft`, `Monitor` and `Conntrack` have a socket each.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,25 +13,25 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 
-use crate::error::{Error, Refusal};
+use crate::error::{Error, KernelError};
 use crate::wire::{Attrs, Message, Messages, Writer, flag, ne_u32};
 
 /// Control messages of netlink (linux/netlink.h).
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-/// Attributes of an extended acknowledgement.
+/// Attributes of the extended acknowledgement.
 const NLMSGERR_ATTR_MSG: u16 = 1;
 const NLMSGERR_ATTR_OFFS: u16 = 2;
-/// `struct nlmsgerr` without the payload of the request: the error and the request's header.
+/// Length of `struct nlmsgerr` without the request's payload: the error and the request's header.
 const NLMSGERR: usize = 20;
 
-/// The buffer sizes asked for at first; the kernel doubles them for its own bookkeeping.
+/// Initial buffer sizes. The kernel doubles them to account for its overhead.
 const SEND_BUFFER: usize = 1 << 20;
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// Dumps come in pieces of at most 32 KiB, notifications in pages.
+/// Size of the receive buffer in memory. A dump arrives in datagrams of at most 32 KiB, a notification in one page.
 const DATAGRAM: usize = 1 << 17;
 
-/// Switches on an option of level `SOL_NETLINK`, which `nix` has no names for.
+/// Sets a boolean option of level `SOL_NETLINK`, for which `nix` has no names.
 #[allow(unsafe_code, reason = "setsockopt reads the integer behind the pointer and keeps nothing")]
 fn switch_on(fd: &OwnedFd, option: libc::c_int) -> Result<(), Error> {
     let on: libc::c_int = 1;
@@ -66,15 +66,15 @@ impl Socket {
         Ok(Self { fd, sequence: 0, send_buffer: SEND_BUFFER, datagram: vec![0; DATAGRAM] })
     }
 
-    /// The port that the kernel gave this socket; notifications name it as the author of our changes.
+    /// The netlink port of this socket, which notifications carry as the author of a change.
     pub(crate) fn port(&self) -> Result<u32, Error> {
         let address: NetlinkAddr =
             nix::sys::socket::getsockname(self.fd.as_raw_fd()).map_err(failed("getsockname"))?;
         Ok(address.pid())
     }
 
-    /// Reserves `count` sequence numbers and returns the first. Zero is never given: the kernel uses it itself.
-    pub(crate) fn reserve(&mut self, count: u32) -> u32 {
+    /// Reserves `count` sequence numbers and returns the first. Never 0, which the kernel uses for notifications.
+    pub(crate) fn reserve_sequences(&mut self, count: u32) -> u32 {
         let first = match self.sequence.checked_add(count.max(1)) {
             Some(_) => self.sequence + 1,
             None => 1,
@@ -83,7 +83,7 @@ impl Socket {
         first
     }
 
-    /// Sends the parts as one datagram, growing the send buffer first when they would not fit.
+    /// Sends the parts as one datagram. Grows the send buffer if they do not fit.
     pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Result<(), Error> {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         if length + 4096 > self.send_buffer {
@@ -97,7 +97,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives one datagram, `None` when none waits.
+    /// Receives one datagram. Returns `None` if none is waiting.
     pub(crate) fn receive(&mut self) -> Result<Option<Messages<'_>>, Error> {
         let flags = MsgFlags::MSG_TRUNC;
         match retry(|| recv(self.fd.as_raw_fd(), &mut self.datagram, flags)) {
@@ -109,8 +109,8 @@ impl Socket {
         }
     }
 
-    /// Sends one request written for sequence number `sequence` and hands every answer to `visit`, up to the end of the
-    /// dump or the acknowledgement. `Ok(false)` when the dump was disturbed and may be torn.
+    /// Sends a request with this sequence number and passes every reply to `visit`, until the end of the dump or the
+    /// acknowledgement. Returns false if the dump was interrupted and may be inconsistent.
     pub(crate) fn exchange(
         &mut self,
         request: &Writer,
@@ -118,30 +118,30 @@ impl Socket {
         operation: &str,
         mut visit: impl FnMut(&Message<'_>),
     ) -> Result<bool, Error> {
-        self.drain()?;
+        self.discard_pending()?;
         if request.overflowed() {
             return Err(Error::TooLong);
         }
         self.send(&[request.bytes()])?;
-        let mut whole = true;
+        let mut complete = true;
         loop {
             let Some(messages) = self.receive()? else {
-                return Err(Error::NoAnswer(operation.to_owned()));
+                return Err(Error::NoReply(operation.to_owned()));
             };
             for message in messages.filter(|message| message.sequence == sequence) {
-                whole &= message.flags & flag::DUMP_INTERRUPTED == 0;
-                match refusal(&message, operation) {
-                    Answer::Data => visit(&message),
-                    Answer::Done => return Ok(whole),
-                    Answer::Refused(refusal) if refusal.errno == Errno::EINTR => return Ok(false),
-                    Answer::Refused(refusal) => return Err(refusal.into()),
+                complete &= message.flags & flag::DUMP_INTERRUPTED == 0;
+                match classify(&message, operation) {
+                    Reply::Data => visit(&message),
+                    Reply::Done => return Ok(complete),
+                    Reply::Error(error) if error.errno == Errno::EINTR => return Ok(false),
+                    Reply::Error(error) => return Err(error.into()),
                 }
             }
         }
     }
 
-    /// Throws away what an earlier, failed exchange left behind.
-    pub(crate) fn drain(&mut self) -> Result<(), Error> {
+    /// Discards replies to an earlier request that failed.
+    pub(crate) fn discard_pending(&mut self) -> Result<(), Error> {
         loop {
             match self.receive() {
                 Ok(None) => return Ok(()),
@@ -158,34 +158,32 @@ impl AsFd for Socket {
     }
 }
 
-/// What a message answers.
-pub(crate) enum Answer {
-    /// Content that was asked for.
+/// The kind of a message from the kernel.
+pub(crate) enum Reply {
+    /// Requested content.
     Data,
-    /// A dump has ended, or a request was done.
+    /// The end of a dump, or an acknowledgement.
     Done,
-    /// No.
-    Refused(Refusal),
+    Error(KernelError),
 }
 
-/// Tells content from acknowledgement and refusal.
-pub(crate) fn refusal(message: &Message<'_>, operation: &str) -> Answer {
+pub(crate) fn classify(message: &Message<'_>, operation: &str) -> Reply {
     if message.kind != NLMSG_ERROR && message.kind != NLMSG_DONE {
-        return Answer::Data;
+        return Reply::Data;
     }
     let code = ne_u32(message.payload, 0).map_or(0, u32::cast_signed);
     if code >= 0 {
-        return Answer::Done;
+        return Reply::Done;
     }
     let mut attrs = Attrs::default();
     if message.kind == NLMSG_ERROR && message.flags & flag::ACK_TLVS != 0 {
         attrs = Attrs(message.payload.get(NLMSGERR..).unwrap_or_default());
     }
-    Answer::Refused(Refusal {
+    Reply::Error(KernelError {
         operation: operation.to_owned(),
         errno: Errno::from_raw(code.saturating_neg()),
         message: attrs.string(NLMSGERR_ATTR_MSG),
-        // Unlike all else in netfilter this number comes in host byte order.
+        // Unlike all other numbers of netfilter, this one has host byte order.
         offset: attrs.find(NLMSGERR_ATTR_OFFS).and_then(|bytes| ne_u32(bytes, 0)),
         others: 0,
     })
@@ -195,7 +193,7 @@ fn failed(call: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::Socket { call, errno }
 }
 
-/// Repeats a call that a signal interrupted.
+/// Repeats a call while signals interrupt it.
 fn retry<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
     loop {
         match call() {

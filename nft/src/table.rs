@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tables and chains: where rules live and when the kernel runs them. Plain values, given to a `Batch`.
+//! Tables and chains. Plain values, given to a `Batch`.
 
-/// The packets that a table sees (NFPROTO_*).
+/// The protocol family of a table (NFPROTO_*): which packets its chains see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Family {
@@ -9,14 +9,14 @@ pub enum Family {
     Inet = 1,
     /// IPv4.
     Ip = 2,
-    /// Whatever arrives on a device, before any protocol.
+    /// All packets that a device receives, before any protocol handles them.
     Netdev = 5,
     /// IPv6.
     Ip6 = 10,
 }
 
 impl Family {
-    /// As `nft` writes it.
+    /// Name in the `nft` command.
     pub fn name(self) -> &'static str {
         match self {
             Self::Inet => "inet",
@@ -31,17 +31,17 @@ impl Family {
     }
 }
 
-/// Names a table.
+/// The identity of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Table {
-    /// Its family; two tables of different families may share a name.
+    /// Family. Tables of different families may have the same name.
     pub family: Family,
-    /// Its name.
+    /// Name within the family.
     pub name: String,
 }
 
 impl Table {
-    /// Names the table `name` of `family`.
+    /// The table `name` of `family`.
     pub fn new(family: Family, name: impl Into<String>) -> Self {
         Self { family, name: name.into() }
     }
@@ -53,26 +53,26 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// Where in a packet's way a base chain runs.
+/// The hook at which a base chain runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hook {
-    /// Before routing, for all that arrives.
+    /// All received packets, before routing.
     Prerouting,
-    /// For this host.
+    /// Packets to this host.
     Input,
-    /// Through this host.
+    /// Packets through this host.
     Forward,
-    /// From this host.
+    /// Packets from this host.
     Output,
-    /// After routing, for all that leaves.
+    /// All packets that leave, after routing.
     Postrouting,
-    /// Netdev family: on arrival at one of these devices, by name. The devices must exist; when one goes, the kernel
-    /// takes it out of the chain.
+    /// Netdev family: packets received on these devices. The devices must exist. When a device goes, the kernel removes it
+    /// from the chain.
     Ingress(Vec<String>),
 }
 
 impl Hook {
-    /// `NF_INET`_* or, for netdev, `NF_NETDEV_INGRESS`.
+    /// `NF_INET`_*, or `NF_NETDEV_INGRESS` for netdev.
     pub(crate) fn number(&self) -> u32 {
         match self {
             Self::Prerouting | Self::Ingress(_) => 0,
@@ -84,60 +84,63 @@ impl Hook {
     }
 }
 
-/// What a base chain may do.
+/// The type of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChainType {
-    /// Decide on every packet.
+    /// Sees every packet.
     Filter,
-    /// Translate addresses: sees only the first packet of a connection.
+    /// Translates addresses. Sees only the first packet of a connection.
     Nat,
 }
 
-/// What happens to a packet that reaches the end of a base chain.
+/// The policy of a base chain, for packets that reach its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
-    /// It is dropped.
+pub enum ChainPolicy {
+    /// Drops the packet.
     Drop,
-    /// It goes on.
+    /// Accepts the packet.
     Accept,
 }
 
-/// The part of a base chain that a regular one does not have.
+/// What only base chains have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Base {
+pub(crate) struct BaseChain {
     pub(crate) kind: ChainType,
     pub(crate) hook: Hook,
     pub(crate) priority: i32,
-    pub(crate) policy: Policy,
+    pub(crate) policy: ChainPolicy,
 }
 
 /// A chain to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
     pub(crate) name: String,
-    pub(crate) base: Option<Base>,
+    pub(crate) base: Option<BaseChain>,
 }
 
 impl Chain {
-    /// A chain that rules jump to.
+    /// A chain that runs when a rule jumps to it.
     pub fn regular(name: impl Into<String>) -> Self {
         Self { name: name.into(), base: None }
     }
 
-    /// A chain that the kernel runs at `hook`, lower `priority` first; the policy is accept. Priorities with names:
-    /// dstnat −100, filter 0, srcnat 100.
+    /// A chain that the kernel runs at `hook`, in the order of `priority`, with policy accept. Named priorities: dstnat −100,
+    /// filter 0, srcnat 100.
     pub fn base(name: impl Into<String>, kind: ChainType, hook: Hook, priority: i32) -> Self {
-        Self { name: name.into(), base: Some(Base { kind, hook, priority, policy: Policy::Accept }) }
+        Self {
+            name: name.into(),
+            base: Some(BaseChain { kind, hook, priority, policy: ChainPolicy::Accept }),
+        }
     }
 
-    /// Whether packets enter by it.
+    /// Whether this is a base chain.
     pub fn is_base(&self) -> bool {
         self.base.is_some()
     }
 
-    /// Replaces the policy of a base chain.
+    /// Sets the policy of a base chain. Does nothing to a regular one.
     #[must_use]
-    pub fn policy(mut self, policy: Policy) -> Self {
+    pub fn policy(mut self, policy: ChainPolicy) -> Self {
         if let Some(base) = &mut self.base {
             base.policy = policy;
         }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bytes of netlink: messages and their attributes, written and read.
+//! Encodes and decodes netlink messages and their attributes.
 //!
-//! Every other module of this crate writes its requests and reads its answers through this one. It knows the framing of
-//! linux/netlink.h and the header of linux/netfilter/nfnetlink.h, and nothing of what the attributes mean. Reading
-//! never fails: what is cut short or lies about its length ends the iteration.
+//! The rest of the crate writes requests and reads replies through this module. It knows the framing of linux/netlink.h and
+//! the header of linux/netfilter/nfnetlink.h, but not the meaning of attributes. Decoding never fails: a truncated message
+//! or a wrong length ends the iteration.
 
 /// Set on an attribute that holds other attributes (`NLA_F_NESTED`).
 const NESTED: u16 = 0x8000;
-/// The bits of an attribute's type that are its number, without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
+/// Mask of an attribute's number: its type without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
 const KIND_MASK: u16 = 0x3fff;
 /// Length of `struct nlmsghdr`.
 const HEADER: usize = 16;
@@ -18,16 +18,16 @@ pub(crate) mod flag {
     //! Flags of a request (linux/netlink.h).
     pub(crate) const REQUEST: u16 = 0x1;
     pub(crate) const ACK: u16 = 0x4;
-    /// On an answer: the dump was disturbed by a change and may be torn.
+    /// On a reply: a change interrupted the dump, which may be inconsistent.
     pub(crate) const DUMP_INTERRUPTED: u16 = 0x10;
     pub(crate) const DUMP: u16 = 0x300;
     pub(crate) const CREATE: u16 = 0x400;
     pub(crate) const APPEND: u16 = 0x800;
-    /// On an error: extended acknowledgement attributes follow.
+    /// On an error: attributes of the extended acknowledgement follow.
     pub(crate) const ACK_TLVS: u16 = 0x200;
 }
 
-/// Writes messages one after the other into one buffer.
+/// Encodes messages into one buffer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Writer {
     bytes: Vec<u8>,
@@ -47,21 +47,21 @@ impl Writer {
         self.bytes.len()
     }
 
-    /// Whether an attribute outgrew the 16 bits of its length; such a buffer must not be sent.
+    /// Whether an attribute exceeded the 16 bits of its length. Such a buffer must not be sent.
     pub(crate) fn overflowed(&self) -> bool {
         self.overflow
     }
 
-    /// Writes one netfilter message: both headers, then what `body` writes.
-    pub(crate) fn message(&mut self, head: Head, body: impl FnOnce(&mut Self)) {
+    /// Writes one netfilter message: both headers, and the attributes that `body` writes.
+    pub(crate) fn message(&mut self, header: Header, body: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);
-        self.bytes.extend_from_slice(&head.kind.to_ne_bytes());
-        self.bytes.extend_from_slice(&head.flags.to_ne_bytes());
-        self.bytes.extend_from_slice(&head.sequence.to_ne_bytes());
+        self.bytes.extend_from_slice(&header.kind.to_ne_bytes());
+        self.bytes.extend_from_slice(&header.flags.to_ne_bytes());
+        self.bytes.extend_from_slice(&header.sequence.to_ne_bytes());
         self.bytes.extend_from_slice(&[0; 4]);
-        self.bytes.extend_from_slice(&[head.family, 0]);
-        self.bytes.extend_from_slice(&head.resource.to_be_bytes());
+        self.bytes.extend_from_slice(&[header.family, 0]);
+        self.bytes.extend_from_slice(&header.resource.to_be_bytes());
         body(self);
         if let Ok(length) = u32::try_from(self.bytes.len() - start) {
             self.bytes[start..start + 4].copy_from_slice(&length.to_ne_bytes());
@@ -77,7 +77,7 @@ impl Writer {
         self.bytes[at..at + 2].copy_from_slice(&(old | flags).to_ne_bytes());
     }
 
-    /// Numbers the messages from `first` on.
+    /// Gives the messages consecutive sequence numbers from `first` on.
     pub(crate) fn renumber(&mut self, first: u32) {
         let (mut at, mut sequence) = (0, first);
         while let Some(length) = ne_u32(&self.bytes, at).and_then(|length| usize::try_from(length).ok()) {
@@ -97,7 +97,7 @@ impl Writer {
         self.attr(kind, &[value]);
     }
 
-    /// A number in network byte order, as `nf_tables` and ctnetlink have all of theirs.
+    /// Network byte order, which all numbers of `nf_tables` and ctnetlink have.
     pub(crate) fn attr_u32(&mut self, kind: u16, value: u32) {
         self.attr(kind, &value.to_be_bytes());
     }
@@ -106,7 +106,7 @@ impl Writer {
         self.attr(kind, &value.to_be_bytes());
     }
 
-    /// A string with its closing zero.
+    /// Writes a zero after the string.
     pub(crate) fn attr_str(&mut self, kind: u16, value: &str) {
         let start = self.open(kind);
         self.bytes.extend_from_slice(value.as_bytes());
@@ -120,7 +120,7 @@ impl Writer {
         self.close(start);
     }
 
-    /// Appends attributes that were written elsewhere.
+    /// Appends attributes from another writer.
     pub(crate) fn append(&mut self, other: &Self) {
         self.bytes.extend_from_slice(&other.bytes);
         self.overflow |= other.overflow;
@@ -142,10 +142,10 @@ impl Writer {
     }
 }
 
-/// The headers of a message.
+/// Both headers of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Head {
-    /// Subsystem in the upper byte, message in the lower; or a control message of netlink itself.
+pub(crate) struct Header {
+    /// Subsystem in the upper byte and message in the lower, or a control message of netlink.
     pub(crate) kind: u16,
     pub(crate) flags: u16,
     pub(crate) sequence: u32,
@@ -153,25 +153,25 @@ pub(crate) struct Head {
     pub(crate) resource: u16,
 }
 
-/// One message as received.
+/// A received message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Message<'a> {
     pub(crate) kind: u16,
     pub(crate) flags: u16,
     pub(crate) sequence: u32,
-    /// The netlink port of whoever caused it (0: the kernel).
+    /// Netlink port of the sender; 0 is the kernel.
     pub(crate) port: u32,
-    /// All that follows `struct nlmsghdr`.
+    /// Everything after `struct nlmsghdr`.
     pub(crate) payload: &'a [u8],
 }
 
 impl<'a> Message<'a> {
-    /// The family of the netfilter header, if there is one.
+    /// Family in the netfilter header, if there is one.
     pub(crate) fn family(&self) -> Option<u8> {
         self.payload.first().copied()
     }
 
-    /// The attributes behind the netfilter header.
+    /// Attributes after the netfilter header.
     pub(crate) fn attrs(&self) -> Attrs<'a> {
         Attrs(self.payload.get(SUBHEADER..).unwrap_or_default())
     }
@@ -198,7 +198,7 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// A list of attributes, each a number and its content.
+/// A list of attributes: numbers and contents.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Attrs<'a>(pub(crate) &'a [u8]);
 
@@ -208,7 +208,7 @@ impl<'a> Attrs<'a> {
         self.into_iter().find_map(|(found, data)| (found == kind).then_some(data))
     }
 
-    /// The attributes inside an attribute; none when it is missing.
+    /// The attributes inside the first attribute with this number; empty if there is none.
     pub(crate) fn nested(self, kind: u16) -> Attrs<'a> {
         Attrs(self.find(kind).unwrap_or_default())
     }
@@ -268,16 +268,16 @@ mod tests {
 
     use super::*;
 
-    const HEAD: Head = Head { kind: 0xa00, flags: 1, sequence: 7, family: 2, resource: 10 };
+    const TEST_HEADER: Header = Header { kind: 0xa00, flags: 1, sequence: 7, family: 2, resource: 10 };
 
     #[test]
-    fn reads_what_it_wrote() {
+    fn written_messages_decode_to_their_content() {
         let mut writer = Writer::new();
-        writer.message(HEAD, |m| {
+        writer.message(TEST_HEADER, |m| {
             m.attr_str(1, "abc");
             m.nest(2, |n| n.attr_u32(3, 9));
         });
-        writer.message(Head { sequence: 8, ..HEAD }, |_| {});
+        writer.message(Header { sequence: 8, ..TEST_HEADER }, |_| {});
         let messages: Vec<_> = Messages(writer.bytes()).collect();
         assert_eq!(messages.iter().map(|m| m.sequence).collect::<Vec<_>>(), [7, 8]);
         assert_eq!(messages[0].attrs().string(1).as_deref(), Some("abc"));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attribute_too_long_is_noticed() {
+    fn attribute_over_64_kib_overflows() {
         let mut writer = Writer::new();
         writer.attr(1, &vec![0; 70_000]);
         assert!(writer.overflowed());
@@ -294,7 +294,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_end_the_iteration_and_nothing_else(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn iteration_over_arbitrary_bytes_ends(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             for message in Messages(&bytes) {
                 prop_assert!(message.attrs().into_iter().count() <= bytes.len());
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batches against the real kernel: all or nothing, errors that name the operation, listings that give back what was
-//! written. Each test runs in a network namespace of its own and needs root.
+//! Batches on the real kernel: atomic commits, errors that name the operation, and listings of what was committed. Each test
+//! runs in its own network namespace and needs root.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,8 +18,8 @@ fn entry(key: u32, value: u16) -> Element {
     Element::entry(concat(&[Field::Number(key)]), concat(&[Field::Port(value)]))
 }
 
-/// A table with the map `m` from numbers to ports.
-fn prepared() -> Nft {
+/// Loads a table with the map `m` from numbers to ports.
+fn loaded() -> Nft {
     let mut nft = Nft::open().unwrap();
     let mut batch = Batch::new();
     batch
@@ -37,10 +37,10 @@ fn contents(nft: &mut Nft) -> BTreeSet<Element> {
 }
 
 #[test]
-fn what_was_written_is_listed() {
+fn committed_objects_are_listed() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
-        let mut nft = prepared();
+        let mut nft = loaded();
         let info = nft.table(&table()).unwrap().unwrap();
         assert_eq!(info.comment.as_deref(), Some("for tests"));
         assert_eq!(nft.chains(&table()).unwrap(), ["c"]);
@@ -53,21 +53,21 @@ fn what_was_written_is_listed() {
 }
 
 #[test]
-fn a_failed_batch_changes_nothing_and_says_what_failed() {
+fn failed_batch_changes_nothing_and_names_operation() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
-        let mut nft = prepared();
+        let mut nft = loaded();
         let generation = nft.generation().unwrap();
         let mut batch = Batch::new();
         batch.add_elements(&table(), "m", &[entry(1, 80)]);
         batch.delete_elements(&table(), "m", &[entry(7, 80)]);
         batch.add_rule(&table(), "missing", &Rule::new().drop().comment("lost"));
-        let Err(Error::Refused(refusal)) = nft.commit(batch) else { panic!("the batch was taken") };
-        assert_eq!((refusal.errno, refusal.others), (Errno::ENOENT, 1));
-        assert!(refusal.operation.contains("delete from set m of ip test"), "{refusal}");
+        let Err(Error::Kernel(error)) = nft.commit(batch) else { panic!("the batch was applied") };
+        assert_eq!((error.errno, error.others), (Errno::ENOENT, 1));
+        assert!(error.operation.contains("delete from set m of ip test"), "{error}");
         assert_eq!(contents(&mut nft), BTreeSet::new());
         assert_eq!(nft.generation().unwrap(), generation);
-        // The handle is still good.
+        // The connection still works.
         let mut batch = Batch::new();
         batch.add_elements(&table(), "m", &[entry(1, 80)]);
         nft.commit(batch).unwrap();
@@ -76,10 +76,10 @@ fn a_failed_batch_changes_nothing_and_says_what_failed() {
 }
 
 #[test]
-fn other_data_for_a_key_are_refused_unless_it_is_deleted_first() {
+fn new_data_for_existing_key_needs_deletion_first() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
-        let mut nft = prepared();
+        let mut nft = loaded();
         let mut batch = Batch::new();
         batch.add_elements(&table(), "m", &[entry(1, 80)]);
         nft.commit(batch.clone()).unwrap();
@@ -87,7 +87,7 @@ fn other_data_for_a_key_are_refused_unless_it_is_deleted_first() {
         let mut batch = Batch::new();
         batch.add_elements(&table(), "m", &[entry(1, 81)]);
         let refused = nft.commit(batch);
-        assert!(matches!(&refused, Err(Error::Refused(r)) if r.errno == Errno::EEXIST), "{refused:?}");
+        assert!(matches!(&refused, Err(Error::Kernel(r)) if r.errno == Errno::EEXIST), "{refused:?}");
         let mut batch = Batch::new();
         batch.delete_elements(&table(), "m", &[entry(1, 80)]).add_elements(&table(), "m", &[entry(1, 81)]);
         nft.commit(batch).unwrap();
@@ -96,10 +96,10 @@ fn other_data_for_a_key_are_refused_unless_it_is_deleted_first() {
 }
 
 #[test]
-fn a_stale_generation_is_noticed_and_a_transaction_overcomes_it() {
+fn stale_generation_fails_commit_and_transaction_retries() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
-        let mut nft = prepared();
+        let mut nft = loaded();
         let old = nft.generation().unwrap();
         let foreign = || {
             let mut batch = Batch::new();
@@ -111,7 +111,7 @@ fn a_stale_generation_is_noticed_and_a_transaction_overcomes_it() {
         foreign();
         let mut batch = Batch::new();
         batch.add_elements(&table(), "m", &[entry(1, 80)]);
-        assert!(matches!(nft.commit_at(batch.clone(), old), Err(Error::Stale)));
+        assert!(matches!(nft.commit_at(batch.clone(), old), Err(Error::StaleGeneration)));
         assert_eq!(contents(&mut nft), BTreeSet::new());
 
         let mut tries = 0;
@@ -129,15 +129,15 @@ fn a_stale_generation_is_noticed_and_a_transaction_overcomes_it() {
             foreign();
             Ok::<_, Error>(batch.clone())
         });
-        assert!(matches!(overtaken, Err(Error::Stale)));
+        assert!(matches!(overtaken, Err(Error::StaleGeneration)));
     });
 }
 
 #[test]
-fn a_large_batch_is_chunked_and_arrives_whole() {
+fn large_batch_is_split_and_applied_completely() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
-        let mut nft = prepared();
+        let mut nft = loaded();
         let elements: Vec<_> = (0..100_000).map(|n| entry(n, 80)).collect();
         let mut batch = Batch::new();
         batch.add_elements(&table(), "m", &elements);
@@ -152,10 +152,10 @@ fn a_large_batch_is_chunked_and_arrives_whole() {
 }
 
 #[test]
-fn destroying_works_whether_the_table_is_there_or_not() {
+fn destroy_table_accepts_missing_table() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
-        let mut nft = prepared();
+        let mut nft = loaded();
         for _ in 0..2 {
             let mut batch = Batch::new();
             batch.destroy_table(&table());
@@ -167,10 +167,10 @@ fn destroying_works_whether_the_table_is_there_or_not() {
 }
 
 #[test]
-fn timeouts_ranges_and_verdicts_are_kept() {
+fn timeouts_ranges_and_verdicts_are_listed() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
-        let mut nft = prepared();
+        let mut nft = loaded();
         let pair = [DataType::Ipv4Addr, DataType::InetService];
         let mut batch = Batch::new();
         batch
@@ -194,28 +194,27 @@ fn timeouts_ranges_and_verdicts_are_kept() {
 }
 
 #[test]
-fn a_rule_too_wide_for_the_registers_is_refused_by_the_kernel() {
+fn kernel_rejects_rule_that_exceeds_registers() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
-        let mut nft = prepared();
-        let wide = vec![Source::daddr(Family::Ip6); 5];
+        let mut nft = loaded();
+        let wide = vec![Expression::daddr(Family::Ip6); 5];
         let mut batch = Batch::new();
         batch.add_rule(&table(), "c", &Rule::new().load(&wide).drop());
-        assert!(matches!(nft.commit(batch), Err(Error::Refused(_))));
+        assert!(matches!(nft.commit(batch), Err(Error::Kernel(_))));
     });
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Updates by difference end in the same map as loading the last state at once.
     #[test]
-    fn any_sequence_of_updates_equals_the_full_load(
+    fn incremental_updates_equal_full_load(
         states in proptest::collection::vec(proptest::collection::btree_map(0_u32..40, 1_u16..4, 0..40), 1..8)
     ) {
         requires!(Ok(()); NetworkNamespace);
         in_new_netns(|| {
-            let mut nft = prepared();
+            let mut nft = loaded();
             let mut now: BTreeMap<u32, u16> = BTreeMap::new();
             for next in &states {
                 let elements = |of: &BTreeMap<u32, u16>, other: &BTreeMap<u32, u16>| {

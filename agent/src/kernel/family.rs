@@ -75,7 +75,7 @@ impl FamilyTable {
         });
         let generations = match repaired {
             // Others commit too often for us to read what is there.
-            Err(error @ (Error::Torn(_) | Error::Stale)) => {
+            Err(error @ (Error::DumpInterrupted(_) | Error::StaleGeneration)) => {
                 tracing::warn!(%table, %error, "the table is replaced unread");
                 let mut batch = Batch::new();
                 batch.destroy_table(&table);
@@ -95,7 +95,7 @@ impl FamilyTable {
     fn listed(&mut self) -> Result<Option<ChainRules>, Error> {
         match self.nft.rules(&self.table) {
             Ok(rules) => Ok(Some(by_chain(&rules))),
-            Err(Error::Torn(_)) => Ok(None),
+            Err(Error::DumpInterrupted(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }

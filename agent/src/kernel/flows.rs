@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use steerage_model::{Family, Protocol};
-use steerage_nft::{Conntrack, Error, Flow};
+use steerage_nft::{Conntrack, ConntrackEntry, Error};
 
 use crate::plan::Frontend;
 
@@ -53,7 +53,7 @@ impl FlowCleaner {
         std::thread::Builder::new()
             .name("conntrack".to_owned())
             .spawn(serve)
-            .map_err(|_| Error::NoAnswer("start the conntrack thread".to_owned()))?;
+            .map_err(|_| Error::NoReply("start the conntrack thread".to_owned()))?;
         Ok(Self { work })
     }
 
@@ -88,7 +88,7 @@ pub(crate) fn clean(conntrack: &mut Conntrack, stale: &StaleFlows) -> Result<usi
         if !stale.keys().any(|frontend| frontend.family() == model) {
             continue;
         }
-        let flows = match conntrack.flows(family, |flow| is_stale(flow, stale)) {
+        let flows = match conntrack.entries(family, |flow| is_stale(flow, stale)) {
             Err(error) if model == Family::V6 && error.is_unsupported() => continue,
             flows => flows?,
         };
@@ -97,7 +97,7 @@ pub(crate) fn clean(conntrack: &mut Conntrack, stale: &StaleFlows) -> Result<usi
     Ok(deleted)
 }
 
-fn is_stale(flow: &Flow, stale: &StaleFlows) -> bool {
+fn is_stale(flow: &ConntrackEntry, stale: &StaleFlows) -> bool {
     let destination = flow.original.destination;
     let frontend = Frontend { addr: destination.ip(), protocol: Protocol::Udp, port: destination.port() };
     flow.original.protocol == Protocol::Udp.number()

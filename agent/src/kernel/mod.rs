@@ -187,7 +187,7 @@ impl Dataplane {
         let monitor = Monitor::open()?;
         let Some(ForeignChangeCallback(changed)) = self.on_foreign_change.take() else { return Ok(true) };
         watch_foreign(monitor, ports, changed)
-            .map_err(|_| Error::NoAnswer("start the thread of the monitor".to_owned()))?;
+            .map_err(|_| Error::NoReply("start the thread of the monitor".to_owned()))?;
         let Some(table) = self.tables.last_mut() else { return Ok(true) };
         let now = table.generation()?;
         let unbroken = steps.is_sorted_by(|(_, after), (before, _)| after == before);

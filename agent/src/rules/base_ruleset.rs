@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use steerage_nft::{
-    Chain, ChainType, Ct, Direction, DynamicOp, Family, FibAddress, Hook, Meta, Reject, RowShape, Rule, Set,
-    Source,
+    Chain, ChainType, Ct, Direction, DynamicOp, Expression, Family, FibAddress, Hook, Meta, Reject, RowShape,
+    Rule, Set,
 };
 
 use super::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED, jhash};
@@ -146,20 +146,20 @@ impl Rules<'_> {
     }
 
     /// The frontend as the packet names it.
-    fn frontend(&self) -> Vec<Source> {
-        vec![Source::daddr(self.family), Source::l4proto(), Source::dport()]
+    fn frontend(&self) -> Vec<Expression> {
+        vec![Expression::daddr(self.family), Expression::l4proto(), Expression::dport()]
     }
 
     /// The frontend as the connection's first packet named it.
-    fn original_frontend(&self) -> Vec<Source> {
+    fn original_frontend(&self) -> Vec<Expression> {
         vec![
-            Source::Ct(Ct::Destination(self.family, Direction::Original)),
-            Source::l4proto(),
-            Source::Ct(Ct::DestinationPort(Direction::Original)),
+            Expression::Ct(Ct::Destination(self.family, Direction::Original)),
+            Expression::l4proto(),
+            Expression::Ct(Ct::DestinationPort(Direction::Original)),
         ]
     }
 
-    fn frontend_and(&self, last: Source) -> Vec<Source> {
+    fn frontend_and(&self, last: Expression) -> Vec<Expression> {
         let mut key = self.frontend();
         key.push(last);
         key
@@ -168,9 +168,10 @@ impl Rules<'_> {
     /// Rules that match what this node's pods send. After routing, too, the kernel knows the interface that a packet came in by
     /// (since Linux 5.7).
     fn sent_by_pods(&self) -> Vec<Rule> {
-        let by_interface = |name: &[u8]| vec![Rule::new().equals_bytes(&Source::Meta(Meta::IifName), name)];
+        let by_interface =
+            |name: &[u8]| vec![Rule::new().equals_bytes(&Expression::Meta(Meta::IifName), name)];
         match &self.shape.pods {
-            LocalPods::Networks(nets) => self.within(&Source::saddr(self.family), nets).collect(),
+            LocalPods::Networks(nets) => self.within(&Expression::saddr(self.family), nets).collect(),
             LocalPods::Interface(name) => {
                 let mut padded = name.clone().into_bytes();
                 padded.resize(INTERFACE_NAME, 0);
@@ -181,7 +182,7 @@ impl Rules<'_> {
     }
 
     /// Rules that match an address in the networks of this family.
-    fn within(&self, address: &Source, nets: &[IpNet]) -> impl Iterator<Item = Rule> {
+    fn within(&self, address: &Expression, nets: &[IpNet]) -> impl Iterator<Item = Rule> {
         let v6 = self.family == Family::Ip6;
         nets.iter().filter(move |net| net.addr().is_ipv6() == v6).map(|net| {
             let network = address.clone().masked(octets(net.netmask()));
@@ -191,7 +192,7 @@ impl Rules<'_> {
 
     /// Matches what this host itself sends.
     fn sent_by_host() -> Rule {
-        Rule::new().equals(&Source::FibType(FibAddress::Source), Source::LOCAL)
+        Rule::new().equals(&Expression::FibType(FibAddress::Source), Expression::LOCAL)
     }
 
     /// First packets on their way in, from outside, from pods and from this host.
@@ -207,7 +208,7 @@ impl Rules<'_> {
         vec![
             Rule::new()
                 .in_set(&SetId::Restricted.name(), &key)
-                .not_in_set(&SetId::Sources.name(), &self.frontend_and(Source::saddr(self.family)))
+                .not_in_set(&SetId::Sources.name(), &self.frontend_and(Expression::saddr(self.family)))
                 .drop(),
             Rule::new().in_set(&SetId::Rejected.name(), &key).reject(Reject::PortUnreachable(self.family)),
             Rule::new().in_set(&SetId::Dropped.name(), &key).drop(),
@@ -217,7 +218,7 @@ impl Rules<'_> {
     }
 
     fn to_cluster_address(&self) -> Rule {
-        Rule::new().in_set(&SetId::ClusterAddresses.name(), &[Source::daddr(self.family)])
+        Rule::new().in_set(&SetId::ClusterAddresses.name(), &[Expression::daddr(self.family)])
     }
 
     /// Under external policy Local, pods and host of this node may use all endpoints; whoever comes from outside, the local ones.
@@ -236,7 +237,7 @@ impl Rules<'_> {
         let mut rules = vec![Rule::new().in_set(&SetId::Affine.name(), &self.frontend()).jump(recall)];
         // Twice: the packet may have walked past a frontend that was moving from one map to another.
         for class in classes().chain(classes()) {
-            let key = self.frontend_and(Source::Random { modulus: class, offset });
+            let key = self.frontend_and(Expression::Random { modulus: class, offset });
             rules.push(Rule::new().map(&SetId::Slots(class).name(), &key).dnat(self.family));
         }
         match list {
@@ -262,17 +263,17 @@ impl Rules<'_> {
             List::Cluster => SetId::Sticky,
             List::Local => SetId::StickyLocal,
         };
-        let client = self.frontend_and(Source::saddr(self.family));
+        let client = self.frontend_and(Expression::saddr(self.family));
         let mut rules = Vec::new();
         for seconds in &self.shape.timeouts {
             let affinity = affinity_name(*seconds);
-            let mut key = vec![Source::MapWord { map: affinity.clone(), key: client.clone() }];
+            let mut key = vec![Expression::MapWord { map: affinity.clone(), key: client.clone() }];
             key.extend(self.frontend());
             let affine = SetId::AffineFor(*seconds).name();
             rules.push(
                 Rule::new().in_set(&affine, &self.frontend()).map(&sticky.name(), &key).dnat(self.family),
             );
-            let anything = [Source::Meta(Meta::Mark)];
+            let anything = [Expression::Meta(Meta::Mark)];
             rules.push(Rule::new().in_set(&affine, &self.frontend()).dynamic(
                 DynamicOp::Delete,
                 &affinity,
@@ -288,9 +289,9 @@ impl Rules<'_> {
     /// Notes which endpoint a client got, and restarts its timeout with each new connection.
     fn remember(&self) -> Vec<Rule> {
         let mut client = self.original_frontend();
-        client.push(Source::Ct(Ct::Source(self.family, Direction::Original)));
-        let endpoint = Source::Jhash {
-            of: vec![Source::daddr(self.family)],
+        client.push(Expression::Ct(Ct::Source(self.family, Direction::Original)));
+        let endpoint = Expression::Jhash {
+            of: vec![Expression::daddr(self.family)],
             modulus: ENDPOINT_MODULUS,
             seed: ENDPOINT_SEED,
         };
@@ -317,7 +318,7 @@ impl Rules<'_> {
 
     fn of_affine_frontend(&self) -> Rule {
         Rule::new()
-            .has_any(Source::Ct(Ct::Status), Ct::DNAT)
+            .has_any(Expression::Ct(Ct::Status), Ct::DNAT)
             .in_set(&SetId::Affine.name(), &self.original_frontend())
     }
 
@@ -325,10 +326,11 @@ impl Rules<'_> {
     /// address and matches no Service would go round between load balancer and nodes. Dropped here, it leaves no entry in the
     /// connection table. What is an address of this host is answered by it.
     fn unserved(&self) -> Vec<Rule> {
-        let elsewhere =
-            |rule: Rule| rule.differs(&Source::FibType(FibAddress::Destination), Source::LOCAL).drop();
+        let elsewhere = |rule: Rule| {
+            rule.not_equals(&Expression::FibType(FibAddress::Destination), Expression::LOCAL).drop()
+        };
         let mut rules: Vec<_> =
-            self.within(&Source::daddr(self.family), &self.shape.unserved).map(elsewhere).collect();
+            self.within(&Expression::daddr(self.family), &self.shape.unserved).map(elsewhere).collect();
         rules.push(Rule::new().return_());
         rules
     }
@@ -337,7 +339,7 @@ impl Rules<'_> {
     fn leaving(&self) -> Vec<Rule> {
         let original = self.original_frontend();
         vec![
-            Rule::new().has_none(Source::Ct(Ct::Status), Ct::DNAT).goto("unserved"),
+            Rule::new().has_none(Expression::Ct(Ct::Status), Ct::DNAT).goto("unserved"),
             Rule::new().in_set(&SetId::ClusterAddresses.name(), &original[..1]).goto("translated"),
             Rule::new().in_set(&SetId::Frontends.name(), &original).goto("translated"),
         ]
@@ -346,7 +348,7 @@ impl Rules<'_> {
     /// Of those, the ones that we have translated.
     fn translated(&self) -> Vec<Rule> {
         let original = self.original_frontend();
-        let ends = [Source::saddr(self.family), Source::daddr(self.family)];
+        let ends = [Expression::saddr(self.family), Expression::daddr(self.family)];
         let mut rules = vec![
             self.of_affine_frontend().jump("remember"),
             Rule::new().in_set(&SetId::Hairpins.name(), &ends).masquerade_random(),

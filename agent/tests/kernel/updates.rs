@@ -125,7 +125,7 @@ fn a_refused_update_changes_nothing_and_is_made_good() {
             sabotage(what);
             let before = only(Family::Ip);
             let refused = follow(&mut dataplane, &two(5), &pods);
-            assert!(matches!(&refused, Err(Error::Refused(_))), "{what}: {refused:?}");
+            assert!(matches!(&refused, Err(Error::Kernel(_))), "{what}: {refused:?}");
             assert_eq!(only(Family::Ip), before, "{what}");
             assert!(dataplane.is_out_of_sync());
             let applied = dataplane.apply(BTreeMap::new(), &pods).unwrap();
@@ -154,7 +154,7 @@ fn a_refused_load_changes_nothing_and_is_made_good() {
         dataplane.mark_out_of_sync();
         let before = only(Family::Ip);
         let refused = follow(&mut dataplane, &crowded, &pods);
-        assert!(matches!(&refused, Err(Error::Refused(r)) if r.errno == Errno::ENFILE), "{refused:?}");
+        assert!(matches!(&refused, Err(Error::Kernel(r)) if r.errno == Errno::ENFILE), "{refused:?}");
         assert_eq!(only(Family::Ip), before);
         assert!(dataplane.is_out_of_sync());
         nft(&["delete table ip steerage"]);

@@ -116,7 +116,7 @@ fn udp_flows_leave_an_endpoint_that_is_gone_and_only_that_one() {
         eventually(|| ask_udp(&socket, to) == Err(crate::world::Lost::Refused));
         let mut conntrack = world.run(At::Node, || Conntrack::open().unwrap());
         let of = if family == Family::V4 { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
-        let left = conntrack.flows(of, |flow| flow.original.destination == to).unwrap();
+        let left = conntrack.entries(of, |flow| flow.original.destination == to).unwrap();
         assert_eq!(left, []);
     }
 }

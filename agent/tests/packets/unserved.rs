@@ -53,7 +53,7 @@ fn what_matches_nothing_in_a_guarded_range_is_dropped_and_leaves_no_flow() {
         assert_eq!(ask_udp(&socket, unserved(family)), Err(Lost::Silence));
         let of = if family == Family::V4 { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
         let mut conntrack = world.run(At::Node, || Conntrack::open().unwrap());
-        let stuck = conntrack.flows(of, |flow| {
+        let stuck = conntrack.entries(of, |flow| {
             flow.original.destination == unserved(family)
                 && flow.original.source.ip() == At::Pod2.addr(family)
                 && flow.original.source.port() == socket.local_addr().unwrap().port()

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::json;
 use steerage_model::Family;
 use steerage_nft::{
-    Batch, Chain, ChainType, Ct, DataType, Element, Field, Hook, Nft, Rule, Set, Source, Table, concat,
+    Batch, Chain, ChainType, Ct, DataType, Element, Expression, Field, Hook, Nft, Rule, Set, Table, concat,
 };
 use steerage_requirements::requires;
 
@@ -24,7 +24,7 @@ fn vip() -> IpAddr {
 fn load_another_layout() {
     let table = Table::new(steerage_nft::Family::Ip, "steerage");
     let front = [DataType::Ipv4Addr, DataType::InetProto, DataType::InetService];
-    let key = [Source::daddr(table.family), Source::l4proto(), Source::dport()];
+    let key = [Expression::daddr(table.family), Expression::l4proto(), Expression::dport()];
     let mut batch = Batch::new();
     batch
         .destroy_table(&table)
@@ -36,7 +36,7 @@ fn load_another_layout() {
         .add_rule(
             &table,
             "postrouting",
-            &Rule::new().has_any(Source::Ct(Ct::Status), Ct::DNAT).masquerade_random(),
+            &Rule::new().has_any(Expression::Ct(Ct::Status), Ct::DNAT).masquerade_random(),
         );
     let end = concat(&[At::Pod1.addr(Family::V4).into(), Field::Port(PORT)]);
     for protocol in [6, 17] {

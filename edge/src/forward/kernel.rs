@@ -70,7 +70,7 @@ impl Kernel {
     /// written.
     pub(crate) fn apply(&mut self, state: &State) -> Result<usize, Error> {
         let result = match self.write(state) {
-            Err(error @ (Error::Refused(_) | Error::NoAnswer(_) | Error::Overrun)) => {
+            Err(error @ (Error::Kernel(_) | Error::NoReply(_) | Error::Overrun)) => {
                 tracing::warn!(%error, "the kernel's table is not as it was left; reading it again");
                 self.reload()?;
                 self.write(state)

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use steerage_nft::{
-    Batch, Chain, ChainType, DataType, DynamicOp, Family, Field, Hook, Meta, Rule, Set, Source, Table,
+    Batch, Chain, ChainType, DataType, DynamicOp, Expression, Family, Field, Hook, Meta, Rule, Set, Table,
 };
 
 use super::state::{CLASS_MASK, KIND_MASK, SELF, TARGET, table_id};
@@ -65,22 +65,22 @@ impl Side {
 
 /// Where the addresses and ports of a client's packet lie.
 struct Ends {
-    saddr: Source,
-    sport: Source,
-    daddr: Source,
-    proto: Source,
-    dport: Source,
+    saddr: Expression,
+    sport: Expression,
+    daddr: Expression,
+    proto: Expression,
+    dport: Expression,
 }
 
 impl Ends {
     /// In the packet itself.
     fn of_packet(family: Family) -> Self {
         Self {
-            saddr: Source::saddr(family),
-            sport: Source::sport(),
-            daddr: Source::daddr(family),
-            proto: Source::l4proto(),
-            dport: Source::dport(),
+            saddr: Expression::saddr(family),
+            sport: Expression::sport(),
+            daddr: Expression::daddr(family),
+            proto: Expression::l4proto(),
+            dport: Expression::dport(),
         }
     }
 
@@ -90,35 +90,35 @@ impl Ends {
         let (saddr, daddr, length, proto, ports) =
             if family == Family::Ip6 { (16, 32, 16, 14, 48) } else { (20, 24, 4, 17, 28) };
         Self {
-            saddr: Source::transport(daddr, length),
-            sport: Source::transport(ports + 2, 2),
-            daddr: Source::transport(saddr, length),
-            proto: Source::transport(proto, 1),
-            dport: Source::transport(ports, 2),
+            saddr: Expression::transport(daddr, length),
+            sport: Expression::transport(ports + 2, 2),
+            daddr: Expression::transport(saddr, length),
+            proto: Expression::transport(proto, 1),
+            dport: Expression::transport(ports, 2),
         }
     }
 
-    fn listener(&self) -> Vec<Source> {
+    fn listener(&self) -> Vec<Expression> {
         vec![self.daddr.clone(), self.proto.clone(), self.dport.clone()]
     }
 
-    fn flow(&self) -> Vec<Source> {
+    fn flow(&self) -> Vec<Expression> {
         let mut flow = vec![self.saddr.clone(), self.sport.clone()];
         flow.extend(self.listener());
         flow
     }
 }
 
-fn mark() -> Source {
-    Source::Meta(Meta::Mark)
+fn mark() -> Expression {
+    Expression::Meta(Meta::Mark)
 }
 
-fn mark_of(map: &str, key: Vec<Source>) -> Source {
-    Source::Map { map: map.to_owned(), key, data: vec![DataType::Mark] }
+fn mark_of(map: &str, key: Vec<Expression>) -> Expression {
+    Expression::Map { map: map.to_owned(), key, data: vec![DataType::Mark] }
 }
 
-fn mac() -> Source {
-    Source::link(6, 6)
+fn mac() -> Expression {
+    Expression::link(6, 6)
 }
 
 /// Everything that creates the table, with the device's name and index in it.
@@ -186,8 +186,8 @@ pub(crate) fn rules(index: u32) -> Vec<(String, Rule)> {
     for side in SIDES {
         let ethertype = if side.family == Family::Ip6 { 0x86dd_u16 } else { 0x0800 };
         let gate = Rule::new()
-            .equals_bytes(&Source::Meta(Meta::Protocol), &ethertype.to_be_bytes())
-            .in_set(&side.name("vips"), &[Source::daddr(side.family)])
+            .equals_bytes(&Expression::Meta(Meta::Protocol), &ethertype.to_be_bytes())
+            .in_set(&side.name("vips"), &[Expression::daddr(side.family)])
             .goto(&side.name("vip"));
         all.push(("ingress".to_owned(), gate));
         let chains = [
@@ -211,32 +211,32 @@ pub(crate) fn rules(index: u32) -> Vec<(String, Rule)> {
 fn vip(side: Side) -> Vec<Rule> {
     let family = side.family;
     let ends = Ends::of_packet(family);
-    let daddr = || vec![Source::daddr(family)];
+    let daddr = || vec![Expression::daddr(family)];
     let icmp = if family == Family::Ip6 { ICMP6 } else { ICMP };
     let fragment = if family == Family::Ip6 {
-        Rule::new().equals(&Source::network(6, 1), Field::Proto(FRAGMENT_HEADER))
+        Rule::new().equals(&Expression::network(6, 1), Field::Proto(FRAGMENT_HEADER))
     } else {
         // More fragments, or not the first.
-        let fragmented = Source::network(6, 2).masked(vec![0x3f, 0xff]);
-        Rule::new().differs(&fragmented, Field::Port(0))
+        let fragmented = Expression::network(6, 2).masked(vec![0x3f, 0xff]);
+        Rule::new().not_equals(&fragmented, Field::Port(0))
     };
     let mut rules = vec![
         // A bridge also floods frames for others; the host that they are for forwards them.
-        Rule::new().differs(&Source::Meta(Meta::PktType), Field::Proto(PACKET_HOST)).drop(),
-        Rule::new().set_mark(&Source::Value(Field::Number(0))),
-        Rule::new().equals(&Source::l4proto(), Field::Proto(icmp)).goto(&side.name("icmp")),
+        Rule::new().not_equals(&Expression::Meta(Meta::PktType), Field::Proto(PACKET_HOST)).drop(),
+        Rule::new().set_mark(&Expression::Value(Field::Number(0))),
+        Rule::new().equals(&Expression::l4proto(), Field::Proto(icmp)).goto(&side.name("icmp")),
     ];
     rules.extend(guards(side));
     rules.extend([
         Rule::new()
             .in_set(&side.name("ranged"), &daddr())
-            .not_in_set(&side.name("ranges"), &[Source::daddr(family), Source::saddr(family)])
+            .not_in_set(&side.name("ranges"), &[Expression::daddr(family), Expression::saddr(family)])
             .drop()
             .comment("outside the source ranges"),
         fragment.goto(&side.name("fragment")),
         Rule::new().set_mark(&mark_of(&side.name("listeners"), ends.listener())),
         Rule::new().equals(&mark(), Field::Number(0)).drop().comment("no such listener"),
-        Rule::new().equals(&Source::l4proto(), Field::Proto(TCP)).goto(&side.name("tcp")),
+        Rule::new().equals(&Expression::l4proto(), Field::Proto(TCP)).goto(&side.name("tcp")),
         Rule::new().goto(&side.name("udp")),
     ]);
     rules
@@ -244,8 +244,8 @@ fn vip(side: Side) -> Vec<Rule> {
 
 /// What has been spread already is not spread again.
 fn guards(side: Side) -> Vec<Rule> {
-    let daddr = || vec![Source::daddr(side.family)];
-    let from = || vec![mac(), Source::saddr(side.family)];
+    let daddr = || vec![Expression::daddr(side.family)];
+    let from = || vec![mac(), Expression::saddr(side.family)];
     vec![
         Rule::new()
             .in_set("peers", &[mac()])
@@ -269,11 +269,11 @@ fn guards(side: Side) -> Vec<Rule> {
 /// Fragments of datagrams: all parts of one must meet, and only the first shows ports.
 fn fragment(side: Side) -> Vec<Rule> {
     let mut rules = vec![
-        Rule::new().differs(&Source::l4proto(), Field::Proto(UDP)).drop(),
-        Rule::new().set_mark(&mark_of(&side.name("fragments"), vec![Source::daddr(side.family)])),
+        Rule::new().not_equals(&Expression::l4proto(), Field::Proto(UDP)).drop(),
+        Rule::new().set_mark(&mark_of(&side.name("fragments"), vec![Expression::daddr(side.family)])),
     ];
     for class in 0..SIZES.len() {
-        let hash = vec![Source::saddr(side.family)];
+        let hash = vec![Expression::saddr(side.family)];
         rules.push(slot(class, CLASS_MASK, table_id(0, class, false), hash));
     }
     rules.push(Rule::new().goto(&side.name("out")));
@@ -284,7 +284,7 @@ fn icmp(side: Side) -> Vec<Rule> {
     // Echo and neighbour discovery for this host; errors for a target.
     let (mine, errors): (&[u8], &[u8]) =
         if side.family == Family::Ip6 { (&[128, 135, 136], &[1, 2, 3, 4]) } else { (&[8], &[3, 11, 12]) };
-    let kind = Source::transport(0, 1);
+    let kind = Expression::transport(0, 1);
     let mut rules: Vec<_> =
         mine.iter().map(|number| Rule::new().equals(&kind, Field::Proto(*number)).accept()).collect();
     rules.extend(
@@ -316,12 +316,12 @@ fn tcp(side: Side) -> Vec<Rule> {
     const ACK: u8 = 16;
     let (flows, closing) = (side.name("flows"), side.name("closing"));
     let ends = Ends::of_packet(side.family);
-    let flags = |mask: u8| Source::tcp_flags().masked(vec![mask]);
+    let flags = |mask: u8| Expression::tcp_flags().masked(vec![mask]);
     let remember =
         |timeout| Rule::new().dynamic(DynamicOp::Update, &flows, &ends.flow(), &[mark()], Some(timeout));
     let mut rules = vec![
         Rule::new().equals(&flags(FIN | SYN | RST | ACK), Field::Proto(SYN)).goto(&side.name("open")),
-        Rule::new().differs(&flags(FIN | RST), Field::Proto(0)).dynamic(
+        Rule::new().not_equals(&flags(FIN | RST), Field::Proto(0)).dynamic(
             DynamicOp::Update,
             &closing,
             &ends.flow(),
@@ -376,7 +376,7 @@ fn forget_if(matched: Rule, flows: &str, ends: &Ends) -> Rule {
 fn udp(side: Side) -> Vec<Rule> {
     let flows = side.name("flows");
     let ends = Ends::of_packet(side.family);
-    let held = || vec![Source::MapWord { map: flows.clone(), key: ends.flow() }, mark()];
+    let held = || vec![Expression::MapWord { map: flows.clone(), key: ends.flow() }, mark()];
     let mut rules = vec![
         forget_if(Rule::new().not_in_set("usable", &held()), &flows, &ends),
         Rule::new().set_mark(&mark_of(&flows, ends.flow())),
@@ -400,8 +400,8 @@ fn by_hash(ends: &Ends) -> Vec<Rule> {
     rules
 }
 
-fn slot(class: usize, mask: u32, kind: u32, hashed: Vec<Source>) -> Rule {
-    let hash = Source::Jhash { of: hashed, modulus: SIZES.get(class).copied().unwrap_or(1), seed: SEED };
+fn slot(class: usize, mask: u32, kind: u32, hashed: Vec<Expression>) -> Rule {
+    let hash = Expression::Jhash { of: hashed, modulus: SIZES.get(class).copied().unwrap_or(1), seed: SEED };
     Rule::new()
         .equals(&mark().masked((mask | TARGET).to_ne_bytes().to_vec()), Field::Number(kind))
         .set_mark(&mark_of(&slot_map(class), vec![mark(), hash]))
@@ -409,7 +409,10 @@ fn slot(class: usize, mask: u32, kind: u32, hashed: Vec<Source>) -> Rule {
 
 fn out(side: Side, index: u32) -> Vec<Rule> {
     vec![
-        Rule::new().equals(&mark(), Field::Number(SELF)).set_mark(&Source::Value(Field::Number(0))).accept(),
+        Rule::new()
+            .equals(&mark(), Field::Number(SELF))
+            .set_mark(&Expression::Value(Field::Number(0)))
+            .accept(),
         // The kernel takes one from the hop limit, and drops what has none left: no frame goes round for ever.
         Rule::new().map(&side.name("targets"), &[mark()]).forward(side.family, index),
         Rule::new().drop().comment("no target"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The monitor of changes and connection tracking, against the real kernel. Needs root.
+//! Notifications and connection tracking on the real kernel. Needs root.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::net::{SocketAddr, UdpSocket};
@@ -16,7 +16,7 @@ fn with_table(table: &Table) -> Batch {
 }
 
 #[test]
-fn the_monitor_tells_own_changes_from_foreign_ones() {
+fn monitor_reports_port_of_each_change() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut monitor = Monitor::open().unwrap();
@@ -34,19 +34,19 @@ fn the_monitor_tells_own_changes_from_foreign_ones() {
             changes.extend(monitor.receive().unwrap().unwrap_or_default());
         }
         let change =
-            |port: u32, deleted| Change { port, table: table.clone(), object: Object::Table, deleted };
+            |port: u32, deleted| Change { port, table: table.clone(), object: ObjectKind::Table, deleted };
         assert_eq!(changes, [change(ours.port().unwrap(), false), change(theirs.port().unwrap(), true)]);
     });
 }
 
-/// Lets UDP to port 53 of `from` be answered by `to`, sends one datagram from a socket of its own and returns its address.
+/// Translates the destination `from` to `to`, sends one datagram to `from` and returns the client's address.
 fn translated_flow(family: Family, from: SocketAddr, to: SocketAddr) -> SocketAddr {
     let table = Table::new(family, "dns");
     let mut batch = with_table(&table);
     let rule = Rule::new()
-        .equals(&Source::daddr(family), from.ip().into())
-        .equals(&Source::l4proto(), Field::Proto(17))
-        .load(&[Source::Value(to.ip().into()), Source::Value(Field::Port(to.port()))])
+        .equals(&Expression::daddr(family), from.ip().into())
+        .equals(&Expression::l4proto(), Field::Proto(17))
+        .load(&[Expression::Value(to.ip().into()), Expression::Value(Field::Port(to.port()))])
         .dnat(family);
     batch.add_chain(&table, &Chain::base("output", ChainType::Nat, Hook::Output, -100));
     batch.add_rule(&table, "output", &rule);
@@ -60,7 +60,7 @@ fn translated_flow(family: Family, from: SocketAddr, to: SocketAddr) -> SocketAd
 }
 
 #[test]
-fn flows_are_listed_and_deleted_by_their_original_destination() {
+fn conntrack_entries_are_listed_and_deleted() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
         assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
@@ -70,14 +70,15 @@ fn flows_are_listed_and_deleted_by_their_original_destination() {
             let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
             let client = translated_flow(family, from, to);
             let mut conntrack = Conntrack::open().unwrap();
-            let wanted = |flow: &Flow| flow.original.destination == from && flow.original.protocol == 17;
-            let flows = conntrack.flows(family, wanted).unwrap();
-            assert_eq!(flows.len(), 1);
-            assert_eq!((flows[0].original.source, flows[0].reply.source), (client, to));
-            assert_ne!(flows[0].status & Ct::DNAT, 0);
-            assert_eq!(conntrack.delete(&flows).unwrap(), 1);
-            assert_eq!(conntrack.flows(family, wanted).unwrap(), []);
-            assert_eq!(conntrack.delete(&flows).unwrap(), 0);
+            let wanted =
+                |entry: &ConntrackEntry| entry.original.destination == from && entry.original.protocol == 17;
+            let entries = conntrack.entries(family, wanted).unwrap();
+            assert_eq!(entries.len(), 1);
+            assert_eq!((entries[0].original.source, entries[0].reply.source), (client, to));
+            assert_ne!(entries[0].status & Ct::DNAT, 0);
+            assert_eq!(conntrack.delete(&entries).unwrap(), 1);
+            assert_eq!(conntrack.entries(family, wanted).unwrap(), []);
+            assert_eq!(conntrack.delete(&entries).unwrap(), 0);
         }
     });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `nft list ruleset`, text and JSON, must read whatever this crate can load: operators debug with it, and other programs on
-//! the host list the whole ruleset. Needs root and the `nft` command.
+//! `nft list ruleset`, as text and JSON, must work on everything that this crate can load: operators debug with it, and
+//! other programs on the host list the whole ruleset. Needs root and the `nft` command.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::process::Command;
@@ -16,20 +16,21 @@ fn nft(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Loads a table of nearly everything for a family of addresses.
+/// Loads a table with nearly every kind of object and expression.
 fn load(family: Family, address: Field, here: DataType) {
     let table = Table::new(family, "test");
     let ends = [here, DataType::InetService];
     let front = [here, DataType::InetProto, DataType::InetService];
     let slot = [here, DataType::InetProto, DataType::InetService, DataType::Mark];
-    let key = || vec![Source::daddr(family), Source::l4proto(), Source::dport()];
-    let with = |last: Source| key().into_iter().chain([last]).collect::<Vec<_>>();
-    let hash = Source::Jhash { of: vec![Source::saddr(family), Source::sport()], modulus: 64, seed: 7 };
+    let key = || vec![Expression::daddr(family), Expression::l4proto(), Expression::dport()];
+    let with = |last: Expression| key().into_iter().chain([last]).collect::<Vec<_>>();
+    let hash =
+        Expression::Jhash { of: vec![Expression::saddr(family), Expression::sport()], modulus: 64, seed: 7 };
     let original = |family| {
         vec![
-            Source::Ct(Ct::Destination(family, Direction::Original)),
-            Source::l4proto(),
-            Source::Ct(Ct::DestinationPort(Direction::Original)),
+            Expression::Ct(Ct::Destination(family, Direction::Original)),
+            Expression::l4proto(),
+            Expression::Ct(Ct::DestinationPort(Direction::Original)),
         ]
     };
     let mut batch = Batch::new();
@@ -47,22 +48,31 @@ fn load(family: Family, address: Field, here: DataType) {
         .add_chain(&table, &Chain::base("prerouting", ChainType::Nat, Hook::Prerouting, -101))
         .add_chain(&table, &Chain::base("output", ChainType::Nat, Hook::Output, -101))
         .add_chain(&table, &Chain::base("postrouting", ChainType::Nat, Hook::Postrouting, 99))
-        .add_chain(&table, &Chain::base("forward", ChainType::Filter, Hook::Forward, 0).policy(Policy::Drop));
+        .add_chain(
+            &table,
+            &Chain::base("forward", ChainType::Filter, Hook::Forward, 0).policy(ChainPolicy::Drop),
+        );
     let rules = [
         ("prerouting", Rule::new().in_set("vips", &key()).goto("services").comment("gate")),
         (
             "prerouting",
-            Rule::new().equals(&Source::FibType(FibAddress::Destination), Source::LOCAL).counter(),
+            Rule::new().equals(&Expression::FibType(FibAddress::Destination), Expression::LOCAL).counter(),
         ),
-        ("services", Rule::new().map("ep3", &with(Source::Random { modulus: 3, offset: 0 })).dnat(family)),
-        ("services", Rule::new().map("ep3", &with(Source::Increment { modulus: 3, offset: 0 })).dnat(family)),
+        (
+            "services",
+            Rule::new().map("ep3", &with(Expression::Random { modulus: 3, offset: 0 })).dnat(family),
+        ),
+        (
+            "services",
+            Rule::new().map("ep3", &with(Expression::Increment { modulus: 3, offset: 0 })).dnat(family),
+        ),
         ("services", Rule::new().map("ep64", &with(hash)).dnat(family)),
-        ("services", Rule::new().not_in_set("ranges", &with(Source::saddr(family))).drop()),
+        ("services", Rule::new().not_in_set("ranges", &with(Expression::saddr(family))).drop()),
         ("services", Rule::new().reject(Reject::PortUnreachable(family))),
         (
             "postrouting",
             Rule::new()
-                .has_any(Source::Ct(Ct::Status), Ct::DNAT)
+                .has_any(Expression::Ct(Ct::Status), Ct::DNAT)
                 .in_set("vips", &original(family))
                 .masquerade_random(),
         ),
@@ -72,21 +82,21 @@ fn load(family: Family, address: Field, here: DataType) {
                 DynamicOp::Update,
                 "affinity",
                 &original(family),
-                &[Source::daddr(family), Source::dport()],
+                &[Expression::daddr(family), Expression::dport()],
                 Some(Duration::from_mins(1)),
             ),
         ),
-        ("forward", Rule::new().has_any(Source::Ct(Ct::State), Ct::ESTABLISHED | Ct::RELATED).accept()),
+        ("forward", Rule::new().has_any(Expression::Ct(Ct::State), Ct::ESTABLISHED | Ct::RELATED).accept()),
         (
             "forward",
             Rule::new()
-                .equals(&Source::l4proto(), Field::Proto(6))
-                .equals_bytes(&Source::tcp_flags().masked(vec![0x12]), &[0x02])
+                .equals(&Expression::l4proto(), Field::Proto(6))
+                .equals_bytes(&Expression::tcp_flags().masked(vec![0x12]), &[0x02])
                 .limit_per_second(10, 5)
                 .reject(Reject::TcpReset),
         ),
-        ("forward", Rule::new().set_mark(&Source::Value(Field::Number(0x4000))).return_()),
-        ("forward", Rule::new().equals_bytes(&Source::Meta(Meta::PktType), &[0]).drop()),
+        ("forward", Rule::new().set_mark(&Expression::Value(Field::Number(0x4000))).return_()),
+        ("forward", Rule::new().equals_bytes(&Expression::Meta(Meta::PktType), &[0]).drop()),
     ];
     for (chain, rule) in &rules {
         batch.add_rule(&table, chain, rule);
@@ -102,7 +112,7 @@ fn load(family: Family, address: Field, here: DataType) {
 }
 
 #[test]
-fn nft_lists_what_we_load() {
+fn nft_command_lists_loaded_tables() {
     requires!(NetworkNamespace, Program("nft"));
     in_new_netns(|| {
         load(Family::Ip, Field::V4([10, 0, 0, 1].into()), DataType::Ipv4Addr);
@@ -124,9 +134,9 @@ fn nft_lists_what_we_load() {
     });
 }
 
-/// A client's endpoint is looked up first, and what it is for this frontend then: one map's result is part of another's key.
+/// One map's data are part of another map's key.
 #[test]
-fn nft_lists_a_lookup_within_a_lookup() {
+fn nft_command_lists_nested_lookup() {
     requires!(NetworkNamespace, Program("nft"));
     in_new_netns(|| {
         for (family, here) in [(Family::Ip, DataType::Ipv4Addr), (Family::Ip6, DataType::Ipv6Addr)] {
@@ -134,12 +144,12 @@ fn nft_lists_a_lookup_within_a_lookup() {
             let front = [here, DataType::InetProto, DataType::InetService];
             let client_types = [front[0], front[1], front[2], here];
             let sticky_types = [DataType::Mark, front[0], front[1], front[2]];
-            let key = || vec![Source::daddr(family), Source::l4proto(), Source::dport()];
+            let key = || vec![Expression::daddr(family), Expression::l4proto(), Expression::dport()];
             let mut client = key();
-            client.push(Source::saddr(family));
+            client.push(Expression::saddr(family));
             let mut sticky = key();
-            sticky.insert(0, Source::MapWord { map: "affinity".to_owned(), key: client.clone() });
-            let hash = Source::Jhash { of: vec![Source::daddr(family)], modulus: u32::MAX, seed: 9 };
+            sticky.insert(0, Expression::MapWord { map: "affinity".to_owned(), key: client.clone() });
+            let hash = Expression::Jhash { of: vec![Expression::daddr(family)], modulus: u32::MAX, seed: 9 };
             let affinity = Set::new("affinity", &client_types).maps_to(&[DataType::Mark]);
             let mut batch = Batch::new();
             batch
@@ -155,7 +165,7 @@ fn nft_lists_a_lookup_within_a_lookup() {
                         DynamicOp::Delete,
                         "affinity",
                         &client,
-                        &[Source::Meta(Meta::Mark)],
+                        &[Expression::Meta(Meta::Mark)],
                         None,
                     ),
                 )
@@ -178,7 +188,7 @@ fn nft_lists_a_lookup_within_a_lookup() {
 }
 
 #[test]
-fn nft_lists_forwarding_on_ingress() {
+fn nft_command_lists_ingress_forwarding() {
     requires!(NetworkNamespace, Program("nft"));
     in_new_netns(|| {
         let table = Table::new(Family::Netdev, "test");
@@ -193,12 +203,15 @@ fn nft_lists_forwarding_on_ingress() {
                 &table,
                 &Chain::base("in", ChainType::Filter, Hook::Ingress(vec!["lo".to_owned()]), 0),
             );
-        let hash =
-            Source::Jhash { of: vec![Source::saddr(Family::Ip), Source::sport()], modulus: 64, seed: 0x5eed };
+        let hash = Expression::Jhash {
+            of: vec![Expression::saddr(Family::Ip), Expression::sport()],
+            modulus: 64,
+            seed: 0x5eed,
+        };
         let rule = Rule::new()
-            .equals_bytes(&Source::Meta(Meta::Protocol), &0x0800_u16.to_be_bytes())
-            .equals(&Source::l4proto(), Field::Proto(6))
-            .map("slots", &[Source::daddr(Family::Ip), hash])
+            .equals_bytes(&Expression::Meta(Meta::Protocol), &0x0800_u16.to_be_bytes())
+            .equals(&Expression::l4proto(), Field::Proto(6))
+            .map("slots", &[Expression::daddr(Family::Ip), hash])
             .forward(Family::Ip, 1);
         batch.add_rule(&table, "in", &rule);
         Nft::open().unwrap().commit(batch).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Test only: what the kernel really sends, damaged in every way that a length or a number can be, must neither panic a decoder
-//! nor keep it busy. No coverage is measured; the damage is done where netlink's structure is.
+//! Tests: corrupted messages of the kernel must not make a decoder panic or loop. Corruption targets lengths, types and
+//! numbers, the structure of netlink; coverage is not measured.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
@@ -9,18 +9,18 @@ use proptest::prelude::*;
 use steerage_requirements::{in_new_netns, requires};
 
 use crate::batch::{SUBSYSTEM, message};
-use crate::conntrack::flow;
+use crate::conntrack::entry;
 use crate::monitor::change;
-use crate::socket::{Answer, Socket, refusal};
-use crate::wire::{Attrs, Head, Messages, Writer, flag};
+use crate::socket::{Reply, Socket, classify};
+use crate::wire::{Attrs, Header, Messages, Writer, flag};
 use crate::{
-    Batch, Chain, ChainType, Ct, DataType, Element, Family, Field, Hook, Nft, RowShape, Rows, Rule, Set,
-    Source, Table, Verdict, concat, decode,
+    Batch, Chain, ChainType, Ct, DataType, Element, Expression, Family, Field, Hook, Nft, RowShape, Rows,
+    Rule, Set, Table, Verdict, concat, decode,
 };
 
 const CONNTRACK_LIST: u16 = 1 << 8 | 1;
 
-/// All datagrams of a dump, or of whatever waits on the socket.
+/// All datagrams that wait on the socket.
 fn datagrams(socket: &mut Socket) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     while let Some(Messages(bytes)) = socket.receive().unwrap() {
@@ -31,11 +31,11 @@ fn datagrams(socket: &mut Socket) -> Vec<Vec<u8>> {
 
 fn dump(kind: u16, set: Option<&str>) -> Vec<Vec<u8>> {
     let mut socket = Socket::open(0).unwrap();
-    let sequence = socket.reserve(1);
-    let head =
-        Head { kind, flags: flag::REQUEST | flag::DUMP, sequence, family: Family::Ip as u8, resource: 0 };
+    let sequence = socket.reserve_sequences(1);
+    let header =
+        Header { kind, flags: flag::REQUEST | flag::DUMP, sequence, family: Family::Ip as u8, resource: 0 };
     let mut request = Writer::new();
-    request.message(head, |m| {
+    request.message(header, |m| {
         if let Some(set) = set {
             m.attr_str(1, "t");
             m.attr_str(2, set);
@@ -45,7 +45,7 @@ fn dump(kind: u16, set: Option<&str>) -> Vec<Vec<u8>> {
     datagrams(&mut socket)
 }
 
-/// A table of everything that decoders read.
+/// Loads a table with one object of every kind that the decoders read.
 fn load(nft: &mut Nft) {
     let table = Table::new(Family::Ip, "t");
     let pair = [DataType::Ipv4Addr, DataType::InetService];
@@ -61,10 +61,10 @@ fn load(nft: &mut Nft) {
         .add_rule(
             &table,
             "c",
-            &Rule::new().in_set("ranges", &[Source::daddr(Family::Ip), Source::dport()]).drop(),
+            &Rule::new().in_set("ranges", &[Expression::daddr(Family::Ip), Expression::dport()]).drop(),
         )
-        // Connections are tracked where a rule asks for their state.
-        .add_rule(&table, "c", &Rule::new().has_any(Source::Ct(Ct::State), Ct::ESTABLISHED).accept())
+        // The kernel tracks connections only if a rule uses their state.
+        .add_rule(&table, "c", &Rule::new().has_any(Expression::Ct(Ct::State), Ct::ESTABLISHED).accept())
         .add_rule(&table, "c", &Rule::new().return_().comment("the last"));
     let entry = |n: u32| Element::entry(concat(&[Field::Number(n)]), end(n));
     batch.add_elements(&table, "map", &(0..50).map(entry).collect::<Vec<_>>());
@@ -74,7 +74,7 @@ fn load(nft: &mut Nft) {
     nft.commit(batch).unwrap();
 }
 
-/// What the kernel sends: dumps, notifications, a refusal.
+/// Messages of the kernel: dumps, notifications, an error.
 fn captured() -> Vec<Vec<u8>> {
     in_new_netns(|| {
         assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
@@ -95,7 +95,7 @@ fn captured() -> Vec<Vec<u8>> {
     })
 }
 
-/// What was found, by decoder, and how many steps it took.
+/// The number of objects that each decoder found.
 fn decode_all(bytes: &[u8]) -> [usize; 9] {
     let mut found = [0; 9];
     for message in Messages(bytes) {
@@ -110,20 +110,20 @@ fn decode_all(bytes: &[u8]) -> [usize; 9] {
             decode::rows(&message, &mut rows);
             found[5] += rows.len();
         }
-        found[6] += flow(message.attrs()).iter().count();
+        found[6] += entry(message.attrs()).iter().count();
         found[7] += usize::from(change(&message).is_some());
-        found[8] += usize::from(matches!(refusal(&message, "x"), Answer::Refused(_)));
+        found[8] += usize::from(matches!(classify(&message, "x"), Reply::Error(_)));
         let Attrs(rest) = message.attrs();
         assert!(message.attrs().into_iter().count() <= rest.len() / 4 + 1);
     }
-    assert!(found[0] <= bytes.len() / 16 + 1, "each message takes at least its header");
-    assert!(found[5] <= 3 * bytes.len(), "no element comes from nothing");
+    assert!(found[0] <= bytes.len() / 16 + 1, "a message has at least a header");
+    assert!(found[5] <= 3 * bytes.len(), "an element has at least a byte");
     found
 }
 
-/// One damage: where, in what way, and with which number.
-fn damage(bytes: &mut Vec<u8>, at: usize, way: u8, number: u32) {
-    /// Lengths that are too short for their own header, just enough, and too long.
+/// Corrupts `bytes` at one place, in one of eight ways, with the given number.
+fn corrupt(bytes: &mut Vec<u8>, at: usize, way: u8, number: u32) {
+    /// Lengths that are too short for a header, exact, and too long.
     const LENGTHS: [u16; 10] = [0, 1, 3, 4, 5, 8, 15, 16, 0x7fff, 0xffff];
     if bytes.is_empty() {
         return;
@@ -141,7 +141,7 @@ fn damage(bytes: &mut Vec<u8>, at: usize, way: u8, number: u32) {
         1 => put(word, &pick.to_ne_bytes()),
         2 => put(word, &u32::from(pick).to_ne_bytes()),
         3 => put(word, &number.to_ne_bytes()),
-        // The type of an attribute: another one, nested or not.
+        // Another type of attribute, nested or not.
         4 => put(word + 2, &number.to_ne_bytes()[..2]),
         5 => bytes.truncate(at),
         6 => drop(bytes.drain(word..(word + 4).min(bytes.len()))),
@@ -153,30 +153,29 @@ fn damage(bytes: &mut Vec<u8>, at: usize, way: u8, number: u32) {
 }
 
 #[test]
-fn damaged_answers_of_the_kernel_are_survived() {
+fn decoders_survive_corrupted_messages() {
     requires!(NetworkNamespace, Program("ip"));
     let captured = captured();
-    let mut whole = [0; 9];
+    let mut totals = [0; 9];
     for datagram in &captured {
-        for (sum, found) in whole.iter_mut().zip(decode_all(datagram)) {
+        for (sum, found) in totals.iter_mut().zip(decode_all(datagram)) {
             *sum += found;
         }
     }
-    // All decoders were given something to chew.
-    assert!(whole.iter().all(|found| *found > 0), "{whole:?}");
-    assert!(whole[5] >= 102, "{whole:?}");
+    assert!(totals.iter().all(|found| *found > 0), "every decoder has input: {totals:?}");
+    assert!(totals[5] >= 102, "{totals:?}");
 
-    let damages = proptest::collection::vec((any::<usize>(), 0_u8..8, any::<u32>()), 1..12);
-    let case = (any::<prop::sample::Index>(), damages);
+    let corruptions = proptest::collection::vec((any::<usize>(), 0_u8..8, any::<u32>()), 1..12);
+    let case = (any::<prop::sample::Index>(), corruptions);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         cases: 20_000,
         failure_persistence: None,
         ..ProptestConfig::default()
     });
-    let survive = |(which, damages): (prop::sample::Index, Vec<(usize, u8, u32)>)| {
+    let survive = |(which, corruptions): (prop::sample::Index, Vec<(usize, u8, u32)>)| {
         let mut bytes = which.get(&captured).clone();
-        for (at, way, number) in damages {
-            damage(&mut bytes, at, way, number);
+        for (at, way, number) in corruptions {
+            corrupt(&mut bytes, at, way, number);
         }
         decode_all(&bytes);
         Ok(())

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the kernel lists about tables and rules. Plain values, decoded by `decode` and returned by `Nft`.
+
+/// A table, as listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableInfo {
+    /// Name, without the family.
+    pub name: String,
+    /// Comment, if the table has one.
+    pub comment: Option<String>,
+    /// Number of chains and sets in the table.
+    pub objects: u32,
+}
+
+/// A rule, as listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleInfo {
+    /// Name of the rule's chain.
+    pub chain: String,
+    /// Handle: the kernel's number for the rule, unique within the table.
+    pub handle: u64,
+    /// Comment, if the rule has one.
+    pub comment: Option<String>,
+    /// The expressions in the kernel's encoding. Except for counters, equal rules have equal bytes on one kernel.
+    pub expressions: Vec<u8>,
+}
