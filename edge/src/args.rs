@@ -13,19 +13,19 @@ use steerage_process::{Component, Process, ProcessArgs};
 use steerage_watch::ClientArgs;
 use tokio::sync::{mpsc, watch};
 
-use crate::engine::{Engine, Inputs, Milestones, Outputs};
-use crate::forward::{self, Device, Kernel};
+use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
+use crate::forward::{self, Device, NftWriter};
+use crate::index::Event;
 use crate::link::announce::Announcer;
-use crate::link::beat;
-use crate::link::claims::{Claimant, Claims};
-use crate::link::election::Pace;
-use crate::link::peers::{Identity, Peers};
-use crate::link::route::{Link, Netlink};
+use crate::link::conflicts::{AddressConflicts, ConflictDetection};
+use crate::link::election::HeartbeatTiming;
+use crate::link::heartbeat;
+use crate::link::membership::{HeartbeatLoop, Identity};
+use crate::link::route::{Link, Rtnetlink};
 use crate::metrics::Metrics;
 use crate::prober::Prober;
-use crate::report::{Reporter, Reports, Sink};
 use crate::source;
-use crate::world::Event;
+use crate::status::{HostStatus, StatusSink, StatusWriter};
 
 /// Events that may wait for the engine before the watches do.
 const EVENTS: usize = 1024;
@@ -120,7 +120,7 @@ impl Args {
 
 fn cleanup() -> anyhow::Result<()> {
     forward::remove().context("cannot remove the table netdev steerage-edge")?;
-    let mut netlink = Netlink::open()?;
+    let mut netlink = Rtnetlink::open()?;
     for (index, vip) in netlink.vips()? {
         netlink.remove_vip(index, vip)?;
     }
@@ -144,15 +144,15 @@ async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) -> anyhow::
     };
     let metrics = Metrics::default();
     process.metrics().register("edge", |registry| metrics.register(registry));
-    let milestones = Milestones {
+    let gates = ReadinessGates {
         settled: Some(process.readiness().task("peers")),
         listed: Some(process.readiness().task("watches")),
         programmed: Some(process.readiness().task("kernel")),
     };
-    let mut netlink = Netlink::open()?;
+    let mut netlink = Rtnetlink::open()?;
     let link = choose(&mut netlink, interface)?;
     let device = Device { name: link.name.clone(), index: link.index };
-    let kernel = Kernel::open(device).context("cannot look at nftables (it needs CAP_NET_ADMIN)")?;
+    let kernel = NftWriter::open(device).context("cannot look at nftables (it needs CAP_NET_ADMIN)")?;
 
     let (addresses, addresses_told) = watch::channel(Vec::new());
     let (leave, leave_told) = watch::channel(false);
@@ -160,29 +160,29 @@ async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) -> anyhow::
         index: link.index,
         mac: link.mac,
         host: host.clone(),
-        group: beat::group(&group),
-        pace: Pace {
-            beat: Duration::from_millis(heartbeat_interval.into()),
+        group: heartbeat::group(&group),
+        timing: HeartbeatTiming {
+            interval: Duration::from_millis(heartbeat_interval.into()),
             misses: heartbeat_misses.into(),
         },
     };
     let raw = "cannot open a packet socket (it needs CAP_NET_RAW)";
-    let (peers, cluster) = Peers::open(identity, addresses_told, leave_told).context(raw)?;
+    let (peers, membership) = HeartbeatLoop::open(identity, addresses_told, leave_told).context(raw)?;
     process.spawn("peers", peers.run());
 
     let (wanted, wanted_told) = watch::channel(std::collections::BTreeSet::new());
     let (peers, peers_told) = watch::channel(Vec::new());
-    let (claims, claims_told) = watch::channel(Claims::default());
-    let (contested, contested_told) = mpsc::unbounded_channel();
-    let claimant = Claimant {
+    let (conflicts, conflicts_rx) = watch::channel(AddressConflicts::default());
+    let (contested, contested_rx) = mpsc::unbounded_channel();
+    let claimant = ConflictDetection {
         index: link.index,
         mac: link.mac,
         wanted: wanted_told,
         peers: peers_told,
-        told: claims,
+        told: conflicts,
         contested,
     };
-    process.spawn("claims", claimant.run());
+    process.spawn("conflicts", claimant.run());
 
     let (held, held_told) = watch::channel(std::collections::BTreeSet::new());
     let (announce, announce_told) = mpsc::unbounded_channel();
@@ -192,14 +192,14 @@ async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) -> anyhow::
     let (events, events_told) = mpsc::channel(EVENTS);
     let sink = if let Some((objects, reports)) = objects.zip(reports) {
         process.spawn("objects", source::folder(objects, events, process.shutdown().clone()));
-        Sink::Folder(reports)
+        StatusSink::Folder(reports)
     } else {
         let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), &client).await?;
         watch_api(&process, &client, &namespace, &events);
-        Sink::Api(Box::new(client), namespace)
+        StatusSink::Api(Box::new(client), namespace)
     };
-    let (reports, reports_told) = watch::channel(Reports::default());
-    process.spawn("reports", Reporter::new(sink, host, metrics.clone()).run(reports_told));
+    let (reports, reports_told) = watch::channel(HostStatus::default());
+    process.spawn("reports", StatusWriter::new(sink, host, metrics.clone()).run(reports_told));
 
     let (health, health_told) = mpsc::unbounded_channel();
     let prober = Prober::new(health, metrics.clone());
@@ -207,12 +207,12 @@ async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) -> anyhow::
     let inputs = Inputs {
         events: events_told,
         health: health_told,
-        cluster,
-        claims: claims_told,
-        contested: contested_told,
+        membership,
+        conflicts: conflicts_rx,
+        contested: contested_rx,
         shutdown: process.shutdown().clone(),
     };
-    let engine = Engine::new(link, netlink, kernel, prober, metrics, outputs, milestones)?;
+    let engine = Engine::new(link, netlink, kernel, prober, metrics, outputs, gates)?;
     process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;
     Ok(())
@@ -226,7 +226,7 @@ fn watch_api(process: &Process, client: &kube::Client, namespace: &str, events: 
     process.spawn("watch of node sets", source::watch::<EdgeNodeSet>(client, space, sender, stop));
 }
 
-fn choose(netlink: &mut Netlink, interface: Option<String>) -> anyhow::Result<Link> {
+fn choose(netlink: &mut Rtnetlink, interface: Option<String>) -> anyhow::Result<Link> {
     let name = match interface {
         Some(name) => name,
         None => netlink.default_interface()?.context("there is no default route: give --interface")?,
@@ -254,14 +254,14 @@ mod tests {
     use clap::CommandFactory as _;
 
     #[test]
-    fn flags_are_well_formed_and_need_nothing() {
+    fn flags_are_well_formed_and_optional() {
         Args::command().debug_assert();
         let args = Args::try_parse_from(["steerage-edge"]).expect("no flag is needed");
         assert_eq!((args.edge.namespace.as_str(), args.edge.heartbeat_interval), ("steerage-system", 200));
     }
 
     #[test]
-    fn host_names_fit_into_object_names() {
+    fn host_names_must_fit_into_object_names() {
         for name in ["edge-1", "a.example", "7"] {
             assert!(host_name(name).is_ok(), "{name}");
         }
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_objects_needs_one_for_reports() {
+    fn objects_dir_and_status_dir_require_each_other() {
         assert!(Args::try_parse_from(["steerage-edge", "--objects", "/x"]).is_err());
         assert!(Args::try_parse_from(["steerage-edge", "--objects", "/x", "--reports", "/y"]).is_ok());
         assert!(Args::try_parse_from(["steerage-edge", "--heartbeat-misses", "1"]).is_err());

@@ -14,17 +14,17 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::forward::{Kernel, Mac};
-use crate::health::{Health, Probe, Seen};
-use crate::host::{Host, Neighbour};
-use crate::link::claims::Claims;
-use crate::link::peers::Cluster;
-use crate::link::route::{Link, Netlink};
+use crate::forward::{Mac, NftWriter};
+use crate::health::{HealthByProbe, Probe, TargetHealth};
+use crate::host::{EdgePeer, HostNetwork};
+use crate::index::{Event, Index};
+use crate::link::conflicts::AddressConflicts;
+use crate::link::membership::Membership;
+use crate::link::route::{Link, Rtnetlink};
 use crate::metrics::Metrics;
 use crate::plan::{Plan, Planner};
 use crate::prober::Prober;
-use crate::report::Reports;
-use crate::world::{Event, World};
+use crate::status::HostStatus;
 
 /// How often the host's own network is looked at.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -45,11 +45,11 @@ pub(crate) struct Inputs {
     /// What the API says.
     pub(crate) events: mpsc::Receiver<Event>,
     /// What probes have found.
-    pub(crate) health: mpsc::UnboundedReceiver<(Probe, Seen)>,
+    pub(crate) health: mpsc::UnboundedReceiver<(Probe, TargetHealth)>,
     /// Who else is there.
-    pub(crate) cluster: watch::Receiver<Cluster>,
+    pub(crate) membership: watch::Receiver<Membership>,
     /// Which addresses are somebody else's.
-    pub(crate) claims: watch::Receiver<Claims>,
+    pub(crate) conflicts: watch::Receiver<AddressConflicts>,
     /// Claims to addresses that this host may have.
     pub(crate) contested: mpsc::UnboundedReceiver<(IpAddr, Mac)>,
     /// Asks the process to end.
@@ -62,7 +62,7 @@ pub(crate) struct Outputs {
     /// The host's own addresses.
     pub(crate) addresses: watch::Sender<Vec<IpAddr>>,
     /// Other edge hosts.
-    pub(crate) peers: watch::Sender<Vec<Neighbour>>,
+    pub(crate) peers: watch::Sender<Vec<EdgePeer>>,
     /// Virtual addresses that should be free.
     pub(crate) wanted: watch::Sender<BTreeSet<IpAddr>>,
     /// Virtual addresses that this host has.
@@ -70,14 +70,14 @@ pub(crate) struct Outputs {
     /// Virtual addresses to announce now.
     pub(crate) announce: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
     /// What to report.
-    pub(crate) reports: watch::Sender<Reports>,
+    pub(crate) reports: watch::Sender<HostStatus>,
     /// That this host wants to leave.
     pub(crate) leave: watch::Sender<bool>,
 }
 
 /// What `/readyz` waits for.
 #[derive(Debug)]
-pub(crate) struct Milestones {
+pub(crate) struct ReadinessGates {
     /// The API has been listed.
     pub(crate) listed: Option<Pending>,
     /// The kernel holds the first plan.
@@ -90,27 +90,27 @@ pub(crate) struct Milestones {
 #[derive(Debug)]
 pub(crate) struct Engine {
     link: Link,
-    netlink: Netlink,
-    kernel: Kernel,
+    netlink: Rtnetlink,
+    kernel: NftWriter,
     planner: Planner,
     prober: Prober,
     metrics: Metrics,
     outputs: Outputs,
-    milestones: Milestones,
-    world: World,
-    health: Health,
-    host: Host,
-    cluster: Cluster,
-    claims: Claims,
+    gates: ReadinessGates,
+    index: Index,
+    health: HealthByProbe,
+    host: HostNetwork,
+    membership: Membership,
+    conflicts: AddressConflicts,
     held: BTreeSet<IpAddr>,
     /// When the API was listed.
-    whole_since: Option<Instant>,
+    listed_at: Option<Instant>,
     warm: bool,
     defended: Option<Instant>,
     /// When the table was last compared element by element.
     inspected: Option<Instant>,
     /// Why the kernel does not hold the plan.
-    trouble: String,
+    kernel_error: String,
     /// The process is ending: addresses stay until it is certain that another host has them.
     leaving: bool,
 }
@@ -119,12 +119,12 @@ impl Engine {
     /// An engine for an interface; looks at what is there and changes nothing.
     pub(crate) fn new(
         link: Link,
-        mut netlink: Netlink,
-        kernel: Kernel,
+        mut netlink: Rtnetlink,
+        kernel: NftWriter,
         prober: Prober,
         metrics: Metrics,
         outputs: Outputs,
-        milestones: Milestones,
+        gates: ReadinessGates,
     ) -> anyhow::Result<Self> {
         let (_, held) = netlink.addresses(link.index)?;
         let adopted = kernel.is_built();
@@ -137,7 +137,12 @@ impl Engine {
         );
         let planner = Planner::adopt(kernel.written());
         let mut engine = Self {
-            host: Host { interface: link.name.clone(), index: link.index, mac: link.mac, ..Host::default() },
+            host: HostNetwork {
+                interface: link.name.clone(),
+                index: link.index,
+                mac: link.mac,
+                ..HostNetwork::default()
+            },
             link,
             netlink,
             kernel,
@@ -145,17 +150,17 @@ impl Engine {
             prober,
             metrics,
             outputs,
-            milestones,
-            world: World::default(),
-            health: Health::new(),
-            cluster: Cluster::default(),
-            claims: Claims::default(),
+            gates,
+            index: Index::default(),
+            health: HealthByProbe::new(),
+            membership: Membership::default(),
+            conflicts: AddressConflicts::default(),
             held: held.into_iter().collect(),
-            whole_since: None,
+            listed_at: None,
             warm: !adopted,
             defended: None,
             inspected: None,
-            trouble: String::new(),
+            kernel_error: String::new(),
             leaving: false,
         };
         engine.refresh()?;
@@ -176,22 +181,22 @@ impl Engine {
                 }
                 () = sleep_until(deadline), if deadline.is_some() => break,
                 Some(event) = inputs.events.recv() => {
-                    self.world.take(event);
+                    self.index.apply(event);
                     while let Ok(event) = inputs.events.try_recv() {
-                        self.world.take(event);
+                        self.index.apply(event);
                     }
                 }
                 Some((probe, seen)) = inputs.health.recv() => {
-                    self.learn(probe, seen);
+                    self.on_probe_result(probe, seen);
                     while let Ok((probe, seen)) = inputs.health.try_recv() {
-                        self.learn(probe, seen);
+                        self.on_probe_result(probe, seen);
                     }
                 }
-                Ok(()) = inputs.cluster.changed() => {
-                    let next = inputs.cluster.borrow_and_update().clone();
-                    self.meet(next);
+                Ok(()) = inputs.membership.changed() => {
+                    let next = inputs.membership.borrow_and_update().clone();
+                    self.update_membership(next);
                 }
-                Ok(()) = inputs.claims.changed() => self.claims = inputs.claims.borrow_and_update().clone(),
+                Ok(()) = inputs.conflicts.changed() => self.conflicts = inputs.conflicts.borrow_and_update().clone(),
                 Some((vip, mac)) = inputs.contested.recv() => {
                     self.defend(vip, mac);
                     continue;
@@ -203,12 +208,12 @@ impl Engine {
                     }
                 }
             }
-            tokio::task::block_in_place(|| self.step());
+            tokio::task::block_in_place(|| self.reconcile());
             if let Some(last) = &mut deadline {
                 if self.held.is_empty() {
                     break;
                 }
-                if self.cluster.other_active {
+                if self.membership.other_active {
                     *last = (*last).min(tokio::time::Instant::now() + OVERLAP);
                 }
             }
@@ -217,7 +222,7 @@ impl Engine {
         Ok(())
     }
 
-    fn learn(&mut self, probe: Probe, seen: Seen) {
+    fn on_probe_result(&mut self, probe: Probe, seen: TargetHealth) {
         tracing::info!(
             target_address = %probe.address,
             port = probe.check.port,
@@ -230,27 +235,28 @@ impl Engine {
     }
 
     /// Takes in who else is there.
-    fn meet(&mut self, next: Cluster) {
-        let before = std::mem::replace(&mut self.cluster, next);
-        if self.cluster.active != before.active {
-            tracing::info!(active = self.cluster.active, peers = self.cluster.live, "role changed");
-            if self.cluster.active {
+    fn update_membership(&mut self, next: Membership) {
+        let before = std::mem::replace(&mut self.membership, next);
+        if self.membership.active != before.active {
+            tracing::info!(active = self.membership.active, peers = self.membership.live, "role changed");
+            if self.membership.active {
                 self.metrics.takeovers.inc();
             }
         }
-        let announce = (self.cluster.active && !before.active) || self.cluster.contests != before.contests;
-        if announce && self.cluster.active {
+        let announce =
+            (self.membership.active && !before.active) || self.membership.departures != before.departures;
+        if announce && self.membership.active {
             let _ = self.outputs.announce.send(self.held.clone());
         }
-        self.metrics.active.set(self.cluster.active.into());
-        self.metrics.peers.set(i64::try_from(self.cluster.live).unwrap_or(i64::MAX));
+        self.metrics.active.set(self.membership.active.into());
+        self.metrics.peers.set(i64::try_from(self.membership.live).unwrap_or(i64::MAX));
         self.outputs.peers.send_if_modified(|peers| {
-            let modified = *peers != self.cluster.peers;
-            peers.clone_from(&self.cluster.peers);
+            let modified = *peers != self.membership.peers;
+            peers.clone_from(&self.membership.peers);
             modified
         });
-        if self.cluster.settled {
-            pass(&mut self.milestones.settled);
+        if self.membership.settled {
+            pass(&mut self.gates.settled);
         }
     }
 
@@ -258,7 +264,7 @@ impl Engine {
     fn defend(&mut self, vip: IpAddr, mac: Mac) {
         let now = Instant::now();
         let due = self.defended.is_none_or(|last| now.duration_since(last) >= DEFENCE);
-        if due && self.cluster.active && self.held.contains(&vip) {
+        if due && self.membership.active && self.held.contains(&vip) {
             self.defended = Some(now);
             tracing::warn!(%vip, by = ?mac, "somebody else on the link claims a virtual address; announcing it again");
             let _ = self.outputs.announce.send([vip].into());
@@ -276,7 +282,7 @@ impl Engine {
         let index = self.link.index;
         let (own, ours) = self.netlink.addresses(index)?;
         let ours: BTreeSet<_> = ours.into_iter().collect();
-        let host = Host {
+        let host = HostNetwork {
             addresses: own,
             routes: self.netlink.routes()?,
             neighbours: self.netlink.neighbours(index)?.into_iter().collect(),
@@ -286,11 +292,12 @@ impl Engine {
         if thorough {
             self.inspected = Some(Instant::now());
         }
-        let disturbed = self.kernel.was_disturbed(thorough).context("cannot look at the kernel's table")?;
-        if disturbed {
+        let out_of_sync =
+            self.kernel.is_out_of_sync(thorough).context("cannot look at the kernel's table")?;
+        if out_of_sync {
             tracing::warn!("somebody else has changed the table netdev steerage-edge; writing it again");
         }
-        let changed = host != self.host || ours != self.held || disturbed || !self.trouble.is_empty();
+        let changed = host != self.host || ours != self.held || out_of_sync || !self.kernel_error.is_empty();
         self.outputs.addresses.send_if_modified(|told| {
             let addresses: Vec<_> = host.addresses.iter().map(ipnet::IpNet::addr).collect();
             let modified = *told != addresses;
@@ -303,23 +310,23 @@ impl Engine {
     }
 
     /// Plans and writes.
-    fn step(&mut self) {
-        self.host.peers.clone_from(&self.cluster.peers);
-        self.host.taken.clone_from(&self.claims.taken);
-        if !self.world.is_whole() {
+    fn reconcile(&mut self) {
+        self.host.peers.clone_from(&self.membership.peers);
+        self.host.taken.clone_from(&self.conflicts.taken);
+        if !self.index.has_synced() {
             // The kernel goes on as it was left; only who answers can be decided without the API.
             let keep = self.held.clone();
-            self.answer(&keep);
+            self.sync_vips(&keep);
             return;
         }
-        pass(&mut self.milestones.listed);
+        pass(&mut self.gates.listed);
         let now = Instant::now();
-        let whole_since = *self.whole_since.get_or_insert(now);
-        let mut plan = self.planner.plan(&self.world, &self.host, &self.health, now);
+        let listed_at = *self.listed_at.get_or_insert(now);
+        let mut plan = self.planner.plan(&self.index, &self.host, &self.health, now);
         self.health.retain(|probe, _| plan.probes.contains(probe));
         let host = &self.host;
         self.prober.set(&plan.probes, |target| host.source_for(target));
-        if self.cluster.settled {
+        if self.membership.settled {
             // Not before: another edge host that is not known yet would be taken for a stranger.
             self.outputs.wanted.send_if_modified(|wanted| {
                 let modified = *wanted != plan.wanted;
@@ -327,62 +334,62 @@ impl Engine {
                 modified
             });
         }
-        self.warm |= self.health.len() == plan.probes.len() || now.duration_since(whole_since) >= WARM_UP;
+        self.warm |= self.health.len() == plan.probes.len() || now.duration_since(listed_at) >= WARM_UP;
         if !self.warm {
             let keep = self.held.clone();
-            self.answer(&keep);
+            self.sync_vips(&keep);
             return;
         }
         let vips = plan
             .vips
             .iter()
-            .filter(|vip| self.claims.free.contains(vip) || self.held.contains(vip))
+            .filter(|vip| self.conflicts.free.contains(vip) || self.held.contains(vip))
             .copied()
             .collect();
         self.write(&plan, &vips);
-        self.count(&plan);
-        if !self.trouble.is_empty() {
-            for finding in plan.reports.values_mut() {
-                finding.problem.clone_from(&self.trouble);
+        self.update_metrics(&plan);
+        if !self.kernel_error.is_empty() {
+            for status in plan.statuses.values_mut() {
+                status.problem.clone_from(&self.kernel_error);
             }
         }
-        self.outputs.reports.send_replace(Reports {
+        self.outputs.reports.send_replace(HostStatus {
             interface: self.link.name.clone(),
             addresses: self.host.addresses.iter().map(ipnet::IpNet::addr).collect(),
-            active: self.cluster.active,
-            findings: plan.reports,
+            active: self.membership.active,
+            load_balancers: plan.statuses,
         });
     }
 
     /// The table first where addresses come, the addresses first where they go.
     fn write(&mut self, plan: &Plan, vips: &BTreeSet<IpAddr>) {
         let gone: BTreeSet<_> = self.held.intersection(vips).copied().collect();
-        self.answer(&gone);
-        match self.kernel.apply(&plan.state) {
+        self.sync_vips(&gone);
+        match self.kernel.apply(&plan.forwarding) {
             Ok(elements) => {
                 if elements > 0 {
                     tracing::debug!(elements, "wrote to the kernel");
                 }
                 self.metrics.elements.inc_by(u64::try_from(elements).unwrap_or(0));
-                self.trouble.clear();
-                pass(&mut self.milestones.programmed);
+                self.kernel_error.clear();
+                pass(&mut self.gates.programmed);
             }
             Err(error) => {
                 self.metrics.failures.inc();
                 tracing::error!(%error, "the kernel does not take the plan; trying again");
-                self.trouble = format!("the kernel of the edge host does not take it: {error}");
+                self.kernel_error = format!("the kernel of the edge host does not take it: {error}");
                 return;
             }
         }
-        self.answer(vips);
+        self.sync_vips(vips);
     }
 
     /// Has exactly these addresses if this host is the active one, none if another is, and changes nothing while that is unclear.
-    fn answer(&mut self, vips: &BTreeSet<IpAddr>) {
-        if !self.cluster.settled {
+    fn sync_vips(&mut self, vips: &BTreeSet<IpAddr>) {
+        if !self.membership.settled {
             return;
         }
-        let target = match (self.cluster.active, self.cluster.other_active) {
+        let target = match (self.membership.active, self.membership.other_active) {
             (true, _) => vips.clone(),
             (false, true) if !self.leaving => BTreeSet::new(),
             (false, _) => self.held.intersection(vips).copied().collect(),
@@ -395,7 +402,7 @@ impl Engine {
                     tracing::info!(%vip, "no longer answers for an address");
                     self.held.remove(&vip);
                 }
-                Err(error) => self.complain(vip, &error),
+                Err(error) => self.vip_failed(vip, &error),
             }
         }
         let mut taken = BTreeSet::new();
@@ -406,7 +413,7 @@ impl Engine {
                     self.held.insert(vip);
                     taken.insert(vip);
                 }
-                Err(error) => self.complain(vip, &error),
+                Err(error) => self.vip_failed(vip, &error),
             }
         }
         self.outputs.held.send_if_modified(|held| {
@@ -419,17 +426,17 @@ impl Engine {
         }
     }
 
-    fn complain(&self, vip: IpAddr, error: &crate::link::route::RouteError) {
+    fn vip_failed(&self, vip: IpAddr, error: &crate::link::route::RouteError) {
         self.metrics.failures.inc();
         let error = anyhow::Error::msg(error.to_string());
         tracing::error!(%vip, %error, "cannot change an address of the interface");
     }
 
-    fn count(&self, plan: &Plan) {
+    fn update_metrics(&self, plan: &Plan) {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        let healthy = |seen: &&Seen| seen.state == steerage_edge_api::TargetState::Healthy;
-        self.metrics.balancers.set(number(plan.reports.len()));
-        let problems = plan.reports.values().filter(|finding| !finding.problem.is_empty()).count();
+        let healthy = |seen: &&TargetHealth| seen.state == steerage_edge_api::TargetState::Healthy;
+        self.metrics.load_balancers.set(number(plan.statuses.len()));
+        let problems = plan.statuses.values().filter(|status| !status.problem.is_empty()).count();
         self.metrics.problems.set(number(problems));
         self.metrics.probes.set(number(plan.probes.len()));
         self.metrics.healthy.set(number(self.health.values().filter(healthy).count()));
@@ -437,10 +444,10 @@ impl Engine {
 
     /// Gives the addresses up if somebody else has them now.
     fn end(mut self) {
-        if self.cluster.other_active {
-            self.cluster.active = false;
+        if self.membership.other_active {
+            self.membership.active = false;
             self.leaving = false;
-            self.answer(&BTreeSet::new());
+            self.sync_vips(&BTreeSet::new());
             tracing::info!("another edge host has taken over");
         } else {
             tracing::info!(addresses = self.held.len(), "nobody takes over: the kernel goes on forwarding");

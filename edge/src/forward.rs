@@ -2,12 +2,12 @@
 //! Forwarding in the kernel: one nftables table on the link's ingress hook.
 //!
 //! `rules` is the skeleton, of a constant size; `state` is what varies, all of it elements of sets and maps; `kernel` writes and
-//! reads both. The engine owns the one [`Kernel`]; nobody else writes to the table.
+//! reads both. The engine owns the one [`NftWriter`]; nobody else writes to the table.
 
 mod elements;
-mod kernel;
 mod rules;
 mod state;
+mod writer;
 
-pub(crate) use kernel::{Device, Kernel, remove};
-pub(crate) use state::{Mac, NUMBER_MASK, SELF, Slots, State, TARGET, table_id};
+pub(crate) use state::{ForwardingState, LOCAL_TARGET, Mac, NUMBER_MASK, SlotTable, TARGET, slot_table_id};
+pub(crate) use writer::{Device, NftWriter, remove};

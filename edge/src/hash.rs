@@ -45,14 +45,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_values_are_for_ever() {
+    fn hash_values_are_stable() {
         assert_eq!(bytes(b"a"), mix(0xaf63_dc4c_8601_ec8c), "FNV-1a of `a`");
         assert_eq!(mix(0), 0xe220_a839_7b1d_cdaf, "the first value of SplitMix64 from zero");
         assert_eq!(mix(0x9e37_79b9_7f4a_7c15), 0x6e78_9e6a_a1b9_65f4, "its second");
     }
 
     #[test]
-    fn logarithms_are_near_the_real_ones() {
+    fn logarithm_is_close_to_the_exact_one() {
         for hash in [1_u64, 3, 1 << 20, 0x1234_5678_9abc_def0, 1 << 63, u64::MAX, u64::MAX / 3 * 2] {
             #[allow(clippy::cast_precision_loss, reason = "a tolerance follows")]
             let (real, ours) = (64.0 - (hash as f64).log2(), negative_log2(hash) as f64 / 4_294_967_296.0);
@@ -62,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn logarithms_never_rise(a: u64, b: u64) {
+        fn logarithm_is_monotonic(a: u64, b: u64) {
             let (low, high) = (a.min(b), a.max(b));
             prop_assert!(negative_log2(low) >= negative_log2(high));
         }

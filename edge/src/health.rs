@@ -18,16 +18,16 @@ pub(crate) struct Probe {
 
 /// What one probe brought.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum ProbeResult {
     /// It answered as it should; with the number of its endpoints, if it told.
-    Good(Option<u32>),
+    Passed(Option<u32>),
     /// It did not, and why.
-    Bad(String),
+    Failed(String),
 }
 
 /// What is known of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct TargetHealth {
     /// The state; never `Refused`.
     pub(crate) state: TargetState,
     /// Why it is unhealthy.
@@ -36,64 +36,64 @@ pub(crate) struct Seen {
     pub(crate) weight: Option<u32>,
 }
 
-impl Default for Seen {
+impl Default for TargetHealth {
     fn default() -> Self {
         Self { state: TargetState::Initial, reason: "not probed often enough yet".to_owned(), weight: None }
     }
 }
 
 /// What is known of all targets.
-pub(crate) type Health = HashMap<Probe, Seen>;
+pub(crate) type HealthByProbe = HashMap<Probe, TargetHealth>;
 
 /// A weight that changes is used at most so often: each change moves connections.
 const WEIGHT_PACE: Duration = Duration::from_secs(5);
 
 /// The history of one target.
 #[derive(Debug, Default)]
-pub(crate) struct Judge {
-    seen: Seen,
+pub(crate) struct HealthTracker {
+    health: TargetHealth,
     /// Probes in a row that disagree with the state.
     against: u32,
     weighed: Option<Instant>,
 }
 
-impl Judge {
+impl HealthTracker {
     /// What is known now.
-    pub(crate) fn seen(&self) -> &Seen {
-        &self.seen
+    pub(crate) fn health(&self) -> &TargetHealth {
+        &self.health
     }
 
     /// Takes a probe's outcome in; whether anything that others see has changed.
-    pub(crate) fn judge(&mut self, check: &HealthCheck, outcome: Outcome, now: Instant) -> bool {
-        let before = self.seen.clone();
+    pub(crate) fn record(&mut self, check: &HealthCheck, outcome: ProbeResult, now: Instant) -> bool {
+        let before = self.health.clone();
         match outcome {
-            Outcome::Good(weight) => {
+            ProbeResult::Passed(weight) => {
                 self.count(TargetState::Healthy, check.healthy_threshold);
                 self.weigh(weight, now);
-                if self.seen.state == TargetState::Healthy {
-                    self.seen.reason.clear();
+                if self.health.state == TargetState::Healthy {
+                    self.health.reason.clear();
                 }
             }
-            Outcome::Bad(reason) => {
+            ProbeResult::Failed(reason) => {
                 self.count(TargetState::Unhealthy, check.unhealthy_threshold);
-                if self.seen.state == TargetState::Unhealthy {
-                    self.seen.reason = reason;
+                if self.health.state == TargetState::Unhealthy {
+                    self.health.reason = reason;
                 }
             }
         }
-        self.seen != before
+        self.health != before
     }
 
     fn count(&mut self, to: TargetState, threshold: u32) {
-        if self.seen.state == to {
+        if self.health.state == to {
             self.against = 0;
             return;
         }
         // From the start one probe decides: until then the target is not used at all, or all are.
-        let needed = if self.seen.state == TargetState::Initial { 1 } else { threshold.max(1) };
+        let needed = if self.health.state == TargetState::Initial { 1 } else { threshold.max(1) };
         self.against += 1;
         if self.against >= needed {
-            self.seen.state = to;
+            self.health.state = to;
             self.against = 0;
         }
     }
@@ -101,9 +101,9 @@ impl Judge {
     fn weigh(&mut self, weight: Option<u32>, now: Instant) {
         let due = self.weighed.is_none_or(|last| now.duration_since(last) >= WEIGHT_PACE);
         // Zero endpoints and yet 200 is a contradiction: healthy counts.
-        let weight = weight.map(|weight| weight.clamp(1, crate::table::MAX_WEIGHT));
-        if weight != self.seen.weight && due {
-            self.seen.weight = weight;
+        let weight = weight.map(|weight| weight.clamp(1, crate::slot_table::MAX_WEIGHT));
+        if weight != self.health.weight && due {
+            self.health.weight = weight;
             self.weighed = Some(now);
         }
     }
@@ -127,13 +127,16 @@ mod tests {
     }
 
     fn states(outcomes: &str) -> String {
-        let mut judge = Judge::default();
+        let mut tracker = HealthTracker::default();
         let now = Instant::now();
         let state = |outcome| {
-            let outcome =
-                if outcome == '+' { Outcome::Good(None) } else { Outcome::Bad("refused".to_owned()) };
-            judge.judge(&check(), outcome, now);
-            match judge.seen().state {
+            let outcome = if outcome == '+' {
+                ProbeResult::Passed(None)
+            } else {
+                ProbeResult::Failed("refused".to_owned())
+            };
+            tracker.record(&check(), outcome, now);
+            match tracker.health().state {
                 TargetState::Healthy => 'h',
                 TargetState::Unhealthy => 'u',
                 _ => '?',
@@ -143,34 +146,34 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_count_probes_in_a_row() {
+    fn thresholds_count_consecutive_probes() {
         assert_eq!(states("+--+---"), "hhhhhhu");
         assert_eq!(states("-+-++"), "uuuuh");
     }
 
     #[test]
-    fn one_probe_decides_at_the_start() {
+    fn first_probe_decides() {
         assert_eq!(states("+"), "h");
         assert_eq!(states("-"), "u");
     }
 
     #[test]
-    fn reasons_come_with_the_state_and_go_with_it() {
-        let (mut judge, now) = (Judge::default(), Instant::now());
-        assert!(judge.judge(&check(), Outcome::Bad("status 503".to_owned()), now));
-        assert_eq!(judge.seen().reason, "status 503");
-        assert!(!judge.judge(&check(), Outcome::Bad("status 503".to_owned()), now), "nothing new");
-        judge.judge(&check(), Outcome::Good(None), now);
-        assert!(judge.judge(&check(), Outcome::Good(None), now));
-        assert_eq!(judge.seen().reason, "");
+    fn reason_is_set_while_unhealthy() {
+        let (mut tracker, now) = (HealthTracker::default(), Instant::now());
+        assert!(tracker.record(&check(), ProbeResult::Failed("status 503".to_owned()), now));
+        assert_eq!(tracker.health().reason, "status 503");
+        assert!(!tracker.record(&check(), ProbeResult::Failed("status 503".to_owned()), now), "nothing new");
+        tracker.record(&check(), ProbeResult::Passed(None), now);
+        assert!(tracker.record(&check(), ProbeResult::Passed(None), now));
+        assert_eq!(tracker.health().reason, "");
     }
 
     #[test]
-    fn weights_are_bounded_and_change_slowly() {
-        let (mut judge, start) = (Judge::default(), Instant::now());
+    fn weights_are_bounded_and_rate_limited() {
+        let (mut tracker, start) = (HealthTracker::default(), Instant::now());
         let mut weight = |weight, seconds| {
-            judge.judge(&check(), Outcome::Good(weight), start + Duration::from_secs(seconds));
-            judge.seen().weight
+            tracker.record(&check(), ProbeResult::Passed(weight), start + Duration::from_secs(seconds));
+            tracker.health().weight
         };
         assert_eq!(weight(Some(3), 0), Some(3));
         assert_eq!(weight(Some(4), 1), Some(3), "too soon");

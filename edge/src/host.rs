@@ -11,7 +11,7 @@ use crate::link::route::Route;
 
 /// Another edge host on the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Neighbour {
+pub(crate) struct EdgePeer {
     /// Its link-layer address.
     pub(crate) mac: Mac,
     /// Its own addresses.
@@ -20,7 +20,7 @@ pub(crate) struct Neighbour {
 
 /// This host on its link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct HostNetwork {
     /// The interface's name, for messages.
     pub(crate) interface: String,
     /// Its index.
@@ -34,12 +34,12 @@ pub(crate) struct Host {
     /// Who is where on the link.
     pub(crate) neighbours: BTreeMap<IpAddr, Mac>,
     /// The other edge hosts.
-    pub(crate) peers: Vec<Neighbour>,
+    pub(crate) peers: Vec<EdgePeer>,
     /// Virtual addresses that somebody else on the link has.
     pub(crate) taken: BTreeMap<IpAddr, Mac>,
 }
 
-impl Host {
+impl HostNetwork {
     /// Whether this is one of the host's own addresses.
     pub(crate) fn is_mine(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|own| own.addr() == address)
@@ -82,9 +82,9 @@ impl Host {
 mod tests {
     use super::*;
 
-    fn host() -> Host {
+    fn host() -> HostNetwork {
         let route = |net: &str, device, gateway| Route { net: net.parse().expect("net"), device, gateway };
-        Host {
+        HostNetwork {
             interface: "eth0".to_owned(),
             index: 3,
             addresses: ["fe80::1/64", "10.0.0.5/24", "fd00::5/64"]
@@ -97,12 +97,12 @@ mod tests {
                 route("10.9.0.0/24", Some(4), false),
                 route("fd00::/64", Some(3), false),
             ],
-            ..Host::default()
+            ..HostNetwork::default()
         }
     }
 
     #[test]
-    fn only_what_a_connected_route_of_the_interface_reaches_is_on_the_link() {
+    fn only_connected_routes_of_the_interface_are_on_the_link() {
         for (target, said) in [
             ("10.0.0.7", None),
             ("fd00::7", None),
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_come_from_the_targets_own_network() {
+    fn probe_source_is_on_the_targets_network() {
         for (target, source) in [("10.0.0.7", "10.0.0.5"), ("fd00::7", "fd00::5"), ("fd01::7", "fd00::5")] {
             let found = host().source_for(target.parse().expect("address"));
             assert_eq!(found, Some(source.parse().expect("address")));

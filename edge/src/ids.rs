@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::forward::{NUMBER_MASK, SELF, Slots, State, TARGET};
+use crate::forward::{ForwardingState, LOCAL_TARGET, NUMBER_MASK, SlotTable, TARGET};
 
 /// How long the address of a target that has gone is kept: connections have this long to end by themselves.
 const RETIREMENT: Duration = Duration::from_hours(24);
@@ -18,7 +18,7 @@ const MOST_RETIRED: usize = 16_384;
 
 /// Numbers in use.
 #[derive(Debug)]
-pub(crate) struct Ids<T> {
+pub(crate) struct IdAllocator<T> {
     targets: BTreeMap<IpAddr, Target>,
     tables: HashMap<T, u32>,
     /// Table numbers that the kernel held when this process started, by address.
@@ -34,7 +34,7 @@ struct Target {
     retired: Option<Instant>,
 }
 
-impl<T> Default for Ids<T> {
+impl<T> Default for IdAllocator<T> {
     fn default() -> Self {
         Self {
             targets: BTreeMap::new(),
@@ -46,9 +46,9 @@ impl<T> Default for Ids<T> {
     }
 }
 
-impl<T: Eq + Hash + Clone> Ids<T> {
+impl<T: Eq + Hash + Clone> IdAllocator<T> {
     /// Goes on with the numbers that the kernel holds.
-    pub(crate) fn adopt(written: &State) -> Self {
+    pub(crate) fn adopt(written: &ForwardingState) -> Self {
         let targets: BTreeMap<_, _> = written
             .targets
             .iter()
@@ -66,9 +66,9 @@ impl<T: Eq + Hash + Clone> Ids<T> {
     }
 
     /// The id of a target; this host's own is fixed.
-    pub(crate) fn target(&mut self, address: IpAddr, mine: bool) -> u32 {
-        if mine {
-            return SELF;
+    pub(crate) fn target(&mut self, address: IpAddr, is_local: bool) -> u32 {
+        if is_local {
+            return LOCAL_TARGET;
         }
         let last = &mut self.last_target;
         let target = self.targets.entry(address).or_insert_with(|| {
@@ -101,7 +101,7 @@ impl<T: Eq + Hash + Clone> Ids<T> {
     /// The addresses of all targets, those that `tables` use and those that have not been gone for long.
     pub(crate) fn retire(
         &mut self,
-        tables: &BTreeMap<u32, Arc<Slots>>,
+        tables: &BTreeMap<u32, Arc<SlotTable>>,
         now: Instant,
     ) -> BTreeMap<u32, IpAddr> {
         let used: std::collections::HashSet<u32> =

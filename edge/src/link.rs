@@ -2,10 +2,10 @@
 //! The link that clients, edge hosts and nodes share: the host's place on it, the frames that the edge sends itself, its peers.
 
 pub(crate) mod announce;
-pub(crate) mod beat;
-pub(crate) mod claims;
+pub(crate) mod conflicts;
 pub(crate) mod election;
 pub(crate) mod frames;
+pub(crate) mod heartbeat;
+pub(crate) mod membership;
 pub(crate) mod packet;
-pub(crate) mod peers;
 pub(crate) mod route;

@@ -9,14 +9,14 @@ mod hash;
 mod health;
 mod host;
 mod ids;
+mod index;
 mod link;
 mod metrics;
 mod plan;
 mod prober;
-mod report;
+mod slot_table;
 mod source;
-mod table;
-mod world;
+mod status;
 
 use std::process::ExitCode;
 

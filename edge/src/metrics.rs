@@ -15,7 +15,7 @@ pub(crate) struct Metrics {
     /// Other edge hosts that are heard.
     pub(crate) peers: Gauge<i64, AtomicI64>,
     /// Load balancers.
-    pub(crate) balancers: Gauge<i64, AtomicI64>,
+    pub(crate) load_balancers: Gauge<i64, AtomicI64>,
     /// Load balancers with a problem.
     pub(crate) problems: Gauge<i64, AtomicI64>,
     /// Things that are probed.
@@ -31,9 +31,9 @@ pub(crate) struct Metrics {
     /// Writes to the kernel or the link that failed.
     pub(crate) failures: Counter<u64, AtomicU64>,
     /// Objects written to the API.
-    pub(crate) reports: Counter<u64, AtomicU64>,
+    pub(crate) status_writes: Counter<u64, AtomicU64>,
     /// Such writes that failed.
-    pub(crate) report_failures: Counter<u64, AtomicU64>,
+    pub(crate) status_write_failures: Counter<u64, AtomicU64>,
 }
 
 impl Metrics {
@@ -42,7 +42,7 @@ impl Metrics {
         let gauges = [
             ("active", "Whether this host answers for the virtual addresses", &self.active),
             ("peers", "Other edge hosts that are heard on the link", &self.peers),
-            ("load_balancers", "Load balancers", &self.balancers),
+            ("load_balancers", "Load balancers", &self.load_balancers),
             ("load_balancers_with_problem", "Load balancers with a problem", &self.problems),
             ("probed", "Addresses and checks that are probed", &self.probes),
             ("probed_healthy", "Of these, the healthy ones", &self.healthy),
@@ -56,8 +56,8 @@ impl Metrics {
             ("takeovers", "Times that this host has become the active one", &self.takeovers),
             ("kernel_elements_written", "Elements of sets and maps written to the kernel", &self.elements),
             ("kernel_failures", "Writes to the kernel or the link that failed", &self.failures),
-            ("api_writes", "Objects written to the API", &self.reports),
-            ("api_write_failures", "Writes to the API that failed", &self.report_failures),
+            ("api_writes", "Objects written to the API", &self.status_writes),
+            ("api_write_failures", "Writes to the API that failed", &self.status_write_failures),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());

@@ -10,19 +10,19 @@ use std::time::Instant;
 use ipnet::IpNet;
 use steerage_edge_api::{EdgeTarget, HealthCheck, ListenerProtocol, TargetState, TargetStatus};
 
-use crate::forward::{Mac, Slots, State, table_id};
+use crate::forward::{ForwardingState, Mac, SlotTable, slot_table_id};
 use crate::hash;
-use crate::health::{Health, Probe, Seen};
-use crate::host::Host;
-use crate::ids::Ids;
-use crate::table::{self, Member};
-use crate::world::{Balancer, World};
+use crate::health::{HealthByProbe, Probe, TargetHealth};
+use crate::host::HostNetwork;
+use crate::ids::IdAllocator;
+use crate::index::{Index, LoadBalancer};
+use crate::slot_table::{self, WeightedTarget};
 
 /// What should be.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     /// What the kernel should hold.
-    pub(crate) state: State,
+    pub(crate) forwarding: ForwardingState,
     /// The addresses to answer for when this host is the active one.
     pub(crate) vips: BTreeSet<IpAddr>,
     /// All virtual addresses that must not be somebody else's.
@@ -30,12 +30,12 @@ pub(crate) struct Plan {
     /// What to probe.
     pub(crate) probes: HashSet<Probe>,
     /// What to report of each load balancer.
-    pub(crate) reports: BTreeMap<String, Finding>,
+    pub(crate) statuses: BTreeMap<String, LoadBalancerStatus>,
 }
 
 /// What is reported of one load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Finding {
+pub(crate) struct LoadBalancerStatus {
     /// The UID of the load balancer.
     pub(crate) uid: String,
     /// The generation that this follows from.
@@ -48,7 +48,7 @@ pub(crate) struct Finding {
 
 /// Which slot table: load balancers with the same nodes, check and kind of hash share one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct TableKey {
+pub(crate) struct SlotTableKey {
     /// The name of the load balancer, or of the node set with the check that is shared.
     owner: Owner,
     v6: bool,
@@ -57,13 +57,13 @@ pub(crate) struct TableKey {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Owner {
-    Balancer(String),
+    LoadBalancer(String),
     NodeSet(String, HealthCheck),
 }
 
 /// A table as planned.
 #[derive(Clone, Debug)]
-struct Planned {
+struct PlannedTable {
     id: u32,
     statuses: Arc<Vec<TargetStatus>>,
     local: bool,
@@ -72,54 +72,60 @@ struct Planned {
 /// The planner: remembers ids, and tables whose members have not changed.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
-    ids: Ids<TableKey>,
-    filled: HashMap<TableKey, Filled>,
+    ids: IdAllocator<SlotTableKey>,
+    filled: HashMap<SlotTableKey, CachedSlotTable>,
 }
 
 #[derive(Debug)]
-struct Filled {
+struct CachedSlotTable {
     class: usize,
-    members: Vec<Member>,
-    slots: Arc<Slots>,
+    members: Vec<WeightedTarget>,
+    slots: Arc<SlotTable>,
 }
 
 impl Planner {
     /// A planner that goes on with the ids that the kernel holds.
-    pub(crate) fn adopt(written: &State) -> Self {
-        Self { ids: Ids::adopt(written), filled: HashMap::new() }
+    pub(crate) fn adopt(written: &ForwardingState) -> Self {
+        Self { ids: IdAllocator::adopt(written), filled: HashMap::new() }
     }
 
     /// What should be now.
-    pub(crate) fn plan(&mut self, world: &World, host: &Host, health: &Health, now: Instant) -> Plan {
+    pub(crate) fn plan(
+        &mut self,
+        index: &Index,
+        host: &HostNetwork,
+        health: &HealthByProbe,
+        now: Instant,
+    ) -> Plan {
         let mut plan = Plan::default();
-        let mut tables = HashMap::<TableKey, Planned>::new();
+        let mut tables = HashMap::<SlotTableKey, PlannedTable>::new();
         let mut owners = BTreeMap::<IpAddr, &str>::new();
-        for (name, balancer) in &world.balancers {
-            for vip in &balancer.spec.addresses {
+        for (name, load_balancer) in &index.load_balancers {
+            for vip in &load_balancer.spec.addresses {
                 owners.entry(*vip).or_insert(name);
             }
         }
-        for (name, balancer) in &world.balancers {
+        for (name, load_balancer) in &index.load_balancers {
             let mut work =
-                Work { world, host, health, plan: &mut plan, tables: &mut tables, owners: &owners };
-            let finding = self.one(&mut work, name, balancer);
-            plan.reports.insert(name.clone(), finding);
+                Work { index, host, health, plan: &mut plan, tables: &mut tables, owners: &owners };
+            let status = self.one(&mut work, name, load_balancer);
+            plan.statuses.insert(name.clone(), status);
         }
         self.filled.retain(|key, _| tables.contains_key(key));
         self.ids.retain_tables(|key| tables.contains_key(key));
-        plan.state.targets = self.ids.retire(&plan.state.tables, now);
-        plan.state.vips.clone_from(&plan.wanted);
+        plan.forwarding.targets = self.ids.retire(&plan.forwarding.tables, now);
+        plan.forwarding.vips.clone_from(&plan.wanted);
         link(&mut plan, host);
         plan
     }
 
-    fn one(&mut self, work: &mut Work<'_>, name: &str, balancer: &Balancer) -> Finding {
-        let spec = &balancer.spec;
+    fn one(&mut self, work: &mut Work<'_>, name: &str, load_balancer: &LoadBalancer) -> LoadBalancerStatus {
+        let spec = &load_balancer.spec;
         let mut problems = Vec::new();
         let targets = match &spec.node_set {
             None => spec.targets.as_slice(),
             Some(set) => {
-                let targets = work.world.node_sets.get(set);
+                let targets = work.index.node_sets.get(set);
                 if targets.is_none() {
                     problems.push(format!("the EdgeNodeSet {set} does not exist"));
                 }
@@ -134,10 +140,10 @@ impl Planner {
                 problems.push(problem);
                 continue;
             }
-            let key = TableKey {
+            let key = SlotTableKey {
                 owner: match &spec.node_set {
                     Some(set) => Owner::NodeSet(set.clone(), spec.health_check.clone()),
-                    None => Owner::Balancer(name.to_owned()),
+                    None => Owner::LoadBalancer(name.to_owned()),
                 },
                 v6: vip.is_ipv6(),
                 affinity: spec.affinity.is_some(),
@@ -150,18 +156,18 @@ impl Planner {
                 let protocol = match listener.protocol {
                     ListenerProtocol::Tcp => 6,
                     ListenerProtocol::Udp => {
-                        plan.state.fragments.insert(*vip, table.id);
+                        plan.forwarding.fragments.insert(*vip, table.id);
                         17
                     }
                 };
-                plan.state.listeners.insert((*vip, protocol, listener.port), table.id);
+                plan.forwarding.listeners.insert((*vip, protocol, listener.port), table.id);
             }
             if !spec.source_ranges.is_empty() {
                 let of_family = ranges.iter().filter(|net| net.addr().is_ipv6() == vip.is_ipv6());
-                plan.state.ranges.insert(*vip, of_family.copied().collect());
+                plan.forwarding.ranges.insert(*vip, of_family.copied().collect());
             }
             if table.local {
-                plan.state.local.insert(*vip);
+                plan.forwarding.local.insert(*vip);
             }
             plan.wanted.insert(*vip);
             match work.host.taken.get(vip) {
@@ -173,9 +179,9 @@ impl Planner {
             }
             statuses.push(table.statuses);
         }
-        Finding {
-            uid: balancer.uid.clone(),
-            generation: balancer.generation,
+        LoadBalancerStatus {
+            uid: load_balancer.uid.clone(),
+            generation: load_balancer.generation,
             problem: problems.join("; "),
             targets: statuses,
         }
@@ -184,19 +190,19 @@ impl Planner {
     fn table(
         &mut self,
         work: &mut Work<'_>,
-        key: &TableKey,
+        key: &SlotTableKey,
         vip: IpAddr,
         targets: &[EdgeTarget],
         check: &HealthCheck,
-    ) -> Planned {
+    ) -> PlannedTable {
         let mut candidates = Vec::new();
         let mut statuses = Vec::new();
         let own_weights = targets.iter().any(|target| target.weight != 1);
         for target in targets {
             let of_family = target.addresses.iter().find(|address| address.is_ipv6() == vip.is_ipv6());
             let Some(address) = of_family.copied() else { continue };
-            let mine = work.host.is_mine(address);
-            if let Some(reason) = if mine { None } else { work.host.off_link(address) } {
+            let is_local = work.host.is_mine(address);
+            if let Some(reason) = if is_local { None } else { work.host.off_link(address) } {
                 let state = TargetState::Refused;
                 statuses.push(TargetStatus { node: target.node.clone(), address, state, reason, weight: 0 });
                 continue;
@@ -206,15 +212,15 @@ impl Planner {
             let seen = work.health.get(&probe).cloned().unwrap_or_default();
             work.plan.probes.insert(probe);
             let weight = if own_weights { target.weight } else { seen.weight.unwrap_or(1) };
-            let Seen { state, reason, .. } = seen;
+            let TargetHealth { state, reason, .. } = seen;
             statuses.push(TargetStatus { node: target.node.clone(), address, state, reason, weight });
-            let id = self.ids.target(address, mine);
+            let id = self.ids.target(address, is_local);
             let name = hash::bytes(target.node.as_bytes());
-            candidates.push((Member { id, hash: name, weight }, state, mine));
+            candidates.push((WeightedTarget { id, hash: name, weight }, state, is_local));
         }
         statuses.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
-        let local = candidates.iter().any(|(_, _, mine)| *mine);
-        let class = table::class(candidates.len());
+        let local = candidates.iter().any(|(_, _, is_local)| *is_local);
+        let class = slot_table::class(candidates.len());
         let healthy = candidates.iter().any(|(_, state, _)| *state == TargetState::Healthy);
         // Fail open: where nobody is healthy, everybody is used.
         let members: Vec<_> = candidates
@@ -223,12 +229,12 @@ impl Planner {
             .map(|(member, ..)| member)
             .collect();
         let slots = self.fill(key, class, members);
-        let id = table_id(self.ids.table(key, vip), class, key.affinity);
-        work.plan.state.tables.insert(id, slots);
-        Planned { id, statuses: Arc::new(statuses), local }
+        let id = slot_table_id(self.ids.table(key, vip), class, key.affinity);
+        work.plan.forwarding.tables.insert(id, slots);
+        PlannedTable { id, statuses: Arc::new(statuses), local }
     }
 
-    fn fill(&mut self, key: &TableKey, class: usize, mut members: Vec<Member>) -> Arc<Slots> {
+    fn fill(&mut self, key: &SlotTableKey, class: usize, mut members: Vec<WeightedTarget>) -> Arc<SlotTable> {
         members.sort_by_key(|member| (member.hash, member.id));
         if let Some(filled) = self.filled.get(key)
             && filled.class == class
@@ -236,23 +242,23 @@ impl Planner {
         {
             return Arc::clone(&filled.slots);
         }
-        let size = table::SIZES.get(class).copied().unwrap_or(0);
-        let slots = Arc::new(Slots {
-            slots: table::fill(size, &members),
+        let size = slot_table::SIZES.get(class).copied().unwrap_or(0);
+        let slots = Arc::new(SlotTable {
+            slots: slot_table::fill(size, &members),
             usable: members.iter().map(|member| member.id).collect(),
         });
-        self.filled.insert(key.clone(), Filled { class, members, slots: Arc::clone(&slots) });
+        self.filled.insert(key.clone(), CachedSlotTable { class, members, slots: Arc::clone(&slots) });
         slots
     }
 }
 
 /// What the planning of one load balancer works with.
 struct Work<'w> {
-    world: &'w World,
-    host: &'w Host,
-    health: &'w Health,
+    index: &'w Index,
+    host: &'w HostNetwork,
+    health: &'w HealthByProbe,
     plan: &'w mut Plan,
-    tables: &'w mut HashMap<TableKey, Planned>,
+    tables: &'w mut HashMap<SlotTableKey, PlannedTable>,
     owners: &'w BTreeMap<IpAddr, &'w str>,
 }
 
@@ -278,21 +284,21 @@ impl Work<'_> {
     /// Notes where a target is and what may come from it.
     fn admit(&mut self, target: &EdgeTarget, address: IpAddr) {
         let Some(mac) = self.host.neighbours.get(&address).copied() else { return };
-        self.plan.state.nodes.insert(mac);
+        self.plan.forwarding.nodes.insert(mac);
         let pods = target.pod_cidrs.iter().filter_map(|net| net.parse::<IpNet>().ok());
         let own = target.addresses.iter().copied().map(IpNet::from);
-        self.plan.state.sources.entry(mac).or_default().extend(own.chain(pods));
+        self.plan.forwarding.sources.entry(mac).or_default().extend(own.chain(pods));
     }
 }
 
 /// Who else is on the link; and lists made disjoint, as the kernel needs ranges to be.
-fn link(plan: &mut Plan, host: &Host) {
+fn link(plan: &mut Plan, host: &HostNetwork) {
     for peer in &host.peers {
-        plan.state.peers.insert(peer.mac);
+        plan.forwarding.peers.insert(peer.mac);
         let own = peer.addresses.iter().copied().map(IpNet::from);
-        plan.state.sources.entry(peer.mac).or_default().extend(own);
+        plan.forwarding.sources.entry(peer.mac).or_default().extend(own);
     }
-    let lists = plan.state.sources.values_mut().chain(plan.state.ranges.values_mut());
+    let lists = plan.forwarding.sources.values_mut().chain(plan.forwarding.ranges.values_mut());
     for list in lists {
         *list = IpNet::aggregate(&list.iter().copied().collect()).into_iter().collect();
     }

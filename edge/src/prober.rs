@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use crate::hash;
-use crate::health::{Judge, Outcome, Probe, Seen};
+use crate::health::{HealthTracker, Probe, ProbeResult, TargetHealth};
 use crate::metrics::Metrics;
 
 /// Probes under way at a time; more wait their turn.
@@ -31,13 +31,13 @@ const LONGEST_HEAD: usize = 8192;
 pub(crate) struct Prober {
     tasks: HashMap<Probe, JoinHandle<()>>,
     slots: Arc<Semaphore>,
-    changes: mpsc::UnboundedSender<(Probe, Seen)>,
+    changes: mpsc::UnboundedSender<(Probe, TargetHealth)>,
     metrics: Metrics,
 }
 
 impl Prober {
     /// A prober that tells of changes by `changes`.
-    pub(crate) fn new(changes: mpsc::UnboundedSender<(Probe, Seen)>, metrics: Metrics) -> Self {
+    pub(crate) fn new(changes: mpsc::UnboundedSender<(Probe, TargetHealth)>, metrics: Metrics) -> Self {
         Self { tasks: HashMap::new(), slots: Arc::new(Semaphore::new(CONCURRENT)), changes, metrics }
     }
 
@@ -75,7 +75,7 @@ struct Worker {
     probe: Probe,
     source: Option<IpAddr>,
     slots: Arc<Semaphore>,
-    changes: mpsc::UnboundedSender<(Probe, Seen)>,
+    changes: mpsc::UnboundedSender<(Probe, TargetHealth)>,
     metrics: Metrics,
 }
 
@@ -84,7 +84,7 @@ impl Worker {
         let check = &self.probe.check;
         let interval = Duration::from_millis(check.interval_milliseconds.into()).max(SHORTEST);
         let limit = Duration::from_millis(check.timeout_milliseconds.max(1).into());
-        let mut judge = Judge::default();
+        let mut tracker = HealthTracker::default();
         let mut first = true;
         let mut ticks = tokio::time::interval(interval);
         // A probe that lasted longer than the interval is not followed by a burst.
@@ -94,17 +94,17 @@ impl Worker {
             let Ok(slot) = self.slots.acquire().await else { return };
             let outcome = match tokio::time::timeout(limit, probe(&self.probe, self.source)).await {
                 Ok(Ok(outcome)) => outcome,
-                Ok(Err(error)) => Outcome::Bad(error.to_string()),
-                Err(_) => Outcome::Bad(format!("no answer within {} ms", limit.as_millis())),
+                Ok(Err(error)) => ProbeResult::Failed(error.to_string()),
+                Err(_) => ProbeResult::Failed(format!("no answer within {} ms", limit.as_millis())),
             };
             drop(slot);
-            self.metrics.probe(matches!(outcome, Outcome::Good(_)));
-            if judge.judge(check, outcome, Instant::now())
-                && self.changes.send((self.probe.clone(), judge.seen().clone())).is_err()
+            self.metrics.probe(matches!(outcome, ProbeResult::Passed(_)));
+            if tracker.record(check, outcome, Instant::now())
+                && self.changes.send((self.probe.clone(), tracker.health().clone())).is_err()
             {
                 return;
             }
-            if std::mem::take(&mut first) && judge.seen().state != TargetState::Initial {
+            if std::mem::take(&mut first) && tracker.health().state != TargetState::Initial {
                 // Targets that came together are not probed together for ever. By a hash, so that a test can foresee it.
                 let spread = hash::bytes(self.probe.address.to_string().as_bytes()) % 1000;
                 tokio::time::sleep(interval.mul_f64(f64::from(u32::try_from(spread).unwrap_or(0)) / 1000.0))
@@ -117,7 +117,7 @@ impl Worker {
 
 /// One probe. A connection each: a node is asked whether it takes new connections, and one that was kept open would be answered by
 /// a process that no longer listens.
-async fn probe(probe: &Probe, source: Option<IpAddr>) -> io::Result<Outcome> {
+async fn probe(probe: &Probe, source: Option<IpAddr>) -> io::Result<ProbeResult> {
     let to = SocketAddr::new(probe.address, probe.check.port);
     let socket = if to.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
     if let Some(source) = source {
@@ -125,15 +125,15 @@ async fn probe(probe: &Probe, source: Option<IpAddr>) -> io::Result<Outcome> {
     }
     let stream = socket.connect(to).await?;
     match probe.check.protocol {
-        HealthCheckProtocol::Tcp => Ok(Outcome::Good(None)),
+        HealthCheckProtocol::Tcp => Ok(ProbeResult::Passed(None)),
         HealthCheckProtocol::Http => http(stream, to, probe.check.path.as_deref().unwrap_or("/")).await,
     }
 }
 
-async fn http(mut stream: TcpStream, to: SocketAddr, path: &str) -> io::Result<Outcome> {
+async fn http(mut stream: TcpStream, to: SocketAddr, path: &str) -> io::Result<ProbeResult> {
     // Whoever wrote the path must not write headers with it.
     if !path.starts_with('/') || path.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
-        return Ok(Outcome::Bad(format!("{path:?} is not a path")));
+        return Ok(ProbeResult::Failed(format!("{path:?} is not a path")));
     }
     let version = env!("CARGO_PKG_VERSION");
     let request = format!(
@@ -146,11 +146,11 @@ async fn http(mut stream: TcpStream, to: SocketAddr, path: &str) -> io::Result<O
             break;
         }
     }
-    Ok(judge_head(&String::from_utf8_lossy(&head)))
+    Ok(parse_response(&String::from_utf8_lossy(&head)))
 }
 
 /// Only 200 is good: that is what clouds take for good.
-fn judge_head(head: &str) -> Outcome {
+fn parse_response(head: &str) -> ProbeResult {
     let mut lines = head.split("\r\n");
     let status = lines.next().unwrap_or_default();
     let code = status.strip_prefix("HTTP/1.").and_then(|rest| rest.split(' ').nth(1));
@@ -161,11 +161,11 @@ fn judge_head(head: &str) -> Outcome {
                 .filter_map(|line| line.split_once(':'))
                 .find(|(name, _)| name.eq_ignore_ascii_case("x-load-balancing-endpoint-weight"))
                 .and_then(|(_, value)| value.trim().parse().ok());
-            Outcome::Good(weight)
+            ProbeResult::Passed(weight)
         }
-        Some(code) => Outcome::Bad(format!("status {code}")),
-        None if head.is_empty() => Outcome::Bad("closed without an answer".to_owned()),
-        None => Outcome::Bad("not an HTTP answer".to_owned()),
+        Some(code) => ProbeResult::Failed(format!("status {code}")),
+        None if head.is_empty() => ProbeResult::Failed("closed without an answer".to_owned()),
+        None => ProbeResult::Failed("not an HTTP answer".to_owned()),
     }
 }
 
@@ -176,18 +176,18 @@ mod tests {
     use tokio::net::TcpListener;
 
     #[test]
-    fn answers_are_judged() {
-        let bad = |reason: &str| Outcome::Bad(reason.to_owned());
+    fn responses_are_classified() {
+        let bad = |reason: &str| ProbeResult::Failed(reason.to_owned());
         for (head, outcome) in [
-            ("HTTP/1.1 200 OK\r\nx-load-balancing-endpoint-weight: 3\r\n\r\n", Outcome::Good(Some(3))),
-            ("HTTP/1.0 200 OK\r\nX-Load-Balancing-Endpoint-Weight:many\r\n\r\n", Outcome::Good(None)),
-            ("HTTP/1.1 200 OK\r\n\r\nX-Load-Balancing-Endpoint-Weight: 7", Outcome::Good(None)),
+            ("HTTP/1.1 200 OK\r\nx-load-balancing-endpoint-weight: 3\r\n\r\n", ProbeResult::Passed(Some(3))),
+            ("HTTP/1.0 200 OK\r\nX-Load-Balancing-Endpoint-Weight:many\r\n\r\n", ProbeResult::Passed(None)),
+            ("HTTP/1.1 200 OK\r\n\r\nX-Load-Balancing-Endpoint-Weight: 7", ProbeResult::Passed(None)),
             ("HTTP/1.1 204 No Content\r\n\r\n", bad("status 204")),
             ("HTTP/1.1 503 Service Unavailable\r\n\r\n", bad("status 503")),
             ("", bad("closed without an answer")),
             ("SSH-2.0-x\r\n", bad("not an HTTP answer")),
         ] {
-            assert_eq!(judge_head(head), outcome, "{head}");
+            assert_eq!(parse_response(head), outcome, "{head}");
         }
     }
 
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_tells_of_transitions_only() {
+    async fn only_transitions_are_sent() {
         const GOOD: &str = "HTTP/1.1 200 OK\r\n\r\n";
         const BAD: &str = "HTTP/1.1 503 Service Unavailable\r\n\r\n";
         let address = server(vec![GOOD, GOOD, BAD, GOOD, BAD, BAD, GOOD]).await;
@@ -238,10 +238,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tcp_needs_no_more_than_a_connection() {
+    async fn tcp_probe_passes_when_a_connection_opens() {
         let address = server(vec![""]).await;
         let open = probe_of(address, HealthCheckProtocol::Tcp);
-        assert_eq!(super::probe(&open, None).await.expect("probe"), Outcome::Good(None));
+        assert_eq!(super::probe(&open, None).await.expect("probe"), ProbeResult::Passed(None));
         let mut closed = open.clone();
         let free = TcpListener::bind("127.0.0.1:0").await.expect("bind").local_addr().expect("address");
         closed.check.port = free.port();
@@ -250,10 +250,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_path_cannot_smuggle_a_header_in() {
+    async fn path_cannot_inject_a_header() {
         let address = server(vec!["HTTP/1.1 200 OK\r\n\r\n"]).await;
         let mut probe = probe_of(address, HealthCheckProtocol::Http);
         probe.check.path = Some("/ HTTP/1.1\r\nX: y".to_owned());
-        assert!(matches!(super::probe(&probe, None).await.expect("probe"), Outcome::Bad(_)));
+        assert!(matches!(super::probe(&probe, None).await.expect("probe"), ProbeResult::Failed(_)));
     }
 }

@@ -18,7 +18,7 @@ use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::world::Event;
+use crate::index::Event;
 
 /// Pauses between attempts to reach the API server. The longest is short: edge hosts are few, and what they miss is traffic.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(200);
@@ -69,13 +69,13 @@ pub(crate) trait Kind:
 
 impl Kind for EdgeLoadBalancer {
     fn come(object: Self) -> Event {
-        Event::Balancer(Box::new(object))
+        Event::LoadBalancer(Box::new(object))
     }
     fn gone(name: String) -> Event {
-        Event::BalancerGone(name)
+        Event::LoadBalancerDeleted(name)
     }
     fn all(names: BTreeSet<String>) -> Event {
-        Event::Balancers(names)
+        Event::LoadBalancers(names)
     }
 }
 
@@ -84,7 +84,7 @@ impl Kind for EdgeNodeSet {
         Event::NodeSet(Box::new(object))
     }
     fn gone(name: String) -> Event {
-        Event::NodeSetGone(name)
+        Event::NodeSetDeleted(name)
     }
     fn all(names: BTreeSet<String>) -> Event {
         Event::NodeSets(names)
@@ -187,7 +187,7 @@ fn stamp(folder: &Path) -> std::io::Result<Vec<(PathBuf, SystemTime)>> {
 
 async fn read(files: &[(PathBuf, SystemTime)]) -> Vec<Event> {
     let mut events = Vec::new();
-    let (mut balancers, mut node_sets) = (BTreeSet::new(), BTreeSet::new());
+    let (mut load_balancers, mut node_sets) = (BTreeSet::new(), BTreeSet::new());
     for (path, _) in files {
         // A file that goes while it is read will not be there at the next look.
         let Ok(text) = tokio::fs::read_to_string(path).await else { continue };
@@ -200,7 +200,7 @@ async fn read(files: &[(PathBuf, SystemTime)]) -> Vec<Event> {
                 EdgeNodeSet::come(object)
             }),
             _ => serde_json::from_str::<EdgeLoadBalancer>(&text).map(|object| {
-                balancers.insert(object.name_any());
+                load_balancers.insert(object.name_any());
                 EdgeLoadBalancer::come(object)
             }),
         };
@@ -209,7 +209,7 @@ async fn read(files: &[(PathBuf, SystemTime)]) -> Vec<Event> {
             Err(error) => tracing::error!(path = %path.display(), %error, "cannot be read"),
         }
     }
-    events.extend([EdgeLoadBalancer::all(balancers), EdgeNodeSet::all(node_sets)]);
+    events.extend([EdgeLoadBalancer::all(load_balancers), EdgeNodeSet::all(node_sets)]);
     events
 }
 
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_is_read_and_what_cannot_be_read_is_skipped() {
+    async fn unreadable_files_are_skipped() {
         let folder = std::env::temp_dir().join(format!("steerage-edge-source-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("folder");
         let set = r#"{"kind": "EdgeNodeSet", "apiVersion": "steerage.dev/v1alpha1", "metadata": {"name": "all"}, "spec": {"targets": []}}"#;
@@ -238,11 +238,11 @@ mod tests {
         let events = read(&files).await;
         std::fs::remove_dir_all(&folder).expect("remove");
         assert_eq!(files.len(), 2);
-        let mut world = crate::world::World::default();
+        let mut index = crate::index::Index::default();
         for event in events {
-            world.take(event);
+            index.apply(event);
         }
-        assert!(world.is_whole() && world.balancers.is_empty());
-        assert_eq!(world.node_sets.keys().collect::<Vec<_>>(), ["all"]);
+        assert!(index.has_synced() && index.load_balancers.is_empty());
+        assert_eq!(index.node_sets.keys().collect::<Vec<_>>(), ["all"]);
     }
 }

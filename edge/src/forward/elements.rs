@@ -7,12 +7,12 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use steerage_nft::{Data, Element};
 
-use super::rules::{SIDES, Side};
-use super::state::{Mac, Slots, State};
+use super::rules::{IP_FAMILIES, IpFamily};
+use super::state::{ForwardingState, Mac, SlotTable};
 
 /// What changes in one set.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct SetChange {
     pub(crate) set: String,
     pub(crate) delete: Vec<Element>,
     pub(crate) add: Vec<Element>,
@@ -35,12 +35,12 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-fn side(address: IpAddr) -> Side {
-    SIDES[usize::from(address.is_ipv6())]
+fn side(address: IpAddr) -> IpFamily {
+    IP_FAMILIES[usize::from(address.is_ipv6())]
 }
 
 /// Everything that differs between two states but their tables.
-pub(crate) fn changes(old: &State, new: &State) -> Vec<Change> {
+pub(crate) fn changes(old: &ForwardingState, new: &ForwardingState) -> Vec<SetChange> {
     let mut changes = Changes::default();
     changes.map(&old.targets, &new.targets, |id, address| {
         (side(*address).name("targets"), Element::entry(id.to_ne_bytes().to_vec(), octets(*address)))
@@ -59,7 +59,7 @@ pub(crate) fn changes(old: &State, new: &State) -> Vec<Change> {
     for (name, old, new) in [("peers", &old.peers, &new.peers), ("nodes", &old.nodes, &new.nodes)] {
         changes.set(old, new, |mac| (name.to_owned(), Element::key(mac.to_vec())));
     }
-    let ranged = |state: &State| state.ranges.keys().copied().collect::<BTreeSet<_>>();
+    let ranged = |state: &ForwardingState| state.ranges.keys().copied().collect::<BTreeSet<_>>();
     changes.set(&ranged(old), &ranged(new), |address| {
         (side(*address).name("ranged"), Element::key(octets(*address)))
     });
@@ -69,7 +69,7 @@ pub(crate) fn changes(old: &State, new: &State) -> Vec<Change> {
     changes.set(&pairs(&old.sources), &pairs(&new.sources), |(mac, net)| {
         (side(net.addr()).name("sources"), range(mac, net))
     });
-    changes.0.into_iter().map(|(set, (delete, add))| Change { set, delete, add }).collect()
+    changes.0.into_iter().map(|(set, (delete, add))| SetChange { set, delete, add }).collect()
 }
 
 fn pairs<K: Ord + Clone>(map: &BTreeMap<K, BTreeSet<IpNet>>) -> BTreeSet<(K, IpNet)> {
@@ -122,14 +122,14 @@ impl Changes {
 pub(crate) type SlotChanges = [(Vec<Element>, Vec<Element>); 2];
 
 /// What differs between two contents of one table: the elements of its slot map, then those of the set `usable`.
-pub(crate) fn slot_changes(table: u32, old: &Slots, new: &Slots) -> SlotChanges {
+pub(crate) fn slot_changes(table: u32, old: &SlotTable, new: &SlotTable) -> SlotChanges {
     let entry = |slot: usize, target: u32| {
         let slot = u32::try_from(slot).unwrap_or(u32::MAX);
         Element::entry(words(&[&table.to_ne_bytes(), &slot.to_ne_bytes()]), target.to_ne_bytes().to_vec())
     };
     let (mut delete, mut add) = (Vec::new(), Vec::new());
     for slot in 0..old.slots.len().max(new.slots.len()) {
-        let held = |slots: &Slots| slots.slots.get(slot).copied().unwrap_or(0);
+        let held = |slots: &SlotTable| slots.slots.get(slot).copied().unwrap_or(0);
         let (before, after) = (held(old), held(new));
         if before != after {
             delete.extend((before != 0).then(|| entry(slot, before)));
@@ -144,11 +144,11 @@ pub(crate) fn slot_changes(table: u32, old: &Slots, new: &Slots) -> SlotChanges 
 
 /// Reads elements as the kernel lists them into a state. What has another shape is skipped: the table's comment said that it
 /// is of our making.
-pub(crate) struct Reader<'s>(pub(crate) &'s mut State);
+pub(crate) struct ElementReader<'s>(pub(crate) &'s mut ForwardingState);
 
-impl Reader<'_> {
+impl ElementReader<'_> {
     /// Elements of the set that `side.name(name)` names.
-    pub(crate) fn sided(&mut self, name: &str, side: Side, elements: &[Element]) {
+    pub(crate) fn sided(&mut self, name: &str, side: IpFamily, elements: &[Element]) {
         let length = if side.name("") == "6" { 16 } else { 4 };
         for element in elements {
             self.one(name, length, element);

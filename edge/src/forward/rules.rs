@@ -10,9 +10,9 @@ use steerage_nft::{
     Batch, Chain, ChainType, DataType, DynamicOp, Expression, Family, Field, Hook, Meta, Rule, Set, Table,
 };
 
-use super::state::{CLASS_MASK, KIND_MASK, SELF, TARGET, table_id};
+use super::state::{CLASS_MASK, KIND_MASK, LOCAL_TARGET, TARGET, slot_table_id};
 use crate::hash;
-use crate::table::SIZES;
+use crate::slot_table::SIZES;
 
 /// The seed of the hash over source address and port: the same for all hosts and for ever.
 const SEED: u32 = 0x5354_4545;
@@ -44,19 +44,19 @@ pub(crate) fn slot_map(class: usize) -> String {
 
 /// What differs between IPv4 and IPv6.
 #[derive(Clone, Copy)]
-pub(crate) struct Side {
+pub(crate) struct IpFamily {
     pub(crate) family: Family,
     pub(crate) address: DataType,
     number: char,
 }
 
 /// IPv4 and IPv6.
-pub(crate) const SIDES: [Side; 2] = [
-    Side { family: Family::Ip, address: DataType::Ipv4Addr, number: '4' },
-    Side { family: Family::Ip6, address: DataType::Ipv6Addr, number: '6' },
+pub(crate) const IP_FAMILIES: [IpFamily; 2] = [
+    IpFamily { family: Family::Ip, address: DataType::Ipv4Addr, number: '4' },
+    IpFamily { family: Family::Ip6, address: DataType::Ipv6Addr, number: '6' },
 ];
 
-impl Side {
+impl IpFamily {
     /// The name of this family's set, map or chain.
     pub(crate) fn name(self, of: &str) -> String {
         format!("{of}{}", self.number)
@@ -64,7 +64,7 @@ impl Side {
 }
 
 /// Where the addresses and ports of a client's packet lie.
-struct Ends {
+struct FlowFields {
     saddr: Expression,
     sport: Expression,
     daddr: Expression,
@@ -72,7 +72,7 @@ struct Ends {
     dport: Expression,
 }
 
-impl Ends {
+impl FlowFields {
     /// In the packet itself.
     fn of_packet(family: Family) -> Self {
         Self {
@@ -128,7 +128,7 @@ pub(crate) fn build(batch: &mut Batch, device: &str, index: u32) {
     for set in sets() {
         batch.add_set(&table, &set);
     }
-    for side in SIDES {
+    for side in IP_FAMILIES {
         for chain in ["fragment", "error", "icmp", "open", "tcp", "udp", "out", "vip"] {
             batch.add_chain(&table, &Chain::regular(side.name(chain)));
         }
@@ -161,7 +161,7 @@ fn sets() -> Vec<Set> {
     for class in 0..SIZES.len() {
         sets.push(Set::new(slot_map(class), &[mark, mark]).maps_to(&[mark]));
     }
-    for side in SIDES {
+    for side in IP_FAMILIES {
         let address = side.address;
         let listener = [address, DataType::InetProto, DataType::InetService];
         let flow = [address, DataType::InetService, address, DataType::InetProto, DataType::InetService];
@@ -183,7 +183,7 @@ fn sets() -> Vec<Set> {
 
 pub(crate) fn rules(index: u32) -> Vec<(String, Rule)> {
     let mut all = Vec::new();
-    for side in SIDES {
+    for side in IP_FAMILIES {
         let ethertype = if side.family == Family::Ip6 { 0x86dd_u16 } else { 0x0800 };
         let gate = Rule::new()
             .equals_bytes(&Expression::Meta(Meta::Protocol), &ethertype.to_be_bytes())
@@ -208,9 +208,9 @@ pub(crate) fn rules(index: u32) -> Vec<(String, Rule)> {
 }
 
 /// All that comes for a virtual address.
-fn vip(side: Side) -> Vec<Rule> {
+fn vip(side: IpFamily) -> Vec<Rule> {
     let family = side.family;
-    let ends = Ends::of_packet(family);
+    let ends = FlowFields::of_packet(family);
     let daddr = || vec![Expression::daddr(family)];
     let icmp = if family == Family::Ip6 { ICMP6 } else { ICMP };
     let fragment = if family == Family::Ip6 {
@@ -243,7 +243,7 @@ fn vip(side: Side) -> Vec<Rule> {
 }
 
 /// What has been spread already is not spread again.
-fn guards(side: Side) -> Vec<Rule> {
+fn guards(side: IpFamily) -> Vec<Rule> {
     let daddr = || vec![Expression::daddr(side.family)];
     let from = || vec![mac(), Expression::saddr(side.family)];
     vec![
@@ -267,26 +267,26 @@ fn guards(side: Side) -> Vec<Rule> {
 }
 
 /// Fragments of datagrams: all parts of one must meet, and only the first shows ports.
-fn fragment(side: Side) -> Vec<Rule> {
+fn fragment(side: IpFamily) -> Vec<Rule> {
     let mut rules = vec![
         Rule::new().not_equals(&Expression::l4proto(), Field::Proto(UDP)).drop(),
         Rule::new().set_mark(&mark_of(&side.name("fragments"), vec![Expression::daddr(side.family)])),
     ];
     for class in 0..SIZES.len() {
         let hash = vec![Expression::saddr(side.family)];
-        rules.push(slot(class, CLASS_MASK, table_id(0, class, false), hash));
+        rules.push(slot(class, CLASS_MASK, slot_table_id(0, class, false), hash));
     }
     rules.push(Rule::new().goto(&side.name("out")));
     rules
 }
 
-fn icmp(side: Side) -> Vec<Rule> {
+fn icmp(side: IpFamily) -> Vec<Rule> {
     // Echo and neighbour discovery for this host; errors for a target.
-    let (mine, errors): (&[u8], &[u8]) =
+    let (own, errors): (&[u8], &[u8]) =
         if side.family == Family::Ip6 { (&[128, 135, 136], &[1, 2, 3, 4]) } else { (&[8], &[3, 11, 12]) };
     let kind = Expression::transport(0, 1);
     let mut rules: Vec<_> =
-        mine.iter().map(|number| Rule::new().equals(&kind, Field::Proto(*number)).accept()).collect();
+        own.iter().map(|number| Rule::new().equals(&kind, Field::Proto(*number)).accept()).collect();
     rules.extend(
         errors
             .iter()
@@ -296,8 +296,8 @@ fn icmp(side: Side) -> Vec<Rule> {
     rules
 }
 
-fn error(side: Side) -> Vec<Rule> {
-    let ends = Ends::of_quoted(side.family);
+fn error(side: IpFamily) -> Vec<Rule> {
+    let ends = FlowFields::of_quoted(side.family);
     let mut rules = guards(side);
     rules.extend([
         Rule::new().set_mark(&mark_of(&side.name("listeners"), ends.listener())),
@@ -309,13 +309,13 @@ fn error(side: Side) -> Vec<Rule> {
     rules
 }
 
-fn tcp(side: Side) -> Vec<Rule> {
+fn tcp(side: IpFamily) -> Vec<Rule> {
     const FIN: u8 = 1;
     const SYN: u8 = 2;
     const RST: u8 = 4;
     const ACK: u8 = 16;
     let (flows, closing) = (side.name("flows"), side.name("closing"));
-    let ends = Ends::of_packet(side.family);
+    let ends = FlowFields::of_packet(side.family);
     let flags = |mask: u8| Expression::tcp_flags().masked(vec![mask]);
     let remember =
         |timeout| Rule::new().dynamic(DynamicOp::Update, &flows, &ends.flow(), &[mark()], Some(timeout));
@@ -347,9 +347,9 @@ fn tcp(side: Side) -> Vec<Rule> {
 }
 
 /// A first packet: chooses anew even where its client has used the port before.
-fn open(side: Side) -> Vec<Rule> {
+fn open(side: IpFamily) -> Vec<Rule> {
     let (flows, closing) = (side.name("flows"), side.name("closing"));
-    let ends = Ends::of_packet(side.family);
+    let ends = FlowFields::of_packet(side.family);
     let mut rules = vec![
         forget(&flows, &ends),
         Rule::new().dynamic(DynamicOp::Delete, &closing, &ends.flow(), &[], None),
@@ -363,19 +363,19 @@ fn open(side: Side) -> Vec<Rule> {
 }
 
 /// Deletes a flow.
-fn forget(flows: &str, ends: &Ends) -> Rule {
+fn forget(flows: &str, ends: &FlowFields) -> Rule {
     forget_if(Rule::new(), flows, ends)
 }
 
-fn forget_if(matched: Rule, flows: &str, ends: &Ends) -> Rule {
+fn forget_if(matched: Rule, flows: &str, ends: &FlowFields) -> Rule {
     // The kernel wants data even to delete from a map; it does not look at them.
     matched.dynamic(DynamicOp::Delete, flows, &ends.flow(), &[mark()], None)
 }
 
 /// Datagrams stay on their target only while it is usable: nothing but its health tells when an exchange is over.
-fn udp(side: Side) -> Vec<Rule> {
+fn udp(side: IpFamily) -> Vec<Rule> {
     let flows = side.name("flows");
-    let ends = Ends::of_packet(side.family);
+    let ends = FlowFields::of_packet(side.family);
     let held = || vec![Expression::MapWord { map: flows.clone(), key: ends.flow() }, mark()];
     let mut rules = vec![
         forget_if(Rule::new().not_in_set("usable", &held()), &flows, &ends),
@@ -390,12 +390,12 @@ fn udp(side: Side) -> Vec<Rule> {
 }
 
 /// From a table's id in the mark to a target's; leaves a target's id alone.
-fn by_hash(ends: &Ends) -> Vec<Rule> {
+fn by_hash(ends: &FlowFields) -> Vec<Rule> {
     let mut rules = Vec::new();
     for class in 0..SIZES.len() {
         let both = vec![ends.saddr.clone(), ends.sport.clone()];
-        rules.push(slot(class, KIND_MASK | TARGET, table_id(0, class, false), both));
-        rules.push(slot(class, KIND_MASK | TARGET, table_id(0, class, true), vec![ends.saddr.clone()]));
+        rules.push(slot(class, KIND_MASK | TARGET, slot_table_id(0, class, false), both));
+        rules.push(slot(class, KIND_MASK | TARGET, slot_table_id(0, class, true), vec![ends.saddr.clone()]));
     }
     rules
 }
@@ -407,10 +407,10 @@ fn slot(class: usize, mask: u32, kind: u32, hashed: Vec<Expression>) -> Rule {
         .set_mark(&mark_of(&slot_map(class), vec![mark(), hash]))
 }
 
-fn out(side: Side, index: u32) -> Vec<Rule> {
+fn out(side: IpFamily, index: u32) -> Vec<Rule> {
     vec![
         Rule::new()
-            .equals(&mark(), Field::Number(SELF))
+            .equals(&mark(), Field::Number(LOCAL_TARGET))
             .set_mark(&Expression::Value(Field::Number(0)))
             .accept(),
         // The kernel takes one from the hop limit, and drops what has none left: no frame goes round for ever.

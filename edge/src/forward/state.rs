@@ -13,13 +13,13 @@ pub(crate) type Mac = [u8; 6];
 /// Set in every target's id, so that none is taken for the id of a table.
 pub(crate) const TARGET: u32 = 1 << 31;
 /// The id of this host as a target: accepted instead of forwarded.
-pub(crate) const SELF: u32 = TARGET;
+pub(crate) const LOCAL_TARGET: u32 = TARGET;
 /// Where the class lies in a table's id, and the bit that says that the hash is over the address alone.
 const CLASS_SHIFT: u32 = 28;
 const AFFINITY: u32 = 1 << 27;
 
 /// The id of a table: the rules tell from it in which map its slots are, and what to hash.
-pub(crate) fn table_id(number: u32, class: usize, affinity: bool) -> u32 {
+pub(crate) fn slot_table_id(number: u32, class: usize, affinity: bool) -> u32 {
     let class = u32::try_from(class).unwrap_or(0) & 7;
     (class << CLASS_SHIFT) | (u32::from(affinity) * AFFINITY) | (number & NUMBER_MASK)
 }
@@ -38,7 +38,7 @@ pub(crate) fn class_of(table: u32) -> usize {
 
 /// The slots of one table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Slots {
+pub(crate) struct SlotTable {
     /// The target's id of each slot; empty, or zero in a slot, where there is none.
     pub(crate) slots: Vec<u32>,
     /// The targets that datagrams may go to.
@@ -47,7 +47,7 @@ pub(crate) struct Slots {
 
 /// All that varies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct State {
+pub(crate) struct ForwardingState {
     /// The virtual addresses: what comes for them is ours to judge.
     pub(crate) vips: BTreeSet<IpAddr>,
     /// The table of each address, protocol and port.
@@ -55,7 +55,7 @@ pub(crate) struct State {
     /// The table for fragments of datagrams, which show no port, to an address.
     pub(crate) fragments: BTreeMap<IpAddr, u32>,
     /// The tables by id.
-    pub(crate) tables: BTreeMap<u32, Arc<Slots>>,
+    pub(crate) tables: BTreeMap<u32, Arc<SlotTable>>,
     /// The address of each target.
     pub(crate) targets: BTreeMap<u32, IpAddr>,
     /// Virtual addresses for which this host is a target itself.

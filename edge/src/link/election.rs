@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::beat::Beat;
+use super::heartbeat::Heartbeat;
 use crate::forward::Mac;
 
 /// A host that was heard.
@@ -28,16 +28,16 @@ pub(crate) struct Peer {
 
 /// How often hosts speak, and how many beats may be missed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct HeartbeatTiming {
     /// Time from one beat to the next.
-    pub(crate) beat: Duration,
+    pub(crate) interval: Duration,
     /// A host is gone when so many beats did not come.
     pub(crate) misses: u32,
 }
 
-impl Pace {
-    fn patience(self) -> Duration {
-        self.beat * self.misses
+impl HeartbeatTiming {
+    fn timeout(self) -> Duration {
+        self.interval * self.misses
     }
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Election {
     me: String,
     mac: Mac,
     group: u64,
-    pace: Pace,
+    timing: HeartbeatTiming,
     active: bool,
     leaving: bool,
     term: u64,
@@ -61,12 +61,12 @@ pub(crate) struct Election {
 
 impl Election {
     /// A host that has just started: it listens before it takes anything.
-    pub(crate) fn new(me: String, mac: Mac, group: u64, pace: Pace, now: Instant) -> Self {
+    pub(crate) fn new(me: String, mac: Mac, group: u64, timing: HeartbeatTiming, now: Instant) -> Self {
         Self {
             me,
             mac,
             group,
-            pace,
+            timing,
             active: false,
             leaving: false,
             term: 0,
@@ -89,17 +89,17 @@ impl Election {
 
     /// How many hosts are heard now.
     pub(crate) fn live(&self, now: Instant) -> usize {
-        self.peers.values().filter(|peer| self.lives(peer, now)).count()
+        self.peers.values().filter(|peer| self.is_alive(peer, now)).count()
     }
 
     /// Whether some other host is active now.
     pub(crate) fn other_is_active(&self, now: Instant) -> bool {
-        self.rivals(now).next().is_some()
+        self.active_peers(now).next().is_some()
     }
 
     /// What to say now.
-    pub(crate) fn beat(&self, addresses: Vec<IpAddr>) -> Beat {
-        Beat {
+    pub(crate) fn heartbeat(&self, addresses: Vec<IpAddr>) -> Heartbeat {
+        Heartbeat {
             group: self.group,
             host: self.me.clone(),
             active: self.active,
@@ -110,12 +110,12 @@ impl Election {
     }
 
     /// A beat was heard.
-    pub(crate) fn hear(&mut self, from: Mac, beat: Beat, now: Instant) {
+    pub(crate) fn on_heartbeat(&mut self, from: Mac, beat: Heartbeat, now: Instant) {
         if beat.group != self.group || from == self.mac {
             return;
         }
         self.highest = self.highest.max(beat.term);
-        let Beat { host, active, leaving, term, addresses, .. } = beat;
+        let Heartbeat { host, active, leaving, term, addresses, .. } = beat;
         self.peers.insert(from, Peer { host, addresses, active, leaving, term, last: now });
     }
 
@@ -125,8 +125,8 @@ impl Election {
     }
 
     /// Looks at what was heard. Returns whether this host's role has changed.
-    pub(crate) fn look(&mut self, now: Instant) -> bool {
-        let strongest = self.rivals(now).map(|(mac, peer)| (peer.term, peer.host.clone(), *mac)).max();
+    pub(crate) fn evaluate(&mut self, now: Instant) -> bool {
+        let strongest = self.active_peers(now).map(|(mac, peer)| (peer.term, peer.host.clone(), *mac)).max();
         if strongest.is_some() {
             self.quiet_since = now;
         }
@@ -134,7 +134,9 @@ impl Election {
             Some(rival) => self.active && !self.leaving && (self.term, self.me.clone(), self.mac) > rival,
             None if self.active => true,
             None if self.leaving => false,
-            None => now >= self.quiet_since.max(self.started + self.pace.patience()) + self.stagger(now),
+            None => {
+                now >= self.quiet_since.max(self.started + self.timing.timeout()) + self.takeover_delay(now)
+            }
         };
         if next && !self.active {
             self.term = self.highest + 1;
@@ -146,21 +148,21 @@ impl Election {
     }
 
     /// How long to wait in silence, that those who could take over do so one after the other, by name.
-    fn stagger(&self, now: Instant) -> Duration {
+    fn takeover_delay(&self, now: Instant) -> Duration {
         let before_me = |(mac, peer): &(&Mac, &Peer)| {
-            self.lives(peer, now) && !peer.leaving && (&peer.host, *mac) < (&self.me, &self.mac)
+            self.is_alive(peer, now) && !peer.leaving && (&peer.host, *mac) < (&self.me, &self.mac)
         };
         let rank = u32::try_from(self.peers.iter().filter(before_me).count()).unwrap_or(u32::MAX).min(10);
-        self.pace.beat * rank
+        self.timing.interval * rank
     }
 
-    fn lives(&self, peer: &Peer, now: Instant) -> bool {
-        now.duration_since(peer.last) < self.pace.patience()
+    fn is_alive(&self, peer: &Peer, now: Instant) -> bool {
+        now.duration_since(peer.last) < self.timing.timeout()
     }
 
     /// The hosts that are active and mean to stay.
-    fn rivals(&self, now: Instant) -> impl Iterator<Item = (&Mac, &Peer)> {
-        self.peers.iter().filter(move |(_, peer)| peer.active && !peer.leaving && self.lives(peer, now))
+    fn active_peers(&self, now: Instant) -> impl Iterator<Item = (&Mac, &Peer)> {
+        self.peers.iter().filter(move |(_, peer)| peer.active && !peer.leaving && self.is_alive(peer, now))
     }
 }
 

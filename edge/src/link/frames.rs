@@ -48,7 +48,7 @@ pub(crate) fn probe(mac: Mac, vip: IpAddr) -> Vec<u8> {
 }
 
 /// Who says, in this frame, that an address is theirs.
-pub(crate) fn claimed(frame: &[u8]) -> Option<(IpAddr, Mac)> {
+pub(crate) fn announced_address(frame: &[u8]) -> Option<(IpAddr, Mac)> {
     let ethertype = u16::from_be_bytes(frame.get(12..14)?.try_into().ok()?);
     match ethertype {
         ARP => {
@@ -125,23 +125,23 @@ mod tests {
     const MAC: Mac = [2, 0, 0, 0, 0, 1];
 
     #[test]
-    fn announcements_claim_and_probes_do_not() {
+    fn announcements_are_parsed_and_probes_are_not() {
         for vip in ["10.0.0.100", "fd00::100"] {
             let vip: IpAddr = vip.parse().expect("address");
-            assert_eq!(claimed(&announcement(MAC, vip)), Some((vip, MAC)));
-            assert_eq!(claimed(&probe(MAC, vip)), None);
+            assert_eq!(announced_address(&announcement(MAC, vip)), Some((vip, MAC)));
+            assert_eq!(announced_address(&probe(MAC, vip)), None);
         }
     }
 
     #[test]
-    fn an_advertisement_that_a_router_forwarded_is_not_believed() {
+    fn forwarded_advertisement_is_ignored() {
         let mut frame = announcement(MAC, "fd00::100".parse().expect("address"));
         frame[21] = 254;
-        assert_eq!(claimed(&frame), None);
+        assert_eq!(announced_address(&frame), None);
     }
 
     #[test]
-    fn checksums_add_up_to_zero() {
+    fn checksum_verifies() {
         let frame = announcement(MAC, "fd00::100".parse().expect("address"));
         let mut pseudo = frame[22..54].to_vec();
         pseudo.extend_from_slice(&[0, 0, 0, 32, 0, 0, 0, 58]);
@@ -151,8 +151,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_never_panics(frame in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let _ = claimed(&frame);
+        fn random_bytes_never_panic(frame in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = announced_address(&frame);
         }
     }
 }

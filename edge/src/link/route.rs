@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The host's own network over rtnetlink: its link, addresses, routes and neighbours; and the virtual addresses on the link.
 //!
-//! A virtual address is an address of the interface whose protocol (`IFA_PROTO`) is [`OURS`]: the kernel answers ARP and
+//! A virtual address is an address of the interface whose protocol (`IFA_PROTO`) is [`VIP_PROTOCOL`]: the kernel answers ARP and
 //! neighbour discovery for it, also while this process is dead, and the next one knows which addresses it may take away.
 //! Synchronous: the kernel answers within the call.
 
@@ -18,7 +18,7 @@ use nix::sys::socket::{
 use crate::forward::Mac;
 
 /// The protocol number that marks an address as ours (rtnetlink leaves all above 4 to user space).
-const OURS: u8 = 0x53;
+const VIP_PROTOCOL: u8 = 0x53;
 
 const REQUEST: u16 = 0x1;
 const ACK: u16 = 0x4;
@@ -72,13 +72,13 @@ pub(crate) struct Route {
 
 /// A connection to rtnetlink of the network namespace in which it was opened.
 #[derive(Debug)]
-pub(crate) struct Netlink {
+pub(crate) struct Rtnetlink {
     fd: OwnedFd,
     sequence: u32,
     buffer: Vec<u8>,
 }
 
-impl Netlink {
+impl Rtnetlink {
     /// Opens it.
     pub(crate) fn open() -> Result<Self, RouteError> {
         let fd =
@@ -139,7 +139,7 @@ impl Netlink {
             }
             let attributes = Attributes(body.get(8..).unwrap_or_default());
             let Some(address) = attributes.find(2).or(attributes.find(1)).and_then(address) else { return };
-            if attributes.find(11) == Some(&[OURS]) {
+            if attributes.find(11) == Some(&[VIP_PROTOCOL]) {
                 ours.push(address);
             } else if let Ok(net) = IpNet::new(address, body[1]) {
                 own.push(net);
@@ -153,7 +153,7 @@ impl Netlink {
         let mut vips = Vec::new();
         self.dump(GETADDR, &[0; 8], "list the addresses", |kind, body| {
             let attributes = Attributes(body.get(8..).unwrap_or_default());
-            if kind == NEWADDR && attributes.find(11) == Some(&[OURS]) {
+            if kind == NEWADDR && attributes.find(11) == Some(&[VIP_PROTOCOL]) {
                 let vip = attributes.find(2).or(attributes.find(1)).and_then(address);
                 vips.extend(u32_at(body, 4).zip(vip));
             }
@@ -209,7 +209,7 @@ impl Netlink {
         const FOREVER: u32 = u32::MAX;
         let mut body = vip_body(index, vip);
         attribute(&mut body, 8, &(NODAD | NO_PREFIX_ROUTE).to_ne_bytes());
-        attribute(&mut body, 11, &[OURS]);
+        attribute(&mut body, 11, &[VIP_PROTOCOL]);
         if vip.is_ipv6() {
             // Never preferred: connections that this host opens must not come from it.
             let lifetimes = [0, FOREVER, 0, 0].map(u32::to_ne_bytes).concat();
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_network_is_read_and_virtual_addresses_are_told_from_its_own() {
+    fn network_is_read_and_vips_are_distinguished() {
         requires!(NetworkNamespace, Program("ip"));
         in_new_netns(|| {
             ip("link add eth7 address 02:00:00:00:00:07 type veth peer name other");
@@ -371,7 +371,7 @@ mod tests {
             ip("route add default via 10.0.0.1");
             ip("route add 10.0.0.128/25 via 10.0.0.2");
             ip("neighbour add 10.0.0.1 lladdr 02:00:00:00:00:01 dev eth7");
-            let mut netlink = Netlink::open().expect("open");
+            let mut netlink = Rtnetlink::open().expect("open");
             assert_eq!(netlink.default_interface().expect("list").as_deref(), Some("eth7"));
             assert_eq!(netlink.link("none").expect("list"), None);
             let link = netlink.link("eth7").expect("list").expect("link");

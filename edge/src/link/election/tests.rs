@@ -4,7 +4,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const PACE: Pace = Pace { beat: Duration::from_millis(200), misses: 3 };
+const TIMING: HeartbeatTiming = HeartbeatTiming { interval: Duration::from_millis(200), misses: 3 };
 
 struct Link {
     now: Instant,
@@ -21,23 +21,24 @@ impl Link {
     }
 
     fn host(&self, number: u8) -> Election {
-        Election::new(format!("edge-{number}"), [2, 0, 0, 0, 0, number], 1, PACE, self.now)
+        Election::new(format!("edge-{number}"), [2, 0, 0, 0, 0, number], 1, TIMING, self.now)
     }
 
     fn beat(&mut self) {
-        self.now += PACE.beat;
+        self.now += TIMING.interval;
         for from in 0..self.hosts.len() {
-            let Some(beat) = self.hosts[from].as_ref().map(|host| (host.mac, host.beat(Vec::new()))) else {
+            let Some(beat) = self.hosts[from].as_ref().map(|host| (host.mac, host.heartbeat(Vec::new())))
+            else {
                 continue;
             };
             for to in (0..self.hosts.len()).filter(|to| *to != from) {
                 if let (Some(host), true) = (&mut self.hosts[to], self.parts[to] == self.parts[from]) {
-                    host.hear(beat.0, beat.1.clone(), self.now);
+                    host.on_heartbeat(beat.0, beat.1.clone(), self.now);
                 }
             }
         }
         for host in self.hosts.iter_mut().flatten() {
-            host.look(self.now);
+            host.evaluate(self.now);
         }
     }
 
@@ -54,7 +55,7 @@ impl Link {
 }
 
 #[test]
-fn one_of_those_who_start_together_becomes_active_and_stays() {
+fn one_of_several_starting_hosts_becomes_active() {
     let mut link = Link::new(3);
     link.beats(2);
     assert_eq!(link.active(), Vec::<usize>::new(), "nobody before having listened");
@@ -63,14 +64,14 @@ fn one_of_those_who_start_together_becomes_active_and_stays() {
 }
 
 #[test]
-fn a_lonely_host_becomes_active() {
+fn single_host_becomes_active() {
     let mut link = Link::new(1);
     link.beats(3);
     assert_eq!(link.active(), [0]);
 }
 
 #[test]
-fn a_standby_takes_over_from_the_dead_who_returns_as_standby() {
+fn standby_takes_over_and_a_returning_host_stays_standby() {
     let mut link = Link::new(2);
     link.beats(10);
     link.hosts[0] = None;
@@ -84,7 +85,7 @@ fn a_standby_takes_over_from_the_dead_who_returns_as_standby() {
 }
 
 #[test]
-fn who_leaves_is_relieved_at_once() {
+fn leaving_host_is_replaced_at_once() {
     let mut link = Link::new(2);
     link.beats(10);
     link.hosts[0].as_mut().expect("host").leave();
@@ -94,7 +95,7 @@ fn who_leaves_is_relieved_at_once() {
 }
 
 #[test]
-fn who_leaves_alone_goes_on_to_the_end() {
+fn leaving_host_without_peers_stays_active() {
     let mut link = Link::new(1);
     link.beats(5);
     link.hosts[0].as_mut().expect("host").leave();
@@ -103,7 +104,7 @@ fn who_leaves_alone_goes_on_to_the_end() {
 }
 
 #[test]
-fn after_a_partition_the_one_who_took_over_last_stays() {
+fn after_a_partition_the_higher_term_stays_active() {
     let mut link = Link::new(2);
     link.beats(10);
     link.parts[1] = 1;
@@ -115,18 +116,18 @@ fn after_a_partition_the_one_who_took_over_last_stays() {
 }
 
 #[test]
-fn strangers_are_not_heard() {
+fn heartbeats_of_another_group_are_ignored() {
     let mut election = Link::new(1).host(0);
-    let mut beat = election.beat(Vec::new());
+    let mut beat = election.heartbeat(Vec::new());
     beat.group = 2;
-    election.hear([2, 0, 0, 0, 0, 9], beat, Instant::now());
+    election.on_heartbeat([2, 0, 0, 0, 0, 9], beat, Instant::now());
     assert!(election.peers().is_empty());
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn whatever_happens_there_is_one_in_the_end(
+    fn exactly_one_host_is_active_in_the_end(
         events in proptest::collection::vec((0_u8..4, 0_u8..5, 0_u32..12), 0..20)
     ) {
         let mut link = Link::new(4);

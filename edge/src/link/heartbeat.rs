@@ -24,7 +24,7 @@ const SHORTEST: usize = 60;
 
 /// What a host says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Beat {
+pub(crate) struct Heartbeat {
     /// Hosts of another group are another edge's.
     pub(crate) group: u64,
     /// The host's name.
@@ -45,7 +45,7 @@ pub(crate) fn group(name: &str) -> u64 {
 }
 
 /// The frame that carries a beat.
-pub(crate) fn encode(from: Mac, beat: &Beat) -> Vec<u8> {
+pub(crate) fn encode(from: Mac, beat: &Heartbeat) -> Vec<u8> {
     let mut frame = Vec::with_capacity(128);
     frame.extend_from_slice(&GROUP);
     frame.extend_from_slice(&from);
@@ -72,7 +72,7 @@ pub(crate) fn encode(from: Mac, beat: &Beat) -> Vec<u8> {
 }
 
 /// The sender and its beat; `None` for anything else.
-pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Beat)> {
+pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Heartbeat)> {
     let from: Mac = frame.get(6..12)?.try_into().ok()?;
     if frame.get(12..14)? != ETHERTYPE.to_be_bytes()
         || frame.get(14..22)? != MAGIC
@@ -92,7 +92,7 @@ pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Beat)> {
             Some(std::net::Ipv6Addr::from(octets).to_canonical())
         })
         .collect::<Option<_>>()?;
-    let beat = Beat {
+    let beat = Heartbeat {
         group: number(24)?,
         host,
         active: flags & ACTIVE != 0,
@@ -110,23 +110,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_said_is_heard(host in "[a-z0-9.-]{1,60}", active: bool, leaving: bool, term: u64, group: u64,
+        fn heartbeat_round_trips(host in "[a-z0-9.-]{1,60}", active: bool, leaving: bool, term: u64, group: u64,
                                  four: [u8; 4], six: [u8; 14]) {
             let mut octets = [0xfd; 16];
             octets[2..].copy_from_slice(&six);
-            let beat = Beat { group, host, active, leaving, term, addresses: vec![four.into(), octets.into()] };
+            let beat = Heartbeat { group, host, active, leaving, term, addresses: vec![four.into(), octets.into()] };
             let from = [2, 0, 0, 0, 0, 1];
             prop_assert_eq!(decode(&encode(from, &beat)), Some((from, beat)));
         }
 
         #[test]
-        fn noise_is_nothing(frame in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn random_bytes_are_no_heartbeat(frame in proptest::collection::vec(any::<u8>(), 0..200)) {
             prop_assert_eq!(decode(&frame), None);
         }
 
         #[test]
-        fn what_is_cut_never_panics(cut in 0_usize..90) {
-            let beat = Beat { group: 1, host: "a".repeat(20), active: true, leaving: false, term: 3, addresses: vec![[1; 4].into()] };
+        fn truncated_heartbeat_never_panics(cut in 0_usize..90) {
+            let beat = Heartbeat { group: 1, host: "a".repeat(20), active: true, leaving: false, term: 3, addresses: vec![[1; 4].into()] };
             let frame = encode([2; 6], &beat);
             let _ = decode(&frame[..cut.min(frame.len())]);
         }

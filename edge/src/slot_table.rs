@@ -16,7 +16,7 @@ pub(crate) const MAX_WEIGHT: u32 = 100;
 
 /// One who can hold slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct WeightedTarget {
     /// What it is called in the table; not zero.
     pub(crate) id: u32,
     /// Hash of its name.
@@ -35,7 +35,7 @@ pub(crate) fn class(targets: usize) -> usize {
 }
 
 /// The id of each slot's member; empty when there is none.
-pub(crate) fn fill(size: u32, members: &[Member]) -> Vec<u32> {
+pub(crate) fn fill(size: u32, members: &[WeightedTarget]) -> Vec<u32> {
     if members.is_empty() {
         return Vec::new();
     }
@@ -43,7 +43,7 @@ pub(crate) fn fill(size: u32, members: &[Member]) -> Vec<u32> {
     (0..size)
         .map(|slot| {
             let slot = hash::mix(u64::from(slot));
-            let score = |member: &Member| {
+            let score = |member: &WeightedTarget| {
                 let hash = hash::mix(slot ^ member.hash);
                 let cost = if equal { 0 } else { cost(hash, member.weight) };
                 (cost, !hash, member.hash)
@@ -65,8 +65,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    fn members(weights: &BTreeMap<u32, u32>) -> Vec<Member> {
-        let member = |(id, weight): (&u32, &u32)| Member {
+    fn members(weights: &BTreeMap<u32, u32>) -> Vec<WeightedTarget> {
+        let member = |(id, weight): (&u32, &u32)| WeightedTarget {
             id: *id,
             hash: hash::bytes(format!("node-{id}").as_bytes()),
             weight: *weight,
@@ -74,7 +74,7 @@ mod tests {
         weights.iter().map(member).collect()
     }
 
-    fn alike(count: u32) -> Vec<Member> {
+    fn alike(count: u32) -> Vec<WeightedTarget> {
         members(&(1..=count).map(|id| (id, 1)).collect())
     }
 
@@ -83,24 +83,24 @@ mod tests {
     }
 
     #[test]
-    fn classes_leave_room_and_are_bounded() {
+    fn size_class_follows_the_number_of_targets() {
         let sizes = [0, 1, 8, 9, 128, 129, 1024, 1025, 5000, 100_000].map(|targets| SIZES[class(targets)]);
         assert_eq!(sizes, [128, 128, 128, 2048, 2048, 16_384, 16_384, 65_536, 65_536, 65_536]);
     }
 
     #[test]
-    fn nobody_holds_nothing() {
+    fn no_targets_give_an_empty_table() {
         assert!(fill(128, &[]).is_empty());
     }
 
     #[test]
-    fn the_table_of_three_is_for_ever() {
+    fn slot_table_of_three_targets_is_stable() {
         let text: String = fill(128, &alike(3)).iter().map(u32::to_string).collect();
         assert_eq!(hash::bytes(text.as_bytes()), GOLDEN, "{text}");
     }
 
     #[test]
-    fn shares_are_even() {
+    fn equal_weights_give_equal_shares() {
         for (size, count) in [(128, 3), (128, 8), (2048, 100), (16_384, 1000)] {
             let table = fill(size, &alike(count));
             let mean = f64::from(size) / f64::from(count);
@@ -125,14 +125,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn order_does_not_matter(weights in btree_map(1_u32..500, 1_u32..20, 1..20)) {
+        fn order_of_targets_does_not_matter(weights in btree_map(1_u32..500, 1_u32..20, 1..20)) {
             let straight = members(&weights);
             let turned: Vec<_> = straight.iter().rev().cloned().collect();
             prop_assert_eq!(fill(128, &straight), fill(128, &turned));
         }
 
         #[test]
-        fn who_goes_gives_up_only_its_own(weights in btree_map(1_u32..500, 1_u32..20, 2..20), pick: prop::sample::Index) {
+        fn removed_target_gives_up_only_its_own_slots(weights in btree_map(1_u32..500, 1_u32..20, 2..20), pick: prop::sample::Index) {
             let before = fill(2048, &members(&weights));
             let gone = *pick.get(&weights.keys().copied().collect::<Vec<_>>());
             let mut rest = weights.clone();
@@ -144,7 +144,7 @@ mod tests {
         }
 
         #[test]
-        fn a_weight_that_rises_takes_only_for_itself(weights in btree_map(1_u32..500, 1_u32..20, 2..20), pick: prop::sample::Index) {
+        fn raised_weight_moves_slots_only_to_its_target(weights in btree_map(1_u32..500, 1_u32..20, 2..20), pick: prop::sample::Index) {
             let before = fill(2048, &members(&weights));
             let risen = *pick.get(&weights.keys().copied().collect::<Vec<_>>());
             let mut heavier = weights.clone();
@@ -157,7 +157,7 @@ mod tests {
         }
 
         #[test]
-        fn every_slot_is_held_by_a_member(ids in btree_set(1_u32..500, 1..20)) {
+        fn every_slot_has_a_target(ids in btree_set(1_u32..500, 1..20)) {
             let weights = ids.iter().map(|id| (*id, 1)).collect();
             prop_assert!(fill(128, &members(&weights)).iter().all(|id| ids.contains(id)));
         }

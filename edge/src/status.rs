@@ -2,7 +2,7 @@
 //! Tells the cluster what this host sees: its own `EdgeHost` and one `EdgeTargetHealth` for each load balancer.
 //!
 //! Writes only what has changed, at most once a second for each object, tries again with growing pauses, and never holds
-//! forwarding up: the engine leaves its findings here and goes on.
+//! forwarding up: the engine leaves its load_balancers here and goes on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
-use crate::plan::Finding;
+use crate::plan::LoadBalancerStatus;
 
 /// The least time between two writes of one object.
 const APART: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ const CONCURRENT: usize = 8;
 
 /// What the engine has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Reports {
+pub(crate) struct HostStatus {
     /// The interface's name.
     pub(crate) interface: String,
     /// The host's own addresses.
@@ -45,12 +45,12 @@ pub(crate) struct Reports {
     /// Whether it is the active one.
     pub(crate) active: bool,
     /// What it has found of each load balancer.
-    pub(crate) findings: BTreeMap<String, Finding>,
+    pub(crate) load_balancers: BTreeMap<String, LoadBalancerStatus>,
 }
 
 /// Where reports go.
 #[derive(Clone)]
-pub(crate) enum Sink {
+pub(crate) enum StatusSink {
     /// The API server, and the namespace.
     Api(Box<kube::Client>, String),
     /// A folder: one JSON file an object.
@@ -59,16 +59,16 @@ pub(crate) enum Sink {
 
 /// One object to write.
 #[derive(Clone, Debug, PartialEq)]
-enum Object {
+enum StatusObject {
     Host(EdgeHostSpec),
-    Health(Finding, bool),
+    Health(LoadBalancerStatus, bool),
 }
 
 /// What is known of one object's writes.
 #[derive(Debug)]
-struct Record {
+struct WriteRecord {
     /// What was last written, if that went well.
-    written: Option<Object>,
+    written: Option<StatusObject>,
     /// Not before this time.
     next: Instant,
     at: Instant,
@@ -76,21 +76,21 @@ struct Record {
 }
 
 /// The reporter.
-pub(crate) struct Reporter {
-    sink: Sink,
+pub(crate) struct StatusWriter {
+    sink: StatusSink,
     host: String,
     metrics: Metrics,
-    records: HashMap<String, Record>,
+    records: HashMap<String, WriteRecord>,
 }
 
-impl Reporter {
+impl StatusWriter {
     /// A reporter for the host of this name.
-    pub(crate) fn new(sink: Sink, host: String, metrics: Metrics) -> Self {
+    pub(crate) fn new(sink: StatusSink, host: String, metrics: Metrics) -> Self {
         Self { sink, host, metrics, records: HashMap::new() }
     }
 
     /// Runs until the engine has gone; then writes once more what has changed.
-    pub(crate) async fn run(mut self, mut reports: watch::Receiver<Reports>) -> anyhow::Result<()> {
+    pub(crate) async fn run(mut self, mut reports: watch::Receiver<HostStatus>) -> anyhow::Result<()> {
         loop {
             let now = reports.borrow_and_update().clone();
             let next = self.write(&now, false).await;
@@ -106,18 +106,18 @@ impl Reporter {
     }
 
     /// Writes what is due; returns when to come again.
-    async fn write(&mut self, reports: &Reports, all: bool) -> Instant {
+    async fn write(&mut self, reports: &HostStatus, all: bool) -> Instant {
         if reports.interface.is_empty() {
             return Instant::now() + AGAIN;
         }
-        let mut wanted: BTreeMap<String, Object> = reports
-            .findings
+        let mut wanted: BTreeMap<String, StatusObject> = reports
+            .load_balancers
             .iter()
-            .map(|(name, finding)| (name.clone(), Object::Health(finding.clone(), reports.active)))
+            .map(|(name, status)| (name.clone(), StatusObject::Health(status.clone(), reports.active)))
             .collect();
         wanted.insert(
             String::new(),
-            Object::Host(EdgeHostSpec {
+            StatusObject::Host(EdgeHostSpec {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 interface: reports.interface.clone(),
                 addresses: reports.addresses.clone(),
@@ -157,16 +157,16 @@ impl Reporter {
         next
     }
 
-    fn note(&mut self, name: String, object: Object, result: anyhow::Result<()>) -> Instant {
+    fn note(&mut self, name: String, object: StatusObject, result: anyhow::Result<()>) -> Instant {
         let now = Instant::now();
         let failures = self.records.get(&name).map_or(0, |record| record.failures);
         let (written, failures, pause) = match result {
             Ok(()) => {
-                self.metrics.reports.inc();
+                self.metrics.status_writes.inc();
                 (Some(object), 0, APART)
             }
             Err(error) => {
-                self.metrics.report_failures.inc();
+                self.metrics.status_write_failures.inc();
                 let failures = failures.saturating_add(1);
                 let pause = APART.saturating_mul(1 << failures.min(6)).min(LONGEST_PAUSE);
                 tracing::warn!(
@@ -178,29 +178,29 @@ impl Reporter {
             }
         };
         let again = if written.is_some() { now + AGAIN } else { now + pause };
-        self.records.insert(name, Record { written, next: now + pause, at: now, failures });
+        self.records.insert(name, WriteRecord { written, next: now + pause, at: now, failures });
         again
     }
 }
 
-async fn store(sink: &Sink, host: &str, name: &str, object: &Object) -> anyhow::Result<()> {
+async fn store(sink: &StatusSink, host: &str, name: &str, object: &StatusObject) -> anyhow::Result<()> {
     match object {
-        Object::Host(spec) => put(sink, host, &EdgeHost::new(host, spec.clone())).await,
-        Object::Health(finding, active) => put(sink, host, &health(host, name, finding, *active)).await,
+        StatusObject::Host(spec) => put(sink, host, &EdgeHost::new(host, spec.clone())).await,
+        StatusObject::Health(status, active) => put(sink, host, &health(host, name, status, *active)).await,
     }
 }
 
 /// The object that says how a load balancer's targets are, owned by the load balancer so that it goes with it.
-fn health(host: &str, name: &str, finding: &Finding, active: bool) -> EdgeTargetHealth {
+fn health(host: &str, name: &str, status: &LoadBalancerStatus, active: bool) -> EdgeTargetHealth {
     let mut targets: Vec<_> =
-        finding.targets.iter().flat_map(|targets: &Arc<Vec<_>>| targets.iter().cloned()).collect();
+        status.targets.iter().flat_map(|targets: &Arc<Vec<_>>| targets.iter().cloned()).collect();
     targets.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
     let spec = EdgeTargetHealthSpec {
         load_balancer: name.to_owned(),
         host: host.to_owned(),
         active,
-        observed_generation: finding.generation,
-        problem: finding.problem.clone(),
+        observed_generation: status.generation,
+        problem: status.problem.clone(),
         targets,
     };
     let mut object = EdgeTargetHealth::new(&format!("{name}.{host}"), spec);
@@ -208,13 +208,13 @@ fn health(host: &str, name: &str, finding: &Finding, active: bool) -> EdgeTarget
         api_version: EdgeLoadBalancer::api_version(&()).into_owned(),
         kind: EdgeLoadBalancer::kind(&()).into_owned(),
         name: name.to_owned(),
-        uid: finding.uid.clone(),
+        uid: status.uid.clone(),
         ..OwnerReference::default()
     }]);
     object
 }
 
-async fn put<K>(sink: &Sink, host: &str, object: &K) -> anyhow::Result<()>
+async fn put<K>(sink: &StatusSink, host: &str, object: &K) -> anyhow::Result<()>
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Serialize
@@ -224,14 +224,14 @@ where
 {
     let name = object.name_any();
     match sink {
-        Sink::Api(client, namespace) => {
+        StatusSink::Api(client, namespace) => {
             let api = Api::<K>::namespaced(client.as_ref().clone(), namespace);
             let by = PatchParams::apply(&format!("steerage-edge-{host}")).force();
             api.patch(&name, &by, &Patch::Apply(object))
                 .await
                 .with_context(|| format!("cannot write {name}"))?;
         }
-        Sink::Folder(folder) => {
+        StatusSink::Folder(folder) => {
             let path = folder.join(format!("{}.{name}.json", K::kind(&())));
             let (text, whole) = (serde_json::to_vec_pretty(object)?, path.with_extension("new"));
             // Renamed, so that nobody reads half of it.

@@ -81,14 +81,14 @@ fn converse(mut stream: &TcpStream, name: &str) -> Option<()> {
 }
 
 /// A connection as the client has it.
-pub(crate) struct Talk {
+pub(crate) struct Connection {
     stream: BufReader<TcpStream>,
     pub(crate) node: String,
     pub(crate) seen: SocketAddr,
     pub(crate) own: SocketAddr,
 }
 
-impl Talk {
+impl Connection {
     /// Opens one in the current namespace.
     pub(crate) fn open(vip: &str) -> std::io::Result<Self> {
         Self::open_within(vip, PATIENCE)
@@ -107,7 +107,7 @@ impl Talk {
     }
 
     /// Says something and hears it back.
-    pub(crate) fn say(&mut self, text: &str) -> std::io::Result<()> {
+    pub(crate) fn echo(&mut self, text: &str) -> std::io::Result<()> {
         self.stream.get_mut().write_all(format!("{text}\n").as_bytes())?;
         let mut line = String::new();
         self.stream.read_line(&mut line)?;
@@ -116,10 +116,10 @@ impl Talk {
 }
 
 /// The nodes that answer so many connections; `failed` among them if one does not.
-pub(crate) fn spread(netns: &str, vip: &str, count: usize) -> Vec<String> {
+pub(crate) fn responding_nodes(netns: &str, vip: &str, count: usize) -> Vec<String> {
     within(netns, || {
-        let node = |_| match Talk::open_within(vip, Duration::from_millis(500)) {
-            Ok(talk) => talk.node,
+        let node = |_| match Connection::open_within(vip, Duration::from_millis(500)) {
+            Ok(connection) => connection.node,
             Err(_) => "failed".to_owned(),
         };
         // The first failure says enough.
@@ -135,13 +135,13 @@ pub(crate) fn spread(netns: &str, vip: &str, count: usize) -> Vec<String> {
 }
 
 /// Sends a datagram and returns who answered, whom it saw, and how long the datagram was.
-pub(crate) fn ask(vip: &str, length: usize) -> Option<(String, SocketAddr, SocketAddr, usize)> {
+pub(crate) fn query_udp(vip: &str, length: usize) -> Option<(String, SocketAddr, SocketAddr, usize)> {
     let any = if vip.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).expect("bind");
-    ask_by(&socket, vip, length)
+    query_udp_from(&socket, vip, length)
 }
 
-pub(crate) fn ask_by(
+pub(crate) fn query_udp_from(
     socket: &UdpSocket,
     vip: &str,
     length: usize,
@@ -172,24 +172,25 @@ impl Load {
             enter(&netns);
             let mut failed = Vec::new();
             let mut count = 0;
-            let mut talks: Vec<_> =
-                (0..long).map(|number| Talk::open([VIP4, VIP6][number % 2]).expect("a long one")).collect();
+            let mut connections: Vec<_> = (0..long)
+                .map(|number| Connection::open([VIP4, VIP6][number % 2]).expect("a long one"))
+                .collect();
             while !stopped.load(Ordering::Relaxed) {
                 let vip = [VIP4, VIP6][count % 2];
                 count += 1;
-                if let Err(error) = Talk::open(vip).and_then(|mut talk| talk.say("once")) {
+                if let Err(error) = Connection::open(vip).and_then(|mut connection| connection.echo("once")) {
                     failed.push(format!("{vip}: {error}"));
                 }
-                if let Some(talk) = talks.get_mut(count % long.max(1))
-                    && let Err(error) = talk.say("still there")
+                if let Some(connection) = connections.get_mut(count % long.max(1))
+                    && let Err(error) = connection.echo("still there")
                 {
-                    failed.push(format!("a long one to {}: {error}", talk.node));
+                    failed.push(format!("a long one to {}: {error}", connection.node));
                 }
                 thread::sleep(Duration::from_millis(10));
             }
-            for talk in &mut talks {
-                if let Err(error) = talk.say("still there") {
-                    failed.push(format!("a long one to {} at the end: {error}", talk.node));
+            for connection in &mut connections {
+                if let Err(error) = connection.echo("still there") {
+                    failed.push(format!("a long one to {} at the end: {error}", connection.node));
                 }
             }
             (count, failed)

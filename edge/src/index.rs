@@ -9,7 +9,7 @@ use steerage_edge_api::{EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, Edg
 
 /// A load balancer as the controller asked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Balancer {
+pub(crate) struct LoadBalancer {
     /// Its UID, for owner references.
     pub(crate) uid: String,
     /// Its generation.
@@ -22,56 +22,56 @@ pub(crate) struct Balancer {
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// A load balancer came or changed.
-    Balancer(Box<EdgeLoadBalancer>),
+    LoadBalancer(Box<EdgeLoadBalancer>),
     /// A load balancer went.
-    BalancerGone(String),
+    LoadBalancerDeleted(String),
     /// These are all load balancers.
-    Balancers(BTreeSet<String>),
+    LoadBalancers(BTreeSet<String>),
     /// A node set came or changed.
     NodeSet(Box<EdgeNodeSet>),
     /// A node set went.
-    NodeSetGone(String),
+    NodeSetDeleted(String),
     /// These are all node sets.
     NodeSets(BTreeSet<String>),
 }
 
 /// All that the API says.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct World {
+pub(crate) struct Index {
     /// The load balancers by name.
-    pub(crate) balancers: BTreeMap<String, Arc<Balancer>>,
+    pub(crate) load_balancers: BTreeMap<String, Arc<LoadBalancer>>,
     /// The node sets by name.
     pub(crate) node_sets: BTreeMap<String, Arc<Vec<EdgeTarget>>>,
     listed: (bool, bool),
 }
 
-impl World {
+impl Index {
     /// Whether both kinds have been listed once.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub(crate) fn has_synced(&self) -> bool {
         self.listed == (true, true)
     }
 
     /// Takes a change in.
-    pub(crate) fn take(&mut self, event: Event) {
+    pub(crate) fn apply(&mut self, event: Event) {
         match event {
-            Event::Balancer(object) => {
+            Event::LoadBalancer(object) => {
                 // One that is being deleted is served until it is gone: the controller says when.
-                let balancer = Balancer {
+                let load_balancer = LoadBalancer {
                     uid: object.uid().unwrap_or_default(),
                     generation: object.metadata.generation.unwrap_or_default(),
                     spec: object.spec.clone(),
                 };
-                self.balancers.insert(object.name_any(), Arc::new(balancer));
+                self.load_balancers.insert(object.name_any(), Arc::new(load_balancer));
             }
-            Event::BalancerGone(name) => drop(self.balancers.remove(&name)),
-            Event::Balancers(names) => {
-                self.balancers.retain(|name, _| names.contains(name));
+            Event::LoadBalancerDeleted(name) => drop(self.load_balancers.remove(&name)),
+            Event::LoadBalancers(names) => {
+                self.load_balancers.retain(|name, _| names.contains(name));
                 self.listed.0 = true;
             }
             Event::NodeSet(object) => {
                 self.node_sets.insert(object.name_any(), Arc::new(object.spec.targets));
             }
-            Event::NodeSetGone(name) => drop(self.node_sets.remove(&name)),
+            Event::NodeSetDeleted(name) => drop(self.node_sets.remove(&name)),
             Event::NodeSets(names) => {
                 self.node_sets.retain(|name, _| names.contains(name));
                 self.listed.1 = true;

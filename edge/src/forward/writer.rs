@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use steerage_nft::{Batch, Error, Nft};
 
-use super::elements::{self, Change, Reader, SlotChanges};
-use super::rules::{self, SIDES, slot_map};
-use super::state::{Slots, State, class_of};
-use crate::table::SIZES;
+use super::elements::{self, ElementReader, SetChange, SlotChanges};
+use super::rules::{self, IP_FAMILIES, slot_map};
+use super::state::{ForwardingState, SlotTable, class_of};
+use crate::slot_table::SIZES;
 
 /// Elements in one transaction, so that none holds the kernel up for long.
 const CHUNK: usize = 50_000;
@@ -37,27 +37,32 @@ enum Found {
 
 /// The table in the kernel, and what was last written to it.
 #[derive(Debug)]
-pub(crate) struct Kernel {
+pub(crate) struct NftWriter {
     nft: Nft,
     device: Device,
-    written: State,
+    written: ForwardingState,
     /// The table is there as [`rules::build`] makes it.
     built: bool,
     /// The generation after our last commit or check.
     generation: u32,
 }
 
-impl Kernel {
+impl NftWriter {
     /// Reads what is there, and changes nothing.
     pub(crate) fn open(device: Device) -> Result<Self, Error> {
-        let mut kernel =
-            Self { nft: Nft::open()?, device, written: State::default(), built: false, generation: 0 };
+        let mut kernel = Self {
+            nft: Nft::open()?,
+            device,
+            written: ForwardingState::default(),
+            built: false,
+            generation: 0,
+        };
         kernel.reload()?;
         Ok(kernel)
     }
 
     /// What the kernel holds, as far as is known.
-    pub(crate) fn written(&self) -> &State {
+    pub(crate) fn written(&self) -> &ForwardingState {
         &self.written
     }
 
@@ -68,7 +73,7 @@ impl Kernel {
 
     /// Makes the kernel hold `state`; a table of another shape is replaced in one transaction. Returns how many elements were
     /// written.
-    pub(crate) fn apply(&mut self, state: &State) -> Result<usize, Error> {
+    pub(crate) fn apply(&mut self, state: &ForwardingState) -> Result<usize, Error> {
         let result = match self.write(state) {
             Err(error @ (Error::Kernel(_) | Error::NoReply(_) | Error::Overrun)) => {
                 tracing::warn!(%error, "the kernel's table is not as it was left; reading it again");
@@ -83,7 +88,7 @@ impl Kernel {
 
     /// Looks whether somebody else has changed the table; true when it must be written again. Whether all elements are still
     /// there is looked at only where `thorough`: listing them takes time, and others may commit in this namespace all the time.
-    pub(crate) fn was_disturbed(&mut self, thorough: bool) -> Result<bool, Error> {
+    pub(crate) fn is_out_of_sync(&mut self, thorough: bool) -> Result<bool, Error> {
         let generation = self.nft.generation()?;
         if !self.built || generation == self.generation {
             return Ok(false);
@@ -97,14 +102,14 @@ impl Kernel {
         Ok(!self.built || self.written != before)
     }
 
-    fn write(&mut self, state: &State) -> Result<usize, Error> {
-        let nothing = Arc::<Slots>::default();
+    fn write(&mut self, state: &ForwardingState) -> Result<usize, Error> {
+        let nothing = Arc::<SlotTable>::default();
         let fresh = !self.built;
         let mut count = 0;
         let mut main = Batch::new();
         if fresh {
             rules::build(&mut main, &self.device.name, self.device.index);
-            self.written = State::default();
+            self.written = ForwardingState::default();
         }
         let (mut early, mut late) = (Vec::new(), Vec::new());
         for (id, slots) in &state.tables {
@@ -120,7 +125,7 @@ impl Kernel {
         for (id, slots) in self.written.tables.iter().filter(|(id, _)| !state.tables.contains_key(id)) {
             late.push((*id, elements::slot_changes(*id, slots, &nothing)));
         }
-        for Change { set, delete, add } in elements::changes(&self.written, state) {
+        for SetChange { set, delete, add } in elements::changes(&self.written, state) {
             count += delete.len() + add.len();
             main.delete_elements(&rules::table(), &set, &delete).add_elements(&rules::table(), &set, &add);
         }
@@ -147,31 +152,31 @@ impl Kernel {
 
     /// Lists the table into `written`.
     fn reload(&mut self) -> Result<(), Error> {
-        self.written = State::default();
+        self.written = ForwardingState::default();
         self.built = self.look()? == Found::Same;
         if !self.built {
             return Ok(());
         }
         let table = rules::table();
-        let mut state = State::default();
-        for side in SIDES {
+        let mut state = ForwardingState::default();
+        for side in IP_FAMILIES {
             // `ranges` after `ranged`, which makes the entries.
             for name in ["targets", "listeners", "fragments", "local", "vips", "ranged", "ranges", "sources"]
             {
                 let found = self.nft.elements(&table, &side.name(name))?;
-                Reader(&mut state).sided(name, side, &found);
+                ElementReader(&mut state).sided(name, side, &found);
             }
         }
-        state.peers = Reader::macs(&self.nft.elements(&table, "peers")?);
-        state.nodes = Reader::macs(&self.nft.elements(&table, "nodes")?);
+        state.peers = ElementReader::macs(&self.nft.elements(&table, "peers")?);
+        state.nodes = ElementReader::macs(&self.nft.elements(&table, "nodes")?);
         state.tables = self.tables()?;
         self.written = state;
         Ok(())
     }
 
-    fn tables(&mut self) -> Result<BTreeMap<u32, Arc<Slots>>, Error> {
+    fn tables(&mut self) -> Result<BTreeMap<u32, Arc<SlotTable>>, Error> {
         let table = rules::table();
-        let mut tables = BTreeMap::<u32, Slots>::new();
+        let mut tables = BTreeMap::<u32, SlotTable>::new();
         for class in 0..SIZES.len() {
             for (id, slot, target) in elements::slots(&self.nft.elements(&table, &slot_map(class))?) {
                 let size = SIZES.get(class_of(id)).copied().and_then(|size| usize::try_from(size).ok());

@@ -57,22 +57,23 @@ impl Node {
     }
 }
 
-pub(crate) struct Bed {
+pub(crate) struct TestBed {
     prefix: String,
     pub(crate) nodes: Vec<Node>,
     pub(crate) folder: PathBuf,
     edges: Vec<(String, Option<Child>)>,
 }
 
-impl Bed {
+impl TestBed {
     /// A link with so many edge hosts and nodes; no edge runs yet.
     pub(crate) fn new(edges: u8, nodes: u8) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("se{}x{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = std::env::temp_dir().join(&prefix);
         fs::create_dir_all(folder.join("reports")).expect("folder");
-        let mut bed = Self { prefix, nodes: Vec::new(), folder, edges: Vec::new() };
-        let (switch, router, client) = (bed.netns("switch"), bed.netns("router"), bed.netns("client"));
+        let mut testbed = Self { prefix, nodes: Vec::new(), folder, edges: Vec::new() };
+        let (switch, router, client) =
+            (testbed.netns("switch"), testbed.netns("router"), testbed.netns("client"));
         for netns in [&switch, &router, &client] {
             sh(&format!("ip netns add {netns}; ip -n {netns} link set lo up"));
         }
@@ -88,21 +89,21 @@ impl Bed {
              ip -n {router} link set client up
              ip -n {client} route add default via 10.1.0.1; ip -n {client} route add default via fd01::1"
         ));
-        bed.plug(&router, 1);
+        testbed.connect_to_switch(&router, 1);
         for number in 1..=edges {
-            let netns = bed.netns(&format!("edge{number}"));
+            let netns = testbed.netns(&format!("edge{number}"));
             sh(&format!("ip netns add {netns}; ip -n {netns} link set lo up"));
-            bed.plug(&netns, 10 + number);
+            testbed.connect_to_switch(&netns, 10 + number);
             sh(&format!(
                 "ip -n {netns} route add default via 10.0.0.1; ip -n {netns} route add default via fd00::1"
             ));
-            bed.edges.push((format!("edge{number}"), None));
+            testbed.edges.push((format!("edge{number}"), None));
         }
         for number in 1..=nodes {
-            let node = bed.node(20 + number);
-            bed.nodes.push(node);
+            let node = testbed.node(20 + number);
+            testbed.nodes.push(node);
         }
-        bed
+        testbed
     }
 
     pub(crate) fn netns(&self, name: &str) -> String {
@@ -110,7 +111,7 @@ impl Bed {
     }
 
     /// IPv6 addresses come with `nodad`: others can't be bound until the kernel's worker has looked at them.
-    fn plug(&self, netns: &str, number: u8) {
+    fn connect_to_switch(&self, netns: &str, number: u8) {
         let switch = self.netns("switch");
         sh(&format!(
             "ip netns exec {netns} sysctl -qw net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.all.accept_dad=0
@@ -125,7 +126,7 @@ impl Bed {
         let name = format!("node{number}");
         let netns = self.netns(&name);
         sh(&format!("ip netns add {netns}; ip -n {netns} link set lo up"));
-        self.plug(&netns, number);
+        self.connect_to_switch(&netns, number);
         sh(&format!(
             "ip netns exec {netns} sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
              ip -n {netns} addr add {VIP4}/32 dev lo; ip -n {netns} addr add {VIP6}/128 dev lo nodad
@@ -137,7 +138,7 @@ impl Bed {
     }
 
     /// A load balancer over these nodes, `change`d as a test likes.
-    pub(crate) fn balance(&self, nodes: &[usize], change: impl FnOnce(&mut Value)) {
+    pub(crate) fn apply_load_balancer(&self, nodes: &[usize], change: impl FnOnce(&mut Value)) {
         let targets: Vec<_> = nodes.iter().map(|node| self.nodes[*node].target()).collect();
         let mut object = json!({
             "apiVersion": "steerage.dev/v1alpha1", "kind": "EdgeLoadBalancer",
@@ -214,13 +215,13 @@ impl Bed {
     }
 
     /// Whether an edge host has the virtual addresses on its interface.
-    pub(crate) fn holds(&self, edge: usize) -> bool {
+    pub(crate) fn has_vips(&self, edge: usize) -> bool {
         let shown = sh(&format!("ip -n {} addr show dev eth0", self.netns(&self.edges[edge].0)));
         shown.contains(&format!("{VIP4}/32")) && shown.contains(&format!("{VIP6}/128"))
     }
 
     /// What an edge host reported of the load balancer `lb`.
-    pub(crate) fn report(&self, edge: usize) -> Value {
+    pub(crate) fn target_health(&self, edge: usize) -> Value {
         let path = self.folder.join(format!("reports/EdgeTargetHealth.lb.{}.json", self.edges[edge].0));
         fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
@@ -230,16 +231,18 @@ impl Bed {
     }
 
     /// Waits until all of the nodes, and only they, answer new connections.
-    pub(crate) fn settle(&self, nodes: &[usize]) {
+    pub(crate) fn wait_until_served_by(&self, nodes: &[usize]) {
         let mut wanted: Vec<_> = nodes.iter().map(|node| self.nodes[*node].name.clone()).collect();
         wanted.sort();
         for vip in [VIP4, VIP6] {
-            eventually(&format!("{wanted:?} serve {vip}"), || net::spread(&self.client(), vip, 40) == wanted);
+            eventually(&format!("{wanted:?} serve {vip}"), || {
+                net::responding_nodes(&self.client(), vip, 40) == wanted
+            });
         }
     }
 }
 
-impl Drop for Bed {
+impl Drop for TestBed {
     fn drop(&mut self) {
         for (_, child) in &mut self.edges {
             if let Some(child) = child {

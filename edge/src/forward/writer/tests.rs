@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use steerage_requirements::{in_new_netns, requires};
 
 use super::*;
-use crate::forward::{SELF, TARGET, table_id};
+use crate::forward::{LOCAL_TARGET, TARGET, slot_table_id};
 
 fn run(command: &str) -> String {
     let output = Command::new("sh").args(["-c", command]).output().expect("sh");
@@ -19,13 +19,16 @@ fn device() -> Device {
     Device { name: "lo".to_owned(), index: 1 }
 }
 
-fn state() -> State {
+fn state() -> ForwardingState {
     let net = |text: &str| text.parse::<IpNet>().expect("net");
     let ip = |text: &str| text.parse().expect("address");
-    let (four, six) = (table_id(1, 0, false), table_id(2, 1, true));
-    let slots = Slots { slots: [TARGET + 1, TARGET + 2].repeat(64), usable: [TARGET + 1].into() };
-    let more = Slots { slots: [TARGET + 3, SELF].repeat(1024), usable: [TARGET + 3, SELF].into() };
-    State {
+    let (four, six) = (slot_table_id(1, 0, false), slot_table_id(2, 1, true));
+    let slots = SlotTable { slots: [TARGET + 1, TARGET + 2].repeat(64), usable: [TARGET + 1].into() };
+    let more = SlotTable {
+        slots: [TARGET + 3, LOCAL_TARGET].repeat(1024),
+        usable: [TARGET + 3, LOCAL_TARGET].into(),
+    };
+    ForwardingState {
         vips: [ip("10.0.0.100"), ip("fd00::100")].into(),
         listeners: [((ip("10.0.0.100"), 6, 80), four), ((ip("fd00::100"), 17, 53), six)].into(),
         fragments: [(ip("fd00::100"), six)].into(),
@@ -49,11 +52,11 @@ fn state() -> State {
 }
 
 #[test]
-fn nft_lists_it_as_text_and_as_json() {
+fn nft_lists_the_ruleset_as_text_and_json() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
         run("ip link set lo up");
-        let mut kernel = Kernel::open(device()).expect("open");
+        let mut kernel = NftWriter::open(device()).expect("open");
         assert!(!kernel.is_built());
         kernel.apply(&state()).expect("apply");
         let text = run("nft list ruleset");
@@ -70,79 +73,80 @@ fn nft_lists_it_as_text_and_as_json() {
 }
 
 #[test]
-fn a_second_process_adopts_what_the_first_wrote() {
+fn second_process_adopts_the_ruleset() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
         run("ip link set lo up");
-        Kernel::open(device()).expect("open").apply(&state()).expect("apply");
-        let mut second = Kernel::open(device()).expect("open");
+        NftWriter::open(device()).expect("open").apply(&state()).expect("apply");
+        let mut second = NftWriter::open(device()).expect("open");
         assert!(second.is_built());
         assert_eq!(second.written(), &state());
         assert_eq!(second.apply(&state()).expect("apply"), 0, "nothing to write");
         let other = Device { name: "lo".to_owned(), index: 7 };
-        assert!(!Kernel::open(other).expect("open").is_built(), "rules name the device's index");
+        assert!(!NftWriter::open(other).expect("open").is_built(), "rules name the device's index");
     });
 }
 
 #[test]
-fn differences_lead_from_any_state_to_any_other() {
+fn applied_difference_reaches_the_wanted_state() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
         run("ip link set lo up");
-        let mut kernel = Kernel::open(device()).expect("open");
+        let mut kernel = NftWriter::open(device()).expect("open");
         let mut changed = state();
-        let (moved, id) = (table_id(1, 2, false), table_id(1, 0, false));
-        let slots = Slots { slots: vec![TARGET + 2; 16_384], usable: [TARGET + 2].into() };
+        let (moved, id) = (slot_table_id(1, 2, false), slot_table_id(1, 0, false));
+        let slots = SlotTable { slots: vec![TARGET + 2; 16_384], usable: [TARGET + 2].into() };
         changed.tables.remove(&id);
         changed.tables.insert(moved, Arc::new(slots));
         changed.listeners.values_mut().filter(|table| **table == id).for_each(|table| *table = moved);
         changed.targets.remove(&(TARGET + 1));
         changed.ranges.clear();
         changed.sources.clear();
-        for state in [&State::default(), &state(), &changed, &state(), &State::default()] {
+        for state in [&ForwardingState::default(), &state(), &changed, &state(), &ForwardingState::default()]
+        {
             kernel.apply(state).expect("apply");
-            assert_eq!(Kernel::open(device()).expect("open").written(), state);
+            assert_eq!(NftWriter::open(device()).expect("open").written(), state);
         }
     });
 }
 
 #[test]
-fn what_others_destroy_is_noticed_and_written_again() {
+fn foreign_changes_are_detected_and_repaired() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
         run("ip link set lo up");
-        let mut kernel = Kernel::open(device()).expect("open");
+        let mut kernel = NftWriter::open(device()).expect("open");
         kernel.apply(&state()).expect("apply");
         run("nft add table ip other");
-        assert!(!kernel.was_disturbed(true).expect("look"), "somebody else's table");
+        assert!(!kernel.is_out_of_sync(true).expect("look"), "somebody else's table");
         for damage in ["nft flush ruleset", "nft delete element netdev steerage-edge vips4 '{ 10.0.0.100 }'"]
         {
             run(damage);
             let whole = damage.contains("flush");
-            assert_eq!(kernel.was_disturbed(false).expect("look"), whole, "a glance: {damage}");
+            assert_eq!(kernel.is_out_of_sync(false).expect("look"), whole, "a glance: {damage}");
             if whole {
                 kernel.apply(&state()).expect("apply");
                 run(damage);
             }
-            assert!(kernel.was_disturbed(true).expect("look"), "{damage}");
+            assert!(kernel.is_out_of_sync(true).expect("look"), "{damage}");
             kernel.apply(&state()).expect("apply");
-            assert_eq!(Kernel::open(device()).expect("open").written(), &state());
+            assert_eq!(NftWriter::open(device()).expect("open").written(), &state());
         }
         // Behind our back, and not looked at before the next write.
         run("nft flush ruleset");
         let mut next = state();
         next.peers.clear();
         kernel.apply(&next).expect("apply");
-        assert_eq!(Kernel::open(device()).expect("open").written(), &next);
+        assert_eq!(NftWriter::open(device()).expect("open").written(), &next);
     });
 }
 
 #[test]
-fn removing_leaves_nothing_and_is_success_twice() {
+fn remove_is_complete_and_idempotent() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
         run("ip link set lo up");
-        Kernel::open(device()).expect("open").apply(&state()).expect("apply");
+        NftWriter::open(device()).expect("open").apply(&state()).expect("apply");
         remove().expect("remove");
         remove().expect("again");
         assert_eq!(run("nft list ruleset"), "");
@@ -150,7 +154,7 @@ fn removing_leaves_nothing_and_is_success_twice() {
 }
 
 #[test]
-fn nft_lists_every_rule_alone() {
+fn nft_lists_every_rule_on_its_own() {
     requires!(NetworkNamespace);
     let mut crashed = Vec::new();
     for (chain, rule) in rules::rules(1) {
