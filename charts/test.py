@@ -18,7 +18,7 @@ FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "inter
 SWITCHES = {
     "controller": {"defaultSteering": "api", "serveUnsetClass": True, "migrateLegacyAnnotations": True, "replicas": 1},
     "agent": {"services": "all", "apiServer": "[fd00::1]:6443", "maxUnavailable": 2},
-    "edge": {"tokenSecret": True},
+    "edge": {"serviceAccount": {"createTokenSecret": True}},
     "log": {"level": "debug", "format": "text"},
 }
 VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "all of aws": FULL_AWS, "switches": SWITCHES}
