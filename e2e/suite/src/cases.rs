@@ -7,6 +7,7 @@ mod faults;
 mod health_check;
 mod interoperation;
 mod life_cycle;
+mod meter;
 pub(crate) mod moves;
 mod source_address;
 mod steering;
@@ -20,7 +21,7 @@ use libtest_mimic::{Failed, Trial};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use crate::args::Boot;
+use crate::boot::Boot;
 use crate::dump;
 use crate::scene::Scene;
 use crate::suite::{COMMON, Suite};
@@ -65,6 +66,7 @@ macro_rules! cases {
 /// In the order in which they run: what others rely on first, what disturbs the cluster last.
 fn all() -> Vec<Case> {
     cases![
+        Both Common meter::reports_each_injected_fault_and_nothing_else,
         Both Common source_address::local_tcp_ipv4_keeps_the_clients_address_and_port,
         Both Common source_address::local_tcp_ipv6_keeps_the_clients_address_and_port,
         Both Common source_address::local_udp_ipv4_keeps_the_clients_address_and_port,
@@ -101,8 +103,8 @@ fn all() -> Vec<Case> {
         KubeProxy Common faults::a_killed_edge_costs_no_connection,
         KubeProxy Own faults::rolling_update,
         KubeProxy Own faults::scale_down,
-        KubeProxy Common faults::policy_flip,
-        KubeProxy Common faults::mode_flip,
+        KubeProxy Own faults::policy_flip,
+        KubeProxy Own faults::mode_flip,
         KubeProxy Own faults::node_drain,
         KubeProxy Own faults::node_death,
         KubeProxy Common faults::an_absent_api_server_costs_no_connection,

@@ -15,7 +15,7 @@ use steerage_edge_api::TargetState;
 use steerage_model::Family;
 use steerage_model::Family::{V4, V6};
 
-use crate::args::{Boot, inside};
+use crate::boot::Boot;
 use crate::cases::moves::{self, Following};
 use crate::cluster::lab::Lab;
 use crate::edge;
@@ -24,6 +24,7 @@ use crate::pods;
 use crate::report::ms;
 use crate::scene::Scene;
 use crate::services::{PORT, Spec, Vips, health_port};
+use crate::session::inside;
 use crate::suite::Suite;
 use crate::wait::{SOON, until};
 

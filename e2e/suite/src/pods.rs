@@ -2,16 +2,19 @@
 //! The tests' backends: agnhost's netexec, ready when the test says so, and commands run through it.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use steerage_model::Family;
 
 use crate::net::{encode, get};
+use crate::wait::{SOON, until};
 
 const IMAGE: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
 /// A condition that the test sets on the pod's status: without it the pod is not ready, whatever its container does.
@@ -114,4 +117,45 @@ pub async fn dial(pod: &Pod, protocol: &str, to: SocketAddr, request: &str) -> R
 /// The pod's own server, past every Service.
 fn control(pod: &Pod) -> Result<SocketAddr> {
     Ok(SocketAddr::new(address(pod, Family::V4)?, HTTP))
+}
+
+/// Makes a pod and returns it once it has its addresses. A new namespace has no service account for a moment.
+pub async fn create(client: &kube::Client, namespace: &str, pod: &Pod) -> Result<Pod> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let name = pod.name_any();
+    until(format!("pod {name}"), SOON, async || pods.create(&PostParams::default(), pod).await).await
+}
+
+/// Sets the condition that a backend's readiness hangs on.
+pub async fn set_ready(client: &kube::Client, pod: &Pod, ready: bool) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    let status = if ready { "True" } else { "False" };
+    let change = json!({ "status": { "conditions": [{ "type": GATE, "status": status }] } });
+    pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(change)).await?;
+    Ok(())
+}
+
+/// Returns when a pod is ready, or no longer.
+pub async fn wait_ready(client: &kube::Client, pod: &Pod, ready: bool) -> Result<Pod> {
+    let what = if ready { "readiness" } else { "no readiness" };
+    wait_for(client, pod, what, |pod| has(pod, "Ready") == ready).await
+}
+
+/// Returns a pod once it fits.
+pub async fn wait_for(
+    client: &kube::Client,
+    pod: &Pod,
+    what: &str,
+    fits: impl Fn(&Pod) -> bool,
+) -> Result<Pod> {
+    let name = pod.name_any();
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    until(format!("{what} of pod {name}"), SOON + Duration::from_secs(30), async || {
+        match pods.get(&name).await {
+            Ok(pod) if fits(&pod) => Ok(pod),
+            Ok(pod) => Err(format!("{:?}", pod.status.map(|status| (status.phase, status.conditions)))),
+            Err(error) => Err(error.to_string()),
+        }
+    })
+    .await
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::args::Boot;
+use crate::boot::Boot;
 
 /// Tables, in the order of their making. A row whose table exists already joins it.
 #[derive(Default)]
@@ -71,6 +71,11 @@ fn markdown(table: &Table) -> String {
 /// Milliseconds.
 pub fn ms(time: Duration) -> String {
     format!("{:.0}", time.as_secs_f64() * 1000.0)
+}
+
+/// Milliseconds with one decimal.
+pub fn fine_ms(time: Duration) -> String {
+    format!("{:.1}", time.as_secs_f64() * 1000.0)
 }
 
 /// The value below which `percent` of the sorted values lie; zero of none.

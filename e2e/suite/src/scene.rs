@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::NamespaceResourceScope;
@@ -12,7 +11,7 @@ use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::Value;
 use steerage_edge_api::{EdgeLoadBalancer, TargetState};
 
 use crate::cluster::Host;
@@ -243,18 +242,19 @@ impl Scene {
 
     /// Starts a backend on a node and returns it when its container runs; it is ready if `ready`.
     pub async fn backend(&self, name: &str, app: &str, node: &str, ready: bool, linger: u32) -> Result<Pod> {
-        let pod = create_pod(self.client(), &self.namespace, &pods::echo(name, app, node, linger)?).await?;
+        let pod = pods::create(self.client(), &self.namespace, &pods::echo(name, app, node, linger)?).await?;
         if ready {
-            set_ready(self.client(), &pod, true).await?;
-            return wait_ready(self.client(), &pod, true).await;
+            pods::set_ready(self.client(), &pod, true).await?;
+            return pods::wait_ready(self.client(), &pod, true).await;
         }
-        wait_for(self.client(), &pod, "running containers", |pod| pods::has(pod, "ContainersReady")).await
+        pods::wait_for(self.client(), &pod, "running containers", |pod| pods::has(pod, "ContainersReady"))
+            .await
     }
 
     /// Sets a backend's readiness; returns when the kubelet has taken it over.
     pub async fn set_ready(&self, pod: &Pod, ready: bool) -> Result<()> {
-        set_ready(self.client(), pod, ready).await?;
-        wait_ready(self.client(), pod, ready).await.map(drop)
+        pods::set_ready(self.client(), pod, ready).await?;
+        pods::wait_ready(self.client(), pod, ready).await.map(drop)
     }
 
     /// Asks a backend to end; returns when it is gone if it does not linger.
@@ -298,39 +298,4 @@ impl Scene {
         }
         Ok(())
     }
-}
-
-/// Makes a pod and returns it once it has its addresses. A new namespace has no service account for a moment.
-pub async fn create_pod(client: &kube::Client, namespace: &str, pod: &Pod) -> Result<Pod> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let name = pod.name_any();
-    until(format!("pod {name}"), SOON, async || pods.create(&PostParams::default(), pod).await).await
-}
-
-/// Sets the condition that a backend's readiness hangs on.
-pub async fn set_ready(client: &kube::Client, pod: &Pod, ready: bool) -> Result<()> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
-    let status = if ready { "True" } else { "False" };
-    let change = json!({ "status": { "conditions": [{ "type": pods::GATE, "status": status }] } });
-    pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(change)).await?;
-    Ok(())
-}
-
-/// Returns when a pod is ready, or no longer.
-pub async fn wait_ready(client: &kube::Client, pod: &Pod, ready: bool) -> Result<Pod> {
-    let what = if ready { "readiness" } else { "no readiness" };
-    wait_for(client, pod, what, |pod| pods::has(pod, "Ready") == ready).await
-}
-
-async fn wait_for(client: &kube::Client, pod: &Pod, what: &str, fits: impl Fn(&Pod) -> bool) -> Result<Pod> {
-    let name = pod.name_any();
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
-    until(format!("{what} of pod {name}"), SOON + Duration::from_secs(30), async || {
-        match pods.get(&name).await {
-            Ok(pod) if fits(&pod) => Ok(pod),
-            Ok(pod) => Err(format!("{:?}", pod.status.map(|status| (status.phase, status.conditions)))),
-            Err(error) => Err(error.to_string()),
-        }
-    })
-    .await
 }

@@ -13,11 +13,10 @@ use serde_json::json;
 use tokio::sync::OnceCell;
 use tokio::task::block_in_place;
 
-use crate::args::Boot;
+use crate::boot::Boot;
 use crate::cluster::{Cluster, Host};
 use crate::pods;
 use crate::report::Report;
-use crate::scene;
 use crate::services::Vips;
 
 /// The namespace of the shared backends.
@@ -37,6 +36,8 @@ pub struct Suite {
     pub report: Report,
     /// Where failing tests leave what they saw.
     pub logs: PathBuf,
+    /// Set once the loss meter has passed its test of itself.
+    pub meter_tested: OnceCell<()>,
     cluster: Box<dyn Cluster>,
     seen: Mutex<Vec<Vips>>,
     backends: OnceCell<Vec<Pod>>,
@@ -57,6 +58,7 @@ impl Suite {
             client,
             report: Report::default(),
             logs,
+            meter_tested: OnceCell::new(),
             cluster,
             seen: Mutex::default(),
             backends: OnceCell::new(),
@@ -117,11 +119,11 @@ impl Suite {
             let mut backends = Vec::new();
             for node in self.nodes() {
                 let pod = pods::echo(&format!("{ECHO}-{}", node.name), ECHO, &node.name, 0)?;
-                backends.push(scene::create_pod(&self.client, COMMON, &pod).await?);
+                backends.push(pods::create(&self.client, COMMON, &pod).await?);
             }
             for pod in &mut backends {
-                scene::set_ready(&self.client, pod, true).await?;
-                *pod = scene::wait_ready(&self.client, pod, true).await?;
+                pods::set_ready(&self.client, pod, true).await?;
+                *pod = pods::wait_ready(&self.client, pod, true).await?;
             }
             Ok(backends)
         });

@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -17,12 +17,17 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use steerage_model::Family::{V4, V6};
 use steerage_model::names;
+use tokio::task::block_in_place;
 use tokio::time::sleep;
 
-use crate::args::Boot;
-use crate::load::{AFTER, BEFORE, Client, Failure, Load, Tally};
+use crate::boot::Boot;
+use crate::meter::capture::now;
+use crate::meter::load::{AFTER, BEFORE, Client, Load};
+use crate::meter::loss::{Loss, Measurement};
 use crate::pods::{deployment, has};
+use crate::report::fine_ms;
 use crate::scene::Scene;
+use crate::self_test;
 use crate::services::{PORT, Spec, Vips};
 use crate::suite::ECHO;
 use crate::system;
@@ -35,9 +40,11 @@ const ABSENCE: Duration = Duration::from_mins(1);
 
 /// What an event may cost.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum May {
-    CostNothing,
-    BePrinted,
+enum Promise {
+    /// Not one packet.
+    NothingLost,
+    /// Anything: it is only reported.
+    None,
 }
 
 pub(super) async fn a_killed_controller_costs_no_connection(scene: Arc<Scene>) -> Result<()> {
@@ -46,7 +53,7 @@ pub(super) async fn a_killed_controller_costs_no_connection(scene: Arc<Scene>) -
     let pod =
         pods.iter().find(|pod| leader.contains(&pod.name_any())).context("the leader is no pod of ours")?;
     let clients = expose(&scene, ECHO, |spec| spec).await?;
-    under_load(&scene, "controller killed (-9)", May::CostNothing, clients, async || {
+    under_load(&scene, "controller killed (-9)", Promise::NothingLost, clients, async || {
         system::kill(&scene.suite, pod)
     })
     .await?;
@@ -63,7 +70,7 @@ pub(super) async fn a_killed_agent_costs_no_connection(scene: Arc<Scene>) -> Res
     };
     let clients = expose(&scene, ECHO, labelled).await?;
     let kill = async || agents.iter().try_for_each(|agent| system::kill(&scene.suite, agent));
-    under_load(&scene, "agent killed (-9) on every node", May::CostNothing, clients, kill).await?;
+    under_load(&scene, "agent killed (-9) on every node", Promise::NothingLost, clients, kill).await?;
     for agent in &agents {
         system::recovered(&scene.suite, system::AGENT, agent).await?;
     }
@@ -79,7 +86,7 @@ pub(super) async fn a_killed_edge_costs_no_connection(scene: Arc<Scene>) -> Resu
         sleep(Duration::from_secs(2)).await;
         scene.suite.cluster(|cluster| cluster.start_edge(&edge.name))
     };
-    under_load(&scene, "edge killed (-9), started after 2 s", May::CostNothing, clients, kill).await
+    under_load(&scene, "edge killed (-9), started after 2 s", Promise::NothingLost, clients, kill).await
 }
 
 pub(super) async fn an_absent_api_server_costs_no_connection(scene: Arc<Scene>) -> Result<()> {
@@ -89,7 +96,7 @@ pub(super) async fn an_absent_api_server_costs_no_connection(scene: Arc<Scene>) 
         sleep(ABSENCE).await;
         scene.suite.cluster(|cluster| cluster.start_api_server())
     };
-    under_load(&scene, "API server away for 60 s", May::CostNothing, clients, away).await?;
+    under_load(&scene, "API server away for 60 s", Promise::NothingLost, clients, away).await?;
     // A controller that lost its Lease comes back when the kubelet's patience allows.
     scene.create(&Spec::new("after", ECHO)).await?;
     let what = "the addresses of a Service made after the API server's return";
@@ -113,7 +120,7 @@ pub(super) async fn rolling_update(scene: Arc<Scene>) -> Result<()> {
         let deployment: Deployment = scene.patch_any("web", change).await?;
         rolled_out(&scene, deployment.metadata.generation).await
     };
-    under_load(&scene, "rolling update of 3 pods", May::BePrinted, clients, update).await
+    under_load(&scene, "rolling update of 3 pods", Promise::None, clients, update).await
 }
 
 pub(super) async fn scale_down(scene: Arc<Scene>) -> Result<()> {
@@ -122,11 +129,11 @@ pub(super) async fn scale_down(scene: Arc<Scene>) -> Result<()> {
         let change = json!({ "spec": { "replicas": 1 } });
         scene.patch_any::<Deployment>("web", change).await.map(drop)
     };
-    under_load(&scene, "scale down from 3 pods to 1", May::BePrinted, clients, scale).await
+    under_load(&scene, "scale down from 3 pods to 1", Promise::None, clients, scale).await
 }
 
 pub(super) async fn policy_flip(scene: Arc<Scene>) -> Result<()> {
-    let clients = expose(&scene, ECHO, |spec| spec).await?;
+    let clients = expose_one_backend(&scene).await?;
     let flip = async || {
         for policy in ["Cluster", "Local"] {
             for mode in MODES {
@@ -136,18 +143,18 @@ pub(super) async fn policy_flip(scene: Arc<Scene>) -> Result<()> {
         }
         Ok(())
     };
-    under_load(&scene, "policy flip to Cluster and back", May::BePrinted, clients, flip).await
+    under_load(&scene, "policy flip to Cluster and back", Promise::None, clients, flip).await
 }
 
 pub(super) async fn mode_flip(scene: Arc<Scene>) -> Result<()> {
-    let clients = expose(&scene, ECHO, |spec| spec).await?;
+    let clients = expose_one_backend(&scene).await?;
     let flip = async || {
         for (name, mode) in [("api", "health-check"), ("health-check", "api")] {
             scene.patch(name, json!({ "metadata": { "annotations": { names::STEERING: mode } } })).await?;
         }
         Ok(())
     };
-    under_load(&scene, "mode flip to the other steering", May::BePrinted, clients, flip).await
+    under_load(&scene, "mode flip to the other steering", Promise::None, clients, flip).await
 }
 
 pub(super) async fn node_drain(scene: Arc<Scene>) -> Result<()> {
@@ -167,7 +174,7 @@ pub(super) async fn node_drain(scene: Arc<Scene>) -> Result<()> {
         }
         Ok(())
     };
-    let outcome = under_load(&scene, "node drain (cordon, evict)", May::BePrinted, clients, drain).await;
+    let outcome = under_load(&scene, "node drain (cordon, evict)", Promise::None, clients, drain).await;
     cordon(false).await?;
     outcome
 }
@@ -178,7 +185,7 @@ pub(super) async fn node_death(scene: Arc<Scene>) -> Result<()> {
     let nodes = scene.nodes();
     let node = nodes.last().context("no nodes")?;
     let kill = async || scene.suite.cluster(|cluster| cluster.kill_node(&node.name));
-    let outcome = under_load(&scene, "node death", May::BePrinted, clients, kill).await;
+    let outcome = under_load(&scene, "node death", Promise::None, clients, kill).await;
     scene.suite.cluster(|cluster| cluster.start_node(&node.name))?;
     outcome
 }
@@ -191,6 +198,14 @@ async fn deploy(scene: &Scene, replicas: usize) -> Result<Vec<Client>> {
     let deployments = scene.api::<Deployment>();
     until("a Deployment", SOON, async || deployments.create(&PostParams::default(), &made).await).await?;
     rolled_out(scene, Some(1)).await?;
+    expose(scene, "web", |spec| spec).await
+}
+
+/// One backend, on the last node: a packet that any other node gets under policy Local is lost.
+async fn expose_one_backend(scene: &Scene) -> Result<Vec<Client>> {
+    let nodes = scene.nodes();
+    let node = nodes.last().context("no nodes")?;
+    scene.backend("only", "web", &node.name, true, LINGER).await?;
     expose(scene, "web", |spec| spec).await
 }
 
@@ -237,73 +252,80 @@ async fn expose(scene: &Scene, app: &str, adapt: impl Fn(Spec) -> Spec) -> Resul
     Ok(clients)
 }
 
+/// Fails when the event cost more than its promise allows. No measurement counts unless the meter has passed its own test.
 async fn under_load(
     scene: &Scene,
-    what: &str,
-    may: May,
+    event: &str,
+    promise: Promise,
     clients: Vec<Client>,
-    event: impl AsyncFnOnce() -> Result<()>,
+    happen: impl AsyncFnOnce() -> Result<()>,
 ) -> Result<()> {
+    self_test::run(scene).await.context("the loss meter does not work")?;
     let load = Load::start(clients);
     sleep(BEFORE).await;
-    let at = Instant::now();
-    let happened = event().await;
+    let at = now();
+    let happened = happen().await;
     sleep(AFTER).await;
-    let tallies = load.end()?;
-    happened.with_context(|| what.to_owned())?;
-    let mut failures = String::new();
-    for tally in &tallies {
-        print(scene, what, at, tally);
-        if !tally.failed.is_empty() || !tally.broken.is_empty() {
-            let (failed, broken) = (first(at, &tally.failed), first(at, &tally.broken));
-            let _ = write!(
-                failures,
-                "\n{}: {} of {} new failed ({failed}), {} long broke ({broken})",
-                tally.what,
-                tally.failed.len(),
-                tally.opened + tally.failed.len(),
-                tally.broken.len()
-            );
+    let measurements = block_in_place(|| load.end())?;
+    happened.with_context(|| event.to_owned())?;
+    let mut broken = String::new();
+    for (what, measured) in &measurements {
+        record(scene, event, at, what, measured);
+        let kept = match promise {
+            Promise::NothingLost => measured.losses.is_empty(),
+            Promise::None => true,
+        };
+        if !kept {
+            let times = times(at, &measured.losses);
+            let _ =
+                write!(broken, "\n{what}: {} failed; lost: {}; {times}", measured.failed, measured.kinds());
         }
-        ensure!(tally.opened > 0 && tally.exchanges > 0, "{}: the load did not run: {tally:?}", tally.what);
+        let ran = measured.connections > 0 && measured.exchanges > 0 && measured.datagrams > 0;
+        ensure!(ran, "{what}: the load did not run: {measured:?}");
     }
-    ensure!(may == May::BePrinted || failures.is_empty(), "{what} cost connections:{failures}");
+    ensure!(broken.is_empty(), "{event}:{broken}");
     Ok(())
 }
 
-fn print(scene: &Scene, what: &str, at: Instant, tally: &Tally) {
+fn record(scene: &Scene, event: &str, at: Duration, what: &str, measured: &Measurement) {
     let columns = [
         "event",
         "client",
-        "new",
-        "failed",
-        "first failure",
-        "exchanges on long ones",
-        "long ones broken",
-        "first break",
+        "connections",
+        "requests",
+        "datagrams",
+        "lost",
+        "when",
+        "failed connections",
+        "closed by server",
+        "slowest handshake ms",
+        "slowest datagram ms",
+        "retransmissions (needed / spurious / FIN / by server)",
     ];
+    let again = measured.retransmissions;
     let row = vec![
+        event.to_owned(),
         what.to_owned(),
-        tally.what.clone(),
-        (tally.opened + tally.failed.len()).to_string(),
-        tally.failed.len().to_string(),
-        first(at, &tally.failed),
-        tally.exchanges.to_string(),
-        tally.broken.len().to_string(),
-        first(at, &tally.broken),
+        measured.connections.to_string(),
+        measured.exchanges.to_string(),
+        measured.datagrams.to_string(),
+        measured.kinds(),
+        times(at, &measured.losses),
+        measured.failed.to_string(),
+        measured.closed_by_server.to_string(),
+        fine_ms(measured.slowest_handshake),
+        fine_ms(measured.slowest_datagram),
+        format!("{} / {} / {} / {}", again.needed, again.spurious, again.fins, again.by_server),
     ];
-    scene.suite.report.row("Connections under way while something happens", &columns, row);
+    scene.suite.report.row("Loss while something happens, by packets", &columns, row);
 }
 
-/// The first failure, its time relative to the event, and the last one's.
-fn first(event: Instant, failures: &[Failure]) -> String {
-    let offset = |failure: &Failure| match failure.at.checked_duration_since(event) {
-        Some(after) => format!("+{:.2}", after.as_secs_f64()),
-        None => format!("-{:.2}", (event - failure.at).as_secs_f64()),
-    };
-    match failures {
+/// The times of the first and the last loss relative to the event.
+fn times(event: Duration, losses: &[Loss]) -> String {
+    let offset = |loss: &Loss| format!("{:+.2} s", loss.at.as_secs_f64() - event.as_secs_f64());
+    match losses {
         [] => "–".to_owned(),
-        [only] => format!("{} s: {}", offset(only), only.what),
-        [first, .., last] => format!("{} s: {}; last {} s", offset(first), first.what, offset(last)),
+        [only] => offset(only),
+        [first, .., last] => format!("{} … {}", offset(first), offset(last)),
     }
 }

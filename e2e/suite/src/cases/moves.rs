@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use futures::StreamExt as _;
@@ -22,9 +22,11 @@ use tokio::sync::mpsc;
 use tokio::time::{interval, sleep, timeout};
 
 use crate::cluster::Host;
+use crate::meter::capture::now;
 use crate::net;
+use crate::pods;
 use crate::report::{ms, percentile};
-use crate::scene::{self, Scene};
+use crate::scene::Scene;
 use crate::services::{PORT, Spec, Vips};
 use crate::sniff::Sniffer;
 
@@ -117,21 +119,21 @@ async fn one(
     scene: &Scene,
     pods: &[Pod],
     count: usize,
-    changes: &mut mpsc::UnboundedReceiver<(Instant, Vec<String>)>,
+    changes: &mut mpsc::UnboundedReceiver<(Duration, Vec<String>)>,
     sniffer: &Sniffer,
 ) -> Result<(Duration, Duration)> {
     let (to, from) = ((count + 1) % 2, count % 2);
-    scene::set_ready(scene.client(), &pods[to], true).await?;
+    pods::set_ready(scene.client(), &pods[to], true).await?;
     let start = changed(changes, |ready| ready.contains(&pods[to].name_any())).await?;
     let joined = first_arrival(sniffer, start, to).await?;
-    scene::set_ready(scene.client(), &pods[from], false).await?;
+    pods::set_ready(scene.client(), &pods[from], false).await?;
     let start = changed(changes, |ready| !ready.contains(&pods[from].name_any())).await?;
     Ok((joined, last_arrival(sniffer, start, from).await?))
 }
 
-async fn first_arrival(sniffer: &Sniffer, start: Instant, node: usize) -> Result<Duration> {
+async fn first_arrival(sniffer: &Sniffer, start: Duration, node: usize) -> Result<Duration> {
     let end = start + LIMIT;
-    while Instant::now() < end {
+    while now() < end {
         if let Some((at, _)) = sniffer.since(start).into_iter().find(|(_, seen)| *seen == node) {
             return Ok(at - start);
         }
@@ -140,14 +142,14 @@ async fn first_arrival(sniffer: &Sniffer, start: Instant, node: usize) -> Result
     anyhow::bail!("no packet reaches the node that joined")
 }
 
-async fn last_arrival(sniffer: &Sniffer, start: Instant, node: usize) -> Result<Duration> {
+async fn last_arrival(sniffer: &Sniffer, start: Duration, node: usize) -> Result<Duration> {
     let end = start + LIMIT;
-    while Instant::now() < end {
+    while now() < end {
         let seen = sniffer.since(start);
         let last = seen.iter().rev().find(|(_, at)| *at == node).map_or(start, |(at, _)| *at);
         // Only packets at the other node prove that this one was left, not that the prober slept.
         let others = seen.iter().filter(|(at, _)| *at > last).count();
-        if last.elapsed() > SILENCE && others > 20 {
+        if now().saturating_sub(last) > SILENCE && others > 20 {
             return Ok(last - start);
         }
         sleep(Duration::from_millis(10)).await;
@@ -156,9 +158,9 @@ async fn last_arrival(sniffer: &Sniffer, start: Instant, node: usize) -> Result<
 }
 
 async fn changed(
-    changes: &mut mpsc::UnboundedReceiver<(Instant, Vec<String>)>,
+    changes: &mut mpsc::UnboundedReceiver<(Duration, Vec<String>)>,
     fits: impl Fn(&[String]) -> bool,
-) -> Result<Instant> {
+) -> Result<Duration> {
     let wait = async {
         while let Some((at, ready)) = changes.recv().await {
             if fits(&ready) {
@@ -171,7 +173,7 @@ async fn changed(
 }
 
 /// The names of the ready pods, whenever the Service's IPv4 `EndpointSlice` changes.
-fn slices(scene: &Scene) -> mpsc::UnboundedReceiver<(Instant, Vec<String>)> {
+fn slices(scene: &Scene) -> mpsc::UnboundedReceiver<(Duration, Vec<String>)> {
     let (sender, receiver) = mpsc::unbounded_channel();
     let slices = scene.api::<EndpointSlice>();
     tokio::spawn(async move {
@@ -186,7 +188,7 @@ fn slices(scene: &Scene) -> mpsc::UnboundedReceiver<(Instant, Vec<String>)> {
             let ready =
                 endpoints.filter(|endpoint| endpoint.conditions.as_ref().and_then(|c| c.ready) == Some(true));
             let names = ready.filter_map(|endpoint| endpoint.target_ref?.name).collect();
-            if sender.send((Instant::now(), names)).is_err() {
+            if sender.send((now(), names)).is_err() {
                 return;
             }
         }

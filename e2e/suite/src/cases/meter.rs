@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The loss meter reports every fault that is injected, and nothing else.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use crate::scene::Scene;
+use crate::self_test;
+
+pub(super) async fn reports_each_injected_fault_and_nothing_else(scene: Arc<Scene>) -> Result<()> {
+    self_test::run(&scene).await
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The loss meter: judges connections and datagrams by the packets that the kernel saw, not by whether they succeeded in the end.
+//!
+//! A client numbers what it sends ([`client`]) while a capture in its network namespace records every packet of it ([`capture`]).
+//! Afterwards [`judge`] joins both views. It is pure, as are the parts that it is made of: [`packet`], [`tcp`], [`udp`], [`loss`].
+//! Where the two views contradict each other, or the kernel dropped packets of the capture, nothing was measured: that is an error,
+//! never "0 lost".
+
+pub mod capture;
+pub mod client;
+mod filter;
+pub mod judge;
+pub mod load;
+pub mod loss;
+pub mod packet;
+pub mod tcp;
+pub mod udp;
+
+use std::net::IpAddr;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::cluster::Host;
+use capture::Capture;
+use client::Observed;
+use judge::judge;
+use loss::Measurement;
+
+/// Packets of a connection that ends may follow the client's last read.
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// Lets a client work inside the host's network namespace and judges what it did by the packets to and from `servers`. Blocking.
+pub fn measure(
+    host: &Host,
+    servers: &[IpAddr],
+    work: impl AsyncFnOnce() -> Result<Observed> + Send,
+) -> Result<Measurement> {
+    let capture = Capture::start(&host.netns, servers)?;
+    let observed = steerage_lab::in_netns(&host.netns, || -> Result<Observed> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(work())
+    })??;
+    thread::sleep(SETTLE);
+    Ok(judge(&capture.stop()?, &observed)?)
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What one TCP connection went through, from its segments as the client's host saw them. Pure.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::packet::{Content, Packet, Segment};
+
+/// The two ends of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ends {
+    /// Who opened it.
+    pub client: SocketAddr,
+    /// Whom it was opened to.
+    pub server: SocketAddr,
+}
+
+/// What one connection went through. Positions count bytes of data, from 0 on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// The time of the first SYN.
+    pub opened: Duration,
+    /// How many SYNs the client sent.
+    pub syns: usize,
+    /// The time of the SYN-ACK.
+    pub answered: Option<Duration>,
+    /// The time of a reset or an ICMP error before any SYN-ACK.
+    pub refused: Option<Duration>,
+    /// The time of the server's first reset after the handshake.
+    pub reset_by_server: Option<Duration>,
+    /// The time of the client's first reset after the handshake.
+    pub reset_by_client: Option<Duration>,
+    /// The time of the server's FIN.
+    pub closed_by_server: Option<Duration>,
+    /// How many bytes the client sent.
+    pub sent: u64,
+    /// When the client sent its newest byte for the first time.
+    pub last_sent: Option<Duration>,
+    /// How many bytes arrived from the server without a gap.
+    pub received: u64,
+    /// How many bytes the client acknowledged.
+    pub acknowledged: u64,
+    /// Data that the client sent again.
+    pub resent: Vec<Resent>,
+    /// How often the client sent nothing but its FIN again.
+    pub fins_resent: usize,
+    /// How many segments of data the server sent twice, or so late that later ones had come.
+    pub resent_by_server: usize,
+    client_isn: u32,
+    server_isn: u32,
+    /// How many of the client's bytes the server acknowledged.
+    confirmed: u64,
+    fin_sent: bool,
+    /// Parts that arrived beyond a gap.
+    beyond: Vec<(u64, u64)>,
+}
+
+/// Data that was sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resent {
+    /// When.
+    pub at: Duration,
+    /// Whether the server had it already.
+    pub spurious: bool,
+    from: u64,
+    to: u64,
+}
+
+/// Sorts packets in order of time into connections. Packets of connections whose SYN was not captured are ignored.
+pub fn traces<'a>(packets: impl IntoIterator<Item = &'a Packet>) -> HashMap<Ends, Vec<Trace>> {
+    let mut traces: HashMap<Ends, Vec<Trace>> = HashMap::new();
+    for packet in packets {
+        let sent = Ends { client: packet.from, server: packet.to };
+        let came = Ends { client: packet.to, server: packet.from };
+        match &packet.content {
+            Content::Tcp(segment) if segment.syn && !segment.acks => {
+                let all = traces.entry(sent).or_default();
+                match all.last_mut() {
+                    Some(last) if last.client_isn == segment.seq => last.syns += 1,
+                    // A port is used again.
+                    _ => all.push(Trace::open(packet.at, segment)),
+                }
+            }
+            Content::Tcp(segment) => {
+                if let Some(trace) = traces.get_mut(&sent).and_then(|all| all.last_mut()) {
+                    trace.send(packet.at, segment);
+                } else if let Some(trace) = traces.get_mut(&came).and_then(|all| all.last_mut()) {
+                    trace.receive(packet.at, segment);
+                }
+            }
+            Content::Unreachable => {
+                if let Some(trace) = traces.get_mut(&came).and_then(|all| all.last_mut())
+                    && trace.answered.is_none()
+                {
+                    trace.refused.get_or_insert(packet.at);
+                }
+            }
+            Content::Udp(_) => {}
+        }
+    }
+    traces
+}
+
+impl Trace {
+    fn open(at: Duration, segment: &Segment) -> Self {
+        Self { opened: at, syns: 1, client_isn: segment.seq, ..Self::default() }
+    }
+
+    fn send(&mut self, at: Duration, segment: &Segment) {
+        if segment.rst {
+            if self.answered.is_some() {
+                self.reset_by_client.get_or_insert(at);
+            }
+            return;
+        }
+        if segment.acks && self.answered.is_some() {
+            let fin = u64::from(self.closed_by_server.is_some());
+            let acknowledged = position(self.server_isn, segment.ack);
+            self.acknowledged = self.acknowledged.max(acknowledged.saturating_sub(fin));
+        }
+        let from = position(self.client_isn, segment.seq);
+        let to = from + u64::from(segment.length);
+        if to > self.sent {
+            self.last_sent = Some(at);
+        } else if segment.fin && self.fin_sent && segment.length == 0 {
+            self.fins_resent += 1;
+        }
+        if segment.length > 0 && from < self.sent {
+            let to = to.min(self.sent);
+            self.resent.push(Resent { at, spurious: to <= self.confirmed, from, to });
+        }
+        self.sent = self.sent.max(to);
+        self.fin_sent |= segment.fin;
+    }
+
+    fn receive(&mut self, at: Duration, segment: &Segment) {
+        if segment.rst {
+            let first = if self.answered.is_some() { &mut self.reset_by_server } else { &mut self.refused };
+            first.get_or_insert(at);
+            return;
+        }
+        if segment.syn {
+            if self.answered.is_none() {
+                self.answered = Some(at);
+                self.server_isn = segment.seq;
+            }
+            return;
+        }
+        if self.answered.is_none() {
+            return;
+        }
+        self.confirm(segment);
+        let from = position(self.server_isn, segment.seq);
+        self.take(from, from + u64::from(segment.length));
+        if segment.fin {
+            self.closed_by_server.get_or_insert(at);
+        }
+    }
+
+    fn confirm(&mut self, segment: &Segment) {
+        let confirmed = position(self.client_isn, segment.ack);
+        // The acknowledgement of a FIN is one more than there are bytes.
+        self.confirmed = self.confirmed.max(confirmed.min(self.sent));
+        if let Some((left, right)) = segment.duplicate {
+            let (left, right) = (position(self.client_isn, left), position(self.client_isn, right));
+            let same = |resent: &&mut Resent| !resent.spurious && resent.from < right && left < resent.to;
+            if let Some(resent) = self.resent.iter_mut().find(same) {
+                resent.spurious = true;
+            }
+        }
+    }
+
+    /// Adds bytes of the server to what arrived.
+    fn take(&mut self, from: u64, to: u64) {
+        if from == to {
+            return;
+        }
+        let known =
+            to <= self.received || self.beyond.iter().any(|&(left, right)| left <= from && to <= right);
+        let late = from < self.received || self.beyond.iter().any(|&(left, _)| from < left);
+        self.resent_by_server += usize::from(known || late);
+        self.beyond.push((from, to));
+        self.beyond.sort_unstable();
+        for &(left, right) in &self.beyond {
+            if left <= self.received {
+                self.received = self.received.max(right);
+            }
+        }
+        self.beyond.retain(|&(_, right)| right > self.received);
+    }
+
+    /// How many retransmissions of data, SYNs included, the client's kernel has made.
+    pub fn retransmissions(&self) -> usize {
+        self.syns - 1 + self.resent.len() + self.fins_resent
+    }
+}
+
+/// How many bytes of data come before a sequence number. The SYN takes the first number; keepalives go one back.
+fn position(isn: u32, number: u32) -> u64 {
+    let offset = number.wrapping_sub(isn).wrapping_sub(1);
+    // A probe of an idle connection before any data would wrap around.
+    if offset == u32::MAX { 0 } else { offset.into() }
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests and answers by datagram, joined by their number. Pure.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::packet::{Content, Packet};
+
+/// What became of a numbered datagram.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exchange {
+    /// When it was sent, each time that it was.
+    pub sent: Vec<Duration>,
+    /// When and by whom it was answered.
+    pub answers: Vec<(Duration, SocketAddr)>,
+}
+
+/// Sorts the datagrams of some clients by number.
+pub fn exchanges<'a>(
+    packets: impl IntoIterator<Item = &'a Packet>,
+    clients: &HashMap<u64, SocketAddr>,
+) -> HashMap<u64, Exchange> {
+    let mut exchanges: HashMap<u64, Exchange> = HashMap::new();
+    for packet in packets {
+        let Content::Udp(Some(number)) = packet.content else { continue };
+        match clients.get(&number) {
+            Some(client) if packet.from == *client => {
+                exchanges.entry(number).or_default().sent.push(packet.at);
+            }
+            Some(client) if packet.to == *client => {
+                exchanges.entry(number).or_default().answers.push((packet.at, packet.from));
+            }
+            _ => {}
+        }
+    }
+    exchanges
+}
