@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, ValueEnum};
 use libtest_mimic::Arguments;
 
-use crate::boot::Boot;
 use crate::cases;
 use crate::cluster::{Cluster, kind::Kind, lab::Lab};
+use crate::service_proxy::ServiceProxy;
 use crate::session::inside;
 
 /// What made the cluster.
@@ -28,7 +28,7 @@ enum ClusterKind {
 pub struct Args {
     /// Say which service proxy the cluster runs.
     #[arg(long, value_enum, default_value = "kube-proxy")]
-    boot: Boot,
+    service_proxy: ServiceProxy,
     /// Say what made the cluster.
     #[arg(long, value_enum, default_value = "lab")]
     cluster: ClusterKind,
@@ -48,22 +48,25 @@ pub struct Args {
 impl Args {
     /// Runs the cases that the flags select.
     pub fn run(self) -> Result<ExitCode> {
-        let Self { boot, cluster, name, logs, report, mut harness } = self;
+        let Self { service_proxy, cluster, name, logs, report, mut harness } = self;
         // The cases share one cluster, and some break parts of it.
         harness.test_threads = Some(1);
         if harness.list {
-            return Ok(libtest_mimic::run(&harness, cases::names(boot)).exit_code());
+            return Ok(libtest_mimic::run(&harness, cases::names(service_proxy)).exit_code());
         }
         let cluster: Box<dyn Cluster> = match cluster {
             ClusterKind::Lab => Box::new(Lab::open(&name)?),
             ClusterKind::Kind => Box::new(Kind::open(&name)?),
         };
-        inside(boot, cluster, logs, |suite, runtime| {
+        inside(service_proxy, cluster, logs, |suite, runtime| {
             let conclusion = libtest_mimic::run(&harness, cases::trials(suite, runtime));
             runtime.block_on(suite.finish());
             suite.report.print();
             for file in &report {
-                suite.report.write(file, boot).with_context(|| format!("writing {}", file.display()))?;
+                suite
+                    .report
+                    .write(file, service_proxy)
+                    .with_context(|| format!("writing {}", file.display()))?;
             }
             Ok(conclusion.exit_code())
         })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The list of all tests, each with its boots and its place, and how one of them is run.
+//! The list of all cases, each with the clusters it applies to and its namespace, and how a case is run.
 
 mod bad_input;
 mod compatibility;
@@ -21,106 +21,106 @@ use libtest_mimic::{Failed, Trial};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use crate::boot::Boot;
 use crate::dump;
-use crate::scene::Scene;
+use crate::service_proxy::ServiceProxy;
 use crate::suite::{COMMON, Suite};
+use crate::test_context::TestContext;
 
-/// No test may hang the run.
+/// A case that takes longer has failed.
 const LIMIT: Duration = Duration::from_mins(5);
 
-/// In which clusters a test makes sense.
+/// The service proxies with which a case applies.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum In {
+enum Applies {
     Both,
     KubeProxy,
 }
 
-/// Where a test works.
+/// The namespace that a case works in.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// Beside the shared backends, which it leaves alone.
-    Common,
-    /// In a namespace of its own.
+enum Namespace {
+    /// The one of the shared backends, which the case leaves alone.
+    Shared,
+    /// One of its own.
     Own,
 }
 
 struct Case {
     name: &'static str,
-    boots: In,
-    place: Place,
-    run: fn(Arc<Scene>) -> LocalBoxFuture<'static, Result<()>>,
+    applies: Applies,
+    namespace: Namespace,
+    run: fn(Arc<TestContext>) -> LocalBoxFuture<'static, Result<()>>,
 }
 
 macro_rules! cases {
-    ($($boots:ident $place:ident $module:ident::$test:ident,)*) => {
+    ($($applies:ident $namespace:ident $module:ident::$test:ident,)*) => {
         [$(Case {
             name: concat!(stringify!($module), "::", stringify!($test)),
-            boots: In::$boots,
-            place: Place::$place,
-            run: |scene| Box::pin($module::$test(scene)),
+            applies: Applies::$applies,
+            namespace: Namespace::$namespace,
+            run: |test| Box::pin($module::$test(test)),
         }),*]
     };
 }
 
-/// In the order in which they run: what others rely on first, what disturbs the cluster last.
+/// In the order in which they run: the meter first, cases that disturb the cluster last.
 fn all() -> Vec<Case> {
     cases![
-        Both Common meter::reports_each_injected_fault_and_nothing_else,
-        Both Common source_address::local_tcp_ipv4_keeps_the_clients_address_and_port,
-        Both Common source_address::local_tcp_ipv6_keeps_the_clients_address_and_port,
-        Both Common source_address::local_udp_ipv4_keeps_the_clients_address_and_port,
-        Both Common source_address::local_udp_ipv6_keeps_the_clients_address_and_port,
-        Both Common source_address::cluster_shows_a_nodes_address,
-        Both Common source_address::pods_and_nodes_inside_are_seen_as_documented,
+        Both Shared meter::reports_each_injected_fault_and_nothing_else,
+        Both Shared source_address::local_tcp_ipv4_keeps_the_clients_address_and_port,
+        Both Shared source_address::local_tcp_ipv6_keeps_the_clients_address_and_port,
+        Both Shared source_address::local_udp_ipv4_keeps_the_clients_address_and_port,
+        Both Shared source_address::local_udp_ipv6_keeps_the_clients_address_and_port,
+        Both Shared source_address::cluster_policy_shows_a_node_address,
+        Both Shared source_address::clients_inside_the_cluster_have_the_documented_source_address,
         Both Own health_check::status_weight_and_body_follow_the_endpoints,
-        Both Own health_check::a_terminating_endpoint_serves_while_its_check_fails,
-        Both Common health_check::the_port_closes_with_the_policy,
+        Both Own health_check::terminating_endpoint_serves_while_its_check_fails,
+        Both Shared health_check::port_closes_under_cluster_policy,
         KubeProxy Own steering::api_targets_are_exactly_the_members,
         KubeProxy Own steering::health_check_keeps_all_nodes_and_writes_nothing,
-        KubeProxy Common steering::an_excluded_node_leaves_both_modes,
-        KubeProxy Common interoperation::inside_traffic_is_unharmed_side_by_side,
-        KubeProxy Common interoperation::a_change_of_policy_reaches_a_live_service,
-        KubeProxy Common interoperation::client_ip_affinity_keeps_the_backend,
-        Both Common interoperation::an_address_that_no_service_has_is_silent,
-        KubeProxy Common compatibility::an_old_annotation_is_answered_with_the_patch_to_make,
-        KubeProxy Common compatibility::the_migration_flag_moves_old_services_once,
-        KubeProxy Common bad_input::an_address_outside_all_pools,
-        KubeProxy Common bad_input::an_address_that_is_taken,
-        KubeProxy Common bad_input::no_free_address,
-        KubeProxy Common bad_input::an_unknown_steering,
-        KubeProxy Common bad_input::a_busy_health_check_port,
-        KubeProxy Common bad_input::no_selector,
-        KubeProxy Common bad_input::a_target_off_the_link,
-        Both Common life_cycle::created_changed_and_deleted,
-        Both Common life_cycle::deleted_while_the_controller_is_down,
-        Both Common life_cycle::a_stripped_finalizer_leaks_nothing,
-        Both Common life_cycle::the_second_controller_takes_over_from_a_killed_leader,
-        KubeProxy Own moves::api,
-        KubeProxy Own moves::health_check,
-        KubeProxy Common faults::a_killed_controller_costs_no_connection,
-        Both Common faults::a_killed_agent_costs_no_connection,
-        KubeProxy Common faults::a_killed_edge_costs_no_connection,
-        KubeProxy Own faults::rolling_update,
-        KubeProxy Own faults::scale_down,
-        KubeProxy Own faults::policy_flip,
-        KubeProxy Own faults::mode_flip,
-        KubeProxy Own faults::node_drain,
-        KubeProxy Own faults::node_death,
-        KubeProxy Common faults::an_absent_api_server_costs_no_connection,
-        Both Common life_cycle::nothing_is_left,
+        KubeProxy Shared steering::excluded_node_leaves_the_targets_of_both_steerings,
+        KubeProxy Shared interoperation::traffic_inside_the_cluster_works_beside_local_and_cluster_services,
+        KubeProxy Shared interoperation::policy_change_reaches_a_running_service,
+        KubeProxy Shared interoperation::client_ip_affinity_keeps_the_backend,
+        Both Shared interoperation::address_without_a_service_is_silent,
+        KubeProxy Shared compatibility::legacy_annotation_gets_an_event_with_the_patch,
+        KubeProxy Shared compatibility::migration_flag_migrates_legacy_services_once,
+        KubeProxy Shared bad_input::address_outside_all_pools_is_rejected,
+        KubeProxy Shared bad_input::address_in_use_is_rejected,
+        KubeProxy Shared bad_input::exhausted_pool_is_reported_until_an_address_is_free,
+        KubeProxy Shared bad_input::unknown_steering_is_rejected,
+        KubeProxy Shared bad_input::busy_health_check_port_is_reported,
+        KubeProxy Shared bad_input::service_without_selector_is_reported,
+        KubeProxy Shared bad_input::target_off_the_link_is_refused,
+        Both Shared life_cycle::load_balancer_follows_its_service_until_deletion,
+        Both Shared life_cycle::service_deleted_while_controller_is_down_is_cleaned_up,
+        Both Shared life_cycle::stripped_finalizer_leaks_nothing,
+        Both Shared life_cycle::second_controller_takes_over_from_killed_lease_holder,
+        KubeProxy Own moves::api_steering_follows_endpoint_moves,
+        KubeProxy Own moves::health_check_steering_follows_endpoint_moves,
+        KubeProxy Shared faults::killed_controller_loses_no_packet,
+        Both Shared faults::killed_agent_loses_no_packet,
+        KubeProxy Shared faults::killed_edge_loses_no_packet,
+        KubeProxy Own faults::rolling_update_is_measured,
+        KubeProxy Own faults::scale_down_is_measured,
+        KubeProxy Own faults::policy_change_is_measured,
+        KubeProxy Own faults::steering_change_is_measured,
+        KubeProxy Own faults::node_drain_is_measured,
+        KubeProxy Own faults::node_death_is_measured,
+        KubeProxy Shared faults::absent_api_server_loses_no_packet,
+        Both Shared life_cycle::nothing_is_left_after_all_cases,
     ]
     .into()
 }
 
-/// The tests of a boot, for `--list`.
-pub(crate) fn names(boot: Boot) -> Vec<Trial> {
-    chosen(boot).map(|case| Trial::test(case.name, || Ok(()))).collect()
+/// The cases that apply with a service proxy, for `--list`.
+pub(crate) fn names(service_proxy: ServiceProxy) -> Vec<Trial> {
+    applicable(service_proxy).map(|case| Trial::test(case.name, || Ok(()))).collect()
 }
 
-/// The tests of a boot, ready to run.
+/// The cases that apply to the suite's cluster, ready to run.
 pub(crate) fn trials(suite: &Arc<Suite>, runtime: &Runtime) -> Vec<Trial> {
-    let cases = chosen(suite.boot);
+    let cases = applicable(suite.service_proxy);
     cases
         .map(|case| {
             let (suite, handle) = (Arc::clone(suite), runtime.handle().clone());
@@ -131,30 +131,35 @@ pub(crate) fn trials(suite: &Arc<Suite>, runtime: &Runtime) -> Vec<Trial> {
         .collect()
 }
 
-fn chosen(boot: Boot) -> impl Iterator<Item = Case> {
-    all().into_iter().filter(move |case| case.boots == In::Both || boot == Boot::KubeProxy)
+fn applicable(service_proxy: ServiceProxy) -> impl Iterator<Item = Case> {
+    all()
+        .into_iter()
+        .filter(move |case| case.applies == Applies::Both || service_proxy == ServiceProxy::KubeProxy)
 }
 
 async fn run(case: &Case, suite: Arc<Suite>) -> Result<()> {
-    let namespace = match case.place {
-        Place::Common => COMMON.to_owned(),
-        Place::Own => {
-            let (_, test) = case.name.split_once("::").unwrap_or_default();
-            format!("e2e-{}", test.replace('_', "-"))
+    let namespace = match case.namespace {
+        Namespace::Shared => COMMON.to_owned(),
+        Namespace::Own => {
+            let (_, name) = case.name.split_once("::").unwrap_or_default();
+            format!("e2e-{}", name.replace('_', "-"))
         }
     };
-    match case.place {
-        Place::Common => suite.backends().await.map(drop)?,
-        Place::Own => suite.make_namespace(&namespace).await?,
+    match case.namespace {
+        Namespace::Shared => suite.backends().await.map(drop)?,
+        Namespace::Own => suite.make_namespace(&namespace).await?,
     }
     let start = Instant::now();
-    let scene = Arc::new(Scene { suite, namespace });
-    let outcome = timeout(LIMIT, (case.run)(Arc::clone(&scene))).await.context("the test hangs").flatten();
+    let test = Arc::new(TestContext { suite, namespace });
+    let outcome = timeout(LIMIT, (case.run)(Arc::clone(&test)))
+        .await
+        .context("the case did not end within 5 minutes")
+        .flatten();
     if outcome.is_err() {
-        dump::write(&scene, case.name).await;
+        dump::write(&test, case.name).await;
     }
-    let cleared = scene.clear().await;
+    let cleared = test.clear().await;
     let seconds = format!("{:.1}", start.elapsed().as_secs_f64());
-    scene.suite.report.row("Time of each test", &["test", "s"], vec![case.name.to_owned(), seconds]);
+    test.suite.report.row("Duration of each case", &["case", "s"], vec![case.name.to_owned(), seconds]);
     outcome.and(cleared)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the tests ask of a cluster beyond its API: its hosts, their namespaces, and faults. Blocking.
+//! The cluster beyond its API: its hosts, their network namespaces, and faults. Blocking.
 
 pub mod kind;
 pub mod lab;
@@ -44,25 +44,25 @@ pub trait Cluster: Send + Sync {
     fn nodes(&self) -> Vec<Host>;
     /// The edge hosts, in order; the first is the active one.
     fn edges(&self) -> Vec<Host>;
-    /// Runs a command on a node or an edge host and returns what it printed.
+    /// Runs a command on a node or an edge host and returns its output.
     fn exec(&self, host: &str, command: &[&str]) -> Result<String>;
     /// Switches a node off, as a power cut does.
     fn kill_node(&self, node: &str) -> Result<()>;
-    /// Switches a killed node on and returns when it is ready.
+    /// Switches a killed node on and waits until it is ready.
     fn start_node(&self, node: &str) -> Result<()>;
     /// Ends the API server with SIGKILL and keeps it down.
     fn stop_api_server(&self) -> Result<()>;
-    /// Starts the API server and returns when it is ready.
+    /// Starts the API server and waits until it is ready.
     fn start_api_server(&self) -> Result<()>;
     /// Ends the edge process of a host with SIGKILL.
     fn kill_edge(&self, edge: &str) -> Result<()>;
     /// Starts the edge process of a host.
     fn start_edge(&self, edge: &str) -> Result<()>;
-    /// Files with the logs of what does not run in pods.
+    /// Log files of processes that do not run in pods.
     fn logs(&self) -> Vec<PathBuf>;
 }
 
-/// What a command printed; its failure with all it said.
+/// Runs a command and returns its standard output; an error has all its output.
 fn output(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("running {command:?}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a failing test leaves to look at: one folder per test. Never fails the test itself.
+//! Diagnostics of a failed case: one folder per case. Never fails the case itself.
 
 use std::fmt::Debug;
 use std::fs;
@@ -13,49 +13,49 @@ use serde::{Serialize, de::DeserializeOwned};
 use steerage_edge_api::{AddressPool, EdgeHost, EdgeLoadBalancer, EdgeNodeSet, EdgeTargetHealth};
 
 use crate::events;
-use crate::scene::Scene;
 use crate::system;
+use crate::test_context::TestContext;
 
-/// Writes objects, events, logs and rules into a folder of the test's name.
-pub async fn write(scene: &Scene, test: &str) {
-    let folder = scene.suite.logs.join(test.replace("::", "-"));
+/// Writes objects, events, logs and rules into a folder of the case's name.
+pub async fn write(test: &TestContext, case: &str) {
+    let folder = test.suite.logs.join(case.replace("::", "-"));
     if let Err(error) = fs::create_dir_all(&folder) {
         eprintln!("{}: {error}", folder.display());
         return;
     }
-    objects(scene.api::<Service>(), &folder, "services").await;
-    objects(scene.api::<Pod>(), &folder, "pods").await;
-    objects(scene.api::<EndpointSlice>(), &folder, "endpointslices").await;
-    let client = scene.client();
+    objects(test.api::<Service>(), &folder, "services").await;
+    objects(test.api::<Pod>(), &folder, "pods").await;
+    objects(test.api::<EndpointSlice>(), &folder, "endpointslices").await;
+    let client = test.client();
     objects(Api::<Node>::all(client.clone()), &folder, "nodes").await;
     objects(Api::<EdgeLoadBalancer>::all(client.clone()), &folder, "edgeloadbalancers").await;
     objects(Api::<EdgeNodeSet>::all(client.clone()), &folder, "edgenodesets").await;
     objects(Api::<EdgeTargetHealth>::all(client.clone()), &folder, "edgetargethealths").await;
     objects(Api::<EdgeHost>::all(client.clone()), &folder, "edgehosts").await;
     objects(Api::<AddressPool>::all(client.clone()), &folder, "addresspools").await;
-    let seen = events::all(client, &scene.namespace).await;
+    let seen = events::all(client, &test.namespace).await;
     save(&folder, "events.txt", &seen.map_or_else(|error| format!("{error:#}"), |events| events.join("\n")));
-    pod_logs(scene, &folder).await;
-    let hosts = scene.suite.cluster(|cluster| [cluster.nodes(), cluster.edges()].concat());
+    pod_logs(test, &folder).await;
+    let hosts = test.suite.cluster(|cluster| [cluster.nodes(), cluster.edges()].concat());
     for host in hosts {
         for (name, command) in [
             ("rules", ["nft", "list", "ruleset"].as_slice()),
             ("addresses", &["ip", "address"]),
             ("connections", &["conntrack", "-L"]),
         ] {
-            let text = scene.suite.cluster(|cluster| cluster.exec(&host.name, command));
+            let text = test.suite.cluster(|cluster| cluster.exec(&host.name, command));
             let text = text.unwrap_or_else(|error| format!("{error:#}"));
             save(&folder, &format!("{}-{name}.txt", host.name), &text);
         }
     }
-    for log in scene.suite.cluster(|cluster| cluster.logs()) {
+    for log in test.suite.cluster(|cluster| cluster.logs()) {
         let name = log.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // The control plane's logs are long and their folder outlives the run.
+        // The control plane's logs are long, and their folder outlives the run.
         if name.starts_with("edge") || name.contains("kube-proxy") {
             let _ = fs::copy(&log, folder.join(name));
         }
     }
-    eprintln!("what {test} left: {}", folder.display());
+    eprintln!("diagnostics of {case}: {}", folder.display());
 }
 
 async fn objects<K>(api: Api<K>, folder: &Path, name: &str)
@@ -72,8 +72,8 @@ where
     save(folder, &format!("{name}.json"), &text);
 }
 
-async fn pod_logs(scene: &Scene, folder: &Path) {
-    let pods: Api<Pod> = Api::namespaced(scene.client().clone(), system::NAMESPACE);
+async fn pod_logs(test: &TestContext, folder: &Path) {
+    let pods: Api<Pod> = Api::namespaced(test.client().clone(), system::NAMESPACE);
     let Ok(list) = pods.list(&ListParams::default()).await else { return };
     for pod in list {
         let name = pod.name_any();

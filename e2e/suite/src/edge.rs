@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the edge was told and what it says: read straight from its objects.
+//! Specification and status of the edge's load balancers, read from its API objects.
 
 use std::collections::BTreeSet;
 
@@ -33,18 +33,17 @@ pub async fn targets(client: &kube::Client, lb: &EdgeLoadBalancer) -> Result<BTr
     Ok(lb.spec.targets.iter().chain(&shared).map(|target| target.node.clone()).collect())
 }
 
-/// What the active edge host says of a load balancer.
+/// The health of a load balancer's targets as the active edge host reports it.
 pub async fn health(client: &kube::Client, lb: &EdgeLoadBalancer) -> Result<EdgeTargetHealth> {
     let all: Api<EdgeTargetHealth> = Api::namespaced(client.clone(), &lb.namespace().unwrap_or_default());
     let found = all.list(&ListParams::default()).await?.into_iter();
     found
         .filter(|health| health.spec.load_balancer == lb.name_any())
         .max_by_key(|health| health.spec.active)
-        .with_context(|| format!("no edge host says anything of {}", lb.name_any()))
+        .with_context(|| format!("no edge host reports the health of {}", lb.name_any()))
 }
 
-/// How many requests that could change what the edge is told the API server has answered: its own count, which the
-/// product cannot flatter.
+/// How many requests that could change the edge's specifications the API server has answered, by the API server's own metrics.
 pub async fn writes(client: &kube::Client) -> Result<u64> {
     let request = http::Request::get("/metrics").body(Vec::new())?;
     Ok(count_writes(&client.request_text(request).await?))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The events that an object got, for assertions and messages.
+//! Kubernetes events about an object, for assertions and messages.
 
 use std::time::Duration;
 
@@ -8,28 +8,28 @@ use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
 
-use crate::wait::{SOON, until};
+use crate::wait::{TIMEOUT, until};
 
-/// An event, in short.
+/// The parts of an event that cases look at.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct EventSummary {
     /// `Normal` or `Warning`.
     pub kind: String,
     /// The machine-readable reason.
     pub reason: String,
-    /// The sentence for people.
+    /// The message.
     pub note: String,
 }
 
 /// All events about an object of this name.
-pub async fn of(client: &kube::Client, namespace: &str, name: &str) -> Result<Vec<Seen>> {
+pub async fn of(client: &kube::Client, namespace: &str, name: &str) -> Result<Vec<EventSummary>> {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace);
     let all = events.list(&ListParams::default()).await?;
     let about = all.into_iter().filter(|event| {
         event.regarding.as_ref().is_some_and(|regarding| regarding.name.as_deref() == Some(name))
     });
     Ok(about
-        .map(|event| Seen {
+        .map(|event| EventSummary {
             kind: event.type_.unwrap_or_default(),
             reason: event.reason.unwrap_or_default(),
             note: event.note.unwrap_or_default(),
@@ -43,9 +43,9 @@ pub async fn wait(
     namespace: &str,
     name: &str,
     what: &str,
-    fits: impl Fn(&Seen) -> bool,
-) -> Result<Seen> {
-    wait_within(client, namespace, name, what, SOON, fits).await
+    fits: impl Fn(&EventSummary) -> bool,
+) -> Result<EventSummary> {
+    wait_within(client, namespace, name, what, TIMEOUT, fits).await
 }
 
 async fn wait_within(
@@ -54,8 +54,8 @@ async fn wait_within(
     name: &str,
     what: &str,
     limit: Duration,
-    fits: impl Fn(&Seen) -> bool,
-) -> Result<Seen> {
+    fits: impl Fn(&EventSummary) -> bool,
+) -> Result<EventSummary> {
     until(format!("an event of {name}: {what}"), limit, async || {
         let seen = of(client, namespace, name).await.map_err(|error| format!("{error:#}"))?;
         seen.iter().find(|event| fits(event)).cloned().ok_or_else(|| format!("{seen:?}"))

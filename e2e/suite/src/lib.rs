@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What Steerage promises, shown on a real cluster.
+//! The end-to-end suite: cases that test Steerage on a running cluster.
 //!
-//! The binary `steerage-e2e` is a thin shell over this. It speaks to a running cluster through [`cluster::Cluster`] only, from
-//! inside a client's network namespace, and starts and ends no cluster: `hack/e2e` does.
+//! The binary `steerage-e2e` calls [`args`]. The suite uses a running cluster through [`cluster::Cluster`] only, from inside a
+//! client's network namespace. It starts and ends no cluster; `hack/e2e` does.
 
 pub mod args;
-pub mod boot;
 mod cases;
 pub mod cluster;
 pub mod demo;
@@ -16,11 +15,12 @@ pub mod meter;
 pub mod net;
 pub mod pods;
 pub mod report;
-pub mod scene;
 mod self_test;
+pub mod service_proxy;
 pub mod services;
 mod session;
 pub mod sniff;
 pub mod suite;
 pub mod system;
+pub mod test_context;
 pub mod wait;

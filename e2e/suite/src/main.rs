@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `steerage-e2e`: the end-to-end tests as a command. All it does is in the library.
+//! `steerage-e2e`: runs the end-to-end suite.
 
 use std::process::ExitCode;
 

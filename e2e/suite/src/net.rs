@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a client does: asks over HTTP and UDP, from a chosen address and port if the test wants one.
+//! Single requests over HTTP and UDP, from a chosen source port if the case needs one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -9,8 +9,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-/// How long an answer may take.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+/// An answer may take so long.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An answer over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +50,9 @@ pub async fn get_from(port: u16, to: SocketAddr, path: &str) -> Result<Answer> {
         }
         exchange(socket.connect(to).await?, to, path).await
     };
-    timeout(PATIENCE, work)
+    timeout(ANSWER_TIMEOUT, work)
         .await
-        .with_context(|| format!("no answer from {to} within {} s", PATIENCE.as_secs()))?
+        .with_context(|| format!("no answer from {to} within {} s", ANSWER_TIMEOUT.as_secs()))?
 }
 
 /// GET over a connection of its own.
@@ -86,9 +86,9 @@ pub async fn ask_from(port: u16, to: SocketAddr, text: &str) -> Result<String> {
     socket.connect(to).await?;
     socket.send(text.as_bytes()).await?;
     let mut buffer = [0; 2048];
-    let length = timeout(PATIENCE, socket.recv(&mut buffer))
+    let length = timeout(ANSWER_TIMEOUT, socket.recv(&mut buffer))
         .await
-        .with_context(|| format!("no datagram from {to} within {} s", PATIENCE.as_secs()))??;
+        .with_context(|| format!("no datagram from {to} within {} s", ANSWER_TIMEOUT.as_secs()))??;
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
 }
 

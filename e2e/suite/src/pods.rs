@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The tests' backends: agnhost's netexec, ready when the test says so, and commands run through it.
+//! Backends: agnhost's netexec, whose readiness the case sets, and requests made by such a pod.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -14,17 +14,17 @@ use serde_json::{Value, json};
 use steerage_model::Family;
 
 use crate::net::{encode, get};
-use crate::wait::{SOON, until};
+use crate::wait::{TIMEOUT, until};
 
 const IMAGE: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
-/// A condition that the test sets on the pod's status: without it the pod is not ready, whatever its container does.
+/// A readiness gate: the pod is not ready until the case sets this condition.
 pub const GATE: &str = "steerage.dev/e2e";
 /// The label that names a backend's node.
 pub const NODE: &str = "e2e-node";
 /// Where netexec serves HTTP.
 pub const HTTP: u16 = 8080;
 
-/// A backend on a node. On SIGTERM it goes on serving for `linger` seconds.
+/// A backend on a node. After SIGTERM it continues to serve for `linger` seconds.
 pub fn echo(name: &str, app: &str, node: &str, linger: u32) -> Result<Pod> {
     let mut spec = template(linger);
     spec["nodeName"] = node.into();
@@ -33,7 +33,7 @@ pub fn echo(name: &str, app: &str, node: &str, linger: u32) -> Result<Pod> {
     serde_json::from_value(pod).context("no Pod")
 }
 
-/// A Deployment of backends, ready by their own word, spread over the nodes.
+/// A Deployment of backends with readiness probes, spread over the nodes.
 pub fn deployment(name: &str, app: &str, replicas: usize, linger: u32) -> Result<Deployment> {
     let mut spec = template(linger);
     let labels = json!({ "app": app });
@@ -82,7 +82,7 @@ pub fn address(pod: &Pod, family: Family) -> Result<IpAddr> {
 }
 
 /// Whether a pod has a condition.
-pub fn has(pod: &Pod, condition: &str) -> bool {
+pub fn has_condition(pod: &Pod, condition: &str) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|found| found.type_ == condition && found.status == "True")
 }
@@ -95,7 +95,7 @@ struct Dialled {
     errors: Vec<String>,
 }
 
-/// What a server answers to a pod: `request` over `http` or `udp`.
+/// Lets a pod send `request` over `http` or `udp`; returns the answer.
 pub async fn dial(pod: &Pod, protocol: &str, to: SocketAddr, request: &str) -> Result<String> {
     let path = format!(
         "/dial?protocol={protocol}&host={}&port={}&tries=1&request={}",
@@ -114,7 +114,7 @@ pub async fn dial(pod: &Pod, protocol: &str, to: SocketAddr, request: &str) -> R
         .with_context(|| format!("pod {} got no answer of {to}", pod.name_any()))
 }
 
-/// The pod's own server, past every Service.
+/// The pod's own server, without a Service in between.
 fn control(pod: &Pod) -> Result<SocketAddr> {
     Ok(SocketAddr::new(address(pod, Family::V4)?, HTTP))
 }
@@ -123,10 +123,10 @@ fn control(pod: &Pod) -> Result<SocketAddr> {
 pub async fn create(client: &kube::Client, namespace: &str, pod: &Pod) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let name = pod.name_any();
-    until(format!("pod {name}"), SOON, async || pods.create(&PostParams::default(), pod).await).await
+    until(format!("pod {name}"), TIMEOUT, async || pods.create(&PostParams::default(), pod).await).await
 }
 
-/// Sets the condition that a backend's readiness hangs on.
+/// Sets the readiness gate of a backend.
 pub async fn set_ready(client: &kube::Client, pod: &Pod, ready: bool) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
     let status = if ready { "True" } else { "False" };
@@ -138,7 +138,7 @@ pub async fn set_ready(client: &kube::Client, pod: &Pod, ready: bool) -> Result<
 /// Returns when a pod is ready, or no longer.
 pub async fn wait_ready(client: &kube::Client, pod: &Pod, ready: bool) -> Result<Pod> {
     let what = if ready { "readiness" } else { "no readiness" };
-    wait_for(client, pod, what, |pod| has(pod, "Ready") == ready).await
+    wait_for(client, pod, what, |pod| has_condition(pod, "Ready") == ready).await
 }
 
 /// Returns a pod once it fits.
@@ -150,7 +150,7 @@ pub async fn wait_for(
 ) -> Result<Pod> {
     let name = pod.name_any();
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
-    until(format!("{what} of pod {name}"), SOON + Duration::from_secs(30), async || {
+    until(format!("{what} of pod {name}"), TIMEOUT + Duration::from_secs(30), async || {
         match pods.get(&name).await {
             Ok(pod) if fits(&pod) => Ok(pod),
             Ok(pod) => Err(format!("{:?}", pod.status.map(|status| (status.phase, status.conditions)))),

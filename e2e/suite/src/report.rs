@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The numbers that a run measured: tables, printed at its end and written to files.
+//! The measurements of a run: tables, printed at its end and written to files.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::boot::Boot;
+use crate::service_proxy::ServiceProxy;
 
-/// Tables, in the order of their making. A row whose table exists already joins it.
+/// Tables in the order of their first row.
 #[derive(Default)]
 pub struct Report(Mutex<Vec<Table>>);
 
@@ -23,7 +23,7 @@ struct Table {
 }
 
 impl Report {
-    /// Adds a row.
+    /// Adds a row to the table with this title.
     pub fn row(&self, title: &str, columns: &[&str], row: Vec<String>) {
         let Ok(mut tables) = self.0.lock() else { return };
         if let Some(table) = tables.iter_mut().find(|table| table.title == title) {
@@ -42,12 +42,14 @@ impl Report {
     }
 
     /// Writes all tables: as Markdown where the file's name ends so, else as JSON.
-    pub fn write(&self, file: &Path, boot: Boot) -> Result<()> {
+    pub fn write(&self, file: &Path, service_proxy: ServiceProxy) -> Result<()> {
         let tables = self.tables();
         let text = if file.extension().is_some_and(|extension| extension == "md") {
             tables.iter().map(markdown).collect::<Vec<_>>().join("\n")
         } else {
-            serde_json::to_string_pretty(&serde_json::json!({ "boot": boot.as_str(), "tables": tables }))?
+            serde_json::to_string_pretty(
+                &serde_json::json!({ "service_proxy": service_proxy.as_str(), "tables": tables }),
+            )?
         };
         Ok(std::fs::write(file, text)?)
     }

@@ -15,9 +15,9 @@ use crate::cluster::Host;
 use crate::meter::client::{Asker, Observed, connect};
 use crate::meter::loss::{LossKind, Measurement};
 use crate::meter::measure;
-use crate::scene::Scene;
-use crate::services::{PORT, Spec, Vips};
+use crate::services::{PORT, ServiceBuilder, Vips};
 use crate::suite::ECHO;
+use crate::test_context::TestContext;
 
 /// Connections of which one loses its SYN.
 const MANY: usize = 10_000;
@@ -31,36 +31,36 @@ const CLOSED: u16 = 81;
 const TABLE: &str = "steerage_e2e";
 
 /// Runs all tests, once per run of the suite.
-pub(crate) async fn run(scene: &Scene) -> Result<()> {
-    scene.suite.meter_tested.get_or_try_init(|| test(scene)).await.map(drop)
+pub(crate) async fn run(test: &TestContext) -> Result<()> {
+    test.suite.meter_tested.get_or_try_init(|| test_all(test)).await.map(drop)
 }
 
-async fn test(scene: &Scene) -> Result<()> {
+async fn test_all(test: &TestContext) -> Result<()> {
     let ports = serde_json::json!([
         { "name": "tcp", "protocol": "TCP", "port": PORT, "targetPort": 8080 },
         { "name": "udp", "protocol": "UDP", "port": PORT, "targetPort": 8081 },
         { "name": "closed", "protocol": "TCP", "port": CLOSED, "targetPort": 8099 },
     ]);
-    let (_, vips) = scene.serve(&Spec::new("meter", ECHO).with("ports", ports)).await?;
-    let (_, others) = scene.serve(&Spec::new("meter-other", ECHO)).await?;
-    let bench = Bench { scene, edge: first_edge(scene)?, vips, others };
+    let (_, vips) = test.serve(&ServiceBuilder::new("meter", ECHO).with("ports", ports)).await?;
+    let (_, others) = test.serve(&ServiceBuilder::new("meter-other", ECHO)).await?;
+    let bench = Bench { test, edge: first_edge(test)?, vips, others };
     bench.reports_nothing_without_a_fault().context("without a fault")?;
     bench.reports_a_dropped_syn().context("one SYN in 10,000 dropped")?;
     bench.reports_swapped_targets().context("the targets of two Services swapped")?;
     bench.reports_a_closed_port().context("a closed port")?;
     for name in ["meter", "meter-other"] {
-        scene.delete(name).await?;
-        scene.gone(name).await?;
+        test.delete(name).await?;
+        test.wait_deleted(name).await?;
     }
     Ok(())
 }
 
-fn first_edge(scene: &Scene) -> Result<Host> {
-    scene.suite.cluster(|cluster| cluster.edges()).into_iter().next().context("no edge host")
+fn first_edge(test: &TestContext) -> Result<Host> {
+    test.suite.cluster(|cluster| cluster.edges()).into_iter().next().context("no edge host")
 }
 
 struct Bench<'a> {
-    scene: &'a Scene,
+    test: &'a TestContext,
     edge: Host,
     vips: Vips,
     others: Vips,
@@ -69,7 +69,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// Judges what a client does inside its namespace.
     fn measure(&self, work: impl AsyncFnOnce() -> Result<Observed> + Send) -> Result<Measurement> {
-        let [client, _] = self.scene.suite.clients();
+        let [client, _] = self.test.suite.clients();
         let servers = [self.vips.ipv4, self.vips.ipv6, self.others.ipv4, self.others.ipv6];
         tokio::task::block_in_place(|| measure(&client, &servers, work))
     }
@@ -126,7 +126,7 @@ impl Bench<'_> {
     }
 
     fn client(&self, to: SocketAddr) -> IpAddr {
-        let [client, _] = self.scene.suite.clients();
+        let [client, _] = self.test.suite.clients();
         if to.is_ipv4() { client.ipv4.into() } else { client.ipv6.into() }
     }
 
@@ -140,7 +140,7 @@ impl Bench<'_> {
             measured.datagrams.to_string(),
             measured.kinds(),
         ];
-        self.scene.suite.report.row("The meter's test of itself", &columns, row);
+        self.test.suite.report.row("The meter's test of itself", &columns, row);
         ensure!(
             measured.counts() == expected,
             "{expected:?} was injected, {:?} is reported",
@@ -190,7 +190,7 @@ impl<'a> Fault<'a> {
 
     fn nft(&self, arguments: &[&str]) -> Result<String> {
         let command = [&["nft"], arguments].concat();
-        self.0.scene.suite.cluster(|cluster| cluster.exec(&self.0.edge.name, &command))
+        self.0.test.suite.cluster(|cluster| cluster.exec(&self.0.edge.name, &command))
     }
 }
 

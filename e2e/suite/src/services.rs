@@ -16,9 +16,9 @@ pub const PORT: u16 = 80;
 
 /// A Service to be: a dual-stack load balancer of our class under policy Local, with port 80 over TCP and UDP.
 #[derive(Clone, Debug)]
-pub struct Spec(Value);
+pub struct ServiceBuilder(Value);
 
-impl Spec {
+impl ServiceBuilder {
     /// A Service in front of the pods labelled `app`.
     pub fn new(name: &str, app: &str) -> Self {
         Self(json!({

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What all tests share: the cluster, a client of its API, the report, and a namespace with one backend per node.
+//! What all cases share: the cluster, an API client, the report, and a namespace with one backend per node.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -13,28 +13,28 @@ use serde_json::json;
 use tokio::sync::OnceCell;
 use tokio::task::block_in_place;
 
-use crate::boot::Boot;
 use crate::cluster::{Cluster, Host};
 use crate::pods;
 use crate::report::Report;
+use crate::service_proxy::ServiceProxy;
 use crate::services::Vips;
 
 /// The namespace of the shared backends.
 pub const COMMON: &str = "e2e-common";
 /// The label of the shared backends.
 pub const ECHO: &str = "echo";
-/// Marks the namespaces that tests made.
+/// The label of namespaces that cases made.
 const MARK: &str = "steerage.dev/e2e";
 
-/// What all tests share.
+/// What all cases share.
 pub struct Suite {
     /// The service proxy of the cluster.
-    pub boot: Boot,
-    /// An administrator of the cluster.
+    pub service_proxy: ServiceProxy,
+    /// An API client with an administrator's rights.
     pub client: kube::Client,
-    /// The measured numbers.
+    /// The measurements.
     pub report: Report,
-    /// Where failing tests leave what they saw.
+    /// The folder for diagnostics of failed cases.
     pub logs: PathBuf,
     /// Set once the loss meter has passed its test of itself.
     pub meter_tested: OnceCell<()>,
@@ -44,9 +44,13 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// Connects to the cluster and removes what an earlier run left.
-    pub async fn start(boot: Boot, cluster: Box<dyn Cluster>, logs: PathBuf) -> Result<Self> {
-        // Fails only when some library has installed it already.
+    /// Connects to the cluster and removes namespaces of an earlier run.
+    pub async fn start(
+        service_proxy: ServiceProxy,
+        cluster: Box<dyn Cluster>,
+        logs: PathBuf,
+    ) -> Result<Self> {
+        // Fails only when a library has installed it already.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let file = cluster.kubeconfig();
         let kubeconfig =
@@ -54,7 +58,7 @@ impl Suite {
         let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         let client = kube::Client::try_from(config)?;
         let suite = Self {
-            boot,
+            service_proxy,
             client,
             report: Report::default(),
             logs,
@@ -67,7 +71,7 @@ impl Suite {
         Ok(suite)
     }
 
-    /// Removes what the tests share.
+    /// Removes all namespaces of the run.
     pub async fn finish(&self) {
         if let Err(error) = self.sweep().await {
             eprintln!("removing the tests' namespaces: {error:#}");
@@ -84,25 +88,25 @@ impl Suite {
         self.cluster.clients()
     }
 
-    /// Remembers addresses that were given out.
-    pub fn see(&self, vips: Vips) {
+    /// Records addresses that a Service got.
+    pub fn record_vips(&self, vips: Vips) {
         if let Ok(mut seen) = self.seen.lock() {
             seen.retain(|other| *other != vips);
             seen.push(vips);
         }
     }
 
-    /// All addresses that were given out.
-    pub fn seen_vips(&self) -> Vec<Vips> {
+    /// All addresses that Services got.
+    pub fn recorded_vips(&self) -> Vec<Vips> {
         self.seen.lock().map(|seen| seen.clone()).unwrap_or_default()
     }
 
-    /// Does something to the cluster that takes its time.
+    /// Runs a blocking operation on the cluster.
     pub fn cluster<T>(&self, work: impl FnOnce(&dyn Cluster) -> T) -> T {
         block_in_place(|| work(&*self.cluster))
     }
 
-    /// Does something inside a host's network namespace, such as asking a server as that host.
+    /// Runs requests inside a host's network namespace.
     pub fn inside<T: Send>(&self, host: &Host, work: impl AsyncFnOnce() -> Result<T> + Send) -> Result<T> {
         block_in_place(|| {
             steerage_lab::in_netns(&host.netns, || -> Result<T> {
@@ -149,7 +153,7 @@ impl Suite {
                 .delete(namespace.metadata.name.as_deref().unwrap_or_default(), &DeleteParams::default())
                 .await?;
         }
-        crate::wait::until("the end of the tests' namespaces", crate::wait::SOON * 2, async || {
+        crate::wait::until("the end of the tests' namespaces", crate::wait::TIMEOUT * 2, async || {
             let left = namespaces.list(&ours).await.map_err(|error| error.to_string())?.items;
             if left.is_empty() {
                 return Ok(());

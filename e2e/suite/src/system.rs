@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Steerage's own pods: found by the chart's labels, killed, scaled, given other flags.
+//! Steerage's own pods: finds them by the chart's labels, kills and scales them, changes their flags.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -9,11 +9,11 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::pods::has;
+use crate::pods::has_condition;
 use crate::suite::Suite;
-use crate::wait::{SOON, until};
+use crate::wait::{TIMEOUT, until};
 
-/// Where the chart is installed.
+/// The namespace of the chart.
 pub const NAMESPACE: &str = "steerage-system";
 /// The controller's component label.
 pub const CONTROLLER: &str = "controller";
@@ -32,11 +32,16 @@ pub async fn pods(suite: &Suite, component: &str) -> Result<Vec<Pod>> {
 }
 
 /// Ends a pod's first container with SIGKILL.
-pub fn kill(suite: &Suite, pod: &Pod) -> Result<()> {
-    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).context("the pod has no node")?;
+pub fn kill_container(suite: &Suite, pod: &Pod) -> Result<()> {
+    let node = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .context("the pod has_condition no node")?;
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
-    let id =
-        statuses.and_then(|all| all.first()?.container_id.as_deref()).context("the pod has no container")?;
+    let id = statuses
+        .and_then(|all| all.first()?.container_id.as_deref())
+        .context("the pod has_condition no container")?;
     let (_, id) = id.split_once("://").context("an id without a runtime")?;
     // The kubelet names a container's cgroup after it.
     let script = format!(
@@ -53,29 +58,29 @@ pub fn restarts(pod: &Pod) -> i32 {
 }
 
 /// The name of the pod that holds the controller's Lease.
-pub async fn leader(suite: &Suite) -> Result<String> {
+pub async fn lease_holder(suite: &Suite) -> Result<String> {
     let leases: Api<Lease> = Api::namespaced(suite.client.clone(), NAMESPACE);
     let lease = leases.get(NAME).await?;
     let holder = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty());
-    holder.context("nobody holds the Lease")
+    holder.context("the Lease has no holder")
 }
 
-/// How many controllers should run.
+/// The Deployment's number of controllers.
 pub async fn replicas(suite: &Suite) -> Result<usize> {
     let deployment = deployments(suite).get(NAME).await?;
     Ok(usize::try_from(deployment.spec.and_then(|spec| spec.replicas).unwrap_or(1))?)
 }
 
-/// Runs so many controllers; returns when exactly they are ready.
+/// Scales the controller and waits until exactly so many are ready.
 pub async fn scale(suite: &Suite, replicas: usize) -> Result<()> {
     let change = json!({ "spec": { "replicas": replicas } });
     deployments(suite).patch(NAME, &PatchParams::default(), &Patch::Merge(change)).await?;
-    controllers(suite, replicas).await
+    wait_controllers(suite, replicas).await
 }
 
-/// Returns when exactly so many controllers run, all ready and all of the present version.
-pub async fn controllers(suite: &Suite, replicas: usize) -> Result<()> {
-    until(format!("{replicas} ready controllers"), SOON * 2, async || -> Result<()> {
+/// Waits until exactly so many controllers run, all ready and of the latest version.
+pub async fn wait_controllers(suite: &Suite, replicas: usize) -> Result<()> {
+    until(format!("{replicas} ready controllers"), TIMEOUT * 2, async || -> Result<()> {
         let status = deployments(suite).get(NAME).await?;
         let observed = status.status.clone().unwrap_or_default();
         ensure!(observed.observed_generation == status.metadata.generation, "the Deployment is not observed");
@@ -87,15 +92,15 @@ pub async fn controllers(suite: &Suite, replicas: usize) -> Result<()> {
         let all: Api<Pod> = Api::namespaced(suite.client.clone(), NAMESPACE);
         let labels = format!("app.kubernetes.io/name=steerage,app.kubernetes.io/component={CONTROLLER}");
         let pods = all.list(&ListParams::default().labels(&labels)).await?.items;
-        let ready = pods.iter().filter(|pod| has(pod, "Ready")).count();
+        let ready = pods.iter().filter(|pod| has_condition(pod, "Ready")).count();
         ensure!(pods.len() == replicas && ready == replicas, "{} controllers, {ready} ready", pods.len());
         Ok(())
     })
     .await
 }
 
-/// Gives the controller an argument, or takes it away, and returns when it runs so.
-pub async fn argument(suite: &Suite, argument: &str, given: bool) -> Result<()> {
+/// Adds an argument to the controller or removes it, and waits until all controllers run so.
+pub async fn set_argument(suite: &Suite, argument: &str, given: bool) -> Result<()> {
     let deployment = deployments(suite).get(NAME).await?;
     let spec = deployment
         .spec
@@ -113,16 +118,16 @@ pub async fn argument(suite: &Suite, argument: &str, given: bool) -> Result<()> 
     });
     let replicas = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     deployments(suite).patch(NAME, &PatchParams::default(), &Patch::Strategic(change)).await?;
-    controllers(suite, usize::try_from(replicas)?).await
+    wait_controllers(suite, usize::try_from(replicas)?).await
 }
 
-/// Returns when a component's killed pod runs again and is ready.
-pub async fn recovered(suite: &Suite, component: &str, killed: &Pod) -> Result<()> {
-    until(format!("pod {} after its death", killed.name_any()), SOON * 2, async || -> Result<()> {
+/// Waits until a component's killed pod has restarted and is ready.
+pub async fn wait_restarted(suite: &Suite, component: &str, killed: &Pod) -> Result<()> {
+    until(format!("pod {} after its death", killed.name_any()), TIMEOUT * 2, async || -> Result<()> {
         let pods = pods(suite, component).await?;
         let pod = pods.iter().find(|pod| pod.name_any() == killed.name_any()).context("the pod is gone")?;
         ensure!(restarts(pod) > restarts(killed), "it was not started again");
-        ensure!(has(pod, "Ready"), "it is not ready");
+        ensure!(has_condition(pod, "Ready"), "it is not ready");
         Ok(())
     })
     .await

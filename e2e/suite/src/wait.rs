@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waiting for what a cluster does in its own time, with a message that says what was seen last.
+//! Waiting for a cluster's state, with an error that has the last state seen.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use tokio::time::sleep;
 
-/// Long enough for anything that the control plane does on two busy cores.
-pub const SOON: Duration = Duration::from_secs(30);
+/// Enough for any operation of the control plane on two busy cores.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Probes until it succeeds. An error of the probe is what was seen instead, kept for the message.
+/// Probes until the probe succeeds. Its last error becomes part of the timeout's error.
 pub async fn until<T, E: Display>(
     what: impl Display,
     limit: Duration,
@@ -28,7 +28,7 @@ pub async fn until<T, E: Display>(
     }
 }
 
-/// Probes for a while and fails when the probe ever does.
+/// Fails as soon as the probe fails during this time.
 pub async fn holds<E: Display>(
     what: impl Display,
     during: Duration,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `demo`: the story of `hack/demo`. All it does is in the library.
+//! `demo`: runs the demonstration of `hack/demo`.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What cannot be had gives an event and a condition that say what to do, and harms nobody else.
+//! Impossible requests get a condition and an event that say what to do, and other Services keep working.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -14,162 +14,167 @@ use steerage_model::names;
 
 use crate::edge;
 use crate::events;
-use crate::scene::Scene;
-use crate::services::{Spec, published};
+use crate::services::{ServiceBuilder, published};
 use crate::suite::ECHO;
 use crate::system;
-use crate::wait::{SOON, until};
+use crate::test_context::TestContext;
+use crate::wait::{TIMEOUT, until};
 
-/// Returns when a Service has a warning and a condition that both speak of `word`.
-async fn told(scene: &Scene, name: &str, condition: (&str, &str), word: &str) -> Result<()> {
+/// Waits until a Service has a warning and a condition whose messages contain `word`.
+async fn wait_warning(test: &TestContext, name: &str, condition: (&str, &str), word: &str) -> Result<()> {
     let (kind, status) = condition;
-    let (reason, message) = scene.condition(name, kind, status).await?;
-    ensure!(message.contains(word), "condition {kind}={status} {reason} does not speak of {word}: {message}");
-    events::wait(scene.client(), &scene.namespace, name, &format!("a warning about {word}"), |event| {
+    let (reason, message) = test.wait_condition(name, kind, status).await?;
+    ensure!(message.contains(word), "condition {kind}={status} {reason} does not mention {word}: {message}");
+    events::wait(test.client(), &test.namespace, name, &format!("a warning about {word}"), |event| {
         event.kind == "Warning" && event.note.contains(word)
     })
     .await
     .map(drop)
 }
 
-/// Somebody else's Service, made after the bad one.
-async fn the_rest_goes_on(scene: &Scene, name: &str) -> Result<()> {
-    scene
-        .serve(&Spec::new(&format!("{name}-neighbour"), ECHO))
+/// Makes another Service after the bad one and waits until it answers.
+async fn other_services_work(test: &TestContext, name: &str) -> Result<()> {
+    test.serve(&ServiceBuilder::new(&format!("{name}-neighbour"), ECHO))
         .await
         .map(drop)
-        .context("a neighbour is harmed")
+        .context("another Service does not work")
 }
 
-pub(super) async fn an_address_outside_all_pools(scene: Arc<Scene>) -> Result<()> {
-    scene.create(&Spec::new("outside", ECHO).annotated(names::ADDRESSES, "192.0.2.1")).await?;
-    told(&scene, "outside", (names::PROGRAMMED, "False"), "192.0.2.1").await?;
-    the_rest_goes_on(&scene, "outside").await
+pub(super) async fn address_outside_all_pools_is_rejected(test: Arc<TestContext>) -> Result<()> {
+    test.create(&ServiceBuilder::new("outside", ECHO).annotated(names::ADDRESSES, "192.0.2.1")).await?;
+    wait_warning(&test, "outside", (names::PROGRAMMED, "False"), "192.0.2.1").await?;
+    other_services_work(&test, "outside").await
 }
 
-pub(super) async fn an_address_that_is_taken(scene: Arc<Scene>) -> Result<()> {
-    let (_, vips) = scene.serve(&Spec::new("first", ECHO)).await?;
+pub(super) async fn address_in_use_is_rejected(test: Arc<TestContext>) -> Result<()> {
+    let (_, vips) = test.serve(&ServiceBuilder::new("first", ECHO)).await?;
     let taken = vips.ipv4.to_string();
-    scene.create(&Spec::new("second", ECHO).annotated(names::ADDRESSES, &taken)).await?;
-    told(&scene, "second", (names::PROGRAMMED, "False"), &taken).await?;
-    the_rest_goes_on(&scene, "second").await?;
-    scene.answers(vips, crate::services::PORT).await
+    test.create(&ServiceBuilder::new("second", ECHO).annotated(names::ADDRESSES, &taken)).await?;
+    wait_warning(&test, "second", (names::PROGRAMMED, "False"), &taken).await?;
+    other_services_work(&test, "second").await?;
+    test.wait_answers(vips, crate::services::PORT).await
 }
 
-pub(super) async fn no_free_address(scene: Arc<Scene>) -> Result<()> {
-    let (_, free) = scene.expose(&Spec::new("scout", ECHO)).await?;
-    scene.delete("scout").await?;
-    scene.gone("scout").await?;
-    // A pool of two addresses that nobody has: the ones that the scout gave back, at the pools' other end.
-    let [ipv4, ipv6] = spare(free)?;
-    let pools: Api<AddressPool> = Api::namespaced(scene.client().clone(), system::NAMESPACE);
+pub(super) async fn exhausted_pool_is_reported_until_an_address_is_free(
+    test: Arc<TestContext>,
+) -> Result<()> {
+    let (_, free) = test.expose(&ServiceBuilder::new("scout", ECHO)).await?;
+    test.delete("scout").await?;
+    test.wait_deleted("scout").await?;
+    // A pool of two addresses outside of all other pools, on the same link.
+    let [ipv4, ipv6] = free_addresses(free)?;
+    let pools: Api<AddressPool> = Api::namespaced(test.client().clone(), system::NAMESPACE);
     let pool = json!({
         "apiVersion": "steerage.dev/v1alpha1", "kind": "AddressPool",
         "metadata": { "name": "e2e-tiny" },
         "spec": { "addresses": [ipv4, ipv6], "autoAssign": false },
     });
     pools.create(&PostParams::default(), &serde_json::from_value(pool)?).await?;
-    let outcome = exhausted(&scene).await;
+    let outcome = exhaust(&test).await;
     pools.delete("e2e-tiny", &DeleteParams::default()).await?;
     outcome
 }
 
-fn spare(free: crate::services::Vips) -> Result<[String; 2]> {
+fn free_addresses(free: crate::services::Vips) -> Result<[String; 2]> {
     let (std::net::IpAddr::V4(ipv4), std::net::IpAddr::V6(ipv6)) = (free.ipv4, free.ipv6) else {
         anyhow::bail!("{free:?} is not one address of each family");
     };
     let [a, b, c, d] = ipv4.octets();
     let mut segments = ipv6.segments();
-    // Just before the next block of 256: outside of the pools that gave the scout its addresses, on the same link.
+    // Beyond the block of 256 addresses that the scout's came from.
     segments[7] = (segments[7] | 0xff).wrapping_add(17);
     Ok([format!("{a}.{b}.{}.{d}", c.wrapping_add(1)), std::net::Ipv6Addr::from(segments).to_string()])
 }
 
-async fn exhausted(scene: &Scene) -> Result<()> {
-    let tiny = |name: &str| Spec::new(name, ECHO).annotated(names::ADDRESS_POOL, "e2e-tiny");
-    scene.serve(&tiny("lucky")).await?;
-    scene.create(&tiny("late")).await?;
-    told(scene, "late", (names::PROGRAMMED, "False"), "e2e-tiny").await?;
-    the_rest_goes_on(scene, "late").await?;
-    // The address goes to who waits for it.
-    scene.delete("lucky").await?;
-    let vips = scene.vips("late").await?;
-    scene.answers(vips, crate::services::PORT).await?;
-    scene.delete("late").await?;
-    scene.gone("late").await
+async fn exhaust(test: &TestContext) -> Result<()> {
+    let tiny = |name: &str| ServiceBuilder::new(name, ECHO).annotated(names::ADDRESS_POOL, "e2e-tiny");
+    test.serve(&tiny("lucky")).await?;
+    test.create(&tiny("late")).await?;
+    wait_warning(test, "late", (names::PROGRAMMED, "False"), "e2e-tiny").await?;
+    other_services_work(test, "late").await?;
+    // A released address goes to the waiting Service.
+    test.delete("lucky").await?;
+    let vips = test.wait_vips("late").await?;
+    test.wait_answers(vips, crate::services::PORT).await?;
+    test.delete("late").await?;
+    test.wait_deleted("late").await
 }
 
-pub(super) async fn an_unknown_steering(scene: Arc<Scene>) -> Result<()> {
-    scene.create(&Spec::new("steered-badly", ECHO).steered("by-wind")).await?;
-    told(&scene, "steered-badly", (names::PROGRAMMED, "False"), "by-wind").await?;
-    the_rest_goes_on(&scene, "steered-badly").await?;
+pub(super) async fn unknown_steering_is_rejected(test: Arc<TestContext>) -> Result<()> {
+    test.create(&ServiceBuilder::new("steered-badly", ECHO).steered("by-wind")).await?;
+    wait_warning(&test, "steered-badly", (names::PROGRAMMED, "False"), "by-wind").await?;
+    other_services_work(&test, "steered-badly").await?;
     let service =
-        scene.patch("steered-badly", json!({ "metadata": { "annotations": { names::STEERING: "api" } } }));
+        test.patch("steered-badly", json!({ "metadata": { "annotations": { names::STEERING: "api" } } }));
     service.await?;
-    let vips = scene.vips("steered-badly").await?;
-    scene.answers(vips, crate::services::PORT).await
+    let vips = test.wait_vips("steered-badly").await?;
+    test.wait_answers(vips, crate::services::PORT).await
 }
 
-/// Another program has the port on every node: the service proxy warns, and no target is healthy.
-pub(super) async fn a_busy_health_check_port(scene: Arc<Scene>) -> Result<()> {
+/// Another program listens on the port on every node: the service proxy warns, and no target is healthy.
+pub(super) async fn busy_health_check_port_is_reported(test: Arc<TestContext>) -> Result<()> {
     const PORT: u16 = 31_999;
     let mut busy = Vec::new();
-    for node in scene.nodes() {
+    for node in test.nodes() {
         for address in ["0.0.0.0", "[::]"] {
             let listen = || TcpListener::bind(format!("{address}:{PORT}"));
-            // The second bind finds IPv4 covered already where the first took both families.
+            // Fails where the first listener covers both families.
             if let Ok(listener) = steerage_lab::in_netns(&node.netns, listen)? {
                 busy.push(listener);
             }
         }
     }
-    ensure!(!busy.is_empty(), "no port could be made busy");
-    scene.create(&Spec::new("busy", ECHO).with("healthCheckNodePort", PORT).steered("health-check")).await?;
-    events::wait(scene.client(), &scene.namespace, "busy", "a warning about the port", |event| {
+    ensure!(!busy.is_empty(), "no listener could be opened");
+    test.create(&ServiceBuilder::new("busy", ECHO).with("healthCheckNodePort", PORT).steered("health-check"))
+        .await?;
+    events::wait(test.client(), &test.namespace, "busy", "a warning about the port", |event| {
         event.kind == "Warning" && event.note.contains(&PORT.to_string())
     })
     .await?;
-    scene.condition("busy", names::SERVING, "False").await?;
-    the_rest_goes_on(&scene, "busy").await?;
+    test.wait_condition("busy", names::SERVING, "False").await?;
+    other_services_work(&test, "busy").await?;
     drop(busy);
     Ok(())
 }
 
-pub(super) async fn no_selector(scene: Arc<Scene>) -> Result<()> {
-    scene.create(&Spec::new("lonely", ECHO).with("selector", Value::Null)).await?;
-    let (_, message) = scene.condition("lonely", names::SERVING, "False").await?;
-    ensure!(message.contains("selector"), "the condition does not speak of the selector: {message}");
-    events::wait(scene.client(), &scene.namespace, "lonely", "what to do without a selector", |event| {
+pub(super) async fn service_without_selector_is_reported(test: Arc<TestContext>) -> Result<()> {
+    test.create(&ServiceBuilder::new("lonely", ECHO).with("selector", Value::Null)).await?;
+    let (_, message) = test.wait_condition("lonely", names::SERVING, "False").await?;
+    ensure!(message.contains("selector"), "the condition does not mention the selector: {message}");
+    events::wait(test.client(), &test.namespace, "lonely", "what to do without a selector", |event| {
         event.note.contains("selector")
     })
     .await?;
-    the_rest_goes_on(&scene, "lonely").await
+    other_services_work(&test, "lonely").await
 }
 
-pub(super) async fn a_target_off_the_link(scene: Arc<Scene>) -> Result<()> {
-    let nodes: Api<Node> = Api::all(scene.client().clone());
+pub(super) async fn target_off_the_link_is_refused(test: Arc<TestContext>) -> Result<()> {
+    let nodes: Api<Node> = Api::all(test.client().clone());
     let node: Node = serde_json::from_value(json!({ "metadata": { "name": "e2e-far-away" } }))?;
     nodes.create(&PostParams::default(), &node).await?;
-    let outcome = far_away(&scene, &nodes).await;
+    let outcome = far_away(&test, &nodes).await;
     nodes.delete("e2e-far-away", &DeleteParams::default()).await?;
     outcome
 }
 
-async fn far_away(scene: &Scene, nodes: &Api<Node>) -> Result<()> {
+async fn far_away(test: &TestContext, nodes: &Api<Node>) -> Result<()> {
     let status = json!({ "status": { "addresses": [{ "type": "InternalIP", "address": "192.0.2.9" }] } });
     nodes.patch_status("e2e-far-away", &PatchParams::default(), &Patch::Merge(status)).await?;
-    let (_, vips) = scene.serve(&Spec::new("far", ECHO).steered("health-check")).await?;
-    let lb = scene.load_balancer("far").await?;
-    until("a refused target", SOON, async || -> Result<()> {
-        let health = edge::health(scene.client(), &lb).await?;
+    let (_, vips) = test.serve(&ServiceBuilder::new("far", ECHO).steered("health-check")).await?;
+    let lb = test.load_balancer("far").await?;
+    until("a refused target", TIMEOUT, async || -> Result<()> {
+        let health = edge::health(test.client(), &lb).await?;
         let found = health.spec.targets.iter().find(|target| target.node == "e2e-far-away");
         let target = found.with_context(|| format!("{:?}", health.spec.targets))?;
         ensure!(target.state == TargetState::Refused && !target.reason.is_empty(), "{target:?}");
         Ok(())
     })
     .await?;
-    told(scene, "far", (names::DEGRADED, "True"), "e2e-far-away").await?;
-    scene.answers(vips, crate::services::PORT).await?;
-    ensure!(!published(&scene.service("far").await?).is_empty(), "one bad node cost the whole Service");
+    wait_warning(test, "far", (names::DEGRADED, "True"), "e2e-far-away").await?;
+    test.wait_answers(vips, crate::services::PORT).await?;
+    ensure!(
+        !published(&test.service("far").await?).is_empty(),
+        "one refused target removed the whole Service's addresses"
+    );
     Ok(())
 }

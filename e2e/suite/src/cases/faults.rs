@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Faults under load: what two clients live through, one on a Service in each kind of steering, while something happens.
+//! Loss of two clients while something happens to the cluster, judged by the meter.
 //!
-//! The first client uses `api` steering over IPv4, the second `health-check` steering over IPv6. What must cost nothing fails the
-//! test when it does; everything is printed.
+//! The first client uses a Service with `api` steering over IPv4, the second one with `health-check` steering over IPv6. A case whose
+//! promise is broken fails. Every measurement is reported.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use steerage_model::names;
 use tokio::task::block_in_place;
 use tokio::time::sleep;
 
-use crate::boot::Boot;
 use crate::meter::capture::now;
 use crate::meter::load::{AFTER, BEFORE, Client, Load};
 use crate::meter::loss::{Loss, Measurement};
-use crate::pods::{deployment, has};
+use crate::pods::{deployment, has_condition};
 use crate::report::fine_ms;
-use crate::scene::Scene;
 use crate::self_test;
-use crate::services::{PORT, Spec, Vips};
+use crate::service_proxy::ServiceProxy;
+use crate::services::{PORT, ServiceBuilder, Vips};
 use crate::suite::ECHO;
 use crate::system;
-use crate::wait::{SOON, until};
+use crate::test_context::TestContext;
+use crate::wait::{TIMEOUT, until};
 
-/// How long a backend goes on serving after SIGTERM.
+/// Seconds for which a backend continues to serve after SIGTERM.
 const LINGER: u32 = 8;
-/// How long the API server is away.
+/// How long the API server is down.
 const ABSENCE: Duration = Duration::from_mins(1);
 
 /// What an event may cost.
@@ -47,171 +47,173 @@ enum Promise {
     None,
 }
 
-pub(super) async fn a_killed_controller_costs_no_connection(scene: Arc<Scene>) -> Result<()> {
-    let leader = system::leader(&scene.suite).await?;
-    let pods = system::pods(&scene.suite, system::CONTROLLER).await?;
-    let pod =
-        pods.iter().find(|pod| leader.contains(&pod.name_any())).context("the leader is no pod of ours")?;
-    let clients = expose(&scene, ECHO, |spec| spec).await?;
-    under_load(&scene, "controller killed (-9)", Promise::NothingLost, clients, async || {
-        system::kill(&scene.suite, pod)
+pub(super) async fn killed_controller_loses_no_packet(test: Arc<TestContext>) -> Result<()> {
+    let leader = system::lease_holder(&test.suite).await?;
+    let pods = system::pods(&test.suite, system::CONTROLLER).await?;
+    let pod = pods
+        .iter()
+        .find(|pod| leader.contains(&pod.name_any()))
+        .context("the lease holder is no pod of the chart")?;
+    let clients = expose(&test, ECHO, |spec| spec).await?;
+    under_load(&test, "controller killed (-9)", Promise::NothingLost, clients, async || {
+        system::kill_container(&test.suite, pod)
     })
     .await?;
-    system::recovered(&scene.suite, system::CONTROLLER, pod).await
+    system::wait_restarted(&test.suite, system::CONTROLLER, pod).await
 }
 
-/// With kube-proxy in the cluster the Services are labelled, so that it is the agent that serves them.
-pub(super) async fn a_killed_agent_costs_no_connection(scene: Arc<Scene>) -> Result<()> {
-    let agents = system::pods(&scene.suite, system::AGENT).await?;
-    ensure!(agents.len() == scene.nodes().len(), "{} agents run", agents.len());
-    let labelled = |spec: Spec| match scene.suite.boot {
-        Boot::KubeProxy => spec.labelled(names::PROXY_NAME_LABEL, names::PROXY_NAME),
-        Boot::Agent => spec,
+/// Beside kube-proxy the agent serves only labelled Services.
+pub(super) async fn killed_agent_loses_no_packet(test: Arc<TestContext>) -> Result<()> {
+    let agents = system::pods(&test.suite, system::AGENT).await?;
+    ensure!(agents.len() == test.nodes().len(), "{} agents run", agents.len());
+    let labelled = |spec: ServiceBuilder| match test.suite.service_proxy {
+        ServiceProxy::KubeProxy => spec.labelled(names::PROXY_NAME_LABEL, names::PROXY_NAME),
+        ServiceProxy::Agent => spec,
     };
-    let clients = expose(&scene, ECHO, labelled).await?;
-    let kill = async || agents.iter().try_for_each(|agent| system::kill(&scene.suite, agent));
-    under_load(&scene, "agent killed (-9) on every node", Promise::NothingLost, clients, kill).await?;
+    let clients = expose(&test, ECHO, labelled).await?;
+    let kill = async || agents.iter().try_for_each(|agent| system::kill_container(&test.suite, agent));
+    under_load(&test, "agent killed (-9) on every node", Promise::NothingLost, clients, kill).await?;
     for agent in &agents {
-        system::recovered(&scene.suite, system::AGENT, agent).await?;
+        system::wait_restarted(&test.suite, system::AGENT, agent).await?;
     }
     Ok(())
 }
 
-pub(super) async fn a_killed_edge_costs_no_connection(scene: Arc<Scene>) -> Result<()> {
-    let clients = expose(&scene, ECHO, |spec| spec).await?;
-    let edges = scene.suite.cluster(|cluster| cluster.edges());
+pub(super) async fn killed_edge_loses_no_packet(test: Arc<TestContext>) -> Result<()> {
+    let clients = expose(&test, ECHO, |spec| spec).await?;
+    let edges = test.suite.cluster(|cluster| cluster.edges());
     let edge = edges.first().context("no edge host")?;
     let kill = async || {
-        scene.suite.cluster(|cluster| cluster.kill_edge(&edge.name))?;
+        test.suite.cluster(|cluster| cluster.kill_edge(&edge.name))?;
         sleep(Duration::from_secs(2)).await;
-        scene.suite.cluster(|cluster| cluster.start_edge(&edge.name))
+        test.suite.cluster(|cluster| cluster.start_edge(&edge.name))
     };
-    under_load(&scene, "edge killed (-9), started after 2 s", Promise::NothingLost, clients, kill).await
+    under_load(&test, "edge killed (-9), started after 2 s", Promise::NothingLost, clients, kill).await
 }
 
-pub(super) async fn an_absent_api_server_costs_no_connection(scene: Arc<Scene>) -> Result<()> {
-    let clients = expose(&scene, ECHO, |spec| spec).await?;
+pub(super) async fn absent_api_server_loses_no_packet(test: Arc<TestContext>) -> Result<()> {
+    let clients = expose(&test, ECHO, |spec| spec).await?;
     let away = async || {
-        scene.suite.cluster(|cluster| cluster.stop_api_server())?;
+        test.suite.cluster(|cluster| cluster.stop_api_server())?;
         sleep(ABSENCE).await;
-        scene.suite.cluster(|cluster| cluster.start_api_server())
+        test.suite.cluster(|cluster| cluster.start_api_server())
     };
-    under_load(&scene, "API server away for 60 s", Promise::NothingLost, clients, away).await?;
-    // A controller that lost its Lease comes back when the kubelet's patience allows.
-    scene.create(&Spec::new("after", ECHO)).await?;
+    under_load(&test, "API server down for 60 s", Promise::NothingLost, clients, away).await?;
+    // A controller that lost its Lease restarts after the kubelet's backoff.
+    test.create(&ServiceBuilder::new("after", ECHO)).await?;
     let what = "the addresses of a Service made after the API server's return";
-    until(what, SOON * 5, async || Vips::of(&scene.service("after").await?)).await?;
-    // kube-proxy's watches back off for up to a minute; until then its node keeps what is deleted, too.
-    for node in scene.suite.cluster(|cluster| cluster.nodes()) {
+    until(what, TIMEOUT * 5, async || Vips::of(&test.service("after").await?)).await?;
+    // kube-proxy's watches back off for up to a minute; until then its node also keeps rules of deleted Services.
+    for node in test.suite.cluster(|cluster| cluster.nodes()) {
         let what = format!("{} serving a Service made after the API server's return", node.name);
         let known = async || {
-            ensure!(scene.is_named(&node, "after")?, "its rules do not name it");
+            ensure!(test.has_kube_proxy_rules(&node, "after")?, "its rules do not name it");
             Ok(())
         };
-        until(what, SOON * 5, known).await?;
+        until(what, TIMEOUT * 5, known).await?;
     }
     Ok(())
 }
 
-pub(super) async fn rolling_update(scene: Arc<Scene>) -> Result<()> {
-    let clients = deploy(&scene, 3).await?;
+pub(super) async fn rolling_update_is_measured(test: Arc<TestContext>) -> Result<()> {
+    let clients = deploy(&test, 3).await?;
     let update = async || {
         let change = json!({ "spec": { "template": { "metadata": { "annotations": { "e2e": "2" } } } } });
-        let deployment: Deployment = scene.patch_any("web", change).await?;
-        rolled_out(&scene, deployment.metadata.generation).await
+        let deployment: Deployment = test.patch_any("web", change).await?;
+        rolled_out(&test, deployment.metadata.generation).await
     };
-    under_load(&scene, "rolling update of 3 pods", Promise::None, clients, update).await
+    under_load(&test, "rolling update of 3 pods", Promise::None, clients, update).await
 }
 
-pub(super) async fn scale_down(scene: Arc<Scene>) -> Result<()> {
-    let clients = deploy(&scene, 3).await?;
+pub(super) async fn scale_down_is_measured(test: Arc<TestContext>) -> Result<()> {
+    let clients = deploy(&test, 3).await?;
     let scale = async || {
         let change = json!({ "spec": { "replicas": 1 } });
-        scene.patch_any::<Deployment>("web", change).await.map(drop)
+        test.patch_any::<Deployment>("web", change).await.map(drop)
     };
-    under_load(&scene, "scale down from 3 pods to 1", Promise::None, clients, scale).await
+    under_load(&test, "scale down from 3 pods to 1", Promise::None, clients, scale).await
 }
 
-pub(super) async fn policy_flip(scene: Arc<Scene>) -> Result<()> {
-    let clients = expose_one_backend(&scene).await?;
+pub(super) async fn policy_change_is_measured(test: Arc<TestContext>) -> Result<()> {
+    let clients = expose_one_backend(&test).await?;
     let flip = async || {
         for policy in ["Cluster", "Local"] {
             for mode in MODES {
-                scene.patch(mode, json!({ "spec": { "externalTrafficPolicy": policy } })).await?;
+                test.patch(mode, json!({ "spec": { "externalTrafficPolicy": policy } })).await?;
             }
             sleep(Duration::from_secs(5)).await;
         }
         Ok(())
     };
-    under_load(&scene, "policy flip to Cluster and back", Promise::None, clients, flip).await
+    under_load(&test, "policy change to Cluster and back", Promise::None, clients, flip).await
 }
 
-pub(super) async fn mode_flip(scene: Arc<Scene>) -> Result<()> {
-    let clients = expose_one_backend(&scene).await?;
+pub(super) async fn steering_change_is_measured(test: Arc<TestContext>) -> Result<()> {
+    let clients = expose_one_backend(&test).await?;
     let flip = async || {
         for (name, mode) in [("api", "health-check"), ("health-check", "api")] {
-            scene.patch(name, json!({ "metadata": { "annotations": { names::STEERING: mode } } })).await?;
+            test.patch(name, json!({ "metadata": { "annotations": { names::STEERING: mode } } })).await?;
         }
         Ok(())
     };
-    under_load(&scene, "mode flip to the other steering", Promise::None, clients, flip).await
+    under_load(&test, "change to the other steering", Promise::None, clients, flip).await
 }
 
-pub(super) async fn node_drain(scene: Arc<Scene>) -> Result<()> {
-    let clients = deploy(&scene, 3).await?;
-    let nodes: Api<Node> = Api::all(scene.client().clone());
-    let node = scene.nodes()[0].name.clone();
+pub(super) async fn node_drain_is_measured(test: Arc<TestContext>) -> Result<()> {
+    let clients = deploy(&test, 3).await?;
+    let nodes: Api<Node> = Api::all(test.client().clone());
+    let node = test.nodes()[0].name.clone();
     let cordon = async |on: bool| {
         let change = json!({ "spec": { "unschedulable": on } });
         nodes.patch(&node, &PatchParams::default(), &Patch::Merge(change)).await
     };
     let drain = async || {
         cordon(true).await?;
-        for pod in scene.pods("web").await? {
+        for pod in test.pods("web").await? {
             if pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&node) {
-                scene.api::<Pod>().evict(&pod.name_any(), &EvictParams::default()).await?;
+                test.api::<Pod>().evict(&pod.name_any(), &EvictParams::default()).await?;
             }
         }
         Ok(())
     };
-    let outcome = under_load(&scene, "node drain (cordon, evict)", Promise::None, clients, drain).await;
+    let outcome = under_load(&test, "node drain (cordon, evict)", Promise::None, clients, drain).await;
     cordon(false).await?;
     outcome
 }
 
-pub(super) async fn node_death(scene: Arc<Scene>) -> Result<()> {
-    let clients = deploy(&scene, 3).await?;
-    // Neither the first node, where a single controller may run and which has most of DNS, nor a node without a backend.
-    let nodes = scene.nodes();
+pub(super) async fn node_death_is_measured(test: Arc<TestContext>) -> Result<()> {
+    let clients = deploy(&test, 3).await?;
+    // Not the first node: a single controller may run there, and most of DNS.
+    let nodes = test.nodes();
     let node = nodes.last().context("no nodes")?;
-    let kill = async || scene.suite.cluster(|cluster| cluster.kill_node(&node.name));
-    let outcome = under_load(&scene, "node death", Promise::None, clients, kill).await;
-    scene.suite.cluster(|cluster| cluster.start_node(&node.name))?;
+    let kill = async || test.suite.cluster(|cluster| cluster.kill_node(&node.name));
+    let outcome = under_load(&test, "node death", Promise::None, clients, kill).await;
+    test.suite.cluster(|cluster| cluster.start_node(&node.name))?;
     outcome
 }
 
 const MODES: [&str; 2] = ["api", "health-check"];
 
-/// Backends of a Deployment, and a Service in each mode before them.
-async fn deploy(scene: &Scene, replicas: usize) -> Result<Vec<Client>> {
+/// Makes a Deployment and a Service with each steering for it.
+async fn deploy(test: &TestContext, replicas: usize) -> Result<Vec<Client>> {
     let made = deployment("web", "web", replicas, LINGER)?;
-    let deployments = scene.api::<Deployment>();
-    until("a Deployment", SOON, async || deployments.create(&PostParams::default(), &made).await).await?;
-    rolled_out(scene, Some(1)).await?;
-    expose(scene, "web", |spec| spec).await
+    let deployments = test.api::<Deployment>();
+    until("a Deployment", TIMEOUT, async || deployments.create(&PostParams::default(), &made).await).await?;
+    rolled_out(test, Some(1)).await?;
+    expose(test, "web", |spec| spec).await
 }
 
 /// One backend, on the last node: a packet that any other node gets under policy Local is lost.
-async fn expose_one_backend(scene: &Scene) -> Result<Vec<Client>> {
-    let nodes = scene.nodes();
+async fn expose_one_backend(test: &TestContext) -> Result<Vec<Client>> {
+    let nodes = test.nodes();
     let node = nodes.last().context("no nodes")?;
-    scene.backend("only", "web", &node.name, true, LINGER).await?;
-    expose(scene, "web", |spec| spec).await
+    test.backend("only", "web", &node.name, true, LINGER).await?;
+    expose(test, "web", |spec| spec).await
 }
 
-async fn rolled_out(scene: &Scene, generation: Option<i64>) -> Result<()> {
-    until("ready backends", SOON * 3, async || -> Result<()> {
-        let deployment = scene.api::<Deployment>().get("web").await?;
+async fn rolled_out(test: &TestContext, generation: Option<i64>) -> Result<()> {
+    until("ready backends", TIMEOUT * 3, async || -> Result<()> {
+        let deployment = test.api::<Deployment>().get("web").await?;
         let wanted = deployment.spec.and_then(|spec| spec.replicas);
         let status = deployment.status.unwrap_or_default();
         ensure!(status.observed_generation >= generation, "not observed yet");
@@ -224,43 +226,47 @@ async fn rolled_out(scene: &Scene, generation: Option<i64>) -> Result<()> {
     .await
 }
 
-/// A Service in each mode, named after it, and a client for each. Returns when every node knows the addresses and the edge sees every
-/// node with a backend as healthy.
+/// A Service with each steering, named after it, and a client for each. Waits until every node has rules for the addresses and every
+/// node with a backend is healthy at the edge.
 ///
-/// No client connects before: a node that does not know an address yet tracks the connection untranslated for two minutes, and would
-/// drop a later one from the same port. For the same reason no test has the addresses of another.
-async fn expose(scene: &Scene, app: &str, adapt: impl Fn(Spec) -> Spec) -> Result<Vec<Client>> {
+/// No client connects before: a node without rules tracks the connection untranslated for two minutes, and would drop a later one
+/// from the same port. For the same reason no case uses the addresses of another.
+async fn expose(
+    test: &TestContext,
+    app: &str,
+    adapt: impl Fn(ServiceBuilder) -> ServiceBuilder,
+) -> Result<Vec<Client>> {
     static NEXT: AtomicU8 = AtomicU8::new(0x60);
     let mut clients = Vec::new();
-    for ((mode, family), host) in MODES.into_iter().zip([V4, V6]).zip(scene.suite.clients()) {
+    for ((mode, family), host) in MODES.into_iter().zip([V4, V6]).zip(test.suite.clients()) {
         let last = NEXT.fetch_add(1, Ordering::Relaxed);
         let addresses = format!("10.77.200.{last},fd77::c8{last:02x}");
-        let spec = Spec::new(mode, app).steered(mode).annotated(names::ADDRESSES, &addresses);
-        let (_, vips) = scene.expose(&adapt(spec)).await?;
-        scene.known(mode, vips).await?;
-        scene.answers(vips, PORT).await?;
+        let spec = ServiceBuilder::new(mode, app).steered(mode).annotated(names::ADDRESSES, &addresses);
+        let (_, vips) = test.expose(&adapt(spec)).await?;
+        test.wait_programmed(mode, vips).await?;
+        test.wait_answers(vips, PORT).await?;
         clients.push(Client { host, to: vips.at(family, PORT), what: format!("{mode}, {family}") });
     }
-    let pods = scene.pods(app).await?;
-    let ready = pods.iter().filter(|pod| has(pod, "Ready"));
+    let pods = test.pods(app).await?;
+    let ready = pods.iter().filter(|pod| has_condition(pod, "Ready"));
     let mut nodes: Vec<_> = ready.filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref()).collect();
     nodes.sort_unstable();
     nodes.dedup();
     for mode in MODES {
-        scene.healthy(mode, &nodes).await?;
+        test.wait_healthy(mode, &nodes).await?;
     }
     Ok(clients)
 }
 
 /// Fails when the event cost more than its promise allows. No measurement counts unless the meter has passed its own test.
 async fn under_load(
-    scene: &Scene,
+    test: &TestContext,
     event: &str,
     promise: Promise,
     clients: Vec<Client>,
     happen: impl AsyncFnOnce() -> Result<()>,
 ) -> Result<()> {
-    self_test::run(scene).await.context("the loss meter does not work")?;
+    self_test::run(test).await.context("the loss meter does not work")?;
     let load = Load::start(clients);
     sleep(BEFORE).await;
     let at = now();
@@ -270,7 +276,7 @@ async fn under_load(
     happened.with_context(|| event.to_owned())?;
     let mut broken = String::new();
     for (what, measured) in &measurements {
-        record(scene, event, at, what, measured);
+        record(test, event, at, what, measured);
         let kept = match promise {
             Promise::NothingLost => measured.losses.is_empty(),
             Promise::None => true,
@@ -287,7 +293,7 @@ async fn under_load(
     Ok(())
 }
 
-fn record(scene: &Scene, event: &str, at: Duration, what: &str, measured: &Measurement) {
+fn record(test: &TestContext, event: &str, at: Duration, what: &str, measured: &Measurement) {
     let columns = [
         "event",
         "client",
@@ -317,7 +323,7 @@ fn record(scene: &Scene, event: &str, at: Duration, what: &str, measured: &Measu
         fine_ms(measured.slowest_datagram),
         format!("{} / {} / {} / {}", again.needed, again.spurious, again.fins, again.by_server),
     ];
-    scene.suite.report.row("Loss while something happens, by packets", &columns, row);
+    test.suite.report.row("Loss while something happens, by packets", &columns, row);
 }
 
 /// The times of the first and the last loss relative to the event.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use crate::scene::Scene;
 use crate::self_test;
+use crate::test_context::TestContext;
 
-pub(super) async fn reports_each_injected_fault_and_nothing_else(scene: Arc<Scene>) -> Result<()> {
-    self_test::run(&scene).await
+pub(super) async fn reports_each_injected_fault_and_nothing_else(test: Arc<TestContext>) -> Result<()> {
+    self_test::run(&test).await
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How soon the edge follows an endpoint: fifty moves from node to node in each mode, timed on the nodes' wires.
+//! How soon the edge follows an endpoint: fifty moves from node to node with each steering, timed on the nodes' interfaces.
 //!
 //! A move makes the endpoint on one node ready and then the one on the other unready. Time runs from the `EndpointSlice`'s
 //! change, as a watch of the test's own sees it, to the first datagram at the node that joined and the last at the one that left.
@@ -26,12 +26,12 @@ use crate::meter::capture::now;
 use crate::net;
 use crate::pods;
 use crate::report::{ms, percentile};
-use crate::scene::Scene;
-use crate::services::{PORT, Spec, Vips};
+use crate::services::{PORT, ServiceBuilder, Vips};
 use crate::sniff::Sniffer;
+use crate::test_context::TestContext;
 
 const MOVES: usize = 50;
-/// Of the health check, so that fifty moves do not take the whole run; both thresholds are the default.
+/// Between two health checks; shorter than the default, so that fifty moves take less time. Thresholds are the default.
 const INTERVAL: &str = "250ms";
 /// Between two datagrams, each from a port of its own.
 const EVERY: Duration = Duration::from_millis(5);
@@ -40,31 +40,33 @@ const SILENCE: Duration = Duration::from_millis(150);
 /// How long a move may take.
 const LIMIT: Duration = Duration::from_secs(20);
 
-pub(super) async fn api(scene: Arc<Scene>) -> Result<()> {
-    moves(&scene, "api").await
+pub(super) async fn api_steering_follows_endpoint_moves(test: Arc<TestContext>) -> Result<()> {
+    report_moves(&test, "api").await
 }
 
-pub(super) async fn health_check(scene: Arc<Scene>) -> Result<()> {
-    moves(&scene, "health-check").await
+pub(super) async fn health_check_steering_follows_endpoint_moves(test: Arc<TestContext>) -> Result<()> {
+    report_moves(&test, "health-check").await
 }
 
-async fn moves(scene: &Scene, mode: &str) -> Result<()> {
-    let nodes: Vec<_> = scene.nodes().into_iter().take(2).collect();
+async fn report_moves(test: &TestContext, mode: &str) -> Result<()> {
+    let nodes: Vec<_> = test.nodes().into_iter().take(2).collect();
     let mut pods = Vec::new();
     for (node, ready) in nodes.iter().zip([true, false]) {
-        pods.push(scene.backend(&format!("on-{}", node.name), "web", &node.name, ready, 0).await?);
+        pods.push(test.backend(&format!("on-{}", node.name), "web", &node.name, ready, 0).await?);
     }
-    let spec =
-        Spec::new("web", "web").steered(mode).annotated("steerage.dev/health-check-interval", INTERVAL);
-    let (_, vips) = scene.serve(&spec).await?;
-    let Following { mut joined, mut left } = follow(scene, &nodes, &pods, vips, MOVES, |_, _, _| ()).await?;
+    let spec = ServiceBuilder::new("web", "web")
+        .steered(mode)
+        .annotated("steerage.dev/health-check-interval", INTERVAL);
+    let (_, vips) = test.serve(&spec).await?;
+    let MoveTimes { mut joined, mut left } =
+        measure_moves(test, &nodes, &pods, vips, MOVES, |_, _, _| ()).await?;
     for (what, times) in [("joins", &mut joined), ("leaves", &mut left)] {
         times.sort_unstable();
         let mode = format!("{mode}, health checks every {INTERVAL}");
         let mut row = vec![mode, what.to_owned(), times.len().to_string()];
         row.extend([50, 90, 99, 100].map(|percent| ms(percentile(times, percent))));
         let columns = ["steering", "a target", "moves", "p50 ms", "p90 ms", "p99 ms", "max ms"];
-        scene.suite.report.row(
+        test.suite.report.row(
             "From an EndpointSlice's change to the edge's first or last packet",
             &columns,
             row,
@@ -73,60 +75,60 @@ async fn moves(scene: &Scene, mode: &str) -> Result<()> {
     Ok(())
 }
 
-/// How soon the edge followed each move.
-pub(crate) struct Following {
+/// How long the edge took for each move.
+pub(crate) struct MoveTimes {
     /// To the first packet at the node that joined.
     pub(crate) joined: Vec<Duration>,
     /// To the last packet at the node that left.
     pub(crate) left: Vec<Duration>,
 }
 
-/// Moves an endpoint so many times between two nodes, whose pods are given in the nodes' order; at first that of the first node is
-/// ready and the other is not. Tells of each move as it happens.
-pub(crate) async fn follow(
-    scene: &Scene,
+/// Moves an endpoint between two nodes, whose pods are given in the nodes' order. At first only the first node's pod is ready.
+/// Reports each move as it ends.
+pub(crate) async fn measure_moves(
+    test: &TestContext,
     nodes: &[Host],
     pods: &[Pod],
     vips: Vips,
     moves: usize,
-    mut told: impl FnMut(usize, Duration, Duration),
-) -> Result<Following> {
+    mut report: impl FnMut(usize, Duration, Duration),
+) -> Result<MoveTimes> {
     ensure!(nodes.len() == 2 && pods.len() == 2, "this takes two nodes");
     let IpAddr::V4(vip) = vips.ipv4 else { anyhow::bail!("{:?} is no IPv4 address", vips.ipv4) };
-    let mut changes = slices(scene);
+    let mut changes = ready_pods(test);
     let sniffer = Sniffer::start(nodes, vip)?;
     let stop = Arc::new(AtomicBool::new(false));
-    let probes = tokio::spawn(probe(vips.at(V4, PORT), Arc::clone(&stop)));
-    let mut following = Following { joined: Vec::new(), left: Vec::new() };
+    let probes = tokio::spawn(send_datagrams(vips.at(V4, PORT), Arc::clone(&stop)));
+    let mut times = MoveTimes { joined: Vec::new(), left: Vec::new() };
     let work = async {
         for count in 0..moves {
-            let (joined, left) = one(scene, pods, count, &mut changes, &sniffer)
+            let (joined, left) = measure_move(test, pods, count, &mut changes, &sniffer)
                 .await
                 .with_context(|| format!("move {count}"))?;
-            told(count, joined, left);
-            following.joined.push(joined);
-            following.left.push(left);
+            report(count, joined, left);
+            times.joined.push(joined);
+            times.left.push(left);
         }
         anyhow::Ok(())
     };
     let outcome = work.await;
     stop.store(true, Ordering::Relaxed);
     probes.await??;
-    outcome.map(|()| following)
+    outcome.map(|()| times)
 }
 
-async fn one(
-    scene: &Scene,
+async fn measure_move(
+    test: &TestContext,
     pods: &[Pod],
     count: usize,
     changes: &mut mpsc::UnboundedReceiver<(Duration, Vec<String>)>,
     sniffer: &Sniffer,
 ) -> Result<(Duration, Duration)> {
     let (to, from) = ((count + 1) % 2, count % 2);
-    pods::set_ready(scene.client(), &pods[to], true).await?;
+    pods::set_ready(test.client(), &pods[to], true).await?;
     let start = changed(changes, |ready| ready.contains(&pods[to].name_any())).await?;
     let joined = first_arrival(sniffer, start, to).await?;
-    pods::set_ready(scene.client(), &pods[from], false).await?;
+    pods::set_ready(test.client(), &pods[from], false).await?;
     let start = changed(changes, |ready| !ready.contains(&pods[from].name_any())).await?;
     Ok((joined, last_arrival(sniffer, start, from).await?))
 }
@@ -147,7 +149,7 @@ async fn last_arrival(sniffer: &Sniffer, start: Duration, node: usize) -> Result
     while now() < end {
         let seen = sniffer.since(start);
         let last = seen.iter().rev().find(|(_, at)| *at == node).map_or(start, |(at, _)| *at);
-        // Only packets at the other node prove that this one was left, not that the prober slept.
+        // Packets at the other node prove that the sender did not just pause.
         let others = seen.iter().filter(|(at, _)| *at > last).count();
         if now().saturating_sub(last) > SILENCE && others > 20 {
             return Ok(last - start);
@@ -173,9 +175,9 @@ async fn changed(
 }
 
 /// The names of the ready pods, whenever the Service's IPv4 `EndpointSlice` changes.
-fn slices(scene: &Scene) -> mpsc::UnboundedReceiver<(Duration, Vec<String>)> {
+fn ready_pods(test: &TestContext) -> mpsc::UnboundedReceiver<(Duration, Vec<String>)> {
     let (sender, receiver) = mpsc::unbounded_channel();
-    let slices = scene.api::<EndpointSlice>();
+    let slices = test.api::<EndpointSlice>();
     tokio::spawn(async move {
         let stream = watcher(slices, watcher::Config::default()).default_backoff().applied_objects();
         let mut stream = stream.boxed();
@@ -197,14 +199,14 @@ fn slices(scene: &Scene) -> mpsc::UnboundedReceiver<(Duration, Vec<String>)> {
 }
 
 /// Sends datagrams, each from a port of its own, until told to stop.
-async fn probe(to: std::net::SocketAddr, stop: Arc<AtomicBool>) -> Result<()> {
+async fn send_datagrams(to: std::net::SocketAddr, stop: Arc<AtomicBool>) -> Result<()> {
     let mut ticks = interval(EVERY);
-    // Kept for a while, so that answers find somebody and ports are not used twice in a row.
+    // Kept open for a while, so that answers cause no ICMP error and ports are not reused at once.
     let mut sockets = VecDeque::new();
     while !stop.load(Ordering::Relaxed) {
         ticks.tick().await;
         let socket = UdpSocket::bind(net::any(to, 0)).await?;
-        // While the Service has no backend, the network may say so: that is no failure of the prober.
+        // An ICMP error for an earlier datagram may be reported here.
         let _ = socket.send_to(b"hostname", to).await;
         sockets.push_back(socket);
         if sockets.len() > 100 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which address a backend sees: the client's own under policy Local, a node's under Cluster.
+//! The source address that a backend sees: the client's under policy Local, a node's under Cluster.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -12,30 +12,30 @@ use steerage_model::Protocol::{self, Tcp, Udp};
 
 use crate::net;
 use crate::pods::{self, dial};
-use crate::scene::Scene;
-use crate::services::{PORT, Spec};
+use crate::services::{PORT, ServiceBuilder};
 use crate::suite::ECHO;
-use crate::wait::{SOON, until};
+use crate::test_context::TestContext;
+use crate::wait::{TIMEOUT, until};
 
-pub(super) async fn local_tcp_ipv4_keeps_the_clients_address_and_port(scene: Arc<Scene>) -> Result<()> {
-    keeps(&scene, "local-tcp4", Tcp, V4).await
+pub(super) async fn local_tcp_ipv4_keeps_the_clients_address_and_port(test: Arc<TestContext>) -> Result<()> {
+    keeps(&test, "local-tcp4", Tcp, V4).await
 }
 
-pub(super) async fn local_tcp_ipv6_keeps_the_clients_address_and_port(scene: Arc<Scene>) -> Result<()> {
-    keeps(&scene, "local-tcp6", Tcp, V6).await
+pub(super) async fn local_tcp_ipv6_keeps_the_clients_address_and_port(test: Arc<TestContext>) -> Result<()> {
+    keeps(&test, "local-tcp6", Tcp, V6).await
 }
 
-pub(super) async fn local_udp_ipv4_keeps_the_clients_address_and_port(scene: Arc<Scene>) -> Result<()> {
-    keeps(&scene, "local-udp4", Udp, V4).await
+pub(super) async fn local_udp_ipv4_keeps_the_clients_address_and_port(test: Arc<TestContext>) -> Result<()> {
+    keeps(&test, "local-udp4", Udp, V4).await
 }
 
-pub(super) async fn local_udp_ipv6_keeps_the_clients_address_and_port(scene: Arc<Scene>) -> Result<()> {
-    keeps(&scene, "local-udp6", Udp, V6).await
+pub(super) async fn local_udp_ipv6_keeps_the_clients_address_and_port(test: Arc<TestContext>) -> Result<()> {
+    keeps(&test, "local-udp6", Udp, V6).await
 }
 
-async fn keeps(scene: &Scene, name: &str, protocol: Protocol, family: Family) -> Result<()> {
-    let (_, vips) = scene.serve(&Spec::new(name, ECHO)).await?;
-    let [client, _] = scene.suite.clients();
+async fn keeps(test: &TestContext, name: &str, protocol: Protocol, family: Family) -> Result<()> {
+    let (_, vips) = test.serve(&ServiceBuilder::new(name, ECHO)).await?;
+    let [client, _] = test.suite.clients();
     for port in 41_000..41_020 {
         let seen = seen_by_backend(protocol, port, vips.at(family, PORT)).await?;
         let own = SocketAddr::new(client.address(family), port);
@@ -52,9 +52,9 @@ async fn seen_by_backend(protocol: Protocol, port: u16, to: SocketAddr) -> Resul
     text.trim().parse().with_context(|| format!("{to} answers {text:?}"))
 }
 
-pub(super) async fn cluster_shows_a_nodes_address(scene: Arc<Scene>) -> Result<()> {
-    let (_, vips) = scene.serve(&Spec::new("cluster", ECHO).cluster()).await?;
-    let nodes = node_addresses(&scene)?;
+pub(super) async fn cluster_policy_shows_a_node_address(test: Arc<TestContext>) -> Result<()> {
+    let (_, vips) = test.serve(&ServiceBuilder::new("cluster", ECHO).cluster()).await?;
+    let nodes = node_addresses(&test)?;
     for (protocol, family) in [(Tcp, V4), (Tcp, V6), (Udp, V4), (Udp, V6)] {
         for _ in 0..5 {
             let seen = seen_by_backend(protocol, 0, vips.at(family, PORT)).await?;
@@ -64,18 +64,21 @@ pub(super) async fn cluster_shows_a_nodes_address(scene: Arc<Scene>) -> Result<(
     Ok(())
 }
 
-/// Under Local a pod is seen under its own address, since its node sends it to any backend directly; under Cluster every
-/// connection to the load balancer's address is masqueraded; a node is seen under an address of its own.
-pub(super) async fn pods_and_nodes_inside_are_seen_as_documented(scene: Arc<Scene>) -> Result<()> {
-    let nodes = scene.nodes();
+/// Under Local a pod keeps its address, since its node sends it to any backend directly; under Cluster every connection to a VIP is
+/// masqueraded; a node has one of its own addresses.
+pub(super) async fn clients_inside_the_cluster_have_the_documented_source_address(
+    test: Arc<TestContext>,
+) -> Result<()> {
+    let nodes = test.nodes();
     let [first, second, ..] = &nodes[..] else { anyhow::bail!("this takes two nodes") };
-    // One backend, on the second node: the askers are on other nodes, where no backend is.
+    // One backend, on the second node: the pod that asks is on another.
     let backend = serde_json::json!({ "app": ECHO, pods::NODE: second.name });
-    let (_, local) = scene.serve(&Spec::new("inside-local", ECHO).with("selector", backend.clone())).await?;
+    let (_, local) =
+        test.serve(&ServiceBuilder::new("inside-local", ECHO).with("selector", backend.clone())).await?;
     let (_, cluster) =
-        scene.serve(&Spec::new("inside-cluster", ECHO).with("selector", backend).cluster()).await?;
-    let addresses = node_addresses(&scene)?;
-    let asker = scene.suite.backends().await?.iter().find(|pod| pod.name_any().ends_with(&first.name));
+        test.serve(&ServiceBuilder::new("inside-cluster", ECHO).with("selector", backend).cluster()).await?;
+    let addresses = node_addresses(&test)?;
+    let asker = test.suite.backends().await?.iter().find(|pod| pod.name_any().ends_with(&first.name));
     let asker = asker.context("no backend on the first node")?;
     for family in [V4, V6] {
         let own = pods::address(asker, family)?;
@@ -87,8 +90,8 @@ pub(super) async fn pods_and_nodes_inside_are_seen_as_documented(scene: Arc<Scen
         }
         for (vips, node) in [(local, first), (local, second), (cluster, first), (cluster, second)] {
             let to = vips.at(family, PORT);
-            let ask = async || scene.suite.inside(node, async move || net::page(to, "/clientip").await);
-            let seen = until(format!("an answer of {to} to {}", node.name), SOON, ask).await?;
+            let ask = async || test.suite.inside(node, async move || net::page(to, "/clientip").await);
+            let seen = until(format!("an answer of {to} to {}", node.name), TIMEOUT, ask).await?;
             let seen: SocketAddr = seen.parse()?;
             ensure!(
                 addresses.contains(&seen.ip()),
@@ -107,16 +110,16 @@ async fn pod_asks(
     question: &str,
 ) -> Result<IpAddr> {
     let what = format!("an answer of {to} to pod {}", pod.name_any());
-    let text = until(what, SOON, async || dial(pod, protocol, to, question).await).await?;
+    let text = until(what, TIMEOUT, async || dial(pod, protocol, to, question).await).await?;
     let seen: SocketAddr = text.trim().parse().with_context(|| format!("the answer is {text:?}"))?;
     Ok(seen.ip())
 }
 
-/// Every address of every node, those towards its pods included.
-fn node_addresses(scene: &Scene) -> Result<BTreeSet<IpAddr>> {
+/// All addresses of all nodes, including those towards pods.
+fn node_addresses(test: &TestContext) -> Result<BTreeSet<IpAddr>> {
     let mut addresses = BTreeSet::new();
-    for node in scene.nodes() {
-        let text = scene.suite.cluster(|cluster| cluster.exec(&node.name, &["ip", "-o", "address"]))?;
+    for node in test.nodes() {
+        let text = test.suite.cluster(|cluster| cluster.exec(&node.name, &["ip", "-o", "address"]))?;
         let words = text.split_whitespace().filter_map(|word| word.split('/').next()?.parse::<IpAddr>().ok());
         addresses.extend(words.filter(|address| !address.is_loopback()));
     }

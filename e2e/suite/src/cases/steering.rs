@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which nodes a load balancer may send to, under both kinds of steering.
+//! The nodes that a load balancer may send to, with each steering.
 
 use std::sync::Arc;
 
@@ -13,66 +13,66 @@ use steerage_model::names;
 
 use crate::edge;
 use crate::net;
-use crate::scene::Scene;
-use crate::services::{PORT, Spec};
+use crate::services::{PORT, ServiceBuilder};
 use crate::suite::ECHO;
-use crate::wait::{SOON, until};
+use crate::test_context::TestContext;
+use crate::wait::{TIMEOUT, until};
 
 /// Nodes with a ready endpoint; if none anywhere is ready, nodes with a serving and terminating one.
-pub(super) async fn api_targets_are_exactly_the_members(scene: Arc<Scene>) -> Result<()> {
-    let nodes = scene.nodes();
+pub(super) async fn api_targets_are_exactly_the_members(test: Arc<TestContext>) -> Result<()> {
+    let nodes = test.nodes();
     let [first, second, ..] = &nodes[..] else { anyhow::bail!("this takes two nodes") };
     let (first, second) = (first.name.as_str(), second.name.as_str());
-    scene.expose(&Spec::new("web", "web").steered("api")).await?;
-    scene.targets("web", &[]).await?;
-    let one = scene.backend("one", "web", first, true, 0).await?;
-    scene.targets("web", &[first]).await?;
-    let two = scene.backend("two", "web", second, false, 20).await?;
-    scene.targets("web", &[first]).await?;
-    scene.set_ready(&two, true).await?;
-    scene.targets("web", &[first, second]).await?;
-    scene.set_ready(&one, false).await?;
-    scene.targets("web", &[second]).await?;
-    // Terminating and serving: a member only while nobody is ready.
-    scene.end(&two, false).await?;
-    let vip = scene.vips("web").await?.at(V4, PORT);
+    test.expose(&ServiceBuilder::new("web", "web").steered("api")).await?;
+    test.wait_targets("web", &[]).await?;
+    let one = test.backend("one", "web", first, true, 0).await?;
+    test.wait_targets("web", &[first]).await?;
+    let two = test.backend("two", "web", second, false, 20).await?;
+    test.wait_targets("web", &[first]).await?;
+    test.set_ready(&two, true).await?;
+    test.wait_targets("web", &[first, second]).await?;
+    test.set_ready(&one, false).await?;
+    test.wait_targets("web", &[second]).await?;
+    // A serving and terminating endpoint counts only while none is ready.
+    test.delete_pod(&two, false).await?;
+    let vip = test.wait_vips("web").await?.at(V4, PORT);
     net::page(vip, "/hostname").await?;
-    scene.targets("web", &[second]).await?;
-    scene.set_ready(&one, true).await?;
-    scene.targets("web", &[first]).await?;
-    scene.end(&one, true).await?;
-    scene.targets("web", &[second]).await
+    test.wait_targets("web", &[second]).await?;
+    test.set_ready(&one, true).await?;
+    test.wait_targets("web", &[first]).await?;
+    test.delete_pod(&one, true).await?;
+    test.wait_targets("web", &[second]).await
 }
 
-pub(super) async fn health_check_keeps_all_nodes_and_writes_nothing(scene: Arc<Scene>) -> Result<()> {
-    let nodes = scene.nodes();
+pub(super) async fn health_check_keeps_all_nodes_and_writes_nothing(test: Arc<TestContext>) -> Result<()> {
+    let nodes = test.nodes();
     let all: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
     let [first, second, ..] = all[..] else { anyhow::bail!("this takes two nodes") };
-    let one = scene.backend("one", "web", first, true, 0).await?;
-    let two = scene.backend("two", "web", second, false, 0).await?;
-    scene.expose(&Spec::new("web", "web").steered("health-check")).await?;
-    scene.targets("web", &all).await?;
-    scene.healthy("web", &[first]).await?;
-    let before = quiet(&scene).await?;
-    scene.set_ready(&two, true).await?;
-    scene.healthy("web", &[first, second]).await?;
-    scene.set_ready(&one, false).await?;
-    scene.healthy("web", &[second]).await?;
-    scene.set_ready(&one, true).await?;
-    scene.healthy("web", &[first, second]).await?;
-    scene.end(&two, true).await?;
-    scene.healthy("web", &[first]).await?;
-    scene.targets("web", &all).await?;
-    let writes = edge::writes(scene.client()).await? - before;
+    let one = test.backend("one", "web", first, true, 0).await?;
+    let two = test.backend("two", "web", second, false, 0).await?;
+    test.expose(&ServiceBuilder::new("web", "web").steered("health-check")).await?;
+    test.wait_targets("web", &all).await?;
+    test.wait_healthy("web", &[first]).await?;
+    let before = wait_no_writes(&test).await?;
+    test.set_ready(&two, true).await?;
+    test.wait_healthy("web", &[first, second]).await?;
+    test.set_ready(&one, false).await?;
+    test.wait_healthy("web", &[second]).await?;
+    test.set_ready(&one, true).await?;
+    test.wait_healthy("web", &[first, second]).await?;
+    test.delete_pod(&two, true).await?;
+    test.wait_healthy("web", &[first]).await?;
+    test.wait_targets("web", &all).await?;
+    let writes = edge::writes(test.client()).await? - before;
     ensure!(writes == 0, "{writes} writes while endpoints moved");
     Ok(())
 }
 
-/// The count of writes once those of other Services, which may still be on their way out, have ended.
-pub(super) async fn quiet(scene: &Scene) -> Result<u64> {
+/// The number of writes once writes for earlier Services have ended.
+pub(super) async fn wait_no_writes(test: &TestContext) -> Result<u64> {
     let mut last = 0;
-    until("an end of other writes to the edge", SOON, async || -> Result<u64> {
-        let now = edge::writes(scene.client()).await?;
+    until("an end of other writes to the edge", TIMEOUT, async || -> Result<u64> {
+        let now = edge::writes(test.client()).await?;
         let same = now == last;
         last = now;
         tokio::time::sleep(std::time::Duration::from_secs(2)).await;
@@ -82,28 +82,28 @@ pub(super) async fn quiet(scene: &Scene) -> Result<u64> {
     .await
 }
 
-pub(super) async fn an_excluded_node_leaves_both_modes(scene: Arc<Scene>) -> Result<()> {
-    let nodes = scene.nodes();
+pub(super) async fn excluded_node_leaves_the_targets_of_both_steerings(test: Arc<TestContext>) -> Result<()> {
+    let nodes = test.nodes();
     let all: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
     let Some((&last, rest)) = all.split_last() else { anyhow::bail!("no nodes") };
     for mode in ["api", "health-check"] {
-        let spec = Spec::new(&format!("exclude-{mode}"), ECHO).steered(mode);
-        scene.serve(&spec).await?;
-        scene.targets(&format!("exclude-{mode}"), &all).await?;
+        let spec = ServiceBuilder::new(&format!("exclude-{mode}"), ECHO).steered(mode);
+        test.serve(&spec).await?;
+        test.wait_targets(&format!("exclude-{mode}"), &all).await?;
     }
-    let api: Api<Node> = Api::all(scene.client().clone());
+    let api: Api<Node> = Api::all(test.client().clone());
     let label = async |value: Option<&str>| {
         let change = json!({ "metadata": { "labels": { names::EXCLUDE_LABEL: value } } });
         api.patch(last, &PatchParams::default(), &Patch::Merge(change)).await
     };
     label(Some("")).await?;
     let left = async {
-        scene.targets("exclude-api", rest).await?;
-        scene.targets("exclude-health-check", rest).await
+        test.wait_targets("exclude-api", rest).await?;
+        test.wait_targets("exclude-health-check", rest).await
     };
     let left = left.await;
     label(None).await?;
     left?;
-    scene.targets("exclude-api", &all).await?;
-    scene.targets("exclude-health-check", &all).await
+    test.wait_targets("exclude-api", &all).await?;
+    test.wait_targets("exclude-health-check", &all).await
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A kind cluster of `hack/kind` as a [`Cluster`]: nodes are containers, clients and the edge host are namespaces beside them.
 //!
-//! Written from Docker's and kind's documents and **never exercised**: the project's machines have no node images. Whoever runs it
-//! first should expect to find mistakes here and in `hack/kind`.
+//! Written from Docker's and kind's documents and **never run**: no node image was available. Expect mistakes here and in
+//! `hack/kind`.
 
 use std::env;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -47,7 +47,7 @@ impl Kind {
         output(Command::new("kubectl").arg("--kubeconfig").arg(self.kubeconfig()).args(arguments))
     }
 
-    /// What `hack/kind/up` plugged in beside the nodes.
+    /// A host that `hack/kind/up` connected beside the nodes.
     fn beside(&self, name: &str, ipv4: [u8; 4], ipv6: [u16; 8]) -> Host {
         Host {
             name: name.to_owned(),

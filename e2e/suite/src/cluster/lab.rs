@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lab of `hack/lab` as a [`Cluster`]: facts from its plan, faults by its verbs.
+//! A lab of `hack/lab` as a [`Cluster`]: hosts from its plan, faults by the lab's own commands.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

@@ -19,7 +19,7 @@ use super::packet::mark;
 use super::tcp::Ends;
 
 /// How long a connection, or an exchange, may take before the client gives up.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 mod information {
     #![allow(missing_docs, reason = "made by nix's macro")]
@@ -158,7 +158,7 @@ impl Open {
         let error = match outcome {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some(format!("no answer within {} s", PATIENCE.as_secs())),
+            Err(_) => Some(format!("no answer within {} s", TIME_LIMIT.as_secs())),
         };
         if let Some(error) = error {
             self.record.ending = Ending::Unanswered(error);
@@ -185,16 +185,16 @@ pub async fn connect(server: SocketAddr) -> Result<Connection> {
             _ => Err(io::Error::other("more than the answer")),
         }
     };
-    let outcome = timeout(PATIENCE, work).await;
+    let outcome = timeout(TIME_LIMIT, work).await;
     Ok(open.end(outcome))
 }
 
 /// One connection with a request every `pause`, until its server or `stop` ends it.
 pub async fn hold(server: SocketAddr, pause: Duration, stop: &impl Fn() -> bool) -> Result<Connection> {
     let mut open = Open::new(server)?;
-    let mut outcome = timeout(PATIENCE, open.established()).await;
+    let mut outcome = timeout(TIME_LIMIT, open.established()).await;
     while matches!(outcome, Ok(Ok(()))) && open.record.ending == Ending::Complete && !stop() {
-        outcome = timeout(PATIENCE, open.exchange(false)).await;
+        outcome = timeout(TIME_LIMIT, open.exchange(false)).await;
         if !matches!(outcome, Ok(Ok(()))) {
             break;
         }

@@ -122,7 +122,7 @@ impl Script {
         Connection {
             ends: ends(),
             opened: Duration::from_secs(1),
-            exchanges: 1,
+            exchanges: usize::from(self.received > 0),
             received: self.received.into(),
             ending,
             retransmissions: None,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One test's place: its namespace, and the verbs with which it makes, changes and looks at objects there.
+//! A running case's namespace, and operations on the objects there. Functions that wait fail after [`TIMEOUT`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,23 +18,20 @@ use crate::cluster::Host;
 use crate::edge;
 use crate::net;
 use crate::pods;
-use crate::services::{PORT, Spec, Vips, condition, conditions};
+use crate::services::{PORT, ServiceBuilder, Vips, condition, conditions};
 use crate::suite::Suite;
-use crate::wait::{SOON, until};
+use crate::wait::{TIMEOUT, until};
 
-/// A patch that says what should be there.
-const MERGE: fn(Value) -> Patch<Value> = Patch::Merge;
-
-/// One test's place.
-pub struct Scene {
-    /// What all tests share.
+/// What a running case works with.
+pub struct TestContext {
+    /// What all cases share.
     pub suite: Arc<Suite>,
-    /// The test's namespace.
+    /// The case's namespace.
     pub namespace: String,
 }
 
-impl Scene {
-    /// A client of the API for one kind of object in the test's namespace.
+impl TestContext {
+    /// An API client for one kind of object in the case's namespace.
     pub fn api<K>(&self) -> Api<K>
     where
         K: Resource<Scope = NamespaceResourceScope>,
@@ -43,7 +40,7 @@ impl Scene {
         Api::namespaced(self.suite.client.clone(), &self.namespace)
     }
 
-    /// The API's client.
+    /// An API client.
     pub fn client(&self) -> &kube::Client {
         &self.suite.client
     }
@@ -54,40 +51,43 @@ impl Scene {
     }
 
     /// Makes a Service.
-    pub async fn create(&self, spec: &Spec) -> Result<Service> {
+    pub async fn create(&self, spec: &ServiceBuilder) -> Result<Service> {
         self.api().create(&PostParams::default(), &spec.build()?).await.context("making a Service")
     }
 
     /// Makes a Service and returns its addresses when it has them.
-    pub async fn expose(&self, spec: &Spec) -> Result<(Service, Vips)> {
+    pub async fn expose(&self, spec: &ServiceBuilder) -> Result<(Service, Vips)> {
         let service = self.create(spec).await?;
-        let vips = self.vips(&service.name_any()).await?;
+        let vips = self.wait_vips(&service.name_any()).await?;
         Ok((service, vips))
     }
 
     /// Makes a Service and returns its addresses when all four ways to it answer: both families, TCP and UDP.
-    pub async fn serve(&self, spec: &Spec) -> Result<(Service, Vips)> {
+    pub async fn serve(&self, spec: &ServiceBuilder) -> Result<(Service, Vips)> {
         let (service, vips) = self.expose(spec).await?;
-        self.known(&service.name_any(), vips).await?;
-        self.answers(vips, PORT).await?;
+        self.wait_programmed(&service.name_any(), vips).await?;
+        self.wait_answers(vips, PORT).await?;
         Ok((service, vips))
     }
 
-    /// Returns when every node serves this Service at these addresses. Each node's service proxy takes its own time, kube-proxy up to a
-    /// second: until then the rules of another test's Service, which had the same addresses, may answer.
-    pub async fn known(&self, service: &str, vips: Vips) -> Result<()> {
+    /// Waits until every node has rules for this Service at these addresses. kube-proxy takes up to a second; until then rules of an
+    /// earlier case's Service with the same addresses may answer.
+    pub async fn wait_programmed(&self, service: &str, vips: Vips) -> Result<()> {
         for node in self.nodes() {
-            // Our agent, which is quicker than any test, has addresses only.
+            // The agent's rules have addresses but no names.
             let ours = |family: &str, address: IpAddr| {
                 let rules = self.rules(&node, &["table", family, "steerage"]);
                 rules.is_ok_and(|rules| rules.contains(&address.to_string()))
             };
             until(
                 format!("rules of {} for {service} at {vips:?}", node.name),
-                SOON,
+                TIMEOUT,
                 async || -> Result<()> {
-                    let named = self.is_named(&node, service)?;
-                    ensure!(named || (ours("ip", vips.ipv4) && ours("ip6", vips.ipv6)), "nothing of it");
+                    let named = self.has_kube_proxy_rules(&node, service)?;
+                    ensure!(
+                        named || (ours("ip", vips.ipv4) && ours("ip6", vips.ipv6)),
+                        "no rule has its name or addresses"
+                    );
                     Ok(())
                 },
             )
@@ -98,7 +98,7 @@ impl Scene {
 
     /// Whether kube-proxy has rules for a Service on this node: its chains carry the Service's name. It writes one family after the
     /// other.
-    pub fn is_named(&self, node: &Host, service: &str) -> Result<bool> {
+    pub fn has_kube_proxy_rules(&self, node: &Host, service: &str) -> Result<bool> {
         let name = format!("{}/{service}/", self.namespace);
         Ok(self.rules(node, &["ruleset", "ip"])?.contains(&name)
             && self.rules(node, &["ruleset", "ip6"])?.contains(&name))
@@ -110,12 +110,12 @@ impl Scene {
     }
 
     /// Returns when both families answer over TCP and UDP.
-    pub async fn answers(&self, vips: Vips, port: u16) -> Result<()> {
+    pub async fn wait_answers(&self, vips: Vips, port: u16) -> Result<()> {
         for family in [steerage_model::Family::V4, steerage_model::Family::V6] {
             let to = vips.at(family, port);
-            until(format!("an answer of {to} over TCP"), SOON, async || net::page(to, "/hostname").await)
+            until(format!("an answer of {to} over TCP"), TIMEOUT, async || net::page(to, "/hostname").await)
                 .await?;
-            until(format!("an answer of {to} over UDP"), SOON, async || {
+            until(format!("an answer of {to} over UDP"), TIMEOUT, async || {
                 net::ask_from(0, to, "hostname").await
             })
             .await?;
@@ -124,10 +124,10 @@ impl Scene {
     }
 
     /// The addresses of a Service, once published.
-    pub async fn vips(&self, name: &str) -> Result<Vips> {
+    pub async fn wait_vips(&self, name: &str) -> Result<Vips> {
         let what = format!("addresses of {name}");
-        let vips = until(what, SOON, async || Vips::of(&self.service(name).await?)).await?;
-        self.suite.see(vips);
+        let vips = until(what, TIMEOUT, async || Vips::of(&self.service(name).await?)).await?;
+        self.suite.record_vips(vips);
         Ok(vips)
     }
 
@@ -148,7 +148,7 @@ impl Scene {
         K::DynamicType: Default,
     {
         self.api::<K>()
-            .patch(name, &PatchParams::default(), &MERGE(change))
+            .patch(name, &PatchParams::default(), &Patch::Merge(change))
             .await
             .context("changing an object")
     }
@@ -160,8 +160,8 @@ impl Scene {
     }
 
     /// Returns when a Service is gone.
-    pub async fn gone(&self, name: &str) -> Result<()> {
-        until(format!("the end of Service {name}"), SOON, async || {
+    pub async fn wait_deleted(&self, name: &str) -> Result<()> {
+        until(format!("the end of Service {name}"), TIMEOUT, async || {
             match self.api::<Service>().get_opt(name).await {
                 Ok(None) => Ok(()),
                 Ok(Some(left)) => {
@@ -174,8 +174,8 @@ impl Scene {
     }
 
     /// Returns when the edge has nothing of a Service.
-    pub async fn gone_from_edge(&self, name: &str) -> Result<()> {
-        until(format!("the end of {name}'s load balancer"), SOON, async || {
+    pub async fn wait_gone_from_edge(&self, name: &str) -> Result<()> {
+        until(format!("the end of {name}'s load balancer"), TIMEOUT, async || {
             let left =
                 edge::of(self.client(), &self.namespace, name).await.map_err(|error| format!("{error:#}"))?;
             if left.is_empty() {
@@ -189,16 +189,16 @@ impl Scene {
 
     /// The load balancer of a Service, once there.
     pub async fn load_balancer(&self, name: &str) -> Result<EdgeLoadBalancer> {
-        until(format!("a load balancer of {name}"), SOON, async || {
+        until(format!("a load balancer of {name}"), TIMEOUT, async || {
             edge::one(self.client(), &self.namespace, name).await
         })
         .await
     }
 
     /// Returns when the edge may send to exactly these nodes.
-    pub async fn targets(&self, name: &str, nodes: &[&str]) -> Result<()> {
+    pub async fn wait_targets(&self, name: &str, nodes: &[&str]) -> Result<()> {
         let wanted: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
-        until(format!("targets {wanted:?} of {name}"), SOON, async || {
+        until(format!("targets {wanted:?} of {name}"), TIMEOUT, async || {
             let lb = edge::one(self.client(), &self.namespace, name)
                 .await
                 .map_err(|error| format!("{error:#}"))?;
@@ -209,9 +209,9 @@ impl Scene {
     }
 
     /// Returns when exactly these nodes are healthy at the edge.
-    pub async fn healthy(&self, name: &str, nodes: &[&str]) -> Result<()> {
+    pub async fn wait_healthy(&self, name: &str, nodes: &[&str]) -> Result<()> {
         let wanted: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
-        until(format!("healthy targets {wanted:?} of {name}"), SOON, async || {
+        until(format!("healthy targets {wanted:?} of {name}"), TIMEOUT, async || {
             let lb = edge::one(self.client(), &self.namespace, name)
                 .await
                 .map_err(|error| format!("{error:#}"))?;
@@ -229,8 +229,8 @@ impl Scene {
     }
 
     /// Returns when a condition of a Service has this status and fits; its reason and message.
-    pub async fn condition(&self, name: &str, kind: &str, status: &str) -> Result<(String, String)> {
-        until(format!("condition {kind}={status} of {name}"), SOON, async || {
+    pub async fn wait_condition(&self, name: &str, kind: &str, status: &str) -> Result<(String, String)> {
+        until(format!("condition {kind}={status} of {name}"), TIMEOUT, async || {
             let service = self.service(name).await.map_err(|error| format!("{error:#}"))?;
             match condition(&service, kind) {
                 Some((now, reason, message)) if now == status => Ok((reason, message)),
@@ -247,8 +247,10 @@ impl Scene {
             pods::set_ready(self.client(), &pod, true).await?;
             return pods::wait_ready(self.client(), &pod, true).await;
         }
-        pods::wait_for(self.client(), &pod, "running containers", |pod| pods::has(pod, "ContainersReady"))
-            .await
+        pods::wait_for(self.client(), &pod, "running containers", |pod| {
+            pods::has_condition(pod, "ContainersReady")
+        })
+        .await
     }
 
     /// Sets a backend's readiness; returns when the kubelet has taken it over.
@@ -258,13 +260,13 @@ impl Scene {
     }
 
     /// Asks a backend to end; returns when it is gone if it does not linger.
-    pub async fn end(&self, pod: &Pod, wait: bool) -> Result<()> {
+    pub async fn delete_pod(&self, pod: &Pod, wait: bool) -> Result<()> {
         let pods: Api<Pod> = self.api();
         pods.delete(&pod.name_any(), &DeleteParams::default()).await?;
         if !wait {
             return Ok(());
         }
-        until(format!("the end of pod {}", pod.name_any()), SOON, async || {
+        until(format!("the end of pod {}", pod.name_any()), TIMEOUT, async || {
             match pods.get_opt(&pod.name_any()).await {
                 Ok(None) => Ok(()),
                 Ok(Some(_)) => Err("it is there".to_owned()),
@@ -279,18 +281,18 @@ impl Scene {
         Ok(self.api::<Pod>().list(&ListParams::default().labels(&format!("app={app}"))).await?.items)
     }
 
-    /// Removes what the test made: its Services wholly, since they could disturb the next test; a namespace goes in its own time.
+    /// Deletes the case's Services and waits for it, since they could disturb the next case; does not wait for the namespace.
     pub async fn clear(&self) -> Result<()> {
         let services = self.api::<Service>().list(&ListParams::default()).await?;
         for service in &services {
             match self.api::<Service>().delete(&service.name_any(), &DeleteParams::default()).await {
-                // It was on its way already.
+                // Its deletion was complete already.
                 Err(kube::Error::Api(status)) if status.is_not_found() => {}
                 outcome => drop(outcome.context("deleting a Service")?),
             }
         }
         for service in &services {
-            self.gone(&service.name_any()).await?;
+            self.wait_deleted(&service.name_any()).await?;
         }
         if self.namespace != crate::suite::COMMON {
             let namespaces: Api<Namespace> = Api::all(self.client().clone());

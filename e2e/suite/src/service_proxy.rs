@@ -5,14 +5,14 @@ use clap::ValueEnum;
 
 /// Which service proxy the cluster runs. It decides which cases apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Boot {
+pub enum ServiceProxy {
     /// kube-proxy on every node: all cases.
     KubeProxy,
     /// Steerage's agent instead of kube-proxy.
     Agent,
 }
 
-impl Boot {
+impl ServiceProxy {
     /// The name as the flag takes it.
     pub fn as_str(self) -> &'static str {
         match self {
