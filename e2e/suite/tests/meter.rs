@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loss meter against real packets: a client and an echo server in network namespaces, faults by nftables. Needs root.
+//! The loss meter against real packets: a client and an echo server in network namespaces, faults by nftables.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -16,6 +16,7 @@ use steerage_e2e::meter::client::{Asker, Ending, Observed, connect, hold};
 use steerage_e2e::meter::loss::{LossKind, Measurement};
 use steerage_e2e::meter::measure;
 use steerage_lab::{in_netns, netns};
+use steerage_requirements::requires;
 
 const PORT: u16 = 80;
 /// Never answers, and never refuses.
@@ -53,7 +54,6 @@ impl Link {
         }
         // A second server's address.
         sh(&server, "ip addr add 10.9.0.3/24 dev eth0");
-        sh(&client, "ping -c 1 -W 5 10.9.0.2 >/dev/null 2>&1 || true");
         serve(&server);
         let client = Host {
             name: "client".into(),
@@ -193,6 +193,7 @@ fn assert_lost(measured: &Measurement, expected: &[(LossKind, usize)]) {
 
 #[test]
 fn meter_reports_nothing_without_a_fault() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
     for address in ["10.9.0.2", "fd09::2"] {
         let measured = link.connections(at(address, PORT), 500);
@@ -207,6 +208,7 @@ fn meter_reports_nothing_without_a_fault() {
 
 #[test]
 fn meter_reports_the_one_syn_of_ten_thousand_that_is_dropped() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
     link.fault("tcp flags & (syn|ack) == syn numgen inc mod 10000 == 5000 counter drop;");
     let measured = link.connections(at("10.9.0.2", PORT), 10_000);
@@ -217,6 +219,7 @@ fn meter_reports_the_one_syn_of_ten_thousand_that_is_dropped() {
 
 #[test]
 fn meter_reports_answers_from_the_wrong_one_of_two_servers() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
     link.fault(
         "ip daddr 10.9.0.2 udp dport 80 counter ip daddr set 10.9.0.3 accept;
@@ -229,6 +232,7 @@ fn meter_reports_answers_from_the_wrong_one_of_two_servers() {
 
 #[test]
 fn meter_reports_each_fault_of_a_connection_with_its_kind() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
     assert_lost(&link.connections(at("10.9.0.2", 81), 20), &[(LossKind::ConnectionRefused, 20)]);
     assert_lost(&link.connections(at("10.9.0.2", RESETTING), 20), &[(LossKind::UnexpectedReset, 20)]);
@@ -239,6 +243,7 @@ fn meter_reports_each_fault_of_a_connection_with_its_kind() {
 
 #[test]
 fn meter_reports_dropped_data_and_dropped_datagrams() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
     // Of each connection the first segment with data, by its length.
     link.fault("tcp dport 80 ip length > 100 numgen inc mod 10 == 3 counter drop; udp dport 80 numgen inc mod 10 == 3 drop;");
@@ -249,6 +254,7 @@ fn meter_reports_dropped_data_and_dropped_datagrams() {
 
 #[test]
 fn server_that_ends_a_held_connection_between_two_requests_costs_nothing() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
     let measured = link.measure(async || {
         let to = at("10.9.0.2", LEAVING);

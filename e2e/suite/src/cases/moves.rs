@@ -137,7 +137,7 @@ async fn first_arrival(sniffer: &Sniffer, start: Duration, node: usize) -> Resul
     let end = start + LIMIT;
     while now() < end {
         if let Some((at, _)) = sniffer.since(start).into_iter().find(|(_, seen)| *seen == node) {
-            return Ok(at - start);
+            return Ok(at.saturating_sub(start));
         }
         sleep(Duration::from_millis(10)).await;
     }
@@ -152,7 +152,7 @@ async fn last_arrival(sniffer: &Sniffer, start: Duration, node: usize) -> Result
         // Packets at the other node prove that the sender did not just pause.
         let others = seen.iter().filter(|(at, _)| *at > last).count();
         if now().saturating_sub(last) > SILENCE && others > 20 {
-            return Ok(last - start);
+            return Ok(last.saturating_sub(start));
         }
         sleep(Duration::from_millis(10)).await;
     }

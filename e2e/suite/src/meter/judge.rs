@@ -43,8 +43,9 @@ pub fn judge(packets: &[Packet], observed: &Observed) -> Result<Measurement, Not
         check(connection, &trace)?;
         measurement.add_connection(connection, &trace);
     }
-    let clients = observed.datagrams.iter().map(|datagram| (datagram.number, datagram.client)).collect();
-    let mut exchanges = exchanges(packets, &clients);
+    let clients: HashMap<_, _> =
+        observed.datagrams.iter().map(|datagram| (datagram.number, datagram.client)).collect();
+    let mut exchanges = exchanges(packets, |number| clients.get(&number).copied());
     for datagram in &observed.datagrams {
         let exchange = exchanges.remove(&datagram.number).unwrap_or_default();
         measurement.add_datagram(datagram, &exchange)?;
@@ -103,7 +104,9 @@ impl Measurement {
             [] => lose(LossKind::DatagramUnanswered, at),
             [(first, _), more @ ..] => {
                 self.slowest_datagram = self.slowest_datagram.max(first.saturating_sub(at));
-                more.iter().for_each(|(at, _)| lose(LossKind::DatagramDuplicated, *at));
+                for (at, _) in more {
+                    lose(LossKind::DatagramDuplicated, *at);
+                }
             }
         }
         for (at, from) in &exchange.answers {

@@ -16,19 +16,19 @@ pub struct Exchange {
     pub answers: Vec<(Duration, SocketAddr)>,
 }
 
-/// Sorts the datagrams of some clients by number.
+/// Sorts datagrams by number. `client` knows the sender of each number.
 pub fn exchanges<'a>(
     packets: impl IntoIterator<Item = &'a Packet>,
-    clients: &HashMap<u64, SocketAddr>,
+    client: impl Fn(u64) -> Option<SocketAddr>,
 ) -> HashMap<u64, Exchange> {
     let mut exchanges: HashMap<u64, Exchange> = HashMap::new();
     for packet in packets {
         let Content::Udp(Some(number)) = packet.content else { continue };
-        match clients.get(&number) {
-            Some(client) if packet.from == *client => {
+        match client(number) {
+            Some(client) if packet.from == client => {
                 exchanges.entry(number).or_default().sent.push(packet.at);
             }
-            Some(client) if packet.to == *client => {
+            Some(client) if packet.to == client => {
                 exchanges.entry(number).or_default().answers.push((packet.at, packet.from));
             }
             _ => {}

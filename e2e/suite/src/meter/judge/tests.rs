@@ -275,10 +275,13 @@ fn datagram(at: u64, from: &str, to: &str, number: u64) -> Packet {
     Packet { at: Duration::from_millis(at), from: address(from), to: address(to), content }
 }
 
+/// Who answered, with which number.
+type Answer = (&'static str, u64);
+
 #[test]
 fn each_fault_of_a_datagram_has_its_kind() {
     let other = "10.0.0.3:80";
-    let cases: [(&[(&str, u64)], &[LossKind]); 5] = [
+    let cases: [(&[Answer], &[LossKind]); 5] = [
         (&[(SERVER, 7)], &[]),
         (&[], &[LossKind::DatagramUnanswered]),
         (&[(SERVER, 8)], &[LossKind::DatagramUnanswered]),
