@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use crate::duration;
+
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -34,9 +36,10 @@ pub struct AdminArgs {
     /// Address and port of /metrics, /livez and /readyz; each program has its own default port, on all addresses
     #[arg(long, env = "STEERAGE_ADMIN_ADDRESS", value_name = "IP:PORT")]
     pub admin_address: Option<SocketAddr>,
-    /// Seconds that work in hand may take to end after SIGTERM
-    #[arg(long, env = "STEERAGE_SHUTDOWN_GRACE", value_name = "SECONDS", default_value = "20", value_parser = seconds)]
-    pub shutdown_grace: Duration,
+    /// Let running work end for this long after SIGTERM, then exit
+    #[arg(long, env = "STEERAGE_SHUTDOWN_GRACE_PERIOD", value_name = "DURATION", default_value = "20s",
+          value_parser = duration::parse)]
+    pub shutdown_grace_period: Duration,
 }
 
 /// All flags that [`crate::run`] needs.
@@ -48,11 +51,6 @@ pub struct ProcessArgs {
     #[command(flatten)]
     #[allow(missing_docs, reason = "clap would print it as help")]
     pub admin: AdminArgs,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| format!("`{text}` is not a usable number of seconds"))
 }
 
 #[cfg(test)]
@@ -70,24 +68,24 @@ mod tests {
     fn defaults_need_no_flag() {
         let ProcessArgs { log, admin } = Cli::parse_from(["program"]).process;
         assert_eq!((log.log_level.as_str(), log.log_format), ("info", LogFormat::Text));
-        assert_eq!((admin.admin_address, admin.shutdown_grace), (None, Duration::from_secs(20)));
+        assert_eq!((admin.admin_address, admin.shutdown_grace_period), (None, Duration::from_secs(20)));
     }
 
     #[test]
     fn flags_are_taken() {
         let line =
-            "program --log-level debug --log-format json --admin-address [::1]:99 --shutdown-grace 0.5";
+            "program --log-level debug --log-format json --admin-address [::1]:99 --shutdown-grace-period 500ms";
         let ProcessArgs { log, admin } = Cli::parse_from(line.split(' ')).process;
         assert_eq!((log.log_level.as_str(), log.log_format), ("debug", LogFormat::Json));
         assert_eq!(admin.admin_address, Some("[::1]:99".parse().expect("address")));
-        assert_eq!(admin.shutdown_grace, Duration::from_millis(500));
+        assert_eq!(admin.shutdown_grace_period, Duration::from_millis(500));
     }
 
     #[test]
-    fn a_grace_that_is_no_time_is_refused() {
-        for grace in ["-1", "soon", "NaN", "1e300"] {
+    fn grace_period_needs_a_duration() {
+        for grace in ["-1s", "20", "soon", "NaN", "1e300"] {
             assert!(
-                Cli::try_parse_from(["program", &format!("--shutdown-grace={grace}")]).is_err(),
+                Cli::try_parse_from(["program", &format!("--shutdown-grace-period={grace}")]).is_err(),
                 "{grace}"
             );
         }

@@ -25,8 +25,8 @@ struct Cli {
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
-    let grace = if case == "stuck" { "0.2" } else { "20" };
-    let cli = Cli::parse_from(["child", "--shutdown-grace", grace]);
+    let grace = if case == "stuck" { "200ms" } else { "20s" };
+    let cli = Cli::parse_from(["child", "--shutdown-grace-period", grace]);
     let admin = std::env::var("STEERAGE_TEST_ADMIN").unwrap_or_else(|_| "127.0.0.1:0".to_owned());
     let component = Component { name: "child", version: "0", admin: admin.parse().expect("address") };
     let code = run(component, &cli.process, |process| body(process, case));
