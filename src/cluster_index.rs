@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _};
-use steerage_model::{EndpointSlice, Event, Index, Key, Node, Service};
+use steerage_model::{EndpointSlice, Key, Node, Service};
 use steerage_process::Process;
 use steerage_watch::Watches;
+use steerage_watch::{Event, Index};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -55,13 +56,13 @@ impl Default for ClusterIndex {
 impl ClusterIndex {
     /// Takes in what the watch of Services says.
     pub(crate) fn on_service(&self, event: Event<Service>) {
-        self.feed(|index| index.on_service(event), |touched, _| touched.itself = true);
+        self.feed(|index| index.apply_service(event), |touched, _| touched.itself = true);
     }
 
     /// Takes in what the watch of `EndpointSlices` says.
     pub(crate) fn on_slice(&self, event: Event<EndpointSlice>) {
         self.feed(
-            |index| index.on_slice(event),
+            |index| index.apply_slice(event),
             |touched, now| {
                 touched.endpoints.get_or_insert(now);
             },
@@ -70,14 +71,14 @@ impl ClusterIndex {
 
     /// Takes in what the watch of NodeTargets says.
     pub(crate) fn on_node(&self, event: Event<Node>) {
-        self.feed(|index| index.on_node(event), |_, _| ());
+        self.feed(|index| index.apply_node(event), |_, _| ());
     }
 
     fn feed(&self, apply: impl FnOnce(&mut Index), mark: impl Fn(&mut Touched, Instant)) {
         let mut inner = self.lock();
         apply(&mut inner.index);
         let dirty = inner.index.take_dirty();
-        let synced = inner.index.synced();
+        let synced = inner.index.has_synced();
         if !dirty.nodes.is_empty() {
             inner.nodes = None;
             inner.changes.nodes = true;
@@ -135,7 +136,7 @@ pub(crate) fn follow(process: &Process, cluster: &Arc<ClusterIndex>, watches: &W
     one(process, "nodes", cluster, watches.nodes(), ClusterIndex::on_node);
 }
 
-fn one<T: steerage_model::Object + Send + 'static>(
+fn one<T: steerage_watch::Object + Send + 'static>(
     process: &Process,
     name: &'static str,
     cluster: &Arc<ClusterIndex>,

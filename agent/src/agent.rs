@@ -8,9 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use steerage_model::{EndpointSlice, Event, Index, Key, Node, Service, ServiceCidr, Table};
+use steerage_model::{EndpointSlice, Key, Node, Service, ServiceCidr};
 use steerage_process::Pending;
 use steerage_watch::events::{Notice, Recorder, Severity, Subject};
+use steerage_watch::{Event, Index, Store};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -119,22 +120,22 @@ impl Agent {
                 if matches!(event, Event::Apply(_) | Event::Delete(_)) {
                     self.metrics.kube_proxy.service_changed();
                 }
-                state.index.on_service(event);
+                state.index.apply_service(event);
             }
             Input::Slice(event) => {
                 if matches!(event, Event::Apply(_) | Event::Delete(_)) {
                     self.metrics.kube_proxy.endpoints_changed();
                 }
-                if let Event::Apply(EndpointSlice { service, triggered: Some(at), .. }) = &event {
+                if let Event::Apply(EndpointSlice { service, last_change_trigger: Some(at), .. }) = &event {
                     state.triggers.push((service.clone(), *at));
                 }
-                state.index.on_slice(event);
+                state.index.apply_slice(event);
             }
-            Input::Node(event) => state.index.on_node(event),
+            Input::Node(event) => state.index.apply_node(event),
             Input::ServiceCidr(event) => {
                 // A list counts once it is complete, so that the rules are not written for each of its items.
                 let whole = !matches!(event, Event::Init | Event::InitApply(_));
-                state.service_cidrs.on(event, |_, _| {});
+                state.service_cidrs.apply(event, |_, _| {});
                 state.numbered |= whole;
             }
             Input::Foreign => {
@@ -169,7 +170,7 @@ impl Agent {
 
     /// Plans and writes what is due.
     fn step(&mut self, state: &mut LoopState) {
-        let synced = state.index.synced();
+        let synced = state.index.has_synced();
         if synced && !std::mem::replace(&mut state.listed, true) {
             tracing::info!("Services, slices and the node are listed");
         }
@@ -316,7 +317,7 @@ struct LoopState {
     /// The host's addresses have to be read again.
     readdressed: bool,
     foreign: bool,
-    service_cidrs: Table<ServiceCidr>,
+    service_cidrs: Store<ServiceCidr>,
     /// Those have been heard of.
     numbered: bool,
     /// Services whose load balancers may be late.

@@ -9,7 +9,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use steerage_model::{Family, Index, Key, Protocol, Service, ServiceKind, ServicePort, backends, names};
+use steerage_model::{Family, Key, Protocol, Service, ServiceKind, ServicePort, backends, names};
+use steerage_watch::Index;
 
 use crate::local_node::{LocalNode, LocalPods};
 use crate::plan::{Action, Desired, Frontend, Masquerade, serves};

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
-use steerage_model::{Family, Node, ServiceCidr, Table};
+use steerage_model::{Family, Node, ServiceCidr};
+use steerage_watch::Store;
 
 use crate::local_node::{LocalNode, LocalPods};
 
@@ -126,7 +127,7 @@ impl AgentSettings {
     }
 
     /// The networks of which only what a Service has may be reached: those of cluster IPs, too.
-    pub fn unserved(&self, service_cidrs: &Table<ServiceCidr>) -> Vec<IpNet> {
+    pub fn unserved(&self, service_cidrs: &Store<ServiceCidr>) -> Vec<IpNet> {
         let given = service_cidrs.iter().flat_map(|cidr| &cidr.networks);
         let all: BTreeSet<_> = self.unserved.iter().chain(given).map(IpNet::trunc).collect();
         all.into_iter().collect()
@@ -165,7 +166,7 @@ pub fn host_addresses() -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use steerage_model::Event;
+    use steerage_watch::Event;
 
     use super::*;
 
@@ -198,14 +199,14 @@ mod tests {
     #[test]
     fn what_only_services_may_serve_is_named_by_flags_and_by_the_cluster() {
         let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
-        let mut cidrs = Table::default();
+        let mut cidrs = Store::default();
         for (name, networks) in [("a", nets(&["10.96.0.0/16", "fd00::/112"])), ("b", nets(&["10.96.0.0/16"]))]
         {
-            cidrs.on(Event::Apply(ServiceCidr { name: name.to_owned(), networks }), |_, _| {});
+            cidrs.apply(Event::Apply(ServiceCidr { name: name.to_owned(), networks }), |_, _| {});
         }
         let settings = AgentSettings { unserved: nets(&["192.0.2.0/24"]), ..settings("primary") };
         assert_eq!(settings.unserved(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24", "fd00::/112"]));
-        cidrs.on(Event::Delete("a".to_owned()), |_, _| {});
+        cidrs.apply(Event::Delete("a".to_owned()), |_, _| {});
         assert_eq!(settings.unserved(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24"]));
     }
 

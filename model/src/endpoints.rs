@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::{Family, Key, Object, Protocol};
+use crate::{Family, Key, Protocol};
 
 /// `endpoints[].hints`: for which consumers an endpoint is meant. Empty lists mean that there is no such hint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -95,20 +95,12 @@ pub struct EndpointSlice {
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
     /// When that began which the last change of the slice reflects, by its controller's clock.
-    pub triggered: Option<SystemTime>,
+    pub last_change_trigger: Option<SystemTime>,
 }
 
 impl EndpointSlice {
     /// A slice without ports and endpoints, for building one field by field.
     pub fn new(key: Key, service: Key, family: Family) -> Self {
-        Self { key, service, family, ports: Vec::new(), endpoints: Vec::new(), triggered: None }
-    }
-}
-
-impl Object for EndpointSlice {
-    type Key = Key;
-
-    fn key(&self) -> Key {
-        self.key.clone()
+        Self { key, service, family, ports: Vec::new(), endpoints: Vec::new(), last_change_trigger: None }
     }
 }

@@ -6,22 +6,18 @@
 //! read it; `steerage-watch` fills it. It never talks to anything: no Kubernetes client, no I/O, no clock.
 
 mod endpoints;
-mod index;
 mod key;
 pub mod names;
 mod node;
 mod selection;
 mod service;
 mod service_cidr;
-mod table;
 
 pub use endpoints::{Endpoint, EndpointPort, EndpointSlice, Hints};
-pub use index::{Dirty, Index};
 pub use key::Key;
-pub use node::{Ineligible, Node};
+pub use node::{IneligibleReason, Node};
 pub use selection::{Backend, backends, cluster_backends, local_backends, local_ready_count, membership};
 pub use service::{
-    Affinity, Condition, Family, Ingress, IpMode, Policy, Protocol, Service, ServiceKind, ServicePort,
+    Affinity, Condition, Family, Ingress, IpMode, Protocol, Service, ServiceKind, ServicePort, TrafficPolicy,
 };
 pub use service_cidr::ServiceCidr;
-pub use table::{Event, Object, Table};

@@ -6,8 +6,6 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::Object;
-
 /// What Steerage uses of a Node. Readiness is left out on purpose: it does not decide (KEP-3458), and heartbeats would
 /// otherwise wake everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,7 +34,7 @@ pub struct Node {
 
 /// Why load balancers may not use a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ineligible {
+pub enum IneligibleReason {
     /// The node is being deleted.
     Deleting,
     /// The cluster autoscaler is about to delete it.
@@ -45,7 +43,7 @@ pub enum Ineligible {
     Excluded,
 }
 
-impl fmt::Display for Ineligible {
+impl fmt::Display for IneligibleReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Deleting => "the node is being deleted",
@@ -57,13 +55,13 @@ impl fmt::Display for Ineligible {
 
 impl Node {
     /// Whether load balancers may use the node, else why not.
-    pub fn eligibility(&self) -> Result<(), Ineligible> {
+    pub fn eligibility(&self) -> Result<(), IneligibleReason> {
         if self.deleting {
-            Err(Ineligible::Deleting)
+            Err(IneligibleReason::Deleting)
         } else if self.autoscaler_taint {
-            Err(Ineligible::AutoscalerTaint)
+            Err(IneligibleReason::AutoscalerTaint)
         } else if self.excluded {
-            Err(Ineligible::Excluded)
+            Err(IneligibleReason::Excluded)
         } else {
             Ok(())
         }
@@ -73,14 +71,6 @@ impl Node {
     /// (Go's `strconv.ParseBool`).
     pub fn exclusion_label_excludes(value: &str) -> bool {
         !matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False")
-    }
-}
-
-impl Object for Node {
-    type Key = String;
-
-    fn key(&self) -> String {
-        self.name.clone()
     }
 }
 
@@ -101,9 +91,9 @@ mod tests {
     #[test]
     fn the_most_urgent_reason_is_given() {
         let node = Node { deleting: true, autoscaler_taint: true, excluded: true, ..Node::default() };
-        assert_eq!(node.eligibility(), Err(Ineligible::Deleting));
+        assert_eq!(node.eligibility(), Err(IneligibleReason::Deleting));
         let node = Node { autoscaler_taint: true, excluded: true, ..Node::default() };
-        assert_eq!(node.eligibility(), Err(Ineligible::AutoscalerTaint));
+        assert_eq!(node.eligibility(), Err(IneligibleReason::AutoscalerTaint));
         assert_eq!(Node::default().eligibility(), Ok(()));
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::{Key, Object, names};
+use crate::{Key, names};
 
 /// An IP family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -82,7 +82,7 @@ pub enum ServiceKind {
 
 /// `externalTrafficPolicy` and `internalTrafficPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Policy {
+pub enum TrafficPolicy {
     /// Any endpoint of the cluster.
     Cluster,
     /// Only endpoints of the node that the packet reached.
@@ -160,9 +160,9 @@ pub struct Service {
     /// `spec.ports`.
     pub ports: Vec<ServicePort>,
     /// `spec.externalTrafficPolicy`.
-    pub external_policy: Policy,
+    pub external_policy: TrafficPolicy,
     /// `spec.internalTrafficPolicy`.
-    pub internal_policy: Policy,
+    pub internal_policy: TrafficPolicy,
     /// `spec.sessionAffinity: ClientIP` with its timeout.
     pub affinity: Option<Affinity>,
     /// `spec.healthCheckNodePort`.
@@ -207,8 +207,8 @@ impl Service {
             cluster_ips: Vec::new(),
             external_ips: Vec::new(),
             ports: Vec::new(),
-            external_policy: Policy::Cluster,
-            internal_policy: Policy::Cluster,
+            external_policy: TrafficPolicy::Cluster,
+            internal_policy: TrafficPolicy::Cluster,
             affinity: None,
             health_check_node_port: None,
             source_ranges: Vec::new(),
@@ -245,16 +245,8 @@ impl Service {
 
     /// The health-check node port, where the Service needs one: type `LoadBalancer` and policy Local.
     pub fn health_port(&self) -> Option<u16> {
-        (self.kind == ServiceKind::LoadBalancer && self.external_policy == Policy::Local)
+        (self.kind == ServiceKind::LoadBalancer && self.external_policy == TrafficPolicy::Local)
             .then_some(self.health_check_node_port)
             .flatten()
-    }
-}
-
-impl Object for Service {
-    type Key = Key;
-
-    fn key(&self) -> Key {
-        self.key.clone()
     }
 }

@@ -3,8 +3,6 @@
 
 use ipnet::IpNet;
 
-use crate::Object;
-
 /// Networks that the API server gives cluster IPs from (KEP-1880). Readiness and deletion are left out: addresses of such a
 /// network are nobody else's until the object is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,12 +11,4 @@ pub struct ServiceCidr {
     pub name: String,
     /// `spec.cidrs`: one of a family.
     pub networks: Vec<IpNet>,
-}
-
-impl Object for ServiceCidr {
-    type Key = String;
-
-    fn key(&self) -> String {
-        self.name.clone()
-    }
 }

@@ -73,8 +73,7 @@ mod tests {
 
     #[test]
     fn flags_are_taken() {
-        let line =
-            "program --log-level debug --log-format json --admin-address [::1]:99 --shutdown-grace-period 500ms";
+        let line = "program --log-level debug --log-format json --admin-address [::1]:99 --shutdown-grace-period 500ms";
         let ProcessArgs { log, admin } = Cli::parse_from(line.split(' ')).process;
         assert_eq!((log.log_level.as_str(), log.log_format), ("debug", LogFormat::Json));
         assert_eq!(admin.admin_address, Some("[::1]:99".parse().expect("address")));

@@ -149,7 +149,8 @@ where
             failed,
         };
         let served = tokio::spawn(admin_server.serve(process.metrics.clone(), process.readiness.clone()));
-        let code = supervise(process.clone(), signals, failures, admin.shutdown_grace_period, body(process)).await;
+        let code =
+            supervise(process.clone(), signals, failures, admin.shutdown_grace_period, body(process)).await;
         served.abort();
         code
     });

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use steerage_model::{Policy, Service};
+use steerage_model::{Service, TrafficPolicy};
 use steerage_provider_api::{HealthCheck, HealthProtocol, Steering};
 
 use super::{Config, PlanError};
@@ -56,7 +56,7 @@ pub(crate) fn health_check(
     config: &Config,
 ) -> Result<HealthCheck, PlanError> {
     let port = match (service.external_policy, steering) {
-        (Policy::Local, Steering::HealthCheck) => {
+        (TrafficPolicy::Local, Steering::HealthCheck) => {
             service.health_check_node_port.ok_or(PlanError::NoHealthCheckNodePort)?
         }
         _ if service.is_labelled_for_agent() => config.agent_healthz_port,

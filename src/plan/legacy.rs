@@ -5,7 +5,7 @@
 //! manifest from a choice. Hence the patch is made once, and never over a later choice.
 
 use serde_json::{Value, json};
-use steerage_model::{Policy, Service, ServiceKind, names};
+use steerage_model::{Service, ServiceKind, TrafficPolicy, names};
 
 /// Service annotation that remembers that the old annotations were followed, so that a later edit by a user wins.
 pub(crate) const MIGRATED: &str = "steerage.dev/legacy-annotations-migrated";
@@ -32,7 +32,7 @@ pub(crate) fn legacy(service: &Service) -> Legacy {
     let Some((name, value)) = find(names::LEGACY_EXTERNAL_TRAFFIC) else { return Legacy::None };
     match value {
         "Global" => return Legacy::None,
-        "OnlyLocal" if service.external_policy == Policy::Local => return Legacy::None,
+        "OnlyLocal" if service.external_policy == TrafficPolicy::Local => return Legacy::None,
         "OnlyLocal" => {}
         _ => return Legacy::Invalid(format!("annotation {name}: {value:?} is neither OnlyLocal nor Global")),
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, hash_map::DefaultHasher};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use steerage_model::{EndpointSlice, Ineligible, Node, Policy, Service, membership};
+use steerage_model::{EndpointSlice, IneligibleReason, Node, Service, TrafficPolicy, membership};
 use steerage_provider_api::{SharedSet, Steering, Target, TargetSet};
 
 use super::Config;
@@ -22,7 +22,7 @@ pub(crate) struct NodeTargets {
 #[derive(Clone, Debug)]
 struct NodeTarget {
     target: Target,
-    eligible: Result<(), Ineligible>,
+    eligible: Result<(), IneligibleReason>,
     agent: bool,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct TargetPlan {
     /// Whether the Service has an endpoint that takes traffic, wherever it is.
     pub(crate) usable_endpoint: bool,
     /// NodeTargets that had to be used although they are not eligible.
-    pub(crate) ineligible: Vec<(String, Ineligible)>,
+    pub(crate) ineligible: Vec<(String, IneligibleReason)>,
     /// Eligible nodes that cannot serve this Service, for they have no agent.
     pub(crate) without_agent: Vec<String>,
 }
@@ -133,11 +133,11 @@ pub(crate) enum TargetReason {
     /// A target, as all eligible nodes are.
     AllEligible,
     /// A target although it is not eligible: nobody else has an endpoint.
-    LastResort(u32, Ineligible),
+    LastResort(u32, IneligibleReason),
     /// No target: no endpoint of the Service runs there.
     NoEndpoint,
     /// No target: not eligible.
-    Ineligible(Ineligible),
+    Ineligible(IneligibleReason),
     /// No target: the Service is served by our agent, and there is none.
     NoAgent,
 }
@@ -184,7 +184,7 @@ pub(crate) fn targets<'a>(
         ineligible: Vec::new(),
         without_agent: if labelled { nodes.without_agent.clone() } else { Vec::new() },
     };
-    if (service.external_policy, steering) != (Policy::Local, Steering::Api) {
+    if (service.external_policy, steering) != (TrafficPolicy::Local, Steering::Api) {
         return plan;
     }
     let members = membership(slices);

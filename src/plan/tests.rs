@@ -6,8 +6,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use serde_json::json;
 use steerage_model::{
-    Affinity, Endpoint, EndpointSlice, Family, IpMode, Key, Node, Policy, Protocol, Service, ServiceKind,
-    ServicePort, names,
+    Affinity, Endpoint, EndpointSlice, Family, IpMode, Key, Node, Protocol, Service, ServiceKind,
+    ServicePort, TrafficPolicy, names,
 };
 use steerage_provider_api::{Addressing, Capabilities, HealthProtocol, SharedSet, Steering};
 
@@ -47,7 +47,7 @@ fn service() -> Service {
     service.families = vec![Family::V4];
     service.ports =
         vec![ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: Some(30080) }];
-    service.external_policy = Policy::Local;
+    service.external_policy = TrafficPolicy::Local;
     service.health_check_node_port = Some(32000);
     service
 }
@@ -111,12 +111,12 @@ fn the_provider_sets_the_bounds() {
 #[test]
 fn the_health_check_follows_policy_steering_and_label() {
     for (policy, steering, labelled, port) in [
-        (Policy::Local, "health-check", false, 32000),
-        (Policy::Local, "health-check", true, 32000),
-        (Policy::Local, "api", false, 10256),
-        (Policy::Local, "api", true, 10356),
-        (Policy::Cluster, "health-check", false, 10256),
-        (Policy::Cluster, "api", true, 10356),
+        (TrafficPolicy::Local, "health-check", false, 32000),
+        (TrafficPolicy::Local, "health-check", true, 32000),
+        (TrafficPolicy::Local, "api", false, 10256),
+        (TrafficPolicy::Local, "api", true, 10356),
+        (TrafficPolicy::Cluster, "health-check", false, 10256),
+        (TrafficPolicy::Cluster, "api", true, 10356),
     ] {
         let mut service = annotated(names::STEERING, steering);
         service.external_policy = policy;
@@ -222,7 +222,7 @@ fn other_modes_take_all_that_may_be_used() {
     let slices = [slice(vec![ready("a", 1)])];
     assert_eq!(shown(&service(), &slices, &nodes, Steering::HealthCheck).0, "eligiblea*1,b*1");
     let mut cluster = service();
-    cluster.external_policy = Policy::Cluster;
+    cluster.external_policy = TrafficPolicy::Cluster;
     assert_eq!(shown(&cluster, &slices, &nodes, Steering::Api).0, "eligiblea*1,b*1");
     cluster.proxy_name = Some(names::PROXY_NAME.to_owned());
     let (list, plan) = shown(&cluster, &slices, &nodes, Steering::Api);
@@ -248,7 +248,7 @@ fn old_annotations_are_followed_once() {
     let [beta, alpha] = names::LEGACY_EXTERNAL_TRAFFIC;
     let old = |name: &str, value: &str| {
         let mut service = annotated(name, value);
-        service.external_policy = Policy::Cluster;
+        service.external_policy = TrafficPolicy::Cluster;
         service
     };
     assert_eq!(

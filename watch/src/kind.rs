@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What can be watched: where it is listed, and how its JSON becomes an object of the model. Pure.
 
-use steerage_model::{Key, Object};
+use steerage_model::Key;
+
+use crate::Object;
 
 mod json;
 mod node;

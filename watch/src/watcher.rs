@@ -13,10 +13,10 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use steerage_model::{EndpointSlice, Event, Key, Node, Object, Service};
+use steerage_model::{EndpointSlice, Key, Node, Service};
 
 use crate::metrics::Metrics;
-use crate::{EndpointSlices, Kind, Nodes, Services, Staleness, backoff};
+use crate::{EndpointSlices, Event, Kind, Nodes, Object, Services, Staleness, backoff};
 
 mod calls;
 mod line;

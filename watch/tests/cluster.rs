@@ -12,11 +12,11 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use steerage_model::{Event, Index, Key, Object, Policy, Table};
+use steerage_model::{Key, TrafficPolicy};
 use steerage_requirements::requires;
 use steerage_testserver::Server;
 use steerage_watch::events::{Notice, Recorder, Severity, Subject};
-use steerage_watch::{ClientArgs, Watches, client};
+use steerage_watch::{ClientArgs, Event, Index, Object, Store, Watches, client};
 
 const SOON: Duration = Duration::from_mins(1);
 
@@ -39,12 +39,12 @@ async fn own_client(server: &Server) -> Client {
 /// Feeds `events` into `table` until it is as wanted.
 async fn until<T: Object>(
     events: &mut (impl Stream<Item = Event<T>> + Unpin),
-    table: &mut Table<T>,
-    mut wanted: impl FnMut(&Table<T>) -> bool,
+    table: &mut Store<T>,
+    mut wanted: impl FnMut(&Store<T>) -> bool,
 ) {
     let fed = async {
         while !wanted(table) {
-            table.on(events.next().await.expect("endless"), |_, _| {});
+            table.apply(events.next().await.expect("endless"), |_, _| {});
         }
     };
     tokio::time::timeout(SOON, fed).await.expect("the table does not become as wanted");
@@ -61,11 +61,11 @@ async fn a_watch_lives_through_a_cut_and_sweeps_what_went_meanwhile() {
     }
     let watches = Watches::new(own_client(&server).await, &mut Registry::default());
     let mut services = watches.services();
-    let mut table = Table::default();
+    let mut table = Store::default();
     let key = |name: &str| Key::new("default", name);
-    until(&mut services, &mut table, Table::listed).await;
+    until(&mut services, &mut table, Store::has_synced).await;
     let projected = table.get(&key("stays")).expect("listed");
-    assert_eq!(projected.external_policy, Policy::Local);
+    assert_eq!(projected.external_policy, TrafficPolicy::Local);
     assert!(
         projected.health_port().is_some() && !projected.uid.is_empty() && !projected.cluster_ips.is_empty()
     );
@@ -119,11 +119,11 @@ async fn all_kinds_reach_the_index() {
     let mut index = Index::default();
     let web = Key::new("default", "web");
     let fed = async {
-        while !index.synced() {
+        while !index.has_synced() {
             tokio::select! {
-                event = services.next() => index.on_service(event.expect("endless")),
-                event = slices_events.next() => index.on_slice(event.expect("endless")),
-                event = node_events.next() => index.on_node(event.expect("endless")),
+                event = services.next() => index.apply_service(event.expect("endless")),
+                event = slices_events.next() => index.apply_slice(event.expect("endless")),
+                event = node_events.next() => index.apply_node(event.expect("endless")),
             }
         }
     };
@@ -132,8 +132,8 @@ async fn all_kinds_reach_the_index() {
     assert_eq!(index.nodes().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
 
     let mut one = watches.node("n2");
-    let mut table = Table::default();
-    until(&mut one, &mut table, Table::listed).await;
+    let mut table = Store::default();
+    until(&mut one, &mut table, Store::has_synced).await;
     assert_eq!((table.len(), table.get(&"n2".to_owned()).is_some()), (1, true));
     let patch = json!({ "metadata": { "annotations": { "steerage.dev/agent": "all/1" } } });
     for name in ["n1", "n2"] {

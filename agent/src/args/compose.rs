@@ -15,8 +15,8 @@ use steerage_agent::health::{
 use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
-use steerage_model::Table;
 use steerage_process::{Component, Process};
+use steerage_watch::Store;
 use steerage_watch::events::Recorder;
 use steerage_watch::{ServiceCidrs, Watches, client};
 use tokio::sync::{mpsc, watch};
@@ -72,7 +72,7 @@ impl Args {
         };
         let cleaner = FlowCleaner::start(count).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
-        dataplane.drop_unassigned(settings.unserved(&Table::default()));
+        dataplane.drop_unassigned(settings.unserved(&Store::default()));
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(debug_socket.serve(inputs.clone()));
         let others = inputs.clone();

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use steerage_model::{Key, Policy, Service, ServiceKind};
+use steerage_model::{Key, Service, ServiceKind, TrafficPolicy};
 
 use super::{Masquerade, ServicePlan};
 
@@ -24,7 +24,7 @@ pub fn has_load_balancer(service: &Service) -> bool {
 #[derive(Debug, Default)]
 pub struct PolicyTransitions {
     /// The policies of all Services with a load balancer, as last seen.
-    policies: BTreeMap<Key, Policy>,
+    policies: BTreeMap<Key, TrafficPolicy>,
     until: BTreeMap<Key, Instant>,
 }
 
@@ -38,11 +38,11 @@ impl PolicyTransitions {
         };
         let old = self.policies.insert(key.clone(), service.external_policy);
         match (old, service.external_policy) {
-            (Some(Policy::Cluster), Policy::Local) => {
+            (Some(TrafficPolicy::Cluster), TrafficPolicy::Local) => {
                 self.until.insert(key.clone(), now + POLICY_GRACE_PERIOD);
             }
-            (_, Policy::Local) => {}
-            (_, Policy::Cluster) => {
+            (_, TrafficPolicy::Local) => {}
+            (_, TrafficPolicy::Cluster) => {
                 self.until.remove(key);
             }
         }
@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    fn service(policy: Policy) -> Service {
+    fn service(policy: TrafficPolicy) -> Service {
         Service {
             kind: ServiceKind::LoadBalancer,
             external_policy: policy,
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_load_balancer_has_twenty_seconds_to_follow_to_local() {
-        let (cluster, local) = (service(Policy::Cluster), service(Policy::Local));
+        let (cluster, local) = (service(TrafficPolicy::Cluster), service(TrafficPolicy::Local));
         let key = cluster.key.clone();
         let start = Instant::now();
         let mut transitions = PolicyTransitions::default();
@@ -114,10 +114,10 @@ mod tests {
 
     #[test]
     fn a_service_that_goes_back_is_gone_or_has_no_load_balancer_waits_for_nobody() {
-        let (cluster, local) = (service(Policy::Cluster), service(Policy::Local));
+        let (cluster, local) = (service(TrafficPolicy::Cluster), service(TrafficPolicy::Local));
         let key = cluster.key.clone();
         let bare = |policy| Service { ingress: Vec::new(), ..service(policy) };
-        for end in [Some(&cluster), None, Some(&bare(Policy::Local))] {
+        for end in [Some(&cluster), None, Some(&bare(TrafficPolicy::Local))] {
             let mut transitions = PolicyTransitions::default();
             for service in [Some(&cluster), Some(&local), end] {
                 transitions.observe(&key, service, Instant::now());
@@ -125,7 +125,7 @@ mod tests {
             assert!(!transitions.contains(&key), "{end:?}");
         }
         let mut transitions = PolicyTransitions::default();
-        for policy in [Policy::Cluster, Policy::Local] {
+        for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
             transitions.observe(&key, Some(&bare(policy)), Instant::now());
         }
         assert!(!transitions.contains(&key));

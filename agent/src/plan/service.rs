@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_model::{
-    Backend, Family, Index, Policy, Service, ServiceKind, ServicePort, backends, cluster_backends,
+    Backend, Family, Service, ServiceKind, ServicePort, TrafficPolicy, backends, cluster_backends,
     local_backends, local_ready_count, names,
 };
+use steerage_watch::Index;
 
 use super::{Action, Frontend, HealthPort, Masquerade, ServicePlan};
 use crate::local_node::LocalNode;
@@ -91,12 +92,12 @@ fn port_frontends(
         serving,
     };
     let internal = match service.internal_policy {
-        Policy::Cluster => base.clone(),
-        Policy::Local => Action { targets: Arc::clone(&local), ..base.clone() },
+        TrafficPolicy::Cluster => base.clone(),
+        TrafficPolicy::Local => Action { targets: Arc::clone(&local), ..base.clone() },
     };
     let external = match service.external_policy {
-        Policy::Cluster => Action { masquerade: Masquerade::All, ..base },
-        Policy::Local => Action { masquerade: Masquerade::Host, local: Some(local), ..base },
+        TrafficPolicy::Cluster => Action { masquerade: Masquerade::All, ..base },
+        TrafficPolicy::Local => Action { masquerade: Masquerade::Host, local: Some(local), ..base },
     };
     let vip = Action { sources: sources(service, family, local_node), ..external.clone() };
 

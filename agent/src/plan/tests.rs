@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use steerage_model::{
-    Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Hints, Index, Ingress, IpMode, Key,
-    Policy, Protocol, Service, ServiceKind, ServicePort, names,
+    Affinity, Endpoint, EndpointPort, EndpointSlice, Family, Hints, Ingress, IpMode, Key, Protocol, Service,
+    ServiceKind, ServicePort, TrafficPolicy, names,
 };
+use steerage_watch::{Event, Index};
 
 use super::*;
 use crate::local_node::LocalNode;
@@ -54,8 +55,8 @@ fn local_node() -> LocalNode {
 
 fn plan(service: &Service, endpoints: Vec<Endpoint>) -> ServicePlan {
     let mut index = Index::default();
-    index.on_service(Event::Apply(service.clone()));
-    index.on_slice(Event::Apply(slice(service.key.name(), endpoints)));
+    index.apply_service(Event::Apply(service.clone()));
+    index.apply_slice(Event::Apply(slice(service.key.name(), endpoints)));
     plan_service(service, &index, &local_node())
 }
 
@@ -95,7 +96,7 @@ fn which_services_are_served() {
 #[test]
 fn each_way_has_its_targets_and_its_masquerade() {
     let mut local = service("web");
-    local.external_policy = Policy::Local;
+    local.external_policy = TrafficPolicy::Local;
     let plan = plan(&local, both());
     let internal = action(&plan, "10.96.0.1:80");
     assert_eq!(targets(&internal.targets), [HERE, THERE]);
@@ -122,7 +123,7 @@ fn under_cluster_everybody_is_masqueraded_and_there_is_no_health_port() {
 #[test]
 fn rejected_only_when_there_is_nobody_anywhere() {
     let mut local = service("web");
-    (local.external_policy, local.internal_policy) = (Policy::Local, Policy::Local);
+    (local.external_policy, local.internal_policy) = (TrafficPolicy::Local, TrafficPolicy::Local);
     let far = plan(&local, vec![Endpoint::ready(addr("10.244.1.1"), "there")]);
     let vip = action(&far, "192.0.2.1:80");
     assert_eq!(
@@ -140,7 +141,7 @@ fn terminating_endpoints_take_traffic_but_do_not_count() {
     let mut leaving = Endpoint::ready(addr("10.244.0.1"), "here");
     (leaving.ready, leaving.terminating) = (false, true);
     let mut local = service("web");
-    local.external_policy = Policy::Local;
+    local.external_policy = TrafficPolicy::Local;
     let alone = plan(&local, vec![leaving.clone()]);
     assert_eq!(targets(action(&alone, "192.0.2.1:80").local.as_ref().unwrap()), [HERE]);
     assert_eq!(alone.health.as_ref().and_then(|health| health.v4), Some(0));
@@ -183,12 +184,12 @@ fn every_protocol_has_frontends_of_its_own() {
     };
     service.ports = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(port).to_vec();
     let mut index = Index::default();
-    index.on_service(Event::Apply(service.clone()));
+    index.apply_service(Event::Apply(service.clone()));
     let mut endpoints = slice("web", both());
     endpoints.ports = [(Protocol::Udp, 5353), (Protocol::Sctp, 3868)]
         .map(|(protocol, port)| EndpointPort { name: "web".to_owned(), protocol, port })
         .to_vec();
-    index.on_slice(Event::Apply(endpoints));
+    index.apply_slice(Event::Apply(endpoints));
     let plan = plan_service(&service, &index, &local_node());
     let lead = |protocol: Protocol, at: &str| {
         let at: SocketAddr = at.parse().unwrap();
@@ -215,9 +216,9 @@ fn hints_narrow_the_short_way_and_never_the_local_list() {
         endpoint.hints = Some(Box::new(Hints { nodes: Vec::new(), zones: vec![zone.into()] }));
     }
     let mut local = service("web");
-    local.external_policy = Policy::Local;
+    local.external_policy = TrafficPolicy::Local;
     let mut index = Index::default();
-    index.on_slice(Event::Apply(slice("web", endpoints)));
+    index.apply_slice(Event::Apply(slice("web", endpoints)));
     let local_node = LocalNode { zone: Some("near".to_owned()), ..local_node() };
     let plan = plan_service(&local, &index, &local_node);
     let vip = action(&plan, "192.0.2.1:80");

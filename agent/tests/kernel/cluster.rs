@@ -9,9 +9,10 @@ use ipnet::IpNet;
 use steerage_agent::local_node::{LocalNode, LocalPods};
 use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_model::{
-    Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, Key, Policy, Protocol,
-    Service, ServiceKind, ServicePort, names,
+    Affinity, Endpoint, EndpointPort, EndpointSlice, Family, Ingress, Key, Protocol, Service, ServiceKind,
+    ServicePort, TrafficPolicy, names,
 };
+use steerage_watch::{Event, Index};
 
 pub(crate) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
@@ -23,8 +24,8 @@ pub(crate) struct Spec {
     pub(crate) here: u16,
     pub(crate) elsewhere: u16,
     pub(crate) first: u16,
-    pub(crate) external: Policy,
-    pub(crate) internal: Policy,
+    pub(crate) external: TrafficPolicy,
+    pub(crate) internal: TrafficPolicy,
     /// Seconds.
     pub(crate) affinity: Option<u32>,
     pub(crate) sources: Vec<IpNet>,
@@ -39,8 +40,8 @@ impl Default for Spec {
             here: 0,
             elsewhere: 1,
             first: 0,
-            external: Policy::Cluster,
-            internal: Policy::Cluster,
+            external: TrafficPolicy::Cluster,
+            internal: TrafficPolicy::Cluster,
             affinity: None,
             sources: Vec::new(),
             shared: 0,
@@ -132,9 +133,9 @@ pub(crate) fn pod_networks() -> LocalPods {
 pub(crate) fn plans(world: &World, gone: impl IntoIterator<Item = Key>) -> BTreeMap<Key, ServicePlan> {
     let mut index = Index::default();
     for (number, spec) in world {
-        index.on_service(Event::Apply(service(*number, spec)));
+        index.apply_service(Event::Apply(service(*number, spec)));
         for family in FAMILIES {
-            index.on_slice(Event::Apply(slice(*number, spec, family)));
+            index.apply_slice(Event::Apply(slice(*number, spec, family)));
         }
     }
     let mut plans: BTreeMap<_, _> = gone.into_iter().map(|key| (key, ServicePlan::default())).collect();

@@ -3,7 +3,7 @@
 
 use steerage_agent::dump::Snapshot;
 use steerage_agent::kernel::Dataplane;
-use steerage_model::Policy;
+use steerage_model::TrafficPolicy;
 use steerage_requirements::{in_new_netns, requires};
 
 use crate::cluster::{Spec, World, plans, pod_networks};
@@ -17,7 +17,7 @@ fn differences_are_marked() {
         let spec = Spec {
             here: 1,
             elsewhere: 1,
-            external: Policy::Local,
+            external: TrafficPolicy::Local,
             affinity: Some(30),
             sources,
             ..Spec::default()

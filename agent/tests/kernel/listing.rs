@@ -8,7 +8,7 @@ use std::process::Command;
 
 use steerage_agent::kernel::Dataplane;
 use steerage_agent::rules::TABLE;
-use steerage_model::{Family, Policy, ServiceKind};
+use steerage_model::{Family, ServiceKind, TrafficPolicy};
 use steerage_nft::{Nft, Table};
 use steerage_requirements::{in_new_netns, requires};
 
@@ -21,14 +21,15 @@ fn everything() -> World {
     let mut world: World = (0..=8).map(|n| (n, plain(n.into()))).collect();
     world.extend([(10, plain(9)), (11, plain(17)), (12, plain(129))]);
     let rich = Spec { here: 2, elsewhere: 10, first: 1000, shared: 20, ..Spec::default() };
-    let local = Spec { external: Policy::Local, internal: Policy::Local, shared: 21, ..rich.clone() };
+    let local =
+        Spec { external: TrafficPolicy::Local, internal: TrafficPolicy::Local, shared: 21, ..rich.clone() };
     let sticky = Spec { affinity: Some(30), shared: 22, ..local.clone() };
     let longer = Spec { affinity: Some(10_800), shared: 23, ..rich.clone() };
     let sources =
         ["192.0.2.0/24", "198.51.100.7/32", "2001:db8::/32"].map(|net| net.parse().unwrap()).to_vec();
     let ranged = Spec { sources, shared: 24, ..rich.clone() };
     let nowhere = Spec { here: 0, elsewhere: 0, shared: 25, ..rich.clone() };
-    let barred = Spec { internal: Policy::Local, ..plain(1) };
+    let barred = Spec { internal: TrafficPolicy::Local, ..plain(1) };
     world.extend([
         (20, rich),
         (21, local),

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use steerage_agent::kernel::Dataplane;
 use steerage_agent::local_node::LocalPods;
 use steerage_agent::plan::ServicePlan;
-use steerage_model::{Key, Policy, ServiceKind};
+use steerage_model::{Key, ServiceKind, TrafficPolicy};
 use steerage_nft::{Batch, Chain, Element, Errno, Error, Family, Field, Nft, Table, concat};
 use steerage_requirements::{in_new_netns, requires};
 
@@ -36,7 +36,7 @@ fn loaded_at_once(world: &World, pods: &LocalPods) -> Vec<String> {
 
 fn specs() -> impl Strategy<Value = Spec> {
     let kind = prop_oneof![Just(ServiceKind::ClusterIp), Just(ServiceKind::LoadBalancer)];
-    let policy = || prop_oneof![Just(Policy::Cluster), Just(Policy::Local)];
+    let policy = || prop_oneof![Just(TrafficPolicy::Cluster), Just(TrafficPolicy::Local)];
     let sources = prop_oneof![
         3 => Just(&[][..]),
         1 => Just(&["192.0.2.0/24"][..]),

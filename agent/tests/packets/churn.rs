@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 use steerage_agent::plan::{ServicePlan, plan_service};
-use steerage_model::{EndpointSlice, Event, Family, Key, Protocol, Service};
+use steerage_model::{EndpointSlice, Family, Key, Protocol, Service};
 use steerage_requirements::requires;
+use steerage_watch::Event;
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, place, service, slices, with_affinity};
 use crate::world::{At, World, ask_udp, udp_socket};
@@ -128,12 +129,12 @@ fn no_packet_is_lost_while_a_vip_moves_between_exact_maps_and_slot_tables() {
         let kept = [1, 5, 20, 1, 9][change as usize % 5] * 2;
         let policy = if change % 2 == 0 { service() } else { local(service()) };
         let (more, fewer) = all.split_at(kept);
-        cluster.index.on_service(Event::Apply(policy));
+        cluster.index.apply_service(Event::Apply(policy));
         for slice in more {
-            cluster.index.on_slice(Event::Apply(slice.clone()));
+            cluster.index.apply_slice(Event::Apply(slice.clone()));
         }
         for slice in fewer {
-            cluster.index.on_slice(Event::Delete(slice.key.clone()));
+            cluster.index.apply_slice(Event::Delete(slice.key.clone()));
         }
         cluster.apply();
     });
@@ -173,7 +174,7 @@ fn no_packet_is_lost_while_a_vip_moves_between_services() {
     for mut slice in slices(&[At::Pod2, At::Pod1, At::Far]) {
         slice.key = Key::new("shop", format!("{}-other", slice.key.name()));
         slice.service = other_key.clone();
-        cluster.index.on_slice(Event::Apply(slice));
+        cluster.index.apply_slice(Event::Apply(slice));
     }
     under_traffic(&world, |change| {
         let mut both = [service(), other.clone()];
@@ -184,7 +185,7 @@ fn no_packet_is_lost_while_a_vip_moves_between_services() {
             _ => {}
         }
         let updates = both.map(|service| {
-            cluster.index.on_service(Event::Apply(service.clone()));
+            cluster.index.apply_service(Event::Apply(service.clone()));
             (service.key.clone(), plan_service(&service, &cluster.index, &place()))
         });
         let updates: BTreeMap<Key, ServicePlan> = updates.into();
@@ -254,11 +255,11 @@ fn no_packet_of_a_flood_is_lost_while_a_vip_moves_between_maps() {
         let end = Instant::now() + TIME;
         while Instant::now() < end {
             for slice in &many[1..] {
-                cluster.index.on_slice(Event::Delete(slice.key.clone()));
+                cluster.index.apply_slice(Event::Delete(slice.key.clone()));
             }
             cluster.apply();
             for slice in &many[1..] {
-                cluster.index.on_slice(Event::Apply(slice.clone()));
+                cluster.index.apply_slice(Event::Apply(slice.clone()));
             }
             cluster.apply();
             changes += 2;

@@ -9,9 +9,10 @@ use steerage_agent::kernel::{Applied, Dataplane};
 use steerage_agent::local_node::{LocalNode, LocalPods};
 use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_model::{
-    Affinity, Endpoint, EndpointPort, EndpointSlice, Event, Family, Index, Ingress, Key, Policy, Protocol,
-    Service, ServiceKind, ServicePort, names,
+    Affinity, Endpoint, EndpointPort, EndpointSlice, Family, Ingress, Key, Protocol, Service, ServiceKind,
+    ServicePort, TrafficPolicy, names,
 };
+use steerage_watch::{Event, Index};
 
 use crate::world::{At, PORT, World};
 
@@ -73,7 +74,7 @@ pub(crate) fn service() -> Service {
 }
 
 pub(crate) fn local(mut service: Service) -> Service {
-    service.external_policy = Policy::Local;
+    service.external_policy = TrafficPolicy::Local;
     service
 }
 
@@ -121,10 +122,10 @@ impl Cluster {
     /// Opens the data plane in the node's namespace, with one Service.
     pub(crate) fn new(world: &World, service: Service, pods: &[At]) -> Self {
         let mut index = Index::default();
-        index.on_service(Event::Init);
-        index.on_slice(Event::Init);
-        index.on_service(Event::InitDone);
-        index.on_slice(Event::InitDone);
+        index.apply_service(Event::Init);
+        index.apply_slice(Event::Init);
+        index.apply_service(Event::InitDone);
+        index.apply_slice(Event::InitDone);
         let by_network = LocalPods::Networks(pod_networks());
         let mut cluster = Self { index, dataplane: open(world), pods: by_network };
         cluster.set(service, pods);
@@ -142,15 +143,15 @@ impl Cluster {
     }
 
     pub(crate) fn set_slices(&mut self, service: Service, slices: Vec<EndpointSlice>) -> Applied {
-        self.index.on_service(Event::Apply(service));
+        self.index.apply_service(Event::Apply(service));
         for slice in slices {
-            self.index.on_slice(Event::Apply(slice));
+            self.index.apply_slice(Event::Apply(slice));
         }
         self.apply()
     }
 
     pub(crate) fn delete(&mut self) -> Applied {
-        self.index.on_service(Event::Delete(key()));
+        self.index.apply_service(Event::Delete(key()));
         self.apply()
     }
 

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use steerage_agent::explain::{ExplainContext, Explanation, PacketQuery, PacketVerdict, explain};
 use steerage_agent::local_node::LocalPods;
 use steerage_agent::plan::Frontend;
-use steerage_model::{Family, Policy, Protocol, Service};
+use steerage_model::{Family, Protocol, Service, TrafficPolicy};
 use steerage_requirements::requires;
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, place, pod_networks, service};
@@ -76,7 +76,7 @@ fn explanations_are_what_packets_meet() {
     assert_eq!(compare(&world, &cluster, &SENDERS, &all), BTreeSet::from(["sent", "masqueraded", "kept"]));
     cluster.set(local(service()), &[At::Far]);
     assert!(compare(&world, &cluster, &[At::Client, At::Pod1], &[Way::Vip]).contains("dropped"));
-    let inward = Service { internal_policy: Policy::Local, ..service() };
+    let inward = Service { internal_policy: TrafficPolicy::Local, ..service() };
     cluster.set(inward, &[At::Far]);
     assert_eq!(compare(&world, &cluster, &[At::Pod1], &[Way::ClusterIp]), BTreeSet::from(["dropped"]));
     let ranged = Service { source_ranges: vec!["10.1.0.2/32".parse().unwrap()], ..service() };

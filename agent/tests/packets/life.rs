@@ -39,7 +39,7 @@ fn what_happened_while_we_were_away_is_caught_up_with() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
-    cluster.index.on_slice(steerage_model::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
+    cluster.index.apply_slice(steerage_watch::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
     let applied = cluster.restart(&world);
     assert!(applied.elements > 0 && applied.full);
     let refused = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp);
@@ -222,7 +222,7 @@ fn a_failed_write_is_made_good_by_the_next_one() {
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
     // The kernel no longer holds what we think: the difference can't be applied.
     world.sh_at(At::Node, "nft flush map ip steerage slots-2");
-    cluster.index.on_slice(steerage_model::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
+    cluster.index.apply_slice(steerage_watch::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cluster.apply()));
     assert!(result.is_err());
     assert!(cluster.dataplane.is_out_of_sync());

@@ -2,7 +2,7 @@
 //! Who answers, and whom they see: each way to a Service under each policy, from each place.
 
 use std::collections::BTreeSet;
-use steerage_model::{Family, Policy, Protocol};
+use steerage_model::{Family, Protocol, TrafficPolicy};
 use steerage_requirements::requires;
 
 use crate::cluster::{Cluster, FAMILIES, Way, local, place, pod_networks, service, slices};
@@ -125,7 +125,7 @@ fn internal_policy_local_holds_for_cluster_addresses_only() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = service();
-    service.internal_policy = Policy::Local;
+    service.internal_policy = TrafficPolicy::Local;
     let mut cluster = Cluster::new(&world, service.clone(), &[At::Pod1, At::Far]);
     expect(&world, At::Pod2, Way::ClusterIp, &[At::Pod1], Some(At::Pod2));
     expect(&world, At::Client, Way::Vip, &[At::Pod1, At::Far], Some(At::Node));
@@ -139,7 +139,7 @@ fn without_any_endpoint_everybody_is_told() {
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[]);
     let ways = [Way::ClusterIp, Way::NodePort, Way::Vip, Way::ExternalIp];
-    for policy in [Policy::Cluster, Policy::Local] {
+    for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
         let mut service = service();
         service.external_policy = policy;
         cluster.set(service, &[]);

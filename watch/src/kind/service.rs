@@ -8,7 +8,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::Deserialize;
 use steerage_model::{
-    Affinity, Condition, Family, Ingress, IpMode, Key, Policy, Service, ServiceKind, ServicePort, names,
+    Affinity, Condition, Family, Ingress, IpMode, Key, Service, ServiceKind, ServicePort, TrafficPolicy,
+    names,
 };
 
 use super::json::{Meta, exact, or_default, parse_or_note, protocol_or_note};
@@ -120,13 +121,13 @@ fn affinity(spec: &Spec) -> Result<Option<Affinity>, Malformed> {
     }
 }
 
-fn policy(field: &str, text: Option<&str>, notes: &mut Vec<String>) -> Policy {
+fn policy(field: &str, text: Option<&str>, notes: &mut Vec<String>) -> TrafficPolicy {
     match text {
-        Some("Local") => Policy::Local,
-        None | Some("" | "Cluster") => Policy::Cluster,
+        Some("Local") => TrafficPolicy::Local,
+        None | Some("" | "Cluster") => TrafficPolicy::Cluster,
         Some(other) => {
             notes.push(format!("{field}: taken as Cluster: unknown policy `{other}`"));
-            Policy::Cluster
+            TrafficPolicy::Cluster
         }
     }
 }

@@ -52,7 +52,9 @@ impl Kind for EndpointSlices {
         let triggered = wire.metadata.annotations.0.get(names::TRIGGER_TIME);
         Ok(Some(EndpointSlice {
             // A clock's reading for a metric: what is none is no loss.
-            triggered: triggered.and_then(|text| text.parse::<Timestamp>().ok()).map(SystemTime::from),
+            last_change_trigger: triggered
+                .and_then(|text| text.parse::<Timestamp>().ok())
+                .map(SystemTime::from),
             service: Key::new(&wire.metadata.namespace, service),
             key: Key::new(wire.metadata.namespace, wire.metadata.name),
             family,

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::*;
+use crate::Store;
 
 /// How an answer ends once its text is sent.
 #[derive(Clone, Copy)]
@@ -248,9 +249,9 @@ async fn duplicates_and_late_events_pass_and_the_table_is_right() {
     let script = Script::new([list("5", "", &[node("a", "1")]), watch(&events, End::Hang)]);
     let watches = Watches::new(script.client(), &mut Registry::default());
     let mut nodes = watches.nodes();
-    let (mut table, mut changes) = (steerage_model::Table::default(), 0);
+    let (mut table, mut changes) = (Store::default(), 0);
     while let Ok(Some(event)) = tokio::time::timeout(QUIET, nodes.next()).await {
-        table.on(event, |_, _| changes += 1);
+        table.apply(event, |_, _| changes += 1);
     }
     assert_eq!(table.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["b"]);
     assert_eq!(changes, 3, "a came, b came, a went");

@@ -66,8 +66,8 @@ fn a_whole_service_is_read() {
         port("http", steerage_model::Protocol::Tcp, 80, Some(30080)),
         port("dns", steerage_model::Protocol::Udp, 53, None),
     ];
-    want.external_policy = Policy::Local;
-    want.internal_policy = Policy::Local;
+    want.external_policy = TrafficPolicy::Local;
+    want.internal_policy = TrafficPolicy::Local;
     want.affinity = Some(Affinity { timeout: Duration::from_mins(1) });
     want.health_check_node_port = Some(31001);
     want.source_ranges = ["198.51.100.0/24", "2001:db8::/32"].map(|r| r.parse().expect("range")).to_vec();

@@ -115,7 +115,7 @@ fn the_time_of_the_change_is_read_where_it_is_one() {
         let mut json = slice("IPv4", &of_web(), &json!([]));
         json["metadata"]["annotations"] = json!({ "endpoints.kubernetes.io/last-change-trigger-time": text });
         let (slice, notes) = project(&json);
-        let time = slice.expect("a slice").triggered;
+        let time = slice.expect("a slice").last_change_trigger;
         let time = time.and_then(|time| time.duration_since(std::time::SystemTime::UNIX_EPOCH).ok());
         assert_eq!((time.map(|time| time.as_millis()), notes), (want, Vec::new()));
     }

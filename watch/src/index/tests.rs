@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Endpoint, Family};
+use steerage_model::{Endpoint, Family};
 
 fn service(name: &str, variant: u8) -> Service {
     Service { uid: variant.to_string(), ..Service::new(Key::new("ns", name)) }
@@ -23,9 +23,9 @@ fn slice(name: &str, service: &str, variant: u8) -> EndpointSlice {
 #[test]
 fn a_slice_that_moves_to_another_service_dirties_both() {
     let mut index = Index::default();
-    index.on_slice(Event::Apply(slice("s", "one", 1)));
+    index.apply_slice(Event::Apply(slice("s", "one", 1)));
     index.take_dirty();
-    index.on_slice(Event::Apply(slice("s", "two", 1)));
+    index.apply_slice(Event::Apply(slice("s", "two", 1)));
     let dirty = index.take_dirty();
     assert_eq!(dirty.services, BTreeSet::from([Key::new("ns", "one"), Key::new("ns", "two")]));
     assert_eq!(index.slices(&Key::new("ns", "one")).count(), 0);
@@ -35,12 +35,12 @@ fn a_slice_that_moves_to_another_service_dirties_both() {
 #[test]
 fn what_a_relist_does_not_bring_is_gone_at_its_end_and_not_before() {
     let mut index = Index::default();
-    index.on_service(Event::Apply(service("old", 1)));
-    index.on_service(Event::Init);
-    index.on_service(Event::InitApply(service("new", 1)));
+    index.apply_service(Event::Apply(service("old", 1)));
+    index.apply_service(Event::Init);
+    index.apply_service(Event::InitApply(service("new", 1)));
     assert!(index.service(&Key::new("ns", "old")).is_some());
     index.take_dirty();
-    index.on_service(Event::InitDone);
+    index.apply_service(Event::InitDone);
     assert!(index.service(&Key::new("ns", "old")).is_none());
     assert_eq!(index.take_dirty().services, BTreeSet::from([Key::new("ns", "old")]));
 }
@@ -49,20 +49,20 @@ fn what_a_relist_does_not_bring_is_gone_at_its_end_and_not_before() {
 fn a_heartbeat_dirties_nothing() {
     let mut index = Index::default();
     let node = Node { name: "a".into(), ..Node::default() };
-    index.on_node(Event::Apply(node.clone()));
+    index.apply_node(Event::Apply(node.clone()));
     index.take_dirty();
-    index.on_node(Event::Apply(node));
+    index.apply_node(Event::Apply(node));
     assert!(index.take_dirty().is_empty());
 }
 
 #[test]
 fn nothing_is_synced_before_all_three_have_listed() {
     let mut index = Index::default();
-    index.on_service(Event::InitDone);
-    index.on_slice(Event::InitDone);
-    assert!(!index.synced());
-    index.on_node(Event::InitDone);
-    assert!(index.synced());
+    index.apply_service(Event::InitDone);
+    index.apply_slice(Event::InitDone);
+    assert!(!index.has_synced());
+    index.apply_node(Event::InitDone);
+    assert!(index.has_synced());
 }
 
 #[derive(Clone, Debug)]
@@ -103,34 +103,34 @@ proptest! {
                 Step::Service(s, v) => {
                     let one = service(&format!("svc{s}"), v);
                     services.insert(one.key.clone(), one.clone());
-                    index.on_service(Event::Apply(one));
+                    index.apply_service(Event::Apply(one));
                 }
                 Step::DeleteService(s) => {
                     let key = Key::new("ns", format!("svc{s}"));
                     services.remove(&key);
-                    index.on_service(Event::Delete(key));
+                    index.apply_service(Event::Delete(key));
                 }
                 Step::Slice(s, owner, v) => {
                     let one = slice(&format!("slice{s}"), &format!("svc{owner}"), v);
                     slices.insert(one.key.clone(), one.clone());
-                    index.on_slice(Event::Apply(one));
+                    index.apply_slice(Event::Apply(one));
                 }
                 Step::DeleteSlice(s) => {
                     let key = Key::new("ns", format!("slice{s}"));
                     slices.remove(&key);
-                    index.on_slice(Event::Delete(key));
+                    index.apply_slice(Event::Delete(key));
                 }
                 Step::RelistSlices => {
-                    index.on_slice(Event::Init);
+                    index.apply_slice(Event::Init);
                     // An interrupted list is begun again.
                     if let Some(one) = slices.values().next() {
-                        index.on_slice(Event::InitApply(EndpointSlice::clone(one)));
+                        index.apply_slice(Event::InitApply(EndpointSlice::clone(one)));
                     }
-                    index.on_slice(Event::Init);
+                    index.apply_slice(Event::Init);
                     for one in slices.values() {
-                        index.on_slice(Event::InitApply(EndpointSlice::clone(one)));
+                        index.apply_slice(Event::InitApply(EndpointSlice::clone(one)));
                     }
-                    index.on_slice(Event::InitDone);
+                    index.apply_slice(Event::InitDone);
                 }
             }
             // Every change is told, and nothing else is.
@@ -142,10 +142,10 @@ proptest! {
         }
         let mut fresh = Index::default();
         for s in services.into_values() {
-            fresh.on_service(Event::Apply(s));
+            fresh.apply_service(Event::Apply(s));
         }
         for s in slices.into_values() {
-            fresh.on_slice(Event::Apply(s));
+            fresh.apply_slice(Event::Apply(s));
         }
         prop_assert_eq!(view(&index), view(&fresh));
     }

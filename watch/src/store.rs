@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use steerage_model::{EndpointSlice, Key, Node, Service, ServiceCidr};
+
 /// What a table can hold.
 pub trait Object: Eq {
     /// Its key.
@@ -29,7 +31,7 @@ pub enum Event<T: Object> {
 
 /// The objects of one kind, as far as the watch has told.
 #[derive(Clone, Debug)]
-pub struct Table<T: Object> {
+pub struct Store<T: Object> {
     /// Boxed: a tree that is filled in order has nearly half of its places empty.
     rows: BTreeMap<T::Key, Box<Row<T>>>,
     generation: u64,
@@ -43,15 +45,15 @@ struct Row<T> {
     generation: u64,
 }
 
-impl<T: Object> Default for Table<T> {
+impl<T: Object> Default for Store<T> {
     fn default() -> Self {
         Self { rows: BTreeMap::new(), generation: 0, listed: false }
     }
 }
 
-impl<T: Object> Table<T> {
+impl<T: Object> Store<T> {
     /// Takes an event in. `changed` is called with the old and the new object for each one that differs.
-    pub fn on(&mut self, event: Event<T>, mut changed: impl FnMut(Option<&T>, Option<&T>)) {
+    pub fn apply(&mut self, event: Event<T>, mut changed: impl FnMut(Option<&T>, Option<&T>)) {
         match event {
             Event::Init => self.generation += 1,
             Event::InitApply(object) | Event::Apply(object) => {
@@ -82,7 +84,7 @@ impl<T: Object> Table<T> {
     }
 
     /// Whether a first list is complete. It stays true: a later relist leaves the old objects in place until its end.
-    pub fn listed(&self) -> bool {
+    pub fn has_synced(&self) -> bool {
         self.listed
     }
 
@@ -104,5 +106,37 @@ impl<T: Object> Table<T> {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
+    }
+}
+
+impl Object for Service {
+    type Key = Key;
+
+    fn key(&self) -> Key {
+        self.key.clone()
+    }
+}
+
+impl Object for EndpointSlice {
+    type Key = Key;
+
+    fn key(&self) -> Key {
+        self.key.clone()
+    }
+}
+
+impl Object for Node {
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+}
+
+impl Object for ServiceCidr {
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
     }
 }

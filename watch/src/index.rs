@@ -6,7 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{EndpointSlice, Event, Key, Node, Service, Table};
+use steerage_model::{EndpointSlice, Key, Node, Service};
+
+use crate::{Event, Store};
 
 /// What changed since the last [`Index::take_dirty`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,9 +29,9 @@ impl Dirty {
 /// Services, endpoint slices and nodes, joined.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
-    services: Table<Service>,
-    slices: Table<EndpointSlice>,
-    nodes: Table<Node>,
+    services: Store<Service>,
+    slices: Store<EndpointSlice>,
+    nodes: Store<Node>,
     /// By Service; sorted.
     slices_of: BTreeMap<Key, Vec<Key>>,
     dirty: Dirty,
@@ -37,17 +39,17 @@ pub struct Index {
 
 impl Index {
     /// Takes in what the watch of Services says.
-    pub fn on_service(&mut self, event: Event<Service>) {
+    pub fn apply_service(&mut self, event: Event<Service>) {
         let dirty = &mut self.dirty.services;
-        self.services.on(event, |old, new| {
+        self.services.apply(event, |old, new| {
             dirty.extend(old.or(new).map(|service| service.key.clone()));
         });
     }
 
     /// Takes in what the watch of `EndpointSlices` says.
-    pub fn on_slice(&mut self, event: Event<EndpointSlice>) {
+    pub fn apply_slice(&mut self, event: Event<EndpointSlice>) {
         let (dirty, slices_of) = (&mut self.dirty.services, &mut self.slices_of);
-        self.slices.on(event, |old, new| {
+        self.slices.apply(event, |old, new| {
             if let Some(old) = old {
                 dirty.insert(old.service.clone());
                 if let Some(keys) = slices_of.get_mut(&old.service) {
@@ -66,14 +68,14 @@ impl Index {
     }
 
     /// Takes in what the watch of Nodes says.
-    pub fn on_node(&mut self, event: Event<Node>) {
+    pub fn apply_node(&mut self, event: Event<Node>) {
         let dirty = &mut self.dirty.nodes;
-        self.nodes.on(event, |old, new| dirty.extend(old.or(new).map(|node| node.name.clone())));
+        self.nodes.apply(event, |old, new| dirty.extend(old.or(new).map(|node| node.name.clone())));
     }
 
     /// Whether all three kinds have been listed once. Nothing may be planned before.
-    pub fn synced(&self) -> bool {
-        self.services.listed() && self.slices.listed() && self.nodes.listed()
+    pub fn has_synced(&self) -> bool {
+        self.services.has_synced() && self.slices.has_synced() && self.nodes.has_synced()
     }
 
     /// What changed since the last call.
