@@ -17,6 +17,8 @@ mod queue;
 mod rate_limit;
 mod reasons;
 mod reconcile;
+#[cfg(test)]
+mod reference;
 mod service_writer;
 mod status;
 mod workers;

@@ -2,6 +2,8 @@
 //! The binary `steerage-agent`: one a node.
 
 mod args;
+#[cfg(test)]
+mod reference;
 
 use std::process::ExitCode;
 

@@ -14,6 +14,8 @@ mod link;
 mod metrics;
 mod plan;
 mod prober;
+#[cfg(test)]
+mod reference;
 mod slot_table;
 mod source;
 mod status;

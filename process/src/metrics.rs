@@ -18,7 +18,7 @@ pub struct Metrics {
 
 impl Metrics {
     /// A registry that holds what every process tells of itself: its build and its use of the machine.
-    pub(crate) fn new(component: &'static str, version: &'static str) -> Self {
+    pub fn new(component: &'static str, version: &'static str) -> Self {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(usage::Usage));
         registry.sub_registry_with_prefix(PREFIX).register(

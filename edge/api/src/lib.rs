@@ -9,6 +9,8 @@ mod health;
 mod host;
 mod load_balancer;
 mod pool;
+#[cfg(test)]
+mod reference;
 
 pub use health::{EdgeTargetHealth, EdgeTargetHealthSpec, TargetState, TargetStatus};
 pub use host::{EdgeHost, EdgeHostSpec};

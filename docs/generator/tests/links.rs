@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every relative link between Markdown files names a file that exists and, after `#`, a heading in it.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Folders with other people's files, or with what a build made.
+const SKIPPED: [&str; 3] = ["target", "vendor", "node_modules"];
+
+/// All Markdown files below `folder` with their lines outside code blocks.
+fn pages(folder: &Path, found: &mut BTreeMap<PathBuf, Vec<String>>) {
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        if path.is_dir() {
+            if !name.starts_with('.') || name == ".github" {
+                if !SKIPPED.contains(&name.as_str()) {
+                    pages(&path, found);
+                }
+            }
+        } else if name.ends_with(".md") {
+            let text = std::fs::read_to_string(&path).expect("text");
+            let mut in_code = false;
+            let mut lines = Vec::new();
+            for line in text.lines() {
+                let fence = line.trim_start().starts_with("```");
+                in_code ^= fence;
+                if !in_code && !fence {
+                    lines.push(line.to_owned());
+                }
+            }
+            found.insert(path.canonicalize().expect("a path"), lines);
+        }
+    }
+}
+
+/// The anchor that GitHub gives a heading.
+fn anchor(heading: &str) -> String {
+    let text = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+fn links(line: &str) -> impl Iterator<Item = &str> {
+    line.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(link, _)| link))
+}
+
+#[test]
+fn links_between_pages_resolve() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut all = BTreeMap::new();
+    pages(&root, &mut all);
+    assert!(all.len() > 10, "the pages were not found");
+    let mut broken = Vec::new();
+    for (page, lines) in &all {
+        for link in lines.iter().flat_map(|line| links(line)) {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (file, fragment) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.clone() } else { page.with_file_name("").join(file) };
+            let Ok(target) = target.canonicalize() else {
+                broken.push(format!("{}: no file {link}", page.display()));
+                continue;
+            };
+            let headings = all.get(&target).into_iter().flatten().filter(|line| line.starts_with('#'));
+            if !fragment.is_empty() && !headings.map(|line| anchor(line)).any(|found| found == fragment) {
+                broken.push(format!("{}: no heading for {link}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));
+}
