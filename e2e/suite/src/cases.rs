@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod compatibility;
+mod examples;
 mod faults;
 mod health_check;
 mod interoperation;
@@ -92,6 +93,7 @@ fn all() -> Vec<Case> {
         KubeProxy Shared bad_input::busy_health_check_port_is_reported,
         KubeProxy Shared bad_input::service_without_selector_is_reported,
         KubeProxy Shared bad_input::target_off_the_link_is_refused,
+        Both Shared examples::every_manifest_is_programmed_and_answers,
         Both Shared life_cycle::load_balancer_follows_its_service_until_deletion,
         Both Shared life_cycle::service_deleted_while_controller_is_down_is_cleaned_up,
         Both Shared life_cycle::stripped_finalizer_leaks_nothing,
