@@ -55,7 +55,7 @@ async fn answers(test: &TestContext, file: &Path) -> Result<()> {
     ensure!(!services.is_empty(), "no Service in it");
     for service in services {
         let name = service.name_any();
-        test.condition(&name, names::PROGRAMMED, "True").await?;
+        test.wait_condition(&name, names::PROGRAMMED, "True").await?;
         let families = service.spec.as_ref().and_then(|spec| spec.ip_families.clone()).unwrap_or_default();
         let addresses = until(format!("addresses of {name}"), TIMEOUT, async || -> Result<_> {
             let found = published(&test.service(&name).await?);
