@@ -4,6 +4,7 @@
 //! Made without `ip netns add`, which would leave a mount over /run/netns behind for good.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -38,7 +39,7 @@ pub fn create(name: &str, forwarding: bool) -> Result<()> {
 pub fn in_netns<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
     let file = path(name);
     let namespace = File::open(&file).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => Error::Refused(format!(
+        ErrorKind::NotFound => Error::Refused(format!(
             "there is no network namespace {name}: is the lab up (`hack/lab status`)?"
         )),
         _ => Error::Io { doing: format!("opening {}", file.display()), source },
@@ -73,17 +74,30 @@ pub fn exists(name: &str) -> bool {
     path(name).exists()
 }
 
-/// Takes the name away; the namespace goes with its last process. Nothing happens when there is none.
+/// Removes the name; the namespace goes with its last process. Does nothing if there is none.
+///
+/// Once `ip netns add` has mounted [`FOLDER`] onto itself, the mount of an older name is below that mount, out of reach of any
+/// path, and the file is busy. Hence a mount namespace in which everything above can be unmounted without taking foreign names
+/// away: a file that is no mount point *there* can be deleted, and the kernel then ends its mounts everywhere.
 pub fn delete(name: &str) -> Result<()> {
     let file = path(name);
-    // Fails when a killed `up` had made the file only; then there is nothing to unmount.
-    let _ = umount2(&file, MntFlags::MNT_DETACH);
-    match fs::remove_file(&file) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).doing(|| format!("deleting {}", file.display()))
+    let doing = || format!("deleting {}", file.display());
+    on_thread(|| {
+        unshare(CloneFlags::CLONE_NEWNS).doing(|| "making a mount namespace".to_owned())?;
+        let private = MsFlags::MS_PRIVATE | MsFlags::MS_REC;
+        mount(None::<&str>, "/", None::<&str>, private, None::<&str>).doing(doing)?;
+        loop {
+            // Fails where a killed `up` had made only the file.
+            while umount2(&file, MntFlags::MNT_DETACH).is_ok() {}
+            match fs::remove_file(&file) {
+                Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+                    umount2(FOLDER, MntFlags::MNT_DETACH).doing(doing)?;
+                }
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).doing(doing),
+                _ => return Ok(()),
+            }
         }
-        _ => Ok(()),
-    }
+    })
 }
 
 fn on_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
@@ -131,10 +145,13 @@ mod tests {
     use std::net::TcpListener;
     use std::process;
 
+    use steerage_requirements::requires;
+
     use super::*;
 
     #[test]
-    fn a_namespace_is_made_entered_and_deleted() {
+    fn namespace_is_made_entered_and_deleted() {
+        requires!(NetworkNamespace);
         let name = format!("nstest{}-x", process::id());
         create(&name, true).unwrap();
         assert_eq!(of_lab(&format!("nstest{}", process::id())), [name.as_str()]);
@@ -147,5 +164,35 @@ mod tests {
         delete(&name).unwrap();
         assert!(!exists(&name));
         assert!(in_netns(&name, || ()).is_err());
+    }
+
+    /// `ip netns add` bind-mounts /run/netns onto itself, and so hides the mounts that were there before.
+    #[test]
+    fn namespace_is_deleted_after_iproute2_has_mounted_over_the_folder() {
+        requires!(NetworkNamespace, Program("ip"));
+        on_thread(|| {
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_PRIVATE | MsFlags::MS_REC, None::<&str>)
+                .unwrap();
+            mount(Some("run"), "/run", Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+            let created = |name: &str| {
+                let made = process::Command::new("ip").args(["netns", "add", name]).status();
+                assert!(made.unwrap().success(), "{name}");
+            };
+            create("nstest-before", true).unwrap();
+            created("nstest-foreign");
+            create("nstest-after", true).unwrap();
+            created("nstest-another");
+            for name in ["nstest-before", "nstest-after"] {
+                delete(name).unwrap();
+                delete(name).unwrap();
+                assert!(!exists(name));
+            }
+            for name in ["nstest-foreign", "nstest-another"] {
+                assert!(inode(name).is_some(), "{name} still has its name");
+            }
+            Ok(())
+        })
+        .unwrap();
     }
 }
