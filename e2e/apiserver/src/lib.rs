@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real etcd and a real kube-apiserver on loopback, for tests that need more of the API than a script can play.
+//! A real etcd and a real kube-apiserver on loopback, for tests that a scripted server cannot serve.
 //!
-//! RBAC is on; no controller runs. A dependency of tests and of the benchmark only. All is gone with the [`Server`]. Its processes end with that of the
-//! test at the latest, however that ends; a folder that is then left over is removed by the next server that starts.
+//! RBAC is on; no controller runs. A dependency of tests and of the benchmark only. The processes and the folder go with the
+//! [`Server`]. The processes also end when the test is killed; the next server removes the folder that is then left over.
 
 mod credentials;
 mod keeper;
@@ -17,14 +17,14 @@ use kube::{Client, Config};
 
 use keeper::Keeper;
 
-/// What may differ from one server to another.
+/// The options of a server.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The address that the API server listens on; it must exist.
     pub address: Ipv4Addr,
-    /// More arguments of the API server; of a flag that is given twice, the last one holds.
+    /// Further arguments of the API server; the last of a repeated flag applies.
     pub arguments: Vec<String>,
-    /// More administrators: a token and a name each.
+    /// Further administrators: a token and a name each.
     pub administrators: Vec<(String, String)>,
 }
 
@@ -41,34 +41,34 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts one and returns when it is ready. Blocks for some seconds.
+    /// Starts a server and waits until it is ready. Blocks for some seconds.
     pub fn start() -> anyhow::Result<Self> {
         Self::start_with(Options::default())
     }
 
-    /// The same, otherwise than usual.
+    /// Starts a server with these options.
     pub fn start_with(options: Options) -> anyhow::Result<Self> {
-        // Fails when the test installed one already, which is as good.
+        // Fails if the test has installed one already.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         Ok(Self { keeper: Keeper::start(options)? })
     }
 
-    /// The one server that all tests of a binary share; started by whoever asks first.
+    /// The server that all tests of a program share. The first call starts it.
     ///
     /// # Panics
-    /// If it cannot be started. The message says what to do.
-    #[allow(clippy::panic, reason = "called by tests only, which have nothing else to do with the error")]
+    /// If the server cannot be started. The message says what to do.
+    #[allow(clippy::panic, reason = "only tests call it")]
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Server> = OnceLock::new();
         SHARED.get_or_init(|| Self::start().unwrap_or_else(|error| panic!("{error:#}")))
     }
 
-    /// Kills the API server, so that its connections break and new ones are refused. What it stored stays.
+    /// Kills the API server: its connections break and new ones are refused. Its data stay.
     pub fn cut(&self) -> anyhow::Result<()> {
         self.keeper.cut()
     }
 
-    /// Starts the API server again after [`Server::cut`], under the same address, and returns when it is ready.
+    /// Starts the API server again after [`Server::cut`], at the same address, and waits until it is ready.
     pub fn heal(&self) -> anyhow::Result<()> {
         self.keeper.heal()
     }
@@ -78,14 +78,14 @@ impl Server {
         self.keeper.kubeconfig()
     }
 
-    /// Writes a kubeconfig for `user` in `groups`, who may do what RBAC gives to them, and nothing else. A service account is
+    /// Writes a kubeconfig for `user` in `groups`, with the rights that RBAC grants them. A service account is
     /// the user `system:serviceaccount:NAMESPACE:NAME` in the groups `system:serviceaccounts` and
     /// `system:serviceaccounts:NAMESPACE`.
     pub fn kubeconfig_for(&self, user: &str, groups: &[&str]) -> anyhow::Result<PathBuf> {
         self.keeper.kubeconfig_for(user, groups)
     }
 
-    /// A client of the administrator. Made anew for each test: a client belongs to the runtime that first used it.
+    /// A client of the administrator. Each test makes its own: a client belongs to the runtime that first used it.
     pub async fn client(&self) -> anyhow::Result<Client> {
         client(self.kubeconfig()).await
     }

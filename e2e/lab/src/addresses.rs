@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The address plan of a lab: who exists, in which namespace, with which addresses. Pure.
+//! The address plan of a lab: its hosts, their namespaces and addresses. Pure.
 //!
-//! Labs share nothing, so that all of them use the same addresses; only the names of the namespaces differ.
+//! Labs share no network, so all use the same addresses. Only the names of the namespaces differ.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -21,9 +21,9 @@ pub const PODS_IPV6: &str = "fd44::/16";
 pub const SERVICES_IPV4: &str = "10.96.0.0/16";
 /// `ClusterIP`s.
 pub const SERVICES_IPV6: &str = "fd96::/112";
-/// Virtual addresses that the chart's pools give out.
+/// VIPs in the chart's address pools.
 pub const VIPS_IPV4: &str = "10.77.200.0/24";
-/// Virtual addresses that the chart's pools give out.
+/// VIPs in the chart's address pools.
 pub const VIPS_IPV6: &str = "fd77::c800/120";
 /// Cluster DNS.
 pub const DNS_IPV4: &str = "10.96.0.10";
@@ -31,10 +31,10 @@ pub const DNS_IPV4: &str = "10.96.0.10";
 pub const DNS_IPV6: &str = "fd96::a";
 /// The TCP port of the API server.
 pub const API_PORT: u16 = 6443;
-/// Most workers, edges: the last byte of an address.
+/// Maximum number of workers, and of edges: the last byte of an address.
 const MOST: u8 = 99;
 
-/// Who answers for Services on the nodes.
+/// The service proxy of the nodes.
 #[derive(
     Debug,
     Clone,
@@ -56,7 +56,7 @@ pub enum ServiceProxy {
     Steerage,
 }
 
-/// What a host of the lab is.
+/// The role of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// etcd, API server, controller manager, scheduler.
@@ -72,7 +72,7 @@ pub enum Role {
 /// One machine of the lab: a network namespace with one interface `eth0`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// What it is.
+    /// Its role.
     pub role: Role,
     /// `node1`, `edge1`, `client1`, `cp`; for a node also its name in Kubernetes.
     pub name: String,
@@ -97,14 +97,14 @@ impl Host {
         if matches!(self.role, Role::Client(_)) { "clients" } else { "nodes" }
     }
 
-    /// A MAC address that stays when the host is started again, as a machine's does.
+    /// A MAC address that survives a restart of the host, as a machine's does.
     pub fn mac(&self) -> String {
         let [a, b, c, d] = self.ipv4.octets();
         format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
     }
 }
 
-/// What a lab consists of. All addresses and names follow from it.
+/// The composition of a lab. All addresses and names derive from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// The lab's name; its namespaces are called `<name>-…`.
@@ -113,9 +113,9 @@ pub struct Plan {
     pub workers: u8,
     /// Number of edge hosts.
     pub edges: u8,
-    /// Who answers for Services.
+    /// The service proxy of the nodes.
     pub service_proxy: ServiceProxy,
-    /// Seconds without a heartbeat after which a node counts as not ready.
+    /// Seconds without a heartbeat after which a node becomes NotReady.
     pub node_grace_seconds: u32,
 }
 
@@ -203,7 +203,7 @@ impl Plan {
     }
 }
 
-/// A lab's name: short, and without a hyphen, so that `a-*` can't be another lab's.
+/// A lab's name: short, and without a hyphen, so that `a-*` cannot belong to another lab.
 pub fn check_name(name: &str) -> Result<()> {
     let fits = name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.len() <= 12
@@ -211,7 +211,9 @@ pub fn check_name(name: &str) -> Result<()> {
     if fits {
         return Ok(());
     }
-    Err(Error::Refused(format!("{name:?} is no name for a lab: use up to 12 of a-z and 0-9, a letter first")))
+    Err(Error::Refused(format!(
+        "{name:?} is not a valid lab name: use at most 12 characters of a-z and 0-9, the first a letter"
+    )))
 }
 
 /// The pod networks of a node: `10.244.i.0/24` and `fd44:i::/64`.
@@ -219,7 +221,7 @@ pub fn pod_cidrs(node: u8) -> (String, String) {
     (format!("10.244.{node}.0/24"), format!("fd44:{node:x}::/64"))
 }
 
-/// The zone of a node: nodes go round zones a, b and c.
+/// The zone of a node: zones a, b and c in turn.
 pub fn zone(node: u8) -> String {
     format!("zone-{}", ["a", "b", "c"][usize::from(node.saturating_sub(1) % 3)])
 }

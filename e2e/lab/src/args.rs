@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The verbs of `hack/lab`, each with its flags, each handed to the library.
+//! The verbs of `hack/lab` and their flags. Each calls the library.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use steerage_lab::{
     Lab, control_plane, down, edge, images, install, netns, node, node_init, report, topology, up,
 };
 
-/// A real Kubernetes cluster in network namespaces of this machine.
+/// Run real Kubernetes clusters in network namespaces of this machine.
 #[derive(Debug, Parser)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -22,7 +22,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Flags)]
 struct Name {
-    /// The lab's name.
+    /// Name of the lab.
     #[arg(long, env = "STEERAGE_LAB_NAME", default_value = "lab")]
     name: String,
 }
@@ -33,30 +33,30 @@ enum Verb {
     Up {
         #[command(flatten)]
         name: Name,
-        /// Number of nodes.
+        /// Make so many nodes.
         #[arg(long, default_value_t = 3)]
         workers: u8,
-        /// Number of edge hosts.
+        /// Make so many edge hosts.
         #[arg(long, default_value_t = 1)]
         edges: u8,
-        /// Who answers for Services on the nodes; `steerage` starts nobody until `install`.
+        /// Choose the service proxy of the nodes; with `steerage`, none runs before `install`.
         #[arg(long, value_enum, default_value = "kube-proxy")]
         service_proxy: ServiceProxy,
-        /// Seconds without a heartbeat after which a node counts as not ready.
+        /// Mark a node NotReady after so many seconds without a heartbeat.
         #[arg(long, default_value_t = 50)]
         node_grace_seconds: u32,
     },
-    /// Build the images, install the chart with this lab's values, start the edges, and wait until all is ready.
+    /// Build the images, install the chart, start the edges, and wait until all are ready.
     Install {
         #[command(flatten)]
         name: Name,
-        /// A value for the chart, as `helm --set` takes it; repeatable.
+        /// Set a chart value, as `helm --set` does; repeatable.
         #[arg(long, value_name = "KEY=VALUE")]
         set: Vec<String>,
-        /// Take the images that there are.
+        /// Use the existing images.
         #[arg(long)]
         no_build: bool,
-        /// The checkout that the chart is in.
+        /// Take the chart and hack/images from this checkout.
         #[arg(long, env = "STEERAGE_ROOT", default_value = ".")]
         root: PathBuf,
     },
@@ -91,41 +91,41 @@ enum Verb {
         /// The archive (docker-archive or OCI layout).
         archive: PathBuf,
     },
-    /// Switch a node off, as a power cut does.
+    /// Kill a node, as a power failure does.
     KillNode {
         #[command(flatten)]
         name: Name,
         /// The node.
         node: String,
     },
-    /// Switch a killed node on and wait until it is ready.
+    /// Start a killed node and wait until it is ready.
     StartNode {
         #[command(flatten)]
         name: Name,
         /// The node.
         node: String,
     },
-    /// Cut a host off from everything.
+    /// Disconnect a host from its network.
     Partition {
         #[command(flatten)]
         name: Name,
         /// The host.
         node: String,
     },
-    /// Undo a partition.
+    /// Reconnect a partitioned host.
     Heal {
         #[command(flatten)]
         name: Name,
         /// The host.
         node: String,
     },
-    /// Send the edge process of an edge host a signal.
+    /// Send a signal to the edge process of an edge host.
     KillEdge {
         #[command(flatten)]
         name: Name,
         /// The edge host.
         edge: String,
-        /// The signal.
+        /// Send this signal.
         #[arg(long, default_value = "SIGKILL")]
         signal: Signal,
     },
@@ -136,14 +136,14 @@ enum Verb {
         /// The edge host.
         edge: String,
     },
-    /// End the edge process of an edge host (SIGTERM) and start it again.
+    /// Stop the edge process of an edge host (SIGTERM) and start it again.
     RestartEdge {
         #[command(flatten)]
         name: Name,
         /// The edge host.
         edge: String,
     },
-    /// End the API server (SIGKILL).
+    /// Kill the API server (SIGKILL).
     StopApiserver {
         #[command(flatten)]
         name: Name,
@@ -153,7 +153,7 @@ enum Verb {
         #[command(flatten)]
         name: Name,
     },
-    /// Say what runs.
+    /// Show which processes and namespaces run.
     Status {
         #[command(flatten)]
         name: Name,
@@ -165,7 +165,7 @@ enum Verb {
         /// The component.
         component: String,
     },
-    /// End a lab; nothing of it is left.
+    /// Delete a lab.
     Down {
         #[command(flatten)]
         name: Name,
@@ -181,7 +181,7 @@ enum Verb {
 }
 
 impl Args {
-    /// Does what the verb says.
+    /// Runs the verb.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let open = |name: &Name| Lab::open(&name.name);
         match self.verb {
@@ -245,10 +245,12 @@ impl Args {
     }
 }
 
-/// Runs a command on a host, with the caller's terminal and exit status.
+/// Runs a command on a host with the caller's terminal, and returns its exit status.
 fn exec(lab: &Lab, host: &str, command: &[String]) -> anyhow::Result<ExitCode> {
     let host = lab.plan.find(host)?;
-    let [program, arguments @ ..] = command else { anyhow::bail!("say which command: exec HOST -- COMMAND") };
+    let [program, arguments @ ..] = command else {
+        anyhow::bail!("command missing: use exec HOST -- COMMAND")
+    };
     if let Role::Node(_) = host.role {
         return become_command(node::command(lab, &host, program.as_ref())?.args(arguments));
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cgroups of a lab: every node lives below `steerage-lab-<lab>/<node>` in every hierarchy and sees that as its root.
 //!
-//! So a node's kubelet counts its own containers only, and `down` finds all of a lab's cgroups by their name. Under
-//! cgroup v1 the folder lies below the cgroup of whoever called the lab, whose limits go on to hold.
+//! A node's kubelet therefore counts only its own containers, and `down` finds all cgroups of a lab by name. Under
+//! cgroup v1 the folder lies below the caller's cgroup, whose limits continue to apply.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -25,20 +25,20 @@ struct Hierarchy {
     mount: PathBuf,
     /// Its controllers, as mount(8) takes them; `None` for version 2.
     controllers: Option<String>,
-    /// Where the caller is in it, from its root.
+    /// The caller's cgroup, relative to the root.
     own: PathBuf,
 }
 
 impl Hierarchy {
     /// A folder below the caller's own cgroup, or below the root of version 2, where a cgroup with processes in it
-    /// can't hand controllers on.
+    /// cannot delegate controllers.
     fn below(&self, name: &str) -> PathBuf {
         if self.controllers.is_some() { self.mount.join(&self.own).join(name) } else { self.mount.join(name) }
     }
 }
 
-/// Moves the calling process below `name` in every hierarchy and makes that the root of all that it sees. The
-/// caller has mounts of its own.
+/// Moves the calling process below `name` in every hierarchy, and makes that the root of its view. The caller must
+/// have a mount namespace of its own.
 pub fn enter(name: &str) -> Result<()> {
     let hierarchies = hierarchies()?;
     for hierarchy in &hierarchies {
@@ -74,7 +74,7 @@ pub fn processes(name: &str) -> Vec<i32> {
     let mut folders = folders(name);
     while let Some(folder) = folders.pop() {
         let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-        // A process that this namespace can't see is shown as 0.
+        // A process outside this PID namespace is listed as 0.
         found.extend(text.lines().filter_map(|pid| pid.parse::<i32>().ok()).filter(|pid| *pid > 0));
         folders.extend(subfolders(&folder));
     }
@@ -102,7 +102,7 @@ fn join(folder: &Path) -> Result<()> {
     fs::write(folder.join("cgroup.procs"), "0").doing(|| format!("joining the cgroup {}", folder.display()))
 }
 
-/// Under version 2 a cgroup has the controllers that its parent hands on. What can't be handed on is not limited.
+/// Under version 2 a cgroup has the controllers that its parent delegates. The others set no limit here.
 fn hand_controllers_on(root: &Path, folder: &Path) {
     let steps: Vec<_> = folder.ancestors().skip(1).take_while(|step| step.starts_with(root)).collect();
     for step in steps.into_iter().rev() {
@@ -113,7 +113,7 @@ fn hand_controllers_on(root: &Path, folder: &Path) {
     }
 }
 
-/// A new cpuset of version 1 is empty and takes nobody in.
+/// A new cpuset of version 1 is empty, and no process can join it.
 fn inherit_cpuset(root: &Path, folder: &Path) -> Result<()> {
     let steps: Vec<_> = folder.ancestors().take_while(|step| *step != root).collect();
     for step in steps.into_iter().rev() {
@@ -134,7 +134,7 @@ fn hierarchies() -> Result<Vec<Hierarchy>> {
     Ok(parse(&read("/proc/self/mounts")?, &read("/proc/self/cgroup")?))
 }
 
-/// Puts mounts (proc(5)) and the caller's places (cgroups(7)) together.
+/// Joins the mounts (proc(5)) with the caller's cgroups (cgroups(7)).
 fn parse(mounts: &str, own: &str) -> Vec<Hierarchy> {
     let places: Vec<(&str, &str)> = own
         .lines()
@@ -165,7 +165,7 @@ fn parse(mounts: &str, own: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// The folders of this name, wherever in a hierarchy their maker put them.
+/// The folders of this name, at any depth of the hierarchies.
 fn folders(name: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut next: Vec<_> =

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Running a command to its end, with an error that shows the end of what it said.
+//! Runs a command to its end. The error shows the end of its output.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 use crate::error::{Doing, Error, Result};
 
-/// The most characters of a failed command's words that an error repeats.
+/// Maximum length of a failed command's output in an error.
 const SHOWN: usize = 2000;
 
-/// Runs a command and gives its standard output back.
+/// Runs a command and returns its standard output.
 pub fn run(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().doing(|| format!("running {}", line(command)))?;
     check(command, &output)
@@ -20,7 +20,7 @@ pub fn run_with(command: &mut Command, input: &str) -> Result<String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().doing(|| format!("running {}", line(command)))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A command that ends early closes its input; its exit status tells why.
+        // A command that ends early closes its input; its exit status is the error to report.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().doing(|| format!("running {}", line(command)))?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The configuration files of a node's components, as text. Pure.
 //!
-//! JSON where the reader takes YAML. Why a value is not the default is said beside it.
+//! JSON where the reader accepts YAML. A comment gives the reason for a value that is not the default.
 
 use std::path::Path;
 
@@ -66,13 +66,13 @@ pub fn cni(node: u8) -> Value {
     })
 }
 
-/// What a kubelet needs to know beside its flags.
+/// The parameters of a kubelet's configuration.
 pub struct Kubelet<'a> {
     /// The authority of clients.
     pub authority: &'a Path,
     /// Its serving certificate.
     pub certificate: &'a Path,
-    /// The key of that.
+    /// Its key.
     pub key: &'a Path,
     /// The resolver file of pods that ask for the node's.
     pub resolv_conf: &'a Path,
@@ -95,7 +95,7 @@ pub fn kubelet(of: &Kubelet<'_>) -> Value {
         "clusterDNS": [DNS_IPV4],
         "clusterDomain": "cluster.local",
         "resolvConf": of.resolv_conf,
-        // The machine's cgroups are shared with others, and whether they can be limited is theirs to say.
+        // Others share the machine's cgroups, which may not be delegated.
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": false,
         "enforceNodeAllocatable": [],
@@ -104,7 +104,7 @@ pub fn kubelet(of: &Kubelet<'_>) -> Value {
         "makeIPTablesUtilChains": false,
         "oomScoreAdj": 0,
         "evictionHard": { "nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "50Mi" },
-        // Nothing can be pulled again.
+        // No image can be pulled again.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "maxPods": 110,
@@ -123,7 +123,7 @@ pub fn kube_proxy(node: &Host, kubeconfig: &Path) -> Value {
         "clusterCIDR": format!("{PODS_IPV4},{PODS_IPV6}"),
         "detectLocalMode": "NodeCIDR",
         "oomScoreAdj": 0,
-        // These are the machine's settings, read-only in a network namespace.
+        // The settings of the machine are read-only in a network namespace.
         "conntrack": {
             "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
             "udpTimeout": "0s", "udpStreamTimeout": "0s",

@@ -20,17 +20,17 @@ const API_SERVER: &str = "kube-apiserver";
 const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 const SCHEDULER: &str = "kube-scheduler";
 
-/// How long the API server may take.
+/// Maximum time until the API server is ready.
 const READY_WITHIN: Duration = Duration::from_mins(2);
 
-/// Starts etcd and the API server; both come up side by side.
+/// Starts etcd and the API server, side by side.
 pub fn start_store(lab: &Lab) -> Result<()> {
     write(&lab.folder().join("config/audit.json"), &format!("{:#}\n", audit_policy()))?;
     start(lab, ETCD, etcd(lab))?;
     start(lab, API_SERVER, api_server(lab))
 }
 
-/// Starts what needs the API server.
+/// Starts the components that need the API server.
 pub fn start_controllers(lab: &Lab) -> Result<()> {
     start(lab, CONTROLLER_MANAGER, controller_manager(lab))?;
     start(lab, SCHEDULER, scheduler(lab))
@@ -42,17 +42,17 @@ pub fn start_api_server(lab: &Lab) -> Result<()> {
     wait_until_ready(lab)
 }
 
-/// Ends the API server as a power cut does; connections to it are reset.
+/// Kills the API server; its connections are reset.
 pub fn stop_api_server(lab: &Lab) -> Result<()> {
     daemon::stop(lab, API_SERVER, Signal::SIGKILL)
 }
 
-/// Returns when the API server says that it is ready.
+/// Waits until the API server is ready.
 pub fn wait_until_ready(lab: &Lab) -> Result<()> {
     let hint = || format!("see {} and {}", lab.log(API_SERVER).display(), lab.log(ETCD).display());
     let netns = lab.plan.control_plane().netns;
     wait("a ready API server", READY_WITHIN, hint, || {
-        // A look at the port is cheap, a run of kubectl is not.
+        // Probing the port is cheap, running kubectl is not.
         let open = in_netns(&netns, || TcpStream::connect(("127.0.0.1", API_PORT)).is_ok())?;
         Ok(open && run(lab.kubectl().args(["get", "--raw", "/readyz"])).is_ok())
     })
@@ -63,7 +63,7 @@ fn start(lab: &Lab, component: &str, mut flags: Vec<String>) -> Result<()> {
     daemon::spawn(lab, component, &lab.plan.control_plane().netns, &flags).map(drop)
 }
 
-/// Writes of Steerage's own objects are written down, so that a test can count them outside of the product.
+/// The audit policy logs writes to Steerage's objects, so that a test can count them outside the product.
 fn audit_policy() -> serde_json::Value {
     json!({
         "apiVersion": "audit.k8s.io/v1",
@@ -90,7 +90,7 @@ fn etcd(lab: &Lab) -> Vec<String> {
         ("listen-peer-urls", peers.into()),
         ("initial-advertise-peer-urls", peers.into()),
         ("initial-cluster", format!("default={peers}")),
-        // A lab that the machine's power loss damages is made anew.
+        // A lab need not survive a power failure of the machine.
         ("unsafe-no-fsync", "true".into()),
     ])
 }
@@ -116,7 +116,7 @@ fn api_server(lab: &Lab) -> Vec<String> {
         ("authorization-mode", "Node,RBAC".into()),
         ("enable-admission-plugins", "NodeRestriction".into()),
         ("allow-privileged", "true".into()),
-        // Nothing answers for a ClusterIP beside the control plane.
+        // ClusterIPs are not reachable from the control plane's host.
         ("enable-aggregator-routing", "true".into()),
         ("audit-policy-file", lab.folder().join("config/audit.json").display().to_string()),
         ("audit-log-path", lab.log("audit").display().to_string()),
@@ -137,7 +137,7 @@ fn controller_manager(lab: &Lab) -> Vec<String> {
         ("service-account-private-key-file", file("service-accounts.key")),
         ("use-service-account-credentials", "true".into()),
         ("service-cluster-ip-range", format!("{SERVICES_IPV4},{SERVICES_IPV6}")),
-        // The lab gives each node the pod networks that its number says.
+        // The lab derives each node's pod networks from its number.
         ("allocate-node-cidrs", "false".into()),
         ("node-monitor-grace-period", format!("{}s", lab.plan.node_grace_seconds)),
         ("leader-elect", "false".into()),

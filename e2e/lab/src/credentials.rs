@@ -54,7 +54,7 @@ fn users(lab: &Lab) -> Vec<User> {
     users
 }
 
-/// The user as which the API server speaks to kubelets.
+/// The user that the API server is to kubelets.
 pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 
 fn api_server_names(lab: &Lab) -> Vec<String> {

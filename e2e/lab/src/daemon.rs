@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lab's background processes: started so that they outlive the verb, remembered so that nothing else is ever
-//! killed in their place.
+//! The lab's background processes. They outlive the verb that starts them, and are recorded so that no other process is
+//! killed by mistake.
 //!
-//! A process is known by its id, its start time and the machine's boot: an id alone may long be another's.
+//! A process is identified by its id, its start time and the machine's boot, since ids are reused.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -20,10 +20,10 @@ use crate::error::{Doing, Error, Result};
 use crate::progress::wait;
 use crate::state::{Lab, write};
 
-/// How long a signalled process may take to go.
+/// Maximum time until a signalled process has ended.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Who a process is.
+/// The identity of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Its id.
@@ -35,13 +35,13 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of the process that has this id now; `None` when there is none, or a dead one.
+    /// The identity of the process that has this id now; `None` if there is none, or only a zombie.
     pub fn of(pid: i32) -> Option<Self> {
         let start = start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
         Some(Self { pid, start, boot: boot_id() })
     }
 
-    /// Whether this very process still runs.
+    /// Whether this process still runs.
     pub fn alive(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
     }
@@ -53,7 +53,7 @@ impl Identity {
         }
         send(self.pid, signal)?;
         if matches!(signal, Signal::SIGKILL | Signal::SIGTERM | Signal::SIGINT) {
-            let hint = || format!("look at process {}", self.pid);
+            let hint = || format!("inspect process {}", self.pid);
             return wait(
                 &format!("the end of process {}", self.pid),
                 GONE_WITHIN,
@@ -65,7 +65,7 @@ impl Identity {
     }
 }
 
-/// Sends a signal to whoever has this id; a process that has gone meanwhile is no error.
+/// Sends a signal to this id. A process that has ended meanwhile is no error.
 pub fn send(pid: i32, signal: Signal) -> Result<()> {
     match kill(Pid::from_raw(pid), signal) {
         Err(Errno::ESRCH) | Ok(()) => Ok(()),
@@ -73,11 +73,11 @@ pub fn send(pid: i32, signal: Signal) -> Result<()> {
     }
 }
 
-/// Starts a component in a namespace, in a session of its own, with its log, and writes its identity down.
-/// The command must not fork away from the process that is started.
+/// Starts a component in a namespace, in a session of its own, with a log, and records its identity.
+/// The command must not fork into the background.
 pub fn spawn(lab: &Lab, component: &str, netns: &str, command: &[String]) -> Result<Identity> {
     if find(lab, component).is_some() {
-        return Err(Error::Refused(format!("{component} of lab {} runs already", lab.plan.name)));
+        return Err(Error::Refused(format!("{component} of lab {} is already running", lab.plan.name)));
     }
     let path = lab.log(component);
     let log = File::options()
@@ -116,7 +116,7 @@ pub fn find(lab: &Lab, component: &str) -> Option<Identity> {
     identity.alive().then_some(identity)
 }
 
-/// Ends a component and forgets it. Nothing happens when it does not run.
+/// Stops a component and deletes its record. Does nothing if it does not run.
 pub fn stop(lab: &Lab, component: &str, signal: Signal) -> Result<()> {
     if let Some(identity) = find(lab, component) {
         identity.signal(signal)?;
@@ -125,7 +125,7 @@ pub fn stop(lab: &Lab, component: &str, signal: Signal) -> Result<()> {
     Ok(())
 }
 
-/// All components that were ever started and not stopped, with their process when it runs.
+/// All components that were started and not stopped, with their process if it runs.
 pub fn all(lab: &Lab) -> Vec<(String, Option<Identity>)> {
     let entries = fs::read_dir(lab.folder().join("run")).into_iter().flatten().flatten();
     let mut names: Vec<_> = entries
@@ -144,7 +144,7 @@ pub fn in_namespaces(inodes: &BTreeSet<u64>) -> Vec<i32> {
         .collect()
 }
 
-/// The caller and its ancestors: whoever asks for the end of a lab from inside it is left alive.
+/// The caller and its ancestors, which `down` must not kill when it is called from inside the lab.
 pub fn ancestors() -> BTreeSet<i32> {
     let mut found = BTreeSet::new();
     let mut next = Some(Pid::this().as_raw());
@@ -177,7 +177,7 @@ fn after_name(stat: &str) -> Option<Vec<&str>> {
     Some(stat.rsplit_once(')')?.1.split_whitespace().collect())
 }
 
-/// When a process started; `None` for one that is dead and only waits to be collected.
+/// The start time of a process; `None` for a zombie.
 fn start_time(stat: &str) -> Option<u64> {
     let fields = after_name(stat)?;
     if matches!(*fields.first()?, "Z" | "X") {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `down`: nothing of a lab is left, whatever state it was in.
+//! `down`: deletes a lab completely, whatever state it is in.
 //!
-//! Works from names alone: namespaces called `<lab>-…`, the processes in them, the lab's cgroup, its folder. What
-//! the state folder remembers is only the quicker way.
+//! Works from names alone: the namespaces `<lab>-…`, the processes in them, the lab's cgroup and its folder. The records
+//! in the folder only make it quicker.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -19,10 +19,10 @@ use crate::netns;
 use crate::progress::{Progress, wait};
 use crate::state;
 
-/// How long processes may take to go.
+/// Maximum time until all processes have ended.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 
-/// Ends a lab. Nothing happens when there is none.
+/// Deletes a lab. Does nothing if there is none.
 pub fn down(name: &str) -> Result<()> {
     let progress = Progress::start();
     state::require_root()?;
@@ -41,18 +41,18 @@ pub fn down(name: &str) -> Result<()> {
         _ => {}
     }
     state::remove_lock(name)?;
-    progress.say(format!("lab {name} is gone"));
+    progress.say(format!("lab {name} is deleted"));
     Ok(())
 }
 
-/// Kills until nobody is left: a process that was just being started may appear after the first look.
+/// Kills until no process is left: one that was being started may appear after the first listing.
 fn end_processes(name: &str, folder: &Path) -> Result<()> {
     let spared = daemon::ancestors();
     let namespaces = netns::of_lab(name).iter().filter_map(|namespace| netns::inode(namespace)).collect();
-    let hint = || format!("look with `ip netns pids` at the namespaces {name}-*");
+    let hint = || format!("list processes with `ip netns pids` for the namespaces {name}-*");
     wait("the end of the lab's processes", GONE_WITHIN, hint, || {
         let mut left = daemon::in_namespaces(&namespaces);
-        left.extend(remembered(folder));
+        left.extend(recorded(folder));
         left.extend(cgroup::processes(&state::cgroup(name)));
         left.retain(|pid| !spared.contains(pid));
         left.iter().try_for_each(|pid| daemon::send(*pid, Signal::SIGKILL))?;
@@ -60,8 +60,8 @@ fn end_processes(name: &str, folder: &Path) -> Result<()> {
     })
 }
 
-/// Processes that the lab wrote down and that still are who they were.
-fn remembered(folder: &Path) -> Vec<i32> {
+/// Recorded processes that still run.
+fn recorded(folder: &Path) -> Vec<i32> {
     let entries = fs::read_dir(folder.join("run")).into_iter().flatten().flatten();
     entries
         .filter_map(|entry| serde_json::from_slice::<daemon::Identity>(&fs::read(entry.path()).ok()?).ok())
@@ -70,7 +70,7 @@ fn remembered(folder: &Path) -> Vec<i32> {
         .collect()
 }
 
-/// Nodes mount inside their own namespaces; whatever is seen here all the same must not keep the folder.
+/// Nodes mount inside their own mount namespaces. A mount that is visible here all the same would keep the folder busy.
 fn unmount_below(folder: &Path) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let places = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(Path::new);

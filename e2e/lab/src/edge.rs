@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Steerage's edge on the edge hosts: taken out of its image, run as a background process outside of the cluster.
+//! Steerage's edge on the edge hosts: extracted from its image, and run as a background process outside the cluster.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,35 +9,35 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use crate::addresses::{Host, Role};
+use crate::archive;
 use crate::command::run;
 use crate::credentials::kubeconfig_for_token;
 use crate::daemon;
 use crate::error::{Doing, Error, Result};
-use crate::images;
 use crate::netns::in_netns;
 use crate::probe::is_well;
 use crate::progress::wait;
 use crate::state::{Lab, write};
 
-/// Where an edge answers for its health and tells its metrics, inside its host: its own default.
+/// The edge's default admin port.
 pub const ADMIN_PORT: u16 = 10359;
 
-/// How long an edge may take to be ready.
+/// Maximum time until an edge is ready.
 const READY_WITHIN: Duration = Duration::from_mins(1);
 
-/// It gets the privileges that its README asks for, and no others.
-const LEAST: [&str; 3] = ["setpriv", "--no-new-privs", "--bounding-set=-all,+net_admin,+net_raw"];
+/// The privileges that edge/README.md asks for, and no others.
+const PRIVILEGES: [&str; 3] = ["setpriv", "--no-new-privs", "--bounding-set=-all,+net_admin,+net_raw"];
 
 /// The kubeconfig of all edges, by user.
 const USER: &str = "edge";
 
-/// Takes the edge's binary out of its image and gives it a kubeconfig with this token. Edges that run an older
-/// binary, or none, are started; returns when all are ready.
+/// Extracts the edge's program from its image, writes a kubeconfig with this token, (re)starts the edges that do not run this
+/// program, and waits until all are ready.
 pub fn install(lab: &Lab, token: &str) -> Result<()> {
     kubeconfig_for_token(lab, USER, token)?;
     let archive = lab.images().join("steerage-edge.tar");
-    let version = images::version(&archive)?;
-    let marker = marker(lab);
+    let version = archive::version(&archive)?;
+    let marker = lab.edge_version();
     let same = fs::read_to_string(&marker).is_ok_and(|known| known == version);
     if !same {
         unpack(lab, &archive)?;
@@ -53,24 +53,19 @@ pub fn install(lab: &Lab, token: &str) -> Result<()> {
     lab.plan.edges().iter().try_for_each(|host| wait_until_ready(lab, host))
 }
 
-/// Whether `install` has been here.
-pub fn installed(lab: &Lab) -> bool {
-    marker(lab).exists()
-}
-
-/// Ends the edge of a host if it runs, and starts it.
+/// Stops the edge of a host if it runs, and starts it.
 pub fn restart(lab: &Lab, host: &Host) -> Result<()> {
     daemon::stop(lab, &host.name, Signal::SIGTERM)?;
     start(lab, host)
 }
 
-/// Starts the edge of a host and returns when it is ready.
+/// Starts the edge of a host and waits until it is ready.
 pub fn start(lab: &Lab, host: &Host) -> Result<()> {
     launch(lab, host)?;
     wait_until_ready(lab, host)
 }
 
-/// Sends the edge of a host a signal, and waits for its end when the signal is to end it.
+/// Sends a signal to the edge of a host, and waits for its end if the signal ends it.
 pub fn signal(lab: &Lab, host: &Host, signal: Signal) -> Result<()> {
     let off =
         || Error::Refused(format!("no edge runs on {0}: `hack/lab start-edge {0}` starts it", host.name));
@@ -86,18 +81,14 @@ pub fn find(lab: &Lab, name: &str) -> Result<Host> {
     Err(Error::Refused(format!("{name} is not an edge host of lab {}", lab.plan.name)))
 }
 
-fn marker(lab: &Lab) -> PathBuf {
-    lab.folder().join("edges/version")
-}
-
 fn launch(lab: &Lab, host: &Host) -> Result<()> {
     let entry = lab.folder().join("edges/entry");
     let program = fs::read_to_string(&entry)
         .map_err(|_| Error::Refused("the edge is not installed: run `hack/lab install` first".into()))?;
-    // An edge host is a machine with a name of its own.
+    // An edge host has a host name of its own.
     let named = ["unshare", "-u", "sh", "-c", r#"hostname "$0" && exec "$@""#, &host.name];
     let mut command: Vec<_> = named.map(str::to_owned).to_vec();
-    command.extend(LEAST.map(str::to_owned));
+    command.extend(PRIVILEGES.map(str::to_owned));
     command.extend(["env".to_owned(), format!("KUBECONFIG={}", lab.kubeconfig(USER).display()), program]);
     daemon::spawn(lab, &host.name, &host.netns, &command).map(drop)
 }
@@ -108,9 +99,9 @@ fn unpack(lab: &Lab, archive: &Path) -> Result<()> {
     let root = folder.join("root");
     let _ = fs::remove_dir_all(&root);
     fs::create_dir_all(&root).doing(|| format!("making {}", root.display()))?;
-    let manifest = images::manifest(archive)?;
+    let manifest = archive::manifest(archive)?;
     let incomplete =
-        || Error::Refused(format!("{} is no container image: run hack/images", archive.display()));
+        || Error::Refused(format!("{} is not a container image: run hack/images", archive.display()));
     for layer in manifest[0]["Layers"].as_array().ok_or_else(incomplete)? {
         run(Command::new("tar")
             .arg("-xf")
@@ -122,7 +113,7 @@ fn unpack(lab: &Lab, archive: &Path) -> Result<()> {
         run(Command::new("tar").arg("-xf").arg(&layer).arg("-C").arg(&root))?;
     }
     let config = manifest[0]["Config"].as_str().ok_or_else(incomplete)?;
-    let config = images::json_in(archive, config)?;
+    let config = archive::json_in(archive, config)?;
     let entry = config["config"]["Entrypoint"][0].as_str().ok_or_else(incomplete)?;
     let program: PathBuf = root.join(entry.trim_start_matches('/'));
     write(&folder.join("entry"), &program.display().to_string())
@@ -137,7 +128,7 @@ fn wait_until_ready(lab: &Lab, host: &Host) -> Result<()> {
         || {
             if daemon::find(lab, &host.name).is_none() {
                 return Err(Error::Refused(format!(
-                    "the edge on {} ended: see {}",
+                    "the edge on {} has ended: see {}",
                     host.name,
                     log.display()
                 )));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong with a lab, in words that say what to do next.
+//! Errors of labs. Their messages say what to do next.
 
 use std::io;
 
@@ -9,58 +9,58 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// A failure of a lab's verb.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file, a mount, a namespace: the operating system refused.
+    /// A system call failed, on a file, a mount or a namespace.
     #[error("{doing}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempted action.
         doing: String,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A command ended with an error.
+    /// A command failed.
     #[error("`{command}` failed ({outcome}): {output}")]
     Command {
         /// The command line.
         command: String,
         /// Its exit status.
         outcome: String,
-        /// The end of what it said.
+        /// The end of its output.
         output: String,
     },
-    /// Something did not happen in time.
+    /// A wait timed out.
     #[error("{what} did not happen within {seconds} s; {hint}")]
     Timeout {
-        /// What was waited for.
+        /// The awaited event.
         what: String,
-        /// For how long, in seconds.
+        /// The limit, in seconds.
         seconds: u64,
         /// Where to look.
         hint: String,
     },
-    /// The lab is not in a state in which this can be done; the text says what to do.
+    /// The action is not possible in this state of the lab or the machine; the text says what to do.
     #[error("{0}")]
     Refused(String),
     /// A certificate could not be made.
     #[error("making the certificate of {subject}: {source}")]
     Certificate {
-        /// Whose certificate.
+        /// The subject of the certificate.
         subject: String,
-        /// The library's answer.
+        /// The error of the library.
         source: rcgen::Error,
     },
-    /// A file of the lab does not hold what it should.
+    /// A file of the lab is not the expected JSON.
     #[error("{path} is not readable as JSON: {source}")]
     Json {
         /// The file.
         path: String,
-        /// The parser's answer.
+        /// The error of the parser.
         source: serde_json::Error,
     },
 }
 
-/// Gives an [`io::Error`] the words of what was tried.
+/// Adds the attempted action to an [`io::Error`].
 pub trait Doing<T> {
-    /// Wraps the error with what was being done.
+    /// Wraps the error with the attempted action.
     fn doing(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 

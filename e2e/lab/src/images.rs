@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Container images: which names an archive holds, and loading archives into nodes, only when they changed.
+//! Finds image archives, and loads those that changed into nodes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::thread;
 
-use serde_json::Value;
-
 use crate::addresses::Host;
+use crate::archive::version;
 use crate::command::run;
 use crate::config::CONTAINERD_SOCKET;
 use crate::error::{Doing, Error, Result};
@@ -49,26 +46,6 @@ fn archives(lab: &Lab, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The first name of the image in `<stem>.tar` of the lab's images.
-pub fn name_of(lab: &Lab, stem: &str) -> Result<String> {
-    let archive = lab.images().join(format!("{stem}.tar"));
-    let manifest = manifest(&archive)?;
-    let name = manifest[0]["RepoTags"][0].as_str();
-    name.map(str::to_owned)
-        .ok_or_else(|| Error::Refused(format!("{} names no image: build it again", archive.display())))
-}
-
-/// The docker-archive manifest of an archive.
-pub fn manifest(archive: &Path) -> Result<Value> {
-    json_in(archive, "manifest.json")
-}
-
-/// A JSON file of an archive.
-pub fn json_in(archive: &Path, file: &str) -> Result<Value> {
-    let text = run(Command::new("tar").arg("-xOf").arg(archive).arg(file))?;
-    serde_json::from_str(&text).map_err(|source| Error::Json { path: archive.display().to_string(), source })
-}
-
 /// Loads archives into nodes, all nodes at once; gives back how many loads were needed.
 pub fn load(lab: &Lab, nodes: &[Host], archives: &[PathBuf]) -> Result<usize> {
     thread::scope(|scope| {
@@ -103,10 +80,4 @@ fn load_into(lab: &Lab, host: &Host, archives: &[PathBuf]) -> Result<usize> {
         write(&path, &text)?;
     }
     Ok(loads)
-}
-
-/// Changes whenever the file is written anew.
-pub fn version(archive: &Path) -> Result<String> {
-    let metadata = fs::metadata(archive).doing(|| format!("reading {}", archive.display()))?;
-    Ok(format!("{}.{}.{}", metadata.mtime(), metadata.mtime_nsec(), metadata.size()))
 }

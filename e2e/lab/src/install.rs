@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `install`: Steerage as a user installs it, with this lab's values. Run again, it changes only what changed.
+//! `install`: installs Steerage by its chart, with this lab's values. A second run applies only changes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::addresses::{API_PORT, Plan, ServiceProxy, VIPS_IPV4, VIPS_IPV6};
+use crate::archive;
 use crate::command::run;
 use crate::edge;
 use crate::error::{Doing, Error, Result};
@@ -17,27 +18,27 @@ use crate::progress::Progress;
 use crate::state::{Lab, write};
 use crate::up::wait_for_dns;
 
-/// Where the chart puts everything.
+/// The namespace of the chart's objects.
 pub const NAMESPACE: &str = "steerage-system";
 
-/// The ServiceAccount of edges outside of the cluster.
+/// The ServiceAccount of edges outside the cluster.
 const EDGE_ACCOUNT: &str = "steerage-edge";
 
-/// How long the chart's pods may take.
+/// Maximum time until the chart's pods are ready.
 const READY_WITHIN: &str = "--timeout=180s";
 
-/// What a caller may choose.
+/// The caller's choices.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The checkout, with the chart and hack/images.
     pub root: PathBuf,
-    /// Values for the chart beside the lab's own, as `helm --set` takes them.
+    /// Chart values beside the lab's own, as `helm --set` takes them.
     pub set: Vec<String>,
-    /// Builds the images first.
+    /// Build the images first.
     pub build: bool,
 }
 
-/// Installs or upgrades Steerage and returns when all of it, and cluster DNS, is ready.
+/// Installs or upgrades Steerage, and waits until it and cluster DNS are ready.
 pub fn install(lab: &Lab, options: &Options) -> Result<()> {
     let progress = Progress::start();
     if options.build {
@@ -54,7 +55,7 @@ pub fn install(lab: &Lab, options: &Options) -> Result<()> {
     let loads = images::load(lab, &node::all_running(lab), &archives)?;
     progress.say(format!("images are on every node ({loads} loads)"));
     let values = lab.folder().join("config/values.json");
-    let version = |stem: &str| images::version(&lab.images().join(format!("{stem}.tar")));
+    let version = |stem: &str| archive::version(&lab.images().join(format!("{stem}.tar")));
     let chosen = chart_values(&lab.plan, &version("steerage-controller")?, &version("steerage-agent")?);
     write(&values, &format!("{chosen:#}\n"))?;
     run(&mut helm(lab, &options.root.join("charts/steerage"), &values, &options.set))?;
@@ -65,7 +66,7 @@ pub fn install(lab: &Lab, options: &Options) -> Result<()> {
     wait_for_pods(lab)?;
     progress.say("controller and agents are ready");
     if lab.plan.service_proxy == ServiceProxy::Steerage && !has_dns(lab)? {
-        // It has waited longer and longer for a ClusterIP that nobody served.
+        // Its back-off has grown while no service proxy served the API server's ClusterIP.
         run(lab.kubectl().args(["delete", "pods", "-n", "kube-system", "-l", "k8s-app=kube-dns", "--now"]))?;
     }
     wait_for_dns(lab)?;
@@ -73,7 +74,7 @@ pub fn install(lab: &Lab, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds the images, and shows how it goes.
+/// Builds the images, and shows the output.
 fn build(root: &Path) -> Result<()> {
     let script = root.join("hack/images");
     let doing = || format!("running {}", script.display());
@@ -103,7 +104,7 @@ fn helm(lab: &Lab, chart: &Path, values: &Path, set: &[String]) -> Command {
     let mut helm = lab.command_in(&lab.plan.control_plane().netns, &lab.bin("helm"));
     helm.arg("--kubeconfig").arg(lab.kubeconfig("admin"));
     helm.args(["upgrade", "--install", "steerage"]).arg(chart).args(["-n", NAMESPACE, "--create-namespace"]);
-    // Without it helm may make the address pools before the API server serves their kind.
+    // Without it helm may create the address pools before the API server serves their kind.
     helm.args(["--wait", "--timeout", "3m"]);
     helm.arg("--values").arg(values);
     for pair in set {

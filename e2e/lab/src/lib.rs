@@ -6,6 +6,7 @@
 //! network namespace.
 
 pub mod addresses;
+pub mod archive;
 pub mod cgroup;
 pub mod command;
 pub mod config;

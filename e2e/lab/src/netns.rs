@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Named network namespaces: made, entered, listed and deleted.
+//! Makes, enters, lists and deletes named network namespaces.
 //!
-//! Made without `ip netns add`, which would leave a mount over /run/netns behind for good.
+//! Not by `ip netns add`, which would leave a mount over /run/netns behind.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -16,12 +16,12 @@ use crate::error::{Doing, Error, Result};
 
 const FOLDER: &str = "/run/netns";
 
-/// The file that stands for a named namespace.
+/// The file of a named namespace.
 pub fn path(name: &str) -> PathBuf {
     Path::new(FOLDER).join(name)
 }
 
-/// Makes an empty namespace of this name, with the kernel settings that every host of a lab wants.
+/// Makes an empty namespace of this name, with the kernel settings of a lab's hosts.
 pub fn create(name: &str, forwarding: bool) -> Result<()> {
     let file = path(name);
     fs::create_dir_all(FOLDER).doing(|| format!("making {FOLDER}"))?;
@@ -34,8 +34,8 @@ pub fn create(name: &str, forwarding: bool) -> Result<()> {
     })
 }
 
-/// Runs `work` on a thread of its own inside the named namespace. Sockets that it opens stay in that namespace;
-/// everything else of the process stays where it was.
+/// Runs `work` on a thread of its own inside the named namespace. Sockets that it opens stay in that namespace; the rest of the
+/// process does not move.
 pub fn in_netns<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
     let file = path(name);
     let namespace = File::open(&file).map_err(|source| match source.kind() {
@@ -62,8 +62,8 @@ pub fn of_lab(lab: &str) -> Vec<String> {
     names
 }
 
-/// The identity of a namespace: the inode that /proc/PID/ns/net of its processes shows too. `None` also for a file
-/// that a killed `up` did not yet make a namespace of.
+/// The identity of a namespace: its inode, as in /proc/PID/ns/net of its processes. `None` also for the file of a killed `up`
+/// that had not mounted the namespace yet.
 pub fn inode(name: &str) -> Option<u64> {
     let own = fs::metadata("/proc/self/ns/net").ok()?;
     fs::metadata(path(name)).ok().filter(|found| found.dev() == own.dev()).map(|found| found.ino())
@@ -109,7 +109,7 @@ fn on_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     })
 }
 
-/// Settings of the namespace that the calling thread is in. Interfaces made later take the defaults over.
+/// Settings of the calling thread's namespace. Later interfaces inherit the defaults.
 fn settings(forwarding: bool) -> Result<()> {
     let flag = if forwarding { "1" } else { "0" };
     let mut settings = vec![
@@ -119,7 +119,7 @@ fn settings(forwarding: bool) -> Result<()> {
     ];
     for scope in ["all", "default"] {
         settings.extend([
-            // Asymmetric ways are normal here: replies pass by the edge.
+            // Routes are asymmetric here: replies bypass the edge.
             (format!("ipv4/conf/{scope}/rp_filter"), "0"),
             (format!("ipv4/conf/{scope}/send_redirects"), "0"),
             (format!("ipv4/conf/{scope}/accept_redirects"), "0"),
@@ -133,7 +133,7 @@ fn settings(forwarding: bool) -> Result<()> {
         let file = format!("/proc/sys/net/{name}");
         fs::write(&file, value).doing(|| format!("writing {value} to {file}"))?;
     }
-    // The bridge filter exists only where the module is loaded; then it must not see the lab's bridges.
+    // The bridge filter exists only where its module is loaded. It must not see the lab's bridges.
     for name in ["iptables", "ip6tables", "arptables"] {
         let _ = fs::write(format!("/proc/sys/net/bridge/bridge-nf-call-{name}"), "0");
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node seen from outside: its configuration, its start, its death, and running commands in it.
+//! A node from outside: configures, starts and kills it, and runs commands in it.
 //!
 //! A node is a network namespace, and in it a process namespace with its own mounts and host name, whose first
-//! process is `steerage-lab node-init` (see [`crate::node_init`]). Killing that kills the node, as a power cut does.
+//! process is `steerage-lab node-init` (see [`crate::node_init`]). Killing that kills the node, as a power failure does.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -14,26 +14,25 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::addresses::{Host, Role, ServiceProxy};
+use crate::archive;
 use crate::cgroup;
 use crate::command::run;
 use crate::config;
 use crate::daemon;
-use crate::edge;
 use crate::error::{Doing, Error, Result};
-use crate::images;
 use crate::netns::{self, in_netns};
 use crate::probe::is_well;
 use crate::progress::wait;
 use crate::state::{Lab, PATH, write};
 use crate::topology;
 
-/// How long a node may take to be ready.
+/// Maximum time until a node is ready.
 pub const READY_WITHIN: Duration = Duration::from_mins(3);
 
-/// Where kube-proxy, or the agent that replaces it, answers for its health.
+/// The health port of kube-proxy, and of the agent that replaces it.
 const PROXY_HEALTH: u16 = 10256;
 
-/// Writes what a node's components read.
+/// Writes the configuration of a node's components.
 pub fn configure(lab: &Lab, host: &Host) -> Result<()> {
     let Role::Node(number) = host.role else { return Ok(()) };
     let folder = lab.node_folder(&host.name);
@@ -41,10 +40,10 @@ pub fn configure(lab: &Lab, host: &Host) -> Result<()> {
         let part = folder.join(part);
         fs::create_dir_all(&part).doing(|| format!("making {}", part.display()))?;
     }
-    let pause = images::name_of(lab, "pause")?;
+    let pause = archive::name_of(lab, "pause")?;
     write(&folder.join("containerd.toml"), &config::containerd(&pause, &folder.join("cni")))?;
     write(&folder.join("cni/10-lab.conflist"), &json_text(&config::cni(number)))?;
-    // Pods that ask for the node's resolver get none: nothing leaves the lab.
+    // Pods that use the node's resolver get none: no packet leaves the lab.
     write(&folder.join("resolv.conf"), "options attempts:1\n")?;
     let kubelet = config::Kubelet {
         authority: &lab.credential("ca.crt"),
@@ -69,7 +68,7 @@ pub fn start(lab: &Lab, host: &Host) -> Result<()> {
     daemon::spawn(lab, &host.name, &host.netns, &command).map(drop)
 }
 
-/// Ends a node like a power cut: no process, no link, no address is left of it.
+/// Kills a node like a power failure: its processes, links and addresses go.
 pub fn kill(lab: &Lab, host: &Host) -> Result<()> {
     if !running(lab, host) {
         return Err(Error::Refused(format!(
@@ -79,28 +78,28 @@ pub fn kill(lab: &Lab, host: &Host) -> Result<()> {
     }
     daemon::stop(lab, &host.name, Signal::SIGKILL)?;
     let limit = Duration::from_secs(20);
-    let hint = || format!("processes of {} are still there", host.netns);
+    let hint = || format!("processes of {} still run", host.netns);
     let inode = netns::inode(&host.netns).into_iter().collect();
     wait("the end of the node's processes", limit, hint, || Ok(daemon::in_namespaces(&inode).is_empty()))?;
     topology::detach(&lab.plan, host)?;
     cgroup::remove(&lab.cgroup(), Some(&host.name))
 }
 
-/// Switches a killed node on again and returns when Kubernetes has heard from it and its Services work.
+/// Starts a killed node, and waits until Kubernetes has its heartbeat and its Services work.
 pub fn revive(lab: &Lab, host: &Host) -> Result<()> {
     if running(lab, host) {
-        return Err(Error::Refused(format!("{} runs already", host.name)));
+        return Err(Error::Refused(format!("{} is already running", host.name)));
     }
-    // What a lab killed in the middle of `kill-node` left of it.
+    // Left by a `kill-node` that was interrupted.
     topology::detach(&lab.plan, host)?;
     cgroup::remove(&lab.cgroup(), Some(&host.name))?;
-    // The word of an earlier boot must not be taken for this one's.
+    // A readiness that an earlier boot reported does not count.
     let _ = fs::remove_file(boot_id(lab, host));
     topology::attach(&lab.plan, host)?;
     start(lab, host)?;
     let hint = || format!("see {}", lab.log(&format!("{}-kubelet", host.name)).display());
     wait(&format!("a ready {}", host.name), READY_WITHIN, hint, || Ok(ready_since_boot(lab, host)))?;
-    if lab.plan.service_proxy == ServiceProxy::Steerage && !edge::installed(lab) {
+    if lab.plan.service_proxy == ServiceProxy::Steerage && !lab.has_edge() {
         return Ok(());
     }
     let hint = || format!("see `hack/lab status`, and the logs of what serves Services on {}", host.name);
@@ -109,7 +108,7 @@ pub fn revive(lab: &Lab, host: &Host) -> Result<()> {
     })
 }
 
-/// Returns when the containerd of every node answers.
+/// Waits until the containerd of every node answers.
 pub fn wait_for_containerd(lab: &Lab, nodes: &[Host]) -> Result<()> {
     for host in nodes {
         let hint = || format!("see {}", lab.log(&format!("{}-containerd", host.name)).display());
@@ -126,7 +125,7 @@ pub fn running(lab: &Lab, host: &Host) -> bool {
     daemon::find(lab, &host.name).is_some()
 }
 
-/// The nodes that run.
+/// The running nodes.
 pub fn all_running(lab: &Lab) -> Vec<Host> {
     lab.plan.nodes().into_iter().filter(|host| running(lab, host)).collect()
 }
@@ -140,7 +139,7 @@ pub fn command(lab: &Lab, host: &Host, program: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// The id, as the machine sees it, of the process that the node sees as its first.
+/// The id, in the machine's PID namespace, of the node's first process.
 pub fn first_process(lab: &Lab, host: &Host) -> Result<i32> {
     let off = || {
         Error::Refused(format!(
@@ -153,12 +152,12 @@ pub fn first_process(lab: &Lab, host: &Host) -> Result<i32> {
     children.split_whitespace().next().and_then(|pid| pid.parse().ok()).ok_or_else(off)
 }
 
-/// Where a node's present boot writes its id.
+/// The file with the id of a node's present boot.
 pub fn boot_id(lab: &Lab, host: &Host) -> PathBuf {
     lab.node_folder(&host.name).join("boot_id")
 }
 
-/// Ready as said by a kubelet of the node's present boot: an older word proves nothing.
+/// Whether a kubelet of the node's present boot has reported Ready; an older report proves nothing.
 fn ready_since_boot(lab: &Lab, host: &Host) -> bool {
     let Ok(boot) = fs::read_to_string(boot_id(lab, host)) else { return false };
     let Ok(text) = run(lab.kubectl().args(["get", "node", &host.name, "-o", "json"])) else { return false };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node's first process: makes the node's mounts, starts its components, starts them again when they end, and
-//! collects dead processes. Runs only inside the namespaces that [`crate::node::start`] makes.
+//! A node's first process: makes the node's mounts, starts its components, restarts those that end, and reaps
+//! zombies. Runs only inside the namespaces that [`crate::node::start`] makes.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ use crate::node::boot_id;
 use crate::progress::wait;
 use crate::state::{Lab, PATH, write};
 
-/// Kernel settings that a kubelet wants and would otherwise set for the whole machine.
+/// Kernel settings that a kubelet would otherwise change for the whole machine.
 const KERNEL: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -33,13 +33,13 @@ const KERNEL: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// Between the end of a component and its next start.
+/// Delay between the end of a component and its restart.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A component: its log's name and its command.
 type Component = (&'static str, Vec<String>);
 
-/// Becomes the node. Returns only when a component can't be started at all.
+/// Becomes the node. Returns only if a component cannot be started at all.
 pub fn run(lab: &Lab, host: &Host) -> Result<()> {
     if getpid() != Pid::from_raw(1) {
         return Err(Error::Refused("node-init is for the lab's own use: `hack/lab start-node NODE`".into()));
@@ -123,7 +123,7 @@ fn start(lab: &Lab, host: &Host, (name, command): &Component) -> Result<i32> {
 }
 
 /// The node's own /run, /var/lib and /var/log, and its own view of a few kernel files. `unshare` has made all
-/// mounts private already, so that nothing of this is seen outside.
+/// mounts private already, so these are not visible outside.
 fn mounts(lab: &Lab, host: &Host) -> Result<()> {
     let folder = lab.node_folder(&host.name);
     bind(&folder.join("lib"), Path::new("/var/lib"))?;
@@ -135,7 +135,7 @@ fn mounts(lab: &Lab, host: &Host) -> Result<()> {
         fs::write(&file, format!("{value}\n")).doing(|| format!("writing {file}"))?;
         bind(Path::new(&file), &Path::new("/proc/sys").join(name))?;
     }
-    // A machine that starts again has a new boot id; Kubernetes takes note of it.
+    // A machine has a new boot id after each start, and Kubernetes notices.
     let boot = fs::read_to_string("/proc/sys/kernel/random/uuid").doing(|| "making a boot id".to_owned())?;
     let file = boot_id(lab, host);
     write(&file, &boot)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Asking a process of the lab, over HTTP from inside its own namespace, whether it is well.
+//! Probes the health of a lab's process over HTTP, from inside its network namespace.
 
 use std::io::{Read, Result, Write};
 use std::net::TcpStream;
@@ -38,7 +38,7 @@ mod tests {
                 let mut request = [0; 256];
                 let read = stream.read(&mut request).unwrap();
                 assert!(request[..read].starts_with(b"GET /healthz HTTP/1.0\r\n"));
-                // In one piece: who asks goes when it has read the status.
+                // In one piece: the client closes once it has read the status.
                 stream.write_all(format!("HTTP/1.1 {status}\r\n\r\n").as_bytes()).unwrap();
             }
         });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Progress lines with the seconds since the verb began, on standard error; and waiting for something to be true.
+//! Prints progress with the seconds since the verb began, on standard error, and waits for conditions.
 
 use std::fmt::Display;
 use std::thread::sleep;
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// How often a condition is looked at.
+/// Interval between two evaluations of a condition.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Prints what happens and when.
+/// Prints progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress {
     start: Instant,
@@ -28,7 +28,7 @@ impl Progress {
     }
 }
 
-/// Looks every 100 ms until `done` says true; an error of `done` ends the wait at once.
+/// Evaluates `done` every 100 ms until it is true. An error of `done` ends the wait at once.
 pub fn wait(
     what: &str,
     limit: Duration,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a lab says of itself: shell lines for `env`, a table for `status`.
+//! Describes a lab: shell lines for `env`, a table for `status`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::netns;
 use crate::state::Lab;
 
-/// Lines for `eval`: where the cluster is, and who has which address.
+/// Shell lines for `eval`: the kubeconfig, and the hosts' addresses.
 pub fn env(lab: &Lab) -> String {
     let Plan { name, service_proxy, .. } = &lab.plan;
     let [client, client2] = lab.plan.clients();
@@ -50,7 +50,7 @@ fn quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// One line per process and per namespace that should be there.
+/// One line per expected process and namespace.
 pub fn status(lab: &Lab) -> String {
     let mut text = String::new();
     for (component, process) in daemon::all(lab) {
@@ -65,7 +65,7 @@ pub fn status(lab: &Lab) -> String {
     text
 }
 
-/// A component's log; an unknown name is refused with the names there are.
+/// A component's log. An unknown name is an error that lists the known ones.
 pub fn log(lab: &Lab, component: &str) -> Result<String> {
     fs::read_to_string(lab.log(component)).map_err(|_| {
         let entries = fs::read_dir(lab.folder().join("logs")).into_iter().flatten().flatten();
@@ -73,7 +73,7 @@ pub fn log(lab: &Lab, component: &str) -> Result<String> {
             .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".log")?.to_owned()))
             .collect();
         names.sort();
-        Error::Refused(format!("no log of {component}; there are {}", names.join(", ")))
+        Error::Refused(format!("there is no log of {component}; there are logs of {}", names.join(", ")))
     })
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lab as it lies on disk: one folder under the build cache, from which every verb finds its way.
+//! A lab on disk: one folder in the build cache, which every verb starts from.
 //!
-//! Kubernetes' own state, logs and credentials are in there too; `down` removes the folder whole.
+//! It holds Kubernetes' state, logs and credentials too. `down` removes the whole folder.
 
 use std::env;
 use std::fs::{self, File};
@@ -18,19 +18,19 @@ use crate::addresses::{Plan, check_name};
 use crate::error::{Doing, Error, Result};
 use crate::netns;
 
-/// The search path of everything that a lab starts; the environment of the caller is not handed on.
+/// The `PATH` of all processes of a lab, which do not inherit the caller's environment.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A command that was just killed holds its lock a moment longer.
+/// A command that was just killed holds its lock for a moment.
 const LOCK_WITHIN: Duration = Duration::from_secs(5);
 
-/// Places that a node covers with mounts of its own.
+/// Folders that a node covers with its own mounts.
 const COVERED: [&str; 3] = ["/run", "/var/lib", "/var/log"];
 
 /// A lab that exists, or is being made.
 #[derive(Debug, Clone)]
 pub struct Lab {
-    /// What it consists of.
+    /// Its composition.
     pub plan: Plan,
     cache: PathBuf,
 }
@@ -49,12 +49,12 @@ impl Lab {
         Ok(Self { plan, cache })
     }
 
-    /// A lab that is still to be made.
+    /// A lab that does not exist yet.
     pub fn plan(plan: Plan) -> Result<Self> {
         Ok(Self { plan, cache: cache()? })
     }
 
-    /// Makes the folder of a new lab and writes its plan down.
+    /// Makes the folder of a new lab and saves its plan.
     pub fn create(&self) -> Result<()> {
         let folder = self.folder();
         if let Some(covered) = COVERED.iter().find(|covered| folder.starts_with(covered)) {
@@ -71,17 +71,17 @@ impl Lab {
         write(&folder.join("lab.json"), &text)
     }
 
-    /// Where everything of this lab lies.
+    /// The folder of this lab.
     pub fn folder(&self) -> PathBuf {
         folder_in(&self.cache, &self.plan.name)
     }
 
-    /// Where builds and labs are kept.
+    /// The cache folder, with builds and labs.
     pub fn cache(&self) -> &Path {
         &self.cache
     }
 
-    /// The container images that every lab has at hand, and that `hack/images` writes.
+    /// The container images that `hack/prepare` and `hack/images` write.
     pub fn images(&self) -> PathBuf {
         self.cache.join("images")
     }
@@ -91,7 +91,7 @@ impl Lab {
         self.cache.join("bin").join(name)
     }
 
-    /// A kubeconfig of the lab, by user; `admin` may do everything.
+    /// The kubeconfig of a user; `admin` has all rights.
     pub fn kubeconfig(&self, user: &str) -> PathBuf {
         self.folder().join("credentials").join(format!("{user}.kubeconfig"))
     }
@@ -109,6 +109,16 @@ impl Lab {
     /// The folder of a node: its /var/lib, its /var/log, its configuration.
     pub fn node_folder(&self, node: &str) -> PathBuf {
         self.folder().join("nodes").join(node)
+    }
+
+    /// The file with the version of the edge's image, which `install` writes.
+    pub fn edge_version(&self) -> PathBuf {
+        self.folder().join("edges/version")
+    }
+
+    /// Whether `install` has started the edges.
+    pub fn has_edge(&self) -> bool {
+        self.edge_version().exists()
     }
 
     /// The copy of the lab's own binary that nodes run as their first process.
@@ -142,11 +152,11 @@ impl Lab {
     }
 }
 
-/// Held while a verb changes what a lab consists of, so that `up` and `down` never interleave. Freed by the
-/// kernel when its holder dies.
+/// Held while a verb changes the composition of a lab, so that `up` and `down` never interleave. The kernel releases it when its
+/// holder dies.
 pub type Lock = Flock<File>;
 
-/// Takes the lab's lock, or says that another verb is at work.
+/// Takes the lab's lock. Fails if another verb holds it.
 pub fn lock(name: &str) -> Result<Lock> {
     check_name(name)?;
     let folder = cache()?.join("labs");
@@ -161,7 +171,7 @@ pub fn lock(name: &str) -> Result<Lock> {
             Err((again, Errno::EWOULDBLOCK)) if start.elapsed() < LOCK_WITHIN => file = again,
             Err((_, Errno::EWOULDBLOCK)) => {
                 return Err(Error::Refused(format!(
-                    "another command is changing lab {name} just now: wait for it, or end it"
+                    "another command is changing lab {name}: wait for it, or end it"
                 )));
             }
             Err((_, errno)) => {
@@ -172,7 +182,7 @@ pub fn lock(name: &str) -> Result<Lock> {
     }
 }
 
-/// Removes what the lock left, while it is still held.
+/// Removes the lock file, while the lock is still held.
 pub fn remove_lock(name: &str) -> Result<()> {
     match fs::remove_file(cache()?.join("labs").join(format!("{name}.lock"))) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -192,7 +202,7 @@ pub fn cgroup(name: &str) -> String {
     format!("steerage-lab-{name}")
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file atomically.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     let doing = || format!("writing {}", path.display());
     let half = path.with_extension("half");
@@ -204,18 +214,18 @@ fn folder_in(cache: &Path, name: &str) -> PathBuf {
     cache.join("labs").join(name)
 }
 
-/// `STEERAGE_CACHE`, or what hack/env makes of an unset one.
+/// `STEERAGE_CACHE`, or the default of hack/env.
 fn cache() -> Result<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("STEERAGE_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("steerage")))
         .or_else(|| set("HOME").map(|home| home.join(".cache/steerage")))
-        .ok_or_else(|| Error::Refused("set STEERAGE_CACHE, or HOME, to where labs may lie".into()))?;
-    // Daemons have another working folder.
+        .ok_or_else(|| Error::Refused("neither STEERAGE_CACHE nor HOME is set".into()))?;
+    // Daemons have another working directory.
     path::absolute(&cache).doing(|| format!("finding {}", cache.display()))
 }
 
-/// Namespaces, mounts and cgroups are root's.
+/// Namespaces, mounts and cgroups need root.
 pub fn require_root() -> Result<()> {
     if geteuid().is_root() {
         return Ok(());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The wires of a lab: two bridges in the router's namespace, one veth pair per host, routes by hand.
+//! The network of a lab: two bridges in the router's namespace, one veth pair per host, static routes.
 //!
-//! What to do is rendered as batches for `ip` (pure, tested); [`build`] and [`attach`] run them.
+//! Changes are rendered as batches for `ip` (pure, tested); [`build`] and [`attach`] run them.
 
 use std::process::Command;
 
@@ -17,25 +17,25 @@ pub fn build(plan: &Plan) -> Result<()> {
     plan.hosts().iter().try_for_each(|host| attach(plan, host))
 }
 
-/// Makes a host's namespace and plugs it in, as when a machine is switched on.
+/// Makes a host's namespace and connects it, as when a machine is switched on.
 pub fn attach(plan: &Plan, host: &Host) -> Result<()> {
-    // Clients and edges are plain machines: a packet that is not theirs ends there.
+    // Clients and edges are plain machines: they do not forward.
     let forwarding = matches!(host.role, Role::Node(_) | Role::ControlPlane);
     netns::create(&host.netns, forwarding)?;
     batch(&plan.router(), &port_batch(host))?;
     batch(&host.netns, &host_batch(plan, host))
 }
 
-/// Takes a host's namespace and its port away, as when a machine is switched off. The kernel would end the port
-/// with the namespace, but only some time later.
+/// Removes a host's namespace and its port, as when a machine is switched off. The kernel would remove the port with the
+/// namespace, but only some time later.
 pub fn detach(plan: &Plan, host: &Host) -> Result<()> {
     let router = plan.router();
-    // Missing is as good as gone.
+    // A missing port is no error.
     let _ = run(Command::new("ip").args(["-n", &router, "link", "del", "dev", &host.name]));
     netns::delete(&host.netns)
 }
 
-/// Cuts a host off as a plug pulled at the far end does: its link stays up, nothing passes in either direction.
+/// Disconnects a host as a cable pulled at the far end does: its link stays up, and no packet passes.
 pub fn cut(plan: &Plan, host: &Host) -> Result<()> {
     port(plan, host, &["nomaster"])
 }
@@ -59,8 +59,8 @@ fn batch(netns: &str, lines: &str) -> Result<()> {
 
 fn router_batch(plan: &Plan) -> String {
     let mut lines = vec!["link set lo up".to_owned()];
-    // A bridge without an address of its own takes the lowest of its ports': it would change when a node dies, and all others would
-    // go on sending to a gateway that is no more.
+    // A bridge without a MAC address of its own takes the lowest of its ports. It would change when a node dies, and the other
+    // hosts would keep sending to the old one.
     for (bridge, mac, ipv4, ipv6) in [
         ("clients", "02:78:00:00:00:01", "10.78.0.1/16", "fd78::1/64"),
         ("nodes", "02:77:00:00:00:01", "10.77.0.1/16", "fd77::1/64"),

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `up`: from nothing to a cluster whose nodes are ready.
+//! `up`: makes a cluster and waits until its nodes are ready.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::addresses::{Plan, ServiceProxy};
+use crate::archive;
 use crate::command::{run, run_with};
 use crate::control_plane;
 use crate::credentials;
@@ -18,11 +19,11 @@ use crate::progress::Progress;
 use crate::state::{self, Lab, PATH};
 use crate::topology;
 
-/// What Debian brings, or another distribution.
+/// Programs that the distribution's packages bring.
 const PROGRAMS: [&str; 9] =
     ["containerd", "ctr", "runc", "/usr/lib/cni/ptp", "ip", "nft", "nsenter", "unshare", "setsid"];
 
-/// What `hack/prepare` builds.
+/// Programs that `hack/prepare` builds.
 const BINARIES: [&str; 7] = [
     "etcd",
     "kube-apiserver",
@@ -33,7 +34,7 @@ const BINARIES: [&str; 7] = [
     "kubectl",
 ];
 
-/// Makes a lab and returns when its nodes are ready and, with kube-proxy, its DNS answers.
+/// Makes a lab, and waits until its nodes are ready and, with kube-proxy, its DNS answers.
 pub fn up(plan: Plan) -> Result<Lab> {
     let progress = Progress::start();
     state::require_root()?;
@@ -72,25 +73,25 @@ pub fn up(plan: Plan) -> Result<Lab> {
         &format!("--timeout={seconds}s"),
     ]))?;
     progress.say(format!("{} nodes are ready", nodes.len()));
-    apply(&lab, &manifests::dns(&images::name_of(&lab, "coredns")?))?;
+    apply(&lab, &manifests::dns(&archive::name_of(&lab, "coredns")?))?;
     if lab.plan.service_proxy == ServiceProxy::KubeProxy {
         wait_for_dns(&lab)?;
         progress.say("cluster DNS is ready");
     } else {
-        progress.say("no service proxy runs: `hack/lab install` brings the agent, and DNS with it");
+        progress.say("no service proxy runs: `hack/lab install` starts the agent, which makes DNS reachable");
     }
     progress.say(format!("lab {} is up", lab.plan.name));
     Ok(lab)
 }
 
-/// Applies objects as administrator. Server-side, so that an object which a component made first is completed.
+/// Applies objects as administrator; server-side, so that an object that a component made first is completed.
 pub fn apply(lab: &Lab, objects: &serde_json::Value) -> Result<()> {
     let mut kubectl = lab.kubectl();
     kubectl.args(["apply", "--server-side", "--force-conflicts", "--field-manager=lab", "-f", "-"]);
     run_with(&mut kubectl, &objects.to_string()).map(drop)
 }
 
-/// Returns when every replica of cluster DNS is available.
+/// Waits until every replica of cluster DNS is available.
 pub fn wait_for_dns(lab: &Lab) -> Result<()> {
     run(lab.kubectl().args([
         "rollout",
@@ -123,7 +124,7 @@ fn check_programs(lab: &Lab) -> Result<()> {
     Err(Error::Refused(format!("missing: {}; run hack/prepare", missing.join(", "))))
 }
 
-/// The lab's own binary, which nodes run; another program that uses this library says where it is.
+/// The program `steerage-lab`, which nodes run. Other users of this library name it in `STEERAGE_LAB`.
 fn executable() -> Result<PathBuf> {
     if let Some(path) = env::var_os("STEERAGE_LAB") {
         return Ok(path.into());
@@ -132,5 +133,5 @@ fn executable() -> Result<PathBuf> {
     if own.file_name().is_some_and(|name| name == "steerage-lab") {
         return Ok(own);
     }
-    Err(Error::Refused("set STEERAGE_LAB to the path of the binary steerage-lab".into()))
+    Err(Error::Refused("set STEERAGE_LAB to the path of the program steerage-lab".into()))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A moto server, which plays AWS on loopback, for tests of the provider and of the controller with it. A dependency of tests only.
-//! It ends with the [`Server`], or with the test's thread at the latest.
+//! A moto server, which simulates AWS on loopback, for tests of the provider and of the controller. A dependency of tests only.
+//! It ends with the [`Server`], and at the latest with the thread that started it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, ensure};
 use steerage_provider_conformance::{CallKind, Request};
 
-/// moto, corrected by `server.py`.
+/// A running moto server, with the corrections of `server.py`.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
@@ -35,11 +35,11 @@ impl Server {
         let mut child = command.spawn().context("start moto")?;
         let mut line = String::new();
         BufReader::new(child.stdout.take().context("no stdout")?).read_line(&mut line)?;
-        let port = line.trim().parse().context("moto did not say its port: see its output above")?;
+        let port = line.trim().parse().context("moto did not print its port: see its output above")?;
         Ok(Self { child, addr: SocketAddr::from(([127, 0, 0, 1], port)) })
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -55,7 +55,7 @@ impl Server {
         Ok((vpc, subnets))
     }
 
-    /// The ids of so many new instances in a subnet.
+    /// Starts `count` instances in a subnet and returns their ids.
     pub fn instances(&self, subnet: &str, count: usize) -> anyhow::Result<Vec<String>> {
         let count = count.to_string();
         let parameters = [
@@ -72,15 +72,15 @@ impl Server {
         self.ec2("StopInstances", &[("InstanceId.1", instance)], "instanceId").map(drop)
     }
 
-    /// A call of EC2's query API: all texts of the elements with this name. The only use of EC2 is to make a VPC and instances
-    /// for the test, which is not worth its SDK's minutes of compilation.
+    /// Calls EC2's query API and returns the texts of all elements of this name. Tests use EC2 only for a VPC and instances, which
+    /// does not justify minutes of compiling its SDK.
     fn ec2(&self, action: &str, parameters: &[(&str, &str)], element: &str) -> anyhow::Result<Vec<String>> {
         let mut body = format!("Action={action}&Version=2016-11-15");
         for (key, value) in parameters {
             let value = value.replace('/', "%2F");
             body.extend(["&", key, "=", &value]);
         }
-        // moto finds the service in the credential's scope, and checks no signature.
+        // moto reads the service from the credential's scope and checks no signature.
         let head = format!(
             "POST / HTTP/1.1\r\nHost: ec2\r\nConnection: close\r\nContent-Type: application/x-www-form-urlencoded\r\n\
              Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/ec2/aws4_request, SignedHeaders=host, Signature=none\r\n\
@@ -95,7 +95,7 @@ impl Server {
         Ok(texts)
     }
 
-    /// The ids of the instances in each target group of this owner, past moto's API.
+    /// The ids of the instances in each target group of this owner, read past moto's API.
     pub fn targets(&self, uid: &str) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
         let text = self.look("targets")?;
         let groups =
@@ -104,7 +104,7 @@ impl Server {
         Ok(groups.map(|(group, of)| (group.to_owned(), ids(of))).collect())
     }
 
-    /// All that moto holds, past its API: `snapshot`, as `server.py` describes it.
+    /// All state of moto, read past its API: `snapshot` in `server.py`.
     pub fn snapshot(&self) -> anyhow::Result<String> {
         self.look("snapshot")
     }
@@ -132,13 +132,13 @@ pub fn parameters(body: &[u8]) -> BTreeMap<String, String> {
     text.split('&').filter_map(|p| p.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
 }
 
-/// What a call does: a proxy before moto counts by it.
+/// The kind of a call, by which a proxy in front of moto counts.
 pub fn classify(request: &Request) -> CallKind {
     let action = parameters(request.body()).remove("Action").unwrap_or_default();
     if action.starts_with("Describe") { CallKind::Read(action) } else { CallKind::Write(action) }
 }
 
-/// Ends the process with the test's thread, also when that is killed.
+/// Ends the process with the thread that started it, also if that is killed.
 #[allow(unsafe_code)] // pre_exec: prctl is safe between fork and exec, and no std function does it
 fn die_with_parent(command: &mut Command) {
     unsafe {
