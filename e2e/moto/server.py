@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moto's server on a free port of 127.0.0.1, printed as the first line, with its ELBv2 corrected where it answers unlike AWS.
+"""moto's server on a free port of 127.0.0.1, printed as the first line, with ELBv2 corrected where moto differs from AWS.
 
 Each correction names what moto 5.2.5 does instead. Without them a wrong provider would pass, or a right one would fail. What moto lacks altogether,
 the life of a target's health above all, is not made up here.
@@ -14,7 +14,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 Backend = models.ELBv2Backend
 Group = models.FakeTargetGroup
 NLB_PROTOCOLS = ("TCP", "UDP", "TCP_UDP", "TLS")
-# Target groups of a load balancer just deleted: AWS lets go of them only a little later.
+# Target groups of a load balancer that was just deleted: AWS releases them only a little later.
 held = set()
 
 
@@ -39,7 +39,7 @@ def correct(cls):
 
 @correct(Backend)
 def create_load_balancer(original, self, name, *args, **kwargs):
-    # moto makes a second one of the same name, and takes any name.
+    # moto creates a second one of the same name, and accepts any name.
     if any(b.name == name for b in self.load_balancers.values()):
         raise errors.DuplicateLoadBalancerName()
     if not 1 <= len(name) <= 32 or name.startswith("internal-") or name.strip("-") != name:
@@ -50,7 +50,7 @@ def create_load_balancer(original, self, name, *args, **kwargs):
 
 
 def activate(self):
-    # moto says active at the first look.
+    # moto reports active at once.
     self.describes_until_active = getattr(self, "describes_until_active", 0) - 1
     if self.describes_until_active <= 0:
         self.state = "active"
@@ -61,7 +61,7 @@ models.FakeLoadBalancer.activate = activate
 
 @correct(Backend)
 def delete_load_balancer(original, self, arn):
-    # moto lets go of the target groups at once.
+    # moto releases the target groups at once.
     balancer = self.load_balancers.get(arn)
     if balancer:
         held.update(g for listener in balancer.listeners.values() for g in groups_of(listener))
@@ -87,7 +87,7 @@ def check_forward(backend, protocol, actions):
 
 @correct(Backend)
 def create_listener(original, self, load_balancer_arn, protocol, port, ssl_policy, certificate, actions, *args, **kwargs):
-    # moto takes a second listener on a port, and a target group of another protocol.
+    # moto accepts a second listener on a port, and a target group of another protocol.
     balancer = self.load_balancers.get(load_balancer_arn)
     if balancer and any(str(other.port) == str(port) for other in balancer.listeners.values()):
         raise errors.DuplicateListenerError()
@@ -97,7 +97,7 @@ def create_listener(original, self, load_balancer_arn, protocol, port, ssl_polic
 
 @correct(Backend)
 def modify_listener(original, self, arn, port=None, protocol=None, ssl_policy=None, certificates=None, actions=None):
-    # moto knows the protocols of application load balancers only, and takes target groups that do not exist.
+    # moto knows the protocols of application load balancers only, and accepts target groups that do not exist.
     if protocol not in (None, *NLB_PROTOCOLS):
         raise error("UnsupportedProtocol", f"Protocol {protocol} is not supported")
     listener = self.describe_listeners(load_balancer_arn=None, listener_arns=[arn])[0]
@@ -109,7 +109,7 @@ def modify_listener(original, self, arn, port=None, protocol=None, ssl_policy=No
 
 @correct(Backend)
 def describe_target_groups(original, self, load_balancer_arn, target_group_arns, names):
-    # moto keeps load balancers on a target group that have let go of it, and forgets those that a changed listener brought.
+    # moto keeps load balancers on a target group after they have released it, and forgets those that a changed listener added.
     for group in self.target_groups.values():
         group.load_balancer_arns = sorted(
             {b.arn for b in self.load_balancers.values() for li in b.listeners.values() if group.arn in groups_of(li)}
@@ -119,7 +119,7 @@ def describe_target_groups(original, self, load_balancer_arn, target_group_arns,
 
 @correct(Backend)
 def describe_tags(original, self, resource_arns):
-    # moto takes any number.
+    # moto accepts any number.
     if len(resource_arns) > 20:
         raise errors.ValidationError("At most 20 resources can be described")
     return original(self, resource_arns)
@@ -133,7 +133,7 @@ def check_health(interval, timeout, healthy, unhealthy):
 
 @correct(Backend)
 def create_target_group(original, self, name, **kwargs):
-    # moto takes any interval and threshold, and shows an attribute of network load balancers only once it was set.
+    # moto accepts any interval and threshold, and shows an attribute of network load balancers only once it was set.
     check_health(
         kwargs.get("healthcheck_interval_seconds"),
         kwargs.get("healthcheck_timeout_seconds"),
@@ -155,7 +155,7 @@ def create_target_group(original, self, name, **kwargs):
 
 @correct(Backend)
 def modify_target_group(original, self, arn, *args, **kwargs):
-    # moto takes any interval and threshold, and drops the codes for a TCP target group with an HTTP check.
+    # moto accepts any interval and threshold, and drops the codes for a TCP target group with an HTTP check.
     proto, port, path, interval, timeout, healthy, unhealthy, codes = args
     check_health(interval, timeout, healthy, unhealthy)
     group = original(self, arn, *args, **kwargs)
@@ -166,7 +166,7 @@ def modify_target_group(original, self, arn, *args, **kwargs):
 
 @correct(Group)
 def register(original, self, targets):
-    # moto registers those before the bad one, and takes instances that do not exist.
+    # moto registers those before the bad one, and accepts instances that do not exist.
     bad = []
     for target in targets:
         instance = self.ec2_backend.get_instance_by_id(target["Id"])
@@ -185,11 +185,11 @@ def deregister(original, self, targets):
 
 
 def snapshot():
-    """All that ELBv2 holds, a line an object: its name, a tab, its content without identifiers that are drawn."""
+    """All state of ELBv2, one line per object: its name, a tab, its content without generated identifiers."""
     backend = models.elbv2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"]
 
     def attributes(of):
-        # moto keeps numbers where AWS has texts, until they are set.
+        # moto keeps numbers where AWS has strings, until they are set.
         return sorted((key, str(value)) for key, value in of.items())
 
     def tags(arn):
@@ -211,7 +211,7 @@ def snapshot():
 
 
 def targets():
-    """A line a target group: the UID it is tagged with, a tab, its name, a tab, its instances."""
+    """One line per target group: the UID in its tag, a tab, its name, a tab, its instances."""
     backend = models.elbv2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"]
     for arn, g in backend.target_groups.items():
         uid = backend.tagging_service.get_tag_dict_for_resource(arn).get("steerage.dev/uid", "")
@@ -222,7 +222,7 @@ moto = DomainDispatcherApplication(create_backend_app)
 
 
 def app(environ, start_response):
-    # One cheap look past the API, where a test looks often: moto needs milliseconds for every call.
+    # Reads past the API, for tests that poll: moto needs milliseconds for every call.
     look = {"/test/snapshot": snapshot, "/test/targets": targets}.get(environ["PATH_INFO"])
     if look is None:
         return moto(environ, start_response)
