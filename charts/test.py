@@ -17,7 +17,7 @@ AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId"
 FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "endpoint": "http://127.0.0.1:5000"}}
 SWITCHES = {
     "controller": {"defaultSteering": "api", "serveUnsetClass": True, "migrateLegacyAnnotations": True, "replicas": 1},
-    "agent": {"services": "all", "apiServer": "[fd00::1]:6443", "maxUnavailable": 2},
+    "agent": {"kubeProxyReplacement": True, "apiServer": "[fd00::1]:6443", "maxUnavailable": 2},
     "edge": {"serviceAccount": {"createTokenSecret": True}},
     "log": {"level": "debug", "format": "text"},
 }
@@ -28,8 +28,8 @@ INVALID = {
     "an unknown provider": {"controller": {"provider": "gcp"}},
     "an unknown steering": {"controller": {"defaultSteering": "fused"}},
     "a port as text": {"controller": {"adminPort": "9580"}},
-    "an agent for all without the API server": {"agent": {"services": "all"}},
-    "an API server without a port": {"agent": {"services": "all", "apiServer": "10.0.0.1"}},
+    "kube-proxy replacement without the API server": {"agent": {"kubeProxyReplacement": True}},
+    "an API server without a port": {"agent": {"kubeProxyReplacement": True, "apiServer": "10.0.0.1"}},
     "a pool without addresses": {"edge": {"addressPools": [{"name": "default", "addresses": []}]}},
     "a pool without a name": {"edge": {"addressPools": [{"addresses": ["10.0.0.0/24"]}]}},
     "an address by name": {"edge": {"addressPools": [{"name": "a", "addresses": ["example.org"]}]}},
@@ -132,15 +132,15 @@ class Values(unittest.TestCase):
     def test_agents_guard_the_addresses_of_the_edge_s_pools(self):
         def guarded(values):
             arguments = pod(render(values)["DaemonSet/steerage-agent"])["containers"][0]["args"]
-            return [argument for argument in arguments if argument.startswith("--drop-unserved")]
+            return [argument for argument in arguments if argument.startswith("--drop-unassigned-vips")]
 
-        wanted = [f"--drop-unserved={address}" for address in POOLS["edge"]["addressPools"][0]["addresses"]]
+        wanted = [f"--drop-unassigned-vips={address}" for address in POOLS["edge"]["addressPools"][0]["addresses"]]
         self.assertEqual(wanted, guarded(POOLS))
-        self.assertEqual([], guarded({**POOLS, "agent": {"dropUnserved": False}}))
+        self.assertEqual([], guarded({**POOLS, "agent": {"dropUnassignedVips": False}}))
         self.assertEqual([], guarded(AWS))
 
     def test_an_agent_that_is_off_leaves_nothing(self):
-        names = render({"agent": {"services": "off"}})
+        names = render({"agent": {"enabled": False}})
         self.assertFalse([name for name in names if "agent" in name])
 
     def test_another_provider_leaves_nothing_of_the_edge(self):

@@ -1,40 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's flags.
+//! Flags and subcommands. [`compose`] puts the agent together from them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
-use steerage_agent::announce::withdraw;
-use steerage_agent::debug_socket::{DebugCommand, DebugSocket, ask};
+use steerage_agent::debug_request::DebugCommand;
+use steerage_agent::debug_socket::{DebugSocket, send_command};
 use steerage_agent::explain::PacketQuery;
 use steerage_agent::kernel::clean_up;
+use steerage_agent::node_annotations::remove_annotations;
 use steerage_agent::plan::Frontend;
 use steerage_agent::sandbox::{FilterMode, SandboxError, confine};
 use steerage_agent::settings::{AddressRange, NodePortAddresses};
 use steerage_model::names;
-use steerage_process::{Component, EXIT_FAILED, ProcessArgs, run};
+use steerage_process::{Component, EXIT_FAILED, ProcessArgs, duration, run};
 use steerage_watch::{ClientArgs, client};
 
 mod compose;
 
-/// Where the administration server listens unless a flag says otherwise.
+/// Default address of the administration server.
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), 10358);
-/// The node's health: kube-proxy's port, where there is no kube-proxy, and ours, which is asked for Services labelled for us.
-const NODE_HEALTH: [u16; 2] = [10256, 10356];
+/// Ports of the node's health: kube-proxy's, which is free where none runs, and the agent's, which load balancers of Services
+/// labelled for it use.
+const HEALTHZ_PORTS: [u16; 2] = [10256, 10356];
+/// A quiet watch delivers a bookmark about once a minute: a shorter limit would fail healthy nodes.
+const MIN_WATCH_SILENCE: Duration = Duration::from_mins(2);
 
-/// Which Services are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Services {
-    /// Those labelled service.kubernetes.io/service-proxy-name: steerage; kube-proxy serves the others
-    Labelled,
-    /// All but those labelled for another service proxy; there is no kube-proxy
-    All,
-}
-
-/// How this node's pods are told from everything else.
+/// How to recognise traffic from local pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DetectLocalMode {
     /// By the node's pod CIDRs
@@ -49,19 +45,18 @@ enum DetectLocalMode {
     None,
 }
 
-/// What becomes of system calls that the agent has no use for.
+/// What to do about system calls that the agent does not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum SeccompMode {
-    /// They fail
+    /// Fail them
     Enforce,
-    /// They are done, and stand in the kernel's audit log
+    /// Allow them, and log them in the kernel's audit log
     Log,
-    /// They are done
+    /// Allow them
     Off,
 }
 
 impl SeccompMode {
-    /// Puts the filter on this process.
     fn confine(self) -> Result<(), SandboxError> {
         match self {
             Self::Enforce => confine(FilterMode::Enforce),
@@ -71,7 +66,7 @@ impl SeccompMode {
     }
 }
 
-/// Serves Services on this node, and answers load balancers' health checks.
+/// Translate packets for Services on this node, and answer load balancers' health checks
 #[derive(Debug, Parser)]
 #[command(
     name = "steerage-agent",
@@ -86,13 +81,14 @@ pub(crate) struct Args {
     process: ProcessArgs,
     #[command(flatten)]
     client: ClientArgs,
-    /// Which Services are served; `all` needs --api-server
-    #[arg(long, env = "STEERAGE_SERVICES", value_enum, default_value = "labelled")]
-    services: Services,
-    /// The name of this node
+    /// Serve all Services, in place of kube-proxy; needs --api-server or --kubeconfig. Without it, serve only Services labelled
+    /// service.kubernetes.io/service-proxy-name: steerage, beside kube-proxy
+    #[arg(long, env = "STEERAGE_KUBE_PROXY_REPLACEMENT")]
+    kube_proxy_replacement: bool,
+    /// Name of this node
     #[arg(long, env = "NODE_NAME", required = true)]
     node_name: Option<String>,
-    /// Where node ports and health-check ports are served: `primary`, or networks of the host's addresses, separated by commas
+    /// Serve node ports and health-check ports at these addresses of the host: `primary`, or comma-separated networks
     #[arg(
         long,
         env = "STEERAGE_NODEPORT_ADDRESSES",
@@ -100,59 +96,63 @@ pub(crate) struct Args {
         value_name = "primary|CIDR,…"
     )]
     nodeport_addresses: NodePortAddresses,
-    /// How this node's pods are told from everything else
-    #[arg(long, env = "STEERAGE_DETECT_LOCAL", value_enum, default_value = "node-cidr")]
-    detect_local: DetectLocalMode,
-    /// The pods' networks, for --detect-local cluster-cidr
+    /// How to recognise traffic from local pods
+    #[arg(long, env = "STEERAGE_DETECT_LOCAL_MODE", value_enum, default_value = "node-cidr")]
+    detect_local_mode: DetectLocalMode,
+    /// Networks of all pods, for --detect-local-mode cluster-cidr
     #[arg(long, env = "STEERAGE_CLUSTER_CIDR", value_delimiter = ',', value_name = "CIDR,…")]
     cluster_cidr: Vec<IpNet>,
-    /// The bridge that all pods are behind, for --detect-local bridge-interface
+    /// Bridge that all local pods are behind, for --detect-local-mode bridge-interface
     #[arg(long, env = "STEERAGE_POD_BRIDGE_INTERFACE", value_name = "NAME", value_parser = interface)]
     pod_bridge_interface: Option<String>,
-    /// What the names of all pods' interfaces, and no others, begin with, for --detect-local interface-name-prefix
+    /// Beginning of the names of all local pods' interfaces, and of no others, for --detect-local-mode interface-name-prefix
     #[arg(long, env = "STEERAGE_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX", value_parser = interface)]
     pod_interface_name_prefix: Option<String>,
-    /// Addresses that only Services may be reached at, such as a load balancer's pools: a network, an address, or first-last; what is
-    /// sent there and matches no Service is dropped. Not for addresses at which a load balancer terminates connections (ipMode
-    /// Proxy). May be given several times
-    #[arg(long, env = "STEERAGE_DROP_UNSERVED", value_name = "CIDR", value_delimiter = ',')]
-    drop_unserved: Vec<AddressRange>,
-    /// HealthCheckPorts of the node's /healthz and /livez; 10356, and where all Services are served 10256 too
+    /// Drop packets to these addresses that match no Service: a load balancer's pools, each a network, an address or first-last.
+    /// Not for addresses at which a load balancer terminates connections (ipMode Proxy). May be repeated
+    #[arg(long, env = "STEERAGE_DROP_UNASSIGNED_VIPS", value_name = "CIDR", value_delimiter = ',')]
+    drop_unassigned_vips: Vec<AddressRange>,
+    /// Serve the node's /healthz and /livez on these ports [default: 10356, and 10256 with --kube-proxy-replacement]
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT,…", value_delimiter = ',')]
     healthz_port: Vec<u16>,
-    /// Seconds without a word from the API server after which health checks fail; 0: never. Off by default: while the API
-    /// server is away the rules go on serving, and a whole cluster that fails its health checks at once serves nobody. Answers
-    /// come about once a minute on a quiet watch
-    #[arg(long, env = "STEERAGE_MAX_API_SILENCE", value_name = "SECONDS", default_value_t = 0, value_parser = silence)]
-    max_api_silence: u64,
-    /// What becomes of system calls that the agent has no use for: starting programs, and whatever else a service proxy does not
-    /// do. A kubeconfig that starts a credential plugin needs `off`
+    /// Fail health checks after this long without watch data; 0s disables, else at least 2m. Disabled by default: the rules keep
+    /// serving while the API server is away, and a cluster whose nodes all fail at once serves nobody
+    #[arg(
+        long,
+        env = "STEERAGE_MAX_WATCH_SILENCE",
+        value_name = "DURATION",
+        default_value = "0s",
+        value_parser = watch_silence
+    )]
+    max_watch_silence: Duration,
+    /// What to do about system calls that the agent does not need, such as starting a program. A kubeconfig with a credential
+    /// plugin needs `off`
     #[arg(long, env = "STEERAGE_SECCOMP", value_enum, default_value = "enforce")]
     seccomp: SeccompMode,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// Takes the agent's tables out of this host's kernel, and its annotation off the Node
+    /// Delete the agent's tables from this host's kernel, and its annotations from the Node
     Cleanup {
         #[command(flatten)]
         client: ClientArgs,
-        /// The name of this node; without, its annotation stays
+        /// Name of this node; without it, the annotations stay
         #[arg(long, env = "NODE_NAME")]
         node_name: Option<String>,
     },
-    /// Asks the agent that runs on this node what becomes of a packet, and why
+    /// Print what happens to a packet on this node, and why
     Explain {
-        /// Where the packet is sent to
+        /// Destination of the packet
         #[arg(value_name = "IP:PORT/PROTO")]
         to: Frontend,
-        /// Who sends it; without, somebody outside the node
+        /// Source of the packet [default: outside the node]
         #[arg(long, value_name = "IP")]
         from: Option<IpAddr>,
     },
-    /// Prints what the agent that runs on this node means the kernel to hold, and where the kernel differs
+    /// Print the wanted tables of this node, and where the kernel's differ
     Dump {
-        /// Print the elements that do not differ, too
+        /// Print elements that do not differ, too
         #[arg(long)]
         all: bool,
     },
@@ -160,58 +160,58 @@ enum Command {
 
 impl Command {
     fn run(self) -> anyhow::Result<()> {
-        let request = match self {
-            Self::Cleanup { client, node_name } => {
-                let _none_runs = DebugSocket::open().context("an agent would write the tables again")?;
-                clean_up().context("cannot delete the tables")?;
-                if let Err(error) = withdraw_from(node_name.as_deref(), &client) {
-                    // The tables were what mattered; the API may be out of reach for good.
-                    let node = node_name.unwrap_or_else(|| "NODE".to_owned());
-                    eprintln!(
-                        "steerage-agent: the tables are deleted, but the Node's annotation {0} stays ({error:#}): \
-                         kubectl annotate node {node} {0}-",
-                        names::NODE_AGENT
-                    );
-                }
-                return Ok(());
-            }
+        let command = match self {
+            Self::Cleanup { client, node_name } => return clean_up_node(node_name, &client),
             Self::Dump { all } => DebugCommand::Dump { all },
             Self::Explain { to, from } => {
                 DebugCommand::Explain(PacketQuery::new(to, from).map_err(anyhow::Error::msg)?)
             }
         };
-        print!("{}", ask(&request)?);
+        print!("{}", send_command(&command)?);
         Ok(())
     }
 }
 
-/// Takes the annotation off the Node.
-fn withdraw_from(node: Option<&str>, args: &ClientArgs) -> anyhow::Result<()> {
+/// Succeeds once the tables are deleted: the API server may be out of reach for good.
+fn clean_up_node(node: Option<String>, args: &ClientArgs) -> anyhow::Result<()> {
+    let _none_runs = DebugSocket::open().context("a running agent would write the tables again")?;
+    clean_up().context("cannot delete the tables")?;
+    if let Err(error) = remove_node_annotations(node.as_deref(), args) {
+        let node = node.unwrap_or_else(|| "NODE".to_owned());
+        eprintln!(
+            "steerage-agent: the tables are deleted, but the Node keeps its annotations ({error:#}). Remove them: \
+             kubectl annotate node {node} {}- {}-",
+            names::AGENT_MODE,
+            names::AGENT_VERSION
+        );
+    }
+    Ok(())
+}
+
+fn remove_node_annotations(node: Option<&str>, args: &ClientArgs) -> anyhow::Result<()> {
     let node = node.context("--node-name is missing")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let client = client("agent", env!("CARGO_PKG_VERSION"), args).await?;
-        withdraw(client, node).await
+        remove_annotations(client, node).await
     })
 }
 
-/// The ports of the node's health.
-fn node_health(asked_for: Vec<u16>, all_services: bool) -> Vec<u16> {
-    let [kube_proxy, ours] = NODE_HEALTH;
-    match (asked_for.is_empty(), all_services) {
-        (false, _) => asked_for,
-        (true, true) => vec![kube_proxy, ours],
-        (true, false) => vec![ours],
+fn healthz_ports(given: Vec<u16>, kube_proxy_replacement: bool) -> Vec<u16> {
+    let [kube_proxy, agent] = HEALTHZ_PORTS;
+    match (given.is_empty(), kube_proxy_replacement) {
+        (false, _) => given,
+        (true, true) => vec![kube_proxy, agent],
+        (true, false) => vec![agent],
     }
 }
 
-/// A limit that a quiet watch does not reach.
-fn silence(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(seconds) if seconds == 0 || seconds >= 120 => Ok(seconds),
-        Ok(_) => Err("a quiet watch is silent for a minute or more: 0, or at least 120".to_owned()),
-        Err(error) => Err(error.to_string()),
+fn watch_silence(text: &str) -> Result<Duration, String> {
+    let limit = duration::parse(text)?;
+    if limit.is_zero() || limit >= MIN_WATCH_SILENCE {
+        return Ok(limit);
     }
+    Err("a quiet watch delivers data about once a minute: use 0s, or at least 2m".to_owned())
 }
 
 /// The name of a network interface, or the beginning of one.
@@ -220,12 +220,11 @@ fn interface(text: &str) -> Result<String, &'static str> {
     if fits {
         Ok(text.to_owned())
     } else {
-        Err("an interface's name has 1 to 15 characters, without blanks and slashes")
+        Err("an interface's name has 1 to 15 characters, without spaces and slashes")
     }
 }
 
 impl Args {
-    /// Runs the agent to its end.
     pub(crate) fn run(self) -> ExitCode {
         let failed = |error: anyhow::Error| {
             eprintln!("steerage-agent: {error:#}");
@@ -234,21 +233,19 @@ impl Args {
         if let Some(command) = self.command {
             return command.run().map_or_else(failed, |()| ExitCode::SUCCESS);
         }
-        // Before anything is opened: the other agent's ports would be found busy, which says less.
+        // Before anything else is opened: a second agent would first find ports in use, which explains less.
         let debug_socket = match DebugSocket::open() {
             Ok(debug_socket) => debug_socket,
             Err(error) => return failed(error.into()),
         };
         let component = Component { name: "agent", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
         let process = self.process.clone();
-        // Before there are threads, which inherit it.
+        // Before there are threads, which inherit the filter.
         let confined = self.seccomp.confine();
         run(component, &process, |process| {
             if let Err(error) = confined {
-                tracing::warn!(
-                    error = format!("{:#}", anyhow::Error::from(error)),
-                    "system calls are not filtered"
-                );
+                let error = format!("{:#}", anyhow::Error::from(error));
+                tracing::warn!(error, "seccomp filter not installed; continuing without it");
             }
             self.compose(process, debug_socket)
         })
@@ -260,16 +257,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_charts_command_line_is_understood() {
-        let line = "steerage-agent --log-level=info --log-format=text --admin-address=[::]:10358 --services=all \
+    fn command_line_of_the_chart_parses() {
+        let line = "steerage-agent --log-level=info --log-format=text --admin-address=[::]:10358 --kube-proxy-replacement \
                     --api-server=10.77.0.2:6443 --node-name=a";
         let args = Args::parse_from(line.split_whitespace());
-        assert_eq!((args.services, args.node_name.as_deref()), (Services::All, Some("a")));
+        assert_eq!((args.kube_proxy_replacement, args.node_name.as_deref()), (true, Some("a")));
         assert_eq!(args.nodeport_addresses, NodePortAddresses::Primary);
     }
 
     #[test]
-    fn pods_are_told_by_interfaces_that_can_exist() {
+    fn interface_names_that_cannot_exist_are_refused() {
         let parse = |name: &str| {
             Args::try_parse_from([
                 "steerage-agent",
@@ -284,24 +281,26 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_health_is_where_the_controller_asks_for_it() {
-        assert_eq!(node_health(Vec::new(), false), [10356], "kube-proxy has the other one");
-        assert_eq!(node_health(Vec::new(), true), [10256, 10356]);
+    fn node_health_is_served_on_the_ports_that_load_balancers_probe() {
+        assert_eq!(healthz_ports(Vec::new(), false), [10356], "kube-proxy serves the other one");
+        assert_eq!(healthz_ports(Vec::new(), true), [10256, 10356]);
         let args = Args::parse_from(["steerage-agent", "--node-name=a", "--healthz-port=1,2"]);
-        assert_eq!(node_health(args.healthz_port, true), [1, 2]);
+        assert_eq!(healthz_ports(args.healthz_port, true), [1, 2]);
     }
 
     #[test]
-    fn a_limit_on_silence_is_longer_than_a_quiet_watch_is_silent() {
+    fn watch_silence_limits_below_two_minutes_are_refused() {
         let limit = |text: &str| {
-            let args = Args::try_parse_from(["steerage-agent", "--node-name=a", "--max-api-silence", text]);
-            args.ok().map(|args| args.max_api_silence)
+            let args = Args::try_parse_from(["steerage-agent", "--node-name=a", "--max-watch-silence", text]);
+            args.ok().map(|args| args.max_watch_silence)
         };
-        assert_eq!([limit("0"), limit("30"), limit("120")], [Some(0), None, Some(120)]);
+        let minutes = |count| Some(Duration::from_mins(count));
+        assert_eq!([limit("0s"), limit("120s"), limit("2m")], [minutes(0), minutes(2), minutes(2)]);
+        assert_eq!([limit("0"), limit("30s"), limit("120")], [None; 3]);
     }
 
     #[test]
-    fn cleaning_up_needs_nothing() {
+    fn cleanup_needs_no_flags() {
         let args = Args::parse_from(["steerage-agent", "cleanup"]);
         assert!(matches!(args.command, Some(Command::Cleanup { node_name: None, .. })));
     }

@@ -1,80 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the agent means the kernel to hold and what the kernel holds, side by side, differences marked. For people:
-//! `steerage-agent dump` prints it. Pure, but for [`Snapshot::compare`], which reads the kernel.
+//! The wanted tables beside the kernel's, with differences marked, as `steerage-agent dump` prints them. Only [`compare`] does
+//! I/O: it reads the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use steerage_model::Family;
 use steerage_nft::{Error, Row};
 
-use crate::kernel::{KernelTable, read_table};
+use crate::kernel::{FAMILIES, KernelTable, read_table};
 use crate::plan::Desired;
-use crate::rules::{BaseRuleset, Elements, LOCAL_OFFSET, RulesetConfig, SetId, all_elements, difference};
+use crate::rules::{BaseRuleset, Elements, LOCAL_OFFSET, Ruleset, SetId, all_elements, difference};
 
-/// What the agent means, at one moment.
-#[derive(Debug, Clone)]
-pub struct Snapshot {
-    /// What the node should do.
-    pub desired: Desired,
-    /// What shapes the chains.
-    pub shape: RulesetConfig,
-}
-
-/// A comparison, as text.
+/// A comparison as text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Comparison {
-    /// One line a thing: `=` both sides, `-` the kernel lacks it, `+` only the kernel has it, `!` they differ.
+    /// One line each: `=` on both sides, `-` missing in the kernel, `+` only in the kernel, `!` different.
     pub text: String,
-    /// How many things differ.
+    /// The number of lines not marked `=`.
     pub differences: usize,
 }
 
-impl Snapshot {
-    /// Compares with the kernel of the network namespace of the calling thread. `all`: lists also the elements that are as they
-    /// should be.
-    pub fn compare(&self, all: bool) -> Result<Comparison, Error> {
-        let mut comparison = Comparison::default();
-        self.list_services(&mut comparison.text);
-        for (model, family) in
-            [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)]
-        {
-            let base_ruleset = BaseRuleset::new(family, &self.shape);
-            let kernel = read_table(model, &base_ruleset)?;
-            let wanted = all_elements(&self.desired, model);
-            comparison.table(family.name(), &base_ruleset, &wanted, kernel.as_ref(), all);
-        }
-        let _ = writeln!(comparison.text, "{} difference(s)", comparison.differences);
-        Ok(comparison)
+/// Compares with the kernel of the calling thread's network namespace. `all`: lists elements that do not differ, too.
+pub fn compare(ruleset: &Ruleset, all: bool) -> Result<Comparison, Error> {
+    let mut comparison = Comparison::default();
+    list_services(ruleset.desired(), &mut comparison.text);
+    for (model, family) in FAMILIES {
+        let base_ruleset = BaseRuleset::new(family, ruleset.config());
+        let kernel = read_table(model, &base_ruleset)?;
+        let wanted = all_elements(ruleset.desired(), model);
+        comparison.table(family.name(), &base_ruleset, &wanted, kernel.as_ref(), all);
     }
+    let _ = writeln!(comparison.text, "{} difference(s)", comparison.differences);
+    Ok(comparison)
+}
 
-    fn list_services(&self, text: &mut String) {
-        let mut frontends: BTreeMap<_, usize> = BTreeMap::new();
-        for (frontend, _) in self.desired.actions() {
-            if let Some(owner) = self.desired.owners(frontend).next() {
-                *frontends.entry(owner).or_default() += 1;
-            }
+fn list_services(desired: &Desired, text: &mut String) {
+    let mut frontends: BTreeMap<_, usize> = BTreeMap::new();
+    for (frontend, _) in desired.actions() {
+        if let Some(owner) = desired.owners(frontend).next() {
+            *frontends.entry(owner).or_default() += 1;
         }
-        let _ = writeln!(text, "services");
-        for key in self.desired.services() {
-            let count = frontends.get(key).copied().unwrap_or_default();
-            let _ = write!(text, "  {key}: {count} frontend(s)");
-            if let Some(health) = self.desired.health(key) {
-                let count = |count: Option<usize>| count.map_or("-".to_owned(), |count| count.to_string());
-                let (v4, v6) = (count(health.v4), count(health.v6));
-                let _ =
-                    write!(text, ", health-check port {} (ready here: IPv4 {v4}, IPv6 {v6})", health.port);
-            }
-            text.push('\n');
+    }
+    let _ = writeln!(text, "services");
+    for key in desired.services() {
+        let count = frontends.get(key).copied().unwrap_or_default();
+        let _ = write!(text, "  {key}: {count} frontend(s)");
+        if let Some(health) = desired.health(key) {
+            let count = |count: Option<usize>| count.map_or("-".to_owned(), |count| count.to_string());
+            let (v4, v6) = (count(health.v4), count(health.v6));
+            let _ = write!(text, ", health-check port {} (ready here: IPv4 {v4}, IPv6 {v6})", health.port);
         }
+        text.push('\n');
     }
 }
 
 impl Comparison {
-    fn line(&mut self, mark: char, what: &str) {
+    fn line(&mut self, mark: char, text: &str) {
         self.differences += usize::from(mark != '=');
-        let _ = writeln!(self.text, "{mark} {what}");
+        let _ = writeln!(self.text, "{mark} {text}");
     }
 
     fn table(
@@ -154,12 +138,12 @@ impl Comparison {
                     lines.entry(describe(*id, row)).or_insert('=');
                 }
             }
-            let (meant, there) = (count(wanted, *id), count(kernel, *id));
+            let (wanted_count, kernel_count) = (count(wanted, *id), count(kernel, *id));
             let name = id.name();
             let _ = if differ {
-                writeln!(self.text, "! {name}, {meant} element(s), the kernel: {there}")
+                writeln!(self.text, "! {name}, {wanted_count} element(s), the kernel: {kernel_count}")
             } else {
-                writeln!(self.text, "= {name}, {meant} element(s)")
+                writeln!(self.text, "= {name}, {wanted_count} element(s)")
             };
             for (line, mark) in lines {
                 self.line(mark, &format!("  {name}: {line}"));
@@ -168,7 +152,7 @@ impl Comparison {
     }
 }
 
-/// An element as people write it.
+/// An element as text.
 fn describe(id: SetId, row: Row<'_>) -> String {
     let mut text = fields(id, row.key);
     if let Some(end) = row.end {

@@ -1,57 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Says what becomes of a packet, and why: the rules of `crate::rules` walked in mind, over what the agent knows. Pure.
+//! Says what happens to a packet and why: follows the chains of `crate::rules` over what the agent knows. Pure.
 //!
-//! For people. `steerage-agent explain` prints it; the packet tests hold it against what packets meet.
+//! `steerage-agent explain` prints it. Packet tests compare it with what happens to real packets.
 
-use std::fmt;
+mod text;
+
 use std::net::{IpAddr, SocketAddr};
-use std::str::FromStr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use steerage_model::{Family, Key, Protocol, Service, ServiceKind, ServicePort, backends, names};
+use steerage_model::{Family, Key, Service, ServiceKind, ServicePort, backends, names};
 use steerage_watch::Index;
 
 use crate::local_node::{LocalNode, LocalPods};
 use crate::plan::{Action, Desired, Frontend, Masquerade, serves};
+use crate::rules::Ruleset;
 
-impl fmt::Display for Frontend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", SocketAddr::new(self.addr, self.port), self.protocol)
-    }
-}
-
-impl FromStr for Frontend {
-    type Err = String;
-
-    /// `IP:PORT/PROTO`, an IPv6 address in brackets.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wanted =
-            || format!("`{text}` is not IP:PORT/PROTO, such as 10.96.0.10:53/UDP or [fd00::10]:80/TCP");
-        let (end, protocol) = text.split_once('/').ok_or_else(wanted)?;
-        let end: SocketAddr = end.parse().map_err(|_| wanted())?;
-        let protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
-            .into_iter()
-            .find(|known| known.to_string().eq_ignore_ascii_case(protocol))
-            .ok_or_else(wanted)?;
-        Ok(Self { addr: end.ip(), protocol, port: end.port() })
-    }
-}
-
-/// What is asked: a packet's destination, and its source.
+/// A packet to explain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PacketQuery {
-    /// Where it is sent to.
+    /// Its destination.
     pub frontend: Frontend,
-    /// Who sends it; `None`: somebody outside the node.
+    /// Its source; `None`: somewhere outside the node.
     pub from: Option<IpAddr>,
 }
 
 impl PacketQuery {
-    /// A question whose addresses are of one family.
+    /// Fails unless both addresses are of one family.
     pub fn new(frontend: Frontend, from: Option<IpAddr>) -> Result<Self, String> {
         if from.is_some_and(|from| Family::of(from) != frontend.family()) {
-            return Err(format!("{frontend} and its sender are of different families"));
+            return Err(format!("{frontend} and the source are of different address families"));
         }
         Ok(Self { frontend, from })
     }
@@ -60,76 +38,74 @@ impl PacketQuery {
 /// What the agent knows.
 #[derive(Debug, Clone, Copy)]
 pub struct ExplainContext<'a> {
-    /// What is, or is being, written to the kernel.
-    pub desired: &'a Desired,
+    /// What is in the kernel, or is being written to it.
+    pub ruleset: &'a Ruleset,
     /// What the cluster said.
     pub index: &'a Index,
-    /// This node's place.
+    /// This node.
     pub local_node: &'a LocalNode,
-    /// What tells this node's pods from others.
+    /// How local pods are recognised.
     pub pods: &'a LocalPods,
     /// The host's own addresses.
     pub host: &'a [IpAddr],
-    /// Networks of which only what a Service has may be reached.
-    pub unserved: &'a [IpNet],
 }
 
-/// Where a packet comes from, as the rules tell it.
+/// Where a packet comes from, as far as the rules distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PacketOrigin {
     /// This host.
     Host,
     /// A pod of this node.
     LocalPod,
-    /// Anybody else.
+    /// Anywhere else.
     Outside,
 }
 
-/// What becomes of the packet.
+/// What happens to a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PacketVerdict {
-    /// It goes to one of these endpoints.
+    /// It is sent to one of these endpoints.
     Forwarded(Arc<[SocketAddr]>),
-    /// It is dropped without a word.
+    /// It is dropped silently.
     Dropped,
-    /// Its sender is told that there is nothing.
+    /// It is rejected by ICMP.
     Rejected,
     /// The agent's rules do not touch it.
     Untouched,
 }
 
-/// The answer.
+/// What happens to one packet, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
-    /// What was asked.
-    pub question: PacketQuery,
-    /// Where the packet comes from.
-    pub sender: PacketOrigin,
-    /// The Service that has the frontend, and what the frontend is to it.
+    /// The packet.
+    pub query: PacketQuery,
+    /// Where it comes from.
+    pub origin: PacketOrigin,
+    /// The frontend's owner, and what the frontend is to it.
     pub service: Option<(Key, &'static str)>,
-    /// The chains that the packet walks.
+    /// The chains that the packet passes.
     pub path: Vec<&'static str>,
-    /// What becomes of it.
+    /// What happens to it.
     pub verdict: PacketVerdict,
     /// Why.
     pub why: String,
-    /// Whether the endpoint sees the node's address in local_node of the sender's. An endpoint that meets itself always does.
+    /// The endpoint sees the node's address. An endpoint that reaches itself always does.
     pub masqueraded: bool,
     /// Seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
     /// All endpoints of the Service port with their states.
     pub endpoints: Vec<(SocketAddr, String)>,
-    /// What else is worth knowing.
+    /// Anything else worth knowing.
     pub notes: Vec<String>,
 }
 
-/// Answers.
-pub fn explain(question: PacketQuery, known: ExplainContext<'_>) -> Explanation {
-    let sender = known.sender(question.from);
-    let first = if sender == PacketOrigin::Host { "output" } else { "prerouting" };
-    let mut answer = Explanation {
-        question,
-        sender,
+/// Explains a packet.
+pub fn explain(query: PacketQuery, context: ExplainContext<'_>) -> Explanation {
+    let origin = context.origin(query.from);
+    let first = if origin == PacketOrigin::Host { "output" } else { "prerouting" };
+    let mut explanation = Explanation {
+        query,
+        origin,
         service: None,
         path: vec![first],
         verdict: PacketVerdict::Untouched,
@@ -139,21 +115,25 @@ pub fn explain(question: PacketQuery, known: ExplainContext<'_>) -> Explanation 
         endpoints: Vec::new(),
         notes: Vec::new(),
     };
-    match known.desired.action(&question.frontend) {
-        Some(action) => known.served(action, &mut answer),
-        None => known.not_served(&mut answer),
+    match context.desired().action(&query.frontend) {
+        Some(action) => context.served(action, &mut explanation),
+        None => context.not_served(&mut explanation),
     }
-    answer
+    explanation
 }
 
 impl ExplainContext<'_> {
-    fn sender(&self, from: Option<IpAddr>) -> PacketOrigin {
+    fn desired(&self) -> &Desired {
+        self.ruleset.desired()
+    }
+
+    fn origin(&self, from: Option<IpAddr>) -> PacketOrigin {
         let Some(from) = from else { return PacketOrigin::Outside };
         let pod = match self.pods {
             LocalPods::Networks(nets) => nets.iter().any(|net| net.contains(&from)),
-            // Of a packet we would know; of an address we know whether an endpoint of this node has it.
+            // The rules see the interface. An address tells only whether an endpoint of this node has it.
             LocalPods::Interface(_) | LocalPods::InterfacePrefix(_) => {
-                self.desired.is_hairpin(&from) && !self.local_node.addresses.contains(&from)
+                self.desired().is_hairpin(&from) && !self.local_node.addresses.contains(&from)
             }
         };
         if pod {
@@ -165,99 +145,103 @@ impl ExplainContext<'_> {
         }
     }
 
-    fn served(&self, action: &Action, answer: &mut Explanation) {
-        let PacketQuery { frontend, from } = answer.question;
-        let mut owners = self.desired.owners(&frontend);
+    fn served(&self, action: &Action, explanation: &mut Explanation) {
+        let PacketQuery { frontend, from } = explanation.query;
+        let mut owners = self.desired().owners(&frontend);
         let owner = owners.next().and_then(|key| self.index.service(key));
         let also: Vec<_> = owners.map(Key::to_string).collect();
         if !also.is_empty() {
-            answer.notes.push(format!("{} asks for it too; the first by name has it", also.join(", ")));
+            explanation
+                .notes
+                .push(format!("{} asks for it, too; the first by name owns it", also.join(", ")));
         }
-        if let Some((service, (what, port))) = owner.and_then(|s| Some((s, frontend_role(s, &frontend)?))) {
-            answer.service = Some((service.key.clone(), what));
-            answer.endpoints = self.endpoints(service, port, frontend.family());
+        if let Some((service, (role, port))) = owner.and_then(|s| Some((s, frontend_role(s, &frontend)?))) {
+            explanation.service = Some((service.key.clone(), role));
+            explanation.endpoints = self.endpoints(service, port, frontend.family());
         }
-        answer.path.push("services");
-        answer.affinity = action.affinity;
+        explanation.path.push("services");
+        explanation.affinity = action.affinity;
         if let (LocalPods::Interface(name) | LocalPods::InterfacePrefix(name), PacketOrigin::Outside) =
-            (self.pods, answer.sender)
+            (self.pods, explanation.origin)
         {
-            answer.notes.push(format!("a sender whose packets come in by {name} is a pod of this node; this address is of none known"));
+            explanation.notes.push(format!(
+                "packets that arrive by {name} come from a local pod; no local pod with this address is known"
+            ));
         }
         if let Some(sources) = &action.sources {
             let nets: Vec<_> = sources.iter().map(IpNet::to_string).collect();
-            let nets = if nets.is_empty() { "nobody of this family".to_owned() } else { nets.join(", ") };
+            let nets = if nets.is_empty() { "no address of this family".to_owned() } else { nets.join(", ") };
             if from.is_some_and(|from| !sources.iter().any(|net| net.contains(&from))) {
-                answer.verdict = PacketVerdict::Dropped;
-                answer.why = format!("its loadBalancerSourceRanges let in {nets}");
+                explanation.verdict = PacketVerdict::Dropped;
+                explanation.why = format!("its loadBalancerSourceRanges allow {nets}");
                 return;
             }
-            answer.notes.push(format!("its loadBalancerSourceRanges let in {nets}"));
+            explanation.notes.push(format!("its loadBalancerSourceRanges allow {nets}"));
         }
         if action.reject {
-            answer.verdict = PacketVerdict::Rejected;
-            answer.why = "no endpoint in the cluster is ready, nor terminating and still serving".into();
+            explanation.verdict = PacketVerdict::Rejected;
+            explanation.why = "no endpoint in the cluster is ready, or terminating and still serving".into();
             return;
         }
         let mut targets = &action.targets;
         if let Some(local) = &action.local {
-            answer.path.push("to-split");
-            if answer.sender == PacketOrigin::Outside {
+            explanation.path.push("to-split");
+            if explanation.origin == PacketOrigin::Outside {
                 targets = local;
-                answer.path.push("to-local");
-                answer.why =
-                    "externalTrafficPolicy Local: who comes from outside gets this node's endpoints".into();
+                explanation.path.push("to-local");
+                explanation.why =
+                    "externalTrafficPolicy Local: clients outside the node reach its local endpoints".into();
             } else {
-                answer.why =
-                    "externalTrafficPolicy Local, but the sender is on this node: any endpoint will do"
+                explanation.why =
+                    "externalTrafficPolicy Local, but the client is on this node: it reaches all endpoints"
                         .into();
             }
         }
-        if answer.path.last() != Some(&"to-local") {
-            answer.path.push("to-cluster");
+        if explanation.path.last() != Some(&"to-local") {
+            explanation.path.push("to-cluster");
         }
         if targets.is_empty() {
-            answer.verdict = PacketVerdict::Dropped;
-            answer.why = "its traffic policy is Local, and no endpoint on this node is usable".into();
+            explanation.verdict = PacketVerdict::Dropped;
+            explanation.why = "the traffic policy is Local, and no endpoint on this node is usable".into();
             return;
         }
-        answer.verdict = PacketVerdict::Forwarded(Arc::clone(targets));
-        answer.masqueraded = match (action.masquerade, answer.sender) {
+        explanation.verdict = PacketVerdict::Forwarded(Arc::clone(targets));
+        explanation.masqueraded = match (action.masquerade, explanation.origin) {
             (Masquerade::All, _) | (_, PacketOrigin::Host) => true,
-            (Masquerade::NotPods, PacketOrigin::Outside) => self.tells_pods(frontend.family()),
+            (Masquerade::NotPods, PacketOrigin::Outside) => self.recognises_pods(frontend.family()),
             _ => false,
         };
-        answer.path.push("postrouting");
+        explanation.path.push("postrouting");
     }
 
-    /// Whether this node's pods can be told from others.
-    fn tells_pods(&self, family: Family) -> bool {
+    fn recognises_pods(&self, family: Family) -> bool {
         match self.pods {
             LocalPods::Networks(nets) => nets.iter().any(|net| Family::of(net.addr()) == family),
             LocalPods::Interface(_) | LocalPods::InterfacePrefix(_) => true,
         }
     }
 
-    fn not_served(&self, answer: &mut Explanation) {
-        let frontend = answer.question.frontend;
-        let claims = |service: &&Service| has_address(service, frontend.addr);
-        let holders: Vec<_> = self.index.services().filter(claims).collect();
-        answer.notes.extend(holders.iter().map(|service| self.left_out(service)));
-        if self.desired.is_cluster_address(&frontend.addr) {
-            answer.path.extend(["services", "to-cluster"]);
-            answer.verdict = PacketVerdict::Rejected;
-            answer.why = "a cluster IP that is served, but not at this port and protocol".into();
+    fn not_served(&self, explanation: &mut Explanation) {
+        let frontend = explanation.query.frontend;
+        let has_it = |service: &&Service| has_address(service, frontend.addr);
+        let holders: Vec<_> = self.index.services().filter(has_it).collect();
+        explanation.notes.extend(holders.iter().map(|service| self.unserved_reason(service)));
+        if self.desired().is_cluster_address(&frontend.addr) {
+            explanation.path.extend(["services", "to-cluster"]);
+            explanation.verdict = PacketVerdict::Rejected;
+            explanation.why = "no Service has this port and protocol of the cluster IP".into();
             return;
         }
-        answer.why = "the agent serves nothing here".into();
+        explanation.why = "no frontend of this node".into();
         let elsewhere = !self.host.contains(&frontend.addr);
-        if elsewhere && self.unserved.iter().any(|net| net.contains(&frontend.addr)) {
-            answer.path.extend(["postrouting", "unserved"]);
-            answer.verdict = PacketVerdict::Dropped;
-            answer.why = "of a network for Services only, and nobody on this node translates it".into();
+        if elsewhere && self.ruleset.config().unassigned.iter().any(|net| net.contains(&frontend.addr)) {
+            explanation.path.extend(["postrouting", "unassigned"]);
+            explanation.verdict = PacketVerdict::Dropped;
+            explanation.why =
+                "in a network for Services only, and no proxy on this node translates it".into();
         }
         let node_ports = self.index.services().filter(|service| {
-            serves(service, self.local_node.all_services)
+            serves(service, self.local_node.kube_proxy_replacement)
                 && service
                     .ports
                     .iter()
@@ -265,8 +249,8 @@ impl ExplainContext<'_> {
         });
         for service in node_ports.filter(|_| !self.local_node.node_port_addresses.contains(&frontend.addr)) {
             let served: Vec<_> = self.local_node.node_port_addresses.iter().map(IpAddr::to_string).collect();
-            answer.notes.push(format!(
-                "{} of {} is the node port of {}, which this node serves at {}",
+            explanation.notes.push(format!(
+                "{}/{} is the node port of {}, which this node serves at {}",
                 frontend.port,
                 frontend.protocol,
                 service.key,
@@ -275,10 +259,10 @@ impl ExplainContext<'_> {
         }
     }
 
-    /// Why a Service that has the address does not serve it there.
-    fn left_out(&self, service: &Service) -> String {
+    /// Why a Service that has the address has no frontend there.
+    fn unserved_reason(&self, service: &Service) -> String {
         let key = &service.key;
-        if serves(service, self.local_node.all_services) {
+        if serves(service, self.local_node.kube_proxy_replacement) {
             let port = |port: &ServicePort| format!("{}/{}", port.port, port.protocol);
             let ports: Vec<_> = service.ports.iter().map(port).collect();
             return format!("{key} has the address, and the ports {}", ports.join(", "));
@@ -288,7 +272,7 @@ impl ExplainContext<'_> {
             Some(name) if name != names::PROXY_NAME => {
                 format!("it is labelled for the service proxy `{name}`")
             }
-            None if !self.local_node.all_services => {
+            None if !self.local_node.kube_proxy_replacement => {
                 format!(
                     "it is not labelled {}={}: kube-proxy serves it",
                     names::PROXY_NAME_LABEL,
@@ -303,7 +287,7 @@ impl ExplainContext<'_> {
     fn endpoints(&self, service: &Service, port: &ServicePort, family: Family) -> Vec<(SocketAddr, String)> {
         let all = backends(self.index.slices(&service.key), family, &port.name, port.protocol);
         let describe = |endpoint: &steerage_model::Endpoint| {
-            let local_node = match &endpoint.node {
+            let location = match &endpoint.node {
                 Some(node) if **node == *self.local_node.node => "on this node".to_owned(),
                 Some(node) => format!("on {node}"),
                 None => "on no node".to_owned(),
@@ -314,7 +298,7 @@ impl ExplainContext<'_> {
                 (false, false, true) => "terminating",
                 _ => "not ready",
             };
-            format!("{local_node}, {state}")
+            format!("{location}, {state}")
         };
         all.iter().map(|b| (SocketAddr::new(b.endpoint.addr, b.port), describe(b.endpoint))).collect()
     }
@@ -326,7 +310,7 @@ fn has_address(service: &Service, addr: IpAddr) -> bool {
         || service.kind == ServiceKind::LoadBalancer && service.vips().any(|vip| vip == addr)
 }
 
-/// What a frontend is to a Service, and by which of its ports.
+/// What a frontend is to its owner, and the port of the owner that it leads to.
 fn frontend_role<'s>(service: &'s Service, frontend: &Frontend) -> Option<(&'static str, &'s ServicePort)> {
     let by = |number: fn(&ServicePort) -> Option<u16>| {
         let fits =
@@ -334,7 +318,7 @@ fn frontend_role<'s>(service: &'s Service, frontend: &Frontend) -> Option<(&'sta
         service.ports.iter().find(fits)
     };
     let addr = frontend.addr;
-    let what = if service.cluster_ips.contains(&addr) {
+    let role = if service.cluster_ips.contains(&addr) {
         "its cluster IP"
     } else if service.kind == ServiceKind::LoadBalancer && service.vips().any(|vip| vip == addr) {
         "the address of its load balancer"
@@ -344,50 +328,6 @@ fn frontend_role<'s>(service: &'s Service, frontend: &Frontend) -> Option<(&'sta
         return Some(("its node port", by(|port| port.node_port)?));
     };
     by(|port| Some(port.port))
-        .map(|port| (what, port))
+        .map(|port| (role, port))
         .or_else(|| Some(("its node port", by(|port| port.node_port)?)))
-}
-
-impl fmt::Display for Explanation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut line = |name: &str, value: &str| writeln!(f, "{name:<10}{value}");
-        let sender = match self.sender {
-            PacketOrigin::Host => "this host",
-            PacketOrigin::LocalPod => "a pod of this node",
-            PacketOrigin::Outside => "outside this node",
-        };
-        let from = self.question.from.map_or_else(|| sender.to_owned(), |from| format!("{from}, {sender}"));
-        line("to", &self.question.frontend.to_string())?;
-        line("from", &from)?;
-        if let Some((service, what)) = &self.service {
-            line("service", &format!("{service}: {what}"))?;
-        }
-        line("path", &self.path.join(" > "))?;
-        let verdict = match &self.verdict {
-            PacketVerdict::Forwarded(targets) => {
-                format!("sent to {} endpoint(s), each as likely", targets.len())
-            }
-            PacketVerdict::Dropped => "dropped".to_owned(),
-            PacketVerdict::Rejected => "rejected".to_owned(),
-            PacketVerdict::Untouched => "left as it is".to_owned(),
-        };
-        let why = if self.why.is_empty() { String::new() } else { format!(": {}", self.why) };
-        line("verdict", &format!("{verdict}{why}"))?;
-        let used = match &self.verdict {
-            PacketVerdict::Forwarded(targets) => targets,
-            _ => &Arc::from([]),
-        };
-        for (endpoint, state) in &self.endpoints {
-            let mark = if used.contains(endpoint) { "used" } else { "not used" };
-            line("endpoint", &format!("{endpoint} {state}, {mark}"))?;
-        }
-        if let PacketVerdict::Forwarded(_) = self.verdict {
-            let source = if self.masqueraded { "replaced by the node's" } else { "kept" };
-            line("source", &format!("{source}; an endpoint that meets itself sees the node's"))?;
-        }
-        if let Some(seconds) = self.affinity {
-            line("affinity", &format!("a client keeps its endpoint for {seconds} s"))?;
-        }
-        self.notes.iter().try_for_each(|note| line("note", note))
-    }
 }

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The node agent: serves Services on its node with nftables, and answers the load balancers' health checks.
 //!
-//! Watches feed the model's index; a pure plan ([`plan`]) says what the node should do; [`rules`] turns it into elements of kernel
-//! maps; [`kernel`] writes them; [`health`] answers load balancers; [`agent`] is the loop that joins them.
+//! Watches feed an index; a pure plan ([`plan`]) says what the node should do; [`rules`] turns it into the content of kernel
+//! tables; [`kernel`] writes them; [`health`] answers load balancers; [`agent`] is the loop that joins them.
 
 pub mod agent;
-pub mod announce;
+pub mod debug_request;
 pub mod debug_socket;
 pub mod dump;
 pub mod explain;
 pub mod health;
+pub mod input;
 pub mod kernel;
 pub mod local_node;
 pub mod metrics;
+pub mod node_annotations;
 pub mod plan;
 pub mod rules;
 pub mod sandbox;

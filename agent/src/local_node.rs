@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// This node's place in the cluster.
+/// This node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LocalNode {
     /// The node's name.
@@ -14,20 +14,20 @@ pub struct LocalNode {
     pub zone: Option<String>,
     /// Its own addresses, one per family.
     pub addresses: Vec<IpAddr>,
-    /// The addresses on which node ports are served.
+    /// The addresses that serve node ports.
     pub node_port_addresses: Vec<IpAddr>,
-    /// Whether it serves all Services (or only those labelled for it).
-    pub all_services: bool,
+    /// Serve all Services, not only those labelled for Steerage.
+    pub kube_proxy_replacement: bool,
 }
 
-/// How this node's pods are told from everything else.
+/// How traffic from this node's pods is recognised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LocalPods {
-    /// They send from these networks, of both families. In a family without any, they are not told from others.
+    /// By source networks, of both families. In a family without any it is not recognised.
     Networks(Vec<IpNet>),
-    /// They send by this interface: a bridge.
+    /// By the interface that it arrives by: a bridge.
     Interface(String),
-    /// They send by interfaces whose names begin so.
+    /// By the beginning of the name of that interface.
     InterfacePrefix(String),
 }
 

@@ -2,8 +2,10 @@
 //! What the agent counts. Names carry the prefix `steerage_agent_`, save those that are kube-proxy's.
 
 mod kubeproxy;
+mod pending;
 
 pub use kubeproxy::KubeProxyMetrics;
+pub use pending::PendingMetrics;
 
 use steerage_process::prometheus_client::metrics::counter::Counter;
 use steerage_process::prometheus_client::metrics::gauge::Gauge;

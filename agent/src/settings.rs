@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! AgentSettings and the node's own object make the node's place in the cluster. Pure, but for [`host_addresses`].
+//! What flags say, and the [`LocalNode`] that follows from it and the Node object.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,29 +9,30 @@ use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
 use steerage_model::{Family, Node, ServiceCidr};
 use steerage_watch::Store;
 
+use crate::kernel::host_addresses;
 use crate::local_node::{LocalNode, LocalPods};
 
-/// How to tell this node's pods from everything else.
+/// How to recognise traffic from local pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// They are in the node's `spec.podCIDRs`.
+    /// Its source is in the node's `spec.podCIDRs`.
     NodeCidrs,
-    /// They are in these networks: sources in them are taken for pods, wherever they run.
+    /// Its source is in these networks, those of all nodes' pods.
     ClusterCidrs(Vec<IpNet>),
-    /// They send by this bridge.
+    /// It arrives by this bridge.
     Bridge(String),
-    /// They send by interfaces whose names begin so.
+    /// It arrives by an interface whose name begins so.
     InterfacePrefix(String),
-    /// They are not told apart: a `ClusterIP` then keeps every client's address.
+    /// It is not recognised: a `ClusterIP` then keeps every client's address.
     Nothing,
 }
 
-/// On which of the node's addresses node ports are served.
+/// The node's addresses that serve node ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// On the node's primary address of each family, as kube-proxy's nftables mode does.
+    /// The primary address of each family, as in kube-proxy's nftables mode.
     Primary,
-    /// On the host's addresses in these networks, never on loopback.
+    /// The host's addresses in these networks, except loopback.
     In(Vec<IpNet>),
 }
 
@@ -46,13 +47,13 @@ impl FromStr for NodePortAddresses {
     }
 }
 
-/// Addresses as an address pool names them: a network, an address, or the first and the last with a dash between.
+/// Addresses as an `AddressPool` names them: a network, an address, or `first-last`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddressRange(pub Vec<IpNet>);
 
-/// Why a range of addresses cannot be read.
+/// Text that is no [`AddressRange`].
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is no network, no address, and no range of addresses of one family")]
+#[error("`{0}` is not a network, an address, or a range first-last of one family")]
 pub struct BadRange(String);
 
 impl FromStr for AddressRange {
@@ -77,23 +78,23 @@ impl FromStr for AddressRange {
     }
 }
 
-/// What flags say of the node.
+/// What flags say about this node.
 #[derive(Debug, Clone)]
 pub struct AgentSettings {
     /// The node's name.
     pub node: String,
-    /// Whether all Services are served, or only those labelled for us.
-    pub all_services: bool,
+    /// Serve all Services, not only those labelled for Steerage.
+    pub kube_proxy_replacement: bool,
     /// See [`NodePortAddresses`].
     pub node_port_addresses: NodePortAddresses,
     /// See [`DetectLocal`].
     pub detect_local: DetectLocal,
-    /// Networks of which only what a Service has may be reached.
-    pub unserved: Vec<IpNet>,
+    /// Networks whose addresses serve nothing but Services.
+    pub unassigned: Vec<IpNet>,
 }
 
 impl AgentSettings {
-    /// The local_node of this node. `host` are the host's own addresses.
+    /// This node as its object describes it. `host` are the host's own addresses.
     pub fn local_node(&self, node: &Node, host: &[IpAddr]) -> LocalNode {
         let addresses: Vec<_> = [Family::V4, Family::V6]
             .into_iter()
@@ -111,12 +112,12 @@ impl AgentSettings {
             zone: node.zone.clone(),
             addresses,
             node_port_addresses,
-            all_services: self.all_services,
+            kube_proxy_replacement: self.kube_proxy_replacement,
         }
     }
 
-    /// What tells this node's pods from everything else.
-    pub fn pods(&self, node: &Node) -> LocalPods {
+    /// How traffic from local pods is recognised.
+    pub fn local_pods(&self, node: &Node) -> LocalPods {
         match &self.detect_local {
             DetectLocal::NodeCidrs => LocalPods::Networks(node.pod_cidrs.clone()),
             DetectLocal::ClusterCidrs(nets) => LocalPods::Networks(nets.clone()),
@@ -126,42 +127,20 @@ impl AgentSettings {
         }
     }
 
-    /// The networks of which only what a Service has may be reached: those of cluster IPs, too.
-    pub fn unserved(&self, service_cidrs: &Store<ServiceCidr>) -> Vec<IpNet> {
+    /// Networks whose addresses serve nothing but Services: those of flags and those of cluster IPs.
+    pub fn unassigned(&self, service_cidrs: &Store<ServiceCidr>) -> Vec<IpNet> {
         let given = service_cidrs.iter().flat_map(|cidr| &cidr.networks);
-        let all: BTreeSet<_> = self.unserved.iter().chain(given).map(IpNet::trunc).collect();
+        let all: BTreeSet<_> = self.unassigned.iter().chain(given).map(IpNet::trunc).collect();
         all.into_iter().collect()
     }
 
-    /// The host's addresses, where the settings need them.
+    /// The host's addresses, if node ports are served at some of them.
     pub fn host_addresses(&self) -> Vec<IpAddr> {
         match self.node_port_addresses {
             NodePortAddresses::Primary => Vec::new(),
             NodePortAddresses::In(_) => host_addresses(),
         }
     }
-}
-
-/// All addresses of this host's interfaces; link-local ones are left out: they mean nothing without their link.
-pub fn host_addresses() -> Vec<IpAddr> {
-    let interfaces = match nix::ifaddrs::getifaddrs() {
-        Ok(interfaces) => interfaces,
-        Err(error) => {
-            tracing::warn!(%error, "the host's addresses cannot be listed");
-            return Vec::new();
-        }
-    };
-    let mut addresses: Vec<_> = interfaces
-        .filter_map(|interface| {
-            let address = interface.address?;
-            let v4 = address.as_sockaddr_in().map(|addr| IpAddr::V4(addr.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|addr| IpAddr::V6(addr.ip())))
-        })
-        .filter(|addr| !matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local()))
-        .collect();
-    addresses.sort_unstable();
-    addresses.dedup();
-    addresses
 }
 
 #[cfg(test)]
@@ -173,10 +152,10 @@ mod tests {
     fn settings(node_ports: &str) -> AgentSettings {
         AgentSettings {
             node: "a".to_owned(),
-            all_services: true,
+            kube_proxy_replacement: true,
             node_port_addresses: node_ports.parse().unwrap(),
             detect_local: DetectLocal::NodeCidrs,
-            unserved: Vec::new(),
+            unassigned: Vec::new(),
         }
     }
 
@@ -185,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn node_ports_are_on_the_first_address_of_each_family() {
+    fn node_ports_are_served_on_the_first_address_of_each_family() {
         let node = Node {
             addresses: addrs(&["fd00::1", "10.0.0.1", "10.0.0.2"]),
             pod_cidrs: vec!["10.244.0.0/24".parse().unwrap()],
@@ -193,25 +172,25 @@ mod tests {
         };
         let local_node = settings("primary").local_node(&node, &[]);
         assert_eq!(local_node.node_port_addresses, addrs(&["10.0.0.1", "fd00::1"]));
-        assert_eq!(settings("primary").pods(&node), LocalPods::Networks(node.pod_cidrs));
+        assert_eq!(settings("primary").local_pods(&node), LocalPods::Networks(node.pod_cidrs));
     }
 
     #[test]
-    fn what_only_services_may_serve_is_named_by_flags_and_by_the_cluster() {
+    fn guarded_networks_come_from_flags_and_service_cidrs() {
         let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
         let mut cidrs = Store::default();
         for (name, networks) in [("a", nets(&["10.96.0.0/16", "fd00::/112"])), ("b", nets(&["10.96.0.0/16"]))]
         {
             cidrs.apply(Event::Apply(ServiceCidr { name: name.to_owned(), networks }), |_, _| {});
         }
-        let settings = AgentSettings { unserved: nets(&["192.0.2.0/24"]), ..settings("primary") };
-        assert_eq!(settings.unserved(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24", "fd00::/112"]));
+        let settings = AgentSettings { unassigned: nets(&["192.0.2.0/24"]), ..settings("primary") };
+        assert_eq!(settings.unassigned(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24", "fd00::/112"]));
         cidrs.apply(Event::Delete("a".to_owned()), |_, _| {});
-        assert_eq!(settings.unserved(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24"]));
+        assert_eq!(settings.unassigned(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24"]));
     }
 
     #[test]
-    fn ranges_are_named_as_in_address_pools() {
+    fn address_ranges_parse_as_in_address_pools() {
         let nets = |text: &str| {
             let range = text.parse::<AddressRange>().ok()?;
             Some(range.0.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
@@ -230,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn or_on_those_that_a_flag_allows_but_never_on_loopback() {
+    fn node_ports_are_served_on_allowed_addresses_except_loopback() {
         let host = addrs(&["127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "fd00::1"]);
         let local_node = |flag: &str| settings(flag).local_node(&Node::default(), &host).node_port_addresses;
         assert_eq!(local_node("0.0.0.0/0, ::/0"), addrs(&["10.0.0.1", "192.168.1.1", "fd00::1"]));

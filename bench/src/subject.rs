@@ -80,8 +80,7 @@ impl Programs {
         let line: Vec<String> = match who {
             Who::Ours => [
                 &self.agent.display().to_string(),
-                "--services",
-                "all",
+                "--kube-proxy-replacement",
                 "--node-name",
                 NODE_NAME,
                 "--kubeconfig",

@@ -15,7 +15,7 @@ mod service_cidr;
 
 pub use endpoints::{Endpoint, EndpointPort, EndpointSlice, Hints};
 pub use key::Key;
-pub use node::{IneligibleReason, Node};
+pub use node::{AgentMode, IneligibleReason, Node, NodeAgent};
 pub use selection::{Backend, backends, cluster_backends, local_backends, local_ready_count, membership};
 pub use service::{
     Affinity, Condition, Family, Ingress, IpMode, Protocol, Service, ServiceKind, ServicePort, TrafficPolicy,

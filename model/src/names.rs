@@ -9,8 +9,10 @@ pub const STEERING: &str = "steerage.dev/steering";
 pub const ADDRESSES: &str = "steerage.dev/addresses";
 /// Service annotation that names the address pool to take addresses from.
 pub const ADDRESS_POOL: &str = "steerage.dev/address-pool";
-/// Node annotation by which the agent says that it serves the node: `labelled` or `all`, then `/` and its version.
-pub const NODE_AGENT: &str = "steerage.dev/agent";
+/// Node annotation with which the agent says that it serves the node: a name of [`crate::AgentMode`].
+pub const AGENT_MODE: &str = "steerage.dev/agent-mode";
+/// Node annotation with the version of that agent.
+pub const AGENT_VERSION: &str = "steerage.dev/agent-version";
 
 /// Finalizer that we set on Services of our class.
 pub const FINALIZER: &str = "steerage.dev/load-balancer";

@@ -28,8 +28,36 @@ pub struct Node {
     pub autoscaler_taint: bool,
     /// `spec.unschedulable`: the node is cordoned.
     pub cordoned: bool,
-    /// What our agent announced on it (annotation [`crate::names::NODE_AGENT`]).
-    pub agent: Option<String>,
+    /// The agent that serves it.
+    pub agent: Option<NodeAgent>,
+}
+
+/// What an agent's annotations on its Node say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeAgent {
+    /// The annotation [`crate::names::AGENT_MODE`]: a name of [`AgentMode`], unless the agent is of another version.
+    pub mode: String,
+    /// The annotation [`crate::names::AGENT_VERSION`].
+    pub version: String,
+}
+
+/// Which Services an agent serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentMode {
+    /// Those labelled for it; kube-proxy serves the others.
+    Labelled,
+    /// All that are not labelled for another proxy; no kube-proxy runs.
+    KubeProxyReplacement,
+}
+
+impl AgentMode {
+    /// The mode as the annotation names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Labelled => "labelled",
+            Self::KubeProxyReplacement => "kube-proxy-replacement",
+        }
+    }
 }
 
 /// Why load balancers may not use a node.

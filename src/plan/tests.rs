@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use serde_json::json;
 use steerage_model::{
-    Affinity, Endpoint, EndpointSlice, Family, IpMode, Key, Node, Protocol, Service, ServiceKind,
+    Affinity, Endpoint, EndpointSlice, Family, IpMode, Key, Node, NodeAgent, Protocol, Service, ServiceKind,
     ServicePort, TrafficPolicy, names,
 };
 use steerage_provider_api::{Addressing, Capabilities, HealthProtocol, SharedSet, Steering};
@@ -214,7 +214,7 @@ fn api_steering_takes_members_by_weight_and_is_never_empty_without_need() {
 #[test]
 fn other_modes_take_all_that_may_be_used() {
     let nodes = [
-        node("a", |n| n.agent = Some("labelled/1".to_owned())),
+        node("a", |n| n.agent = Some(NodeAgent { mode: "labelled".to_owned(), version: "1".to_owned() })),
         node("b", |_| ()),
         node("x", |n| n.deleting = true),
     ];

@@ -135,12 +135,14 @@ async fn all_kinds_reach_the_index() {
     let mut table = Store::default();
     until(&mut one, &mut table, Store::has_synced).await;
     assert_eq!((table.len(), table.get(&"n2".to_owned()).is_some()), (1, true));
-    let patch = json!({ "metadata": { "annotations": { "steerage.dev/agent": "all/1" } } });
+    let patch = json!({ "metadata": { "annotations": { "steerage.dev/agent-mode": "labelled" } } });
     for name in ["n1", "n2"] {
         nodes.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.expect("patch");
     }
-    until(&mut one, &mut table, |table| table.iter().all(|node| node.agent.as_deref() == Some("all/1")))
-        .await;
+    until(&mut one, &mut table, |table| {
+        table.iter().all(|node| node.agent.as_ref().is_some_and(|agent| agent.mode == "labelled"))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

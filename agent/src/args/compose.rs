@@ -1,61 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Puts the agent's parts together as the flags say, and runs it.
-
-use std::time::Duration;
+//! The composition root: makes the agent's parts from the flags, connects them, and runs the loop.
 
 use anyhow::{Context, bail};
 use futures::{Stream, StreamExt};
 use ipnet::IpNet;
-use steerage_agent::agent::{Agent, Input};
-use steerage_agent::announce::{announce, announcement};
+use steerage_agent::agent::Agent;
 use steerage_agent::debug_socket::DebugSocket;
 use steerage_agent::health::{
     HealthCheckPorts, Listeners, ProxyHealth, allow_many_connections, serve_node_health, server_runtime,
 };
+use steerage_agent::input::Input;
 use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
 use steerage_agent::metrics::Metrics;
+use steerage_agent::node_annotations::{keep_annotated, node_agent};
+use steerage_agent::rules::Ruleset;
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_process::{Component, Process};
-use steerage_watch::Store;
 use steerage_watch::events::Recorder;
-use steerage_watch::{ServiceCidrs, Watches, client};
+use steerage_watch::{ServiceCidrs, Store, Watches, client};
 use tokio::sync::{mpsc, watch};
 
-use super::{Args, DetectLocalMode, Services, node_health};
+use super::{Args, DetectLocalMode, healthz_ports};
 
 impl Args {
-    /// Runs the agent until it is asked to end.
     pub(super) async fn compose(self, process: Process, debug_socket: DebugSocket) -> anyhow::Result<()> {
         let Self {
             command: _,
             process: _,
             client: client_args,
-            services,
+            kube_proxy_replacement,
             node_name,
             nodeport_addresses,
-            detect_local,
+            detect_local_mode,
             cluster_cidr,
             pod_bridge_interface,
             pod_interface_name_prefix,
-            drop_unserved,
+            drop_unassigned_vips,
             healthz_port,
-            max_api_silence,
+            max_watch_silence,
             seccomp: _,
         } = self;
         allow_many_connections();
         let node = node_name.context("--node-name is missing")?;
-        let all_services = services == Services::All;
-        if all_services && client_args.api_server.is_none() && client_args.kubeconfig.is_none() {
-            bail!("--services all needs --api-server: nobody else would serve the address of the API server");
+        if kube_proxy_replacement && client_args.api_server.is_none() && client_args.kubeconfig.is_none() {
+            bail!(
+                "--kube-proxy-replacement needs --api-server: no kube-proxy serves the cluster IP of the API server"
+            );
         }
         let detect_local =
-            detection(detect_local, cluster_cidr, pod_bridge_interface, pod_interface_name_prefix)?;
+            detection(detect_local_mode, cluster_cidr, pod_bridge_interface, pod_interface_name_prefix)?;
         let settings = AgentSettings {
             node: node.clone(),
-            all_services,
+            kube_proxy_replacement,
             node_port_addresses: nodeport_addresses,
             detect_local,
-            unserved: drop_unserved.into_iter().flat_map(|range| range.0).collect(),
+            unassigned: drop_unassigned_vips.into_iter().flat_map(|range| range.0).collect(),
         };
         let Component { name, version, .. } = process.component();
         let first = process.readiness().task("rules");
@@ -72,12 +71,13 @@ impl Args {
         };
         let cleaner = FlowCleaner::start(count).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
-        dataplane.drop_unassigned(settings.unserved(&Store::default()));
+        let mut ruleset = Ruleset::default();
+        ruleset.set_unassigned(settings.unassigned(&Store::default()));
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(debug_socket.serve(inputs.clone()));
         let others = inputs.clone();
         dataplane.watch_foreign_changes(move |foreign| {
-            if foreign { others.send(Input::Foreign).is_ok() } else { !others.is_closed() }
+            if foreign { others.send(Input::ForeignChange).is_ok() } else { !others.is_closed() }
         });
         if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
             watch_addresses(inputs.clone())?;
@@ -86,34 +86,35 @@ impl Args {
         let watches = process.metrics().register(name, |registry| Watches::new(client.clone(), registry));
         follow(watches.services(), inputs.clone(), Input::Service);
         follow(watches.slices(), inputs.clone(), Input::Slice);
-        if all_services {
+        if kube_proxy_replacement {
             follow(watches.dispensable().watch(ServiceCidrs), inputs.clone(), Input::ServiceCidr);
         }
         follow(watches.node(&node), inputs, Input::Node);
 
         let (ask, asked) = watch::channel(false);
-        let value = announcement(all_services, version);
-        tokio::spawn(announce(client, node, value.clone(), asked));
+        let annotations = node_agent(kube_proxy_replacement, version);
+        tokio::spawn(keep_annotated(client, node, annotations.clone(), asked));
         let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
-        if max_api_silence > 0 {
+        if !max_watch_silence.is_zero() {
             let staleness = watches.staleness().clone();
             let longest = move || staleness.longest().map(|(_, silent)| silent);
-            proxy_health.limit_watch_silence(Duration::from_secs(max_api_silence), longest);
+            proxy_health.limit_watch_silence(max_watch_silence, longest);
         }
-        let node_ports = node_health(healthz_port, all_services);
+        let node_ports = healthz_ports(healthz_port, kube_proxy_replacement);
         let servers = server_runtime().context("cannot start the health servers' thread")?;
         servers.spawn(serve_node_health(node_ports, proxy_health.clone(), metrics.kube_proxy.clone()));
 
         let listeners = Listeners::new(ports.clone(), proxy_health.clone(), servers);
         let agent = Agent {
             settings,
+            ruleset,
             dataplane,
             cleaner,
             ports,
             proxy_health,
             listeners,
             recorder,
-            announcement: (ask, value),
+            annotations: (annotations, ask),
             metrics,
             first: Some(first),
         };
@@ -121,7 +122,7 @@ impl Args {
     }
 }
 
-/// How pods are told from everything else, with what that needs.
+/// Joins the mode with the flag that it needs.
 fn detection(
     how: DetectLocalMode,
     cidrs: Vec<IpNet>,
@@ -142,7 +143,7 @@ fn detection(
     })
 }
 
-/// Hands a watch's events to the loop.
+/// Passes a watch's events to the loop.
 fn follow<E: Send + 'static>(
     mut events: impl Stream<Item = E> + Send + Unpin + 'static,
     inputs: mpsc::UnboundedSender<Input>,
@@ -157,16 +158,16 @@ fn follow<E: Send + 'static>(
     });
 }
 
-/// Tells the loop when addresses of this host come and go.
+/// Tells the loop when addresses of this host change.
 fn watch_addresses(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
     let watch = AddressWatch::open().context("cannot watch the host's addresses")?;
     tokio::spawn(async move {
         loop {
             if let Err(error) = watch.changed().await {
-                tracing::error!(%error, "changes of the host's addresses are not noticed any more");
+                tracing::error!(%error, "host addresses no longer watched; restart the agent after changing them");
                 return;
             }
-            if inputs.send(Input::Addresses).is_err() {
+            if inputs.send(Input::HostAddresses).is_err() {
                 return;
             }
         }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Notices that addresses of this host come and go (rtnetlink). Which they are, the listener asks for himself.
+//! The addresses of this host, and notice of their changes (rtnetlink).
 
 use std::io::{self, ErrorKind};
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 use nix::errno::Errno;
@@ -14,12 +15,12 @@ const GROUPS: u32 = 0x10 | 0x100;
 /// A subscription to changes of addresses.
 #[derive(Debug)]
 pub struct AddressWatch {
-    /// A netlink socket. It is read as any other socket of datagrams, and tokio has a type for those of one kind only.
+    /// A netlink socket: tokio has no type for it, but reads all datagram sockets alike.
     socket: UdpSocket,
 }
 
 impl AddressWatch {
-    /// Opens it in the network namespace of the calling thread, on a runtime.
+    /// Opens a socket in the network namespace of the calling thread. Needs a tokio runtime.
     pub fn open() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
@@ -30,14 +31,14 @@ impl AddressWatch {
     /// Returns when addresses have changed since the last call.
     pub async fn changed(&self) -> io::Result<()> {
         let mut message = [0; 4096];
-        let mut told = false;
-        while !told {
+        let mut changed = false;
+        while !changed {
             self.socket.readable().await?;
             loop {
                 match self.socket.try_recv(&mut message) {
-                    Ok(_) => told = true,
-                    // What was lost was a change too.
-                    Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => told = true,
+                    Ok(_) => changed = true,
+                    // A lost message was a change, too.
+                    Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => changed = true,
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) => return Err(error),
                 }
@@ -45,4 +46,26 @@ impl AddressWatch {
         }
         Ok(())
     }
+}
+
+/// All addresses of this host's interfaces, except IPv6 link-local ones, which mean nothing without their link.
+pub fn host_addresses() -> Vec<IpAddr> {
+    let interfaces = match nix::ifaddrs::getifaddrs() {
+        Ok(interfaces) => interfaces,
+        Err(error) => {
+            tracing::warn!(%error, "host addresses not listed; node ports are served on none of them");
+            return Vec::new();
+        }
+    };
+    let mut addresses: Vec<_> = interfaces
+        .filter_map(|interface| {
+            let address = interface.address?;
+            let v4 = address.as_sockaddr_in().map(|addr| IpAddr::V4(addr.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|addr| IpAddr::V6(addr.ip())))
+        })
+        .filter(|addr| !matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local()))
+        .collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Our table of one family: created, adopted, repaired, updated.
+//! The table of one address family: creates, adopts, repairs and updates it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use super::inspect::read_elements;
 use super::load::{add_chains, load};
 use crate::rules::{BaseRuleset, Changes, Elements, RulesetConfig, TABLE, difference};
 
-/// What is left of a client's affinity, at the least, for it to be taken over: an element whose time comes to nothing in the
-/// kernel's clock would stay for ever.
-const WORTH_KEEPING: Duration = Duration::from_secs(1);
+/// Remaining affinity that is still taken over. Less may round to zero ticks of the kernel's clock, and such an element would
+/// never expire.
+const MIN_AFFINITY: Duration = Duration::from_secs(1);
 
-/// The rules of a table as the kernel lists them, by chain.
+/// The rules of a table by chain, as the kernel lists them.
 type ChainRules = BTreeMap<String, Vec<Vec<u8>>>;
 
 /// The table of one family.
@@ -25,22 +25,22 @@ pub struct FamilyTable {
     model: Family,
     family: steerage_nft::Family,
     table: Table,
-    /// The rules as the kernel listed them right after we wrote them, by chain.
+    /// The rules as listed right after the last write.
     written: Option<ChainRules>,
 }
 
 impl FamilyTable {
-    /// The table of `family`, as yet unread.
+    /// The table of `family`; does no I/O.
     pub fn new(nft: Nft, model: Family, family: steerage_nft::Family) -> Self {
         Self { nft, model, family, table: Table::new(family, TABLE), written: None }
     }
 
-    /// Its family.
+    /// Its address family.
     pub fn model(&self) -> Family {
         self.model
     }
 
-    /// The netlink port by which its changes are known to be ours.
+    /// The netlink port that identifies this program's changes.
     pub fn port(&self) -> Result<u32, Error> {
         self.nft.port()
     }
@@ -52,15 +52,15 @@ impl FamilyTable {
         self.nft.commit(batch)
     }
 
-    /// Makes the table what it should be, whatever it is now, in one transaction; writes only what differs, save where others
-    /// commit so often that what is there can't be read: then it is replaced. Returns how many elements were written, and the
-    /// generations of the ruleset before it and, if nobody else has written, after it; 0, which none has, when that is not known.
+    /// Makes the table match, whatever it holds now, in one transaction, and writes only what differs. If others commit so often
+    /// that the table cannot be read, replaces it unread. Returns the number of elements written, and the generations of the
+    /// ruleset before the write and, if nobody else wrote, after it; 0, which no ruleset has, where that is not known.
     pub fn synchronise(
         &mut self,
-        shape: &RulesetConfig,
+        config: &RulesetConfig,
         wanted: &Elements,
     ) -> Result<(usize, (u32, u32)), Error> {
-        let base_ruleset = BaseRuleset::new(self.family, shape);
+        let base_ruleset = BaseRuleset::new(self.family, config);
         let (table, written) = (self.table.clone(), self.written.as_ref());
         let mut count = 0;
         if self.nft.table(&table)?.is_none() {
@@ -74,9 +74,8 @@ impl FamilyTable {
             Ok::<_, Error>(batch)
         });
         let generations = match repaired {
-            // Others commit too often for us to read what is there.
             Err(error @ (Error::DumpInterrupted(_) | Error::StaleGeneration)) => {
-                tracing::warn!(%table, %error, "the table is replaced unread");
+                tracing::warn!(%table, %error, "table not readable while others commit; replacing it");
                 let mut batch = Batch::new();
                 batch.destroy_table(&table);
                 create(&mut batch, &table, &base_ruleset, wanted);
@@ -90,8 +89,7 @@ impl FamilyTable {
         Ok((count, generations))
     }
 
-    /// The rules as the kernel lists them; `None` where others commit too often: then only the digests in their comments tell
-    /// whether rules were changed.
+    /// The rules as the kernel lists them; `None` if others commit too often. Then only digests reveal changed rules.
     fn listed(&mut self) -> Result<Option<ChainRules>, Error> {
         match self.nft.rules(&self.table) {
             Ok(rules) => Ok(Some(by_chain(&rules))),
@@ -100,13 +98,13 @@ impl FamilyTable {
         }
     }
 
-    /// The generation of the ruleset now.
+    /// The current generation of the ruleset.
     pub fn generation(&mut self) -> Result<u32, Error> {
         self.nft.generation()
     }
 }
 
-/// Reads what is there and plans what makes it right.
+/// Reads the table, and returns what makes it match.
 fn repair(
     nft: &mut Nft,
     table: &Table,
@@ -120,17 +118,17 @@ fn repair(
         return Ok((batch, wanted.len()));
     };
     let mut chains = nft.chains(table)?;
-    let mut ours: Vec<_> = base_ruleset.chains.iter().map(|chain| chain.name.clone()).collect();
+    let mut wanted_chains: Vec<_> = base_ruleset.chains.iter().map(|chain| chain.name.clone()).collect();
     chains.sort_unstable();
-    ours.sort_unstable();
+    wanted_chains.sort_unstable();
     let sets = nft.sets(table)?;
-    if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || chains != ours {
-        let remembered = remembered(nft, table, base_ruleset, &sets);
-        let clients: usize = remembered.iter().map(|(_, clients)| clients.len()).sum();
-        tracing::info!(%table, clients, "table of another version or shape: it is replaced");
+    if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || chains != wanted_chains {
+        let affinity = affinity(nft, table, base_ruleset, &sets);
+        let clients: usize = affinity.iter().map(|(_, clients)| clients.len()).sum();
+        tracing::info!(%table, clients, "table has another layout; replacing it");
         batch.delete_table(table);
         create(&mut batch, table, base_ruleset, wanted);
-        for (map, clients) in &remembered {
+        for (map, clients) in &affinity {
             batch.add_elements(table, map, clients);
         }
         return Ok((batch, wanted.len()));
@@ -144,37 +142,37 @@ fn repair(
     let rules = nft.rules(table)?;
     let found = by_chain(&rules);
     for chain in &base_ruleset.chains {
-        let mine: Vec<_> = rules.iter().filter(|rule| rule.chain == chain.name).collect();
-        let digest = mine.first().and_then(|rule| rule.comment.as_deref());
-        let untouched = written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));
-        if digest != Some(chain.digest.as_str()) || mine.len() != chain.rules.len() || !untouched {
-            tracing::info!(%table, chain = chain.name, "chain is written anew");
+        let found_rules: Vec<_> = rules.iter().filter(|rule| rule.chain == chain.name).collect();
+        let digest = found_rules.first().and_then(|rule| rule.comment.as_deref());
+        let unchanged = written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));
+        if digest != Some(chain.digest.as_str()) || found_rules.len() != chain.rules.len() || !unchanged {
+            tracing::info!(%table, chain = chain.name, "chain differs; rewriting it");
             batch.flush_chain(table, &chain.name);
             for rule in &chain.rules {
                 batch.add_rule(table, &chain.name, rule);
             }
         }
     }
-    let held = read_elements(nft, table, base_ruleset, wanted.family(), &sets)?;
-    let changes = difference(&held, wanted);
+    let kernel = read_elements(nft, table, base_ruleset, wanted.family(), &sets)?;
+    let changes = difference(&kernel, wanted);
     append(&mut batch, table, &changes);
-    // After the chains that named them were written anew: sets of timeouts that nobody uses any more.
+    // Sets of unused timeouts, after the chains that mentioned them were rewritten.
     for name in sets.iter().filter(|name| !base_ruleset.sets.iter().any(|(wanted, _)| wanted == *name)) {
         batch.delete_set(table, name);
     }
     Ok((batch, changes.count()))
 }
 
-/// The clients that maps of our names and lengths remember, whatever layout they are of: clients keep their endpoints when the
-/// layout changes. What means something else there is no endpoint of ours here, and forgotten when it is looked up.
-fn remembered(
+/// Affinity to take over from a table of another layout, from maps of the same names and lengths. An entry with another meaning
+/// matches no endpoint, and its first lookup deletes it.
+fn affinity(
     nft: &mut Nft,
     table: &Table,
     base_ruleset: &BaseRuleset,
     sets: &[String],
 ) -> Vec<(String, Vec<Element>)> {
     let mut found = Vec::new();
-    for (map, shape) in base_ruleset.remembering.iter().filter(|(map, _)| sets.contains(map)) {
+    for (map, shape) in base_ruleset.affinity_maps.iter().filter(|(map, _)| sets.contains(map)) {
         let fits = |element: &Element| {
             let length = match &element.data {
                 Some(Data::Value(value)) => value.len(),
@@ -182,12 +180,14 @@ fn remembered(
             };
             let lengths = (element.key.len(), element.key_end.is_some(), length);
             lengths == (shape.key, shape.range, shape.data)
-                && element.timeout.is_some_and(|left| left >= WORTH_KEEPING)
+                && element.timeout.is_some_and(|left| left >= MIN_AFFINITY)
         };
         match nft.expiring(table, map) {
             Ok(clients) => found.push((map.clone(), clients.into_iter().filter(fits).collect())),
-            // The rules do not wait for it.
-            Err(error) => tracing::warn!(%table, map, %error, "clients' affinity starts anew"),
+            // Rules matter more.
+            Err(error) => {
+                tracing::warn!(%table, map, %error, "affinity not readable; clients may change endpoints")
+            }
         }
     }
     found
@@ -198,7 +198,7 @@ fn create(batch: &mut Batch, table: &Table, base_ruleset: &BaseRuleset, wanted: 
     for (_, set) in &base_ruleset.sets {
         batch.add_set(table, set);
     }
-    // All of it becomes true in one moment. The kernel walks a map whenever a rule is bound to it: rules come first.
+    // The kernel walks a map whenever a rule is bound to it: rules come before elements.
     add_chains(batch, table, &base_ruleset.chains);
     for (id, rows) in wanted.sets() {
         batch.add_rows(table, &id.name(), rows.iter());

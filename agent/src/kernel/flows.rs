@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! UDP flows that lead to an endpoint that is gone, or past the rules: they would live as long as the client keeps sending.
+//! Deletes conntrack entries of UDP flows whose endpoint is gone, or that bypass the rules. They would live as long as the client
+//! keeps sending.
 //!
-//! TCP is never touched, nor any flow whose original destination is not a frontend of ours. The work is done on a thread of its
-//! own, so that a full connection table delays no rule. The kernel knows flows by their senders: to find those of a frontend it
-//! walks all of its table, and the processor does nothing else meanwhile (11 ms with 262,144 buckets, however few flows). So one
-//! change is cleaned up after at once, and those that follow it closely, together.
+//! TCP is never touched, nor is a flow whose original destination is not a frontend of this agent. A thread of its own does the
+//! work, so that a full conntrack table delays no rule. The kernel hashes flows by their sources: to find those of a frontend it
+//! walks the whole table, which keeps a processor busy (11 ms with 262,144 buckets, however few flows). So the first change is
+//! cleaned up at once, and changes that follow soon are cleaned up together.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -16,36 +14,34 @@ use steerage_model::{Family, Protocol};
 use steerage_nft::{Conntrack, ConntrackEntry, Error};
 
 use crate::plan::Frontend;
+use crate::rules::StaleFlows;
 
-/// UDP frontends, each with the endpoints whose flows may stay.
-pub type StaleFlows = BTreeMap<Frontend, Arc<[SocketAddr]>>;
-
-/// Changes that come this soon after a clean-up are gathered until none has come for [`QUIET`], and for no longer than this.
-const GATHER: Duration = Duration::from_secs(1);
-/// See [`GATHER`].
+/// Changes within this time after a clean-up are collected until none came for [`QUIET`], and for no longer than this.
+const COLLECT: Duration = Duration::from_secs(1);
+/// See [`COLLECT`].
 const QUIET: Duration = Duration::from_millis(50);
 
-/// Hands work to the cleaning thread.
+/// Passes work to the cleaning thread.
 #[derive(Debug, Clone)]
 pub struct FlowCleaner {
     work: Sender<StaleFlows>,
 }
 
 impl FlowCleaner {
-    /// Starts the thread in the network namespace of the calling one. `deleted` is told how many flows went.
+    /// Starts the thread in the network namespace of the caller. `deleted` gets the number of deleted flows.
     pub fn start(deleted: impl Fn(usize) + Send + 'static) -> Result<Self, Error> {
         let mut conntrack = Conntrack::open()?;
         let (work, queue) = channel();
         let serve = move || {
             let mut last = None;
-            while let Some(stale) = gather(&queue, last) {
+            while let Some(stale) = collect(&queue, last) {
                 match clean(&mut conntrack, &stale) {
                     Ok(0) => {}
                     Ok(count) => {
-                        tracing::info!(count, "UDP flows to endpoints that are gone were ended");
+                        tracing::info!(count, "stale UDP flows deleted");
                         deleted(count);
                     }
-                    Err(error) => tracing::warn!(%error, "UDP flows cannot be cleaned up"),
+                    Err(error) => tracing::warn!(%error, "stale UDP flows not deleted"),
                 }
                 last = Some(Instant::now());
             }
@@ -57,31 +53,31 @@ impl FlowCleaner {
         Ok(Self { work })
     }
 
-    /// Deletes the flows of these frontends that lead elsewhere than given.
+    /// Deletes the flows of these frontends that lead to other endpoints than given.
     pub fn clean(&self, stale: StaleFlows) {
         if !stale.is_empty() {
-            // The thread ends only with the last sender.
+            // Cannot fail: the thread ends only with the last sender.
             let _ = self.work.send(stale);
         }
     }
 }
 
-/// What is to be cleaned up after next; `None` when nobody will say any more. `last` is when that was done last.
-fn gather(queue: &Receiver<StaleFlows>, last: Option<Instant>) -> Option<StaleFlows> {
+/// The next work; `None` once all senders are gone. `last` is the time of the last clean-up.
+fn collect(queue: &Receiver<StaleFlows>, last: Option<Instant>) -> Option<StaleFlows> {
     let mut stale = queue.recv().ok()?;
-    let begun = Instant::now();
-    let at_once = last.is_none_or(|last| begun.saturating_duration_since(last) >= GATHER);
+    let started = Instant::now();
+    let at_once = last.is_none_or(|last| started.saturating_duration_since(last) >= COLLECT);
     loop {
-        let rest = if at_once { Duration::ZERO } else { GATHER.saturating_sub(begun.elapsed()) };
+        let rest = if at_once { Duration::ZERO } else { COLLECT.saturating_sub(started.elapsed()) };
         match queue.recv_timeout(rest.min(QUIET)) {
-            // What comes later says more.
+            // The later one of a frontend is right.
             Ok(more) => stale.extend(more),
             Err(_) => return Some(stale),
         }
     }
 }
 
-/// Deletes them now; returns how many there were.
+/// Deletes stale flows; returns their number.
 pub(crate) fn clean(conntrack: &mut Conntrack, stale: &StaleFlows) -> Result<usize, Error> {
     let mut deleted = 0;
     for (model, family) in super::FAMILIES {
@@ -106,6 +102,7 @@ fn is_stale(flow: &ConntrackEntry, stale: &StaleFlows) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
@@ -116,17 +113,17 @@ mod tests {
     }
 
     #[test]
-    fn one_change_is_not_waited_for_and_a_row_of_them_is_gathered() {
+    fn first_change_is_cleaned_up_at_once_and_later_ones_together() {
         let (work, queue) = channel();
         work.send(stale(1)).unwrap();
-        let begun = Instant::now();
-        assert_eq!(gather(&queue, None).map(|found| found.len()), Some(1));
-        assert!(begun.elapsed() < GATHER, "at once");
+        let started = Instant::now();
+        assert_eq!(collect(&queue, None).map(|found| found.len()), Some(1));
+        assert!(started.elapsed() < COLLECT, "at once");
         let last = Instant::now();
         (1..=20).for_each(|port| work.send(stale(port)).unwrap());
-        assert_eq!(gather(&queue, Some(last)).map(|found| found.len()), Some(20));
+        assert_eq!(collect(&queue, Some(last)).map(|found| found.len()), Some(20));
         assert!(last.elapsed() >= QUIET);
-        // A row without an end is not waited for.
+        // Endless changes do not delay the clean-up endlessly.
         let enough = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -135,10 +132,10 @@ mod tests {
                     std::thread::sleep(Duration::from_millis(5));
                 }
             });
-            assert!(gather(&queue, Some(Instant::now())).is_some());
+            assert!(collect(&queue, Some(Instant::now())).is_some());
             enough.store(true, Ordering::Relaxed);
         });
         drop(work);
-        while gather(&queue, None).is_some() {}
+        while collect(&queue, None).is_some() {}
     }
 }

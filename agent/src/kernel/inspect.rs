@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads one of our tables as it is, for people to compare it with what it should be. Never writes.
+//! Reads one of the agent's tables as it is. Never writes.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,20 @@ use steerage_nft::{Error, Nft, Table};
 
 use crate::rules::{BaseRuleset, Elements, TABLE};
 
-/// A table as the kernel holds it.
+/// A table in the kernel.
 #[derive(Debug, Clone)]
 pub struct KernelTable {
-    /// Its comment, which names the layout.
+    /// Its comment, which identifies the layout.
     pub layout: Option<String>,
-    /// Each chain with the number of its rules and the comment of the first.
+    /// Each chain with the number of its rules and the comment of the first one.
     pub chains: BTreeMap<String, (usize, Option<String>)>,
     /// The names of its sets and maps.
     pub sets: Vec<String>,
-    /// What is in those that the agent fills.
+    /// The elements of those that the agent fills.
     pub elements: Elements,
 }
 
-/// The table of a family, by a socket opened in the network namespace of the calling thread; `None` when there is none, or the
-/// kernel does not have the family.
+/// Reads a table in the network namespace of the calling thread. `None` if it does not exist, or the kernel lacks the family.
 pub fn read_table(model: Family, base_ruleset: &BaseRuleset) -> Result<Option<KernelTable>, Error> {
     let family = if model == Family::V4 { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
     let table = Table::new(family, TABLE);

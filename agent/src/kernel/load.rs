@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fills a table that is not there yet. Called by [`super::FamilyTable`]; never touches one that is.
+//! Creates a table and fills it. Called by [`super::FamilyTable`] for a table that does not exist.
 //!
-//! The kernel's hash tables grow by a worker that runs only when the loading process lets it, to twice their size at a time; until
-//! then new elements queue up in long chains, which was most of a large load's time. So the sets are filled in steps, each as
-//! large as all before it, with a pause after each for the worker. No packet sees any of it: the chains that packets enter by come with the last
-//! transaction. A process killed before it leaves a table without them, which is replaced at the next start.
+//! A worker in the kernel grows hash tables to twice their size, but only while the loading process pauses. Until then new
+//! elements queue up in long chains, which was most of a large load's time. So sets are filled in steps, each as large as all
+//! before it, with a pause after each.
+//!
+//! No packet meets a partly filled table: base chains come with the last transaction. A process that is killed before leaves a
+//! table without them, which the next start replaces.
 
 use std::time::Duration;
 
@@ -13,12 +15,11 @@ use steerage_nft::{Batch, Error, Nft, Table};
 use crate::rules::{BaseRuleset, Elements, RulesetChain};
 
 /// Elements of each set in the first step.
-const FIRST: usize = 512;
-/// Time for the kernel's worker.
+const FIRST_STEP: usize = 512;
+/// Time for the kernel's worker to grow a hash table.
 const PAUSE: Duration = Duration::from_micros(300);
 
-/// Creates the table with these elements. Returns the generation of the ruleset before it, and the one that our writes alone lead
-/// to.
+/// Creates the table with these elements. Returns the generations of the ruleset before it and, if nobody else writes, after it.
 pub(super) fn load(
     nft: &mut Nft,
     table: &Table,
@@ -28,7 +29,7 @@ pub(super) fn load(
     let before = nft.generation()?;
     let mut generation = before;
     let mut commit = |nft: &mut Nft, batch: Batch| {
-        // The kernel leaves 0 out.
+        // The kernel skips generation 0.
         generation = generation.checked_add(u32::from(!batch.is_empty())).unwrap_or(1);
         nft.commit(batch)
     };
@@ -37,15 +38,15 @@ pub(super) fn load(
     for (_, set) in &base_ruleset.sets {
         batch.add_set(table, set);
     }
-    // Whenever a rule is bound to a map, the kernel walks the map: rules come while it is empty.
-    let (entered, others): (Vec<_>, Vec<_>) =
+    // The kernel walks a map whenever a rule is bound to it: bind rules while the maps are empty.
+    let (base, others): (Vec<_>, Vec<_>) =
         base_ruleset.chains.iter().partition(|chain| chain.chain.is_base());
     add_chains(&mut batch, table, others);
     commit(nft, batch)?;
     let largest = wanted.sets().map(|(_, rows)| rows.len()).max().unwrap_or(0);
     let mut done = 0;
     while done < largest {
-        let step = done.max(FIRST);
+        let step = done.max(FIRST_STEP);
         let mut batch = Batch::new();
         for (id, rows) in wanted.sets() {
             batch.add_rows(table, &id.name(), rows.iter().skip(done).take(step));
@@ -55,12 +56,11 @@ pub(super) fn load(
         std::thread::sleep(PAUSE);
     }
     let mut batch = Batch::new();
-    add_chains(&mut batch, table, entered);
+    add_chains(&mut batch, table, base);
     commit(nft, batch)?;
     Ok((before, generation))
 }
 
-/// Chains with their rules.
 pub(super) fn add_chains<'s>(
     batch: &mut Batch,
     table: &Table,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Notices when somebody else changes our tables.
+//! Notices when another program changes the agent's tables.
 
 use std::io;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use steerage_nft::{Change, Error, Monitor};
 
 use crate::rules::TABLE;
 
-/// Foreign changes within this time are one.
-const QUIET: Duration = Duration::from_millis(200);
-/// How often the thread looks whether it is still wanted.
-const BREATH: Duration = Duration::from_secs(1);
+/// Foreign changes within this time are reported once.
+const DEBOUNCE: Duration = Duration::from_millis(200);
+/// How often the thread checks whether it is still needed.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Calls `changed`, on a thread of its own, whenever our tables may have been changed by others than `ports`; with `false` just
-/// to ask whether to go on. Ends when that answers `false`, and on an error of the socket.
+/// Calls `changed(true)`, on a thread of its own, when others than the netlink `ports` may have changed the agent's tables, and
+/// `changed(false)` at least once a second. Ends when `changed` returns `false`, and on an error of the socket.
 pub fn watch_foreign(
     mut monitor: Monitor,
     ports: Vec<u32>,
@@ -22,17 +22,17 @@ pub fn watch_foreign(
 ) -> io::Result<()> {
     let watch = move || {
         loop {
-            match look(&mut monitor, &ports) {
+            match wait(&mut monitor, &ports) {
                 Ok(foreign) => {
                     if !changed(foreign) {
                         return;
                     }
                     if foreign {
-                        std::thread::sleep(QUIET);
+                        std::thread::sleep(DEBOUNCE);
                     }
                 }
                 Err(error) => {
-                    tracing::error!(%error, "foreign changes of our tables are not noticed any more");
+                    tracing::error!(%error, "foreign changes of the tables no longer watched; restart the agent");
                     return;
                 }
             }
@@ -41,15 +41,15 @@ pub fn watch_foreign(
     std::thread::Builder::new().name("nft-monitor".to_owned()).spawn(watch).map(drop)
 }
 
-/// Waits for a breath, and says whether anybody else changed our tables.
-fn look(monitor: &mut Monitor, ports: &[u32]) -> Result<bool, Error> {
+/// Waits for at most [`CHECK_INTERVAL`]. Returns whether another program changed the tables.
+fn wait(monitor: &mut Monitor, ports: &[u32]) -> Result<bool, Error> {
     let mut foreign = false;
-    if monitor.wait(BREATH)? {
+    if monitor.wait(CHECK_INTERVAL)? {
         loop {
             match monitor.receive() {
                 Ok(Some(changes)) => foreign |= changes.iter().any(|change| is_foreign(change, ports)),
                 Ok(None) => break,
-                // Notifications were lost, most likely of a load of our own; anything may have been among them.
+                // Lost messages may have been foreign changes.
                 Err(Error::Overrun) => foreign = true,
                 Err(error) => return Err(error),
             }

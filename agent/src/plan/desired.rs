@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All Services together: who owns a frontend that several want, and which shared things are still needed by anybody.
+//! The plans of all Services together: which Service owns a frontend that several ask for, and how many Services still need a
+//! shared address or timeout. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,19 +9,19 @@ use steerage_model::Key;
 
 use super::{Action, Frontend, HealthPort, HealthPorts, ServicePlan};
 
-/// What the node should do, kept up to date Service by Service.
+/// What the node should do, updated Service by Service.
 #[derive(Debug, Clone, Default)]
 pub struct Desired {
     services: BTreeMap<Key, ServiceRecord>,
-    /// What the Services that want a frontend would do with it, sorted by their names. The first has it: any rule that all nodes
-    /// follow will do.
+    /// The Services that ask for a frontend, sorted by key, each with its action. The first one owns it: any order will do as
+    /// long as all nodes agree.
     owners: BTreeMap<Frontend, Vec<(Key, Action)>>,
     cluster_addresses: Counted<IpAddr>,
     hairpins: Counted<IpAddr>,
     timeouts: Counted<u32>,
 }
 
-/// What a Service's plan holds, but for the actions, which lie with the frontends.
+/// A Service's plan without the actions, which are stored once, with the frontends.
 #[derive(Debug, Clone)]
 struct ServiceRecord {
     frontends: Box<[Frontend]>,
@@ -29,7 +30,7 @@ struct ServiceRecord {
     health: Option<HealthPort>,
 }
 
-/// What an update affects; what it is now, [`Desired`] says.
+/// What an update may change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Affected {
     /// Frontends.
@@ -41,23 +42,33 @@ pub struct Affected {
 }
 
 impl Desired {
-    /// What `update` with the same plans would touch: the claimed things of the Services' old and new plans.
+    /// The frontends of the old and the new plans of these Services; one may come twice.
+    pub fn frontends_of<'a>(
+        &'a self,
+        updates: &'a BTreeMap<Key, ServicePlan>,
+    ) -> impl Iterator<Item = Frontend> + 'a {
+        updates.iter().flat_map(|(key, new)| {
+            let old = self.services.get(key).into_iter().flat_map(|old| &old.frontends);
+            old.copied().chain(new.frontends.iter().map(|(frontend, _)| *frontend))
+        })
+    }
+
+    /// Everything whose elements [`Desired::update`] with the same plans may change.
     pub fn affected_by(&self, updates: &BTreeMap<Key, ServicePlan>) -> Affected {
-        let mut affected = Affected::default();
+        let mut affected =
+            Affected { frontends: self.frontends_of(updates).collect(), ..Affected::default() };
         for (key, new) in updates {
             if let Some(old) = self.services.get(key) {
-                affected.frontends.extend(&old.frontends);
                 affected.cluster_addresses.extend(&old.cluster_addresses);
                 affected.hairpins.extend(&old.hairpins);
             }
-            affected.frontends.extend(new.frontends.iter().map(|(frontend, _)| *frontend));
             affected.cluster_addresses.extend(&new.cluster_addresses);
             affected.hairpins.extend(&new.hairpins);
         }
         affected
     }
 
-    /// Replaces the plans of some Services. An empty plan takes the Service out.
+    /// Replaces the plans of some Services. An empty plan removes the Service.
     pub fn update(&mut self, updates: BTreeMap<Key, ServicePlan>) {
         for (key, new) in updates {
             if let Some(old) = self.services.remove(&key) {
@@ -100,22 +111,22 @@ impl Desired {
         }
     }
 
-    /// What becomes of packets to a frontend.
+    /// What happens to packets to a frontend.
     pub fn action(&self, frontend: &Frontend) -> Option<&Action> {
         self.owners.get(frontend)?.first().map(|(_, action)| action)
     }
 
-    /// The Services that want a frontend; the first one has it.
+    /// The Services that ask for a frontend; the first one owns it.
     pub fn owners(&self, frontend: &Frontend) -> impl Iterator<Item = &Key> {
         self.owners.get(frontend).into_iter().flatten().map(|(key, _)| key)
     }
 
-    /// How many frontends there are.
+    /// The number of frontends.
     pub fn frontend_count(&self) -> usize {
         self.owners.len()
     }
 
-    /// All frontends, in order, each with what becomes of its packets.
+    /// All frontends in order, each with its action.
     pub fn actions(&self) -> impl Iterator<Item = (&Frontend, &Action)> {
         self.owners.iter().filter_map(|(frontend, owners)| Some((frontend, &owners.first()?.1)))
     }
@@ -125,22 +136,22 @@ impl Desired {
         self.cluster_addresses.all()
     }
 
-    /// All endpoints on this node.
+    /// The addresses of all endpoints on this node.
     pub fn hairpins(&self) -> impl Iterator<Item = IpAddr> {
         self.hairpins.all()
     }
 
     /// Whether any Service has this cluster address.
     pub fn is_cluster_address(&self, addr: &IpAddr) -> bool {
-        self.cluster_addresses.has(addr)
+        self.cluster_addresses.contains(addr)
     }
 
-    /// Whether this is an endpoint on this node.
+    /// Whether this is the address of an endpoint on this node.
     pub fn is_hairpin(&self, addr: &IpAddr) -> bool {
-        self.hairpins.has(addr)
+        self.hairpins.contains(addr)
     }
 
-    /// The Services known, by key.
+    /// All Services, by key.
     pub fn services(&self) -> impl Iterator<Item = &Key> {
         self.services.keys()
     }
@@ -162,7 +173,7 @@ impl Desired {
     }
 }
 
-/// Things, each with how many Services need it.
+/// Values with the number of Services that need each.
 #[derive(Debug, Clone)]
 struct Counted<T>(BTreeMap<T, usize>);
 
@@ -173,21 +184,21 @@ impl<T> Default for Counted<T> {
 }
 
 impl<T: Ord + Copy> Counted<T> {
-    fn add(&mut self, thing: T) {
-        *self.0.entry(thing).or_default() += 1;
+    fn add(&mut self, value: T) {
+        *self.0.entry(value).or_default() += 1;
     }
 
-    fn remove(&mut self, thing: &T) {
-        if let Some(count) = self.0.get_mut(thing) {
+    fn remove(&mut self, value: &T) {
+        if let Some(count) = self.0.get_mut(value) {
             *count -= 1;
             if *count == 0 {
-                self.0.remove(thing);
+                self.0.remove(value);
             }
         }
     }
 
-    fn has(&self, thing: &T) -> bool {
-        self.0.contains_key(thing)
+    fn contains(&self, value: &T) -> bool {
+        self.0.contains_key(value)
     }
 
     fn all(&self) -> impl Iterator<Item = T> {

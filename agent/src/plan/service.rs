@@ -16,10 +16,10 @@ use super::{Action, Frontend, HealthPort, Masquerade, ServicePlan};
 use crate::local_node::LocalNode;
 
 /// Whether this agent serves the Service: labelled for it, or not labelled for another one where it serves all.
-pub fn serves(service: &Service, all_services: bool) -> bool {
+pub fn serves(service: &Service, kube_proxy_replacement: bool) -> bool {
     let ours = match service.proxy_name.as_deref() {
         Some(name) => name == names::PROXY_NAME,
-        None => all_services,
+        None => kube_proxy_replacement,
     };
     ours && service.kind != ServiceKind::ExternalName
         && !service.headless_label
@@ -28,7 +28,7 @@ pub fn serves(service: &Service, all_services: bool) -> bool {
 
 /// What `service` asks of this node.
 pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) -> ServicePlan {
-    if !serves(service, local_node.all_services) {
+    if !serves(service, local_node.kube_proxy_replacement) {
         return ServicePlan::default();
     }
     let mut plan = ServicePlan {

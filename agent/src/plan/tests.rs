@@ -49,7 +49,7 @@ fn local_node() -> LocalNode {
         zone: None,
         addresses: vec![addr("10.0.0.1"), addr("fd00::1")],
         node_port_addresses: vec![addr("10.0.0.1"), addr("fd00::1")],
-        all_services: false,
+        kube_proxy_replacement: false,
     }
 }
 

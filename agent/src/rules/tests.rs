@@ -92,22 +92,25 @@ fn one_endpoint_less_is_a_small_change() {
 }
 
 #[test]
-fn the_skeleton_changes_with_its_shape_only_where_it_must() {
-    let base_ruleset = |shape: &RulesetConfig| BaseRuleset::new(steerage_nft::Family::Ip, shape);
+fn configuration_changes_only_the_chains_that_mention_it() {
+    let base_ruleset = |config: &RulesetConfig| BaseRuleset::new(steerage_nft::Family::Ip, config);
     let plain = base_ruleset(&RulesetConfig::default());
-    let shaped = base_ruleset(&RulesetConfig {
+    let configured = base_ruleset(&RulesetConfig {
         pods: LocalPods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd44::/64".parse().unwrap()]),
         timeouts: [60].into(),
-        unserved: vec!["192.0.2.0/24".parse().unwrap()],
+        unassigned: vec!["192.0.2.0/24".parse().unwrap()],
     });
-    assert_eq!(plain.version, shaped.version);
+    assert_eq!(plain.version, configured.version);
     let digests = |base_ruleset: &BaseRuleset| -> BTreeMap<String, String> {
         base_ruleset.chains.iter().map(|chain| (chain.name.clone(), chain.digest.clone())).collect()
     };
-    let (plain, shaped) = (digests(&plain), digests(&shaped));
+    let (plain, configured) = (digests(&plain), digests(&configured));
     let changed: Vec<_> =
-        plain.iter().filter(|(name, of)| shaped[*name] != **of).map(|(name, _)| name.as_str()).collect();
-    assert_eq!(changed, ["recall-cluster", "recall-local", "remember", "to-split", "translated", "unserved"]);
+        plain.iter().filter(|(name, of)| configured[*name] != **of).map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        changed,
+        ["recall-cluster", "recall-local", "remember", "to-split", "translated", "unassigned"]
+    );
 }
 
 /// Services by number, each with the frontends that it claims and their targets.

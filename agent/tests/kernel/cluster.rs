@@ -6,12 +6,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use steerage_agent::kernel::{Dataplane, Written};
 use steerage_agent::local_node::{LocalNode, LocalPods};
 use steerage_agent::plan::{ServicePlan, plan_service};
+use steerage_agent::rules::Ruleset;
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Family, Ingress, Key, Protocol, Service, ServiceKind,
     ServicePort, TrafficPolicy, names,
 };
+use steerage_nft::Error;
 use steerage_watch::{Event, Index};
 
 pub(crate) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
@@ -144,4 +147,30 @@ pub(crate) fn plans(world: &World, gone: impl IntoIterator<Item = Key>) -> BTree
         plans.insert(key.clone(), plan_service(index.service(&key).unwrap(), &index, &place()));
     }
     plans
+}
+
+/// A ruleset and its writer.
+pub(crate) struct Proxy {
+    pub(crate) ruleset: Ruleset,
+    pub(crate) dataplane: Dataplane,
+}
+
+impl Proxy {
+    /// Opens the writer in the network namespace of the calling thread.
+    pub(crate) fn open() -> Self {
+        Self { ruleset: Ruleset::default(), dataplane: Dataplane::open().unwrap() }
+    }
+
+    /// Writes these plans.
+    pub(crate) fn write(
+        &mut self,
+        updates: BTreeMap<Key, ServicePlan>,
+        pods: &LocalPods,
+    ) -> Result<Written, Error> {
+        if self.ruleset.set_pods(pods) {
+            self.dataplane.mark_out_of_sync();
+        }
+        let difference = self.ruleset.update(updates, self.dataplane.state());
+        self.dataplane.write(&self.ruleset, &difference)
+    }
 }

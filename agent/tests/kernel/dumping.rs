@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `steerage-agent dump` marks each way in which the kernel can differ, and nothing else.
 
-use steerage_agent::dump::Snapshot;
-use steerage_agent::kernel::Dataplane;
+use steerage_agent::dump::compare;
 use steerage_model::TrafficPolicy;
 use steerage_requirements::{in_new_netns, requires};
 
-use crate::cluster::{Spec, World, plans, pod_networks};
+use crate::cluster::{Proxy, Spec, World, plans, pod_networks};
 use crate::ruleset::nft;
 
 #[test]
@@ -23,10 +22,9 @@ fn differences_are_marked() {
             ..Spec::default()
         };
         let world: World = [(1, spec)].into();
-        let mut dataplane = Dataplane::open().unwrap();
-        dataplane.apply(plans(&world, []), &pod_networks()).unwrap();
-        let snapshot = Snapshot { desired: dataplane.desired().clone(), shape: dataplane.shape().clone() };
-        let whole = snapshot.compare(true).unwrap();
+        let mut proxy = Proxy::open();
+        proxy.write(plans(&world, []), &pod_networks()).unwrap();
+        let whole = compare(&proxy.ruleset, true).unwrap();
         assert_eq!(whole.differences, 0, "{}", whole.text);
         for line in [
             "=   frontends: 10.97.0.1 80/SCTP",
@@ -50,12 +48,12 @@ fn differences_are_marked() {
             ("add set ip6 steerage more { type ipv4_addr ; }", "+ set more"),
         ] {
             nft(&[harm]);
-            let text = snapshot.compare(false).unwrap().text;
+            let text = compare(&proxy.ruleset, false).unwrap().text;
             assert!(text.contains(line), "{harm}: no {line} in\n{text}");
         }
-        assert_eq!(snapshot.compare(false).unwrap().differences, 5);
+        assert_eq!(compare(&proxy.ruleset, false).unwrap().differences, 5);
         nft(&["delete table ip steerage"]);
-        let text = snapshot.compare(false).unwrap().text;
+        let text = compare(&proxy.ruleset, false).unwrap().text;
         assert!(text.contains("\n- table ip steerage, "), "{text}");
     });
 }

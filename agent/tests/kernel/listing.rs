@@ -6,13 +6,12 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 
-use steerage_agent::kernel::Dataplane;
 use steerage_agent::rules::TABLE;
 use steerage_model::{Family, ServiceKind, TrafficPolicy};
 use steerage_nft::{Nft, Table};
 use steerage_requirements::{in_new_netns, requires};
 
-use crate::cluster::{Spec, World, addr, cluster_ip, plans, pod_networks};
+use crate::cluster::{Proxy, Spec, World, addr, cluster_ip, plans, pod_networks};
 use crate::ruleset::{Counts, counts_in_json, counts_in_text, nft};
 
 /// A Service of each kind of element: all classes, both lists, affinity, source ranges, node ports, hairpins, rejects.
@@ -64,8 +63,8 @@ fn nft_lists_every_kind_of_element() {
     requires!(NetworkNamespace, Program("nft"));
     in_new_netns(|| {
         everywhere();
-        let mut dataplane = Dataplane::open().unwrap();
-        dataplane.apply(plans(&everything(), []), &pod_networks()).unwrap();
+        let mut proxy = Proxy::open();
+        proxy.write(plans(&everything(), []), &pod_networks()).unwrap();
         // Clients whose endpoint is remembered: the maps that the kernel itself fills.
         for (family, any) in [(Family::V4, "0.0.0.0:0"), (Family::V6, "[::]:0")] {
             for number in [22, 23] {
@@ -75,8 +74,8 @@ fn nft_lists_every_kind_of_element() {
         }
 
         // The kernel holds what is wanted, by its own listing: this is what `nft` has to show.
-        dataplane.mark_out_of_sync();
-        assert_eq!(dataplane.apply(BTreeMap::new(), &pod_networks()).unwrap().elements, 0);
+        proxy.dataplane.mark_out_of_sync();
+        assert_eq!(proxy.write(BTreeMap::new(), &pod_networks()).unwrap().elements, 0);
         let mut wanted = Counts::new();
         let mut kernel = Nft::open().unwrap();
         for family in [steerage_nft::Family::Ip, steerage_nft::Family::Ip6] {

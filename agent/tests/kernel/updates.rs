@@ -5,31 +5,31 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
-use steerage_agent::kernel::Dataplane;
 use steerage_agent::local_node::LocalPods;
 use steerage_agent::plan::ServicePlan;
+use steerage_agent::rules::KernelState;
 use steerage_model::{Key, ServiceKind, TrafficPolicy};
 use steerage_nft::{Batch, Chain, Element, Errno, Error, Family, Field, Nft, Table, concat};
 use steerage_requirements::{in_new_netns, requires};
 
-use crate::cluster::{Spec, World, plans, pod_networks};
+use crate::cluster::{Proxy, Spec, World, plans, pod_networks};
 use crate::ruleset::{nft, ruleset};
 
 /// Makes the data plane follow the world, as the agent would.
-fn follow(dataplane: &mut Dataplane, world: &World, pods: &LocalPods) -> Result<(), Error> {
-    let updates = updates(dataplane, world);
-    dataplane.apply(updates, pods).map(drop)
+fn follow(proxy: &mut Proxy, world: &World, pods: &LocalPods) -> Result<(), Error> {
+    let updates = updates(proxy, world);
+    proxy.write(updates, pods).map(drop)
 }
 
-fn updates(dataplane: &Dataplane, world: &World) -> BTreeMap<Key, ServicePlan> {
-    let gone: Vec<_> = dataplane.desired().services().cloned().collect();
+fn updates(proxy: &Proxy, world: &World) -> BTreeMap<Key, ServicePlan> {
+    let gone: Vec<_> = proxy.ruleset.desired().services().cloned().collect();
     plans(world, gone)
 }
 
 /// What a process leaves that starts with this world on an empty host.
 fn loaded_at_once(world: &World, pods: &LocalPods) -> Vec<String> {
     in_new_netns(|| {
-        follow(&mut Dataplane::open().unwrap(), world, pods).unwrap();
+        follow(&mut Proxy::open(), world, pods).unwrap();
         ruleset()
     })
 }
@@ -72,13 +72,13 @@ proptest! {
         requires!(Ok(()); NetworkNamespace, Program("nft"));
         let networks = |with: bool| if with { pod_networks() } else { LocalPods::default() };
         let found = in_new_netns(|| {
-            let mut dataplane = Dataplane::open().unwrap();
+            let mut proxy = Proxy::open();
             for (world, pods, restart) in &history {
                 let pods = networks(*pods);
                 if *restart {
-                    dataplane = Dataplane::open().unwrap();
+                    proxy = Proxy::open();
                 }
-                follow(&mut dataplane, world, &pods).unwrap();
+                follow(&mut proxy, world, &pods).unwrap();
             }
             ruleset()
         });
@@ -120,16 +120,18 @@ fn a_refused_update_changes_nothing_and_is_made_good() {
     };
     for what in ["delete", "add", "table"] {
         in_new_netns(|| {
-            let mut dataplane = Dataplane::open().unwrap();
-            follow(&mut dataplane, &two(4), &pods).unwrap();
+            let mut proxy = Proxy::open();
+            follow(&mut proxy, &two(4), &pods).unwrap();
             sabotage(what);
             let before = only(Family::Ip);
-            let refused = follow(&mut dataplane, &two(5), &pods);
+            let refused = follow(&mut proxy, &two(5), &pods);
             assert!(matches!(&refused, Err(Error::Kernel(_))), "{what}: {refused:?}");
             assert_eq!(only(Family::Ip), before, "{what}");
-            assert!(dataplane.is_out_of_sync());
-            let applied = dataplane.apply(BTreeMap::new(), &pods).unwrap();
-            assert!(applied.full && !applied.udp.is_empty(), "the plans of the refused write are kept");
+            assert_eq!(proxy.dataplane.state(), KernelState::Unknown);
+            let applied = proxy.write(BTreeMap::new(), &pods).unwrap();
+            assert!(applied.full, "{applied:?}");
+            let stale = proxy.ruleset.take_stale_flows();
+            assert!(!stale.is_empty(), "the plans of the refused write are kept");
             assert_eq!(ruleset(), loaded_at_once(&two(5), &pods), "{what}");
         });
     }
@@ -141,8 +143,8 @@ fn a_refused_load_changes_nothing_and_is_made_good() {
     requires!(NetworkNamespace, Program("nft"));
     let pods = pod_networks();
     in_new_netns(|| {
-        let mut dataplane = Dataplane::open().unwrap();
-        follow(&mut dataplane, &two(4), &pods).unwrap();
+        let mut proxy = Proxy::open();
+        follow(&mut proxy, &two(4), &pods).unwrap();
         // The table as it is, but for one set, which holds what is in it and no more.
         let listing = nft(&["list", "set", "ip", "steerage", "hairpins"]);
         assert!(listing.contains("type ipv4_addr . ipv4_addr"), "{listing}");
@@ -151,14 +153,14 @@ fn a_refused_load_changes_nothing_and_is_made_good() {
         crowded.insert(3, world);
         nft(&["flush chain ip steerage translated; delete set ip steerage hairpins; \
                add set ip steerage hairpins { type ipv4_addr . ipv4_addr ; size 2 ; }"]);
-        dataplane.mark_out_of_sync();
+        proxy.dataplane.mark_out_of_sync();
         let before = only(Family::Ip);
-        let refused = follow(&mut dataplane, &crowded, &pods);
+        let refused = follow(&mut proxy, &crowded, &pods);
         assert!(matches!(&refused, Err(Error::Kernel(r)) if r.errno == Errno::ENFILE), "{refused:?}");
         assert_eq!(only(Family::Ip), before);
-        assert!(dataplane.is_out_of_sync());
+        assert_eq!(proxy.dataplane.state(), KernelState::Unknown);
         nft(&["delete table ip steerage"]);
-        dataplane.apply(BTreeMap::new(), &pods).unwrap();
+        proxy.write(BTreeMap::new(), &pods).unwrap();
         assert_eq!(ruleset(), loaded_at_once(&crowded, &pods));
     });
 }
@@ -169,7 +171,7 @@ fn a_load_that_was_cut_short_is_made_good() {
     requires!(NetworkNamespace, Program("nft"));
     let pods = pod_networks();
     in_new_netns(|| {
-        follow(&mut Dataplane::open().unwrap(), &two(4), &pods).unwrap();
+        follow(&mut Proxy::open(), &two(4), &pods).unwrap();
         let (table, mut nft) = (Table::new(Family::Ip, "steerage"), Nft::open().unwrap());
         let chains = nft.chains(&table).unwrap();
         let mut batch = Batch::new();
@@ -181,7 +183,7 @@ fn a_load_that_was_cut_short_is_made_good() {
         }
         batch.flush_set(&table, "slots-4");
         nft.commit(batch).unwrap();
-        follow(&mut Dataplane::open().unwrap(), &two(4), &pods).unwrap();
+        follow(&mut Proxy::open(), &two(4), &pods).unwrap();
         assert_eq!(ruleset(), loaded_at_once(&two(4), &pods));
     });
 }
@@ -207,11 +209,11 @@ fn commits_of_others_do_not_keep_us_from_writing() {
             });
             let result = std::panic::catch_unwind(|| {
                 for round in 0..10 {
-                    let mut dataplane = Dataplane::open().unwrap();
-                    follow(&mut dataplane, &two(4 + round), &pods).unwrap();
-                    follow(&mut dataplane, &two(5 + round), &pods).unwrap();
-                    dataplane.mark_out_of_sync();
-                    dataplane.apply(BTreeMap::new(), &pods).unwrap();
+                    let mut proxy = Proxy::open();
+                    follow(&mut proxy, &two(4 + round), &pods).unwrap();
+                    follow(&mut proxy, &two(5 + round), &pods).unwrap();
+                    proxy.dataplane.mark_out_of_sync();
+                    proxy.write(BTreeMap::new(), &pods).unwrap();
                 }
             });
             stop.store(true, Ordering::Relaxed);

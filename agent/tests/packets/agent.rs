@@ -5,11 +5,14 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use steerage_agent::agent::{Agent, Input};
+use steerage_agent::agent::Agent;
 use steerage_agent::health::{HealthCheckPorts, Listeners, ProxyHealth, server_runtime};
+use steerage_agent::input::Input;
 use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
 use steerage_agent::metrics::Metrics;
+use steerage_agent::node_annotations::node_agent;
 use steerage_agent::plan::POLICY_GRACE_PERIOD;
+use steerage_agent::rules::Ruleset;
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_model::{Endpoint, EndpointSlice, Family, Node, Protocol, Service, ServiceKind};
 use steerage_nft::Nft;
@@ -41,10 +44,10 @@ impl<'a> Running<'a> {
     fn new(world: &'a World, node_port_addresses: NodePortAddresses) -> Self {
         let settings = AgentSettings {
             node: "node".to_owned(),
-            all_services: false,
+            kube_proxy_replacement: false,
             node_port_addresses,
             detect_local: DetectLocal::NodeCidrs,
-            unserved: Vec::new(),
+            unassigned: Vec::new(),
         };
         let enter = world.entering(At::Node);
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -64,23 +67,24 @@ impl<'a> Running<'a> {
             let (recorder, _writer) = Recorder::new(client, "agent", "node", &mut registry);
             let mut dataplane = Dataplane::open().unwrap();
             let tell = move |foreign| {
-                if foreign { sender.send(Input::Foreign).is_ok() } else { !sender.is_closed() }
+                if foreign { sender.send(Input::ForeignChange).is_ok() } else { !sender.is_closed() }
             };
             dataplane.watch_foreign_changes(tell);
             let addresses = AddressWatch::open().unwrap();
             tokio::spawn(async move {
-                while addresses.changed().await.is_ok() && readdressed.send(Input::Addresses).is_ok() {}
+                while addresses.changed().await.is_ok() && readdressed.send(Input::HostAddresses).is_ok() {}
             });
             let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
             let agent = Agent {
                 settings,
+                ruleset: Ruleset::default(),
                 dataplane,
                 cleaner: FlowCleaner::start(|_| {}).unwrap(),
                 ports: ports.clone(),
                 proxy_health: proxy_health.clone(),
                 listeners: Listeners::new(ports, proxy_health, server_runtime().unwrap()),
                 recorder,
-                announcement: (watch::channel(false).0, "labelled/test".to_owned()),
+                annotations: (node_agent(false, "test"), watch::channel(false).0),
                 metrics: Metrics::new(&mut registry),
                 first: Some(Readiness::default().task("rules")),
             };

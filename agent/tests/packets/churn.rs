@@ -189,7 +189,7 @@ fn no_packet_is_lost_while_a_vip_moves_between_services() {
             (service.key.clone(), plan_service(&service, &cluster.index, &place()))
         });
         let updates: BTreeMap<Key, ServicePlan> = updates.into();
-        cluster.dataplane.apply(updates, &cluster.pods).expect("apply");
+        cluster.write(updates);
     });
 }
 

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use steerage_agent::kernel::{Applied, Dataplane};
+use steerage_agent::kernel::{Dataplane, Written};
 use steerage_agent::local_node::{LocalNode, LocalPods};
 use steerage_agent::plan::{ServicePlan, plan_service};
+use steerage_agent::rules::{Ruleset, StaleFlows};
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Family, Ingress, Key, Protocol, Service, ServiceKind,
     ServicePort, TrafficPolicy, names,
@@ -106,13 +107,22 @@ pub(crate) fn place() -> LocalNode {
         zone: None,
         addresses: own.clone(),
         node_port_addresses: own,
-        all_services: false,
+        kube_proxy_replacement: false,
     }
+}
+
+/// What a write did, and the UDP flows to clean up after it.
+#[derive(Debug)]
+pub(crate) struct Applied {
+    pub(crate) elements: usize,
+    pub(crate) full: bool,
+    pub(crate) udp: StaleFlows,
 }
 
 /// An index and a data plane that follows it.
 pub(crate) struct Cluster {
     pub(crate) index: Index,
+    pub(crate) ruleset: Ruleset,
     pub(crate) dataplane: Dataplane,
     /// How the node's pods are told.
     pub(crate) pods: LocalPods,
@@ -127,13 +137,15 @@ impl Cluster {
         index.apply_service(Event::InitDone);
         index.apply_slice(Event::InitDone);
         let by_network = LocalPods::Networks(pod_networks());
-        let mut cluster = Self { index, dataplane: open(world), pods: by_network };
+        let mut cluster =
+            Self { index, ruleset: Ruleset::default(), dataplane: open(world), pods: by_network };
         cluster.set(service, pods);
         cluster
     }
 
     /// What a new process would do: opens the tables again and follows the same index.
     pub(crate) fn restart(&mut self, world: &World) -> Applied {
+        self.ruleset = Ruleset::default();
         self.dataplane = open(world);
         self.apply()
     }
@@ -157,8 +169,17 @@ impl Cluster {
 
     pub(crate) fn apply(&mut self) -> Applied {
         let plan = self.index.service(&key()).map(|service| plan_service(service, &self.index, &place()));
-        let updates: BTreeMap<Key, ServicePlan> = [(key(), plan.unwrap_or_default())].into();
-        self.dataplane.apply(updates, &self.pods).expect("apply")
+        self.write([(key(), plan.unwrap_or_default())].into())
+    }
+
+    /// Writes these plans.
+    pub(crate) fn write(&mut self, updates: BTreeMap<Key, ServicePlan>) -> Applied {
+        if self.ruleset.set_pods(&self.pods) {
+            self.dataplane.mark_out_of_sync();
+        }
+        let difference = self.ruleset.update(updates, self.dataplane.state());
+        let Written { elements, full } = self.dataplane.write(&self.ruleset, &difference).expect("write");
+        Applied { elements, full, udp: self.ruleset.take_stale_flows() }
     }
 }
 

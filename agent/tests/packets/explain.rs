@@ -18,16 +18,11 @@ const SENDERS: [At; 5] = [At::Client, At::Node, At::Pod1, At::Pod2, At::Far];
 
 fn explained(cluster: &Cluster, from: IpAddr, to: SocketAddr) -> Explanation {
     let (place, pods) = (place(), LocalPods::Networks(pod_networks()));
-    let desired = cluster.dataplane.desired();
+    let mut ruleset = cluster.ruleset.clone();
+    ruleset.set_unassigned(vec!["192.0.2.0/24".parse().unwrap()]);
     let host = &place.addresses;
-    let known = ExplainContext {
-        desired,
-        index: &cluster.index,
-        local_node: &place,
-        pods: &pods,
-        host,
-        unserved: &["192.0.2.0/24".parse().unwrap()],
-    };
+    let known =
+        ExplainContext { ruleset: &ruleset, index: &cluster.index, local_node: &place, pods: &pods, host };
     let frontend = Frontend { addr: to.ip(), protocol: Protocol::Tcp, port: to.port() };
     explain(PacketQuery::new(frontend, Some(from)).unwrap(), known)
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use steerage_agent::kernel::{FlowCleaner, clean_up};
+use steerage_agent::rules::KernelState;
 use steerage_model::{Family, Protocol};
 use steerage_nft::{Conntrack, Nft, Table};
 use steerage_requirements::requires;
@@ -225,7 +226,7 @@ fn a_failed_write_is_made_good_by_the_next_one() {
     cluster.index.apply_slice(steerage_watch::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cluster.apply()));
     assert!(result.is_err());
-    assert!(cluster.dataplane.is_out_of_sync());
+    assert_eq!(cluster.dataplane.state(), KernelState::Unknown);
     let applied = cluster.apply();
     assert!(applied.full && !applied.udp.is_empty(), "the flows of the failed write are not forgotten");
     let refused = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Udp);

@@ -240,9 +240,7 @@ fn node_ports_are_not_on_loopback_and_a_proxy_mode_address_is_left_alone() {
     let cluster = Cluster::new(&world, service, &[At::Pod1]);
     let loopback = "127.0.0.1:30080".parse().unwrap();
     assert_eq!(world.ask(At::Node, loopback, Protocol::Tcp), Err(Lost::Refused));
-    assert!(
-        cluster.dataplane.desired().actions().all(|(front, _)| front.addr != Way::Vip.to(Family::V4).ip())
-    );
+    assert!(cluster.ruleset.desired().actions().all(|(front, _)| front.addr != Way::Vip.to(Family::V4).ip()));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--drop-unserved`: what comes for a load balancer's address and matches nothing goes no further, and nothing of it is kept.
+//! `--drop-unassigned-vips`: what comes for a load balancer's address and matches nothing goes no further, and nothing of it is kept.
 
 use std::net::SocketAddr;
 
@@ -26,7 +26,8 @@ fn guarded(world: &World) -> Cluster {
         }
     }
     let ranges = ["192.0.2.0/24", "2001:db8::/120"].map(|net| net.parse().unwrap());
-    cluster.dataplane.drop_unassigned(ranges.to_vec());
+    assert!(cluster.ruleset.set_unassigned(ranges.to_vec()));
+    cluster.dataplane.mark_out_of_sync();
     cluster.apply();
     cluster
 }

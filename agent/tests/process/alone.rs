@@ -64,10 +64,15 @@ fn a_second_agent_refuses_and_the_first_answers_questions() {
 
     drop(agent);
     let announced =
-        || scene.get("v1", "Node", "node")["metadata"]["annotations"]["steerage.dev/agent"].is_string();
+        || scene.get("v1", "Node", "node")["metadata"]["annotations"]["steerage.dev/agent-mode"].is_string();
     assert!(announced());
     let (status, text) = scene.command(&["cleanup"]);
-    assert!(status.success() && text.contains("kubectl annotate node NODE steerage.dev/agent-"), "{text}");
+    assert!(
+        status.success()
+            && text
+                .contains("kubectl annotate node NODE steerage.dev/agent-mode- steerage.dev/agent-version-"),
+        "{text}"
+    );
     assert!(!scene.nft("list tables").contains("steerage") && announced());
     let kubeconfig = scene.server.kubeconfig().to_str().unwrap();
     let (status, text) = scene.command(&["cleanup", "--node-name", "node", "--kubeconfig", kubeconfig]);

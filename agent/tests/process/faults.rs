@@ -151,7 +151,7 @@ fn a_node_renamed_goes_on_serving() {
             scene.world.ask(At::Client, front(), Protocol::Tcp).is_ok_and(|(who, _)| who == "pod2")
         });
         eventually("the node is announced", || {
-            scene.get("v1", "Node", "renamed")["metadata"]["annotations"]["steerage.dev/agent"]
+            scene.get("v1", "Node", "renamed")["metadata"]["annotations"]["steerage.dev/agent-mode"]
                 .as_str()
                 .is_some_and(|value| value.starts_with("labelled/"))
         });

@@ -30,7 +30,7 @@ fn addresses_of_service_cidrs_that_no_service_has_are_dropped_where_there_is_no_
     assert_eq!([first, first_v6, later].map(asks), [Lost::Refused; 3], "kube-proxy's to drop");
     drop(agent);
 
-    let _agent = scene.started_with("node", &["--services", "all"]);
+    let _agent = scene.started_with("node", &["--kube-proxy-replacement"]);
     for address in [first, first_v6] {
         eventually("the API server's own network is known", || asks(address) == Lost::Silence);
     }

@@ -38,14 +38,16 @@
 {{- define "steerage.agentArgs" -}}
 {{- $agent := .Values.agent -}}
 {{ include "steerage.commonArgs" (dict "root" . "port" $agent.adminPort) }}
-- --services={{ $agent.services }}
+{{- if $agent.kubeProxyReplacement }}
+- --kube-proxy-replacement
+{{- end }}
 {{- with $agent.apiServer }}
 - --api-server={{ . }}
 {{- end }}
-{{- if and $agent.dropUnserved (eq .Values.controller.provider "edge") }}
+{{- if and $agent.dropUnassignedVips (eq .Values.controller.provider "edge") }}
 {{- range .Values.edge.addressPools }}
 {{- range .addresses }}
-- --drop-unserved={{ . }}
+- --drop-unassigned-vips={{ . }}
 {{- end }}
 {{- end }}
 {{- end }}

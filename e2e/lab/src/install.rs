@@ -117,9 +117,9 @@ fn helm(lab: &Lab, chart: &Path, values: &Path, set: &[String]) -> Command {
 /// restarts them, and nothing else does.
 fn chart_values(plan: &Plan, controller: &str, agent: &str) -> Value {
     let annotations = |version: &str| json!({ "lab.steerage.dev/image": version });
-    let mut agent = json!({ "services": "labelled", "podAnnotations": annotations(agent) });
+    let mut agent = json!({ "kubeProxyReplacement": false, "podAnnotations": annotations(agent) });
     if plan.service_proxy == ServiceProxy::Steerage {
-        agent["services"] = "all".into();
+        agent["kubeProxyReplacement"] = true.into();
         agent["apiServer"] = format!("{}:{API_PORT}", plan.control_plane().ipv4).into();
     }
     json!({
@@ -145,7 +145,7 @@ mod tests {
             node_grace_seconds: 50,
         };
         let beside = chart_values(&plan, "1", "2");
-        assert_eq!(beside["agent"]["services"], "labelled");
+        assert_eq!(beside["agent"]["kubeProxyReplacement"], false);
         assert_eq!(beside["agent"].get("apiServer"), None);
         assert_eq!(beside["agent"]["podAnnotations"]["lab.steerage.dev/image"], "2");
         plan.service_proxy = ServiceProxy::Steerage;

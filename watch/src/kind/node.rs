@@ -2,7 +2,7 @@
 //! Nodes.
 
 use serde::Deserialize;
-use steerage_model::{Key, Node, names};
+use steerage_model::{Key, Node, NodeAgent, names};
 
 use super::json::{Meta, or_default, parse_or_note};
 use super::{Kind, Malformed, Selectors};
@@ -67,7 +67,10 @@ impl Kind for Nodes {
             deleting: metadata.deletion_timestamp.is_some(),
             autoscaler_taint: spec.taints.iter().any(|taint| taint.key == names::AUTOSCALER_TAINT),
             cordoned: spec.unschedulable.unwrap_or(false),
-            agent: annotations.remove(names::NODE_AGENT),
+            agent: annotations.remove(names::AGENT_MODE).map(|mode| NodeAgent {
+                mode,
+                version: annotations.remove(names::AGENT_VERSION).unwrap_or_default(),
+            }),
             name: metadata.name,
         }))
     }

@@ -14,7 +14,9 @@ fn a_whole_node_is_read() {
         "metadata": {
             "name": "n1", "deletionTimestamp": "2026-01-02T00:00:00Z",
             "labels": { "topology.kubernetes.io/zone": "z1", "node.kubernetes.io/exclude-from-external-load-balancers": "" },
-            "annotations": { "steerage.dev/agent": "all/0.1.0", "volumes.kubernetes.io/x": "true" }
+            "annotations": {
+                "steerage.dev/agent-mode": "labelled", "steerage.dev/agent-version": "0.1.0", "volumes.kubernetes.io/x": "true"
+            }
         },
         "spec": {
             "podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "fd00:1::/64"], "providerID": "aws:///z1/i-1",
@@ -40,7 +42,7 @@ fn a_whole_node_is_read() {
         deleting: true,
         autoscaler_taint: true,
         cordoned: true,
-        agent: Some("all/0.1.0".into()),
+        agent: Some(NodeAgent { mode: "labelled".into(), version: "0.1.0".into() }),
     };
     assert_eq!(node, want);
 }

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the watches said, and the plans that follow from it. Called by the loop alone; does no I/O.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use steerage_model::{Key, Node, NodeAgent, ServiceCidr};
+use steerage_watch::{Event, Index, Store};
+
+use crate::local_node::{LocalNode, LocalPods};
+use crate::plan::{PolicyTransitions, ServicePlan, plan_service};
+use crate::settings::AgentSettings;
+
+/// Everything that plans depend on.
+#[derive(Default)]
+pub(super) struct Planner {
+    pub(super) index: Index,
+    /// The host's own addresses, if node ports are served at some of them.
+    pub(super) host_addresses: Vec<IpAddr>,
+    /// This node as it was planned with last. It outlives the Node object: the machine may still run.
+    pub(super) local_node: Option<(LocalNode, LocalPods)>,
+    pub(super) transitions: PolicyTransitions,
+    service_cidrs: Store<ServiceCidr>,
+    service_cidrs_changed: bool,
+}
+
+impl Planner {
+    pub(super) fn on_service_cidr(&mut self, event: Event<ServiceCidr>) {
+        // A list counts once it is complete: the rules are not written for each of its items.
+        self.service_cidrs_changed |= !matches!(event, Event::Init | Event::InitApply(_));
+        self.service_cidrs.apply(event, |_, _| {});
+    }
+
+    /// The changed networks of cluster IPs, if they changed since the last call.
+    pub(super) fn take_service_cidrs(&mut self) -> Option<&Store<ServiceCidr>> {
+        std::mem::take(&mut self.service_cidrs_changed).then_some(&self.service_cidrs)
+    }
+
+    /// Whether load balancers may use this node: it exists, is not being deleted, and is not about to be.
+    pub(super) fn is_eligible(&self, settings: &AgentSettings) -> bool {
+        self.own_node(settings).is_some_and(|node| !node.deleting && !node.autoscaler_taint)
+    }
+
+    /// What the Node object says about its agent.
+    pub(super) fn annotations(&self, settings: &AgentSettings) -> Option<&NodeAgent> {
+        self.own_node(settings)?.agent.as_ref()
+    }
+
+    fn own_node(&self, settings: &AgentSettings) -> Option<&Node> {
+        self.index.node(&settings.node)
+    }
+
+    /// The plans of Services that may have changed since the last call: all, if this node changed. `None` while this node is not
+    /// known.
+    pub(super) fn plan(
+        &mut self,
+        settings: &AgentSettings,
+        now: Instant,
+    ) -> Option<BTreeMap<Key, ServicePlan>> {
+        let known = self
+            .own_node(settings)
+            .map(|node| (settings.local_node(node, &self.host_addresses), settings.local_pods(node)));
+        let (local_node, pods) = known.or_else(|| self.local_node.clone())?;
+        let mut dirty = self.index.take_dirty().services;
+        for key in &dirty {
+            self.transitions.observe(key, self.index.service(key), now);
+        }
+        dirty.extend(self.transitions.expire(now));
+        if self.local_node.as_ref().is_none_or(|(old, old_pods)| *old != local_node || *old_pods != pods) {
+            dirty.extend(self.index.services().map(|service| service.key.clone()));
+        }
+        let updates = dirty.into_iter().map(|key| {
+            let plan = self.plan_one(&key, &local_node);
+            (key, plan)
+        });
+        let updates = updates.collect();
+        self.local_node = Some((local_node, pods));
+        Some(updates)
+    }
+
+    /// How local pods are recognised, as planned with last.
+    pub(super) fn pods(&self) -> Option<&LocalPods> {
+        self.local_node.as_ref().map(|(_, pods)| pods)
+    }
+
+    fn plan_one(&self, key: &Key, local_node: &LocalNode) -> ServicePlan {
+        let Some(service) = self.index.service(key) else { return ServicePlan::default() };
+        let mut plan = plan_service(service, &self.index, local_node);
+        if self.transitions.contains(key) {
+            plan.fall_back_to_cluster_policy();
+        }
+        plan
+    }
+}

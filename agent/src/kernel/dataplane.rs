@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The writer: makes the kernel's tables hold what a [`Ruleset`] says. It decides nothing else.
+
+use steerage_nft::{Error, Monitor, Nft};
+
+use super::{FAMILIES, FamilyTable, watch_foreign};
+use crate::rules::{Difference, KernelState, Ruleset, all_elements};
+
+/// A successful write.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Elements added and deleted.
+    pub elements: usize,
+    /// Everything was compared with the kernel.
+    pub full: bool,
+}
+
+/// The tables of this network namespace.
+#[derive(Debug)]
+pub struct Dataplane {
+    tables: Vec<FamilyTable>,
+    state: KernelState,
+    /// Called on foreign changes; `None` once the monitor runs, or where nobody asked for one.
+    on_foreign_change: Option<ForeignChangeCallback>,
+}
+
+struct ForeignChangeCallback(Box<dyn FnMut(bool) -> bool + Send>);
+
+impl std::fmt::Debug for ForeignChangeCallback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ForeignChangeCallback")
+    }
+}
+
+impl Dataplane {
+    /// Opens netlink sockets in the network namespace of the calling thread. Writes nothing. A family that the kernel lacks is
+    /// left out.
+    pub fn open() -> Result<Self, Error> {
+        let mut tables = Vec::new();
+        for (model, family) in FAMILIES {
+            let mut nft = Nft::open()?;
+            match nft.tables(family) {
+                Ok(_) => tables.push(FamilyTable::new(nft, model, family)),
+                Err(error) if error.is_unsupported() => {
+                    tracing::warn!(family = %model, "kernel lacks this address family; its Services are not served");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { tables, state: KernelState::Unknown, on_foreign_change: None })
+    }
+
+    /// Reports foreign changes of the tables, see [`watch_foreign`], from the first successful write on. Not earlier: while
+    /// anybody listens, the kernel builds a message for each element of a load, which doubles its work.
+    pub fn watch_foreign_changes(&mut self, changed: impl FnMut(bool) -> bool + Send + 'static) {
+        self.on_foreign_change = Some(ForeignChangeCallback(Box::new(changed)));
+    }
+
+    /// What is known of the tables.
+    pub fn state(&self) -> KernelState {
+        self.state
+    }
+
+    /// Has the next write compare everything.
+    pub fn mark_out_of_sync(&mut self) {
+        self.state = KernelState::Unknown;
+    }
+
+    /// Writes `difference`, which led to `ruleset`; compares everything where the difference or the kernel's state is not known.
+    /// After an error the state is unknown. No packet meets a family that was written in part: each family is one transaction,
+    /// and a new table gets its base chains last.
+    pub fn write(&mut self, ruleset: &Ruleset, difference: &Difference) -> Result<Written, Error> {
+        // Unknown until the write is known to have worked.
+        let state = std::mem::replace(&mut self.state, KernelState::Unknown);
+        let (written, state) = match (difference, state) {
+            (Difference::Elements(_), KernelState::InSync) => {
+                (self.write_elements(difference)?, KernelState::InSync)
+            }
+            _ => self.write_all(ruleset)?,
+        };
+        self.state = state;
+        Ok(written)
+    }
+
+    fn write_elements(&mut self, difference: &Difference) -> Result<Written, Error> {
+        let mut written = Written::default();
+        for table in &mut self.tables {
+            if let Some(changes) = difference.of(table.model()) {
+                table.write(changes)?;
+                written.elements += changes.count();
+            }
+        }
+        Ok(written)
+    }
+
+    fn write_all(&mut self, ruleset: &Ruleset) -> Result<(Written, KernelState), Error> {
+        let mut written = Written { full: true, ..Written::default() };
+        let mut generations = Vec::new();
+        for table in &mut self.tables {
+            let wanted = all_elements(ruleset.desired(), table.model());
+            let (elements, step) = table.synchronise(ruleset.config(), &wanted)?;
+            written.elements += elements;
+            generations.push(step);
+        }
+        let state = match self.on_foreign_change.take() {
+            None => KernelState::InSync,
+            Some(callback) => self.start_monitor(callback, &generations)?,
+        };
+        Ok((written, state))
+    }
+
+    /// Starts the monitor. The kernel is in sync if nobody else has written since our own writes began: then each led from one
+    /// generation of the ruleset to the next.
+    fn start_monitor(
+        &mut self,
+        callback: ForeignChangeCallback,
+        generations: &[(u32, u32)],
+    ) -> Result<KernelState, Error> {
+        let (monitor, ports) = match self.monitor() {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.on_foreign_change = Some(callback);
+                return Err(error);
+            }
+        };
+        watch_foreign(monitor, ports, callback.0)
+            .map_err(|_| Error::NoReply("start the thread of the monitor".to_owned()))?;
+        let Some(table) = self.tables.last_mut() else { return Ok(KernelState::InSync) };
+        let now = table.generation()?;
+        let unbroken = generations.is_sorted_by(|(_, after), (before, _)| after == before);
+        let ours = unbroken && generations.last().is_some_and(|(_, after)| *after == now);
+        Ok(if ours { KernelState::InSync } else { KernelState::Unknown })
+    }
+
+    fn monitor(&self) -> Result<(Monitor, Vec<u32>), Error> {
+        let ports = self.tables.iter().map(FamilyTable::port).collect::<Result<_, _>>()?;
+        Ok((Monitor::open()?, ports))
+    }
+}

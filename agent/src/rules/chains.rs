@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The rules of the base ruleset, chain by chain.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use steerage_nft::{Chain, Ct, Direction, DynamicOp, Expression, Family, FibAddress, Meta, Reject, Rule};
+
+use super::base_ruleset::{RulesetChain, RulesetConfig, base_chains, with_digest};
+use super::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED};
+use super::layout::{LOCAL_OFFSET, SetId, affinity_name, classes};
+use crate::local_node::LocalPods;
+
+/// Bytes of an interface's name with its final zero.
+const IFNAMSIZ: usize = 16;
+
+/// One of a frontend's two lists of endpoints.
+#[derive(Clone, Copy)]
+enum EndpointList {
+    Cluster,
+    Local,
+}
+
+pub(super) struct RuleBuilder<'a> {
+    pub(super) family: Family,
+    pub(super) config: &'a RulesetConfig,
+}
+
+impl RuleBuilder<'_> {
+    pub(super) fn chains(&self) -> Vec<RulesetChain> {
+        let mut chains: Vec<_> = [
+            ("remember", self.remember()),
+            ("recall-cluster", self.recall(EndpointList::Cluster)),
+            ("recall-local", self.recall(EndpointList::Local)),
+            ("to-cluster", self.endpoints(EndpointList::Cluster)),
+            ("to-local", self.endpoints(EndpointList::Local)),
+            ("to-split", self.split()),
+            ("services", self.services()),
+            ("unassigned", self.unassigned()),
+            ("translated", self.translated()),
+        ]
+        .into_iter()
+        .map(|(name, rules)| with_digest(name, Chain::regular(name), rules))
+        .collect();
+        let names = ["prerouting", "output", "input", "postrouting"];
+        let rules = [self.incoming(), self.incoming(), self.to_host(), self.outgoing()];
+        for ((name, chain), rules) in names.into_iter().zip(base_chains()).zip(rules) {
+            chains.push(with_digest(name, chain, rules));
+        }
+        chains
+    }
+
+    /// The packet's destination.
+    fn frontend(&self) -> Vec<Expression> {
+        vec![Expression::daddr(self.family), Expression::l4proto(), Expression::dport()]
+    }
+
+    /// The destination of the connection's first packet.
+    fn original_frontend(&self) -> Vec<Expression> {
+        vec![
+            Expression::Ct(Ct::Destination(self.family, Direction::Original)),
+            Expression::l4proto(),
+            Expression::Ct(Ct::DestinationPort(Direction::Original)),
+        ]
+    }
+
+    fn frontend_and(&self, last: Expression) -> Vec<Expression> {
+        let mut key = self.frontend();
+        key.push(last);
+        key
+    }
+
+    /// Rules that match packets from local pods. Since Linux 5.7 the kernel knows the input interface after routing, too.
+    fn sent_by_pods(&self) -> Vec<Rule> {
+        let by_interface =
+            |name: &[u8]| vec![Rule::new().equals_bytes(&Expression::Meta(Meta::IifName), name)];
+        match &self.config.pods {
+            LocalPods::Networks(nets) => self.within(&Expression::saddr(self.family), nets).collect(),
+            LocalPods::Interface(name) => {
+                let mut padded = name.clone().into_bytes();
+                padded.resize(IFNAMSIZ, 0);
+                by_interface(&padded)
+            }
+            LocalPods::InterfacePrefix(prefix) => by_interface(prefix.as_bytes()),
+        }
+    }
+
+    /// Rules that match an address in the networks, of this family.
+    fn within(&self, address: &Expression, nets: &[IpNet]) -> impl Iterator<Item = Rule> {
+        let v6 = self.family == Family::Ip6;
+        nets.iter().filter(move |net| net.addr().is_ipv6() == v6).map(|net| {
+            let network = address.clone().masked(octets(net.netmask()));
+            Rule::new().equals_bytes(&network, &octets(net.network()))
+        })
+    }
+
+    /// Matches packets from this host itself.
+    fn sent_by_host() -> Rule {
+        Rule::new().equals(&Expression::FibType(FibAddress::Source), Expression::LOCAL)
+    }
+
+    /// Base chains prerouting and output: first packets of connections, from outside, from pods and from this host.
+    fn incoming(&self) -> Vec<Rule> {
+        vec![
+            self.to_cluster_address().goto("services"),
+            Rule::new().in_set(&SetId::Frontends.name(), &self.frontend()).goto("services"),
+        ]
+    }
+
+    fn services(&self) -> Vec<Rule> {
+        let key = self.frontend();
+        vec![
+            Rule::new()
+                .in_set(&SetId::Restricted.name(), &key)
+                .not_in_set(&SetId::Sources.name(), &self.frontend_and(Expression::saddr(self.family)))
+                .drop(),
+            Rule::new().in_set(&SetId::Rejected.name(), &key).reject(Reject::PortUnreachable(self.family)),
+            Rule::new().in_set(&SetId::Dropped.name(), &key).drop(),
+            Rule::new().in_set(&SetId::Split.name(), &key).goto("to-split"),
+            Rule::new().goto("to-cluster"),
+        ]
+    }
+
+    fn to_cluster_address(&self) -> Rule {
+        Rule::new().in_set(&SetId::ClusterAddresses.name(), &[Expression::daddr(self.family)])
+    }
+
+    /// External policy Local: local pods and this host reach all endpoints, clients outside the local ones.
+    fn split(&self) -> Vec<Rule> {
+        let mut rules: Vec<_> = self.sent_by_pods().into_iter().map(|rule| rule.goto("to-cluster")).collect();
+        rules.push(Self::sent_by_host().goto("to-cluster"));
+        rules.push(Rule::new().goto("to-local"));
+        rules
+    }
+
+    fn endpoints(&self, list: EndpointList) -> Vec<Rule> {
+        let (recall, offset) = match list {
+            EndpointList::Cluster => ("recall-cluster", 0),
+            EndpointList::Local => ("recall-local", LOCAL_OFFSET),
+        };
+        let mut rules = vec![Rule::new().in_set(&SetId::Affine.name(), &self.frontend()).jump(recall)];
+        // Twice: a frontend may have moved to a map that the packet had already passed.
+        for class in classes().chain(classes()) {
+            let key = self.frontend_and(Expression::Random { modulus: class, offset });
+            rules.push(Rule::new().map(&SetId::Slots(class).name(), &key).dnat(self.family));
+        }
+        match list {
+            // The policy has become Cluster since the packet was in to-split.
+            EndpointList::Local => {
+                rules.push(Rule::new().not_in_set(&SetId::Split.name(), &self.frontend()).goto("to-cluster"));
+            }
+            // A port that no Service has. The sets tell apart a frontend whose last endpoint has just gone.
+            EndpointList::Cluster => rules.push(
+                self.to_cluster_address()
+                    .not_in_set(&SetId::Dropped.name(), &self.frontend())
+                    .not_in_set(&SetId::Frontends.name(), &self.frontend())
+                    .reject(Reject::PortUnreachable(self.family)),
+            ),
+        }
+        rules.push(Rule::new().drop());
+        rules
+    }
+
+    /// Sends a client to its last endpoint if the frontend still has that; else forgets it.
+    fn recall(&self, list: EndpointList) -> Vec<Rule> {
+        let sticky = match list {
+            EndpointList::Cluster => SetId::Sticky,
+            EndpointList::Local => SetId::StickyLocal,
+        };
+        let client = self.frontend_and(Expression::saddr(self.family));
+        let mut rules = Vec::new();
+        for seconds in &self.config.timeouts {
+            let affinity = affinity_name(*seconds);
+            let mut key = vec![Expression::MapWord { map: affinity.clone(), key: client.clone() }];
+            key.extend(self.frontend());
+            let affine = SetId::AffineFor(*seconds).name();
+            rules.push(
+                Rule::new().in_set(&affine, &self.frontend()).map(&sticky.name(), &key).dnat(self.family),
+            );
+            let anything = [Expression::Meta(Meta::Mark)];
+            rules.push(Rule::new().in_set(&affine, &self.frontend()).dynamic(
+                DynamicOp::Delete,
+                &affinity,
+                &client,
+                &anything,
+                None,
+            ));
+        }
+        rules.push(Rule::new().return_());
+        rules
+    }
+
+    /// Records a client's endpoint; each new connection restarts the timeout.
+    fn remember(&self) -> Vec<Rule> {
+        let mut client = self.original_frontend();
+        client.push(Expression::Ct(Ct::Source(self.family, Direction::Original)));
+        let endpoint = Expression::Jhash {
+            of: vec![Expression::daddr(self.family)],
+            modulus: ENDPOINT_MODULUS,
+            seed: ENDPOINT_SEED,
+        };
+        let note = |seconds: &u32| {
+            let timeout = Some(Duration::from_secs((*seconds).into()));
+            let endpoint = std::slice::from_ref(&endpoint);
+            Rule::new().in_set(&SetId::AffineFor(*seconds).name(), &self.original_frontend()).dynamic(
+                DynamicOp::Update,
+                &affinity_name(*seconds),
+                &client,
+                endpoint,
+                timeout,
+            )
+        };
+        let mut rules: Vec<_> = self.config.timeouts.iter().map(note).collect();
+        rules.push(Rule::new().return_());
+        rules
+    }
+
+    /// Base chain input: first packets to an endpoint in the host's own network, which never reach postrouting.
+    fn to_host(&self) -> Vec<Rule> {
+        vec![self.of_affine_frontend().jump("remember")]
+    }
+
+    fn of_affine_frontend(&self) -> Rule {
+        Rule::new()
+            .has_any(Expression::Ct(Ct::Status), Ct::DNAT)
+            .in_set(&SetId::Affine.name(), &self.original_frontend())
+    }
+
+    /// First packets that leave untranslated by this or any other proxy. One to a load balancer's address would loop between load
+    /// balancer and nodes. Dropped here, it leaves no conntrack entry. An address of this host is answered by the host.
+    fn unassigned(&self) -> Vec<Rule> {
+        let elsewhere = |rule: Rule| {
+            rule.not_equals(&Expression::FibType(FibAddress::Destination), Expression::LOCAL).drop()
+        };
+        let mut rules: Vec<_> =
+            self.within(&Expression::daddr(self.family), &self.config.unassigned).map(elsewhere).collect();
+        rules.push(Rule::new().return_());
+        rules
+    }
+
+    /// Base chain postrouting: first packets that leave.
+    fn outgoing(&self) -> Vec<Rule> {
+        let original = self.original_frontend();
+        vec![
+            Rule::new().has_none(Expression::Ct(Ct::Status), Ct::DNAT).goto("unassigned"),
+            Rule::new().in_set(&SetId::ClusterAddresses.name(), &original[..1]).goto("translated"),
+            Rule::new().in_set(&SetId::Frontends.name(), &original).goto("translated"),
+        ]
+    }
+
+    /// First packets that the agent has translated.
+    fn translated(&self) -> Vec<Rule> {
+        let original = self.original_frontend();
+        let ends = [Expression::saddr(self.family), Expression::daddr(self.family)];
+        let mut rules = vec![
+            self.of_affine_frontend().jump("remember"),
+            Rule::new().in_set(&SetId::Hairpins.name(), &ends).masquerade_random(),
+            Rule::new().in_set(&SetId::Masqueraded.name(), &original).masquerade_random(),
+        ];
+        let pods: Vec<_> = self.sent_by_pods().into_iter().map(Rule::return_).collect();
+        // Without a way to recognise local pods, a ClusterIP keeps every client's address.
+        let outsiders = (!pods.is_empty())
+            .then(|| Rule::new().in_set(&SetId::ClusterAddresses.name(), &original[..1]).masquerade_random());
+        rules.extend(pods);
+        rules.push(Self::sent_by_host().masquerade_random());
+        rules.extend(outsiders);
+        rules
+    }
+}
+
+fn octets(addr: IpAddr) -> Vec<u8> {
+    match addr {
+        IpAddr::V4(addr) => addr.octets().to_vec(),
+        IpAddr::V6(addr) => addr.octets().to_vec(),
+    }
+}

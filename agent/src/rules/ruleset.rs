@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the kernel should hold: the frontends of all Services and the configuration of the chains. Pure. The agent's loop owns
+//! it; `crate::kernel` writes it; `explain` and `dump` read it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use steerage_model::{Family, Key, Protocol};
+
+use super::{Changes, Elements, RulesetConfig, affected_elements, difference};
+use crate::local_node::LocalPods;
+use crate::plan::{Action, Affected, Desired, Frontend, ServicePlan};
+
+/// UDP frontends, each with the endpoints whose flows may stay.
+pub type StaleFlows = BTreeMap<Frontend, Arc<[SocketAddr]>>;
+
+/// What is known of the kernel's tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelState {
+    /// They hold what was written last.
+    InSync,
+    /// Nothing was written yet, a write failed, somebody else wrote, or the configuration changed.
+    Unknown,
+}
+
+/// What to write after an update.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Difference {
+    /// These elements, of IPv4 and of IPv6; the chains stay.
+    Elements([Changes; 2]),
+    /// Everything has to be compared with the kernel.
+    Full,
+}
+
+impl Difference {
+    /// The changes of one family, where they are known.
+    pub fn of(&self, family: Family) -> Option<&Changes> {
+        match (self, family) {
+            (Self::Elements([v4, _]), Family::V4) => Some(v4),
+            (Self::Elements([_, v6]), Family::V6) => Some(v6),
+            (Self::Full, _) => None,
+        }
+    }
+}
+
+/// The wanted content of the tables of both families.
+#[derive(Debug, Clone, Default)]
+pub struct Ruleset {
+    desired: Desired,
+    config: RulesetConfig,
+    /// UDP frontends whose action changed since [`Ruleset::take_stale_flows`].
+    changed_udp: BTreeSet<Frontend>,
+}
+
+impl Ruleset {
+    /// What the node should do.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// What the chains depend on.
+    pub fn config(&self) -> &RulesetConfig {
+        &self.config
+    }
+
+    /// Sets how local pods are recognised. Returns whether that changed: then everything has to be compared.
+    pub fn set_pods(&mut self, pods: &LocalPods) -> bool {
+        let changed = self.config.pods != *pods;
+        if changed {
+            self.config.pods = pods.clone();
+        }
+        changed
+    }
+
+    /// Sets the networks in which only frontends may be reached. Returns whether they changed: then everything has to be
+    /// compared.
+    pub fn set_unassigned(&mut self, networks: Vec<IpNet>) -> bool {
+        let changed = self.config.unassigned != networks;
+        self.config.unassigned = networks;
+        changed
+    }
+
+    /// Takes in plans before the first write: no difference is computed.
+    pub fn stage(&mut self, updates: BTreeMap<Key, ServicePlan>) {
+        let frontends = updates.values().flat_map(|plan| &plan.frontends).map(|(frontend, _)| *frontend);
+        self.changed_udp.extend(frontends.filter(is_udp));
+        self.desired.update(updates);
+    }
+
+    /// Replaces the plans of some Services, and says what to write. No difference is computed while the kernel's state is
+    /// unknown.
+    #[must_use]
+    pub fn update(&mut self, updates: BTreeMap<Key, ServicePlan>, kernel: KernelState) -> Difference {
+        let affected = (kernel == KernelState::InSync).then(|| self.desired.affected_by(&updates));
+        let old = affected.as_ref().map(|affected| self.elements(affected));
+        let old_udp: BTreeMap<_, _> = self
+            .desired
+            .frontends_of(&updates)
+            .filter(is_udp)
+            .map(|frontend| (frontend, self.desired.action(&frontend).cloned()))
+            .collect();
+        self.desired.update(updates);
+        let changed = |(frontend, old): (Frontend, Option<Action>)| {
+            (self.desired.action(&frontend) != old.as_ref()).then_some(frontend)
+        };
+        self.changed_udp.extend(old_udp.into_iter().filter_map(changed));
+
+        let timeouts = self.desired.timeouts();
+        if timeouts != self.config.timeouts {
+            self.config.timeouts = timeouts;
+            return Difference::Full;
+        }
+        let (Some(affected), Some([old_v4, old_v6])) = (affected, old) else { return Difference::Full };
+        let [new_v4, new_v6] = self.elements(&affected);
+        Difference::Elements([difference(&old_v4, &new_v4), difference(&old_v6, &new_v6)])
+    }
+
+    /// The UDP frontends that changed since the last call, each with the endpoints whose flows may stay. Call it once the
+    /// change is in the kernel.
+    pub fn take_stale_flows(&mut self) -> StaleFlows {
+        let serving = |frontend: Frontend| {
+            let action = self.desired.action(&frontend);
+            (frontend, action.map(|action| Arc::clone(&action.serving)).unwrap_or_default())
+        };
+        std::mem::take(&mut self.changed_udp).into_iter().map(serving).collect()
+    }
+
+    fn elements(&self, affected: &Affected) -> [Elements; 2] {
+        [Family::V4, Family::V6].map(|family| affected_elements(&self.desired, affected, family))
+    }
+}
+
+fn is_udp(frontend: &Frontend) -> bool {
+    frontend.protocol == Protocol::Udp
+}
