@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The binary `steerage-agent`: one a node.
+//! The binary `steerage-agent`, which runs on every node.
 
 mod args;
 #[cfg(test)]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the agent counts. Names carry the prefix `steerage_agent_`, save those that are kube-proxy's.
+//! The agent's metrics. Names have the prefix `steerage_agent_`, except those of kube-proxy.
 
 mod kubeproxy;
 mod pending;
@@ -12,20 +12,20 @@ use steerage_process::prometheus_client::metrics::gauge::Gauge;
 use steerage_process::prometheus_client::metrics::histogram::Histogram;
 use steerage_process::prometheus_client::registry::{Registry, Unit};
 
-/// The agent's metrics. Clones are the same.
+/// The agent's metrics. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     /// Changes written to the kernel.
     pub applies: Counter,
-    /// Of them, those that compared everything.
+    /// Writes that compared everything.
     pub full_applies: Counter,
     /// Writes that failed.
     pub failures: Counter,
     /// Elements written.
     pub elements: Counter,
-    /// From taking changes in to having them in the kernel.
+    /// Time of a write.
     pub apply_seconds: Histogram,
-    /// Times that somebody else changed our tables.
+    /// Possible changes of the agent's tables by other programs.
     pub foreign_changes: Counter,
     /// UDP flows deleted.
     pub flows: Counter,
@@ -33,9 +33,9 @@ pub struct Metrics {
     pub frontends: Gauge,
     /// Health-check ports.
     pub health_ports: Gauge,
-    /// When the kernel last held all that it should, in seconds since 1970.
+    /// Time of the last successful write, in seconds since 1970.
     pub last_apply: Gauge,
-    /// What kube-proxy counts; registered on its own.
+    /// kube-proxy's metrics; registered separately.
     pub kube_proxy: KubeProxyMetrics,
 }
 
@@ -75,19 +75,18 @@ impl Metrics {
         registry.register("full_applies", "Writes that compared all rules with the kernel's", full_applies);
         registry.register("apply_failures", "Writes to the kernel that failed", failures);
         registry.register("elements", "Elements of kernel maps written", elements);
-        registry.register_with_unit(
-            "apply",
-            "From taking changes in to having them in the kernel",
-            Unit::Seconds,
-            apply_seconds,
+        registry.register_with_unit("apply", "Time of a write to the kernel", Unit::Seconds, apply_seconds);
+        registry.register(
+            "foreign_changes",
+            "Possible changes of the agent's tables by other programs",
+            foreign_changes,
         );
-        registry.register("foreign_changes", "Times that others changed our tables", foreign_changes);
-        registry.register("udp_flows_deleted", "UDP flows to endpoints that are gone", flows);
+        registry.register("udp_flows_deleted", "UDP flows deleted because their endpoint is gone", flows);
         registry.register("frontends", "Addresses with protocol and port that are served", frontends);
         registry.register("health_ports", "Health-check node ports", health_ports);
         registry.register_with_unit(
             "last_apply_timestamp",
-            "When the kernel last held all that it should",
+            "Time of the last successful write",
             Unit::Seconds,
             last_apply,
         );

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the agent may ask of the kernel: a seccomp filter that the process puts on itself before it has threads. Called by
-//! `main` alone; subcommands, which are over in a moment, do without.
+//! The seccomp filter that the agent installs on itself before it starts threads. Short-lived subcommands have none.
 //!
-//! The binary is static, so its system calls are known whatever the host. A container's runtime has a filter of its own, for
-//! any program (`RuntimeDefault` allows some 350 calls); this one leaves what a service proxy needs: files to read, memory,
-//! threads, sockets of four families. It starts no program, opens no other namespace, maps no memory for execution. What is
-//! refused fails with EPERM, as it would for want of a capability; nothing is killed.
+//! The binary is static, so its system calls are known whatever the host. The filter of a container runtime serves any program
+//! (`RuntimeDefault` allows some 350 calls). This one allows what a service proxy needs: files, memory, threads, and sockets of
+//! four families. It forbids starting programs, opening namespaces and mapping memory for execution. A forbidden call fails with
+//! EPERM, as without a capability; nothing is killed.
 
 use std::collections::BTreeMap;
 
@@ -13,30 +12,30 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
-/// What becomes of a system call that the agent has no use for.
+/// What to do about a system call that the agent does not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterMode {
-    /// It fails.
+    /// Fail it.
     Enforce,
-    /// It is done, and the kernel's audit log has it.
+    /// Allow it, and record it in the kernel's audit log.
     Log,
 }
 
-/// Why there is no filter.
+/// Why no filter was installed.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// This architecture is not known.
+    /// Unknown architecture.
     #[error("no seccomp filter for this architecture")]
     Architecture(#[source] seccompiler::BackendError),
-    /// It cannot be built.
+    /// The filter cannot be built.
     #[error("the seccomp filter cannot be built")]
     Filter(#[source] seccompiler::BackendError),
-    /// The kernel refuses it.
-    #[error("the kernel takes no seccomp filter")]
+    /// The kernel refuses the filter.
+    #[error("the kernel refused the seccomp filter")]
     Refused(#[from] seccompiler::Error),
 }
 
-/// Confines the calling thread, and all that it starts, for good.
+/// Installs the filter on the calling thread and all that it starts. There is no way back.
 pub fn confine(mode: FilterMode) -> Result<(), SandboxError> {
     let otherwise = match mode {
         FilterMode::Enforce => SeccompAction::Errno(libc::EPERM.unsigned_abs()),
@@ -50,8 +49,8 @@ pub fn confine(mode: FilterMode) -> Result<(), SandboxError> {
     Ok(seccompiler::apply_filter(&program)?)
 }
 
-/// With any arguments.
-const FREELY: [i64; 77] = [
+/// Calls that are allowed with any arguments.
+const UNCONDITIONAL: [i64; 77] = [
     // Memory.
     libc::SYS_brk,
     libc::SYS_madvise,
@@ -82,7 +81,7 @@ const FREELY: [i64; 77] = [
     libc::SYS_sigaltstack,
     libc::SYS_tgkill,
     libc::SYS_tkill,
-    // What it is itself, and its limits.
+    // Identity and limits.
     libc::SYS_getegid,
     libc::SYS_geteuid,
     libc::SYS_getgid,
@@ -121,7 +120,7 @@ const FREELY: [i64; 77] = [
     libc::SYS_eventfd2,
     libc::SYS_pipe2,
     libc::SYS_ppoll,
-    // Sockets that there are.
+    // Open sockets.
     libc::SYS_accept4,
     libc::SYS_bind,
     libc::SYS_connect,
@@ -137,7 +136,7 @@ const FREELY: [i64; 77] = [
     libc::SYS_shutdown,
 ];
 
-/// What newer architectures have in one form only.
+/// Older forms of calls, which newer architectures lack.
 #[cfg(target_arch = "x86_64")]
 const OLDER_FORMS: [i64; 11] = [
     libc::SYS_accept,
@@ -171,13 +170,13 @@ fn one_of(argument: u8, values: &[i32]) -> Backend<Vec<SeccompRule>> {
 
 fn allowed() -> Backend<BTreeMap<i64, Vec<SeccompRule>>> {
     let mut rules: BTreeMap<_, _> =
-        FREELY.into_iter().chain(OLDER_FORMS).map(|call| (call, Vec::new())).collect();
-    // Threads, no processes.
+        UNCONDITIONAL.into_iter().chain(OLDER_FORMS).map(|call| (call, Vec::new())).collect();
+    // Threads, not processes.
     rules.insert(
         libc::SYS_clone,
         vec![SeccompRule::new(vec![masked(0, libc::CLONE_THREAD, libc::CLONE_THREAD)?])?],
     );
-    // For builds that are no release: glibc starts threads by this call, whose flags no filter sees.
+    // Development builds: glibc starts threads with this call, whose flags no filter sees.
     #[cfg(target_env = "gnu")]
     rules.insert(libc::SYS_clone3, Vec::new());
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
@@ -193,7 +192,7 @@ fn allowed() -> Backend<BTreeMap<i64, Vec<SeccompRule>>> {
     Ok(rules)
 }
 
-/// All of them fit.
+/// Cannot fail for the requests above.
 #[allow(clippy::useless_conversion, reason = "the type of requests differs between C libraries")]
 fn request(number: libc::Ioctl) -> i32 {
     i32::try_from(number).unwrap_or_default()

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whose connections the health-check servers hold: so many a server and so many in all. When it is full, the oldest goes, so
-//! that whoever holds connections open or opens ever new ones keeps no prober out: a prober is done within milliseconds.
+//! Limits the connections of health-check servers, per server and in total. A new connection replaces the oldest one when a limit
+//! is reached. So a client that holds connections open locks out no prober, which needs its own for milliseconds only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::task::AbortHandle;
 
-/// Connections to one server at a time.
+/// Open connections of one server.
 pub(super) const MAX_PER_SERVER: usize = 32;
-/// Connections to all servers that share the table.
+/// Open connections of all servers that share a limiter.
 pub(super) const MAX_TOTAL: usize = 1024;
 
-/// The table. Clones are the same.
+/// The open connections. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ConnectionLimiter(Arc<Mutex<ConnectionTable>>);
 
 #[derive(Debug, Default)]
 struct ConnectionTable {
     next: u64,
-    /// By age; without a handle until the task runs.
+    /// By age: the server, and the task once it runs.
     slots: BTreeMap<u64, (u64, Option<AbortHandle>)>,
     of_server: BTreeMap<u64, BTreeSet<u64>>,
 }
@@ -38,14 +38,13 @@ impl ConnectionTable {
 }
 
 impl ConnectionLimiter {
-    /// A server that takes connections. Its connections go with it.
+    /// Adds a server. Its connections end when it is dropped.
     pub(super) fn server(&self) -> ServerConnections {
         let mut table = self.lock();
         table.next += 1;
         ServerConnections { limiter: self.clone(), server: table.next }
     }
 
-    /// How many there are.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.lock().slots.len()
@@ -56,7 +55,7 @@ impl ConnectionLimiter {
     }
 }
 
-/// One server's part of the table.
+/// One server's connections.
 #[derive(Debug)]
 pub(super) struct ServerConnections {
     limiter: ConnectionLimiter,
@@ -64,8 +63,8 @@ pub(super) struct ServerConnections {
 }
 
 impl ServerConnections {
-    /// Seats a guest; who was there for longest goes if there is no slot. `spawn` starts the guest's task, which keeps the slot
-    /// as long as it runs.
+    /// Admits a connection, in place of the oldest one if a limit is reached. `spawn` starts its task, which holds the slot while
+    /// it runs.
     pub(super) fn admit(&self, spawn: impl FnOnce(ConnectionSlot) -> AbortHandle) {
         let (number, evicted) = {
             let mut table = self.limiter.lock();
@@ -85,7 +84,7 @@ impl ServerConnections {
             task.abort();
         }
         let task = spawn(ConnectionSlot { limiter: self.limiter.clone(), number });
-        // It may have left already.
+        // The task may have ended already.
         if let Some((_, handle)) = self.limiter.lock().slots.get_mut(&number) {
             *handle = Some(task);
         }
@@ -103,7 +102,7 @@ impl Drop for ServerConnections {
     }
 }
 
-/// A guest's place; dropped, it is free.
+/// An admitted connection; frees its slot when dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     limiter: ConnectionLimiter,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bounded HTTP/1 servers for health checks: whoever can reach the node can ask, so no one may use it up.
+//! HTTP/1 servers for health checks, bounded because any client that reaches the node can connect.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -21,14 +21,14 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::connection_limiter::ConnectionLimiter;
 
-/// Time for a client to send its request, and between two on one connection.
+/// Time for a request to arrive, and between two requests on one connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of a request's head that are read and no more: what hyper takes at the least.
-const HEAD: usize = 8192;
-/// Time to wait after the kernel refused to accept, most likely for want of descriptors.
+/// Bytes of the longest request head: the least that hyper accepts.
+const MAX_HEAD: usize = 8192;
+/// Wait after a failed accept, which most likely lacked file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Listens on exactly this address: an IPv6 one does not take IPv4 too.
+/// Listens on exactly this address: an IPv6 socket does not accept IPv4.
 pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
@@ -41,7 +41,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Answers every request by `answer`, given its path, until dropped; connections end with it.
+/// Responds to every request with `answer` of its path, until dropped; connections end with it.
 pub(super) fn serve<A>(
     listener: TcpListener,
     connections: &ConnectionLimiter,
@@ -64,7 +64,7 @@ where
                     tokio::spawn(task).abort_handle()
                 }),
                 Err(error) => {
-                    tracing::warn!(%error, "health check server cannot accept");
+                    tracing::warn!(%error, "health-check server cannot accept; retrying");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -84,14 +84,14 @@ where
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
-        .max_buf_size(HEAD)
+        .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = served.await {
-        tracing::debug!(%error, "health check connection ended");
+        tracing::debug!(%error, "health-check connection failed");
     }
 }
 
-/// A JSON answer: 200 or 503.
+/// A JSON response: 200 or 503.
 pub(super) fn json(good: bool, body: Vec<u8>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -101,5 +101,5 @@ pub(super) fn json(good: bool, body: Vec<u8>) -> Response<Full<Bytes>> {
     response
 }
 
-/// The header that tells a load balancer how many endpoints stand behind this node (kubernetes#118999).
+/// The header with the number of local endpoints (kubernetes#118999).
 pub(super) const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The servers on the health-check node ports: opened and closed to follow [`HealthCheckPorts`].
+//! Servers on the health-check node ports: opens and closes them as [`HealthCheckPorts`] says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -22,13 +22,13 @@ use super::ports::{HealthCheckPorts, PortStatus, ProxyHealth};
 pub struct BusyPort {
     /// The Service that needs it.
     pub service: Key,
-    /// Where.
+    /// The address.
     pub address: SocketAddr,
-    /// Why not.
+    /// Why it could not be opened.
     pub error: std::io::Error,
 }
 
-/// The running servers. Dropped, they end.
+/// The running servers; they end when dropped.
 #[derive(Debug)]
 pub struct Listeners {
     ports: HealthCheckPorts,
@@ -41,14 +41,13 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Servers on `runtime` that answer what `ports` and `proxy_health` say; none is open yet.
+    /// Servers on `runtime` that respond as `ports` and `proxy_health` say. Opens none.
     pub fn new(ports: HealthCheckPorts, proxy_health: ProxyHealth, runtime: Handle) -> Self {
         let (open, busy, connections) = (BTreeMap::new(), BTreeSet::new(), ConnectionLimiter::default());
         Self { ports, proxy_health, runtime, open, busy, connections }
     }
 
-    /// Opens what is missing on these addresses and closes what is not wanted any more. Returns what is newly busy; call it again
-    /// to try again.
+    /// Opens missing servers on these addresses, and closes others. Returns ports that are newly busy; the next call retries them.
     pub fn reconcile(&mut self, addresses: &[IpAddr]) -> Vec<BusyPort> {
         let _entered = self.runtime.enter();
         let mut wanted = BTreeMap::new();
@@ -60,7 +59,7 @@ impl Listeners {
         self.open.retain(|address, server| {
             let kept = wanted.contains_key(address);
             if !kept {
-                tracing::info!(%address, "health check port is closed");
+                tracing::info!(%address, "health-check port closed");
                 server.abort();
             }
             kept
@@ -73,7 +72,7 @@ impl Listeners {
             }
             match listen(address) {
                 Ok(listener) => {
-                    tracing::info!(%address, service = %service, "health check port is open");
+                    tracing::info!(%address, service = %service, "health-check port opened");
                     self.busy.remove(&(address, service));
                     let (ports, proxy_health) = (self.ports.clone(), self.proxy_health.clone());
                     let family = Family::of(address.ip());
@@ -96,7 +95,7 @@ impl Listeners {
         busy
     }
 
-    /// Whether some port could not be opened and should be tried again.
+    /// Whether a port could not be opened.
     pub fn has_busy_ports(&self) -> bool {
         !self.busy.is_empty()
     }
@@ -122,7 +121,7 @@ struct Name<'a> {
     name: &'a str,
 }
 
-/// The answer on any path, to any method.
+/// The response to any path and method.
 fn respond(answer: Option<PortStatus>, family: Family, healthy: bool) -> Response<Full<Bytes>> {
     let Some(answer) = answer else { return json(false, Vec::new()) };
     let count = answer.count(family).unwrap_or(0);
@@ -133,7 +132,7 @@ fn respond(answer: Option<PortStatus>, family: Family, healthy: bool) -> Respons
     };
     let mut text = Vec::new();
     let indented = serde_json::ser::PrettyFormatter::with_indent(b"\t");
-    // Writing plain text to memory can't fail.
+    // Serializing plain values to memory cannot fail.
     let _ = body.serialize(&mut serde_json::Serializer::with_formatter(&mut text, indented));
     let mut response = json(healthy && count > 0, text);
     response.headers_mut().insert(WEIGHT, HeaderValue::from(count));

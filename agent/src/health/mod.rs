@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What load balancers ask this node: per Service on its health-check node port, and of the node as a whole.
+//! Health checks of load balancers: per Service on its health-check node port, and for the node as a whole.
 //!
-//! Answers with kube-proxy's contract (pkg/proxy/healthcheck of Kubernetes 1.36). A count falls as soon as the endpoint is gone
-//! and rises only after the rules that serve it are in the kernel.
+//! Responses follow kube-proxy (pkg/proxy/healthcheck of Kubernetes 1.36). A count falls as soon as an endpoint is gone, and rises
+//! only after the rules that serve it are in the kernel.
 
 mod connection_limiter;
 mod http;
@@ -19,8 +19,8 @@ pub use listeners::Listeners;
 pub use node::serve_node_health;
 pub use ports::{HealthCheckPorts, ProxyHealth};
 
-/// A runtime of one thread for the servers that anybody can reach: however busy they are kept, that costs one processor at most,
-/// and what follows the cluster does not stand in line behind it. It lasts as long as the process.
+/// Starts a runtime of one thread for the health servers, for the life of the process. Their clients can keep one processor busy
+/// at most, and never delay the agent's loop.
 pub fn server_runtime() -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
@@ -29,12 +29,12 @@ pub fn server_runtime() -> io::Result<Handle> {
     Ok(handle)
 }
 
-/// Lets this process have as many descriptors as it may: a thousand ports on two addresses need more than the usual 1024.
+/// Raises the limit of open descriptors: a thousand ports on two addresses need more than the usual 1024.
 pub fn allow_many_connections() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
         if soft < hard { setrlimit(Resource::RLIMIT_NOFILE, hard, hard) } else { Ok(()) }
     });
     if let Err(error) = raised {
-        tracing::warn!(%error, "the limit of open descriptors stays as it is");
+        tracing::warn!(%error, "limit of open descriptors not raised; continuing with less");
     }
 }

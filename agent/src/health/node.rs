@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The health of the node as a whole: `/healthz` and `/livez` as kube-proxy serves them on port 10256 (KEP-3836).
+//! Health of the node as a whole: `/healthz` and `/livez` as kube-proxy serves them on port 10256 (KEP-3836).
 //!
-//! Load balancers of Services with external policy Cluster ask it. `/livez` says whether the data plane follows; `/healthz` also
-//! says no on a node that is being deleted.
+//! Load balancers of Services with external policy Cluster probe `/healthz`. `/livez` says whether the data plane is current;
+//! `/healthz` also fails on a node that is being deleted.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -23,13 +23,13 @@ use crate::metrics::KubeProxyMetrics;
 /// Time between two tries to open a busy port.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Serves on these ports of all addresses of both families; tries again for ever where it can't. Ends when dropped.
+/// Serves on these ports of all addresses of both families, until dropped. Retries busy ports.
 pub async fn serve_node_health(ports: Vec<u16>, proxy_health: ProxyHealth, counts: KubeProxyMetrics) {
     let connections = ConnectionLimiter::default();
     let unspecified = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
     let addresses = ports.iter().flat_map(|port| unspecified.map(|addr| SocketAddr::new(addr, *port)));
     let servers = addresses.map(|address| serve_on(address, &connections, &proxy_health, &counts));
-    // None ever ends.
+    // None of them ends.
     futures::future::join_all(servers).await;
 }
 
@@ -39,7 +39,7 @@ async fn serve_on(
     proxy_health: &ProxyHealth,
     counts: &KubeProxyMetrics,
 ) -> Infallible {
-    let mut told = false;
+    let mut warned = false;
     loop {
         match listen(address) {
             Ok(listener) => {
@@ -47,12 +47,12 @@ async fn serve_on(
                 return serve(listener, connections, move |path| respond(path, &proxy_health, &counts)).await;
             }
             Err(error) if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) => {
-                tracing::info!(%address, "this host does not have the family");
+                tracing::info!(%address, "host lacks this address family; node health is not served on it");
                 std::future::pending::<()>().await;
             }
             Err(error) => {
-                if !std::mem::replace(&mut told, true) {
-                    tracing::warn!(%address, %error, "cannot serve the node's health yet");
+                if !std::mem::replace(&mut warned, true) {
+                    tracing::warn!(%address, %error, "node health not served; retrying");
                 }
                 tokio::time::sleep(RETRY).await;
             }
@@ -88,10 +88,10 @@ fn respond(path: &str, proxy_health: &ProxyHealth, counts: &KubeProxyMetrics) ->
             return response;
         }
     };
-    // A restart would not bring the API server back.
+    // Watch silence does not fail /livez: a restart would not help.
     let healthy = if path == "/livez" { proxy_health.is_current() } else { proxy_health.is_healthy() };
     let now = Timestamp::now();
-    // What is fine now was fine until now.
+    // A healthy node was last updated now.
     let updated = if healthy && fit { Some(now) } else { proxy_health.last_updated() };
     let text = |time: Option<Timestamp>| time.unwrap_or(Timestamp::UNIX_EPOCH).to_string();
     let family = || FamilyBody { last_updated: text(proxy_health.last_updated()), healthy };
@@ -102,7 +102,7 @@ fn respond(path: &str, proxy_health: &ProxyHealth, counts: &KubeProxyMetrics) ->
         healthy,
         status: [("IPv4", family()), ("IPv6", family())].into(),
     };
-    // Only maps with keys that are no strings fail.
+    // Fails only for maps whose keys are not strings.
     let response = json(healthy && fit, serde_json::to_vec(&body).unwrap_or_default());
     let code = response.status().as_u16();
     if path == "/livez" {

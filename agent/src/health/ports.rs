@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is answered on which health-check port, and whether the data plane follows. Shared between the loop that applies plans,
-//! which writes, and the servers, which read.
+//! The state of health-check ports and of the node. The agent's loop writes it; the health servers read it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,23 +10,23 @@ use steerage_model::{Family, Key};
 
 use crate::plan::{HealthPort, POLICY_GRACE_PERIOD};
 
-/// A change that has not reached the kernel for so long means that the data plane is stuck (twice kube-proxy's sync period).
+/// A change that waits this long for the kernel means a stuck data plane (twice kube-proxy's sync period).
 const STUCK: Duration = Duration::from_mins(1);
 
-/// What one port answers.
+/// The state of one port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortStatus {
     /// The Service.
     pub service: Key,
-    /// Its ready endpoints on this node, by IPv4 and IPv6; `None`: it has no such family.
+    /// Its ready IPv4 endpoints on this node; `None`: it has no such family.
     pub v4: Option<usize>,
-    /// See `v4`.
+    /// The same for IPv6.
     pub v6: Option<usize>,
 }
 
 impl PortStatus {
-    /// What is answered by one family. A load balancer may ask a node of both families by either of its addresses, whatever
-    /// family the Service has: for the one that it has not, the other answers.
+    /// The count at one family's address. A load balancer may probe a dual-stack node at either address: where the Service lacks
+    /// the family, the other one's count is used.
     pub fn count(&self, family: Family) -> Option<usize> {
         match family {
             Family::V4 => self.v4.or(self.v6),
@@ -42,18 +41,18 @@ struct OpenPort {
     until: Option<Instant>,
 }
 
-/// The open ports. Clones are the same.
+/// The open ports. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct HealthCheckPorts(Arc<Mutex<PortTable>>);
 
 #[derive(Debug, Default)]
 struct PortTable {
     open: BTreeMap<u16, OpenPort>,
-    /// The ports of each Service: the one that it has, and those that linger.
+    /// The ports of each Service: its current one, and lingering ones.
     of_service: BTreeMap<Key, BTreeSet<u16>>,
-    /// Those that linger, by when they close.
+    /// Lingering ports, by the time when they close.
     lingering: BTreeSet<(Instant, u16)>,
-    /// Counts up when a port opens, closes or gets another Service.
+    /// Increases when a port opens, closes or gets another Service.
     version: u64,
 }
 
@@ -86,7 +85,7 @@ impl PortTable {
         Some(answer)
     }
 
-    /// Closes a port at some time, unless it is to be closed sooner already.
+    /// Closes a port at this time, or earlier if that is planned already.
     fn linger(&mut self, port: u16, until: Instant) {
         if let Some(open) = self.open.get_mut(&port).filter(|open| open.until.is_none()) {
             open.until = Some(until);
@@ -96,15 +95,15 @@ impl PortTable {
 }
 
 impl HealthCheckPorts {
-    /// Takes in what is desired before it is in the kernel: counts fall, none rises, and a new port opens with nothing. A port that
-    /// goes with policy Local is answered for a while where a load balancer, which still probes it, stands before the Service.
+    /// Call it before a change is in the kernel: counts fall and none rises; a new port opens with 0. A port that ends with policy
+    /// Local lingers for [`POLICY_GRACE_PERIOD`] if a load balancer still probes it.
     pub fn withdraw(&self, service: &Key, desired: Option<&HealthPort>, still_balanced: bool) {
         let mut table = self.lock();
         let now = Instant::now();
         let ports = table.of_service.get(service).cloned().unwrap_or_default();
         for port in ports.into_iter().filter(|port| desired.is_none_or(|desired| desired.port != *port)) {
             if still_balanced && desired.is_none() {
-                // The rules of policy Cluster serve on every node: what was healthy goes on being so for a while.
+                // Under policy Cluster every node serves: healthy stays healthy.
                 table.linger(port, now + POLICY_GRACE_PERIOD);
             } else {
                 table.close(port);
@@ -122,7 +121,7 @@ impl HealthCheckPorts {
         table.insert(desired.port, answer);
     }
 
-    /// Takes in what is in the kernel now.
+    /// Call it once a change is in the kernel: counts become what is desired.
     pub fn publish(&self, desired: &BTreeMap<Key, HealthPort>) {
         let mut table = self.lock();
         for (service, health) in desired {
@@ -131,7 +130,7 @@ impl HealthCheckPorts {
         }
     }
 
-    /// Closes the ports that have lingered until their load balancers had to follow.
+    /// Closes ports that have lingered long enough.
     pub fn expire(&self) {
         self.expire_at(Instant::now());
     }
@@ -143,27 +142,27 @@ impl HealthCheckPorts {
         }
     }
 
-    /// When the first of those closes.
+    /// When the next lingering port closes.
     pub fn next_expiry(&self) -> Option<Instant> {
         self.lock().lingering.first().map(|(until, _)| *until)
     }
 
-    /// Changes when other ports are open, or for other Services, than before.
+    /// Changes whenever the set of open ports or their Services change.
     pub fn version(&self) -> u64 {
         self.lock().version
     }
 
-    /// How many ports are open.
+    /// The number of open ports.
     pub fn count(&self) -> usize {
         self.lock().open.len()
     }
 
-    /// What a port answers; `None` when it is not one.
+    /// The state of a port; `None` if it is not open.
     pub fn answer(&self, port: u16) -> Option<PortStatus> {
         self.lock().open.get(&port).map(|open| open.answer.clone())
     }
 
-    /// All ports with their Services.
+    /// All open ports.
     pub fn all(&self) -> BTreeMap<u16, PortStatus> {
         self.lock().open.iter().map(|(port, open)| (*port, open.answer.clone())).collect()
     }
@@ -173,17 +172,17 @@ impl HealthCheckPorts {
     }
 }
 
-/// Whether the data plane follows, and whether the node is fit for load balancers. Clones are the same.
+/// Whether load balancers may rely on this node. Clones share it.
 #[derive(Clone, Default)]
 pub struct ProxyHealth(Arc<Mutex<ProxyHealthInner>>);
 
-/// Says for how long the longest silent watch has been silent.
+/// Measures the longest silence of a watch.
 type Silence = Box<dyn Fn() -> Option<Duration> + Send>;
 
 #[derive(Default)]
 struct ProxyHealthInner {
     pending: Option<Instant>,
-    /// The silence of the API server that is borne, and what measures it.
+    /// The longest silence that is healthy, and its measurement.
     silence: Option<(Duration, Silence)>,
     updated: Option<Timestamp>,
     eligible: bool,
@@ -191,12 +190,12 @@ struct ProxyHealthInner {
 
 impl std::fmt::Debug for ProxyHealth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ProxyHealth").field("follows", &self.is_current()).finish_non_exhaustive()
+        f.debug_struct("ProxyHealth").field("is_current", &self.is_current()).finish_non_exhaustive()
     }
 }
 
 impl ProxyHealth {
-    /// Something changed that is not in the kernel yet.
+    /// A change waits for the kernel.
     pub fn queued(&self) {
         self.lock().pending.get_or_insert_with(Instant::now);
     }
@@ -208,12 +207,12 @@ impl ProxyHealth {
         state.updated = Some(Timestamp::now());
     }
 
-    /// Whether the node is fit for load balancers: known, not being deleted, not about to be.
+    /// Sets whether load balancers may use the node: it exists, is not being deleted, and is not about to be.
     pub fn set_eligible(&self, eligible: bool) {
         self.lock().eligible = eligible;
     }
 
-    /// Takes the node for unhealthy while a watch of the API server has been silent for longer than the limit, as `silence` tells.
+    /// Makes the node unhealthy while `silence`, the longest silence of a watch, exceeds the limit.
     pub fn limit_watch_silence(
         &self,
         limit: Duration,
@@ -222,13 +221,13 @@ impl ProxyHealth {
         self.lock().silence = Some((limit, Box::new(silence)));
     }
 
-    /// Whether load balancers may rely on this node: the data plane follows, and the API server is heard where that is asked for.
+    /// Whether load balancers may rely on this node: the data plane is current, and no watch is silent for too long.
     pub fn is_healthy(&self) -> bool {
         let heard = |(limit, silence): &(Duration, Silence)| silence().is_none_or(|silent| silent <= *limit);
         self.is_current() && self.lock().silence.as_ref().is_none_or(heard)
     }
 
-    /// Whether the data plane follows.
+    /// Whether the data plane is current: no change waits for too long.
     pub fn is_current(&self) -> bool {
         self.is_current_at(Instant::now())
     }
@@ -242,7 +241,7 @@ impl ProxyHealth {
         self.lock().eligible
     }
 
-    /// When all changes were last in the kernel.
+    /// When all changes were in the kernel last.
     pub fn last_updated(&self) -> Option<Timestamp> {
         self.lock().updated
     }

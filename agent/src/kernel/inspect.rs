@@ -55,7 +55,7 @@ pub(super) fn read_elements(
 ) -> Result<Elements, Error> {
     let mut elements = Elements::new(family);
     for id in base_ruleset.filled.iter().filter(|id| sets.contains(&id.name())) {
-        elements.listed(*id, nft.rows(table, &id.name(), id.shape(family))?);
+        elements.listed(*id, nft.rows(table, &id.name(), id.row_shape(family))?);
     }
     Ok(elements)
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The metrics that kube-proxy is watched by, under its names and with its meaning, so that dashboards and alerts go on working.
-//! What is told apart from its meaning stands in docs/agent.md.
+//! Metrics with kube-proxy's names and meaning, so that its dashboards and alerts keep working. docs/agent.md lists differences.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,14 +14,12 @@ type PolicyLabel = [(&'static str, &'static str); 1];
 /// The label `code`.
 type CodeLabel = [(&'static str, u16); 1];
 
-/// Times of a change that can be a sync or part of one: kube-proxy's buckets, from 1 ms to 16 s, and below them those that we
-/// need.
+/// kube-proxy's buckets, from 1 ms to 16 s, and finer ones below.
 fn sync_times() -> Histogram {
     Histogram::new(exponential_buckets(0.000_062_5, 2.0, 19))
 }
 
-/// kube-proxy's buckets: quarters of a second to half a second, seconds to a minute, five seconds to two, thirty to five; and
-/// below them those that we need.
+/// kube-proxy's buckets (0.25 s and 0.5 s; then steps of 1 s to one minute, 5 s to two, 30 s to five), and finer ones below.
 fn programming_times() -> Histogram {
     let fine = [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1];
     let steps = |from: u32, step: u32, count: u32| (0..count).map(move |n| f64::from(from + n * step));
@@ -30,7 +27,7 @@ fn programming_times() -> Histogram {
     Histogram::new(fine.into_iter().chain([0.25, 0.5]).chain(coarse))
 }
 
-/// The counts. Clones are the same.
+/// The metrics. Clones share them.
 #[derive(Debug, Clone)]
 pub struct KubeProxyMetrics {
     network_programming: Histogram,
@@ -168,7 +165,7 @@ impl KubeProxyMetrics {
             histogram.observe(took.as_secs_f64());
         }
         for trigger in triggers {
-            // The clock of the controller that noted it may be ahead of ours.
+            // The clock of the endpoint slice controller may be ahead.
             self.network_programming.observe(now.duration_since(trigger).unwrap_or_default().as_secs_f64());
         }
         self.last_sync.set(seconds_since_1970(now));

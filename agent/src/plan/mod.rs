@@ -17,7 +17,7 @@ pub use desired::{Affected, Desired};
 pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};
 pub use service::{plan_service, serves};
 
-/// Where clients send to.
+/// An address, protocol and port that clients send to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Frontend {
     /// The address.
@@ -35,62 +35,62 @@ impl Frontend {
     }
 }
 
-/// Whose source address is replaced by the node's.
+/// Which clients' source address is replaced by the node's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Masquerade {
-    /// Everybody's: external traffic under policy Cluster.
+    /// All: external traffic under policy Cluster.
     All,
-    /// That of all but this node's pods: `ClusterIP`.
+    /// All but local pods: `ClusterIP`.
     NotPods,
-    /// Only this host's own: external traffic under policy Local keeps the client's address.
+    /// This host only: external traffic under policy Local keeps the client's address.
     Host,
 }
 
-/// What becomes of the packets to one frontend.
+/// What to do with packets to one frontend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Action {
-    /// Where they lead; empty: to nowhere, they are dropped.
+    /// The endpoints to send them to; without any they are dropped.
     pub targets: Arc<[SocketAddr]>,
-    /// Under external policy Local, where those lead that come from outside this node: to this node's endpoints.
+    /// External policy Local: the endpoints for clients outside this node, which are its local ones.
     pub local: Option<Arc<[SocketAddr]>>,
-    /// There is no usable endpoint in the whole cluster: senders are told.
+    /// Reject them: no endpoint in the cluster is usable.
     pub reject: bool,
-    /// Whose source address is replaced.
+    /// Which source addresses are replaced.
     pub masquerade: Masquerade,
-    /// Who may use it: these networks; `None`: everybody.
+    /// The allowed source networks; `None`: all.
     pub sources: Option<Arc<[IpNet]>>,
     /// Seconds for which a client keeps its endpoint.
     pub affinity: Option<u32>,
-    /// UDP: the endpoints whose flows are left alone, in whatever list they are.
+    /// UDP: the endpoints of either list whose flows are kept.
     pub serving: Arc<[SocketAddr]>,
 }
 
-/// A health-check node port and what it answers.
+/// A health-check node port and the counts behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthPort {
     /// The port.
     pub port: u16,
-    /// Ready endpoints on this node by IPv4 and IPv6 address; `None`: the Service does not have the family.
+    /// Ready IPv4 endpoints on this node; `None`: the Service lacks the family.
     pub v4: Option<usize>,
-    /// See `v4`.
+    /// The same for IPv6.
     pub v6: Option<usize>,
 }
 
-/// All that one Service asks of this node.
+/// What this node should do for one Service.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServicePlan {
     /// Its frontends, each once.
     pub frontends: Vec<(Frontend, Action)>,
-    /// Its cluster addresses; ports of theirs that are no frontend are rejected.
+    /// Its cluster addresses, of which other ports are rejected.
     pub cluster_addresses: Vec<IpAddr>,
-    /// Its endpoints on this node, which may meet themselves.
+    /// The addresses of its endpoints on this node, which may send to themselves.
     pub hairpins: Vec<IpAddr>,
     /// Its health-check port.
     pub health: Option<HealthPort>,
 }
 
 impl ServicePlan {
-    /// Whether it has endpoints but, of its policy Local, none on this node: for what is internal, and for what is external.
+    /// Whether policy Local finds endpoints, but none on this node: for internal, and for external traffic.
     pub fn lacks_local(&self) -> [bool; 2] {
         let any = |lacks: fn(&Action) -> bool| {
             self.frontends.iter().any(|(_, action)| !action.reject && lacks(action))
@@ -102,7 +102,7 @@ impl ServicePlan {
     }
 }
 
-/// A health-check port together with its Service.
+/// Health-check ports by Service.
 pub type HealthPorts = std::collections::BTreeMap<Key, HealthPort>;
 
 #[cfg(test)]

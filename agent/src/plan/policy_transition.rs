@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Load balancers that have yet to follow a change of external policy. Pure: it is told the time.
+//! Services whose external policy has just changed from Cluster to Local. Pure: the caller passes the time.
 //!
-//! After Cluster became Local, the load balancer goes on sending to every node until it probes the health-check port and has
-//! seen enough failures there. So long a node without local endpoints serves what comes from outside as under Cluster, and drops
-//! nothing. (kube-proxy drops it.) A Service that no load balancer stands before follows at once.
+//! The load balancer still sends to every node until enough probes of the health-check port have failed. During that time a node
+//! without local endpoints serves clients from outside as under Cluster, and drops nothing (kube-proxy drops). A Service without
+//! a load balancer changes at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -12,24 +12,24 @@ use steerage_model::{Key, Service, ServiceKind, TrafficPolicy};
 
 use super::{Masquerade, ServicePlan};
 
-/// The time that a load balancer has to follow.
+/// The time for a load balancer to notice a change of policy.
 pub const POLICY_GRACE_PERIOD: Duration = Duration::from_secs(20);
 
-/// Whether a load balancer stands before the Service.
+/// Whether the Service has a load balancer with an address or name.
 pub fn has_load_balancer(service: &Service) -> bool {
     service.kind == ServiceKind::LoadBalancer && !service.ingress.is_empty()
 }
 
-/// The Services whose load balancers may be late.
+/// Services in transition, whose load balancers may still send to every node.
 #[derive(Debug, Default)]
 pub struct PolicyTransitions {
-    /// The policies of all Services with a load balancer, as last seen.
+    /// The last observed policy of each Service with a load balancer.
     policies: BTreeMap<Key, TrafficPolicy>,
     until: BTreeMap<Key, Instant>,
 }
 
 impl PolicyTransitions {
-    /// Takes in what a Service is now.
+    /// Notes the current state of a Service.
     pub fn observe(&mut self, key: &Key, service: Option<&Service>, now: Instant) {
         let Some(service) = service.filter(|service| has_load_balancer(service)) else {
             self.policies.remove(key);
@@ -48,17 +48,17 @@ impl PolicyTransitions {
         }
     }
 
-    /// Whether the Service's load balancer may still send everywhere.
+    /// Whether the Service is in transition.
     pub fn contains(&self, key: &Key) -> bool {
         self.until.contains_key(key)
     }
 
-    /// When the first of them must have followed.
+    /// When the next transition ends.
     pub fn next(&self) -> Option<Instant> {
         self.until.values().min().copied()
     }
 
-    /// Takes out those whose time is over.
+    /// Ends transitions that are over, and returns their Services.
     pub fn expire(&mut self, now: Instant) -> BTreeSet<Key> {
         let over = self.until.iter().filter(|(_, until)| **until <= now).map(|(key, _)| key.clone());
         let over: BTreeSet<_> = over.collect();
@@ -68,7 +68,7 @@ impl PolicyTransitions {
 }
 
 impl ServicePlan {
-    /// Serves a load balancer that still sends everywhere: where this node has no endpoint of its own, as under Cluster.
+    /// Serves clients from outside as under policy Cluster where this node has no local endpoint.
     pub fn fall_back_to_cluster_policy(&mut self) {
         for (_, action) in &mut self.frontends {
             if action.local.as_ref().is_some_and(|local| local.is_empty()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One Service: its frontends and where they lead, by the rules of kube-proxy 1.36.
+//! The plan of one Service: its frontends and their actions, by the rules of kube-proxy 1.36. Pure.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use steerage_watch::Index;
 use super::{Action, Frontend, HealthPort, Masquerade, ServicePlan};
 use crate::local_node::LocalNode;
 
-/// Whether this agent serves the Service: labelled for it, or not labelled for another one where it serves all.
+/// Whether this agent serves the Service: one labelled for it, and in place of kube-proxy also an unlabelled one.
 pub fn serves(service: &Service, kube_proxy_replacement: bool) -> bool {
     let ours = match service.proxy_name.as_deref() {
         Some(name) => name == names::PROXY_NAME,
@@ -26,7 +26,7 @@ pub fn serves(service: &Service, kube_proxy_replacement: bool) -> bool {
         && !service.cluster_ips.is_empty()
 }
 
-/// What `service` asks of this node.
+/// What this node should do for `service`.
 pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) -> ServicePlan {
     if !serves(service, local_node.kube_proxy_replacement) {
         return ServicePlan::default();
@@ -44,7 +44,7 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
             hairpins
                 .extend(all.iter().filter(|b| b.endpoint.is_on(&local_node.node)).map(|b| b.endpoint.addr));
             for (frontend, action) in port_frontends(service, port, family, &all, local_node) {
-                // The same address by two ways (a VIP that is also an external IP) is served the first way.
+                // An address in two roles, such as a VIP that is also an external IP, is served in the first one.
                 if seen.insert(frontend) {
                     plan.frontends.push((frontend, action));
                 }
@@ -123,8 +123,8 @@ fn port_frontends(
     frontends
 }
 
-/// Who may use the VIPs of this family. A list that names only the other family lets nobody in here: whoever limits the
-/// sources does not mean "and everybody by IPv6". (Kube-proxy leaves such a family open.)
+/// The sources allowed at VIPs of this family. A list that names only the other family allows none: limiting the sources does not
+/// mean "and every client by IPv6" (kube-proxy leaves such a family open).
 fn sources(service: &Service, family: Family, local_node: &LocalNode) -> Option<Arc<[IpNet]>> {
     let ranges = &service.source_ranges;
     let of_family = |net: &&IpNet| Family::of(net.addr()) == family;
@@ -132,7 +132,7 @@ fn sources(service: &Service, family: Family, local_node: &LocalNode) -> Option<
         return None;
     }
     let mut allowed: BTreeSet<IpNet> = ranges.iter().filter(of_family).map(IpNet::trunc).collect();
-    // Where the VIP is an address of this host, the host's own packets to it carry it as source too.
+    // If the VIP is an address of this host, the host's own packets to it have it as their source, too.
     if local_node.addresses.iter().any(|own| allowed.iter().any(|net| net.contains(own))) {
         allowed.extend(service.vips().filter(|vip| Family::of(*vip) == family).map(IpNet::from));
     }

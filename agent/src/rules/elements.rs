@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The elements that a plan comes to, and the difference between two states of them.
+//! The elements of sets and maps for desired frontends, and the difference between two sets of elements. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,7 +13,7 @@ use super::layout::{LOCAL_OFFSET, SetId};
 use super::slots;
 use crate::plan::{Action, Affected, Desired, Frontend, Masquerade};
 
-/// Elements of one family, by set; those of each set in order.
+/// Elements of one family, by set, each set in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Elements {
     family: Family,
@@ -21,17 +21,17 @@ pub struct Elements {
 }
 
 impl Elements {
-    /// None yet.
+    /// No elements.
     pub fn new(family: Family) -> Self {
         Self { family, sets: BTreeMap::new() }
     }
 
-    /// Of which family.
+    /// Their address family.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// Takes in what the kernel lists of one set.
+    /// Adds the elements of one set as the kernel lists them.
     pub fn listed(&mut self, id: SetId, rows: Rows) {
         if !rows.is_empty() {
             self.sets.insert(id, rows);
@@ -43,18 +43,18 @@ impl Elements {
         self.sets.iter()
     }
 
-    /// How many there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.sets.values().map(Rows::len).sum()
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.sets.is_empty()
     }
 
     fn of(&mut self, id: SetId) -> &mut Rows {
-        self.sets.entry(id).or_insert_with(|| Rows::new(id.shape(self.family)))
+        self.sets.entry(id).or_insert_with(|| Rows::new(id.row_shape(self.family)))
     }
 
     fn sorted(mut self) -> Self {
@@ -63,7 +63,7 @@ impl Elements {
     }
 }
 
-/// What to write so that one state becomes another. Elements whose data change are in both lists.
+/// Elements to delete and to add. One whose data changes is in both lists.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// To delete, by set.
@@ -78,7 +78,7 @@ impl Changes {
         self.delete.is_empty() && self.add.is_empty()
     }
 
-    /// How many elements are written.
+    /// The number of elements to write.
     pub fn count(&self) -> usize {
         self.delete.values().chain(self.add.values()).map(Rows::len).sum()
     }
@@ -89,7 +89,7 @@ pub fn difference(old: &Elements, new: &Elements) -> Changes {
     let mut changes = Changes::default();
     let ids: BTreeSet<SetId> = old.sets.keys().chain(new.sets.keys()).copied().collect();
     for id in ids {
-        let none = Rows::new(id.shape(old.family));
+        let none = Rows::new(id.row_shape(old.family));
         let (old, new) = (old.sets.get(&id).unwrap_or(&none), new.sets.get(&id).unwrap_or(&none));
         let (delete, add) = old.difference(new);
         for (changes, rows) in [(&mut changes.delete, delete), (&mut changes.add, add)] {
@@ -140,12 +140,12 @@ fn shared_elements(
     }
 }
 
-/// The elements of one frontend, in no order.
+/// The elements of one frontend, unordered.
 fn elements_of(frontend: &Frontend, action: &Action, out: &mut Elements) {
     let key = [frontend.addr.into(), Field::Proto(frontend.protocol.number()), Field::Port(frontend.port)];
     let [a, b, c] = key;
     let mut member = |id: SetId| out.of(id).push_key(&key);
-    // Those of cluster addresses are known by their addresses, which the same Service has.
+    // Frontends of cluster addresses are found by their addresses.
     let on_cluster_address = action.masquerade == Masquerade::NotPods;
     if !on_cluster_address {
         member(SetId::Frontends);
@@ -161,7 +161,7 @@ fn elements_of(frontend: &Frontend, action: &Action, out: &mut Elements) {
     }
     match action.masquerade {
         Masquerade::All => member(SetId::Masqueraded),
-        // Found by their addresses.
+        // Matched by address.
         Masquerade::NotPods | Masquerade::Host => {}
     }
     if let Some(seconds) = action.affinity {

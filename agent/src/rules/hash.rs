@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bob Jenkins' lookup3 hash as the kernel's `jhash()` computes it (include/linux/jhash.h), so that user space can name what a
-//! rule has hashed.
+//! Bob Jenkins' lookup3 hash as the kernel's `jhash()` computes it (include/linux/jhash.h), so that user space computes the same
+//! hashes as rules.
 
 use std::net::IpAddr;
 
-/// Seed of the hash by which an endpoint is known to the affinity maps.
+/// Seed of an endpoint's hash in affinity maps.
 pub(crate) const ENDPOINT_SEED: u32 = 0x5743_1e55;
-/// The number of values: all of 32 bits, save the last.
+/// The number of hash values: all of 32 bits but the last.
 pub(crate) const ENDPOINT_MODULUS: u32 = u32::MAX;
 
 /// What `jhash saddr mod ENDPOINT_MODULUS seed ENDPOINT_SEED` gives for an address.

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The names, types and numbers of the layout: sets, maps, classes.
+//! The layout of a table: names, types and sizes of its sets and maps.
 
 use steerage_nft::{DataType, Family, RowShape, Set};
 
 /// The name of our table in each family.
 pub const TABLE: &str = "steerage";
-/// Up to so many endpoints have a map of exactly their number.
+/// Up to this number of endpoints, a map of exactly that many slots.
 pub(crate) const EXACT: u32 = 8;
-/// The sizes of the slot tables for more; powers of two.
+/// Sizes of slot tables for more endpoints: powers of two.
 pub(crate) const LARGE: [u32; 3] = [128, 1024, 8192];
 /// The slots of a frontend's local list start here.
 pub const LOCAL_OFFSET: u32 = 1 << 16;
-/// Clients remembered per affinity timeout; when full, further ones are spread at random.
+/// Clients per affinity timeout. Further ones have no affinity.
 const AFFINITY_SIZE: u32 = 1 << 18;
 
 /// The sizes of all classes of maps.
@@ -22,34 +22,33 @@ pub(crate) fn classes() -> impl Iterator<Item = u32> {
 /// A set or map that the agent fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SetId {
-    /// Frontends but those of cluster addresses: whatever is sent here is ours.
+    /// Frontends except those of cluster addresses.
     Frontends,
     /// Frontends without any usable endpoint in the cluster.
     Rejected,
-    /// Frontends of cluster addresses without any endpoint that this node may use: internal policy Local.
+    /// Frontends of cluster addresses without an endpoint for this node: internal policy Local.
     Dropped,
-    /// Frontends that only some sources may use.
+    /// Frontends with allowed sources.
     Restricted,
-    /// Those sources: frontend and range of source addresses.
+    /// Allowed sources: frontend and range of source addresses.
     Sources,
-    /// Frontends that have a list of local endpoints too.
+    /// Frontends with a second list, of local endpoints.
     Split,
-    /// Frontends all of whose clients are masqueraded.
+    /// Frontends that masquerade all clients.
     Masqueraded,
-    /// Cluster addresses: whatever is sent here is ours. Clients outside this node's pods are masqueraded, ports that lead nowhere are
-    /// rejected.
+    /// Cluster addresses. All clients but local pods are masqueraded; ports that no Service has are rejected.
     ClusterAddresses,
     /// Endpoints on this node, as source and destination.
     Hairpins,
     /// Frontends with affinity.
     Affine,
-    /// Those of one timeout, in seconds.
+    /// Frontends with affinity of one timeout, in seconds.
     AffineFor(u32),
-    /// The endpoints that a client of a frontend with affinity may be kept on: hash of the endpoint, and the frontend.
+    /// Endpoints that a client may keep: hash of the endpoint, and frontend.
     Sticky,
     /// The same for the local list.
     StickyLocal,
-    /// Where frontends of so many endpoints lead: frontend and slot.
+    /// Endpoints of frontends with a table of this size: frontend and slot.
     Slots(u32),
 }
 
@@ -94,7 +93,7 @@ impl SetId {
 
 impl SetId {
     /// The lengths of its elements.
-    pub fn shape(self, family: steerage_model::Family) -> RowShape {
+    pub fn row_shape(self, family: steerage_model::Family) -> RowShape {
         let addr = if family == steerage_model::Family::V6 { 16 } else { 4 };
         // Protocol and port take a word each.
         let frontend = addr + 8;
@@ -111,7 +110,7 @@ impl SetId {
     }
 }
 
-/// The map that the kernel itself fills: frontend and client, to the hash of the client's endpoint.
+/// The map that packets fill: frontend and client, to the hash of the client's endpoint.
 pub(crate) fn affinity_name(seconds: u32) -> String {
     format!("affinity-{seconds}")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which endpoint stands in which slot of a frontend's table.
+//! Assigns endpoints to the slots of a frontend's table.
 //!
 //! Up to eight endpoints: one slot each. More: a larger table in the manner of Maglev (NSDI 2016, section 3.4): each endpoint
 //! has a preference order of slots from its own hash, and they take turns. The table depends on the endpoints alone, is even to
@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::hash::jhash;
 use super::layout::{EXACT, LARGE};
 
-/// The number of slots for so many endpoints; at least eight for each, while tables reach.
+/// The number of slots for this many endpoints: at least eight each, up to the largest table.
 pub(crate) fn class(endpoints: usize) -> u32 {
     let count = u32::try_from(endpoints).unwrap_or(u32::MAX);
     if count <= EXACT {
@@ -20,7 +20,7 @@ pub(crate) fn class(endpoints: usize) -> u32 {
     LARGE.into_iter().find(|slots| slots / 8 >= count).unwrap_or(largest)
 }
 
-/// The endpoint of each slot. The order of `targets` does not matter beyond eight.
+/// The endpoint of each slot. Beyond eight targets their order does not matter.
 pub(crate) fn table(targets: &[SocketAddr]) -> Vec<SocketAddr> {
     let class = class(targets.len());
     if class <= EXACT {

@@ -192,7 +192,7 @@ fn rows_have_the_lengths_of_their_sets() {
             BaseRuleset::new(family, &RulesetConfig { timeouts: [60].into(), ..RulesetConfig::default() })
                 .filled
         {
-            assert_eq!(id.shape(model), id.set(family).row_shape(), "{}", id.name());
+            assert_eq!(id.row_shape(model), id.set(family).row_shape(), "{}", id.name());
         }
     }
 }

@@ -63,7 +63,7 @@ fn change_all(services: &[Ipv4Addr]) -> Result<Vec<Duration>> {
 
 /// The elements of a Service's cluster address with its first endpoints.
 fn rows(frontend: Ipv4Addr, targets: &[Ipv4Addr], count: u32) -> Rows {
-    let mut rows = Rows::new(SetId::Slots(count).shape(Family::V4));
+    let mut rows = Rows::new(SetId::Slots(count).row_shape(Family::V4));
     for (slot, target) in (0..count).zip(targets) {
         let key = [Field::V4(frontend), PROTOCOL, Field::Port(ECHO), Field::Number(slot)];
         rows.push_entry(&key, &[Field::V4(*target), Field::Port(port::ECHO)]);
