@@ -185,6 +185,8 @@ fn parent() -> Option<(PathBuf, Kernel)> {
 
 #[cfg(test)]
 mod tests {
+    use steerage_requirements::requires;
+
     use super::*;
 
     #[test]
@@ -196,6 +198,7 @@ mod tests {
 
     #[test]
     fn a_group_counts_what_runs_in_it() {
+        requires!(Root);
         let group = Arc::new(Group::new(0).unwrap());
         let script = "echo $$ >\"$0\"; i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done; sleep 60";
         let mut child =

@@ -17,6 +17,8 @@ pub use netns::in_new_netns;
 /// Something that a machine may lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requirement {
+    /// The user id 0.
+    Root,
     /// Permission to make network namespaces: root.
     NetworkNamespace,
     /// A program in `PATH`.
@@ -36,6 +38,7 @@ impl Requirement {
     /// If the requirement is not met.
     pub fn check(self) -> Result<(), String> {
         match self {
+            Self::Root => root(),
             Self::NetworkNamespace => network_namespace(),
             Self::Program(name) => program(name),
             Self::KubeApiserver => kube_apiserver().map(drop),
@@ -116,6 +119,10 @@ fn cache() -> Option<PathBuf> {
 
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+fn root() -> Result<(), String> {
+    if nix::unistd::geteuid().is_root() { Ok(()) } else { Err("this needs root".into()) }
 }
 
 /// Tried on a thread of its own: a network namespace belongs to the thread that made it.
