@@ -37,7 +37,7 @@ impl Moto {
         let proxy = Proxy::start(Upstream::http(server.addr()), classify).await?;
         let sdk = aws_config::defaults(BehaviorVersion::latest())
             .region(Region::new("us-east-1"))
-            .credentials_provider(Credentials::from_keys("test", "test", None))
+            .credentials_provider(Credentials::new("test", "test", None, None, "test"))
             .load()
             .await;
         let direct =
