@@ -82,6 +82,7 @@ impl Measurement {
         if let Some(answered) = trace.answered {
             self.slowest_handshake = self.slowest_handshake.max(answered.saturating_sub(trace.opened));
         }
+        self.port_collisions += trace.challenged;
         let spurious = trace.resent.iter().filter(|resent| resent.spurious).count();
         self.retransmissions.spurious += spurious;
         self.retransmissions.needed += trace.resent.len() - spurious;
@@ -133,7 +134,7 @@ fn losses(connection: &Connection, trace: &Trace) -> Vec<(LossKind, Duration)> {
             if trace.refused.is_some() { LossKind::ConnectionRefused } else { LossKind::SynUnanswered };
         return vec![(kind, opened)];
     };
-    if trace.syns > 1 {
+    if trace.syns > 1 + trace.challenged {
         losses.push((LossKind::SynRetransmitted, opened));
     } else if answered.saturating_sub(opened) > HANDSHAKE_WITHIN {
         losses.push((LossKind::SlowHandshake, opened));

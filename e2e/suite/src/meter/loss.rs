@@ -75,6 +75,8 @@ pub struct Measurement {
     pub retransmissions: Retransmissions,
     /// Connections that their server ended between two requests.
     pub closed_by_server: usize,
+    /// SYNs that met an earlier connection between the same ports at their backend, which let go of it at once.
+    pub port_collisions: usize,
     /// Connections that did not bring all answers within the client's time limit, whatever the packets say.
     pub failed: usize,
     /// The longest time from a first SYN to its SYN-ACK.

@@ -23,6 +23,10 @@ pub struct Trace {
     pub opened: Duration,
     /// How many SYNs the client sent.
     pub syns: usize,
+    /// How often the server answered a SYN with an ACK for an earlier connection between the same ports, and the client reset that.
+    /// The client then sends its SYN again after a few milliseconds. With address translation two virtual addresses share the ports of
+    /// one backend, so that this is no loss.
+    pub challenged: usize,
     /// The time of the SYN-ACK.
     pub answered: Option<Duration>,
     /// The time of a reset or an ICMP error before any SYN-ACK.
@@ -47,6 +51,8 @@ pub struct Trace {
     pub fins_resent: usize,
     /// How many segments of data the server sent twice, or so late that later ones had come.
     pub resent_by_server: usize,
+    /// An ACK came where a SYN-ACK should have.
+    stale_ack: bool,
     client_isn: u32,
     server_isn: u32,
     /// How many of the client's bytes the server acknowledged.
@@ -111,6 +117,8 @@ impl Trace {
         if segment.rst {
             if self.answered.is_some() {
                 self.reset_by_client.get_or_insert(at);
+            } else if std::mem::take(&mut self.stale_ack) {
+                self.challenged += 1;
             }
             return;
         }
@@ -148,6 +156,7 @@ impl Trace {
             return;
         }
         if self.answered.is_none() {
+            self.stale_ack = segment.acks;
             return;
         }
         self.confirm(segment);

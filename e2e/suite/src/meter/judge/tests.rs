@@ -176,6 +176,23 @@ fn each_fault_of_a_handshake_has_its_kind() {
 }
 
 #[test]
+fn syn_that_meets_an_earlier_connection_at_its_backend_is_not_lost() {
+    let mut script = Script::new([1, 2]);
+    script.syn();
+    let stale = script.segment(false, 5_000, 7_000);
+    script.packet(false, stale).reset(true).wait(8).syn().syn_ack().request().answer();
+    script.loses(Ending::Complete, &[]);
+    assert_eq!(script.judge(Ending::Complete).unwrap().port_collisions, 1);
+
+    // A SYN that was lost besides is one.
+    let mut lost = Script::new([1, 2]);
+    lost.syn().wait(1000).syn();
+    let stale = lost.segment(false, 5_000, 7_000);
+    lost.packet(false, stale).reset(true).wait(8).syn().syn_ack().request().answer();
+    lost.loses(Ending::Complete, &[LossKind::SynRetransmitted]);
+}
+
+#[test]
 fn resets_are_unexpected_unless_the_server_had_ended_the_connection() {
     Script::answered(1).request().reset(false).loses(unanswered(), &[LossKind::UnexpectedReset]);
     Script::answered(1).reset(true).loses(Ending::Complete, &[LossKind::UnexpectedReset]);
