@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Forwarding in the kernel: one nftables table on the link's ingress hook.
 //!
-//! `rules` is the skeleton, of a constant size; `state` is what varies, all of it elements of sets and maps; `kernel` writes and
-//! reads both. The engine owns the one [`NftWriter`]; nobody else writes to the table.
+//! `rules` has the constant chains and rules; `state` has what varies, all of it elements of sets and maps; `writer` writes and
+//! reads both. The engine owns the one [`NftWriter`], and nothing else writes to the table.
 
 mod elements;
 mod rules;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hashes that are the same on every host and in every version: the slot tables of all edge hosts follow from them.
+//! Hashes that are the same on every host and in every version: all edge hosts compute the same slot tables from them.
 //!
-//! Used by `table` and `forward`. Never seeded, never changed: another hash moves connections when hosts of two versions meet.
+//! They have no seed and must never change: hosts of two versions would send the same client to different nodes.
 
 /// FNV-1a of 64 bits, finished by [`mix`], which spreads what FNV leaves in the low bits.
 pub(crate) fn bytes(bytes: &[u8]) -> u64 {
@@ -19,8 +19,8 @@ pub(crate) fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// `-log2((hash + 1) / 2^64)` in units of 2^-32, by integers alone, since the floating-point logarithms of two C libraries differ
-/// in the last place. Falls as the hash rises, never rises.
+/// `-log2((hash + 1) / 2^64)` in units of 2^-32; it never rises with the hash. By integers, because floating-point logarithms of
+/// two C libraries differ in the last place.
 pub(crate) fn negative_log2(hash: u64) -> u64 {
     const FRACTION: u32 = 32;
     let hash = hash | 1;
@@ -31,8 +31,8 @@ pub(crate) fn negative_log2(hash: u64) -> u64 {
     (64 << FRACTION) - log
 }
 
-/// `log2(1 + m / 2^32)` in units of 2^-32: a line between 1 and 2 and a parabola above it. Off by less than 0.01, which shifts
-/// shares by less than a percent; what matters is that it rises with `m` and is the same everywhere.
+/// `log2(1 + m / 2^32)` in units of 2^-32: a line and a parabola above it. The error is below 0.01, which shifts shares by less
+/// than 1 %; it must rise with `m` and be the same everywhere.
 fn log2_of_mantissa(mantissa: u64) -> u64 {
     // 0.3431 · m · (1 − m), the coefficient that meets log2(1.5) at m = 1/2 to three places.
     let parabola = (mantissa * ((1 << 32) - mantissa)) >> 32;

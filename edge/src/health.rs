@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From single probes to health: thresholds and weights. Pure, told the time; `prober` makes the probes.
+//! The health of targets: thresholds and weights, from the results of single probes. Pure; `prober` makes the probes.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,75 +7,69 @@ use std::time::{Duration, Instant};
 
 use steerage_edge_api::{HealthCheck, TargetState};
 
-/// What is probed: load balancers with equal checks share the probes of a node.
+/// An address and how it is probed. Load balancers with equal checks share the probes of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Probe {
-    /// The node's address.
     pub(crate) address: IpAddr,
-    /// How.
     pub(crate) check: HealthCheck,
 }
 
-/// What one probe brought.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeResult {
-    /// It answered as it should; with the number of its endpoints, if it told.
+    /// With the weight that the response asks for, if it does.
     Passed(Option<u32>),
-    /// It did not, and why.
+    /// With the reason.
     Failed(String),
 }
 
-/// What is known of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TargetHealth {
-    /// The state; never `Refused`.
+    /// Never `Refused`.
     pub(crate) state: TargetState,
-    /// Why it is unhealthy.
+    /// Why it is not healthy; empty when it is.
     pub(crate) reason: String,
-    /// The weight that it asks for, if it does.
+    /// The weight that its responses ask for, if they do.
     pub(crate) weight: Option<u32>,
 }
 
 impl Default for TargetHealth {
     fn default() -> Self {
-        Self { state: TargetState::Initial, reason: "not probed often enough yet".to_owned(), weight: None }
+        Self { state: TargetState::Initial, reason: "no probe has completed yet".to_owned(), weight: None }
     }
 }
 
-/// What is known of all targets.
 pub(crate) type HealthByProbe = HashMap<Probe, TargetHealth>;
 
-/// A weight that changes is used at most so often: each change moves connections.
-const WEIGHT_PACE: Duration = Duration::from_secs(5);
+/// The least time between two changes of a weight: each change moves connections.
+const WEIGHT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The history of one target.
+/// Follows the probes of one target.
 #[derive(Debug, Default)]
 pub(crate) struct HealthTracker {
     health: TargetHealth,
-    /// Probes in a row that disagree with the state.
-    against: u32,
-    weighed: Option<Instant>,
+    /// Probes in a row that contradict the state.
+    contrary: u32,
+    weight_changed: Option<Instant>,
 }
 
 impl HealthTracker {
-    /// What is known now.
     pub(crate) fn health(&self) -> &TargetHealth {
         &self.health
     }
 
-    /// Takes a probe's outcome in; whether anything that others see has changed.
-    pub(crate) fn record(&mut self, check: &HealthCheck, outcome: ProbeResult, now: Instant) -> bool {
+    /// Whether the health has changed.
+    pub(crate) fn record(&mut self, check: &HealthCheck, result: ProbeResult, now: Instant) -> bool {
         let before = self.health.clone();
-        match outcome {
+        match result {
             ProbeResult::Passed(weight) => {
-                self.count(TargetState::Healthy, check.healthy_threshold);
-                self.weigh(weight, now);
+                self.count_towards(TargetState::Healthy, check.healthy_threshold);
+                self.set_weight(weight, now);
                 if self.health.state == TargetState::Healthy {
                     self.health.reason.clear();
                 }
             }
             ProbeResult::Failed(reason) => {
-                self.count(TargetState::Unhealthy, check.unhealthy_threshold);
+                self.count_towards(TargetState::Unhealthy, check.unhealthy_threshold);
                 if self.health.state == TargetState::Unhealthy {
                     self.health.reason = reason;
                 }
@@ -84,27 +78,27 @@ impl HealthTracker {
         self.health != before
     }
 
-    fn count(&mut self, to: TargetState, threshold: u32) {
+    fn count_towards(&mut self, to: TargetState, threshold: u32) {
         if self.health.state == to {
-            self.against = 0;
+            self.contrary = 0;
             return;
         }
-        // From the start one probe decides: until then the target is not used at all, or all are.
+        // The first probe decides alone: until then the target is not used unless all targets are.
         let needed = if self.health.state == TargetState::Initial { 1 } else { threshold.max(1) };
-        self.against += 1;
-        if self.against >= needed {
+        self.contrary += 1;
+        if self.contrary >= needed {
             self.health.state = to;
-            self.against = 0;
+            self.contrary = 0;
         }
     }
 
-    fn weigh(&mut self, weight: Option<u32>, now: Instant) {
-        let due = self.weighed.is_none_or(|last| now.duration_since(last) >= WEIGHT_PACE);
-        // Zero endpoints and yet 200 is a contradiction: healthy counts.
+    fn set_weight(&mut self, weight: Option<u32>, now: Instant) {
+        let due = self.weight_changed.is_none_or(|last| now.duration_since(last) >= WEIGHT_INTERVAL);
+        // A weight of zero contradicts status 200; the status wins.
         let weight = weight.map(|weight| weight.clamp(1, crate::slot_table::MAX_WEIGHT));
         if weight != self.health.weight && due {
             self.health.weight = weight;
-            self.weighed = Some(now);
+            self.weight_changed = Some(now);
         }
     }
 }
@@ -126,23 +120,23 @@ mod tests {
         }
     }
 
-    fn states(outcomes: &str) -> String {
+    fn states(results: &str) -> String {
         let mut tracker = HealthTracker::default();
         let now = Instant::now();
-        let state = |outcome| {
-            let outcome = if outcome == '+' {
+        let state = |result| {
+            let result = if result == '+' {
                 ProbeResult::Passed(None)
             } else {
                 ProbeResult::Failed("refused".to_owned())
             };
-            tracker.record(&check(), outcome, now);
+            tracker.record(&check(), result, now);
             match tracker.health().state {
                 TargetState::Healthy => 'h',
                 TargetState::Unhealthy => 'u',
                 _ => '?',
             }
         };
-        outcomes.chars().map(state).collect()
+        results.chars().map(state).collect()
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the plan needs to know of this host and its link, as plain values; `engine` gathers it.
+//! This host and its link, as plain values for the plan. `engine` gathers them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,36 +12,34 @@ use crate::link::route::Route;
 /// Another edge host on the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EdgePeer {
-    /// Its link-layer address.
     pub(crate) mac: Mac,
     /// Its own addresses.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// This host on its link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostNetwork {
     /// The interface's name, for messages.
     pub(crate) interface: String,
-    /// Its index.
+    /// The interface's index.
     pub(crate) index: u32,
-    /// Its link-layer address.
     pub(crate) mac: Mac,
-    /// Its own addresses, without the virtual ones.
+    /// The host's own addresses on the interface, without VIPs.
     pub(crate) addresses: Vec<IpNet>,
     /// The routes of the main table.
     pub(crate) routes: Vec<Route>,
-    /// Who is where on the link.
     pub(crate) neighbours: BTreeMap<IpAddr, Mac>,
-    /// The other edge hosts.
     pub(crate) peers: Vec<EdgePeer>,
-    /// Virtual addresses that somebody else on the link has.
-    pub(crate) taken: BTreeMap<IpAddr, Mac>,
+    /// VIPs that another host on the link uses.
+    pub(crate) conflicts: BTreeMap<IpAddr, Mac>,
 }
 
 impl HostNetwork {
-    /// Whether this is one of the host's own addresses.
-    pub(crate) fn is_mine(&self, address: IpAddr) -> bool {
+    pub(crate) fn own_addresses(&self) -> Vec<IpAddr> {
+        self.addresses.iter().map(IpNet::addr).collect()
+    }
+
+    pub(crate) fn is_local(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|own| own.addr() == address)
     }
 
@@ -59,14 +57,14 @@ impl HostNetwork {
             None => "there is no route to it",
         };
         Some(format!(
-            "{target} is not on the link of {}: {what}; the edge forwards frames, so edge hosts and nodes must share a link",
+            "{target} is not on the link of {}: {what}. Nodes and edge hosts must share a link",
             self.interface
         ))
     }
 
-    /// The address to probe a target from: on its network, else any that is not link-local.
+    /// The source address for probes of a target: one on its network, else any that is not link-local.
     pub(crate) fn source_for(&self, target: IpAddr) -> Option<IpAddr> {
-        let local = |address: &IpAddr| match address {
+        let is_link_local = |address: &IpAddr| match address {
             IpAddr::V4(address) => address.is_link_local(),
             IpAddr::V6(address) => address.is_unicast_link_local(),
         };
@@ -74,7 +72,7 @@ impl HostNetwork {
         of_family()
             .find(|own| own.contains(&target))
             .map(IpNet::addr)
-            .or_else(|| of_family().map(IpNet::addr).find(|address| !local(address)))
+            .or_else(|| of_family().map(IpNet::addr).find(|address| !is_link_local(address)))
     }
 }
 

@@ -1,126 +1,108 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The numbers by which the kernel knows tables and targets. Pure. They differ from host to host; what they stand for does not.
-//!
-//! A target that goes keeps its number and its address for a while, since the flows of its clients may still name it.
+//! The ids by which the kernel knows slot tables and targets. Pure, used by `plan`. Ids differ between hosts; slots do not.
 
-use std::collections::{BTreeMap, HashMap};
-use std::hash::Hash;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::forward::{ForwardingState, LOCAL_TARGET, NUMBER_MASK, SlotTable, TARGET};
+use crate::forward::{ForwardingState, LOCAL_TARGET, NUMBER_MASK, TARGET};
 
-/// How long the address of a target that has gone is kept: connections have this long to end by themselves.
-const RETIREMENT: Duration = Duration::from_hours(24);
-/// How many such addresses are kept.
-const MOST_RETIRED: usize = 16_384;
+/// A removed target keeps its id and its address for so long: flows of its clients still name the id, and end by themselves.
+const RETENTION: Duration = Duration::from_hours(24);
+/// The oldest removed targets beyond this number are forgotten.
+const MAX_REMOVED: usize = 16_384;
 
-/// Numbers in use.
-#[derive(Debug)]
-pub(crate) struct IdAllocator<T> {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TargetIds {
     targets: BTreeMap<IpAddr, Target>,
-    tables: HashMap<T, u32>,
-    /// Table numbers that the kernel held when this process started, by address.
-    found: HashMap<IpAddr, u32>,
-    last_target: u32,
-    last_table: u32,
+    last: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Target {
     id: u32,
-    /// Since when nothing leads there.
-    retired: Option<Instant>,
+    unused_since: Option<Instant>,
 }
 
-impl<T> Default for IdAllocator<T> {
-    fn default() -> Self {
-        Self {
-            targets: BTreeMap::new(),
-            tables: HashMap::new(),
-            found: HashMap::new(),
-            last_target: 0,
-            last_table: 0,
-        }
-    }
-}
-
-impl<T: Eq + Hash + Clone> IdAllocator<T> {
-    /// Goes on with the numbers that the kernel holds.
+impl TargetIds {
+    /// Continues with the ids that the kernel holds.
     pub(crate) fn adopt(written: &ForwardingState) -> Self {
-        let targets: BTreeMap<_, _> = written
-            .targets
-            .iter()
-            .map(|(id, address)| (*address, Target { id: *id, retired: None }))
-            .collect();
-        let found: HashMap<_, _> =
-            written.listeners.iter().map(|((vip, ..), table)| (*vip, table & NUMBER_MASK)).collect();
-        Self {
-            last_target: targets.values().map(|target| target.id & !TARGET).max().unwrap_or(0),
-            last_table: written.tables.keys().map(|table| table & NUMBER_MASK).max().unwrap_or(0),
-            targets,
-            tables: HashMap::new(),
-            found,
-        }
+        let target = |(id, address): (&u32, &IpAddr)| (*address, Target { id: *id, unused_since: None });
+        let targets: BTreeMap<_, _> = written.targets.iter().map(target).collect();
+        let last = targets.values().map(|target| target.id & !TARGET).max().unwrap_or(0);
+        Self { targets, last }
     }
 
-    /// The id of a target; this host's own is fixed.
-    pub(crate) fn target(&mut self, address: IpAddr, is_local: bool) -> u32 {
+    pub(crate) fn assign(&mut self, address: IpAddr, is_local: bool) -> u32 {
         if is_local {
             return LOCAL_TARGET;
         }
-        let last = &mut self.last_target;
+        let last = &mut self.last;
         let target = self.targets.entry(address).or_insert_with(|| {
             *last += 1;
-            Target { id: TARGET | *last, retired: None }
+            Target { id: TARGET | *last, unused_since: None }
         });
         target.id
     }
 
-    /// The number of a table that serves an address.
-    pub(crate) fn table(&mut self, key: &T, vip: IpAddr) -> u32 {
-        if let Some(number) = self.tables.get(key) {
-            return *number;
+    /// Forgets the targets that have been unused for too long.
+    pub(crate) fn retain(&mut self, used: &BTreeSet<u32>, now: Instant) {
+        let mut removed = Vec::new();
+        for target in self.targets.values_mut() {
+            if used.contains(&target.id) {
+                target.unused_since = None;
+            } else {
+                removed.push(*target.unused_since.get_or_insert(now));
+            }
         }
-        // Two tables may have shared what they no longer share: the second gets a new number.
-        let found = self.found.remove(&vip).filter(|number| !self.tables.values().any(|used| used == number));
-        let number = found.unwrap_or_else(|| {
-            self.last_table = (self.last_table + 1) & NUMBER_MASK;
-            self.last_table
+        removed.sort();
+        let oldest = removed.len().checked_sub(MAX_REMOVED).and_then(|at| removed.get(at).copied());
+        self.targets.retain(|_, target| {
+            target.unused_since.is_none_or(|since| {
+                now.duration_since(since) < RETENTION && oldest.is_none_or(|oldest| since >= oldest)
+            })
         });
-        self.tables.insert(key.clone(), number);
+    }
+
+    /// The addresses of all targets, also of those that were removed lately.
+    pub(crate) fn addresses(&self) -> BTreeMap<u32, IpAddr> {
+        self.targets.iter().map(|(address, target)| (target.id, *address)).collect()
+    }
+}
+
+/// The numbers of slot tables.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TableNumbers {
+    /// The numbers that the kernel held when this process started, by VIP.
+    adopted: Arc<HashMap<IpAddr, u32>>,
+    used: HashSet<u32>,
+    last: u32,
+}
+
+impl TableNumbers {
+    /// Continues with the numbers that the kernel holds.
+    pub(crate) fn adopt(written: &ForwardingState) -> Self {
+        let number = |table: &u32| table & NUMBER_MASK;
+        let adopted = written.listeners.iter().map(|((vip, ..), table)| (*vip, number(table))).collect();
+        let last = written.slot_tables.keys().map(number).max().unwrap_or(0);
+        Self { adopted: Arc::new(adopted), used: HashSet::new(), last }
+    }
+
+    /// The number of a new slot table that serves `vip`.
+    pub(crate) fn assign(&mut self, vip: IpAddr) -> u32 {
+        // Two VIPs may have shared a slot table that they no longer share: the second gets a new number.
+        let adopted = self.adopted.get(&vip).copied().filter(|number| !self.used.contains(number));
+        let number = adopted.unwrap_or_else(|| {
+            self.last = (self.last + 1) & NUMBER_MASK;
+            self.last
+        });
+        self.used.insert(number);
         number
     }
 
-    /// Forgets the tables that are not kept.
-    pub(crate) fn retain_tables(&mut self, keep: impl Fn(&T) -> bool) {
-        self.tables.retain(|key, _| keep(key));
-    }
-
-    /// The addresses of all targets, those that `tables` use and those that have not been gone for long.
-    pub(crate) fn retire(
-        &mut self,
-        tables: &BTreeMap<u32, Arc<SlotTable>>,
-        now: Instant,
-    ) -> BTreeMap<u32, IpAddr> {
-        let used: std::collections::HashSet<u32> =
-            tables.values().flat_map(|table| table.usable.iter().copied()).collect();
-        let mut retired = Vec::new();
-        for target in self.targets.values_mut() {
-            if used.contains(&target.id) {
-                target.retired = None;
-            } else {
-                retired.push(*target.retired.get_or_insert(now));
-            }
-        }
-        retired.sort();
-        let oldest = retired.len().checked_sub(MOST_RETIRED).and_then(|at| retired.get(at).copied());
-        self.targets.retain(|_, target| {
-            target.retired.is_none_or(|since| {
-                now.duration_since(since) < RETIREMENT && oldest.is_none_or(|oldest| since >= oldest)
-            })
-        });
-        self.targets.iter().map(|(address, target)| (target.id, *address)).collect()
+    /// Frees all numbers but these.
+    pub(crate) fn retain(&mut self, used: HashSet<u32>) {
+        self.used = used;
     }
 }

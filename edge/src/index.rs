@@ -1,81 +1,150 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the API says, as an index. Pure: `source` feeds it, `plan` reads it. What cannot be read keeps its last good form.
+//! The load balancers and node sets that the API holds. Pure: `source` feeds it, `plan` reads it.
+//!
+//! An object that this version cannot read keeps its last readable form, also across a relist: a newer controller must not
+//! take traffic away from an older edge.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget};
+use steerage_watch::{Event, Object, Store};
 
-use kube::ResourceExt as _;
-use steerage_edge_api::{EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeTarget};
-
-/// A load balancer as the controller asked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoadBalancer {
-    /// Its UID, for owner references.
+    pub(crate) name: String,
+    /// For owner references.
     pub(crate) uid: String,
-    /// Its generation.
     pub(crate) generation: i64,
-    /// What is asked for.
     pub(crate) spec: EdgeLoadBalancerSpec,
 }
 
-/// A change.
-#[derive(Clone, Debug)]
-pub(crate) enum Event {
-    /// A load balancer came or changed.
-    LoadBalancer(Box<EdgeLoadBalancer>),
-    /// A load balancer went.
-    LoadBalancerDeleted(String),
-    /// These are all load balancers.
-    LoadBalancers(BTreeSet<String>),
-    /// A node set came or changed.
-    NodeSet(Box<EdgeNodeSet>),
-    /// A node set went.
-    NodeSetDeleted(String),
-    /// These are all node sets.
-    NodeSets(BTreeSet<String>),
+impl Object for LoadBalancer {
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
 }
 
-/// All that the API says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeSet {
+    pub(crate) name: String,
+    pub(crate) targets: Vec<EdgeTarget>,
+}
+
+impl Object for NodeSet {
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+}
+
+/// An object as its source delivers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Delivered<T> {
+    pub(crate) name: String,
+    /// `None` where this version cannot read the object.
+    pub(crate) readable: Option<T>,
+}
+
+impl<T: Eq> Object for Delivered<T> {
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum IndexEvent {
+    LoadBalancer(Event<Delivered<LoadBalancer>>),
+    NodeSet(Event<Delivered<NodeSet>>),
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Index {
-    /// The load balancers by name.
-    pub(crate) load_balancers: BTreeMap<String, Arc<LoadBalancer>>,
-    /// The node sets by name.
-    pub(crate) node_sets: BTreeMap<String, Arc<Vec<EdgeTarget>>>,
-    listed: (bool, bool),
+    load_balancers: Store<LoadBalancer>,
+    node_sets: Store<NodeSet>,
 }
 
 impl Index {
     /// Whether both kinds have been listed once.
     pub(crate) fn has_synced(&self) -> bool {
-        self.listed == (true, true)
+        self.load_balancers.has_synced() && self.node_sets.has_synced()
     }
 
-    /// Takes a change in.
-    pub(crate) fn apply(&mut self, event: Event) {
+    pub(crate) fn apply(&mut self, event: IndexEvent) {
         match event {
-            Event::LoadBalancer(object) => {
-                // One that is being deleted is served until it is gone: the controller says when.
-                let load_balancer = LoadBalancer {
-                    uid: object.uid().unwrap_or_default(),
-                    generation: object.metadata.generation.unwrap_or_default(),
-                    spec: object.spec.clone(),
-                };
-                self.load_balancers.insert(object.name_any(), Arc::new(load_balancer));
-            }
-            Event::LoadBalancerDeleted(name) => drop(self.load_balancers.remove(&name)),
-            Event::LoadBalancers(names) => {
-                self.load_balancers.retain(|name, _| names.contains(name));
-                self.listed.0 = true;
-            }
-            Event::NodeSet(object) => {
-                self.node_sets.insert(object.name_any(), Arc::new(object.spec.targets));
-            }
-            Event::NodeSetDeleted(name) => drop(self.node_sets.remove(&name)),
-            Event::NodeSets(names) => {
-                self.node_sets.retain(|name, _| names.contains(name));
-                self.listed.1 = true;
-            }
+            IndexEvent::LoadBalancer(event) => apply(&mut self.load_balancers, event),
+            IndexEvent::NodeSet(event) => apply(&mut self.node_sets, event),
         }
+    }
+
+    /// All load balancers, by name.
+    pub(crate) fn load_balancers(&self) -> impl Iterator<Item = &LoadBalancer> {
+        self.load_balancers.iter()
+    }
+
+    pub(crate) fn node_set(&self, name: &str) -> Option<&NodeSet> {
+        self.node_sets.get(&name.to_owned())
+    }
+}
+
+fn apply<T: Object<Key = String> + Clone>(store: &mut Store<T>, event: Event<Delivered<T>>) {
+    let last_readable =
+        |delivered: Delivered<T>| delivered.readable.or_else(|| store.get(&delivered.name).cloned());
+    let event = match event {
+        Event::Init => Some(Event::Init),
+        Event::InitApply(delivered) => last_readable(delivered).map(Event::InitApply),
+        Event::InitDone => Some(Event::InitDone),
+        Event::Apply(delivered) => last_readable(delivered).map(Event::Apply),
+        Event::Delete(name) => Some(Event::Delete(name)),
+    };
+    if let Some(event) = event {
+        store.apply(event, |_, _| {});
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node_set(name: &str, readable: bool) -> Delivered<NodeSet> {
+        let set = NodeSet { name: name.to_owned(), targets: Vec::new() };
+        Delivered { name: name.to_owned(), readable: readable.then_some(set) }
+    }
+
+    fn index(events: Vec<Event<Delivered<NodeSet>>>) -> Index {
+        let mut index = Index::default();
+        for event in events {
+            index.apply(IndexEvent::NodeSet(event));
+        }
+        index
+    }
+
+    #[test]
+    fn unreadable_object_keeps_its_last_readable_form_across_a_relist() {
+        let list = |readable| [Event::Init, Event::InitApply(node_set("a", readable)), Event::InitDone];
+        let index = index([list(true), list(false)].concat());
+        assert!(index.node_set("a").is_some());
+    }
+
+    #[test]
+    fn object_that_was_never_readable_is_unknown_and_a_missing_one_is_removed() {
+        let index = index(vec![
+            Event::Apply(node_set("a", true)),
+            Event::Init,
+            Event::InitApply(node_set("b", false)),
+            Event::InitDone,
+        ]);
+        assert!(index.node_set("a").is_none() && index.node_set("b").is_none());
+    }
+
+    #[test]
+    fn index_has_synced_once_both_kinds_are_listed() {
+        let mut index = index(vec![Event::Init, Event::InitDone]);
+        assert!(!index.has_synced());
+        index.apply(IndexEvent::LoadBalancer(Event::Init));
+        index.apply(IndexEvent::LoadBalancer(Event::InitDone));
+        assert!(index.has_synced());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The link that clients, edge hosts and nodes share: the host's place on it, the frames that the edge sends itself, its peers.
+//! The link that clients' routers, edge hosts and nodes share: the host's network, the edge's own frames, and the other hosts.
 
 pub(crate) mod announce;
 pub(crate) mod conflicts;

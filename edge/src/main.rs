@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The edge: a software load balancer for clusters that have no cloud. It announces virtual addresses on its link, probes nodes,
-//! and lets the kernel forward packets to them unchanged; replies go past it.
+//! `steerage-edge`, a software load balancer for clusters without a cloud. It announces VIPs on its link, probes nodes, and makes
+//! the kernel forward packets to them unchanged. Replies bypass it.
 
 mod args;
+mod channel;
+mod compose;
 mod engine;
 mod forward;
 mod hash;
@@ -19,6 +21,7 @@ mod reference;
 mod slot_table;
 mod source;
 mod status;
+mod vips;
 
 use std::process::ExitCode;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plan: from what the API says, what the host sees and what probes found, to what the kernel should hold and what should be
-//! reported. Pure but for the ids that it gives out; called by `engine` whenever any of these changes.
+//! The plan: what the kernel should hold, which targets to probe and what to report, from the index, the host's network and
+//! the health of targets. Pure: it changes nothing, and what the next plan needs of this one is part of the result.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -8,311 +8,239 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use steerage_edge_api::{EdgeTarget, HealthCheck, ListenerProtocol, TargetState, TargetStatus};
+use steerage_edge_api::{ListenerProtocol, TargetStatus};
 
-use crate::forward::{ForwardingState, Mac, SlotTable, slot_table_id};
-use crate::hash;
-use crate::health::{HealthByProbe, Probe, TargetHealth};
+use crate::forward::{ForwardingState, SlotTable, slot_table_id};
+use crate::health::{HealthByProbe, Probe};
 use crate::host::HostNetwork;
-use crate::ids::IdAllocator;
-use crate::index::{Index, LoadBalancer};
+use crate::ids::{TableNumbers, TargetIds};
+use crate::index::Index;
 use crate::slot_table::{self, WeightedTarget};
 
-/// What should be.
+mod accept;
+mod targets;
+
+use accept::{Accepted, accept_all};
+use targets::{SlotTableKey, TargetGroup};
+
+/// What a plan follows from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlanInputs<'a> {
+    pub(crate) index: &'a Index,
+    pub(crate) host: &'a HostNetwork,
+    pub(crate) health: &'a HealthByProbe,
+    pub(crate) now: Instant,
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
-    /// What the kernel should hold.
     pub(crate) forwarding: ForwardingState,
-    /// The addresses to answer for when this host is the active one.
+    /// The VIPs that the active host should have on its interface.
     pub(crate) vips: BTreeSet<IpAddr>,
-    /// All virtual addresses that must not be somebody else's.
-    pub(crate) wanted: BTreeSet<IpAddr>,
-    /// What to probe.
+    /// All VIPs, also those in conflict: the detection checks each.
+    pub(crate) monitored_vips: BTreeSet<IpAddr>,
     pub(crate) probes: HashSet<Probe>,
-    /// What to report of each load balancer.
+    /// By name of the load balancer.
     pub(crate) statuses: BTreeMap<String, LoadBalancerStatus>,
+    /// For the next plan.
+    pub(crate) assignments: Assignments,
 }
 
 /// What is reported of one load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoadBalancerStatus {
-    /// The UID of the load balancer.
     pub(crate) uid: String,
-    /// The generation that this follows from.
     pub(crate) generation: i64,
-    /// What keeps it from being in force; empty if nothing does.
+    /// What keeps the load balancer from being in force; empty if nothing does.
     pub(crate) problem: String,
-    /// The targets, a list for each family, which load balancers may share.
+    /// A list for each VIP. Load balancers with the same targets and check share lists.
     pub(crate) targets: Vec<Arc<Vec<TargetStatus>>>,
 }
 
-/// Which slot table: load balancers with the same nodes, check and kind of hash share one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct SlotTableKey {
-    /// The name of the load balancer, or of the node set with the check that is shared.
-    owner: Owner,
-    v6: bool,
-    affinity: bool,
+/// What one plan leaves to the next: ids, and slot tables, which are filled again only when their targets change.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Assignments {
+    targets: TargetIds,
+    numbers: TableNumbers,
+    tables: HashMap<SlotTableKey, AssignedTable>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Owner {
-    LoadBalancer(String),
-    NodeSet(String, HealthCheck),
-}
-
-/// A table as planned.
 #[derive(Clone, Debug)]
-struct PlannedTable {
-    id: u32,
-    statuses: Arc<Vec<TargetStatus>>,
-    local: bool,
-}
-
-/// The planner: remembers ids, and tables whose members have not changed.
-#[derive(Debug, Default)]
-pub(crate) struct Planner {
-    ids: IdAllocator<SlotTableKey>,
-    filled: HashMap<SlotTableKey, CachedSlotTable>,
-}
-
-#[derive(Debug)]
-struct CachedSlotTable {
+struct AssignedTable {
+    number: u32,
     class: usize,
     members: Vec<WeightedTarget>,
     slots: Arc<SlotTable>,
 }
 
-impl Planner {
-    /// A planner that goes on with the ids that the kernel holds.
+impl Assignments {
+    /// Continues with the ids that the kernel holds.
     pub(crate) fn adopt(written: &ForwardingState) -> Self {
-        Self { ids: IdAllocator::adopt(written), filled: HashMap::new() }
-    }
-
-    /// What should be now.
-    pub(crate) fn plan(
-        &mut self,
-        index: &Index,
-        host: &HostNetwork,
-        health: &HealthByProbe,
-        now: Instant,
-    ) -> Plan {
-        let mut plan = Plan::default();
-        let mut tables = HashMap::<SlotTableKey, PlannedTable>::new();
-        let mut owners = BTreeMap::<IpAddr, &str>::new();
-        for (name, load_balancer) in &index.load_balancers {
-            for vip in &load_balancer.spec.addresses {
-                owners.entry(*vip).or_insert(name);
-            }
-        }
-        for (name, load_balancer) in &index.load_balancers {
-            let mut work =
-                Work { index, host, health, plan: &mut plan, tables: &mut tables, owners: &owners };
-            let status = self.one(&mut work, name, load_balancer);
-            plan.statuses.insert(name.clone(), status);
-        }
-        self.filled.retain(|key, _| tables.contains_key(key));
-        self.ids.retain_tables(|key| tables.contains_key(key));
-        plan.forwarding.targets = self.ids.retire(&plan.forwarding.tables, now);
-        plan.forwarding.vips.clone_from(&plan.wanted);
-        link(&mut plan, host);
-        plan
-    }
-
-    fn one(&mut self, work: &mut Work<'_>, name: &str, load_balancer: &LoadBalancer) -> LoadBalancerStatus {
-        let spec = &load_balancer.spec;
-        let mut problems = Vec::new();
-        let targets = match &spec.node_set {
-            None => spec.targets.as_slice(),
-            Some(set) => {
-                let targets = work.index.node_sets.get(set);
-                if targets.is_none() {
-                    problems.push(format!("the EdgeNodeSet {set} does not exist"));
-                }
-                targets.map_or(&[][..], |targets| targets.as_slice())
-            }
-        };
-        let (ranges, unreadable) = ranges(&spec.source_ranges);
-        problems.extend(unreadable);
-        let mut statuses = Vec::new();
-        for vip in &spec.addresses {
-            if let Some(problem) = work.refuse(name, *vip) {
-                problems.push(problem);
-                continue;
-            }
-            let key = SlotTableKey {
-                owner: match &spec.node_set {
-                    Some(set) => Owner::NodeSet(set.clone(), spec.health_check.clone()),
-                    None => Owner::LoadBalancer(name.to_owned()),
-                },
-                v6: vip.is_ipv6(),
-                affinity: spec.affinity.is_some(),
-            };
-            let known = work.tables.get(&key).cloned();
-            let table = known.unwrap_or_else(|| self.table(work, &key, *vip, targets, &spec.health_check));
-            work.tables.insert(key, table.clone());
-            let plan = &mut *work.plan;
-            for listener in &spec.listeners {
-                let protocol = match listener.protocol {
-                    ListenerProtocol::Tcp => 6,
-                    ListenerProtocol::Udp => {
-                        plan.forwarding.fragments.insert(*vip, table.id);
-                        17
-                    }
-                };
-                plan.forwarding.listeners.insert((*vip, protocol, listener.port), table.id);
-            }
-            if !spec.source_ranges.is_empty() {
-                let of_family = ranges.iter().filter(|net| net.addr().is_ipv6() == vip.is_ipv6());
-                plan.forwarding.ranges.insert(*vip, of_family.copied().collect());
-            }
-            if table.local {
-                plan.forwarding.local.insert(*vip);
-            }
-            plan.wanted.insert(*vip);
-            match work.host.taken.get(vip) {
-                None => drop(plan.vips.insert(*vip)),
-                Some(mac) => problems.push(format!(
-                    "{vip} is in use on the link by {}: free it there, or take it out of the address pool",
-                    text(*mac)
-                )),
-            }
-            statuses.push(table.statuses);
-        }
-        LoadBalancerStatus {
-            uid: load_balancer.uid.clone(),
-            generation: load_balancer.generation,
-            problem: problems.join("; "),
-            targets: statuses,
+        Self {
+            targets: TargetIds::adopt(written),
+            numbers: TableNumbers::adopt(written),
+            tables: HashMap::new(),
         }
     }
+}
 
-    fn table(
-        &mut self,
-        work: &mut Work<'_>,
-        key: &SlotTableKey,
-        vip: IpAddr,
-        targets: &[EdgeTarget],
-        check: &HealthCheck,
-    ) -> PlannedTable {
-        let mut candidates = Vec::new();
-        let mut statuses = Vec::new();
-        let own_weights = targets.iter().any(|target| target.weight != 1);
-        for target in targets {
-            let of_family = target.addresses.iter().find(|address| address.is_ipv6() == vip.is_ipv6());
-            let Some(address) = of_family.copied() else { continue };
-            let is_local = work.host.is_mine(address);
-            if let Some(reason) = if is_local { None } else { work.host.off_link(address) } {
-                let state = TargetState::Refused;
-                statuses.push(TargetStatus { node: target.node.clone(), address, state, reason, weight: 0 });
-                continue;
-            }
-            work.admit(target, address);
-            let probe = Probe { address, check: check.clone() };
-            let seen = work.health.get(&probe).cloned().unwrap_or_default();
-            work.plan.probes.insert(probe);
-            let weight = if own_weights { target.weight } else { seen.weight.unwrap_or(1) };
-            let TargetHealth { state, reason, .. } = seen;
-            statuses.push(TargetStatus { node: target.node.clone(), address, state, reason, weight });
-            let id = self.ids.target(address, is_local);
-            let name = hash::bytes(target.node.as_bytes());
-            candidates.push((WeightedTarget { id, hash: name, weight }, state, is_local));
-        }
-        statuses.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
-        let local = candidates.iter().any(|(_, _, is_local)| *is_local);
-        let class = slot_table::class(candidates.len());
-        let healthy = candidates.iter().any(|(_, state, _)| *state == TargetState::Healthy);
-        // Fail open: where nobody is healthy, everybody is used.
-        let members: Vec<_> = candidates
-            .into_iter()
-            .filter(|(_, state, _)| !healthy || *state == TargetState::Healthy)
-            .map(|(member, ..)| member)
-            .collect();
-        let slots = self.fill(key, class, members);
-        let id = slot_table_id(self.ids.table(key, vip), class, key.affinity);
-        work.plan.forwarding.tables.insert(id, slots);
-        PlannedTable { id, statuses: Arc::new(statuses), local }
+/// A VIP that is served, and the position of its target group.
+struct Frontend<'a> {
+    load_balancer: &'a Accepted<'a>,
+    vip: IpAddr,
+    group: usize,
+}
+
+/// The slot table that a target group was given.
+struct PlannedTable {
+    id: u32,
+    slots: Arc<SlotTable>,
+}
+
+pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
+    let accepted = accept_all(inputs);
+    let (groups, frontends) = group_targets(inputs, &accepted);
+    let (tables, assignments) = assign(&groups, previous, inputs.now);
+    let conflicts = &inputs.host.conflicts;
+    Plan {
+        forwarding: forwarding(inputs.host, &groups, &frontends, &tables, &assignments),
+        vips: frontends.iter().map(|to| to.vip).filter(|vip| !conflicts.contains_key(vip)).collect(),
+        monitored_vips: frontends.iter().map(|to| to.vip).collect(),
+        probes: groups.iter().flat_map(|group| &group.probes).cloned().collect(),
+        statuses: statuses(&accepted, &groups, &frontends),
+        assignments,
     }
+}
 
-    fn fill(&mut self, key: &SlotTableKey, class: usize, mut members: Vec<WeightedTarget>) -> Arc<SlotTable> {
-        members.sort_by_key(|member| (member.hash, member.id));
-        if let Some(filled) = self.filled.get(key)
-            && filled.class == class
-            && filled.members == members
-        {
-            return Arc::clone(&filled.slots);
+/// Load balancers with the same targets and check share a group, which is planned once.
+fn group_targets<'a>(
+    inputs: &PlanInputs<'_>,
+    accepted: &'a [Accepted<'a>],
+) -> (Vec<TargetGroup>, Vec<Frontend<'a>>) {
+    let (mut groups, mut frontends) = (Vec::new(), Vec::new());
+    let mut positions = HashMap::new();
+    for load_balancer in accepted {
+        for vip in load_balancer.vips.iter().copied() {
+            let key = SlotTableKey::new(load_balancer.object, vip);
+            let group = *positions.entry(key).or_insert_with_key(|key| {
+                groups.push(TargetGroup::new(inputs, load_balancer, key.clone(), vip));
+                groups.len() - 1
+            });
+            frontends.push(Frontend { load_balancer, vip, group });
         }
-        let size = slot_table::SIZES.get(class).copied().unwrap_or(0);
-        let slots = Arc::new(SlotTable {
-            slots: slot_table::fill(size, &members),
-            usable: members.iter().map(|member| member.id).collect(),
+    }
+    (groups, frontends)
+}
+
+/// A slot table for each group, in their order.
+fn assign(groups: &[TargetGroup], previous: &Assignments, now: Instant) -> (Vec<PlannedTable>, Assignments) {
+    let mut targets = previous.targets.clone();
+    let mut numbers = previous.numbers.clone();
+    let mut assigned = HashMap::with_capacity(groups.len());
+    let mut planned = Vec::with_capacity(groups.len());
+    for group in groups {
+        let class = slot_table::class(group.candidates.len());
+        let members = group.members(&mut targets);
+        let before = previous.tables.get(&group.key);
+        let number = before.map_or_else(|| numbers.assign(group.vip), |before| before.number);
+        let slots = before
+            .filter(|before| before.class == class && before.members == members)
+            .map_or_else(|| Arc::new(fill(class, &members)), |before| Arc::clone(&before.slots));
+        planned.push(PlannedTable {
+            id: slot_table_id(number, class, group.key.affinity),
+            slots: Arc::clone(&slots),
         });
-        self.filled.insert(key.clone(), CachedSlotTable { class, members, slots: Arc::clone(&slots) });
-        slots
+        assigned.insert(group.key.clone(), AssignedTable { number, class, members, slots });
+    }
+    targets.retain(&planned.iter().flat_map(|table| &table.slots.usable).copied().collect(), now);
+    numbers.retain(assigned.values().map(|table| table.number).collect());
+    (planned, Assignments { targets, numbers, tables: assigned })
+}
+
+fn fill(class: usize, members: &[WeightedTarget]) -> SlotTable {
+    let size = slot_table::SIZES.get(class).copied().unwrap_or(0);
+    SlotTable {
+        slots: slot_table::fill(size, members),
+        usable: members.iter().map(|member| member.id).collect(),
     }
 }
 
-/// What the planning of one load balancer works with.
-struct Work<'w> {
-    index: &'w Index,
-    host: &'w HostNetwork,
-    health: &'w HealthByProbe,
-    plan: &'w mut Plan,
-    tables: &'w mut HashMap<SlotTableKey, PlannedTable>,
-    owners: &'w BTreeMap<IpAddr, &'w str>,
-}
-
-impl Work<'_> {
-    /// Why an address cannot be served at all.
-    fn refuse(&self, name: &str, vip: IpAddr) -> Option<String> {
-        let first = self.owners.get(&vip).copied().unwrap_or(name);
-        if first != name {
-            return Some(format!("{vip} belongs to the load balancer {first} already"));
+fn forwarding(
+    host: &HostNetwork,
+    groups: &[TargetGroup],
+    frontends: &[Frontend<'_>],
+    tables: &[PlannedTable],
+    assignments: &Assignments,
+) -> ForwardingState {
+    let mut state = ForwardingState {
+        slot_tables: tables.iter().map(|table| (table.id, Arc::clone(&table.slots))).collect(),
+        targets: assignments.targets.addresses(),
+        peers: host.peers.iter().map(|peer| peer.mac).collect(),
+        ..ForwardingState::default()
+    };
+    for Frontend { load_balancer, vip, group } in frontends {
+        let (Some(group), Some(table)) = (groups.get(*group), tables.get(*group)) else { continue };
+        state.vips.insert(*vip);
+        for listener in &load_balancer.object.spec.listeners {
+            let protocol = match listener.protocol {
+                ListenerProtocol::Tcp => 6,
+                ListenerProtocol::Udp => {
+                    state.fragments.insert(*vip, table.id);
+                    17
+                }
+            };
+            state.listeners.insert((*vip, protocol, listener.port), table.id);
         }
-        if vip.is_loopback() || vip.is_multicast() || vip.is_unspecified() {
-            return Some(format!("{vip} cannot be the address of a load balancer"));
+        if !load_balancer.object.spec.source_ranges.is_empty() {
+            let of_family = load_balancer.source_ranges.iter().filter(|net| is_same_family(net.addr(), *vip));
+            state.ranges.insert(*vip, disjoint(of_family.copied()));
         }
-        let peer = self.host.peers.iter().any(|peer| peer.addresses.contains(&vip));
-        if self.host.is_mine(vip) || peer {
-            return Some(format!(
-                "{vip} is the own address of an edge host: take it out of the address pool"
-            ));
+        if group.has_local_target() {
+            state.local.insert(*vip);
         }
-        None
     }
-
-    /// Notes where a target is and what may come from it.
-    fn admit(&mut self, target: &EdgeTarget, address: IpAddr) {
-        let Some(mac) = self.host.neighbours.get(&address).copied() else { return };
-        self.plan.forwarding.nodes.insert(mac);
-        let pods = target.pod_cidrs.iter().filter_map(|net| net.parse::<IpNet>().ok());
-        let own = target.addresses.iter().copied().map(IpNet::from);
-        self.plan.forwarding.sources.entry(mac).or_default().extend(own.chain(pods));
+    for (mac, nets) in groups.iter().flat_map(|group| &group.sources) {
+        state.nodes.insert(*mac);
+        state.sources.entry(*mac).or_default().extend(nets);
     }
-}
-
-/// Who else is on the link; and lists made disjoint, as the kernel needs ranges to be.
-fn link(plan: &mut Plan, host: &HostNetwork) {
     for peer in &host.peers {
-        plan.forwarding.peers.insert(peer.mac);
-        let own = peer.addresses.iter().copied().map(IpNet::from);
-        plan.forwarding.sources.entry(peer.mac).or_default().extend(own);
+        state.sources.entry(peer.mac).or_default().extend(peer.addresses.iter().copied().map(IpNet::from));
     }
-    let lists = plan.forwarding.sources.values_mut().chain(plan.forwarding.ranges.values_mut());
-    for list in lists {
-        *list = IpNet::aggregate(&list.iter().copied().collect()).into_iter().collect();
+    for nets in state.sources.values_mut() {
+        *nets = disjoint(nets.iter().copied());
     }
+    state
 }
 
-fn ranges(texts: &[String]) -> (Vec<IpNet>, Option<String>) {
-    let parsed: Vec<_> = texts.iter().map(|text| (text, text.trim().parse::<IpNet>())).collect();
-    let bad: Vec<_> = parsed.iter().filter(|(_, net)| net.is_err()).map(|(text, _)| text.as_str()).collect();
-    let problem = (!bad.is_empty()).then(|| format!("not a source range: {}", bad.join(", ")));
-    (parsed.into_iter().filter_map(|(_, net)| Some(net.ok()?.trunc())).collect(), problem)
+fn statuses(
+    accepted: &[Accepted<'_>],
+    groups: &[TargetGroup],
+    frontends: &[Frontend<'_>],
+) -> BTreeMap<String, LoadBalancerStatus> {
+    let status = |accepted: &Accepted<'_>| LoadBalancerStatus {
+        uid: accepted.object.uid.clone(),
+        generation: accepted.object.generation,
+        problem: accepted.problems.join("; "),
+        targets: Vec::new(),
+    };
+    let mut statuses: BTreeMap<_, _> =
+        accepted.iter().map(|accepted| (accepted.object.name.clone(), status(accepted))).collect();
+    for Frontend { load_balancer, group, .. } in frontends {
+        let status = statuses.get_mut(&load_balancer.object.name);
+        if let (Some(status), Some(group)) = (status, groups.get(*group)) {
+            status.targets.push(Arc::clone(&group.statuses));
+        }
+    }
+    statuses
 }
 
-fn text(mac: Mac) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
+/// The kernel's interval sets refuse ranges that overlap.
+fn disjoint(nets: impl Iterator<Item = IpNet>) -> BTreeSet<IpNet> {
+    IpNet::aggregate(&nets.collect()).into_iter().collect()
+}
+
+fn is_same_family(a: IpAddr, b: IpAddr) -> bool {
+    a.is_ipv6() == b.is_ipv6()
 }
 
 #[cfg(test)]

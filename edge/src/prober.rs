@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Probes targets, as a cloud's load balancer does: one task for each thing to probe, shared by all load balancers that ask for
-//! the same. Tells the engine what has changed, at once; decides nothing.
+//! Probes targets as a cloud's load balancer does, with one task for each address and check. It sends changes of health to the
+//! engine at once, and decides nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,34 +15,33 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
+use steerage_process::duration;
+
 use crate::hash;
 use crate::health::{HealthTracker, Probe, ProbeResult, TargetHealth};
 use crate::metrics::Metrics;
 
-/// Probes under way at a time; more wait their turn.
-const CONCURRENT: usize = 512;
-/// The shortest interval, whatever is asked for.
-const SHORTEST: Duration = Duration::from_millis(100);
-/// The most that an answer's head may be.
-const LONGEST_HEAD: usize = 8192;
+const CONCURRENT_PROBES: usize = 512;
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Bytes of a response's head.
+const MAX_HEAD: usize = 8192;
 
-/// The probes that are running.
 #[derive(Debug)]
 pub(crate) struct Prober {
     tasks: HashMap<Probe, JoinHandle<()>>,
-    slots: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     changes: mpsc::UnboundedSender<(Probe, TargetHealth)>,
     metrics: Metrics,
 }
 
 impl Prober {
-    /// A prober that tells of changes by `changes`.
+    /// Sends changes of health to `changes`.
     pub(crate) fn new(changes: mpsc::UnboundedSender<(Probe, TargetHealth)>, metrics: Metrics) -> Self {
-        Self { tasks: HashMap::new(), slots: Arc::new(Semaphore::new(CONCURRENT)), changes, metrics }
+        Self { tasks: HashMap::new(), permits: Arc::new(Semaphore::new(CONCURRENT_PROBES)), changes, metrics }
     }
 
-    /// Probes exactly these, each from the address that `source` gives.
-    pub(crate) fn set(&mut self, probes: &HashSet<Probe>, source: impl Fn(IpAddr) -> Option<IpAddr>) {
+    /// Probes exactly these, each from the source address that `source` returns.
+    pub(crate) fn set_probes(&mut self, probes: &HashSet<Probe>, source: impl Fn(IpAddr) -> Option<IpAddr>) {
         self.tasks.retain(|probe, task| {
             let keep = probes.contains(probe);
             if !keep {
@@ -55,7 +54,7 @@ impl Prober {
                 let worker = Worker {
                     probe: probe.clone(),
                     source: source(probe.address),
-                    slots: Arc::clone(&self.slots),
+                    permits: Arc::clone(&self.permits),
                     changes: self.changes.clone(),
                     metrics: self.metrics.clone(),
                 };
@@ -74,7 +73,7 @@ impl Drop for Prober {
 struct Worker {
     probe: Probe,
     source: Option<IpAddr>,
-    slots: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     changes: mpsc::UnboundedSender<(Probe, TargetHealth)>,
     metrics: Metrics,
 }
@@ -82,30 +81,30 @@ struct Worker {
 impl Worker {
     async fn run(self) {
         let check = &self.probe.check;
-        let interval = Duration::from_millis(check.interval_milliseconds.into()).max(SHORTEST);
+        let interval = Duration::from_millis(check.interval_milliseconds.into()).max(MIN_INTERVAL);
         let limit = Duration::from_millis(check.timeout_milliseconds.max(1).into());
         let mut tracker = HealthTracker::default();
         let mut first = true;
         let mut ticks = tokio::time::interval(interval);
-        // A probe that lasted longer than the interval is not followed by a burst.
+        // No burst after a probe that took longer than the interval.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let Ok(slot) = self.slots.acquire().await else { return };
-            let outcome = match tokio::time::timeout(limit, probe(&self.probe, self.source)).await {
-                Ok(Ok(outcome)) => outcome,
+            let Ok(permit) = self.permits.acquire().await else { return };
+            let result = match tokio::time::timeout(limit, probe(&self.probe, self.source)).await {
+                Ok(Ok(result)) => result,
                 Ok(Err(error)) => ProbeResult::Failed(error.to_string()),
-                Err(_) => ProbeResult::Failed(format!("no answer within {} ms", limit.as_millis())),
+                Err(_) => ProbeResult::Failed(format!("no response within {}", duration::display(limit))),
             };
-            drop(slot);
-            self.metrics.probe(matches!(outcome, ProbeResult::Passed(_)));
-            if tracker.record(check, outcome, Instant::now())
+            drop(permit);
+            self.metrics.count_probe(matches!(result, ProbeResult::Passed(_)));
+            if tracker.record(check, result, Instant::now())
                 && self.changes.send((self.probe.clone(), tracker.health().clone())).is_err()
             {
                 return;
             }
             if std::mem::take(&mut first) && tracker.health().state != TargetState::Initial {
-                // Targets that came together are not probed together for ever. By a hash, so that a test can foresee it.
+                // Spread the probes of targets that were added together, by a hash of the address.
                 let spread = hash::bytes(self.probe.address.to_string().as_bytes()) % 1000;
                 tokio::time::sleep(interval.mul_f64(f64::from(u32::try_from(spread).unwrap_or(0)) / 1000.0))
                     .await;
@@ -115,8 +114,8 @@ impl Worker {
     }
 }
 
-/// One probe. A connection each: a node is asked whether it takes new connections, and one that was kept open would be answered by
-/// a process that no longer listens.
+/// Each probe opens a connection: the question is whether the node accepts new ones. A process that no longer listens still
+/// answers on an open one.
 async fn probe(probe: &Probe, source: Option<IpAddr>) -> io::Result<ProbeResult> {
     let to = SocketAddr::new(probe.address, probe.check.port);
     let socket = if to.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
@@ -131,7 +130,7 @@ async fn probe(probe: &Probe, source: Option<IpAddr>) -> io::Result<ProbeResult>
 }
 
 async fn http(mut stream: TcpStream, to: SocketAddr, path: &str) -> io::Result<ProbeResult> {
-    // Whoever wrote the path must not write headers with it.
+    // The path must not inject headers.
     if !path.starts_with('/') || path.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
         return Ok(ProbeResult::Failed(format!("{path:?} is not a path")));
     }
@@ -141,7 +140,7 @@ async fn http(mut stream: TcpStream, to: SocketAddr, path: &str) -> io::Result<P
     );
     stream.write_all(request.as_bytes()).await?;
     let mut head = Vec::with_capacity(512);
-    while !head.windows(4).any(|window| window == b"\r\n\r\n") && head.len() < LONGEST_HEAD {
+    while !head.windows(4).any(|window| window == b"\r\n\r\n") && head.len() < MAX_HEAD {
         if stream.read_buf(&mut head).await? == 0 {
             break;
         }
@@ -149,7 +148,7 @@ async fn http(mut stream: TcpStream, to: SocketAddr, path: &str) -> io::Result<P
     Ok(parse_response(&String::from_utf8_lossy(&head)))
 }
 
-/// Only 200 is good: that is what clouds take for good.
+/// Only status 200 passes, as in the clouds.
 fn parse_response(head: &str) -> ProbeResult {
     let mut lines = head.split("\r\n");
     let status = lines.next().unwrap_or_default();
@@ -164,8 +163,8 @@ fn parse_response(head: &str) -> ProbeResult {
             ProbeResult::Passed(weight)
         }
         Some(code) => ProbeResult::Failed(format!("status {code}")),
-        None if head.is_empty() => ProbeResult::Failed("closed without an answer".to_owned()),
-        None => ProbeResult::Failed("not an HTTP answer".to_owned()),
+        None if head.is_empty() => ProbeResult::Failed("connection closed without a response".to_owned()),
+        None => ProbeResult::Failed("not an HTTP response".to_owned()),
     }
 }
 
@@ -177,21 +176,21 @@ mod tests {
 
     #[test]
     fn responses_are_classified() {
-        let bad = |reason: &str| ProbeResult::Failed(reason.to_owned());
-        for (head, outcome) in [
+        let failed = |reason: &str| ProbeResult::Failed(reason.to_owned());
+        for (head, result) in [
             ("HTTP/1.1 200 OK\r\nx-load-balancing-endpoint-weight: 3\r\n\r\n", ProbeResult::Passed(Some(3))),
             ("HTTP/1.0 200 OK\r\nX-Load-Balancing-Endpoint-Weight:many\r\n\r\n", ProbeResult::Passed(None)),
             ("HTTP/1.1 200 OK\r\n\r\nX-Load-Balancing-Endpoint-Weight: 7", ProbeResult::Passed(None)),
-            ("HTTP/1.1 204 No Content\r\n\r\n", bad("status 204")),
-            ("HTTP/1.1 503 Service Unavailable\r\n\r\n", bad("status 503")),
-            ("", bad("closed without an answer")),
-            ("SSH-2.0-x\r\n", bad("not an HTTP answer")),
+            ("HTTP/1.1 204 No Content\r\n\r\n", failed("status 204")),
+            ("HTTP/1.1 503 Service Unavailable\r\n\r\n", failed("status 503")),
+            ("", failed("connection closed without a response")),
+            ("SSH-2.0-x\r\n", failed("not an HTTP response")),
         ] {
-            assert_eq!(parse_response(head), outcome, "{head}");
+            assert_eq!(parse_response(head), result, "{head}");
         }
     }
 
-    /// Answers each connection with the next of `answers`, the last for ever.
+    /// Answers each connection with the next of `answers`, and from then on with the last.
     async fn server(answers: Vec<&'static str>) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let address = listener.local_addr().expect("address");
@@ -228,12 +227,12 @@ mod tests {
         let (changes, mut heard) = mpsc::unbounded_channel();
         let mut prober = Prober::new(changes, Metrics::default());
         let probe = probe_of(address, HealthCheckProtocol::Http);
-        prober.set(&[probe.clone()].into(), |_| None);
+        prober.set_probes(&[probe.clone()].into(), |_| None);
         for state in [TargetState::Healthy, TargetState::Unhealthy, TargetState::Healthy] {
             let (of, seen) = heard.recv().await.expect("a change");
             assert_eq!((of, seen.state), (probe.clone(), state));
         }
-        prober.set(&HashSet::new(), |_| None);
+        prober.set_probes(&HashSet::new(), |_| None);
         assert!(prober.tasks.is_empty());
     }
 

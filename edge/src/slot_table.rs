@@ -1,31 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Slot tables: which target takes which share of the hash. Pure, called by `plan`.
+//! Slot tables: which target has which slot of the hash. Pure, called by `plan`.
 //!
-//! Weighted rendezvous hashing: each slot goes to the target whose score for it is best, so a target that comes takes slots only
-//! for itself, one that goes gives up only its own, and each of these goes to the slot's next best target, which was certain
-//! beforehand. Every host computes the same table from the same targets.
+//! Weighted rendezvous hashing: each slot goes to the target with the best score for it. An added target takes slots only for
+//! itself, and a removed one gives up only its own, each to the next best target. All hosts compute the same table.
 
 use crate::hash;
 
-/// The sizes of slot tables. Each is a set of rules of its own in the kernel, so there are few.
+/// The size of each class. Few, because each class has its own rules in the kernel.
 pub(crate) const SIZES: [u32; 4] = [128, 2048, 16_384, 65_536];
-/// A table has at least so many slots for each target, until the largest size is reached.
+/// At least, up to the largest size.
 const SLOTS_PER_TARGET: usize = 16;
-/// Weights above this count as this: nothing has a hundred times the room of another, and a wrong number is contained.
+/// Larger weights count as this one: it bounds the harm of a wrong number.
 pub(crate) const MAX_WEIGHT: u32 = 100;
 
-/// One who can hold slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WeightedTarget {
-    /// What it is called in the table; not zero.
+    /// The id of the target in the table; not zero.
     pub(crate) id: u32,
-    /// Hash of its name.
+    /// The hash of the node's name.
     pub(crate) hash: u64,
-    /// Its share relative to the others.
+    /// The share relative to the others.
     pub(crate) weight: u32,
 }
 
-/// The index in [`SIZES`] for so many targets. Healthy or not: health must not resize a table.
+/// The index in [`SIZES`] for this number of targets. It counts unhealthy ones too: health must not resize a table.
 pub(crate) fn class(targets: usize) -> usize {
     let wanted = targets.saturating_mul(SLOTS_PER_TARGET);
     SIZES
@@ -34,7 +32,7 @@ pub(crate) fn class(targets: usize) -> usize {
         .unwrap_or(SIZES.len() - 1)
 }
 
-/// The id of each slot's member; empty when there is none.
+/// The id of each slot's target; empty without targets.
 pub(crate) fn fill(size: u32, members: &[WeightedTarget]) -> Vec<u32> {
     if members.is_empty() {
         return Vec::new();
@@ -53,7 +51,7 @@ pub(crate) fn fill(size: u32, members: &[WeightedTarget]) -> Vec<u32> {
         .collect()
 }
 
-/// Exponentially distributed with the weight as its rate: the least of several falls to each in proportion to its weight.
+/// Exponentially distributed with the weight as rate: the share of targets with the lowest cost is proportional to their weights.
 fn cost(hash: u64, weight: u32) -> u64 {
     (hash::negative_log2(hash) << 16) / u64::from(weight.clamp(1, MAX_WEIGHT))
 }

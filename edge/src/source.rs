@@ -1,181 +1,161 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where load balancers and node sets come from: the API server's watches, or a folder of JSON files for an edge without a
-//! cluster. Feeds the engine, decides nothing. While the source is away, nothing comes, and the engine goes on with what it has.
+//! Delivers load balancers and node sets to `engine`: from the API server's watches, or from a directory of JSON files for an
+//! edge without a cluster. It decides nothing. While the source is away it delivers nothing, and the engine keeps what it has.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use futures::StreamExt as _;
-use kube::core::DeserializeGuard;
-use kube::{Api, Client, Resource, ResourceExt as _};
-use kube_runtime::WatchStreamExt as _;
-use kube_runtime::utils::Backoff;
-use kube_runtime::watcher::{self, Event as Watched, watcher};
+use kube::{Resource, ResourceExt as _};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet};
+use steerage_model::Key;
+use steerage_watch::{Event, Kind, Malformed, Watches};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::index::Event;
+use crate::index::{Delivered, IndexEvent, LoadBalancer, NodeSet};
 
-/// Pauses between attempts to reach the API server. The longest is short: edge hosts are few, and what they miss is traffic.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The longest wait before the API server is asked again. Short: edge hosts are few, and what they miss is traffic.
+pub(crate) const MAX_BACKOFF: Duration = Duration::from_secs(5);
+/// How often the directory is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Pauses that double, from the start again after a success.
-#[derive(Debug)]
-struct Pauses(Duration);
-
-impl Default for Pauses {
-    fn default() -> Self {
-        Self(SHORTEST_PAUSE)
-    }
-}
-
-impl Iterator for Pauses {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let next = (self.0 * 2).min(LONGEST_PAUSE);
-        Some(std::mem::replace(&mut self.0, next))
-    }
-}
-
-impl Backoff for Pauses {
-    fn reset(&mut self) {
-        *self = Self::default();
-    }
-}
-
-/// A kind that is watched, and how its changes become events.
-pub(crate) trait Kind:
-    Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
-    + DeserializeOwned
-    + Clone
-    + std::fmt::Debug
-    + Send
-    + Sync
-    + 'static
-{
-    /// It came or changed.
-    fn come(object: Self) -> Event;
-    /// It went.
-    fn gone(name: String) -> Event;
-    /// These are all.
-    fn all(names: BTreeSet<String>) -> Event;
-}
-
-impl Kind for EdgeLoadBalancer {
-    fn come(object: Self) -> Event {
-        Event::LoadBalancer(Box::new(object))
-    }
-    fn gone(name: String) -> Event {
-        Event::LoadBalancerDeleted(name)
-    }
-    fn all(names: BTreeSet<String>) -> Event {
-        Event::LoadBalancers(names)
-    }
-}
-
-impl Kind for EdgeNodeSet {
-    fn come(object: Self) -> Event {
-        Event::NodeSet(Box::new(object))
-    }
-    fn gone(name: String) -> Event {
-        Event::NodeSetDeleted(name)
-    }
-    fn all(names: BTreeSet<String>) -> Event {
-        Event::NodeSets(names)
-    }
-}
-
-/// Watches one kind in a namespace until asked to end.
-pub(crate) async fn watch<K: Kind>(
-    client: Client,
+/// The `EdgeLoadBalancer`s of a namespace.
+struct LoadBalancers {
     namespace: String,
-    events: mpsc::Sender<Event>,
+}
+
+impl Kind for LoadBalancers {
+    type Object = Delivered<LoadBalancer>;
+
+    fn name(&self) -> &'static str {
+        "edgeloadbalancers"
+    }
+
+    fn path(&self) -> String {
+        EdgeLoadBalancer::url_path(&(), Some(&self.namespace))
+    }
+
+    fn key(&self, key: Key) -> String {
+        key.name().to_owned()
+    }
+
+    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Self::Object>, Malformed> {
+        deliver(json, notes, |object: EdgeLoadBalancer| LoadBalancer {
+            name: object.name_any(),
+            uid: object.uid().unwrap_or_default(),
+            generation: object.metadata.generation.unwrap_or_default(),
+            // One that is being deleted is served until it is gone: the controller decides when.
+            spec: object.spec,
+        })
+    }
+}
+
+/// The `EdgeNodeSet`s of a namespace.
+struct NodeSets {
+    namespace: String,
+}
+
+impl Kind for NodeSets {
+    type Object = Delivered<NodeSet>;
+
+    fn name(&self) -> &'static str {
+        "edgenodesets"
+    }
+
+    fn path(&self) -> String {
+        EdgeNodeSet::url_path(&(), Some(&self.namespace))
+    }
+
+    fn key(&self, key: Key) -> String {
+        key.name().to_owned()
+    }
+
+    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Self::Object>, Malformed> {
+        deliver(json, notes, |object: EdgeNodeSet| NodeSet {
+            name: object.name_any(),
+            targets: object.spec.targets,
+        })
+    }
+}
+
+/// Fails only where not even the object's name can be read.
+fn deliver<K: DeserializeOwned, T>(
+    json: &str,
+    notes: &mut Vec<String>,
+    project: impl FnOnce(K) -> T,
+) -> Result<Option<Delivered<T>>, Malformed> {
+    let name = serde_json::from_str::<Head>(json)?.metadata.name;
+    let readable = serde_json::from_str::<K>(json).map(project);
+    if let Err(error) = &readable {
+        notes.push(format!("unreadable ({error}); keeping its last readable form"));
+    }
+    Ok(Some(Delivered { name, readable: readable.ok() }))
+}
+
+#[derive(Deserialize)]
+struct Head {
+    #[serde(default)]
+    kind: String,
+    metadata: HeadMeta,
+}
+
+#[derive(Deserialize)]
+struct HeadMeta {
+    name: String,
+}
+
+/// Watches both kinds in a namespace until shutdown.
+pub(crate) async fn watch(
+    watches: Watches,
+    namespace: String,
+    events: mpsc::Sender<IndexEvent>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    // An object that cannot be read must not stop the others.
-    let api = Api::<DeserializeGuard<K>>::namespaced(client, &namespace);
-    let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).backoff(Pauses::default()));
-    let mut names = BTreeSet::new();
+    let load_balancers = watches.watch(LoadBalancers { namespace: namespace.clone() });
+    let node_sets = watches.watch(NodeSets { namespace });
+    let mut stream = futures::stream::select(
+        load_balancers.map(IndexEvent::LoadBalancer),
+        node_sets.map(IndexEvent::NodeSet),
+    );
+    while let Some(Some(event)) = shutdown.run_until_cancelled(stream.next()).await {
+        if events.send(event).await.is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Delivers all `*.json` of a directory, one object each, whenever one of them changes, until shutdown.
+pub(crate) async fn poll_directory(
+    directory: PathBuf,
+    events: mpsc::Sender<IndexEvent>,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut known = None;
     loop {
-        let event = tokio::select! {
-            () = shutdown.cancelled() => return Ok(()),
-            event = stream.next() => event,
-        };
-        let event = match event {
-            None => anyhow::bail!("the watch has ended"),
-            Some(Err(error)) => {
-                tracing::warn!(kind = %K::kind(&()), %error, "cannot watch; trying again");
-                continue;
+        let files =
+            modified_times(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
+        if known.as_ref() != Some(&files) {
+            for event in list(&files).await {
+                if events.send(event).await.is_err() {
+                    return Ok(());
+                }
             }
-            Some(Ok(Watched::Init)) => {
-                names.clear();
-                continue;
-            }
-            Some(Ok(Watched::InitApply(object))) => {
-                // Kept in its last good form also where it cannot be read now.
-                names.insert(object.name_any());
-                readable(object)
-            }
-            Some(Ok(Watched::InitDone)) => Some(K::all(std::mem::take(&mut names))),
-            Some(Ok(Watched::Apply(object))) => readable(object),
-            Some(Ok(Watched::Delete(object))) => Some(K::gone(object.name_any())),
-        };
-        if let Some(event) = event
-            && events.send(event).await.is_err()
-        {
+            known = Some(files);
+        }
+        if shutdown.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_none() {
             return Ok(());
         }
     }
 }
 
-fn readable<K: Kind>(object: DeserializeGuard<K>) -> Option<Event> {
-    let name = object.name_any();
-    match object.0 {
-        Ok(object) => Some(K::come(object)),
-        Err(error) => {
-            tracing::error!(kind = %K::kind(&()), name, %error, "cannot be read; its last readable form stays in force");
-            None
-        }
-    }
-}
-
-/// How often a folder is looked at.
-const LOOK: Duration = Duration::from_millis(100);
-
-/// Reads all `*.json` of a folder, each one object, whenever one of them changes.
-pub(crate) async fn folder(
-    folder: PathBuf,
-    events: mpsc::Sender<Event>,
-    shutdown: CancellationToken,
-) -> anyhow::Result<()> {
-    let mut known = None;
-    loop {
-        let now = stamp(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
-        if known.as_ref() != Some(&now) {
-            for event in read(&now).await {
-                if events.send(event).await.is_err() {
-                    return Ok(());
-                }
-            }
-            known = Some(now);
-        }
-        tokio::select! {
-            () = shutdown.cancelled() => return Ok(()),
-            () = tokio::time::sleep(LOOK) => {}
-        }
-    }
-}
-
-/// The files and when they were last changed.
-fn stamp(folder: &Path) -> std::io::Result<Vec<(PathBuf, SystemTime)>> {
+fn modified_times(directory: &Path) -> std::io::Result<Vec<(PathBuf, SystemTime)>> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
+    for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         if entry.path().extension().is_some_and(|extension| extension == "json") {
             files.push((entry.path(), entry.metadata()?.modified()?));
@@ -185,64 +165,87 @@ fn stamp(folder: &Path) -> std::io::Result<Vec<(PathBuf, SystemTime)>> {
     Ok(files)
 }
 
-async fn read(files: &[(PathBuf, SystemTime)]) -> Vec<Event> {
-    let mut events = Vec::new();
-    let (mut load_balancers, mut node_sets) = (BTreeSet::new(), BTreeSet::new());
+/// The files as one list of each kind.
+async fn list(files: &[(PathBuf, SystemTime)]) -> Vec<IndexEvent> {
+    let mut events = vec![IndexEvent::LoadBalancer(Event::Init), IndexEvent::NodeSet(Event::Init)];
     for (path, _) in files {
-        // A file that goes while it is read will not be there at the next look.
+        // A file that is deleted meanwhile is missing from the next list.
         let Ok(text) = tokio::fs::read_to_string(path).await else { continue };
-        let kind = serde_json::from_str::<serde_json::Value>(&text)
-            .ok()
-            .and_then(|value| value.get("kind").and_then(serde_json::Value::as_str).map(str::to_owned));
-        let event = match kind.as_deref() {
-            Some("EdgeNodeSet") => serde_json::from_str::<EdgeNodeSet>(&text).map(|object| {
-                node_sets.insert(object.name_any());
-                EdgeNodeSet::come(object)
-            }),
-            _ => serde_json::from_str::<EdgeLoadBalancer>(&text).map(|object| {
-                load_balancers.insert(object.name_any());
-                EdgeLoadBalancer::come(object)
-            }),
-        };
+        let mut notes = Vec::new();
+        let event = parse(&text, &mut notes);
+        for note in notes {
+            tracing::warn!(path = %path.display(), note, "object partly unreadable");
+        }
         match event {
-            Ok(event) => events.push(event),
-            Err(error) => tracing::error!(path = %path.display(), %error, "cannot be read"),
+            Ok(event) => events.extend(event),
+            Err(error) => tracing::error!(path = %path.display(), %error, "file unreadable; skipping it"),
         }
     }
-    events.extend([EdgeLoadBalancer::all(load_balancers), EdgeNodeSet::all(node_sets)]);
+    events.extend([IndexEvent::LoadBalancer(Event::InitDone), IndexEvent::NodeSet(Event::InitDone)]);
     events
+}
+
+fn parse(text: &str, notes: &mut Vec<String>) -> Result<Option<IndexEvent>, Malformed> {
+    let namespace = String::new();
+    match serde_json::from_str::<Head>(text)?.kind.as_str() {
+        "EdgeNodeSet" => {
+            let set = NodeSets { namespace }.project(text, notes)?;
+            Ok(set.map(|set| IndexEvent::NodeSet(Event::InitApply(set))))
+        }
+        _ => {
+            let load_balancer = LoadBalancers { namespace }.project(text, notes)?;
+            Ok(load_balancer.map(|object| IndexEvent::LoadBalancer(Event::InitApply(object))))
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::Index;
 
     #[test]
-    fn pauses_double_up_to_the_longest() {
-        let mut pauses = Pauses::default();
-        let taken: Vec<_> = pauses.by_ref().take(7).map(|pause| pause.as_millis()).collect();
-        assert_eq!(taken, [200, 400, 800, 1600, 3200, 5000, 5000]);
-        pauses.reset();
-        assert_eq!(pauses.next(), Some(SHORTEST_PAUSE));
+    fn kinds_are_listed_in_their_namespace() {
+        let namespace = "steerage-system".to_owned();
+        assert_eq!(
+            LoadBalancers { namespace: namespace.clone() }.path(),
+            "/apis/steerage.dev/v1alpha1/namespaces/steerage-system/edgeloadbalancers"
+        );
+        assert_eq!(
+            NodeSets { namespace }.path(),
+            "/apis/steerage.dev/v1alpha1/namespaces/steerage-system/edgenodesets"
+        );
+    }
+
+    #[test]
+    fn unreadable_object_is_delivered_by_name() {
+        let json = r#"{"metadata": {"name": "a"}, "spec": {"targets": 7}}"#;
+        let mut notes = Vec::new();
+        let delivered = NodeSets { namespace: String::new() }.project(json, &mut notes);
+        assert_eq!(
+            delivered.expect("a name").expect("an object"),
+            Delivered { name: "a".to_owned(), readable: None }
+        );
+        assert!(notes[0].contains("keeping its last readable form"), "{notes:?}");
     }
 
     #[tokio::test]
     async fn unreadable_files_are_skipped() {
-        let folder = std::env::temp_dir().join(format!("steerage-edge-source-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("folder");
+        let directory = std::env::temp_dir().join(format!("steerage-edge-source-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("directory");
         let set = r#"{"kind": "EdgeNodeSet", "apiVersion": "steerage.dev/v1alpha1", "metadata": {"name": "all"}, "spec": {"targets": []}}"#;
         for (name, text) in [("a.json", set), ("b.json", "{"), ("c.txt", set)] {
-            std::fs::write(folder.join(name), text).expect("write");
+            std::fs::write(directory.join(name), text).expect("write");
         }
-        let files = stamp(&folder).expect("list");
-        let events = read(&files).await;
-        std::fs::remove_dir_all(&folder).expect("remove");
+        let files = modified_times(&directory).expect("list");
+        let events = list(&files).await;
+        std::fs::remove_dir_all(&directory).expect("remove");
         assert_eq!(files.len(), 2);
-        let mut index = crate::index::Index::default();
+        let mut index = Index::default();
         for event in events {
             index.apply(event);
         }
-        assert!(index.has_synced() && index.load_balancers.is_empty());
-        assert_eq!(index.node_sets.keys().collect::<Vec<_>>(), ["all"]);
+        assert!(index.has_synced() && index.load_balancers().next().is_none());
+        assert!(index.node_set("all").is_some());
     }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tells the cluster what this host sees: its own `EdgeHost` and one `EdgeTargetHealth` for each load balancer.
+//! Writes what this host reports: its own `EdgeHost`, and one `EdgeTargetHealth` for each load balancer.
 //!
-//! Writes only what has changed, at most once a second for each object, tries again with growing pauses, and never holds
-//! forwarding up: the engine leaves its load_balancers here and goes on.
+//! It writes only what has changed, and each object at most once a second. It retries with backoff, and the engine never waits
+//! for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,79 +25,74 @@ use crate::metrics::Metrics;
 use crate::plan::LoadBalancerStatus;
 
 /// The least time between two writes of one object.
-const APART: Duration = Duration::from_secs(1);
-/// The longest pause after failures.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// A write that takes longer has failed.
-const TIMEOUT: Duration = Duration::from_secs(10);
-/// What has not changed is written again after this time, in case somebody else has changed it.
-const AGAIN: Duration = Duration::from_mins(10);
-/// Writes under way at a time.
-const CONCURRENT: usize = 8;
+const WRITE_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// An unchanged object is written again after this time, in case another client has changed it.
+const RESYNC_PERIOD: Duration = Duration::from_mins(10);
+const CONCURRENT_WRITES: usize = 8;
 
-/// What the engine has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostStatus {
-    /// The interface's name.
     pub(crate) interface: String,
     /// The host's own addresses.
     pub(crate) addresses: Vec<IpAddr>,
-    /// Whether it is the active one.
     pub(crate) active: bool,
-    /// What it has found of each load balancer.
+    /// By name.
     pub(crate) load_balancers: BTreeMap<String, LoadBalancerStatus>,
 }
 
-/// Where reports go.
 #[derive(Clone)]
 pub(crate) enum StatusSink {
-    /// The API server, and the namespace.
-    Api(Box<kube::Client>, String),
-    /// A folder: one JSON file an object.
-    Folder(PathBuf),
+    Api {
+        client: Box<kube::Client>,
+        namespace: String,
+    },
+    /// One JSON file for each object.
+    Directory(PathBuf),
 }
 
 /// One object to write.
 #[derive(Clone, Debug, PartialEq)]
 enum StatusObject {
     Host(EdgeHostSpec),
-    Health(LoadBalancerStatus, bool),
+    TargetHealth { status: LoadBalancerStatus, active: bool },
 }
 
-/// What is known of one object's writes.
+/// The last write of one object.
 #[derive(Debug)]
 struct WriteRecord {
-    /// What was last written, if that went well.
+    /// `None` after a failure.
     written: Option<StatusObject>,
-    /// Not before this time.
-    next: Instant,
     at: Instant,
+    not_before: Instant,
+    /// In a row.
     failures: u32,
 }
 
-/// The reporter.
 pub(crate) struct StatusWriter {
     sink: StatusSink,
+    /// The host's name.
     host: String,
     metrics: Metrics,
+    /// By name of the load balancer; the host's own has the empty name.
     records: HashMap<String, WriteRecord>,
 }
 
 impl StatusWriter {
-    /// A reporter for the host of this name.
     pub(crate) fn new(sink: StatusSink, host: String, metrics: Metrics) -> Self {
         Self { sink, host, metrics, records: HashMap::new() }
     }
 
-    /// Runs until the engine has gone; then writes once more what has changed.
-    pub(crate) async fn run(mut self, mut reports: watch::Receiver<HostStatus>) -> anyhow::Result<()> {
+    /// Runs until the engine is gone, then writes the last changes.
+    pub(crate) async fn run(mut self, mut status: watch::Receiver<HostStatus>) -> anyhow::Result<()> {
         loop {
-            let now = reports.borrow_and_update().clone();
+            let now = status.borrow_and_update().clone();
             let next = self.write(&now, false).await;
             tokio::select! {
-                changed = reports.changed() => if changed.is_err() {
-                    let last = reports.borrow().clone();
-                    let _ = tokio::time::timeout(APART, self.write(&last, true)).await;
+                changed = status.changed() => if changed.is_err() {
+                    let last = status.borrow().clone();
+                    let _ = tokio::time::timeout(WRITE_INTERVAL, self.write(&last, true)).await;
                     return Ok(());
                 },
                 () = tokio::time::sleep_until(next) => {}
@@ -105,93 +100,104 @@ impl StatusWriter {
         }
     }
 
-    /// Writes what is due; returns when to come again.
-    async fn write(&mut self, reports: &HostStatus, all: bool) -> Instant {
-        if reports.interface.is_empty() {
-            return Instant::now() + AGAIN;
-        }
-        let mut wanted: BTreeMap<String, StatusObject> = reports
-            .load_balancers
-            .iter()
-            .map(|(name, status)| (name.clone(), StatusObject::Health(status.clone(), reports.active)))
-            .collect();
-        wanted.insert(
-            String::new(),
-            StatusObject::Host(EdgeHostSpec {
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                interface: reports.interface.clone(),
-                addresses: reports.addresses.clone(),
-                active: reports.active,
-            }),
-        );
-        self.records.retain(|name, _| wanted.contains_key(name));
+    /// Writes what is due, or everything that has changed. Returns when the next write is due.
+    async fn write(&mut self, status: &HostStatus, is_last: bool) -> Instant {
         let now = Instant::now();
-        let mut next = now + AGAIN;
+        if status.interface.is_empty() {
+            return now + RESYNC_PERIOD;
+        }
+        let wanted = objects(status);
+        self.records.retain(|name, _| wanted.contains_key(name));
+        let mut next = now + RESYNC_PERIOD;
         let mut due = Vec::new();
         for (name, object) in wanted {
             let record = self.records.get(&name);
-            let stale = record.is_none_or(|record| now >= record.at + AGAIN);
-            if !stale && record.is_some_and(|record| record.written.as_ref() == Some(&object)) {
+            let is_old = record.is_none_or(|record| now >= record.at + RESYNC_PERIOD);
+            if !is_old && record.is_some_and(|record| record.written.as_ref() == Some(&object)) {
                 continue;
             }
-            match record.map(|record| record.next) {
-                Some(then) if then > now && !all => next = next.min(then),
+            match record.map(|record| record.not_before) {
+                Some(then) if then > now && !is_last => next = next.min(then),
                 _ => due.push((name, object)),
             }
         }
         let (sink, host) = (&self.sink, &self.host);
         let writes = due.into_iter().map(|(name, object)| async move {
-            let write = tokio::time::timeout(TIMEOUT, store(sink, host, &name, &object));
-            let result = write.await.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer in time")));
+            let write = tokio::time::timeout(WRITE_TIMEOUT, write_object(sink, host, &name, &object));
+            let result = write.await.unwrap_or_else(|_| Err(anyhow::anyhow!("timed out")));
             (name, object, result)
         });
-        let mut done = futures::stream::iter(writes).buffer_unordered(CONCURRENT);
-        let mut results = Vec::new();
-        while let Some(result) = done.next().await {
-            results.push(result);
-        }
-        drop(done);
+        let results: Vec<_> =
+            futures::stream::iter(writes).buffer_unordered(CONCURRENT_WRITES).collect().await;
         for (name, object, result) in results {
-            next = next.min(self.note(name, object, result));
+            next = next.min(self.record(name, object, result));
         }
         next
     }
 
-    fn note(&mut self, name: String, object: StatusObject, result: anyhow::Result<()>) -> Instant {
+    /// Returns when the object is to be written again.
+    fn record(&mut self, name: String, object: StatusObject, result: anyhow::Result<()>) -> Instant {
         let now = Instant::now();
         let failures = self.records.get(&name).map_or(0, |record| record.failures);
-        let (written, failures, pause) = match result {
+        let (record, again) = match result {
             Ok(()) => {
                 self.metrics.status_writes.inc();
-                (Some(object), 0, APART)
+                let not_before = now + WRITE_INTERVAL;
+                let record = WriteRecord { written: Some(object), at: now, not_before, failures: 0 };
+                (record, now + RESYNC_PERIOD)
             }
             Err(error) => {
                 self.metrics.status_write_failures.inc();
                 let failures = failures.saturating_add(1);
-                let pause = APART.saturating_mul(1 << failures.min(6)).min(LONGEST_PAUSE);
+                let wait = WRITE_INTERVAL.saturating_mul(1 << failures.min(6)).min(MAX_BACKOFF);
+                let not_before = now + wait;
                 tracing::warn!(
                     load_balancer = name,
                     error = format!("{error:#}"),
-                    "cannot report; trying again"
+                    retry_in = ?wait,
+                    "status not written; retrying"
                 );
-                (None, failures, pause)
+                (WriteRecord { written: None, at: now, not_before, failures }, not_before)
             }
         };
-        let again = if written.is_some() { now + AGAIN } else { now + pause };
-        self.records.insert(name, WriteRecord { written, next: now + pause, at: now, failures });
+        self.records.insert(name, record);
         again
     }
 }
 
-async fn store(sink: &StatusSink, host: &str, name: &str, object: &StatusObject) -> anyhow::Result<()> {
+fn objects(status: &HostStatus) -> BTreeMap<String, StatusObject> {
+    let active = status.active;
+    let mut objects: BTreeMap<_, _> = status
+        .load_balancers
+        .iter()
+        .map(|(name, status)| (name.clone(), StatusObject::TargetHealth { status: status.clone(), active }))
+        .collect();
+    let host = EdgeHostSpec {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        interface: status.interface.clone(),
+        addresses: status.addresses.clone(),
+        active,
+    };
+    objects.insert(String::new(), StatusObject::Host(host));
+    objects
+}
+
+async fn write_object(
+    sink: &StatusSink,
+    host: &str,
+    name: &str,
+    object: &StatusObject,
+) -> anyhow::Result<()> {
     match object {
         StatusObject::Host(spec) => put(sink, host, &EdgeHost::new(host, spec.clone())).await,
-        StatusObject::Health(status, active) => put(sink, host, &health(host, name, status, *active)).await,
+        StatusObject::TargetHealth { status, active } => {
+            put(sink, host, &target_health(host, name, status, *active)).await
+        }
     }
 }
 
-/// The object that says how a load balancer's targets are, owned by the load balancer so that it goes with it.
-fn health(host: &str, name: &str, status: &LoadBalancerStatus, active: bool) -> EdgeTargetHealth {
+/// Owned by the load balancer, and so deleted with it.
+fn target_health(host: &str, name: &str, status: &LoadBalancerStatus, active: bool) -> EdgeTargetHealth {
     let mut targets: Vec<_> =
         status.targets.iter().flat_map(|targets: &Arc<Vec<_>>| targets.iter().cloned()).collect();
     targets.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
@@ -224,24 +230,24 @@ where
 {
     let name = object.name_any();
     match sink {
-        StatusSink::Api(client, namespace) => {
+        StatusSink::Api { client, namespace } => {
             let api = Api::<K>::namespaced(client.as_ref().clone(), namespace);
-            let by = PatchParams::apply(&format!("steerage-edge-{host}")).force();
-            api.patch(&name, &by, &Patch::Apply(object))
-                .await
-                .with_context(|| format!("cannot write {name}"))?;
+            let params = PatchParams::apply(&format!("steerage-edge-{host}")).force();
+            let patched = api.patch(&name, &params, &Patch::Apply(object)).await;
+            patched.map(drop).with_context(|| format!("cannot write {name}"))
         }
-        StatusSink::Folder(folder) => {
-            let path = folder.join(format!("{}.{name}.json", K::kind(&())));
-            let (text, whole) = (serde_json::to_vec_pretty(object)?, path.with_extension("new"));
-            // Renamed, so that nobody reads half of it.
-            tokio::fs::write(&whole, text)
+        StatusSink::Directory(directory) => {
+            let path = directory.join(format!("{}.{name}.json", K::kind(&())));
+            replace_file(&path, &serde_json::to_vec_pretty(object)?)
                 .await
-                .with_context(|| format!("cannot write {}", whole.display()))?;
-            tokio::fs::rename(&whole, &path)
-                .await
-                .with_context(|| format!("cannot write {}", path.display()))?;
+                .with_context(|| format!("cannot write {}", path.display()))
         }
     }
-    Ok(())
+}
+
+/// By renaming, so that no reader sees half of it.
+async fn replace_file(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    let new = path.with_extension("new");
+    tokio::fs::write(&new, text).await?;
+    tokio::fs::rename(&new, path).await
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What packets see of one edge host: real TCP and UDP, both families, in network namespaces.
+//! One edge host with real TCP and UDP packets of both families, in network namespaces.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod testbed;
@@ -37,7 +37,7 @@ fn client_address_is_kept_and_all_nodes_are_used() {
     for vip in [VIP4, VIP6] {
         sh(&format!("ip netns exec {client} ping -c 1 -W 2 {vip}"));
     }
-    // The whole ruleset can be listed while it works, flows and all.
+    // The whole ruleset can be listed while it works, with its flows.
     let edge = testbed.netns("edge1");
     let listed =
         sh(&format!("ip netns exec {edge} nft list ruleset; ip netns exec {edge} nft -j list ruleset"));
@@ -123,7 +123,7 @@ fn unhealthy_targets_are_avoided_until_all_fail() {
     testbed.wait_until_served_by(&[0, 1]);
     let long = within(&testbed.client(), || Connection::open(VIP4).expect("connect"));
     let first = usize::from(long.node == testbed.nodes[1].name);
-    // The node of a long connection fails its check: the connection stays, new ones go elsewhere, and so do datagrams.
+    // The node of a long connection fails its check: the connection stays, new ones and datagrams go elsewhere.
     let socket = within(&testbed.client(), || {
         let bound = |_| std::net::UdpSocket::bind("0.0.0.0:0").expect("bind");
         (0..50)
@@ -136,7 +136,7 @@ fn unhealthy_targets_are_avoided_until_all_fail() {
     let mut long = long;
     long.echo("still there").expect("the long connection");
     assert_eq!(query_udp_from(&socket, VIP4, 1).expect("answer").0, testbed.nodes[1 - first].name);
-    // Nobody healthy: everybody is used.
+    // No target is healthy: all are used.
     testbed.nodes[1 - first].healthy.store(false, Ordering::Relaxed);
     testbed.wait_until_served_by(&[0, 1, 2]);
     testbed.nodes[2].healthy.store(true, Ordering::Relaxed);
@@ -179,12 +179,12 @@ fn kill_and_restart_lose_no_connection() {
         std::thread::sleep(Duration::from_millis(400));
         testbed.kill(0);
         std::thread::sleep(Duration::from_millis(600));
-        assert!(testbed.has_vips(0), "the kernel answers on");
+        assert!(testbed.has_vips(0), "the kernel still answers");
         testbed.start_ready(0);
     }
-    assert!(testbed.terminate(0), "SIGTERM ends it as succeeded");
+    assert!(testbed.terminate(0), "SIGTERM ends the process with success");
     std::thread::sleep(Duration::from_millis(500));
-    assert!(testbed.has_vips(0), "nobody takes over, so the kernel goes on");
+    assert!(testbed.has_vips(0), "no host takes over, so the VIPs stay");
     load.stop("three kills and restarts, one graceful end");
     let edge = testbed.netns("edge1");
     sh(&format!("ip netns exec {edge} {} cleanup", env!("CARGO_BIN_EXE_steerage-edge")));
@@ -200,7 +200,7 @@ fn packet_returned_by_a_node_is_not_forwarded_again() {
     testbed.start_ready(0);
     testbed.wait_until_served_by(&[0]);
     let node = testbed.netns(&testbed.nodes[0].name);
-    // The node forgets the address and becomes the router that it is for its pods: packets for it come back.
+    // The node loses the VIP and routes packets to it back to the link.
     sh(&format!(
         "ip -n {node} addr del {VIP4}/32 dev lo
          ip netns exec {node} nft 'table ip count {{ chain c {{ type filter hook prerouting priority 0;
@@ -211,17 +211,17 @@ fn packet_returned_by_a_node_is_not_forwarded_again() {
         assert!(Connection::open_within(VIP4, Duration::from_millis(300)).is_err());
     });
     let counted = sh(&format!("ip netns exec {node} nft list table ip count"));
-    assert!(counted.contains("counter packets 1 "), "the node must see the packet once: {counted}");
+    assert!(counted.contains("counter packets 1 "), "the node must receive the packet once: {counted}");
 }
 
 #[test]
 fn off_link_targets_and_address_conflicts_are_reported() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut testbed = TestBed::new(1, 2);
-    // Somebody else has the IPv4 address already.
-    let stranger = testbed.netns(&testbed.nodes[1].name);
-    sh(&format!("ip -n {stranger} addr add {VIP4}/32 dev eth0"));
-    sh(&format!("ip netns exec {stranger} sysctl -qw net.ipv4.conf.all.arp_ignore=0"));
+    // Another host has the IPv4 address already.
+    let other = testbed.netns(&testbed.nodes[1].name);
+    sh(&format!("ip -n {other} addr add {VIP4}/32 dev eth0"));
+    sh(&format!("ip netns exec {other} sysctl -qw net.ipv4.conf.all.arp_ignore=0"));
     testbed.apply_load_balancer(&[0], |lb| {
         let far = json!({"node": "far", "addresses": ["192.0.2.7"], "weight": 1});
         lb["spec"]["targets"].as_array_mut().expect("targets").push(far);
@@ -237,12 +237,12 @@ fn off_link_targets_and_address_conflicts_are_reported() {
     let far = far.expect("far");
     assert_eq!(far["state"], "Refused");
     assert!(far["reason"].as_str().expect("reason").contains("behind a gateway"), "{far}");
-    assert!(!testbed.has_vips(0), "it does not take what is somebody else's");
+    assert!(!testbed.has_vips(0), "a VIP in conflict is not added");
     within(&testbed.client(), || drop(Connection::open(VIP6).expect("the other address is served")));
-    // Once it is free, it is taken.
-    sh(&format!("ip -n {stranger} addr del {VIP4}/32 dev eth0"));
-    sh(&format!("ip netns exec {stranger} sysctl -qw net.ipv4.conf.all.arp_ignore=1"));
-    eventually("the address is taken", || testbed.has_vips(0));
+    // Once the address is free, the edge adds it.
+    sh(&format!("ip -n {other} addr del {VIP4}/32 dev eth0"));
+    sh(&format!("ip netns exec {other} sysctl -qw net.ipv4.conf.all.arp_ignore=1"));
+    eventually("the VIP is added", || testbed.has_vips(0));
     testbed.wait_until_served_by(&[0]);
 }
 
@@ -253,7 +253,7 @@ fn icmp_errors_reach_the_node_of_their_connection() {
     testbed.apply_load_balancer(&[0, 1, 2], |_| {});
     testbed.start_ready(0);
     testbed.wait_until_served_by(&[0, 1, 2]);
-    // Behind the router packets must be smaller: it tells the sender, which is the virtual address, by ICMP.
+    // The path behind the router has a smaller MTU: the router reports it by ICMP to the sender, which is the VIP.
     let router = testbed.netns("router");
     sh(&format!(
         "ip -n {router} route replace 10.1.0.0/16 dev client src 10.1.0.1 mtu 1300
@@ -263,7 +263,7 @@ fn icmp_errors_reach_the_node_of_their_connection() {
         for vip in [VIP4, VIP6] {
             for _ in 0..6 {
                 let mut connection = Connection::open(vip).expect("connect");
-                connection.echo(&"x".repeat(20_000)).expect("the node learns what fits");
+                connection.echo(&"x".repeat(20_000)).expect("the node learns the MTU");
             }
         }
     });
@@ -271,6 +271,6 @@ fn icmp_errors_reach_the_node_of_their_connection() {
         let route = |node: &testbed::Node| {
             sh(&format!("ip -n {} route get {client}", testbed.netns(&node.name))).contains("mtu 1300")
         };
-        assert!(testbed.nodes.iter().any(route), "no node has learnt what fits on the way to {client}");
+        assert!(testbed.nodes.iter().any(route), "no node has learned the MTU of the path to {client}");
     }
 }

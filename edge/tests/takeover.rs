@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two edge hosts on one link: one answers, and no connection is lost when the other has to.
+//! Two edge hosts on one link: one has the VIPs, and no connection is lost when the other takes over.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod testbed;
@@ -16,7 +16,7 @@ fn two_hosts() -> TestBed {
     testbed.start_ready(0);
     testbed.start_ready(1);
     testbed.wait_until_served_by(&[0, 1, 2]);
-    assert!(testbed.has_vips(0) && !testbed.has_vips(1), "the first stays active");
+    assert!(testbed.has_vips(0) && !testbed.has_vips(1), "the first host is active");
     testbed
 }
 
@@ -29,9 +29,9 @@ fn standby_takes_over_from_a_killed_host_without_loss() {
     testbed.kill(0);
     eventually("the standby holds the addresses", || testbed.has_vips(1));
     std::thread::sleep(Duration::from_secs(1));
-    assert!(testbed.has_vips(0), "the killed one's kernel answers too, for now");
+    assert!(testbed.has_vips(0), "the kernel of the killed host still answers");
     testbed.start_ready(0);
-    eventually("the one that returns gives them up", || !testbed.has_vips(0));
+    eventually("the returning host removes its VIPs", || !testbed.has_vips(0));
     assert!(testbed.has_vips(1));
     load.stop("kill -9 of the active edge and its return");
 }
@@ -69,9 +69,9 @@ fn one_host_steps_down_after_a_partition() {
     sh(&format!("ip -n {switch} link set p11 nomaster"));
     eventually("both are active", || testbed.has_vips(0) && testbed.has_vips(1));
     sh(&format!("ip -n {switch} link set p11 master br0"));
-    eventually("the first gives way", || !testbed.has_vips(0));
+    eventually("the first host steps down", || !testbed.has_vips(0));
     assert!(testbed.has_vips(1));
     testbed.wait_until_served_by(&[0, 1, 2]);
-    // Unused, but it keeps the beds alive to the end.
+    // Keeps the test bed alive up to here.
     testbed.kill(0);
 }

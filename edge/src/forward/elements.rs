@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From values to elements of sets and maps, and back. Pure; called by `kernel`.
+//! Converts the forwarding state to elements of sets and maps, and back. Pure, called by `writer`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use steerage_nft::{Data, Element};
 use super::rules::{IP_FAMILIES, IpFamily};
 use super::state::{ForwardingState, Mac, SlotTable};
 
-/// What changes in one set.
+/// The elements to delete from one set, and to add to it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SetChange {
     pub(crate) set: String,
@@ -18,8 +18,8 @@ pub(crate) struct SetChange {
     pub(crate) add: Vec<Element>,
 }
 
-/// The bytes of a concatenation: each field starts a new word.
-fn words(fields: &[&[u8]]) -> Vec<u8> {
+/// In a concatenation each field starts at a new 32-bit word.
+fn concatenate(fields: &[&[u8]]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(24);
     for field in fields {
         bytes.extend_from_slice(field);
@@ -35,39 +35,39 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-fn side(address: IpAddr) -> IpFamily {
+fn family(address: IpAddr) -> IpFamily {
     IP_FAMILIES[usize::from(address.is_ipv6())]
 }
 
-/// Everything that differs between two states but their tables.
+/// All differences between two states except in their slot tables.
 pub(crate) fn changes(old: &ForwardingState, new: &ForwardingState) -> Vec<SetChange> {
     let mut changes = Changes::default();
     changes.map(&old.targets, &new.targets, |id, address| {
-        (side(*address).name("targets"), Element::entry(id.to_ne_bytes().to_vec(), octets(*address)))
+        (family(*address).name("targets"), Element::entry(id.to_ne_bytes().to_vec(), octets(*address)))
     });
     changes.map(&old.listeners, &new.listeners, |(address, protocol, port), table| {
-        let key = words(&[&octets(*address), &[*protocol], &port.to_be_bytes()]);
-        (side(*address).name("listeners"), Element::entry(key, table.to_ne_bytes().to_vec()))
+        let key = concatenate(&[&octets(*address), &[*protocol], &port.to_be_bytes()]);
+        (family(*address).name("listeners"), Element::entry(key, table.to_ne_bytes().to_vec()))
     });
     changes.map(&old.fragments, &new.fragments, |address, table| {
         let element = Element::entry(octets(*address), table.to_ne_bytes().to_vec());
-        (side(*address).name("fragments"), element)
+        (family(*address).name("fragments"), element)
     });
     for (name, old, new) in [("local", &old.local, &new.local), ("vips", &old.vips, &new.vips)] {
-        changes.set(old, new, |address| (side(*address).name(name), Element::key(octets(*address))));
+        changes.set(old, new, |address| (family(*address).name(name), Element::key(octets(*address))));
     }
     for (name, old, new) in [("peers", &old.peers, &new.peers), ("nodes", &old.nodes, &new.nodes)] {
         changes.set(old, new, |mac| (name.to_owned(), Element::key(mac.to_vec())));
     }
     let ranged = |state: &ForwardingState| state.ranges.keys().copied().collect::<BTreeSet<_>>();
     changes.set(&ranged(old), &ranged(new), |address| {
-        (side(*address).name("ranged"), Element::key(octets(*address)))
+        (family(*address).name("ranged"), Element::key(octets(*address)))
     });
     changes.set(&pairs(&old.ranges), &pairs(&new.ranges), |(address, net)| {
-        (side(*address).name("ranges"), range(&octets(*address), net))
+        (family(*address).name("ranges"), range(&octets(*address), net))
     });
     changes.set(&pairs(&old.sources), &pairs(&new.sources), |(mac, net)| {
-        (side(net.addr()).name("sources"), range(mac, net))
+        (family(net.addr()).name("sources"), range(mac, net))
     });
     changes.0.into_iter().map(|(set, (delete, add))| SetChange { set, delete, add }).collect()
 }
@@ -77,7 +77,7 @@ fn pairs<K: Ord + Clone>(map: &BTreeMap<K, BTreeSet<IpNet>>) -> BTreeSet<(K, IpN
 }
 
 fn range(first: &[u8], net: &IpNet) -> Element {
-    let key = |address| words(&[first, &octets(address)]);
+    let key = |address| concatenate(&[first, &octets(address)]);
     Element::range(key(net.network()), key(net.broadcast()))
 }
 
@@ -118,14 +118,16 @@ impl Changes {
     }
 }
 
-/// What goes from a set and what comes to it: of a slot map, then of the set `usable`.
+/// The elements to delete and to add: of the slot map, then of the set `usable`.
 pub(crate) type SlotChanges = [(Vec<Element>, Vec<Element>); 2];
 
-/// What differs between two contents of one table: the elements of its slot map, then those of the set `usable`.
 pub(crate) fn slot_changes(table: u32, old: &SlotTable, new: &SlotTable) -> SlotChanges {
     let entry = |slot: usize, target: u32| {
         let slot = u32::try_from(slot).unwrap_or(u32::MAX);
-        Element::entry(words(&[&table.to_ne_bytes(), &slot.to_ne_bytes()]), target.to_ne_bytes().to_vec())
+        Element::entry(
+            concatenate(&[&table.to_ne_bytes(), &slot.to_ne_bytes()]),
+            target.to_ne_bytes().to_vec(),
+        )
     };
     let (mut delete, mut add) = (Vec::new(), Vec::new());
     for slot in 0..old.slots.len().max(new.slots.len()) {
@@ -136,26 +138,26 @@ pub(crate) fn slot_changes(table: u32, old: &SlotTable, new: &SlotTable) -> Slot
             add.extend((after != 0).then(|| entry(slot, after)));
         }
     }
-    let member = |target: &u32| Element::key(words(&[&target.to_ne_bytes(), &table.to_ne_bytes()]));
-    let gone = old.usable.difference(&new.usable).map(member).collect();
-    let come = new.usable.difference(&old.usable).map(member).collect();
-    [(delete, add), (gone, come)]
+    let member = |target: &u32| Element::key(concatenate(&[&target.to_ne_bytes(), &table.to_ne_bytes()]));
+    let delete_usable = old.usable.difference(&new.usable).map(member).collect();
+    let add_usable = new.usable.difference(&old.usable).map(member).collect();
+    [(delete, add), (delete_usable, add_usable)]
 }
 
-/// Reads elements as the kernel lists them into a state. What has another shape is skipped: the table's comment said that it
-/// is of our making.
+/// Reads elements that the kernel lists into a state. Elements of another shape are skipped: the table's comment has shown that
+/// this version made the table.
 pub(crate) struct ElementReader<'s>(pub(crate) &'s mut ForwardingState);
 
 impl ElementReader<'_> {
-    /// Elements of the set that `side.name(name)` names.
-    pub(crate) fn sided(&mut self, name: &str, side: IpFamily, elements: &[Element]) {
-        let length = if side.name("") == "6" { 16 } else { 4 };
+    /// Elements of the set `name` of a family.
+    pub(crate) fn read(&mut self, name: &str, family: IpFamily, elements: &[Element]) {
+        let length = if family.name("") == "6" { 16 } else { 4 };
         for element in elements {
-            self.one(name, length, element);
+            self.read_element(name, length, element);
         }
     }
 
-    fn one(&mut self, name: &str, length: usize, element: &Element) -> Option<()> {
+    fn read_element(&mut self, name: &str, length: usize, element: &Element) -> Option<()> {
         let key = &element.key;
         let state = &mut *self.0;
         match name {
@@ -186,13 +188,13 @@ impl ElementReader<'_> {
         Some(())
     }
 
-    /// Elements of `peers` or `nodes`.
+    /// Elements of the set `peers` or `nodes`.
     pub(crate) fn macs(elements: &[Element]) -> BTreeSet<Mac> {
         elements.iter().filter_map(|element| mac(&element.key)).collect()
     }
 }
 
-/// Elements of a slot map: table, slot, target.
+/// Elements of a slot map, as slot table, slot and target.
 pub(crate) fn slots(elements: &[Element]) -> impl Iterator<Item = (u32, usize, u32)> + '_ {
     elements.iter().filter_map(|element| {
         let slot = usize::try_from(number(&element.key, 4)?).ok()?;
@@ -200,7 +202,7 @@ pub(crate) fn slots(elements: &[Element]) -> impl Iterator<Item = (u32, usize, u
     })
 }
 
-/// Elements of the set `usable`, as table and target.
+/// Elements of the set `usable`, as slot table and target.
 pub(crate) fn usable(elements: &[Element]) -> impl Iterator<Item = (u32, u32)> + '_ {
     elements.iter().filter_map(|element| Some((number(&element.key, 4)?, number(&element.key, 0)?)))
 }
@@ -228,16 +230,16 @@ fn address(bytes: &[u8], at: usize, length: usize) -> Option<IpAddr> {
     }
 }
 
-/// The network from its first and last address at `at`.
+/// The network between the first and the last address, which are at `at`.
 fn net(first: &[u8], last: &[u8], at: usize, length: usize) -> Option<IpNet> {
     let (first, last) = (address(first, at, length)?, address(last, at, length)?);
     let same: u32 = octets(first)
         .iter()
         .zip(octets(last))
         .map(|(a, b)| (a ^ b).leading_zeros())
-        .scan(true, |going, zeros| {
-            going.then(|| {
-                *going = zeros == 8;
+        .scan(true, |all_equal, zeros| {
+            all_equal.then(|| {
+                *all_equal = zeros == 8;
                 zeros
             })
         })

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The skeleton of the table: sets, chains and rules, the same whatever is served. Pure.
+//! The sets, chains and rules of the table: constant, whatever is served. Pure.
 //!
-//! A packet's mark carries what has been found so far: the id of its listener's table, then the id of its target. It is zero
-//! again when a packet goes on to this host.
+//! A packet's mark carries the id of its listener's slot table, and then the id of its target. It is zero again when this host
+//! accepts the packet.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use super::state::{CLASS_MASK, KIND_MASK, LOCAL_TARGET, TARGET, slot_table_id};
 use crate::hash;
 use crate::slot_table::SIZES;
 
-/// The seed of the hash over source address and port: the same for all hosts and for ever.
+/// The seed of the hash over source address and port. It must be the same on all hosts and never change.
 const SEED: u32 = 0x5354_4545;
-/// Flows that each family's map can hold. Full, new flows follow the hash alone.
+/// The size of each family's flow map. While it is full, new flows follow the hash alone.
 const FLOWS: u32 = 524_288;
-/// How long a connection that says nothing is kept on its target.
+/// How long an idle connection stays on its target.
 const TCP_IDLE: Duration = Duration::from_hours(1);
-/// How long after its first packet, and after its client closed it.
+/// How long after its first packet, and after it was closed.
 const TCP_BRIEF: Duration = Duration::from_mins(1);
-/// How long an exchange of datagrams is kept on its target.
+/// How long an idle exchange of datagrams stays on its target.
 const UDP_IDLE: Duration = Duration::from_mins(2);
 
 const ICMP: u8 = 1;
@@ -32,12 +32,11 @@ const ICMP6: u8 = 58;
 const FRAGMENT_HEADER: u8 = 44;
 const PACKET_HOST: u8 = 0;
 
-/// The table.
 pub(crate) fn table() -> Table {
     Table::new(Family::Netdev, "steerage-edge")
 }
 
-/// The map that holds the slots of a class.
+/// The map with the slots of a size class.
 pub(crate) fn slot_map(class: usize) -> String {
     format!("slots{}", SIZES.get(class).copied().unwrap_or(0))
 }
@@ -50,7 +49,6 @@ pub(crate) struct IpFamily {
     number: char,
 }
 
-/// IPv4 and IPv6.
 pub(crate) const IP_FAMILIES: [IpFamily; 2] = [
     IpFamily { family: Family::Ip, address: DataType::Ipv4Addr, number: '4' },
     IpFamily { family: Family::Ip6, address: DataType::Ipv6Addr, number: '6' },
@@ -63,7 +61,7 @@ impl IpFamily {
     }
 }
 
-/// Where the addresses and ports of a client's packet lie.
+/// Where a packet of a client has its addresses and ports.
 struct FlowFields {
     saddr: Expression,
     sport: Expression,
@@ -84,9 +82,9 @@ impl FlowFields {
         }
     }
 
-    /// In the packet that an ICMP error quotes, which is a target's answer to the client: its ends are the other way round.
+    /// In the packet that an ICMP error quotes. It is a target's reply to the client, so source and destination are swapped.
     fn of_quoted(family: Family) -> Self {
-        // Behind the eight bytes of the error's own header.
+        // Offsets after the eight bytes of the error's own header.
         let (saddr, daddr, length, proto, ports) =
             if family == Family::Ip6 { (16, 32, 16, 14, 48) } else { (20, 24, 4, 17, 28) };
         Self {
@@ -121,16 +119,16 @@ fn mac() -> Expression {
     Expression::link(6, 6)
 }
 
-/// Everything that creates the table, with the device's name and index in it.
+/// Creates the table for a device, and replaces one that exists.
 pub(crate) fn build(batch: &mut Batch, device: &str, index: u32) {
     let table = table();
     batch.destroy_table(&table).add_table(&table, Some(&comment(device, index)));
     for set in sets() {
         batch.add_set(&table, &set);
     }
-    for side in IP_FAMILIES {
+    for ip in IP_FAMILIES {
         for chain in ["fragment", "error", "icmp", "open", "tcp", "udp", "out", "vip"] {
-            batch.add_chain(&table, &Chain::regular(side.name(chain)));
+            batch.add_chain(&table, &Chain::regular(ip.name(chain)));
         }
     }
     let hook = Hook::Ingress(vec![device.to_owned()]);
@@ -140,13 +138,12 @@ pub(crate) fn build(batch: &mut Batch, device: &str, index: u32) {
     }
 }
 
-/// Names the device and all that [`build`] makes: a table with another comment is made anew.
+/// Identifies the device and everything that [`build`] makes: a table with another comment is replaced.
 pub(crate) fn comment(device: &str, index: u32) -> String {
     let shape = format!("{:?}{:?}", sets(), rules(index));
     format!("steerage-edge on {device}, shape {:016x}", hash::bytes(shape.as_bytes()))
 }
 
-/// The number of rules of the table.
 pub(crate) fn rule_count() -> usize {
     rules(0).len()
 }
@@ -161,21 +158,21 @@ fn sets() -> Vec<Set> {
     for class in 0..SIZES.len() {
         sets.push(Set::new(slot_map(class), &[mark, mark]).maps_to(&[mark]));
     }
-    for side in IP_FAMILIES {
-        let address = side.address;
+    for ip in IP_FAMILIES {
+        let address = ip.address;
         let listener = [address, DataType::InetProto, DataType::InetService];
         let flow = [address, DataType::InetService, address, DataType::InetProto, DataType::InetService];
         sets.extend([
-            Set::new(side.name("vips"), &[address]),
-            Set::new(side.name("local"), &[address]),
-            Set::new(side.name("ranged"), &[address]),
-            Set::new(side.name("ranges"), &[address, address]).interval(),
-            Set::new(side.name("sources"), &[DataType::EtherAddr, address]).interval(),
-            Set::new(side.name("listeners"), &listener).maps_to(&[mark]),
-            Set::new(side.name("fragments"), &[address]).maps_to(&[mark]),
-            Set::new(side.name("targets"), &[mark]).maps_to(&[address]),
-            Set::new(side.name("flows"), &flow).maps_to(&[mark]).expiring(None).dynamic().size(FLOWS),
-            Set::new(side.name("closing"), &flow).expiring(Some(TCP_BRIEF)).dynamic().size(FLOWS),
+            Set::new(ip.name("vips"), &[address]),
+            Set::new(ip.name("local"), &[address]),
+            Set::new(ip.name("ranged"), &[address]),
+            Set::new(ip.name("ranges"), &[address, address]).interval(),
+            Set::new(ip.name("sources"), &[DataType::EtherAddr, address]).interval(),
+            Set::new(ip.name("listeners"), &listener).maps_to(&[mark]),
+            Set::new(ip.name("fragments"), &[address]).maps_to(&[mark]),
+            Set::new(ip.name("targets"), &[mark]).maps_to(&[address]),
+            Set::new(ip.name("flows"), &flow).maps_to(&[mark]).expiring(None).dynamic().size(FLOWS),
+            Set::new(ip.name("closing"), &flow).expiring(Some(TCP_BRIEF)).dynamic().size(FLOWS),
         ]);
     }
     sets
@@ -183,219 +180,221 @@ fn sets() -> Vec<Set> {
 
 pub(crate) fn rules(index: u32) -> Vec<(String, Rule)> {
     let mut all = Vec::new();
-    for side in IP_FAMILIES {
-        let ethertype = if side.family == Family::Ip6 { 0x86dd_u16 } else { 0x0800 };
+    for ip in IP_FAMILIES {
+        let ethertype = if ip.family == Family::Ip6 { 0x86dd_u16 } else { 0x0800 };
         let gate = Rule::new()
             .equals_bytes(&Expression::Meta(Meta::Protocol), &ethertype.to_be_bytes())
-            .in_set(&side.name("vips"), &[Expression::daddr(side.family)])
-            .goto(&side.name("vip"));
+            .in_set(&ip.name("vips"), &[Expression::daddr(ip.family)])
+            .goto(&ip.name("vip"));
         all.push(("ingress".to_owned(), gate));
         let chains = [
-            ("vip", vip(side)),
-            ("fragment", fragment(side)),
-            ("icmp", icmp(side)),
-            ("error", error(side)),
-            ("tcp", tcp(side)),
-            ("open", open(side)),
-            ("udp", udp(side)),
-            ("out", out(side, index)),
+            ("vip", vip(ip)),
+            ("fragment", fragment(ip)),
+            ("icmp", icmp(ip)),
+            ("error", error(ip)),
+            ("tcp", tcp(ip)),
+            ("open", open(ip)),
+            ("udp", udp(ip)),
+            ("out", out(ip, index)),
         ];
         for (chain, rules) in chains {
-            all.extend(rules.into_iter().map(|rule| (side.name(chain), rule)));
+            all.extend(rules.into_iter().map(|rule| (ip.name(chain), rule)));
         }
     }
     all
 }
 
-/// All that comes for a virtual address.
-fn vip(side: IpFamily) -> Vec<Rule> {
-    let family = side.family;
-    let ends = FlowFields::of_packet(family);
+/// All packets to a VIP.
+fn vip(ip: IpFamily) -> Vec<Rule> {
+    let family = ip.family;
+    let fields = FlowFields::of_packet(family);
     let daddr = || vec![Expression::daddr(family)];
     let icmp = if family == Family::Ip6 { ICMP6 } else { ICMP };
     let fragment = if family == Family::Ip6 {
         Rule::new().equals(&Expression::network(6, 1), Field::Proto(FRAGMENT_HEADER))
     } else {
-        // More fragments, or not the first.
+        // The flag "more fragments", or an offset.
         let fragmented = Expression::network(6, 2).masked(vec![0x3f, 0xff]);
         Rule::new().not_equals(&fragmented, Field::Port(0))
     };
     let mut rules = vec![
-        // A bridge also floods frames for others; the host that they are for forwards them.
+        // A bridge may flood frames to other hosts here; those hosts forward them.
         Rule::new().not_equals(&Expression::Meta(Meta::PktType), Field::Proto(PACKET_HOST)).drop(),
         Rule::new().set_mark(&Expression::Value(Field::Number(0))),
-        Rule::new().equals(&Expression::l4proto(), Field::Proto(icmp)).goto(&side.name("icmp")),
+        Rule::new().equals(&Expression::l4proto(), Field::Proto(icmp)).goto(&ip.name("icmp")),
     ];
-    rules.extend(guards(side));
+    rules.extend(guards(ip));
     rules.extend([
         Rule::new()
-            .in_set(&side.name("ranged"), &daddr())
-            .not_in_set(&side.name("ranges"), &[Expression::daddr(family), Expression::saddr(family)])
+            .in_set(&ip.name("ranged"), &daddr())
+            .not_in_set(&ip.name("ranges"), &[Expression::daddr(family), Expression::saddr(family)])
             .drop()
             .comment("outside the source ranges"),
-        fragment.goto(&side.name("fragment")),
-        Rule::new().set_mark(&mark_of(&side.name("listeners"), ends.listener())),
+        fragment.goto(&ip.name("fragment")),
+        Rule::new().set_mark(&mark_of(&ip.name("listeners"), fields.listener())),
         Rule::new().equals(&mark(), Field::Number(0)).drop().comment("no such listener"),
-        Rule::new().equals(&Expression::l4proto(), Field::Proto(TCP)).goto(&side.name("tcp")),
-        Rule::new().goto(&side.name("udp")),
+        Rule::new().equals(&Expression::l4proto(), Field::Proto(TCP)).goto(&ip.name("tcp")),
+        Rule::new().goto(&ip.name("udp")),
     ]);
     rules
 }
 
-/// What has been spread already is not spread again.
-fn guards(side: IpFamily) -> Vec<Rule> {
-    let daddr = || vec![Expression::daddr(side.family)];
-    let from = || vec![mac(), Expression::saddr(side.family)];
+/// A packet that an edge host has forwarded once is not forwarded again.
+fn guards(ip: IpFamily) -> Vec<Rule> {
+    let daddr = || vec![Expression::daddr(ip.family)];
+    let from = || vec![mac(), Expression::saddr(ip.family)];
     vec![
         Rule::new()
             .in_set("peers", &[mac()])
-            .not_in_set(&side.name("sources"), &from())
-            .in_set(&side.name("local"), &daddr())
+            .not_in_set(&ip.name("sources"), &from())
+            .in_set(&ip.name("local"), &daddr())
             .accept()
-            .comment("another edge host chose this one"),
+            .comment("forwarded here by another edge host"),
         Rule::new()
             .in_set("peers", &[mac()])
-            .not_in_set(&side.name("sources"), &from())
+            .not_in_set(&ip.name("sources"), &from())
             .drop()
-            .comment("never spread twice"),
+            .comment("already forwarded by an edge host"),
         Rule::new()
             .in_set("nodes", &[mac()])
-            .not_in_set(&side.name("sources"), &from())
+            .not_in_set(&ip.name("sources"), &from())
             .drop()
-            .comment("bounced by a node"),
+            .comment("returned by a node"),
     ]
 }
 
-/// Fragments of datagrams: all parts of one must meet, and only the first shows ports.
-fn fragment(side: IpFamily) -> Vec<Rule> {
+/// Fragments of datagrams. All fragments of one must reach the same target, and only the first has ports.
+fn fragment(ip: IpFamily) -> Vec<Rule> {
     let mut rules = vec![
         Rule::new().not_equals(&Expression::l4proto(), Field::Proto(UDP)).drop(),
-        Rule::new().set_mark(&mark_of(&side.name("fragments"), vec![Expression::daddr(side.family)])),
+        Rule::new().set_mark(&mark_of(&ip.name("fragments"), vec![Expression::daddr(ip.family)])),
     ];
     for class in 0..SIZES.len() {
-        let hash = vec![Expression::saddr(side.family)];
+        let hash = vec![Expression::saddr(ip.family)];
         rules.push(slot(class, CLASS_MASK, slot_table_id(0, class, false), hash));
     }
-    rules.push(Rule::new().goto(&side.name("out")));
+    rules.push(Rule::new().goto(&ip.name("out")));
     rules
 }
 
-fn icmp(side: IpFamily) -> Vec<Rule> {
+fn icmp(ip: IpFamily) -> Vec<Rule> {
     // Echo and neighbour discovery for this host; errors for a target.
     let (own, errors): (&[u8], &[u8]) =
-        if side.family == Family::Ip6 { (&[128, 135, 136], &[1, 2, 3, 4]) } else { (&[8], &[3, 11, 12]) };
+        if ip.family == Family::Ip6 { (&[128, 135, 136], &[1, 2, 3, 4]) } else { (&[8], &[3, 11, 12]) };
     let kind = Expression::transport(0, 1);
     let mut rules: Vec<_> =
         own.iter().map(|number| Rule::new().equals(&kind, Field::Proto(*number)).accept()).collect();
     rules.extend(
-        errors
-            .iter()
-            .map(|number| Rule::new().equals(&kind, Field::Proto(*number)).goto(&side.name("error"))),
+        errors.iter().map(|number| Rule::new().equals(&kind, Field::Proto(*number)).goto(&ip.name("error"))),
     );
     rules.push(Rule::new().drop());
     rules
 }
 
-fn error(side: IpFamily) -> Vec<Rule> {
-    let ends = FlowFields::of_quoted(side.family);
-    let mut rules = guards(side);
+fn error(ip: IpFamily) -> Vec<Rule> {
+    let fields = FlowFields::of_quoted(ip.family);
+    let mut rules = guards(ip);
     rules.extend([
-        Rule::new().set_mark(&mark_of(&side.name("listeners"), ends.listener())),
+        Rule::new().set_mark(&mark_of(&ip.name("listeners"), fields.listener())),
         Rule::new().equals(&mark(), Field::Number(0)).drop(),
-        Rule::new().set_mark(&mark_of(&side.name("flows"), ends.flow())),
+        Rule::new().set_mark(&mark_of(&ip.name("flows"), fields.flow())),
     ]);
-    rules.extend(by_hash(&ends));
-    rules.push(Rule::new().goto(&side.name("out")));
+    rules.extend(by_hash(&fields));
+    rules.push(Rule::new().goto(&ip.name("out")));
     rules
 }
 
-fn tcp(side: IpFamily) -> Vec<Rule> {
+fn tcp(ip: IpFamily) -> Vec<Rule> {
     const FIN: u8 = 1;
     const SYN: u8 = 2;
     const RST: u8 = 4;
     const ACK: u8 = 16;
-    let (flows, closing) = (side.name("flows"), side.name("closing"));
-    let ends = FlowFields::of_packet(side.family);
+    let (flows, closing) = (ip.name("flows"), ip.name("closing"));
+    let fields = FlowFields::of_packet(ip.family);
     let flags = |mask: u8| Expression::tcp_flags().masked(vec![mask]);
     let remember =
-        |timeout| Rule::new().dynamic(DynamicOp::Update, &flows, &ends.flow(), &[mark()], Some(timeout));
+        |timeout| Rule::new().dynamic(DynamicOp::Update, &flows, &fields.flow(), &[mark()], Some(timeout));
     let mut rules = vec![
-        Rule::new().equals(&flags(FIN | SYN | RST | ACK), Field::Proto(SYN)).goto(&side.name("open")),
+        Rule::new().equals(&flags(FIN | SYN | RST | ACK), Field::Proto(SYN)).goto(&ip.name("open")),
         Rule::new().not_equals(&flags(FIN | RST), Field::Proto(0)).dynamic(
             DynamicOp::Update,
             &closing,
-            &ends.flow(),
+            &fields.flow(),
             &[],
             Some(TCP_BRIEF),
         ),
-        Rule::new().set_mark(&mark_of(&flows, ends.flow())),
+        Rule::new().set_mark(&mark_of(&flows, fields.flow())),
     ];
-    rules.extend(by_hash(&ends));
+    rules.extend(by_hash(&fields));
     rules.extend([
         remember(TCP_IDLE),
-        // After it: the last word counts.
-        Rule::new().in_set(&closing, &ends.flow()).dynamic(
+        // After the line above, because the last timeout counts.
+        Rule::new().in_set(&closing, &fields.flow()).dynamic(
             DynamicOp::Update,
             &flows,
-            &ends.flow(),
+            &fields.flow(),
             &[mark()],
             Some(TCP_BRIEF),
         ),
-        Rule::new().goto(&side.name("out")),
+        Rule::new().goto(&ip.name("out")),
     ]);
     rules
 }
 
-/// A first packet: chooses anew even where its client has used the port before.
-fn open(side: IpFamily) -> Vec<Rule> {
-    let (flows, closing) = (side.name("flows"), side.name("closing"));
-    let ends = FlowFields::of_packet(side.family);
+/// The first packet of a connection: it always chooses a target by the hash, even if the client has used the port before.
+fn open(ip: IpFamily) -> Vec<Rule> {
+    let (flows, closing) = (ip.name("flows"), ip.name("closing"));
+    let fields = FlowFields::of_packet(ip.family);
     let mut rules = vec![
-        forget(&flows, &ends),
-        Rule::new().dynamic(DynamicOp::Delete, &closing, &ends.flow(), &[], None),
+        forget(&flows, &fields),
+        Rule::new().dynamic(DynamicOp::Delete, &closing, &fields.flow(), &[], None),
     ];
-    rules.extend(by_hash(&ends));
+    rules.extend(by_hash(&fields));
     rules.extend([
-        Rule::new().dynamic(DynamicOp::Update, &flows, &ends.flow(), &[mark()], Some(TCP_BRIEF)),
-        Rule::new().goto(&side.name("out")),
+        Rule::new().dynamic(DynamicOp::Update, &flows, &fields.flow(), &[mark()], Some(TCP_BRIEF)),
+        Rule::new().goto(&ip.name("out")),
     ]);
     rules
 }
 
-/// Deletes a flow.
-fn forget(flows: &str, ends: &FlowFields) -> Rule {
-    forget_if(Rule::new(), flows, ends)
+fn forget(flows: &str, fields: &FlowFields) -> Rule {
+    forget_if(Rule::new(), flows, fields)
 }
 
-fn forget_if(matched: Rule, flows: &str, ends: &FlowFields) -> Rule {
-    // The kernel wants data even to delete from a map; it does not look at them.
-    matched.dynamic(DynamicOp::Delete, flows, &ends.flow(), &[mark()], None)
+fn forget_if(matched: Rule, flows: &str, fields: &FlowFields) -> Rule {
+    // The kernel requires data even to delete from a map, and ignores it.
+    matched.dynamic(DynamicOp::Delete, flows, &fields.flow(), &[mark()], None)
 }
 
-/// Datagrams stay on their target only while it is usable: nothing but its health tells when an exchange is over.
-fn udp(side: IpFamily) -> Vec<Rule> {
-    let flows = side.name("flows");
-    let ends = FlowFields::of_packet(side.family);
-    let held = || vec![Expression::MapWord { map: flows.clone(), key: ends.flow() }, mark()];
+/// Datagrams stay on their target only while it has slots: there is no other sign that an exchange is over.
+fn udp(ip: IpFamily) -> Vec<Rule> {
+    let flows = ip.name("flows");
+    let fields = FlowFields::of_packet(ip.family);
+    let held = || vec![Expression::MapWord { map: flows.clone(), key: fields.flow() }, mark()];
     let mut rules = vec![
-        forget_if(Rule::new().not_in_set("usable", &held()), &flows, &ends),
-        Rule::new().set_mark(&mark_of(&flows, ends.flow())),
+        forget_if(Rule::new().not_in_set("usable", &held()), &flows, &fields),
+        Rule::new().set_mark(&mark_of(&flows, fields.flow())),
     ];
-    rules.extend(by_hash(&ends));
+    rules.extend(by_hash(&fields));
     rules.extend([
-        Rule::new().dynamic(DynamicOp::Update, &flows, &ends.flow(), &[mark()], Some(UDP_IDLE)),
-        Rule::new().goto(&side.name("out")),
+        Rule::new().dynamic(DynamicOp::Update, &flows, &fields.flow(), &[mark()], Some(UDP_IDLE)),
+        Rule::new().goto(&ip.name("out")),
     ]);
     rules
 }
 
-/// From a table's id in the mark to a target's; leaves a target's id alone.
-fn by_hash(ends: &FlowFields) -> Vec<Rule> {
+/// Replaces a slot table's id in the mark by a target's, and leaves a target's id unchanged.
+fn by_hash(fields: &FlowFields) -> Vec<Rule> {
     let mut rules = Vec::new();
     for class in 0..SIZES.len() {
-        let both = vec![ends.saddr.clone(), ends.sport.clone()];
+        let both = vec![fields.saddr.clone(), fields.sport.clone()];
         rules.push(slot(class, KIND_MASK | TARGET, slot_table_id(0, class, false), both));
-        rules.push(slot(class, KIND_MASK | TARGET, slot_table_id(0, class, true), vec![ends.saddr.clone()]));
+        rules.push(slot(
+            class,
+            KIND_MASK | TARGET,
+            slot_table_id(0, class, true),
+            vec![fields.saddr.clone()],
+        ));
     }
     rules
 }
@@ -407,14 +406,14 @@ fn slot(class: usize, mask: u32, kind: u32, hashed: Vec<Expression>) -> Rule {
         .set_mark(&mark_of(&slot_map(class), vec![mark(), hash]))
 }
 
-fn out(side: IpFamily, index: u32) -> Vec<Rule> {
+fn out(ip: IpFamily, index: u32) -> Vec<Rule> {
     vec![
         Rule::new()
             .equals(&mark(), Field::Number(LOCAL_TARGET))
             .set_mark(&Expression::Value(Field::Number(0)))
             .accept(),
-        // The kernel takes one from the hop limit, and drops what has none left: no frame goes round for ever.
-        Rule::new().map(&side.name("targets"), &[mark()]).forward(side.family, index),
+        // The kernel decrements the hop limit, so a loop fields.
+        Rule::new().map(&ip.name("targets"), &[mark()]).forward(ip.family, index),
         Rule::new().drop().comment("no target"),
     ]
 }

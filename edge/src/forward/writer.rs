@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The writer: keeps the kernel's table as the state says, and adopts what an earlier process left there.
+//! Makes the nftables table hold a forwarding state, and adopts the table of an earlier process.
 //!
-//! A packet's lookups are not atomic, so a table that is going is deleted only after its listeners have left it, in a transaction
-//! of its own: whoever found the old id still finds its slots.
+//! A packet's lookups are not atomic. So slot tables are added in transactions before the listeners refer to them, and deleted in
+//! transactions after that: a packet that has found an old id still finds its slots.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,41 +14,40 @@ use super::rules::{self, IP_FAMILIES, slot_map};
 use super::state::{ForwardingState, SlotTable, class_of};
 use crate::slot_table::SIZES;
 
-/// Elements in one transaction, so that none holds the kernel up for long.
+/// Elements in one transaction: long ones block other users of nftables.
 const CHUNK: usize = 50_000;
 
-/// The device whose frames are looked at.
+/// The interface whose frames are forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Device {
-    /// Its name.
     pub(crate) name: String,
-    /// Its index: another device of the same name has another one.
+    /// A new interface of the same name has another index.
     pub(crate) index: u32,
 }
 
-/// What of the table is there.
+/// What the kernel has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    /// Ours, as this version makes it for this device.
-    Same,
-    /// Nothing, or what another version or another device needs.
-    Other,
+    /// The table as this version makes it for this device.
+    Current,
+    /// No table, or that of another version or device.
+    Outdated,
 }
 
-/// The table in the kernel, and what was last written to it.
 #[derive(Debug)]
 pub(crate) struct NftWriter {
     nft: Nft,
     device: Device,
+    /// What was written last.
     written: ForwardingState,
-    /// The table is there as [`rules::build`] makes it.
+    /// Whether the table is as [`rules::build`] makes it.
     built: bool,
-    /// The generation after our last commit or check.
+    /// The ruleset's generation after the last commit or check.
     generation: u32,
 }
 
 impl NftWriter {
-    /// Reads what is there, and changes nothing.
+    /// Reads the table, and changes nothing.
     pub(crate) fn open(device: Device) -> Result<Self, Error> {
         let mut kernel = Self {
             nft: Nft::open()?,
@@ -61,22 +60,21 @@ impl NftWriter {
         Ok(kernel)
     }
 
-    /// What the kernel holds, as far as is known.
+    /// What the kernel holds, as of the last write or check.
     pub(crate) fn written(&self) -> &ForwardingState {
         &self.written
     }
 
-    /// Whether the kernel's table is one that this process can go on with.
+    /// Whether the kernel has a table that this process can continue with.
     pub(crate) fn is_built(&self) -> bool {
         self.built
     }
 
-    /// Makes the kernel hold `state`; a table of another shape is replaced in one transaction. Returns how many elements were
-    /// written.
+    /// Writes the differences; an outdated table is replaced in one transaction. Returns the number of written elements.
     pub(crate) fn apply(&mut self, state: &ForwardingState) -> Result<usize, Error> {
         let result = match self.write(state) {
             Err(error @ (Error::Kernel(_) | Error::NoReply(_) | Error::Overrun)) => {
-                tracing::warn!(%error, "the kernel's table is not as it was left; reading it again");
+                tracing::warn!(%error, "nftables table differs from the last write; reading it and retrying");
                 self.reload()?;
                 self.write(state)
             }
@@ -86,14 +84,14 @@ impl NftWriter {
         result
     }
 
-    /// Looks whether somebody else has changed the table; true when it must be written again. Whether all elements are still
-    /// there is looked at only where `thorough`: listing them takes time, and others may commit in this namespace all the time.
+    /// Whether another program has changed the table, so that it must be written again. Elements are compared only if `thorough`:
+    /// listing them takes time, and other programs may commit to nftables all the time.
     pub(crate) fn is_out_of_sync(&mut self, thorough: bool) -> Result<bool, Error> {
         let generation = self.nft.generation()?;
         if !self.built || generation == self.generation {
             return Ok(false);
         }
-        if !thorough && self.look()? == Found::Same {
+        if !thorough && self.find_table()? == Found::Current {
             return Ok(false);
         }
         let before = self.written.clone();
@@ -103,7 +101,7 @@ impl NftWriter {
     }
 
     fn write(&mut self, state: &ForwardingState) -> Result<usize, Error> {
-        let nothing = Arc::<SlotTable>::default();
+        let empty = Arc::<SlotTable>::default();
         let fresh = !self.built;
         let mut count = 0;
         let mut main = Batch::new();
@@ -112,18 +110,20 @@ impl NftWriter {
             self.written = ForwardingState::default();
         }
         let (mut early, mut late) = (Vec::new(), Vec::new());
-        for (id, slots) in &state.tables {
-            match self.written.tables.get(id) {
+        for (id, slots) in &state.slot_tables {
+            match self.written.slot_tables.get(id) {
                 Some(old) if Arc::ptr_eq(old, slots) || old == slots => {}
                 Some(old) => push(&mut main, *id, &elements::slot_changes(*id, old, slots), &mut count),
                 None if fresh => {
-                    push(&mut main, *id, &elements::slot_changes(*id, &nothing, slots), &mut count);
+                    push(&mut main, *id, &elements::slot_changes(*id, &empty, slots), &mut count);
                 }
-                None => early.push((*id, elements::slot_changes(*id, &nothing, slots))),
+                None => early.push((*id, elements::slot_changes(*id, &empty, slots))),
             }
         }
-        for (id, slots) in self.written.tables.iter().filter(|(id, _)| !state.tables.contains_key(id)) {
-            late.push((*id, elements::slot_changes(*id, slots, &nothing)));
+        for (id, slots) in
+            self.written.slot_tables.iter().filter(|(id, _)| !state.slot_tables.contains_key(id))
+        {
+            late.push((*id, elements::slot_changes(*id, slots, &empty)));
         }
         for SetChange { set, delete, add } in elements::changes(&self.written, state) {
             count += delete.len() + add.len();
@@ -150,31 +150,31 @@ impl NftWriter {
         self.nft.commit(batch)
     }
 
-    /// Lists the table into `written`.
+    /// Reads the table into `written`.
     fn reload(&mut self) -> Result<(), Error> {
         self.written = ForwardingState::default();
-        self.built = self.look()? == Found::Same;
+        self.built = self.find_table()? == Found::Current;
         if !self.built {
             return Ok(());
         }
         let table = rules::table();
         let mut state = ForwardingState::default();
-        for side in IP_FAMILIES {
-            // `ranges` after `ranged`, which makes the entries.
+        for family in IP_FAMILIES {
+            // `ranged` before `ranges`: it makes the entries.
             for name in ["targets", "listeners", "fragments", "local", "vips", "ranged", "ranges", "sources"]
             {
-                let found = self.nft.elements(&table, &side.name(name))?;
-                ElementReader(&mut state).sided(name, side, &found);
+                let found = self.nft.elements(&table, &family.name(name))?;
+                ElementReader(&mut state).read(name, family, &found);
             }
         }
         state.peers = ElementReader::macs(&self.nft.elements(&table, "peers")?);
         state.nodes = ElementReader::macs(&self.nft.elements(&table, "nodes")?);
-        state.tables = self.tables()?;
+        state.slot_tables = self.read_slot_tables()?;
         self.written = state;
         Ok(())
     }
 
-    fn tables(&mut self) -> Result<BTreeMap<u32, Arc<SlotTable>>, Error> {
+    fn read_slot_tables(&mut self) -> Result<BTreeMap<u32, Arc<SlotTable>>, Error> {
         let table = rules::table();
         let mut tables = BTreeMap::<u32, SlotTable>::new();
         for class in 0..SIZES.len() {
@@ -193,17 +193,17 @@ impl NftWriter {
         Ok(tables.into_iter().map(|(id, slots)| (id, Arc::new(slots))).collect())
     }
 
-    fn look(&mut self) -> Result<Found, Error> {
+    fn find_table(&mut self) -> Result<Found, Error> {
         let table = rules::table();
-        let Some(info) = self.nft.table(&table)? else { return Ok(Found::Other) };
+        let Some(info) = self.nft.table(&table)? else { return Ok(Found::Outdated) };
         let comment = rules::comment(&self.device.name, self.device.index);
         let same = info.comment.as_deref() == Some(comment.as_str())
             && self.nft.rules(&table)?.len() == rules::rule_count();
-        Ok(if same { Found::Same } else { Found::Other })
+        Ok(if same { Found::Current } else { Found::Outdated })
     }
 }
 
-/// Deletes the table; that there is none is success.
+/// Deletes the table; no table is success.
 pub(crate) fn remove() -> Result<(), Error> {
     let mut batch = Batch::new();
     batch.destroy_table(&rules::table());

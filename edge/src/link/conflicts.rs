@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds out whether a virtual address is somebody else's before this host answers for it (RFC 5227, RFC 4862), and keeps
-//! listening. Other edge hosts do not count: they have the addresses that this one is about to have.
+//! Address conflict detection (RFC 5227, RFC 4862): probes for each VIP before this host adds it, and keeps listening for claims
+//! by other hosts. Edge peers are no conflict: they have the VIPs that this host may have next.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,22 +11,21 @@ use tokio::sync::{mpsc, watch};
 
 use super::frames::{self, ARP};
 use super::packet::PacketSocket;
+use crate::channel::send_if_changed;
 use crate::forward::Mac;
 use crate::host::EdgePeer;
 
-/// Probes for an address, and the time between them. Shorter than the standards say, which reckon with links that take seconds to
-/// come up.
+/// The RFCs wait longer between probes, for links that take seconds to come up.
 const PROBES: u32 = 3;
-const APART: Duration = Duration::from_millis(100);
-/// How often an address that was somebody else's is looked at again.
-const AGAIN: Duration = Duration::from_secs(5);
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// How long after a conflict an address is probed again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What is known of the addresses that are wanted.
+/// What is known of the VIPs. One that was not probed yet is in neither.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AddressConflicts {
-    /// Nobody else has them.
     pub(crate) free: BTreeSet<IpAddr>,
-    /// Somebody else has them.
+    /// In use by another host.
     pub(crate) taken: BTreeMap<IpAddr, Mac>,
 }
 
@@ -37,7 +36,7 @@ enum AddressState {
     Conflict { by: Mac, until: Instant },
 }
 
-/// The addresses and how far each is. Pure: told the time and what is heard.
+/// The state of each VIP. Pure: its caller passes the time and what was received.
 #[derive(Debug, Default)]
 struct ConflictDetector {
     addresses: BTreeMap<IpAddr, AddressState>,
@@ -51,18 +50,18 @@ impl ConflictDetector {
         }
     }
 
-    /// The addresses to send a probe for now.
-    fn due(&mut self, now: Instant) -> Vec<IpAddr> {
+    /// The addresses to probe now.
+    fn due_probes(&mut self, now: Instant) -> Vec<IpAddr> {
         let mut due = Vec::new();
         for (vip, state) in &mut self.addresses {
             match *state {
                 AddressState::Probing { sent: PROBES, next } if now >= next => *state = AddressState::Free,
                 AddressState::Probing { sent, next } if now >= next => {
-                    *state = AddressState::Probing { sent: sent + 1, next: now + APART };
+                    *state = AddressState::Probing { sent: sent + 1, next: now + PROBE_INTERVAL };
                     due.push(*vip);
                 }
                 AddressState::Conflict { until, .. } if now >= until => {
-                    *state = AddressState::Probing { sent: 1, next: now + APART };
+                    *state = AddressState::Probing { sent: 1, next: now + PROBE_INTERVAL };
                     due.push(*vip);
                 }
                 _ => {}
@@ -71,19 +70,19 @@ impl ConflictDetector {
         due
     }
 
-    /// Somebody who is no edge host conflicts an address; true when it is one that this host may be answering for.
-    fn on_conflict(&mut self, vip: IpAddr, by: Mac, now: Instant) -> bool {
+    /// Another host claims an address; true where the address was free before.
+    fn on_claim(&mut self, vip: IpAddr, by: Mac, now: Instant) -> bool {
         match self.addresses.get_mut(&vip) {
             Some(AddressState::Free) => true,
             Some(state) => {
-                *state = AddressState::Conflict { by, until: now + AGAIN };
+                *state = AddressState::Conflict { by, until: now + RETRY_INTERVAL };
                 false
             }
             None => false,
         }
     }
 
-    /// Edge hosts that have only now been heard are no strangers any more.
+    /// A host that conflicted may turn out to be an edge peer.
     fn accept_peers(&mut self, peers: &[EdgePeer]) {
         for state in self.addresses.values_mut() {
             if matches!(state, AddressState::Conflict { by, .. } if peers.iter().any(|peer| peer.mac == *by))
@@ -97,7 +96,7 @@ impl ConflictDetector {
         self.addresses.values().any(|state| matches!(state, AddressState::Probing { .. }))
     }
 
-    /// What is known. One that is looked at again is still taken until it is free.
+    /// An address that is probed again stays in conflict until it is free.
     fn status(&self, before: &AddressConflicts) -> AddressConflicts {
         let mut conflicts = AddressConflicts::default();
         for (vip, state) in &self.addresses {
@@ -111,61 +110,55 @@ impl ConflictDetector {
     }
 }
 
-/// Asks and listens.
+/// The task that sends probes and listens.
 #[derive(Debug)]
 pub(crate) struct ConflictDetection {
-    /// The interface's index.
+    /// The interface's.
     pub(crate) index: u32,
-    /// Its link-layer address.
     pub(crate) mac: Mac,
-    /// The addresses that are wanted.
-    pub(crate) wanted: watch::Receiver<BTreeSet<IpAddr>>,
-    /// The other edge hosts, whose answers do not count.
+    /// The VIPs to check.
+    pub(crate) vips: watch::Receiver<BTreeSet<IpAddr>>,
     pub(crate) peers: watch::Receiver<Vec<EdgePeer>>,
-    /// Where to tell what is known.
-    pub(crate) told: watch::Sender<AddressConflicts>,
-    /// Where to tell of conflicts to an address that was free.
-    pub(crate) contested: mpsc::UnboundedSender<(IpAddr, Mac)>,
+    /// Receives the result.
+    pub(crate) conflicts: watch::Sender<AddressConflicts>,
+    /// Receives claims to VIPs that were free.
+    pub(crate) claims: mpsc::UnboundedSender<(IpAddr, Mac)>,
 }
 
 impl ConflictDetection {
-    /// Runs until everybody who listens has gone.
+    /// Runs until the receivers are gone.
     pub(crate) async fn run(mut self) -> anyhow::Result<()> {
         let arp = PacketSocket::open(self.index, ARP)?;
         let sender = PacketSocket::open(self.index, 0)?;
-        // For IPv6 only while probing: a socket for its ethertype costs time for every packet.
-        let mut neighbours: Option<PacketSocket> = None;
+        // Open only while probing: a socket for IPv6's ethertype costs time for every packet.
+        let mut advertisements: Option<PacketSocket> = None;
         let mut detector = ConflictDetector::default();
-        let mut ticks = tokio::time::interval(APART / 2);
+        let mut ticks = tokio::time::interval(PROBE_INTERVAL / 2);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        while !self.told.is_closed() {
+        while !self.conflicts.is_closed() {
             tokio::select! {
-                changed = self.wanted.changed() => {
+                changed = self.vips.changed() => {
                     if changed.is_err() {
                         return Ok(());
                     }
-                    detector.set_addresses(&self.wanted.borrow_and_update(), Instant::now());
+                    detector.set_addresses(&self.vips.borrow_and_update(), Instant::now());
                 }
                 _ = ticks.tick() => detector.accept_peers(&self.peers.borrow()),
                 frame = arp.receive() => self.on_frame(&mut detector, frame),
-                frame = receive(neighbours.as_ref()) => self.on_frame(&mut detector, frame),
+                frame = receive(advertisements.as_ref()) => self.on_frame(&mut detector, frame),
             }
             if !detector.is_probing() {
-                neighbours = None;
-            } else if neighbours.is_none() {
-                neighbours = Some(PacketSocket::advertisements(self.index)?);
+                advertisements = None;
+            } else if advertisements.is_none() {
+                advertisements = Some(PacketSocket::advertisements(self.index)?);
             }
-            for vip in detector.due(Instant::now()) {
+            for vip in detector.due_probes(Instant::now()) {
                 if let Err(error) = sender.send(&frames::probe(self.mac, vip)) {
-                    tracing::debug!(%error, %vip, "cannot ask for an address");
+                    tracing::debug!(%error, %vip, "address probe not sent");
                 }
             }
-            self.told.send_if_modified(|told| {
-                let next = detector.status(told);
-                let modified = *told != next;
-                *told = next;
-                modified
-            });
+            let status = detector.status(&self.conflicts.borrow());
+            send_if_changed(&self.conflicts, status);
         }
         Ok(())
     }
@@ -174,8 +167,8 @@ impl ConflictDetection {
         let Ok(frame) = frame else { return };
         let Some((vip, by)) = frames::announced_address(&frame) else { return };
         let known = by == self.mac || self.peers.borrow().iter().any(|peer| peer.mac == by);
-        if !known && detector.on_conflict(vip, by, Instant::now()) {
-            let _ = self.contested.send((vip, by));
+        if !known && detector.on_claim(vip, by, Instant::now()) {
+            let _ = self.claims.send((vip, by));
         }
     }
 }
@@ -191,18 +184,18 @@ async fn receive(socket: Option<&PacketSocket>) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    const STRANGER: Mac = [2, 0, 0, 0, 0, 9];
+    const OTHER_HOST: Mac = [2, 0, 0, 0, 0, 9];
 
     fn vip() -> IpAddr {
         "10.0.0.100".parse().expect("address")
     }
 
-    /// Steps of 50 ms until nothing is due for a while; how many probes were sent.
-    fn settle(detector: &mut ConflictDetector, now: &mut Instant) -> usize {
+    /// Advances by 500 ms; the number of probes sent.
+    fn advance(detector: &mut ConflictDetector, now: &mut Instant) -> usize {
         (0..10)
             .map(|_| {
-                *now += APART / 2;
-                detector.due(*now).len()
+                *now += PROBE_INTERVAL / 2;
+                detector.due_probes(*now).len()
             })
             .sum()
     }
@@ -212,12 +205,12 @@ mod tests {
         let (mut detector, mut now) = (ConflictDetector::default(), Instant::now());
         detector.set_addresses(&[vip()].into(), now);
         assert_eq!(detector.status(&AddressConflicts::default()), AddressConflicts::default());
-        assert_eq!(settle(&mut detector, &mut now), 3);
+        assert_eq!(advance(&mut detector, &mut now), 3);
         assert_eq!(detector.status(&AddressConflicts::default()).free, [vip()].into());
-        assert!(detector.on_conflict(vip(), STRANGER, now), "a claim now is a contest");
+        assert!(detector.on_claim(vip(), OTHER_HOST, now), "a claim to a free address is reported");
         assert!(
             detector.status(&AddressConflicts::default()).free.contains(&vip()),
-            "and does not take it away"
+            "and the address stays free"
         );
     }
 
@@ -225,14 +218,14 @@ mod tests {
     fn answered_probe_is_a_conflict_until_unanswered() {
         let (mut detector, mut now) = (ConflictDetector::default(), Instant::now());
         detector.set_addresses(&[vip()].into(), now);
-        detector.due(now);
-        assert!(!detector.on_conflict(vip(), STRANGER, now));
+        detector.due_probes(now);
+        assert!(!detector.on_claim(vip(), OTHER_HOST, now));
         let taken = detector.status(&AddressConflicts::default());
-        assert_eq!(taken.taken, [(vip(), STRANGER)].into());
-        now += AGAIN;
-        assert_eq!(detector.due(now), [vip()]);
-        assert_eq!(detector.status(&taken), taken, "still taken while it is looked at again");
-        settle(&mut detector, &mut now);
+        assert_eq!(taken.taken, [(vip(), OTHER_HOST)].into());
+        now += RETRY_INTERVAL;
+        assert_eq!(detector.due_probes(now), [vip()]);
+        assert_eq!(detector.status(&taken), taken, "still a conflict while it is probed again");
+        advance(&mut detector, &mut now);
         assert!(detector.status(&taken).free.contains(&vip()));
     }
 
@@ -240,11 +233,11 @@ mod tests {
     fn conflict_with_an_edge_peer_is_cleared() {
         let (mut detector, now) = (ConflictDetector::default(), Instant::now());
         detector.set_addresses(&[vip()].into(), now);
-        detector.due(now);
-        detector.on_conflict(vip(), STRANGER, now);
+        detector.due_probes(now);
+        detector.on_claim(vip(), OTHER_HOST, now);
         detector.accept_peers(&[EdgePeer { mac: [2, 0, 0, 0, 0, 8], addresses: Vec::new() }]);
         assert!(detector.status(&AddressConflicts::default()).free.is_empty());
-        detector.accept_peers(&[EdgePeer { mac: STRANGER, addresses: Vec::new() }]);
+        detector.accept_peers(&[EdgePeer { mac: OTHER_HOST, addresses: Vec::new() }]);
         assert_eq!(detector.status(&AddressConflicts::default()).free, [vip()].into());
     }
 
@@ -254,6 +247,6 @@ mod tests {
         detector.set_addresses(&[vip()].into(), now);
         detector.set_addresses(&BTreeSet::new(), now);
         assert!(detector.addresses.is_empty());
-        assert!(!detector.on_conflict(vip(), STRANGER, now));
+        assert!(!detector.on_claim(vip(), OTHER_HOST, now));
     }
 }

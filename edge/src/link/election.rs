@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which host answers for the virtual addresses: at most one in the long run, and soon another when it is gone. Pure: it is told
-//! the time, what is heard, and when to look; `peers` does the talking.
+//! Decides whether this host is the active one, which has the VIPs. Pure: `membership` passes heartbeats and the time.
 //!
-//! No vote and no Lease, so that the API server is not in the way. Two active hosts for a moment are harmless, since both forward
-//! alike; nobody active is an outage. So whoever hears no active host takes over, and of two the one that took over last stays:
-//! its announcements are the last that the link has heard.
+//! There is no vote and no Lease, so that takeover does not depend on the API server. Two active hosts for a moment are
+//! harmless, because both forward alike; no active host is an outage. So a host that hears no active one takes over. Of two
+//! active hosts the one that took over last stays active, because the link has seen its announcements last.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,12 +12,11 @@ use std::time::{Duration, Instant};
 use super::heartbeat::Heartbeat;
 use crate::forward::Mac;
 
-/// A host that was heard.
+/// Another host, as of its last heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// Its name.
     pub(crate) host: String,
-    /// Its own addresses.
+    /// The host's own addresses.
     pub(crate) addresses: Vec<IpAddr>,
     active: bool,
     leaving: bool,
@@ -26,12 +24,10 @@ pub(crate) struct Peer {
     last: Instant,
 }
 
-/// How often hosts speak, and how many beats may be missed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeartbeatTiming {
-    /// Time from one beat to the next.
     pub(crate) interval: Duration,
-    /// A host is gone when so many beats did not come.
+    /// A host is dead after this many missed heartbeats.
     pub(crate) misses: u32,
 }
 
@@ -41,67 +37,63 @@ impl HeartbeatTiming {
     }
 }
 
-/// What one host knows of the others, and what it makes of it.
 #[derive(Debug)]
 pub(crate) struct Election {
-    me: String,
+    name: String,
     mac: Mac,
     group: u64,
     timing: HeartbeatTiming,
     active: bool,
     leaving: bool,
     term: u64,
-    /// The highest term ever heard.
-    highest: u64,
+    /// Of all heartbeats since the start.
+    highest_term: u64,
     started: Instant,
-    /// Since when no active host is heard.
+    /// Since when no other host is active.
     quiet_since: Instant,
     peers: BTreeMap<Mac, Peer>,
 }
 
 impl Election {
-    /// A host that has just started: it listens before it takes anything.
-    pub(crate) fn new(me: String, mac: Mac, group: u64, timing: HeartbeatTiming, now: Instant) -> Self {
+    /// A host that has just started listens before it takes over.
+    pub(crate) fn new(name: String, mac: Mac, group: u64, timing: HeartbeatTiming, now: Instant) -> Self {
         Self {
-            me,
+            name,
             mac,
             group,
             timing,
             active: false,
             leaving: false,
             term: 0,
-            highest: 0,
+            highest_term: 0,
             started: now,
             quiet_since: now,
             peers: BTreeMap::new(),
         }
     }
 
-    /// Whether this host is the active one.
     pub(crate) fn is_active(&self) -> bool {
         self.active
     }
 
-    /// Everybody ever heard: a host that has died may still forward, and must not be taken for a stranger.
+    /// All hosts since the start: a dead one may still forward packets, and its claims are no conflict.
     pub(crate) fn peers(&self) -> &BTreeMap<Mac, Peer> {
         &self.peers
     }
 
-    /// How many hosts are heard now.
+    /// The number of other hosts that are alive.
     pub(crate) fn live(&self, now: Instant) -> usize {
         self.peers.values().filter(|peer| self.is_alive(peer, now)).count()
     }
 
-    /// Whether some other host is active now.
     pub(crate) fn other_is_active(&self, now: Instant) -> bool {
         self.active_peers(now).next().is_some()
     }
 
-    /// What to say now.
     pub(crate) fn heartbeat(&self, addresses: Vec<IpAddr>) -> Heartbeat {
         Heartbeat {
             group: self.group,
-            host: self.me.clone(),
+            host: self.name.clone(),
             active: self.active,
             leaving: self.leaving,
             term: self.term,
@@ -109,29 +101,29 @@ impl Election {
         }
     }
 
-    /// A beat was heard.
     pub(crate) fn on_heartbeat(&mut self, from: Mac, beat: Heartbeat, now: Instant) {
         if beat.group != self.group || from == self.mac {
             return;
         }
-        self.highest = self.highest.max(beat.term);
+        self.highest_term = self.highest_term.max(beat.term);
         let Heartbeat { host, active, leaving, term, addresses, .. } = beat;
         self.peers.insert(from, Peer { host, addresses, active, leaving, term, last: now });
     }
 
-    /// This host is about to end: it asks for a successor, and takes nothing any more.
+    /// This host is about to end: it asks another one to take over, and never takes over again.
     pub(crate) fn leave(&mut self) {
         self.leaving = true;
     }
 
-    /// Looks at what was heard. Returns whether this host's role has changed.
+    /// Decides anew; whether the role has changed.
     pub(crate) fn evaluate(&mut self, now: Instant) -> bool {
-        let strongest = self.active_peers(now).map(|(mac, peer)| (peer.term, peer.host.clone(), *mac)).max();
-        if strongest.is_some() {
+        let strongest_peer =
+            self.active_peers(now).map(|(mac, peer)| (peer.term, peer.host.clone(), *mac)).max();
+        if strongest_peer.is_some() {
             self.quiet_since = now;
         }
-        let next = match strongest {
-            Some(rival) => self.active && !self.leaving && (self.term, self.me.clone(), self.mac) > rival,
+        let next = match strongest_peer {
+            Some(peer) => self.active && !self.leaving && (self.term, self.name.clone(), self.mac) > peer,
             None if self.active => true,
             None if self.leaving => false,
             None => {
@@ -139,20 +131,20 @@ impl Election {
             }
         };
         if next && !self.active {
-            self.term = self.highest + 1;
-            self.highest = self.term;
+            self.term = self.highest_term + 1;
+            self.highest_term = self.term;
         }
         let changed = next != self.active;
         self.active = next;
         changed
     }
 
-    /// How long to wait in silence, that those who could take over do so one after the other, by name.
+    /// Hosts take over one after the other, by name: with the first one the others hear that it is active.
     fn takeover_delay(&self, now: Instant) -> Duration {
-        let before_me = |(mac, peer): &(&Mac, &Peer)| {
-            self.is_alive(peer, now) && !peer.leaving && (&peer.host, *mac) < (&self.me, &self.mac)
+        let is_before = |(mac, peer): &(&Mac, &Peer)| {
+            self.is_alive(peer, now) && !peer.leaving && (&peer.host, *mac) < (&self.name, &self.mac)
         };
-        let rank = u32::try_from(self.peers.iter().filter(before_me).count()).unwrap_or(u32::MAX).min(10);
+        let rank = u32::try_from(self.peers.iter().filter(is_before).count()).unwrap_or(u32::MAX).min(10);
         self.timing.interval * rank
     }
 
@@ -160,7 +152,7 @@ impl Election {
         now.duration_since(peer.last) < self.timing.timeout()
     }
 
-    /// The hosts that are active and mean to stay.
+    /// The other hosts that are active and not leaving.
     fn active_peers(&self, now: Instant) -> impl Iterator<Item = (&Mac, &Peer)> {
         self.peers.iter().filter(move |(_, peer)| peer.active && !peer.leaving && self.is_alive(peer, now))
     }

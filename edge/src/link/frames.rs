@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Frames that the edge sends and reads itself: announcements, probes for duplicates. Pure.
+//! The ARP and neighbour discovery frames that the edge sends and reads: announcements and address probes. Pure.
 //!
 //! Sources: RFC 826 and RFC 5227 (ARP), RFC 4861 and RFC 4862 (neighbour discovery).
 
@@ -7,22 +7,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::forward::Mac;
 
-/// Ethertype of ARP.
 pub(crate) const ARP: u16 = 0x0806;
-/// Ethertype of IPv6.
 pub(crate) const IPV6: u16 = 0x86dd;
 const BROADCAST: Mac = [0xff; 6];
+/// Types of `ICMPv6`.
 const NEIGHBOUR_SOLICITATION: u8 = 135;
-/// `ICMPv6` type of a neighbour advertisement.
 pub(crate) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
-/// Tells everybody on the link that `vip` is at `mac`.
+/// Announces to the whole link that `vip` is at `mac`.
 pub(crate) fn announcement(mac: Mac, vip: IpAddr) -> Vec<u8> {
     match vip {
         IpAddr::V4(vip) => arp(mac, vip, vip),
         IpAddr::V6(vip) => {
             let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-            // Override; not solicited.
+            // Flags: override, not solicited.
             let mut body = vec![NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, 0x20, 0, 0, 0];
             body.extend_from_slice(&vip.octets());
             body.extend_from_slice(&[2, 1]);
@@ -32,7 +30,7 @@ pub(crate) fn announcement(mac: Mac, vip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Asks everybody on the link whether they have `vip`, without claiming it.
+/// Asks whether a host on the link has `vip`, without claiming it.
 pub(crate) fn probe(mac: Mac, vip: IpAddr) -> Vec<u8> {
     match vip {
         IpAddr::V4(vip) => arp(mac, Ipv4Addr::UNSPECIFIED, vip),
@@ -47,7 +45,7 @@ pub(crate) fn probe(mac: Mac, vip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Who says, in this frame, that an address is theirs.
+/// The address that the frame's sender claims, and the sender.
 pub(crate) fn announced_address(frame: &[u8]) -> Option<(IpAddr, Mac)> {
     let ethertype = u16::from_be_bytes(frame.get(12..14)?.try_into().ok()?);
     match ethertype {
@@ -59,7 +57,7 @@ pub(crate) fn announced_address(frame: &[u8]) -> Option<(IpAddr, Mac)> {
         }
         IPV6 => {
             let (head, body) = (frame.get(14..54)?, frame.get(54..)?);
-            // Hop limit 255: no router has forwarded it.
+            // Hop limit 255 (RFC 4861): no router has forwarded it.
             if head[6] != 58 || head[7] != 255 || *body.first()? != NEIGHBOUR_ADVERTISEMENT {
                 return None;
             }
@@ -79,7 +77,7 @@ fn ethernet(to: Mac, from: Mac, ethertype: u16) -> Vec<u8> {
     frame
 }
 
-/// An ARP request.
+/// A request, also for announcements (RFC 5227, section 3).
 fn arp(mac: Mac, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet(BROADCAST, mac, ARP);
     frame.extend_from_slice(&[0, 1, 8, 0, 6, 4, 0, 1]);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The heartbeat by which edge hosts on one link know each other: a frame of a local experimental ethertype to a group address.
+//! The format of the heartbeats between edge hosts: frames of a local experimental ethertype to a group address. Pure.
 //!
-//! Not IP, so that no router carries it and no address needs to be configured: only who is on the link can be heard, and who is
-//! there could answer ARP for any address anyway. Pure.
+//! They are not IP: no router forwards them, and they need no configured address. They are not signed, because a host that can
+//! send them can also answer ARP for any address.
 
 use std::net::IpAddr;
 
@@ -17,49 +17,45 @@ const MAGIC: [u8; 8] = *b"SteerEdg";
 const VERSION: u8 = 1;
 const ACTIVE: u8 = 1;
 const LEAVING: u8 = 2;
-/// Addresses in a beat: a host has few, and the frame is short.
-const MOST_ADDRESSES: usize = 8;
-/// The shortest frame that Ethernet carries, without its checksum.
-const SHORTEST: usize = 60;
+/// A host has few addresses, and the frame is short.
+const MAX_ADDRESSES: usize = 8;
+/// The shortest Ethernet frame, without its checksum.
+const MIN_FRAME: usize = 60;
 
-/// What a host says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Heartbeat {
-    /// Hosts of another group are another edge's.
+    /// The id of the sender's group; heartbeats of other groups are ignored.
     pub(crate) group: u64,
-    /// The host's name.
     pub(crate) host: String,
-    /// Whether it answers for the virtual addresses.
+    /// Whether the host has the VIPs.
     pub(crate) active: bool,
-    /// Whether it wants somebody else to.
+    /// Whether the host wants another one to take over.
     pub(crate) leaving: bool,
-    /// Counts takeovers: of two active hosts the one with the higher term stays.
+    /// Counts takeovers. Of two active hosts the one with the higher term stays active.
     pub(crate) term: u64,
-    /// Its own addresses.
+    /// The host's own addresses.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// The number of a group's name.
-pub(crate) fn group(name: &str) -> u64 {
+pub(crate) fn group_id(name: &str) -> u64 {
     hash::bytes(name.as_bytes())
 }
 
-/// The frame that carries a beat.
-pub(crate) fn encode(from: Mac, beat: &Heartbeat) -> Vec<u8> {
+pub(crate) fn encode(from: Mac, heartbeat: &Heartbeat) -> Vec<u8> {
     let mut frame = Vec::with_capacity(128);
     frame.extend_from_slice(&GROUP);
     frame.extend_from_slice(&from);
     frame.extend_from_slice(&ETHERTYPE.to_be_bytes());
     frame.extend_from_slice(&MAGIC);
     frame.push(VERSION);
-    frame.push((u8::from(beat.active) * ACTIVE) | (u8::from(beat.leaving) * LEAVING));
-    frame.extend_from_slice(&beat.group.to_be_bytes());
-    frame.extend_from_slice(&beat.term.to_be_bytes());
-    let host = beat.host.as_bytes();
+    frame.push((u8::from(heartbeat.active) * ACTIVE) | (u8::from(heartbeat.leaving) * LEAVING));
+    frame.extend_from_slice(&heartbeat.group.to_be_bytes());
+    frame.extend_from_slice(&heartbeat.term.to_be_bytes());
+    let host = heartbeat.host.as_bytes();
     let host = &host[..host.len().min(usize::from(u8::MAX))];
     frame.push(u8::try_from(host.len()).unwrap_or(u8::MAX));
     frame.extend_from_slice(host);
-    let addresses = &beat.addresses[..beat.addresses.len().min(MOST_ADDRESSES)];
+    let addresses = &heartbeat.addresses[..heartbeat.addresses.len().min(MAX_ADDRESSES)];
     frame.push(u8::try_from(addresses.len()).unwrap_or(0));
     for address in addresses {
         match address {
@@ -67,11 +63,11 @@ pub(crate) fn encode(from: Mac, beat: &Heartbeat) -> Vec<u8> {
             IpAddr::V6(six) => frame.extend_from_slice(&six.octets()),
         }
     }
-    frame.resize(frame.len().max(SHORTEST), 0);
+    frame.resize(frame.len().max(MIN_FRAME), 0);
     frame
 }
 
-/// The sender and its beat; `None` for anything else.
+/// The sender and its heartbeat; `None` for any other frame.
 pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Heartbeat)> {
     let from: Mac = frame.get(6..12)?.try_into().ok()?;
     if frame.get(12..14)? != ETHERTYPE.to_be_bytes()
@@ -84,7 +80,7 @@ pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Heartbeat)> {
     let number = |at: usize| Some(u64::from_be_bytes(frame.get(at..at + 8)?.try_into().ok()?));
     let end = 41 + usize::from(*frame.get(40)?);
     let host = String::from_utf8(frame.get(41..end)?.to_vec()).ok()?;
-    let count = usize::from(*frame.get(end)?).min(MOST_ADDRESSES);
+    let count = usize::from(*frame.get(end)?).min(MAX_ADDRESSES);
     let addresses = (0..count)
         .map(|index| {
             let at = end + 1 + index * 16;
@@ -92,7 +88,7 @@ pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Heartbeat)> {
             Some(std::net::Ipv6Addr::from(octets).to_canonical())
         })
         .collect::<Option<_>>()?;
-    let beat = Heartbeat {
+    let heartbeat = Heartbeat {
         group: number(24)?,
         host,
         active: flags & ACTIVE != 0,
@@ -100,7 +96,7 @@ pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Heartbeat)> {
         term: number(32)?,
         addresses,
     };
-    Some((from, beat))
+    Some((from, heartbeat))
 }
 
 #[cfg(test)]
@@ -114,9 +110,9 @@ mod tests {
                                  four: [u8; 4], six: [u8; 14]) {
             let mut octets = [0xfd; 16];
             octets[2..].copy_from_slice(&six);
-            let beat = Heartbeat { group, host, active, leaving, term, addresses: vec![four.into(), octets.into()] };
+            let heartbeat = Heartbeat { group, host, active, leaving, term, addresses: vec![four.into(), octets.into()] };
             let from = [2, 0, 0, 0, 0, 1];
-            prop_assert_eq!(decode(&encode(from, &beat)), Some((from, beat)));
+            prop_assert_eq!(decode(&encode(from, &heartbeat)), Some((from, heartbeat)));
         }
 
         #[test]
@@ -126,8 +122,8 @@ mod tests {
 
         #[test]
         fn truncated_heartbeat_never_panics(cut in 0_usize..90) {
-            let beat = Heartbeat { group: 1, host: "a".repeat(20), active: true, leaving: false, term: 3, addresses: vec![[1; 4].into()] };
-            let frame = encode([2; 6], &beat);
+            let heartbeat = Heartbeat { group: 1, host: "a".repeat(20), active: true, leaving: false, term: 3, addresses: vec![[1; 4].into()] };
+            let frame = encode([2; 6], &heartbeat);
             let _ = decode(&frame[..cut.min(frame.len())]);
         }
     }

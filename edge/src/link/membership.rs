@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Talks to the other edge hosts: sends and hears beats, and tells the engine who is there and who is active.
+//! The task that exchanges heartbeats with the other edge hosts, and tells the engine which hosts are there and which is active.
 //!
-//! Nothing else waits here, so that a slow kernel or API server never makes this host look dead.
+//! It waits for nothing else, so that a slow kernel or API server never makes this host look dead.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,79 +13,75 @@ use tokio::time::MissedTickBehavior;
 use super::election::{Election, HeartbeatTiming};
 use super::heartbeat;
 use super::packet::PacketSocket;
+use crate::channel::send_if_changed;
 use crate::forward::Mac;
 use crate::host::EdgePeer;
 
-/// What is known of the edge hosts on the link.
+/// The edge hosts on the link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Membership {
-    /// This host is the active one.
+    /// Whether this host is the active one.
     pub(crate) active: bool,
-    /// Another host is active.
+    /// Whether another host is active.
     pub(crate) other_active: bool,
-    /// This host has listened for long enough to know who is there.
+    /// Whether this host has listened for long enough to know the others.
     pub(crate) settled: bool,
-    /// Counts how often another active host has gone or stepped down: what it announced must be announced over.
+    /// Counts how often another active host went away or stepped down. Each time the VIPs must be announced again.
     pub(crate) departures: u64,
-    /// Other hosts that are heard now.
+    /// The number of other hosts that are alive.
     pub(crate) live: usize,
-    /// Every other host that was ever heard.
+    /// All other hosts since the start: one that is dead may still forward packets.
     pub(crate) peers: Vec<EdgePeer>,
 }
 
-/// Who this host is among them.
+/// This host among the edge hosts.
 #[derive(Clone, Debug)]
-pub(crate) struct Identity {
-    /// The interface's index.
+pub(crate) struct LocalHost {
+    /// The interface's.
     pub(crate) index: u32,
-    /// Its link-layer address.
     pub(crate) mac: Mac,
-    /// The host's name.
-    pub(crate) host: String,
-    /// The group's number.
+    pub(crate) name: String,
     pub(crate) group: u64,
-    /// How often to speak.
     pub(crate) timing: HeartbeatTiming,
 }
 
-/// The talking.
 #[derive(Debug)]
 pub(crate) struct HeartbeatLoop {
     socket: PacketSocket,
-    identity: Identity,
+    local: LocalHost,
     election: Election,
     addresses: watch::Receiver<Vec<IpAddr>>,
-    leave: watch::Receiver<bool>,
-    told: watch::Sender<Membership>,
+    leaving: watch::Receiver<bool>,
+    membership: watch::Sender<Membership>,
     started: Instant,
 }
 
 impl HeartbeatLoop {
-    /// Opens the socket. `addresses` are the host's own, to be told to the others; `leave` turns true when it wants to go.
+    /// `addresses`: the host's own, for the heartbeats; `leaving` turns true when the host is about to end.
     pub(crate) fn open(
-        identity: Identity,
+        local: LocalHost,
         addresses: watch::Receiver<Vec<IpAddr>>,
-        leave: watch::Receiver<bool>,
+        leaving: watch::Receiver<bool>,
     ) -> io::Result<(Self, watch::Receiver<Membership>)> {
-        let socket = PacketSocket::open(identity.index, heartbeat::ETHERTYPE)?;
-        socket.join(identity.index, heartbeat::GROUP)?;
-        let (told, hear) = watch::channel(Membership::default());
+        let socket = PacketSocket::open(local.index, heartbeat::ETHERTYPE)?;
+        socket.join(local.index, heartbeat::GROUP)?;
+        let (membership, membership_rx) = watch::channel(Membership::default());
         let started = Instant::now();
-        let Identity { mac, host, group, timing, .. } = identity.clone();
-        let election = Election::new(host, mac, group, timing, started);
-        Ok((Self { socket, identity, election, addresses, leave, told, started }, hear))
+        let LocalHost { mac, name, group, timing, .. } = local.clone();
+        let election = Election::new(name, mac, group, timing, started);
+        Ok((Self { socket, local, election, addresses, leaving, membership, started }, membership_rx))
     }
 
-    /// Talks until everybody who listens has gone.
+    /// Runs until the receivers are gone.
     pub(crate) async fn run(mut self) -> anyhow::Result<()> {
-        let mut ticks = tokio::time::interval(self.identity.timing.interval);
+        let mut ticks = tokio::time::interval(self.local.timing.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let mut leave = self.leave.clone();
-        while !self.told.is_closed() {
+        let mut leaving = self.leaving.clone();
+        while !self.membership.is_closed() {
             tokio::select! {
                 _ = ticks.tick() => self.send_heartbeat(),
                 // Once true it stays true.
-                Ok(()) = leave.changed() => {
+                Ok(()) = leaving.changed() => {
                     self.election.leave();
                     self.send_heartbeat();
                 }
@@ -93,7 +89,7 @@ impl HeartbeatLoop {
                     Ok(frame) => self.on_frame(&frame),
                     Err(error) => {
                         // The interface may be down for a moment.
-                        tracing::debug!(%error, "cannot hear other edge hosts");
+                        tracing::debug!(%error, "heartbeats not received; retrying");
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                 },
@@ -104,28 +100,28 @@ impl HeartbeatLoop {
     }
 
     fn send_heartbeat(&self) {
-        let said = self.election.heartbeat(self.addresses.borrow().clone());
-        if let Err(error) = self.socket.send(&heartbeat::encode(self.identity.mac, &said)) {
-            tracing::debug!(%error, "cannot speak to other edge hosts");
+        let heartbeat = self.election.heartbeat(self.addresses.borrow().clone());
+        if let Err(error) = self.socket.send(&heartbeat::encode(self.local.mac, &heartbeat)) {
+            tracing::debug!(%error, "heartbeat not sent");
         }
     }
 
     fn on_frame(&mut self, frame: &[u8]) {
-        let Some((from, said)) = heartbeat::decode(frame) else { return };
-        if said.host == self.identity.host && from != self.identity.mac {
+        let Some((from, heartbeat)) = heartbeat::decode(frame) else { return };
+        if heartbeat.host == self.local.name && from != self.local.mac {
             tracing::warn!(
-                host = said.host,
-                "another edge host on the link has the same name: give each its own"
+                host = heartbeat.host,
+                "another edge host on the link has the same name; set --host-name"
             );
         }
-        self.election.on_heartbeat(from, said, Instant::now());
+        self.election.on_heartbeat(from, heartbeat, Instant::now());
     }
 
     fn update(&mut self) {
         let now = Instant::now();
         let changed = self.election.evaluate(now);
         if changed {
-            // The others should know before their patience ends.
+            // At once: the others must know before their timeout.
             self.send_heartbeat();
         }
         let other_active = self.election.other_is_active(now);
@@ -135,19 +131,15 @@ impl HeartbeatLoop {
             .iter()
             .map(|(mac, peer)| EdgePeer { mac: *mac, addresses: peer.addresses.clone() })
             .collect();
-        let contested = self.told.borrow().other_active && !other_active;
+        let departed = self.membership.borrow().other_active && !other_active;
         let next = Membership {
             active: self.election.is_active(),
             other_active,
-            settled: now >= self.started + self.identity.timing.interval * self.identity.timing.misses,
-            departures: self.told.borrow().departures + u64::from(contested),
+            settled: now >= self.started + self.local.timing.interval * self.local.timing.misses,
+            departures: self.membership.borrow().departures + u64::from(departed),
             live: self.election.live(now),
             peers,
         };
-        self.told.send_if_modified(|told| {
-            let modified = *told != next;
-            *told = next;
-            modified
-        });
+        send_if_changed(&self.membership, next);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sockets for whole frames on one interface (packet(7)). Knows nothing of what is in them.
+//! Sockets for whole frames on one interface (packet(7)). They do not interpret the frames.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -11,29 +11,28 @@ use tokio::io::unix::AsyncFd;
 use crate::forward::Mac;
 use crate::link::frames::{IPV6, NEIGHBOUR_ADVERTISEMENT};
 
-/// Frames longer than this are cut; ours are shorter.
-const LONGEST: usize = 2048;
+/// Longer frames are truncated; the edge's own are shorter.
+const MAX_FRAME: usize = 2048;
 
-/// A socket that is bound to an interface.
 #[derive(Debug)]
 pub(crate) struct PacketSocket {
     socket: AsyncFd<Socket>,
 }
 
 impl PacketSocket {
-    /// Receives the frames of one ethertype; with 0 none, for sending alone. Needs `CAP_NET_RAW`.
+    /// Receives the frames of one ethertype; with 0 it only sends. Needs `CAP_NET_RAW`.
     pub(crate) fn open(index: u32, ethertype: u16) -> io::Result<Self> {
         let socket = raw(index, ethertype, |_| Ok(()))?;
         Ok(Self { socket: register(socket)? })
     }
 
-    /// Receives neighbour advertisements only.
+    /// Receives neighbour advertisements.
     pub(crate) fn advertisements(index: u32) -> io::Result<Self> {
         let socket = raw(index, IPV6, |socket| filter(socket, &only_advertisements()))?;
         Ok(Self { socket: register(socket)? })
     }
 
-    /// Receives frames for a group address too.
+    /// Also receives frames to a group address.
     pub(crate) fn join(&self, index: u32, group: Mac) -> io::Result<()> {
         const PACKET_ADD_MEMBERSHIP: libc::c_int = 1;
         let mut request = libc::packet_mreq {
@@ -46,11 +45,10 @@ impl PacketSocket {
         set(self.socket.get_ref(), libc::SOL_PACKET, PACKET_ADD_MEMBERSHIP, &request)
     }
 
-    /// The next frame.
     pub(crate) async fn receive(&self) -> io::Result<Vec<u8>> {
         loop {
             let mut ready = self.socket.readable().await?;
-            let mut frame = [MaybeUninit::new(0_u8); LONGEST];
+            let mut frame = [MaybeUninit::new(0_u8); MAX_FRAME];
             if let Ok(received) = ready.try_io(|socket| socket.get_ref().recv(&mut frame)) {
                 let length = received?;
                 return Ok(frame[..length].iter().copied().map(initialised).collect());
@@ -58,25 +56,25 @@ impl PacketSocket {
         }
     }
 
-    /// Sends a frame, or fails when the device's queue is full.
+    /// Fails when the device's queue is full.
     pub(crate) fn send(&self, frame: &[u8]) -> io::Result<()> {
         self.socket.get_ref().send(frame).map(drop)
     }
 }
 
-#[allow(unsafe_code, reason = "the buffer was filled with zeros before it was lent out")]
+#[allow(unsafe_code, reason = "the buffer is filled with zeros before the kernel writes to it")]
 fn initialised(byte: MaybeUninit<u8>) -> u8 {
-    // SAFETY: `receive` makes the buffer of initialised bytes, and the kernel only writes bytes.
+    // SAFETY: `receive` fills the buffer with zeros, and the kernel only writes bytes.
     unsafe { byte.assume_init() }
 }
 
-#[allow(unsafe_code, reason = "tokio asks for a promise that the descriptor stays the same and open")]
+#[allow(unsafe_code, reason = "tokio requires a descriptor that stays open and the same")]
 fn register(socket: Socket) -> io::Result<AsyncFd<Socket>> {
     // SAFETY: a `Socket` owns one descriptor for its whole life, and the `AsyncFd` owns the `Socket`.
     unsafe { Ok(AsyncFd::register(socket)?) }
 }
 
-/// Protocol 0 first, so that nothing is received before the filter is set and the interface is chosen.
+/// Opened with protocol 0, so that nothing is received before the filter and the interface are set.
 fn raw(index: u32, ethertype: u16, prepare: impl FnOnce(&Socket) -> io::Result<()>) -> io::Result<Socket> {
     let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking().cloexec(), Some(Protocol::from(0)))?;
     prepare(&socket)?;
@@ -120,8 +118,8 @@ fn filter(socket: &Socket, program: &[libc::sock_filter]) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-/// Classic BPF (`linux/filter.h`): `ICMPv6` right behind the IPv6 header, of the type of an advertisement. In the kernel, so that the
-/// link's traffic is not copied to us.
+/// Classic BPF (`linux/filter.h`): `ICMPv6` directly after the IPv6 header, with the type of an advertisement. The kernel filters,
+/// so that other IPv6 traffic is not copied to this process.
 fn only_advertisements() -> [libc::sock_filter; 6] {
     const LOAD_BYTE: u16 = 0x30;
     const JUMP_EQUAL: u16 = 0x15;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The host's own network over rtnetlink: its link, addresses, routes and neighbours; and the virtual addresses on the link.
+//! Rtnetlink: reads the host's interfaces, addresses, routes and neighbours, and adds and removes VIPs.
 //!
-//! A virtual address is an address of the interface whose protocol (`IFA_PROTO`) is [`VIP_PROTOCOL`]: the kernel answers ARP and
-//! neighbour discovery for it, also while this process is dead, and the next one knows which addresses it may take away.
-//! Synchronous: the kernel answers within the call.
+//! A VIP is an address of the interface whose protocol (`IFA_PROTO`) is [`VIP_PROTOCOL`]. The kernel answers ARP and neighbour
+//! discovery for it, also while no process runs, and the next process knows which addresses are VIPs. Calls are synchronous.
+//! Written by hand: six requests do not outweigh three more crates (netlink-packet-route, netlink-packet-core, netlink-sys).
 
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use nix::sys::socket::{
 
 use crate::forward::Mac;
 
-/// The protocol number that marks an address as ours (rtnetlink leaves all above 4 to user space).
+/// Marks an address as a VIP of the edge. The kernel itself uses only numbers below 4 (`IFAPROT_*` in `linux/if_addr.h`).
 const VIP_PROTOCOL: u8 = 0x53;
 
 const REQUEST: u16 = 0x1;
@@ -38,7 +38,7 @@ const NEWNEIGH: u16 = 28;
 const GETNEIGH: u16 = 30;
 const HEADER: usize = 16;
 
-/// Why the host's network cannot be read or changed.
+/// A failed rtnetlink request.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what}")]
 pub(crate) struct RouteError {
@@ -46,31 +46,25 @@ pub(crate) struct RouteError {
     source: io::Error,
 }
 
-/// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
-    /// Its name.
     pub(crate) name: String,
-    /// Its index.
     pub(crate) index: u32,
-    /// Its link-layer address.
     pub(crate) mac: Mac,
-    /// Whether it is up.
     pub(crate) up: bool,
 }
 
 /// A route of the main table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
-    /// Where it leads.
+    /// The destination.
     pub(crate) net: IpNet,
-    /// The interface, where it names one.
+    /// The interface's index, if the route has one.
     pub(crate) device: Option<u32>,
-    /// Whether it leads there by a gateway.
     pub(crate) gateway: bool,
 }
 
-/// A connection to rtnetlink of the network namespace in which it was opened.
+/// A socket in the network namespace in which it was opened.
 #[derive(Debug)]
 pub(crate) struct Rtnetlink {
     fd: OwnedFd,
@@ -79,7 +73,6 @@ pub(crate) struct Rtnetlink {
 }
 
 impl Rtnetlink {
-    /// Opens it.
     pub(crate) fn open() -> Result<Self, RouteError> {
         let fd =
             socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)
@@ -87,7 +80,6 @@ impl Rtnetlink {
         Ok(Self { fd, sequence: 0, buffer: vec![0; 1 << 17] })
     }
 
-    /// The interface of this name.
     pub(crate) fn link(&mut self, name: &str) -> Result<Option<Link>, RouteError> {
         let mut found = None;
         self.dump(GETLINK, &[0; 16], "list the interfaces", |kind, body| {
@@ -106,7 +98,6 @@ impl Rtnetlink {
         Ok(found)
     }
 
-    /// The name of an interface.
     fn name(&mut self, index: u32) -> Result<Option<String>, RouteError> {
         let mut found = None;
         self.dump(GETLINK, &[0; 16], "list the interfaces", |_, body| {
@@ -119,7 +110,7 @@ impl Rtnetlink {
         Ok(found)
     }
 
-    /// The interface that the default route leads out of, IPv4's first.
+    /// The interface of the default route, of IPv4 first.
     pub(crate) fn default_interface(&mut self) -> Result<Option<String>, RouteError> {
         let routes = self.routes()?;
         let mut defaults: Vec<_> = routes.iter().filter(|route| route.net.prefix_len() == 0).collect();
@@ -130,9 +121,9 @@ impl Rtnetlink {
         }
     }
 
-    /// The addresses of an interface: its own with their networks, and ours.
+    /// The addresses of an interface: its own with their networks, and the VIPs.
     pub(crate) fn addresses(&mut self, index: u32) -> Result<(Vec<IpNet>, Vec<IpAddr>), RouteError> {
-        let (mut own, mut ours) = (Vec::new(), Vec::new());
+        let (mut own, mut vips) = (Vec::new(), Vec::new());
         self.dump(GETADDR, &[0; 8], "list the addresses", |kind, body| {
             if kind != NEWADDR || u32_at(body, 4) != Some(index) {
                 return;
@@ -140,15 +131,15 @@ impl Rtnetlink {
             let attributes = Attributes(body.get(8..).unwrap_or_default());
             let Some(address) = attributes.find(2).or(attributes.find(1)).and_then(address) else { return };
             if attributes.find(11) == Some(&[VIP_PROTOCOL]) {
-                ours.push(address);
+                vips.push(address);
             } else if let Ok(net) = IpNet::new(address, body[1]) {
                 own.push(net);
             }
         })?;
-        Ok((own, ours))
+        Ok((own, vips))
     }
 
-    /// Our addresses on all interfaces.
+    /// The VIPs on all interfaces, with the interface's index.
     pub(crate) fn vips(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
         let mut vips = Vec::new();
         self.dump(GETADDR, &[0; 8], "list the addresses", |kind, body| {
@@ -202,7 +193,7 @@ impl Rtnetlink {
         Ok(neighbours)
     }
 
-    /// Puts a virtual address on an interface; that it is there already is success.
+    /// Adds a VIP to an interface; one that is there already is success.
     pub(crate) fn add_vip(&mut self, index: u32, vip: IpAddr) -> Result<(), RouteError> {
         const NODAD: u32 = 0x02;
         const NO_PREFIX_ROUTE: u32 = 0x200;
@@ -211,17 +202,17 @@ impl Rtnetlink {
         attribute(&mut body, 8, &(NODAD | NO_PREFIX_ROUTE).to_ne_bytes());
         attribute(&mut body, 11, &[VIP_PROTOCOL]);
         if vip.is_ipv6() {
-            // Never preferred: connections that this host opens must not come from it.
+            // Deprecated (RFC 4862): connections that this host opens must not use it as source.
             let lifetimes = [0, FOREVER, 0, 0].map(u32::to_ne_bytes).concat();
             attribute(&mut body, 6, &lifetimes);
         }
-        self.ask(NEWADDR, CREATE | REPLACE | ACK, &body, &format!("add the address {vip}"), |_, _| {})
+        self.request(NEWADDR, CREATE | REPLACE | ACK, &body, &format!("add the address {vip}"), |_, _| {})
     }
 
-    /// Takes a virtual address off an interface; that it is not there is success.
+    /// Removes a VIP from an interface; none is success.
     pub(crate) fn remove_vip(&mut self, index: u32, vip: IpAddr) -> Result<(), RouteError> {
         let body = vip_body(index, vip);
-        match self.ask(DELADDR, ACK, &body, &format!("remove the address {vip}"), |_, _| {}) {
+        match self.request(DELADDR, ACK, &body, &format!("remove the address {vip}"), |_, _| {}) {
             Err(error) if error.source.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(()),
             other => other,
         }
@@ -234,10 +225,10 @@ impl Rtnetlink {
         what: &str,
         mut visit: impl FnMut(u16, &[u8]),
     ) -> Result<(), RouteError> {
-        self.ask(kind, DUMP, body, what, &mut visit)
+        self.request(kind, DUMP, body, what, &mut visit)
     }
 
-    fn ask(
+    fn request(
         &mut self,
         kind: u16,
         flags: u16,
@@ -304,7 +295,7 @@ fn attribute(body: &mut Vec<u8>, kind: u16, data: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-/// Takes the next message off: its kind, its sequence number and its body.
+/// Takes the next message: its type, its sequence number and its body.
 fn next<'b>(rest: &mut &'b [u8]) -> Option<(u16, u32, &'b [u8])> {
     let length = usize::try_from(u32_at(rest, 0)?).ok()?;
     let whole = rest.get(..length).filter(|whole| whole.len() >= HEADER)?;

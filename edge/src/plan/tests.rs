@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From objects, a host and health to what the kernel should hold.
+//! Plans from objects, a host and the health of targets.
 
 use super::*;
 use crate::forward::LOCAL_TARGET;
+use crate::health::TargetHealth;
 use crate::host::EdgePeer;
-use crate::index::Event;
+use crate::index::{Delivered, IndexEvent, LoadBalancer, NodeSet};
 use crate::link::route::Route;
+use kube::ResourceExt as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, TargetState};
+use steerage_watch::Event;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")
@@ -34,10 +38,16 @@ fn load_balancer(name: &str, vip: &str, targets: &[Value]) -> Value {
 
 fn index(load_balancers: &[Value]) -> Index {
     let mut index = Index::default();
-    for load_balancer in load_balancers {
-        index.apply(Event::LoadBalancer(Box::new(
-            serde_json::from_value(load_balancer.clone()).expect("load balancer"),
-        )));
+    for json in load_balancers {
+        let object: EdgeLoadBalancer = serde_json::from_value(json.clone()).expect("load balancer");
+        let load_balancer = LoadBalancer {
+            name: object.name_any(),
+            uid: object.uid().unwrap_or_default(),
+            generation: object.metadata.generation.unwrap_or_default(),
+            spec: object.spec,
+        };
+        let delivered = Delivered { name: load_balancer.name.clone(), readable: Some(load_balancer) };
+        index.apply(IndexEvent::LoadBalancer(Event::Apply(delivered)));
     }
     index
 }
@@ -56,27 +66,37 @@ fn host() -> HostNetwork {
 }
 
 fn plan(load_balancers: &[Value], host: &HostNetwork, health: &HealthByProbe) -> Plan {
-    Planner::default().plan(&index(load_balancers), host, health, Instant::now())
+    plan_next(&index(load_balancers), host, health, Instant::now(), &Assignments::default())
 }
 
-/// The addresses that a listener's table leads to.
+fn plan_next(
+    index: &Index,
+    host: &HostNetwork,
+    health: &HealthByProbe,
+    now: Instant,
+    previous: &Assignments,
+) -> Plan {
+    super::plan(&PlanInputs { index, host, health, now }, previous)
+}
+
+/// The targets of a listener.
 fn reached(plan: &Plan, vip: &str, protocol: u8, port: u16) -> BTreeSet<IpAddr> {
     let table = &plan.forwarding.listeners[&(ip(vip), protocol, port)];
     let own = ip("10.0.0.5");
     let address = |id: &u32| if *id == LOCAL_TARGET { own } else { plan.forwarding.targets[id] };
-    plan.forwarding.tables[table].slots.iter().map(address).collect()
+    plan.forwarding.slot_tables[table].slots.iter().map(address).collect()
 }
 
-fn seen(plan: &Plan, bad: &[&str]) -> HealthByProbe {
-    let judge = |probe: &Probe| {
-        let state = if bad.iter().any(|bad| ip(bad) == probe.address) {
+fn health(plan: &Plan, failing: &[&str]) -> HealthByProbe {
+    let target_health = |probe: &Probe| {
+        let state = if failing.iter().any(|address| ip(address) == probe.address) {
             TargetState::Unhealthy
         } else {
             TargetState::Healthy
         };
         (probe.clone(), TargetHealth { state, reason: String::new(), weight: None })
     };
-    plan.probes.iter().map(judge).collect()
+    plan.probes.iter().map(target_health).collect()
 }
 
 #[test]
@@ -91,7 +111,7 @@ fn load_balancer_becomes_listeners_slots_and_targets() {
     assert_eq!(
         plan.forwarding.nodes,
         [[2, 0, 0, 0, 0, 1]].into(),
-        "node2 has not been heard of on the link yet"
+        "the link-layer address of node2 is unknown"
     );
     let sources = &plan.forwarding.sources[&[2, 0, 0, 0, 0, 1]];
     assert!(sources.contains(&"10.244.1.0/24".parse().expect("net")), "{sources:?}");
@@ -104,23 +124,24 @@ fn load_balancer_becomes_listeners_slots_and_targets() {
 fn only_healthy_targets_are_used_unless_all_fail() {
     let load_balancers = [load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1), target(3, 1)])];
     let first = plan(&load_balancers, &host(), &HealthByProbe::new());
-    let some = plan(&load_balancers, &host(), &seen(&first, &["10.0.0.1"]));
+    let some = plan(&load_balancers, &host(), &health(&first, &["10.0.0.1"]));
     assert_eq!(reached(&some, "10.0.0.100", 6, 80), [ip("10.0.0.2"), ip("10.0.0.3")].into());
-    let none = plan(&load_balancers, &host(), &seen(&first, &["10.0.0.1", "10.0.0.2", "10.0.0.3"]));
-    assert_eq!(none.forwarding.tables, first.forwarding.tables, "fail open");
+    let none = plan(&load_balancers, &host(), &health(&first, &["10.0.0.1", "10.0.0.2", "10.0.0.3"]));
+    assert_eq!(none.forwarding.slot_tables, first.forwarding.slot_tables, "fail open");
 }
 
 #[test]
 fn removed_target_keeps_its_address_for_a_day() {
-    let (mut planner, now) = (Planner::default(), Instant::now());
+    let now = Instant::now();
     let two = index(&[load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1)])]);
     let one = index(&[load_balancer("a", "10.0.0.100", &[target(2, 1)])]);
-    let before = planner.plan(&two, &host(), &HealthByProbe::new(), now);
-    let after = planner.plan(&one, &host(), &HealthByProbe::new(), now);
+    let health = HealthByProbe::new();
+    let before = plan_next(&two, &host(), &health, now, &Assignments::default());
+    let after = plan_next(&one, &host(), &health, now, &before.assignments);
     assert_eq!(before.forwarding.targets, after.forwarding.targets);
     assert_eq!(reached(&after, "10.0.0.100", 6, 80), [ip("10.0.0.2")].into());
     let later = now + std::time::Duration::from_hours(25);
-    let long_after = planner.plan(&one, &host(), &HealthByProbe::new(), later);
+    let long_after = plan_next(&one, &host(), &health, later, &after.assignments);
     assert_eq!(long_after.forwarding.targets.len(), 1);
 }
 
@@ -129,7 +150,7 @@ fn local_host_as_a_target_accepts() {
     let load_balancers = [load_balancer("a", "10.0.0.100", &[target(5, 1), target(2, 1)])];
     let plan = plan(&load_balancers, &host(), &HealthByProbe::new());
     assert_eq!(plan.forwarding.local, [ip("10.0.0.100")].into());
-    assert!(plan.forwarding.tables.values().any(|table| table.usable.contains(&LOCAL_TARGET)));
+    assert!(plan.forwarding.slot_tables.values().any(|table| table.usable.contains(&LOCAL_TARGET)));
     assert!(!plan.forwarding.targets.contains_key(&LOCAL_TARGET));
 }
 
@@ -137,7 +158,15 @@ fn local_host_as_a_target_accepts() {
 fn weights_come_from_the_spec_or_else_from_probes() {
     let share = |plan: &Plan, address: &str| {
         let (id, _) = plan.forwarding.targets.iter().find(|(_, of)| **of == ip(address)).expect("target");
-        plan.forwarding.tables.values().next().expect("table").slots.iter().filter(|slot| *slot == id).count()
+        plan.forwarding
+            .slot_tables
+            .values()
+            .next()
+            .expect("table")
+            .slots
+            .iter()
+            .filter(|slot| *slot == id)
+            .count()
     };
     let own = plan(
         &[load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 9)])],
@@ -146,11 +175,11 @@ fn weights_come_from_the_spec_or_else_from_probes() {
     );
     assert!(share(&own, "10.0.0.2") > 4 * share(&own, "10.0.0.1"));
     let load_balancers = [load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1)])];
-    let mut health = seen(&plan(&load_balancers, &host(), &HealthByProbe::new()), &[]);
+    let mut health = health(&plan(&load_balancers, &host(), &HealthByProbe::new()), &[]);
     health
         .iter_mut()
         .filter(|(probe, _)| probe.address == ip("10.0.0.1"))
-        .for_each(|(_, seen)| seen.weight = Some(9));
+        .for_each(|(_, health)| health.weight = Some(9));
     let told = plan(&load_balancers, &host(), &health);
     assert!(share(&told, "10.0.0.1") > 4 * share(&told, "10.0.0.2"));
 }
@@ -163,12 +192,15 @@ fn load_balancers_of_one_node_set_share_a_slot_table() {
         load_balancer
     };
     let mut index = index(&[shared("a", "10.0.0.100"), shared("b", "10.0.0.101")]);
-    let missing = Planner::default().plan(&index, &host(), &HealthByProbe::new(), Instant::now());
+    let missing = plan_next(&index, &host(), &HealthByProbe::new(), Instant::now(), &Assignments::default());
     assert!(missing.statuses["a"].problem.contains("EdgeNodeSet eligible does not exist"));
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": [target(1, 1), target(2, 1)]}});
-    index.apply(Event::NodeSet(Box::new(serde_json::from_value(set).expect("set"))));
-    let plan = Planner::default().plan(&index, &host(), &HealthByProbe::new(), Instant::now());
-    assert_eq!(plan.forwarding.tables.len(), 1);
+    let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
+    let node_set = NodeSet { name: set.name_any(), targets: set.spec.targets };
+    let delivered = Delivered { name: node_set.name.clone(), readable: Some(node_set) };
+    index.apply(IndexEvent::NodeSet(Event::Apply(delivered)));
+    let plan = plan_next(&index, &host(), &HealthByProbe::new(), Instant::now(), &Assignments::default());
+    assert_eq!(plan.forwarding.slot_tables.len(), 1);
     assert_eq!(plan.forwarding.listeners.len(), 4);
     assert!(Arc::ptr_eq(&plan.statuses["a"].targets[0], &plan.statuses["b"].targets[0]));
 }
@@ -188,7 +220,7 @@ fn problems_are_reported_and_the_rest_is_served() {
     ];
     let mut host = host();
     host.peers = vec![EdgePeer { mac: [2, 0, 0, 0, 0, 6], addresses: vec![ip("10.0.0.6")] }];
-    host.taken = [(ip("10.0.0.103"), [2, 0, 0, 0, 0, 0xab])].into();
+    host.conflicts = [(ip("10.0.0.103"), [2, 0, 0, 0, 0, 0xab])].into();
     let plan = plan(&load_balancers, &host, &HealthByProbe::new());
     let problem = |name: &str| plan.statuses[name].problem.clone();
     assert_eq!(problem("a"), "");
@@ -201,7 +233,7 @@ fn problems_are_reported_and_the_rest_is_served() {
     assert!(problem("e").contains("own address of an edge host"), "{}", problem("e"));
     assert!(problem("f").contains("in use on the link by 02:00:00:00:00:ab"), "{}", problem("f"));
     assert_eq!(plan.vips, [ip("10.0.0.100"), ip("10.0.0.102")].into());
-    assert!(plan.wanted.contains(&ip("10.0.0.103")), "it is looked at again");
+    assert!(plan.monitored_vips.contains(&ip("10.0.0.103")), "it is probed again");
 }
 
 #[test]
@@ -210,11 +242,11 @@ fn new_process_adopts_the_kernels_ids() {
         load_balancer("b", "10.0.0.100", &[target(1, 1), target(2, 1)]),
         load_balancer("c", "10.0.0.101", &[target(2, 1), target(3, 1)]),
     ]);
-    let mut first = Planner::default();
-    first.plan(&index_of_one(), &host(), &HealthByProbe::new(), Instant::now());
-    let old = first.plan(&index, &host(), &HealthByProbe::new(), Instant::now());
-    let mut second = Planner::adopt(&old.forwarding);
-    let new = second.plan(&index, &host(), &HealthByProbe::new(), Instant::now());
+    let (health, now) = (HealthByProbe::new(), Instant::now());
+    let first = plan_next(&index_of_one(), &host(), &health, now, &Assignments::default());
+    let old = plan_next(&index, &host(), &health, now, &first.assignments);
+    let adopted = Assignments::adopt(&old.forwarding);
+    let new = plan_next(&index, &host(), &health, now, &adopted);
     assert_eq!(new.forwarding, old.forwarding);
 }
 
@@ -230,9 +262,9 @@ proptest! {
         let mixed = [load_balancer("0", "10.0.0.98", &targets(&order[..3])), load_balancer("a", "10.0.0.100", &targets(&order))];
         let bad = format!("10.0.0.{bad}");
         let table = |load_balancers: &[Value]| {
-            let health = seen(&plan(load_balancers, &host(), &HealthByProbe::new()), &[&bad]);
+            let health = health(&plan(load_balancers, &host(), &HealthByProbe::new()), &[&bad]);
             let plan = plan(load_balancers, &host(), &health);
-            let table = &plan.forwarding.tables[&plan.forwarding.listeners[&(ip("10.0.0.100"), 6, 80)]];
+            let table = &plan.forwarding.slot_tables[&plan.forwarding.listeners[&(ip("10.0.0.100"), 6, 80)]];
             let address = |id: &u32| if *id == LOCAL_TARGET { ip("10.0.0.5") } else { plan.forwarding.targets[id] };
             table.slots.iter().map(address).collect::<Vec<_>>()
         };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A link in network namespaces: a switch, a router with a client behind it, edge hosts that run the real binary, and nodes that
-//! answer on the virtual addresses as kube-proxy's nodes would. Needs root; leaves nothing behind.
+//! serve the VIPs as nodes with kube-proxy do. It needs root, and removes everything it made.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -65,12 +65,12 @@ pub(crate) struct TestBed {
 }
 
 impl TestBed {
-    /// A link with so many edge hosts and nodes; no edge runs yet.
+    /// No edge process runs yet.
     pub(crate) fn new(edges: u8, nodes: u8) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("se{}x{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = std::env::temp_dir().join(&prefix);
-        fs::create_dir_all(folder.join("reports")).expect("folder");
+        fs::create_dir_all(folder.join("status")).expect("folder");
         let mut testbed = Self { prefix, nodes: Vec::new(), folder, edges: Vec::new() };
         let (switch, router, client) =
             (testbed.netns("switch"), testbed.netns("router"), testbed.netns("client"));
@@ -110,7 +110,7 @@ impl TestBed {
         format!("{}{name}", self.prefix)
     }
 
-    /// IPv6 addresses come with `nodad`: others can't be bound until the kernel's worker has looked at them.
+    /// IPv6 addresses are added with `nodad`: others cannot be bound until the kernel has checked them.
     fn connect_to_switch(&self, netns: &str, number: u8) {
         let switch = self.netns("switch");
         sh(&format!(
@@ -137,7 +137,7 @@ impl TestBed {
         node
     }
 
-    /// A load balancer over these nodes, `change`d as a test likes.
+    /// Writes a load balancer with these nodes as targets, after `change` has modified it.
     pub(crate) fn apply_load_balancer(&self, nodes: &[usize], change: impl FnOnce(&mut Value)) {
         let targets: Vec<_> = nodes.iter().map(|node| self.nodes[*node].target()).collect();
         let mut object = json!({
@@ -161,7 +161,6 @@ impl TestBed {
         fs::rename(new, self.folder.join(format!("{name}.json"))).expect("rename");
     }
 
-    /// Starts an edge host's daemon.
     pub(crate) fn start(&mut self, edge: usize) {
         let name = self.edges[edge].0.clone();
         let log = File::options()
@@ -172,24 +171,23 @@ impl TestBed {
         let child = Command::new("ip")
             .args(["netns", "exec", &self.netns(&name), env!("CARGO_BIN_EXE_steerage-edge")])
             .args(["--host-name", &name, "--log-level", "debug", "--admin-address", "127.0.0.1:10359"])
-            .arg("--objects")
+            .arg("--objects-dir")
             .arg(&self.folder)
-            .arg("--reports")
-            .arg(self.folder.join("reports"))
+            .arg("--status-dir")
+            .arg(self.folder.join("status"))
             .stderr(Stdio::from(log))
             .spawn()
             .expect("edge");
         self.edges[edge].1 = Some(child);
     }
 
-    /// Starts it and waits until it is ready.
     pub(crate) fn start_ready(&mut self, edge: usize) {
         self.start(edge);
-        eventually("the edge is ready", || self.metrics(edge, "/readyz").starts_with("HTTP/1.1 200"));
+        eventually("the edge is ready", || self.get(edge, "/readyz").starts_with("HTTP/1.1 200"));
     }
 
-    /// What its administration server answers.
-    pub(crate) fn metrics(&self, edge: usize, path: &'static str) -> String {
+    /// The response of its administration server.
+    pub(crate) fn get(&self, edge: usize, path: &'static str) -> String {
         net::within(&self.netns(&self.edges[edge].0), move || {
             let Ok(mut stream) = TcpStream::connect("127.0.0.1:10359") else { return String::new() };
             let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
@@ -200,29 +198,29 @@ impl TestBed {
         })
     }
 
-    /// Kills it with SIGKILL.
+    /// Sends SIGKILL.
     pub(crate) fn kill(&mut self, edge: usize) {
         let mut child = self.edges[edge].1.take().expect("running");
         child.kill().expect("kill");
         child.wait().expect("wait");
     }
 
-    /// Ends it with SIGTERM; whether it ended as succeeded.
+    /// Sends SIGTERM; whether the process ended with success.
     pub(crate) fn terminate(&mut self, edge: usize) -> bool {
         let mut child = self.edges[edge].1.take().expect("running");
         sh(&format!("kill -TERM {}", child.id()));
         child.wait().expect("wait").success()
     }
 
-    /// Whether an edge host has the virtual addresses on its interface.
+    /// Whether an edge host has the VIPs on its interface.
     pub(crate) fn has_vips(&self, edge: usize) -> bool {
         let shown = sh(&format!("ip -n {} addr show dev eth0", self.netns(&self.edges[edge].0)));
         shown.contains(&format!("{VIP4}/32")) && shown.contains(&format!("{VIP6}/128"))
     }
 
-    /// What an edge host reported of the load balancer `lb`.
+    /// The EdgeTargetHealth of an edge host for the load balancer `lb`.
     pub(crate) fn target_health(&self, edge: usize) -> Value {
-        let path = self.folder.join(format!("reports/EdgeTargetHealth.lb.{}.json", self.edges[edge].0));
+        let path = self.folder.join(format!("status/EdgeTargetHealth.lb.{}.json", self.edges[edge].0));
         fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
 
@@ -230,7 +228,7 @@ impl TestBed {
         self.netns("client")
     }
 
-    /// Waits until all of the nodes, and only they, answer new connections.
+    /// Waits until all of these nodes, and no others, serve new connections.
     pub(crate) fn wait_until_served_by(&self, nodes: &[usize]) {
         let mut wanted: Vec<_> = nodes.iter().map(|node| self.nodes[*node].name.clone()).collect();
         wanted.sort();

@@ -11,8 +11,8 @@ use super::{
     TcpListener, TcpStream, UdpSocket, VIP4, VIP6, Write, thread,
 };
 
-/// How long a client waits. Longer than any gap that a takeover may leave, shorter than anyone's patience.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// Longer than any gap that a takeover may leave.
+pub(crate) const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Moves this thread into a network namespace.
 fn enter(netns: &str) {
@@ -31,7 +31,7 @@ pub(crate) fn within<T: Send>(netns: &str, body: impl FnOnce() -> T + Send) -> T
     })
 }
 
-/// Serves a node: TCP and UDP on the port, and the health check.
+/// A node's servers: TCP and UDP on the port, and the health check.
 pub(crate) fn serve(netns: &str, name: &str, healthy: Arc<AtomicBool>) {
     let (name, netns) = (name.to_owned(), netns.to_owned());
     let (ready, wait) = mpsc::channel();
@@ -63,14 +63,14 @@ pub(crate) fn serve(netns: &str, name: &str, healthy: Arc<AtomicBool>) {
         });
         for stream in tcp.incoming() {
             let (Ok(stream), name) = (stream, name.clone()) else { continue };
-            thread::spawn(move || converse(&stream, &name));
+            thread::spawn(move || serve_connection(&stream, &name));
         }
     });
     wait.recv().expect("the node serves");
 }
 
-/// Says who serves whom, then says every line back.
-fn converse(mut stream: &TcpStream, name: &str) -> Option<()> {
+/// Sends the names of node and client, then echoes every line.
+fn serve_connection(mut stream: &TcpStream, name: &str) -> Option<()> {
     let peer = stream.peer_addr().ok()?;
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
     stream.write_all(format!("{name} {peer}\n").as_bytes()).ok()?;
@@ -80,7 +80,7 @@ fn converse(mut stream: &TcpStream, name: &str) -> Option<()> {
     Some(())
 }
 
-/// A connection as the client has it.
+/// A client's connection.
 pub(crate) struct Connection {
     stream: BufReader<TcpStream>,
     pub(crate) node: String,
@@ -89,15 +89,15 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Opens one in the current namespace.
+    /// In the current namespace.
     pub(crate) fn open(vip: &str) -> std::io::Result<Self> {
-        Self::open_within(vip, PATIENCE)
+        Self::open_within(vip, CLIENT_TIMEOUT)
     }
 
-    pub(crate) fn open_within(vip: &str, patience: Duration) -> std::io::Result<Self> {
+    pub(crate) fn open_within(vip: &str, timeout: Duration) -> std::io::Result<Self> {
         let to = SocketAddr::new(vip.parse::<IpAddr>().expect("address"), PORT);
-        let stream = TcpStream::connect_timeout(&to, patience)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let stream = TcpStream::connect_timeout(&to, timeout)?;
+        stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
         let own = stream.local_addr()?;
         let mut stream = BufReader::new(stream);
         let mut line = String::new();
@@ -106,7 +106,7 @@ impl Connection {
         Ok(Self { node: node.to_owned(), seen: seen.parse().expect("address"), own, stream })
     }
 
-    /// Says something and hears it back.
+    /// Sends a line and expects it back.
     pub(crate) fn echo(&mut self, text: &str) -> std::io::Result<()> {
         self.stream.get_mut().write_all(format!("{text}\n").as_bytes())?;
         let mut line = String::new();
@@ -115,14 +115,14 @@ impl Connection {
     }
 }
 
-/// The nodes that answer so many connections; `failed` among them if one does not.
+/// The nodes that serve `count` connections; `failed` is among them if one fails.
 pub(crate) fn responding_nodes(netns: &str, vip: &str, count: usize) -> Vec<String> {
     within(netns, || {
         let node = |_| match Connection::open_within(vip, Duration::from_millis(500)) {
             Ok(connection) => connection.node,
             Err(_) => "failed".to_owned(),
         };
-        // The first failure says enough.
+        // The first failure is enough.
         let mut nodes = BTreeSet::new();
         for number in 0..count {
             nodes.insert(node(number));
@@ -134,7 +134,7 @@ pub(crate) fn responding_nodes(netns: &str, vip: &str, count: usize) -> Vec<Stri
     })
 }
 
-/// Sends a datagram and returns who answered, whom it saw, and how long the datagram was.
+/// Sends a datagram. Returns the node that replied, the client's own address, the address that the node saw, and the length.
 pub(crate) fn query_udp(vip: &str, length: usize) -> Option<(String, SocketAddr, SocketAddr, usize)> {
     let any = if vip.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).expect("bind");
@@ -198,7 +198,7 @@ impl Load {
         Self { stop, thread }
     }
 
-    /// Stops and asserts that all went well.
+    /// Stops and asserts that nothing failed.
     pub(crate) fn stop(self, event: &str) {
         self.stop.store(true, Ordering::Relaxed);
         let (count, failed) = self.thread.join().expect("load");

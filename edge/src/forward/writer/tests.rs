@@ -32,7 +32,7 @@ fn state() -> ForwardingState {
         vips: [ip("10.0.0.100"), ip("fd00::100")].into(),
         listeners: [((ip("10.0.0.100"), 6, 80), four), ((ip("fd00::100"), 17, 53), six)].into(),
         fragments: [(ip("fd00::100"), six)].into(),
-        tables: [(four, Arc::new(slots)), (six, Arc::new(more))].into(),
+        slot_tables: [(four, Arc::new(slots)), (six, Arc::new(more))].into(),
         targets: [(TARGET + 1, ip("10.0.0.1")), (TARGET + 2, ip("10.0.0.2")), (TARGET + 3, ip("fd00::3"))]
             .into(),
         local: [ip("fd00::100")].into(),
@@ -96,8 +96,8 @@ fn applied_difference_reaches_the_wanted_state() {
         let mut changed = state();
         let (moved, id) = (slot_table_id(1, 2, false), slot_table_id(1, 0, false));
         let slots = SlotTable { slots: vec![TARGET + 2; 16_384], usable: [TARGET + 2].into() };
-        changed.tables.remove(&id);
-        changed.tables.insert(moved, Arc::new(slots));
+        changed.slot_tables.remove(&id);
+        changed.slot_tables.insert(moved, Arc::new(slots));
         changed.listeners.values_mut().filter(|table| **table == id).for_each(|table| *table = moved);
         changed.targets.remove(&(TARGET + 1));
         changed.ranges.clear();
@@ -118,12 +118,16 @@ fn foreign_changes_are_detected_and_repaired() {
         let mut kernel = NftWriter::open(device()).expect("open");
         kernel.apply(&state()).expect("apply");
         run("nft add table ip other");
-        assert!(!kernel.is_out_of_sync(true).expect("look"), "somebody else's table");
+        assert!(!kernel.is_out_of_sync(true).expect("look"), "another program's table");
         for damage in ["nft flush ruleset", "nft delete element netdev steerage-edge vips4 '{ 10.0.0.100 }'"]
         {
             run(damage);
             let whole = damage.contains("flush");
-            assert_eq!(kernel.is_out_of_sync(false).expect("look"), whole, "a glance: {damage}");
+            assert_eq!(
+                kernel.is_out_of_sync(false).expect("look"),
+                whole,
+                "without comparing elements: {damage}"
+            );
             if whole {
                 kernel.apply(&state()).expect("apply");
                 run(damage);
@@ -132,7 +136,7 @@ fn foreign_changes_are_detected_and_repaired() {
             kernel.apply(&state()).expect("apply");
             assert_eq!(NftWriter::open(device()).expect("open").written(), &state());
         }
-        // Behind our back, and not looked at before the next write.
+        // A change that is not detected before the next write.
         run("nft flush ruleset");
         let mut next = state();
         next.peers.clear();

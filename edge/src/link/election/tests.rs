@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hosts on a simulated link: each beats and looks every 200 ms; links are cut and hosts die as the tests say.
+//! Hosts on a simulated link. Each sends a heartbeat and decides every 200 ms; the tests partition the link and stop hosts.
 
 use super::*;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ const TIMING: HeartbeatTiming = HeartbeatTiming { interval: Duration::from_milli
 struct Link {
     now: Instant,
     hosts: Vec<Option<Election>>,
-    /// Hosts hear only those of the same part.
+    /// Hosts hear only hosts of the same part.
     parts: Vec<u8>,
 }
 
@@ -58,7 +58,7 @@ impl Link {
 fn one_of_several_starting_hosts_becomes_active() {
     let mut link = Link::new(3);
     link.beats(2);
-    assert_eq!(link.active(), Vec::<usize>::new(), "nobody before having listened");
+    assert_eq!(link.active(), Vec::<usize>::new(), "no host before it has listened");
     link.beats(10);
     assert_eq!(link.active(), [0]);
 }
@@ -76,12 +76,12 @@ fn standby_takes_over_and_a_returning_host_stays_standby() {
     link.beats(10);
     link.hosts[0] = None;
     link.beats(2);
-    assert_eq!(link.active(), Vec::<usize>::new(), "two beats may be lost");
+    assert_eq!(link.active(), Vec::<usize>::new(), "two heartbeats may be lost");
     link.beats(2);
     assert_eq!(link.active(), [1]);
     link.hosts[0] = Some(link.host(0));
     link.beats(20);
-    assert_eq!(link.active(), [1], "nobody is preempted");
+    assert_eq!(link.active(), [1], "no preemption");
 }
 
 #[test]
@@ -142,7 +142,7 @@ proptest! {
             }
             link.beats(beats);
         }
-        // Those who leave do so, and the others are together again.
+        // Leaving hosts end, and the link is whole again.
         link.parts = vec![0; 4];
         for host in &mut link.hosts {
             if host.as_ref().is_some_and(|host| host.leaving) {

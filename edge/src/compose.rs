@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The composition root: connects the parts of the edge as the flags say, and decides nothing else.
+
+use anyhow::Context as _;
+use steerage_process::Process;
+use steerage_watch::{ClientArgs, Timing, Watches};
+use tokio::sync::{mpsc, watch};
+
+use crate::args::{EdgeArgs, host_name};
+use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
+use crate::forward::{self, Device, NftWriter};
+use crate::link::announce::Announcer;
+use crate::link::conflicts::{AddressConflicts, ConflictDetection};
+use crate::link::election::HeartbeatTiming;
+use crate::link::heartbeat;
+use crate::link::membership::{HeartbeatLoop, LocalHost};
+use crate::link::route::{Link, Rtnetlink};
+use crate::metrics::Metrics;
+use crate::prober::Prober;
+use crate::source;
+use crate::status::{HostStatus, StatusSink, StatusWriter};
+use crate::vips::VipOwner;
+
+/// Events that may wait for the engine; then the watches wait.
+const EVENT_BUFFER: usize = 1024;
+const NEEDS_NET_RAW: &str = "cannot open a packet socket (it needs CAP_NET_RAW)";
+
+/// Removes the nftables table and all VIPs of the edge; none of either is success.
+pub(crate) fn cleanup() -> anyhow::Result<()> {
+    forward::remove().context("cannot remove the nftables table netdev steerage-edge")?;
+    let mut netlink = Rtnetlink::open()?;
+    for (index, vip) in netlink.vips()? {
+        netlink.remove_vip(index, vip)?;
+    }
+    Ok(())
+}
+
+/// Starts all parts, and returns at shutdown.
+pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) -> anyhow::Result<()> {
+    let EdgeArgs {
+        interface,
+        host_name: host,
+        namespace,
+        group,
+        heartbeat_interval,
+        heartbeat_misses,
+        objects_dir,
+        status_dir,
+    } = edge;
+    let host = host.map_or_else(local_host_name, Ok)?;
+    let metrics = Metrics::default();
+    process.metrics().register("edge", |registry| metrics.register(registry));
+    let gates = ReadinessGates {
+        settled: Some(process.readiness().task("peers")),
+        synced: Some(process.readiness().task("watches")),
+        programmed: Some(process.readiness().task("kernel")),
+    };
+    let mut netlink = Rtnetlink::open()?;
+    let link = find_link(&mut netlink, interface)?;
+    let device = Device { name: link.name.clone(), index: link.index };
+    let nft = NftWriter::open(device).context("cannot read nftables (it needs CAP_NET_ADMIN)")?;
+
+    let (addresses, addresses_rx) = watch::channel(Vec::new());
+    let (leaving, leaving_rx) = watch::channel(false);
+    let local = LocalHost {
+        index: link.index,
+        mac: link.mac,
+        name: host.clone(),
+        group: heartbeat::group_id(&group),
+        timing: HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() },
+    };
+    let (heartbeats, membership) =
+        HeartbeatLoop::open(local, addresses_rx, leaving_rx).context(NEEDS_NET_RAW)?;
+    process.spawn("heartbeats", heartbeats.run());
+
+    let (monitored_vips, monitored_vips_rx) = watch::channel(std::collections::BTreeSet::new());
+    let (peers, peers_rx) = watch::channel(Vec::new());
+    let (conflicts, conflicts_rx) = watch::channel(AddressConflicts::default());
+    let (claims, claims_rx) = mpsc::unbounded_channel();
+    let detection = ConflictDetection {
+        index: link.index,
+        mac: link.mac,
+        vips: monitored_vips_rx,
+        peers: peers_rx,
+        conflicts,
+        claims,
+    };
+    process.spawn("conflict detection", detection.run());
+
+    let (held, held_rx) = watch::channel(std::collections::BTreeSet::new());
+    let (announcements, announcements_rx) = mpsc::unbounded_channel();
+    let announcer =
+        Announcer::open(link.index, link.mac, held_rx, announcements_rx).context(NEEDS_NET_RAW)?;
+    process.spawn("announcements", announcer.run());
+
+    let (events, events_rx) = mpsc::channel(EVENT_BUFFER);
+    let shutdown = process.shutdown().clone();
+    let sink = if let Some((objects, status)) = objects_dir.zip(status_dir) {
+        process.spawn("objects", source::poll_directory(objects, events, shutdown));
+        StatusSink::Directory(status)
+    } else {
+        let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), &client).await?;
+        let timing = Timing { most_backoff: source::MAX_BACKOFF, ..Timing::default() };
+        let watches = process
+            .metrics()
+            .register("edge", |registry| Watches::with_timing(client.clone(), registry, timing));
+        process.spawn("watches", source::watch(watches, namespace.clone(), events, shutdown));
+        StatusSink::Api { client: Box::new(client), namespace }
+    };
+    let (status, status_rx) = watch::channel(HostStatus::default());
+    process.spawn("status", StatusWriter::new(sink, host, metrics.clone()).run(status_rx));
+
+    let (health, health_rx) = mpsc::unbounded_channel();
+    let prober = Prober::new(health, metrics.clone());
+    let vips = VipOwner::new(link.index, netlink, metrics.clone(), held, announcements);
+    let outputs = Outputs { addresses, peers, monitored_vips, status, leaving };
+    let inputs = Inputs {
+        events: events_rx,
+        health: health_rx,
+        membership,
+        conflicts: conflicts_rx,
+        claims: claims_rx,
+        shutdown: process.shutdown().clone(),
+    };
+    let engine = Engine::new(link, nft, vips, prober, metrics, outputs, gates)?;
+    process.spawn("engine", engine.run(inputs));
+    process.shutdown().cancelled().await;
+    Ok(())
+}
+
+fn find_link(netlink: &mut Rtnetlink, interface: Option<String>) -> anyhow::Result<Link> {
+    let name = match interface {
+        Some(name) => name,
+        None => netlink.default_interface()?.context("there is no default route: set --interface")?,
+    };
+    let link =
+        netlink.link(&name)?.with_context(|| format!("there is no interface {name}: set --interface"))?;
+    if link.mac == [0; 6] {
+        anyhow::bail!("{name} has no Ethernet address: set --interface to an Ethernet interface");
+    }
+    if !link.up {
+        tracing::warn!(interface = name, "interface is down; no VIP is reachable until it is up");
+    }
+    Ok(link)
+}
+
+fn local_host_name() -> anyhow::Result<String> {
+    let name = nix::unistd::gethostname().context("cannot read the host name")?;
+    let name = name.to_string_lossy().to_lowercase();
+    host_name(&name)
+        .map_err(anyhow::Error::msg)
+        .with_context(|| format!("the host name {name} is unusable: set --host-name"))
+}

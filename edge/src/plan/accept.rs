@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which VIPs of a load balancer can be served, and what is wrong with the others.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use steerage_edge_api::EdgeTarget;
+
+use super::PlanInputs;
+use crate::forward::Mac;
+use crate::host::HostNetwork;
+use crate::index::LoadBalancer;
+
+/// A load balancer, as far as it can be served.
+pub(super) struct Accepted<'a> {
+    pub(super) object: &'a LoadBalancer,
+    /// Its own targets, or those of its node set.
+    pub(super) targets: &'a [EdgeTarget],
+    pub(super) vips: Vec<IpAddr>,
+    pub(super) source_ranges: Vec<IpNet>,
+    pub(super) problems: Vec<String>,
+}
+
+pub(super) fn accept_all<'a>(inputs: &PlanInputs<'a>) -> Vec<Accepted<'a>> {
+    let mut owners = BTreeMap::new();
+    for object in inputs.index.load_balancers() {
+        for vip in &object.spec.addresses {
+            owners.entry(*vip).or_insert(object.name.as_str());
+        }
+    }
+    inputs.index.load_balancers().map(|object| accept(inputs, &owners, object)).collect()
+}
+
+fn accept<'a>(
+    inputs: &PlanInputs<'a>,
+    owners: &BTreeMap<IpAddr, &str>,
+    object: &'a LoadBalancer,
+) -> Accepted<'a> {
+    let spec = &object.spec;
+    let mut problems = Vec::new();
+    let targets = match &spec.node_set {
+        None => spec.targets.as_slice(),
+        Some(name) => match inputs.index.node_set(name) {
+            Some(set) => set.targets.as_slice(),
+            None => {
+                problems.push(format!("the EdgeNodeSet {name} does not exist"));
+                &[]
+            }
+        },
+    };
+    let (source_ranges, unreadable) = parse_ranges(&spec.source_ranges);
+    problems.extend(unreadable);
+    let mut vips = Vec::new();
+    for vip in spec.addresses.iter().copied() {
+        match refuse(inputs.host, owners, &object.name, vip) {
+            Some(problem) => problems.push(problem),
+            None => {
+                let conflict = inputs.host.conflicts.get(&vip);
+                problems.extend(conflict.map(|mac| {
+                    format!(
+                        "{vip} is in use on the link by {}: free it there, or take it out of the address pool",
+                        display_mac(*mac)
+                    )
+                }));
+                vips.push(vip);
+            }
+        }
+    }
+    Accepted { object, targets, vips, source_ranges, problems }
+}
+
+/// Why an address cannot be served at all.
+fn refuse(host: &HostNetwork, owners: &BTreeMap<IpAddr, &str>, name: &str, vip: IpAddr) -> Option<String> {
+    let owner = owners.get(&vip).copied().unwrap_or(name);
+    if owner != name {
+        return Some(format!("{vip} belongs to the load balancer {owner} already"));
+    }
+    if vip.is_loopback() || vip.is_multicast() || vip.is_unspecified() {
+        return Some(format!("{vip} cannot be the address of a load balancer"));
+    }
+    let is_of_peer = host.peers.iter().any(|peer| peer.addresses.contains(&vip));
+    (host.is_local(vip) || is_of_peer)
+        .then(|| format!("{vip} is the own address of an edge host: take it out of the address pool"))
+}
+
+fn parse_ranges(texts: &[String]) -> (Vec<IpNet>, Option<String>) {
+    let parsed: Vec<_> = texts.iter().map(|text| (text, text.trim().parse::<IpNet>())).collect();
+    let bad: Vec<_> = parsed.iter().filter(|(_, net)| net.is_err()).map(|(text, _)| text.as_str()).collect();
+    let problem = (!bad.is_empty()).then(|| format!("not a source range: {}", bad.join(", ")));
+    (parsed.into_iter().filter_map(|(_, net)| Some(net.ok()?.trunc())).collect(), problem)
+}
+
+fn display_mac(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The VIPs on the interface: decides which of them this host should have, and adds and removes them.
+//!
+//! Owned by `engine`, and the only writer of addresses. It touches only addresses with the mark of `link::route`, and it
+//! removes none unless the load balancer is gone or another host has them: losing this process must not take traffic down.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+
+use crate::channel::send_if_changed;
+use crate::forward::Mac;
+use crate::link::membership::Membership;
+use crate::link::route::{RouteError, Rtnetlink};
+use crate::metrics::Metrics;
+
+/// A VIP that another host on the link claims is announced again at most so often.
+const DEFENCE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Which VIPs this host should have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VipRole {
+    /// The other hosts are not known yet: change nothing.
+    Undecided,
+    /// This host has all VIPs.
+    Active,
+    /// Another host has them.
+    Standby,
+    /// No host is known to have them: keep those that are here, and add none.
+    Keeper,
+}
+
+impl VipRole {
+    /// A host that is leaving keeps its VIPs for a moment after another one has become active.
+    pub(crate) fn new(membership: &Membership, is_leaving: bool) -> Self {
+        match (membership.settled, membership.active, membership.other_active) {
+            (false, ..) => Self::Undecided,
+            (true, true, _) => Self::Active,
+            (true, false, true) if !is_leaving => Self::Standby,
+            (true, false, _) => Self::Keeper,
+        }
+    }
+
+    fn target(self, wanted: &BTreeSet<IpAddr>, held: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+        match self {
+            Self::Undecided => held.clone(),
+            Self::Active => wanted.clone(),
+            Self::Standby => BTreeSet::new(),
+            Self::Keeper => held.intersection(wanted).copied().collect(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct VipOwner {
+    /// The interface's.
+    index: u32,
+    netlink: Rtnetlink,
+    metrics: Metrics,
+    held: BTreeSet<IpAddr>,
+    /// Tells other tasks what is held.
+    published: watch::Sender<BTreeSet<IpAddr>>,
+    announcements: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
+    last_defence: Option<Instant>,
+}
+
+impl VipOwner {
+    pub(crate) fn new(
+        index: u32,
+        netlink: Rtnetlink,
+        metrics: Metrics,
+        published: watch::Sender<BTreeSet<IpAddr>>,
+        announcements: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
+    ) -> Self {
+        let held = BTreeSet::new();
+        Self { index, netlink, metrics, held, published, announcements, last_defence: None }
+    }
+
+    /// The VIPs on the interface.
+    pub(crate) fn held(&self) -> &BTreeSet<IpAddr> {
+        &self.held
+    }
+
+    /// Takes note of the VIPs that were found on the interface; whether others were known.
+    pub(crate) fn observe(&mut self, found: BTreeSet<IpAddr>) -> bool {
+        std::mem::replace(&mut self.held, found) != self.held
+    }
+
+    /// Adds and removes VIPs so that the interface has those of `wanted` that the role allows.
+    pub(crate) fn sync_vips(&mut self, role: VipRole, wanted: &BTreeSet<IpAddr>) {
+        let target = role.target(wanted, &self.held);
+        let remove: Vec<_> = self.held.difference(&target).copied().collect();
+        for vip in remove {
+            match self.netlink.remove_vip(self.index, vip) {
+                Ok(()) => {
+                    tracing::info!(%vip, "VIP removed from interface");
+                    self.held.remove(&vip);
+                }
+                Err(error) => self.on_error(vip, error, "cannot remove VIP; retrying"),
+            }
+        }
+        let add: Vec<_> = target.difference(&self.held).copied().collect();
+        let mut added = BTreeSet::new();
+        for vip in add {
+            match self.netlink.add_vip(self.index, vip) {
+                Ok(()) => {
+                    tracing::info!(%vip, "VIP added to interface");
+                    self.held.insert(vip);
+                    added.insert(vip);
+                }
+                Err(error) => self.on_error(vip, error, "cannot add VIP; retrying"),
+            }
+        }
+        send_if_changed(&self.published, self.held.clone());
+        if !added.is_empty() {
+            self.announce(added);
+        }
+    }
+
+    /// Announces all held VIPs, since the link may have learned another host's address for them.
+    pub(crate) fn announce_all(&self) {
+        self.announce(self.held.clone());
+    }
+
+    /// A host that is no edge peer has claimed a VIP.
+    pub(crate) fn defend(&mut self, role: VipRole, vip: IpAddr, mac: Mac, now: Instant) {
+        let is_due = self.last_defence.is_none_or(|last| now.duration_since(last) >= DEFENCE_INTERVAL);
+        if is_due && role == VipRole::Active && self.held.contains(&vip) {
+            self.last_defence = Some(now);
+            tracing::warn!(%vip, by = ?mac, "another host on the link claims a VIP; announcing it again");
+            self.announce([vip].into());
+        }
+    }
+
+    fn announce(&self, vips: BTreeSet<IpAddr>) {
+        // The receiver is gone only when the process ends.
+        let _ = self.announcements.send(vips);
+    }
+
+    fn on_error(&self, vip: IpAddr, error: RouteError, message: &str) {
+        self.metrics.failures.inc();
+        tracing::error!(%vip, error = format!("{:#}", anyhow::Error::from(error)), "{message}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vips(numbers: &[u8]) -> BTreeSet<IpAddr> {
+        numbers.iter().map(|number| IpAddr::from([10, 0, 0, *number])).collect()
+    }
+
+    fn role(settled: bool, active: bool, other_active: bool, is_leaving: bool) -> VipRole {
+        VipRole::new(&Membership { settled, active, other_active, ..Membership::default() }, is_leaving)
+    }
+
+    #[test]
+    fn role_follows_the_membership() {
+        assert_eq!(role(false, true, false, false), VipRole::Undecided);
+        assert_eq!(role(true, true, true, false), VipRole::Active);
+        assert_eq!(role(true, false, true, false), VipRole::Standby);
+        assert_eq!(role(true, false, false, false), VipRole::Keeper);
+        assert_eq!(role(true, false, true, true), VipRole::Keeper, "until the overlap is over");
+    }
+
+    #[test]
+    fn role_decides_which_vips_are_added_and_removed() {
+        let (wanted, held) = (vips(&[1, 2]), vips(&[2, 3]));
+        assert_eq!(VipRole::Undecided.target(&wanted, &held), held);
+        assert_eq!(VipRole::Active.target(&wanted, &held), wanted);
+        assert_eq!(VipRole::Standby.target(&wanted, &held), vips(&[]));
+        assert_eq!(VipRole::Keeper.target(&wanted, &held), vips(&[2]), "none is added");
+    }
+}
