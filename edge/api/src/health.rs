@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one edge host sees of one load balancer's targets: written by that host alone, on transitions, at most once a second.
+//! The health of one load balancer's targets as one edge host sees it. Only that host writes it: on changes, at most once a second.
 
 use std::net::IpAddr;
 
@@ -7,16 +7,16 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How a target is doing.
+/// The state of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum TargetState {
-    /// Not enough probes yet.
+    /// No probe has completed yet.
     Initial,
-    /// Takes traffic.
+    /// Passes its probes and gets traffic.
     Healthy,
-    /// Fails its probes.
+    /// Fails its probes. It gets traffic only while all targets fail.
     Unhealthy,
-    /// Cannot be used at all, for example since it is not on the edge's link.
+    /// Unusable, for example because it is not on the edge's link.
     Refused,
 }
 
@@ -24,21 +24,22 @@ pub enum TargetState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetStatus {
-    /// The node's name.
+    /// Name of the node.
     pub node: String,
-    /// The address that is probed and forwarded to.
+    /// Address that is probed and that packets are forwarded to.
     #[schemars(with = "String")]
     pub address: IpAddr,
-    /// The state.
+    /// State of the target: Initial, Healthy, Unhealthy or Refused.
     pub state: TargetState,
-    /// Why, in a few words: the probe's error, or what to do about a refused target.
+    /// Reason for the state: the error of the last probe, or why the target is refused. Empty for healthy targets.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The weight in use.
+    /// Weight in use: the share of connections relative to the other targets.
     pub weight: u32,
 }
 
-/// The health of one load balancer's targets as one edge host sees it. Named `<load balancer>.<host>` and owned by the load balancer.
+/// The health of one load balancer's targets as one edge host sees it. The edge host writes it. It is named `<load balancer>.<host>`
+/// and owned by the load balancer.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "steerage.dev",
@@ -53,18 +54,19 @@ pub struct TargetStatus {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EdgeTargetHealthSpec {
-    /// The name of the `EdgeLoadBalancer`.
+    /// Name of the `EdgeLoadBalancer`.
     pub load_balancer: String,
-    /// The name of the edge host that writes this.
+    /// Name of the edge host that writes this object.
     pub host: String,
-    /// Whether this host answers for the addresses.
+    /// Whether this host has the load balancer's addresses.
     pub active: bool,
-    /// `metadata.generation` of the `EdgeLoadBalancer` that is in force on the host.
+    /// `metadata.generation` of the `EdgeLoadBalancer` that the host last acted on.
     pub observed_generation: i64,
-    /// What keeps the load balancer from being in force, for example an address that another host on the link uses; empty if nothing does.
+    /// What prevents the load balancer from being served in whole, for example an address that another host on the link uses.
+    /// Empty if nothing does.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub problem: String,
-    /// The targets, sorted by node and address.
+    /// Health of each target, sorted by node and address.
     #[serde(default)]
     pub targets: Vec<TargetStatus>,
 }

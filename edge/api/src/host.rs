@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An edge host, as it describes itself.
+//! An edge host's description of itself.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// One edge host. Named after the host and written by it alone, when something in it changes.
+/// An edge host. It is named after the host, which writes it when something in it changes.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "steerage.dev",
@@ -21,13 +21,13 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EdgeHostSpec {
-    /// The version of the edge binary.
+    /// Version of steerage-edge.
     pub version: String,
-    /// The interface on the nodes' link.
+    /// Interface on the link that edge hosts and nodes share.
     pub interface: String,
-    /// The host's own addresses on that interface.
+    /// Addresses of the host itself on that interface.
     #[schemars(with = "Vec<String>")]
     pub addresses: Vec<IpAddr>,
-    /// Whether this host answers for the load balancers' addresses.
+    /// Whether this host has the load balancers' addresses.
     pub active: bool,
 }

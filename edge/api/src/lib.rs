@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The edge's API: what the edge is to the controller what ELBv2 is for AWS.
+//! The edge's API: the custom resources of `steerage.dev/v1alpha1`, all in the system namespace.
 //!
-//! Owns the custom resources of group `steerage.dev/v1alpha1`, all namespaced and kept in the system namespace. The controller's edge
-//! provider writes [`EdgeLoadBalancer`] and [`EdgeNodeSet`]; each edge host writes only objects of its own, [`EdgeHost`] and
-//! [`EdgeTargetHealth`]; operators write [`AddressPool`]. The chart's CRDs are printed from these types by the binary `crds`.
+//! The controller's edge provider writes [`EdgeLoadBalancer`] and [`EdgeNodeSet`]. Each edge host writes only its own [`EdgeHost`]
+//! and [`EdgeTargetHealth`] objects. Operators write [`AddressPool`]. The binary `crds` prints the chart's CRDs from these types.
 
 mod health;
 mod host;

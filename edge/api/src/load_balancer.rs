@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an edge should forward: written by the controller, read by the edge hosts.
+//! What edge hosts should forward. The controller writes these objects, and the edge hosts read them.
 
 use std::net::IpAddr;
 
@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceReference {
-    /// The Service's namespace.
+    /// Namespace of the Service.
     pub namespace: String,
-    /// The Service's name.
+    /// Name of the Service.
     pub name: String,
-    /// The Service's UID.
+    /// UID of the Service.
     pub uid: String,
 }
 
@@ -33,56 +33,56 @@ pub enum ListenerProtocol {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
-    /// The Service port's name.
+    /// Name of the Service port.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// The transport protocol.
+    /// Transport protocol: TCP or UDP.
     pub protocol: ListenerProtocol,
-    /// The port.
+    /// Port number.
     #[schemars(range(min = 1))]
     pub port: u16,
 }
 
-/// Keeps a client on its target: the hash then uses the client's address alone.
+/// Client affinity: the hash uses the client's address alone, so that a client stays on its target.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Affinity {
-    /// The Service's affinity time-out in seconds. A hash needs none; it is kept for those who look.
+    /// Affinity timeout of the Service in seconds. For information: affinity by hash does not time out.
     pub timeout_seconds: u32,
 }
 
-/// What a probe speaks.
+/// The protocol of a health check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum HealthCheckProtocol {
-    /// Healthy when a connection opens.
+    /// A probe passes when a TCP connection opens.
     Tcp,
-    /// Healthy when a GET answers 200.
+    /// A probe passes when an HTTP GET returns status 200.
     Http,
 }
 
-/// How targets are probed.
+/// A health check of targets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthCheck {
-    /// What a probe speaks.
+    /// Protocol of the probes: TCP or HTTP.
     pub protocol: HealthCheckProtocol,
-    /// The port on the node.
+    /// Port on the node.
     #[schemars(range(min = 1))]
     pub port: u16,
-    /// The path of the GET.
+    /// Path of the HTTP request; `/` if unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Milliseconds from one probe to the next, 100 or more.
+    /// Interval between two probes of a target in milliseconds, at least 100.
     #[schemars(range(min = 100))]
     pub interval_milliseconds: u32,
-    /// Milliseconds that one probe may take.
+    /// Timeout of a probe in milliseconds.
     #[schemars(range(min = 10))]
     pub timeout_milliseconds: u32,
-    /// Good probes in a row that make a target healthy.
+    /// Number of consecutive passed probes after which a target is healthy.
     #[schemars(range(min = 1))]
     pub healthy_threshold: u32,
-    /// Bad probes in a row that make a target unhealthy.
+    /// Number of consecutive failed probes after which a target is unhealthy.
     #[schemars(range(min = 1))]
     pub unhealthy_threshold: u32,
 }
@@ -91,15 +91,15 @@ pub struct HealthCheck {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EdgeTarget {
-    /// The node's name.
+    /// Name of the node.
     pub node: String,
-    /// The node's internal addresses; the edge uses the first of each family.
+    /// Internal addresses of the node. The edge uses the first of each family.
     #[schemars(with = "Vec<String>")]
     pub addresses: Vec<IpAddr>,
-    /// CIDRs of the node's pods: the source addresses that frames of this node may carry besides its own.
+    /// Pod CIDRs of the node. Frames from the node may carry source addresses in these CIDRs besides the node's own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod_cidrs: Vec<String>,
-    /// Share of the connections relative to the other targets.
+    /// Share of connections relative to the other targets.
     #[serde(default = "one")]
     #[schemars(range(min = 1))]
     pub weight: u32,
@@ -109,7 +109,7 @@ fn one() -> u32 {
     1
 }
 
-/// One load balancer: addresses, listeners and where their packets go.
+/// A load balancer: its addresses, its listeners, and the targets that it forwards packets to. The controller writes it.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "steerage.dev",
@@ -125,30 +125,30 @@ fn one() -> u32 {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EdgeLoadBalancerSpec {
-    /// The Service that it belongs to.
+    /// Service that the load balancer belongs to.
     pub service: ServiceReference,
-    /// The virtual addresses, at most one of each family.
+    /// Virtual IP addresses (VIPs), at most one of each family.
     #[schemars(with = "Vec<String>")]
     pub addresses: Vec<IpAddr>,
-    /// The ports served on each address.
+    /// Ports that are served on each address.
     pub listeners: Vec<Listener>,
-    /// How targets are probed.
+    /// Health check of the targets.
     pub health_check: HealthCheck,
-    /// Set when a client should keep its target.
+    /// Client affinity. Unset: the hash uses the client's address and port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
-    /// CIDRs whose packets may come in; empty for all.
+    /// CIDRs of clients that may connect. Empty: all clients.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_ranges: Vec<String>,
-    /// The name of the `EdgeNodeSet` whose nodes are the targets, each with weight 1. Then `targets` is empty.
+    /// Name of the `EdgeNodeSet` whose nodes are the targets. `targets` is then empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_set: Option<String>,
-    /// The targets, where they are this load balancer's own.
+    /// Targets of this load balancer. Empty if `nodeSet` is set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<EdgeTarget>,
 }
 
-/// Nodes that many load balancers have in common.
+/// Nodes that several load balancers use as targets. The controller writes it.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "steerage.dev",
@@ -160,7 +160,7 @@ pub struct EdgeLoadBalancerSpec {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EdgeNodeSetSpec {
-    /// The nodes, sorted by name.
+    /// Nodes, sorted by name.
     #[serde(default)]
     pub targets: Vec<EdgeTarget>,
 }

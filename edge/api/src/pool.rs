@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Addresses that load balancers may have.
+//! Pools of addresses for load balancers.
 
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Addresses that the controller may give to load balancers. They must lie on the link of the edge hosts and be used by nobody else.
+/// A pool of addresses that the controller assigns to load balancers. They must be on the link of the edge hosts, and no host may use
+/// them.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "steerage.dev",
@@ -20,9 +21,9 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AddressPoolSpec {
-    /// CIDRs (`10.0.200.0/24`), ranges (`10.0.200.10-10.0.200.20`) or single addresses, of either family.
+    /// CIDRs (`10.0.200.0/24`), ranges (`10.0.200.10-10.0.200.20`) and single addresses of either family.
     pub addresses: Vec<String>,
-    /// Whether Services that do not name this pool may get addresses of it.
+    /// Whether to assign addresses of this pool to Services that do not name a pool.
     #[serde(default = "yes")]
     pub auto_assign: bool,
 }
@@ -31,14 +32,14 @@ fn yes() -> bool {
     true
 }
 
-/// How much of a pool is in use.
+/// Usage of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressPoolStatus {
-    /// How many addresses are given out.
+    /// Number of assigned addresses.
     #[serde(default)]
     pub assigned: u64,
-    /// What is wrong with the pool, for example an entry that cannot be read; empty if nothing is.
+    /// What is wrong with the pool, for example an unreadable entry. Empty if nothing is.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub problem: String,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Prints the custom resource definitions as one JSON document each, separated as YAML documents, for the chart.
+//! Prints the custom resource definitions for the chart: one JSON document each, separated as YAML documents.
 
 use std::io::{self, Write as _};
 
