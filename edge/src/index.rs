@@ -54,6 +54,7 @@ impl<T: Eq> Object for Delivered<T> {
     }
 }
 
+#[allow(clippy::large_enum_variant, reason = "events are few, and moved rather than kept")]
 #[derive(Clone, Debug)]
 pub(crate) enum IndexEvent {
     LoadBalancer(Event<Delivered<LoadBalancer>>),

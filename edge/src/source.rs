@@ -187,15 +187,12 @@ async fn list(files: &[(PathBuf, SystemTime)]) -> Vec<IndexEvent> {
 
 fn parse(text: &str, notes: &mut Vec<String>) -> Result<Option<IndexEvent>, Malformed> {
     let namespace = String::new();
-    match serde_json::from_str::<Head>(text)?.kind.as_str() {
-        "EdgeNodeSet" => {
-            let set = NodeSets { namespace }.project(text, notes)?;
-            Ok(set.map(|set| IndexEvent::NodeSet(Event::InitApply(set))))
-        }
-        _ => {
-            let load_balancer = LoadBalancers { namespace }.project(text, notes)?;
-            Ok(load_balancer.map(|object| IndexEvent::LoadBalancer(Event::InitApply(object))))
-        }
+    if serde_json::from_str::<Head>(text)?.kind == "EdgeNodeSet" {
+        let set = NodeSets { namespace }.project(text, notes)?;
+        Ok(set.map(|set| IndexEvent::NodeSet(Event::InitApply(set))))
+    } else {
+        let load_balancer = LoadBalancers { namespace }.project(text, notes)?;
+        Ok(load_balancer.map(|object| IndexEvent::LoadBalancer(Event::InitApply(object))))
     }
 }
 

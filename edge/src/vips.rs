@@ -153,17 +153,21 @@ mod tests {
         numbers.iter().map(|number| IpAddr::from([10, 0, 0, *number])).collect()
     }
 
-    fn role(settled: bool, active: bool, other_active: bool, is_leaving: bool) -> VipRole {
-        VipRole::new(&Membership { settled, active, other_active, ..Membership::default() }, is_leaving)
+    fn membership(settled: bool, active: bool, other_active: bool) -> Membership {
+        Membership { active, other_active, settled, ..Membership::default() }
     }
 
     #[test]
     fn role_follows_the_membership() {
-        assert_eq!(role(false, true, false, false), VipRole::Undecided);
-        assert_eq!(role(true, true, true, false), VipRole::Active);
-        assert_eq!(role(true, false, true, false), VipRole::Standby);
-        assert_eq!(role(true, false, false, false), VipRole::Keeper);
-        assert_eq!(role(true, false, true, true), VipRole::Keeper, "until the overlap is over");
+        assert_eq!(VipRole::new(&membership(false, true, false), false), VipRole::Undecided);
+        assert_eq!(VipRole::new(&membership(true, true, true), false), VipRole::Active);
+        assert_eq!(VipRole::new(&membership(true, false, true), false), VipRole::Standby);
+        assert_eq!(VipRole::new(&membership(true, false, false), false), VipRole::Keeper);
+        assert_eq!(
+            VipRole::new(&membership(true, false, true), true),
+            VipRole::Keeper,
+            "until the overlap is over"
+        );
     }
 
     #[test]

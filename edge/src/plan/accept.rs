@@ -41,31 +41,29 @@ fn accept<'a>(
     let mut problems = Vec::new();
     let targets = match &spec.node_set {
         None => spec.targets.as_slice(),
-        Some(name) => match inputs.index.node_set(name) {
-            Some(set) => set.targets.as_slice(),
-            None => {
+        Some(name) => {
+            let set = inputs.index.node_set(name);
+            if set.is_none() {
                 problems.push(format!("the EdgeNodeSet {name} does not exist"));
-                &[]
             }
-        },
+            set.map_or(&[][..], |set| set.targets.as_slice())
+        }
     };
     let (source_ranges, unreadable) = parse_ranges(&spec.source_ranges);
     problems.extend(unreadable);
     let mut vips = Vec::new();
     for vip in spec.addresses.iter().copied() {
-        match refuse(inputs.host, owners, &object.name, vip) {
-            Some(problem) => problems.push(problem),
-            None => {
-                let conflict = inputs.host.conflicts.get(&vip);
-                problems.extend(conflict.map(|mac| {
-                    format!(
-                        "{vip} is in use on the link by {}: free it there, or take it out of the address pool",
-                        display_mac(*mac)
-                    )
-                }));
-                vips.push(vip);
-            }
+        if let Some(problem) = refuse(inputs.host, owners, &object.name, vip) {
+            problems.push(problem);
+            continue;
         }
+        problems.extend(inputs.host.conflicts.get(&vip).map(|mac| {
+            format!(
+                "{vip} is in use on the link by {}: free it there, or take it out of the address pool",
+                display_mac(*mac)
+            )
+        }));
+        vips.push(vip);
     }
     Accepted { object, targets, vips, source_ranges, problems }
 }
