@@ -101,17 +101,20 @@ class Source(unittest.TestCase):
         chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
         self.assertEqual((version, version), (chart["version"], chart["appVersion"]))
 
-    def test_every_value_is_described(self):
-        described = set(re.findall(r"^\| `([^`]+)`", (CHART / "README.md").read_text(), re.MULTILINE))
+    def test_every_value_has_its_default_and_description_in_the_schema(self):
+        def leaves(schema, values, path):
+            for key, inner in schema["properties"].items():
+                where = f"{path}.{key}".lstrip(".")
+                if "description" in inner:
+                    yield where, inner.get("default"), values.get(key)
+                else:
+                    yield from leaves(inner, values[key], where)
 
-        def leaves(value, path):
-            if isinstance(value, dict) and value and path != "controller.resources" and path != "agent.resources":
-                for key, inner in value.items():
-                    yield from leaves(inner, f"{path}.{key}".lstrip("."))
-            else:
-                yield path
-
-        self.assertEqual(set(leaves(yaml.safe_load((CHART / "values.yaml").read_text()), "")), described)
+        schema = json.loads((CHART / "values.schema.json").read_text())
+        values = yaml.safe_load((CHART / "values.yaml").read_text())
+        for where, default, value in leaves(schema, values, ""):
+            with self.subTest(where):
+                self.assertEqual(default, value)
 
 
 class Values(unittest.TestCase):
