@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The provider's flags and what they mean. Read once at start; the controller flattens [`AwsArgs`] into its own flags.
+//! The provider's flags and the settings from them. The controller flattens [`AwsArgs`] into its own flags.
 
 use clap::{Args, ValueEnum};
 
 /// Whether a load balancer is reached from the Internet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, ValueEnum)]
 pub enum Scheme {
-    /// Only from within the VPC and what is joined to it.
+    /// Reachable from the VPC and connected networks
     #[default]
     Internal,
-    /// From everywhere.
+    /// Reachable from the Internet
     InternetFacing,
 }
 
 impl Scheme {
-    /// As `ELBv2` and the annotation write it.
+    /// Name in `ELBv2` and in the annotation.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Internal => "internal",
@@ -22,7 +22,7 @@ impl Scheme {
         }
     }
 
-    /// The scheme of that name.
+    /// The scheme with this name.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Internal, Self::InternetFacing].into_iter().find(|s| s.as_str() == text)
     }
@@ -32,57 +32,57 @@ impl Scheme {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "AWS")]
 pub struct AwsArgs {
-    /// Name of this cluster, unique in the AWS account and region: load balancers are tagged with it, and only those tagged with it
-    /// are touched. Can't be changed while there are load balancers
+    /// Tag all AWS resources with this name of the cluster, unique in account and region. The controller changes only resources
+    /// with this tag; a new name orphans existing load balancers
     #[arg(long, env = "STEERAGE_AWS_CLUSTER_NAME", value_name = "NAME")]
     pub aws_cluster_name: Option<String>,
 
-    /// VPC of the nodes
+    /// Create target groups in this VPC, the VPC of the nodes
     #[arg(long, env = "STEERAGE_AWS_VPC_ID", value_name = "ID")]
     pub aws_vpc_id: Option<String>,
 
-    /// Subnets to put load balancers in, one in each availability zone that has nodes
+    /// Create load balancers in these subnets, one for each availability zone that has nodes
     #[arg(long, env = "STEERAGE_AWS_SUBNETS", value_name = "ID,…", value_delimiter = ',')]
     pub aws_subnets: Vec<String>,
 
-    /// Region; by default that of the environment, the profile or the instance
+    /// Use this AWS region [default: from the environment, the profile or the instance]
     #[arg(long, env = "STEERAGE_AWS_REGION", value_name = "REGION")]
     pub aws_region: Option<String>,
 
-    /// URL to send `ELBv2` requests to instead of the region's own endpoint
+    /// Send `ELBv2` requests to this URL [default: the region's endpoint]
     #[arg(long, env = "STEERAGE_AWS_ENDPOINT", value_name = "URL")]
     pub aws_endpoint: Option<String>,
 
-    /// Scheme of load balancers whose Service has no annotation `service.beta.kubernetes.io/aws-load-balancer-scheme`
+    /// Use this scheme for Services without the annotation `service.beta.kubernetes.io/aws-load-balancer-scheme`
     #[arg(long, env = "STEERAGE_AWS_SCHEME", value_enum, default_value = "internal")]
     pub aws_scheme: Scheme,
 }
 
-/// What the provider needs to know.
+/// Validated settings of the provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The cluster's name.
+    /// Name of the cluster.
     pub cluster: String,
-    /// The nodes' VPC.
+    /// VPC of the nodes.
     pub vpc: String,
-    /// The load balancers' subnets, sorted.
+    /// Subnets of new load balancers, sorted.
     pub subnets: Vec<String>,
-    /// The region, where one is set.
+    /// Region; `None` means the SDK's default.
     pub region: Option<String>,
-    /// Where to send requests, where that is set.
+    /// URL of `ELBv2`; `None` means the region's endpoint.
     pub endpoint: Option<String>,
-    /// The scheme where a Service does not choose.
+    /// Scheme for Services without the annotation.
     pub scheme: Scheme,
 }
 
-/// A flag that is missing or wrong.
+/// A missing or invalid flag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The provider can't work without it.
-    #[error("the aws provider needs {0}")]
+    /// A required flag is missing.
+    #[error("the provider aws needs the flag {0}")]
     Missing(&'static str),
-    /// It is longer than a tag's value may be.
-    #[error("--aws-cluster-name is longer than 256 characters")]
+    /// The cluster's name exceeds the limit of a tag's value.
+    #[error("--aws-cluster-name has more than 256 characters, the limit of an AWS tag")]
     ClusterTooLong,
 }
 
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_become_a_configuration() {
+    fn flags_set_config() {
         let config = parse(&[
             "--aws-cluster-name=c",
             "--aws-vpc-id=vpc-1",
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_flag_is_named() {
         assert_eq!(parse(&[]), Err(ConfigError::Missing("--aws-cluster-name")));
         assert_eq!(parse(&["--aws-cluster-name=c"]), Err(ConfigError::Missing("--aws-subnets")));
         let no_vpc = parse(&["--aws-cluster-name=c", "--aws-subnets=subnet-a"]);

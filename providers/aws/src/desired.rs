@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a load balancer is in `ELBv2`: pure, from the plan's [`LoadBalancer`] and the configuration.
+//! The wanted `ELBv2` resources. Pure, from the plan's [`LoadBalancer`] and the configuration.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,15 @@ use steerage_model::{Family, Protocol};
 use steerage_provider_api::{Error, HealthCheck, HealthProtocol, Listener, LoadBalancer};
 
 use crate::config::{Config, Scheme};
-use crate::names;
+use crate::{annotations, names};
 
-/// Annotation that chooses the scheme: `internal` or `internet-facing`, as both of AWS's controllers know it.
-pub(crate) const SCHEME_ANNOTATION: &str = "service.beta.kubernetes.io/aws-load-balancer-scheme";
+/// AWS's limit for one network load balancer.
+const MAX_LISTENERS: usize = 50;
 
-/// The most listeners that a network load balancer can have.
-const MOST_LISTENERS: usize = 50;
-
-/// A health check as `ELBv2` takes it: within its limits.
+/// A health check within the limits of `ELBv2`. Interval and timeout are in seconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Health {
-    /// The path of an HTTP check; `None` is a TCP check.
+pub(crate) struct HealthCheckSettings {
+    /// Path of an HTTP check; `None` means a TCP check.
     pub(crate) path: Option<String>,
     pub(crate) port: u16,
     pub(crate) interval: i32,
@@ -27,47 +24,47 @@ pub(crate) struct Health {
     pub(crate) unhealthy: i32,
 }
 
-/// A target group.
+/// A wanted target group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Group {
+pub(crate) struct DesiredGroup {
     pub(crate) name: String,
     pub(crate) protocol: &'static str,
     pub(crate) port: u16,
-    pub(crate) health: Health,
-    /// Attributes that are kept at these values; others are left alone.
+    pub(crate) health: HealthCheckSettings,
+    /// Attributes that must have these values. Others are not changed.
     pub(crate) attributes: BTreeMap<&'static str, String>,
 }
 
-/// A listener.
+/// A wanted listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Front {
+pub(crate) struct DesiredListener {
     pub(crate) port: u16,
     pub(crate) protocol: &'static str,
-    /// The name of its target group.
+    /// Name of the target group.
     pub(crate) group: String,
 }
 
-/// All that one Service needs.
+/// All wanted resources of one Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Desired {
     pub(crate) name: String,
     pub(crate) scheme: Scheme,
-    pub(crate) groups: Vec<Group>,
-    pub(crate) fronts: Vec<Front>,
+    pub(crate) groups: Vec<DesiredGroup>,
+    pub(crate) listeners: Vec<DesiredListener>,
 }
 
-/// What is to be made; [`Error::Invalid`] where AWS, or this provider yet, can't.
+/// The wanted resources. Returns [`Error::Invalid`] if AWS or this provider does not support them.
 pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> {
-    possible(lb)?;
-    let mut fronts: Vec<Front> = Vec::new();
-    let mut groups: Vec<Group> = Vec::new();
-    for (port, (protocol, node_port)) in merge(&lb.listeners)? {
+    check_supported(lb)?;
+    let mut listeners: Vec<DesiredListener> = Vec::new();
+    let mut groups: Vec<DesiredGroup> = Vec::new();
+    for (port, (protocol, node_port)) in merge_ports(&lb.listeners)? {
         let name = names::target_group(&config.cluster, &lb.owner.service, protocol, node_port, &config.vpc);
-        fronts.push(Front { port, protocol, group: name.clone() });
+        listeners.push(DesiredListener { port, protocol, group: name.clone() });
         if groups.iter().any(|g| g.name == name) {
             continue;
         }
-        groups.push(Group {
+        groups.push(DesiredGroup {
             name,
             protocol,
             port: node_port,
@@ -79,27 +76,30 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
         name: names::load_balancer(&config.cluster, &lb.owner.service),
         scheme: scheme(config, lb)?,
         groups,
-        fronts,
+        listeners,
     })
 }
 
-fn possible(lb: &LoadBalancer) -> Result<(), Error> {
+fn check_supported(lb: &LoadBalancer) -> Result<(), Error> {
     let wrong = if !lb.families.contains(&Family::V4) {
-        ("FamilyUnsupported", "IPv6 alone is not served on AWS yet: add IPv4 to spec.ipFamilies")
+        (
+            "FamilyUnsupported",
+            "The AWS provider does not support IPv6-only Services. Add IPv4 to spec.ipFamilies.",
+        )
     } else if !lb.requested_addresses.is_empty() {
         (
             "AddressUnsupported",
-            "a network load balancer's addresses can't be asked for yet: remove spec.loadBalancerIP and the annotation steerage.dev/addresses",
+            "The AWS provider does not support requested addresses. Remove spec.loadBalancerIP and the annotation steerage.dev/addresses.",
         )
     } else if lb.pool.is_some() {
         (
             "AddressPoolUnsupported",
-            "there are no address pools on AWS: remove the annotation steerage.dev/address-pool",
+            "The AWS provider has no address pools. Remove the annotation steerage.dev/address-pool.",
         )
     } else if !lb.source_ranges.is_empty() {
         (
             "SourceRangesUnsupported",
-            "source ranges are not enforced on AWS yet, so nothing is changed: remove spec.loadBalancerSourceRanges, and restrict the nodes' security group instead",
+            "The AWS provider does not enforce source ranges. Nothing is changed. Remove spec.loadBalancerSourceRanges, and restrict the nodes' security group instead.",
         )
     } else {
         return Ok(());
@@ -108,31 +108,37 @@ fn possible(lb: &LoadBalancer) -> Result<(), Error> {
 }
 
 fn scheme(config: &Config, lb: &LoadBalancer) -> Result<Scheme, Error> {
-    let Some(text) = lb.annotations.get(SCHEME_ANNOTATION) else { return Ok(config.scheme) };
+    let Some(text) = lb.annotations.get(annotations::SCHEME) else { return Ok(config.scheme) };
     Scheme::parse(text).ok_or_else(|| {
         Error::invalid(
             "SchemeUnknown",
-            format!("{SCHEME_ANNOTATION} is {text:?}: use internal or internet-facing"),
+            format!(
+                "Annotation {} has the unknown value `{text}`. Use internal or internet-facing.",
+                annotations::SCHEME
+            ),
         )
     })
 }
 
-/// Protocol and node port of each port that clients connect to. A port used by TCP and UDP is one `TCP_UDP` listener, which can have
-/// one target group only.
-fn merge(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u16)>, Error> {
+/// Protocol and node port of each client-facing port. A port with both TCP and UDP becomes one `TCP_UDP` listener, which can
+/// have only one target group.
+fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u16)>, Error> {
     let mut ports: BTreeMap<u16, (&'static str, u16)> = BTreeMap::new();
     for listener in listeners {
         let protocol = match listener.protocol {
             Protocol::Tcp => "TCP",
             Protocol::Udp => "UDP",
             Protocol::Sctp => {
-                let message = format!("port {}: network load balancers do not know SCTP", listener.port);
+                let message = format!(
+                    "Port {} uses SCTP, which network load balancers do not support. Remove the port, or use TCP or UDP.",
+                    listener.port
+                );
                 return Err(Error::invalid("ProtocolUnsupported", message));
             }
         };
         let Some(node_port) = listener.node_port else {
             let message = format!(
-                "port {} has no node port, and instances are reached by node ports: set spec.allocateLoadBalancerNodePorts to true",
+                "Port {} has no node port, which instance targets need. Set spec.allocateLoadBalancerNodePorts to true.",
                 listener.port
             );
             return Err(Error::invalid("NoNodePort", message));
@@ -140,7 +146,7 @@ fn merge(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u16)>, E
         let entry = ports.entry(listener.port).or_insert((protocol, node_port));
         if entry.1 != node_port {
             let message = format!(
-                "port {} has node port {} for one protocol and {node_port} for the other, but a TCP_UDP listener has only one: give both the same nodePort",
+                "Port {} has node port {} for one protocol and {node_port} for the other, but a TCP_UDP listener supports only one. Set the same nodePort for both.",
                 listener.port, entry.1
             );
             return Err(Error::invalid("NodePortsDiffer", message));
@@ -149,19 +155,21 @@ fn merge(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u16)>, E
             entry.0 = "TCP_UDP";
         }
     }
-    if ports.len() > MOST_LISTENERS {
-        let message =
-            format!("{} ports: a network load balancer has at most {MOST_LISTENERS} listeners", ports.len());
+    if ports.len() > MAX_LISTENERS {
+        let message = format!(
+            "The Service has {} ports, but a network load balancer supports {MAX_LISTENERS} listeners. Split the Service.",
+            ports.len()
+        );
         return Err(Error::invalid("TooManyPorts", message));
     }
     Ok(ports)
 }
 
-fn health(check: &HealthCheck) -> Health {
+fn health(check: &HealthCheck) -> HealthCheckSettings {
     let seconds = |d: std::time::Duration| i32::try_from(d.as_secs()).unwrap_or(i32::MAX);
     let count = |n: u32| i32::try_from(n).unwrap_or(i32::MAX).clamp(2, 10);
     let interval = seconds(check.interval).clamp(5, 300);
-    Health {
+    HealthCheckSettings {
         path: match &check.protocol {
             HealthProtocol::Http { path } => Some(path.clone()),
             HealthProtocol::Tcp => None,
@@ -174,10 +182,11 @@ fn health(check: &HealthCheck) -> Health {
     }
 }
 
-/// What is kept at a value of ours, each because the default breaks a promise:
-/// the client's address reaches the pod, without PROXY protocol; and where the last pod of a node terminates, `/healthz` fails
-/// at once while the pod still serves what it has, so an unhealthy target's connections must not be reset (not
-/// known for UDP).
+/// The attributes whose default would break a guarantee:
+///
+/// - The client's address reaches the pod without PROXY protocol.
+/// - When the last pod of a node terminates, `/healthz` fails at once while the pod still serves its connections. So AWS must
+///   not reset the connections of an unhealthy target. UDP target groups lack these attributes.
 fn attributes(protocol: &str, sticky: bool) -> BTreeMap<&'static str, String> {
     let mut attributes = BTreeMap::from([
         ("deregistration_delay.timeout_seconds", "300".to_owned()),
@@ -246,26 +255,26 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn ports_become_listeners_and_groups() {
+    fn each_port_gets_listener_and_group() {
         use Protocol::{Tcp, Udp};
         let made = desired(
             &config(),
             &planned(&[(Tcp, 80, 30080), (Tcp, 53, 30053), (Udp, 53, 30053), (Udp, 99, 30099)]),
         );
         let made = made.unwrap();
-        let fronts: Vec<_> = made.fronts.iter().map(|f| (f.port, f.protocol)).collect();
-        assert_eq!(fronts, [(53, "TCP_UDP"), (80, "TCP"), (99, "UDP")]);
+        let listeners: Vec<_> = made.listeners.iter().map(|f| (f.port, f.protocol)).collect();
+        assert_eq!(listeners, [(53, "TCP_UDP"), (80, "TCP"), (99, "UDP")]);
         let groups: Vec<_> = made.groups.iter().map(|g| (g.port, g.protocol)).collect();
         assert_eq!(groups, [(30053, "TCP_UDP"), (30080, "TCP"), (30099, "UDP")]);
-        assert!(made.fronts.iter().zip(&made.groups).all(|(f, g)| f.group == g.name));
-        let keeps = |g: &Group| {
+        assert!(made.listeners.iter().zip(&made.groups).all(|(f, g)| f.group == g.name));
+        let keeps = |g: &DesiredGroup| {
             g.attributes.contains_key("target_health_state.unhealthy.connection_termination.enabled")
         };
         assert_eq!(made.groups.iter().map(keeps).collect::<Vec<_>>(), [false, true, false]);
     }
 
     #[test]
-    fn what_can_not_be_had_is_said() {
+    fn unsupported_settings_have_distinct_reasons() {
         use Protocol::{Sctp, Tcp, Udp};
         assert_eq!(reason(&planned(&[(Sctp, 80, 30080)])), "ProtocolUnsupported");
         assert_eq!(reason(&planned(&[(Tcp, 80, 0)])), "NoNodePort");
@@ -280,20 +289,20 @@ pub(crate) mod tests {
         assert_eq!(reason(&LoadBalancer { requested_addresses, ..web.clone() }), "AddressUnsupported");
         let source_ranges = vec!["192.0.2.0/24".parse().unwrap()];
         assert_eq!(reason(&LoadBalancer { source_ranges, ..web.clone() }), "SourceRangesUnsupported");
-        let annotations = BTreeMap::from([(SCHEME_ANNOTATION.to_owned(), "public".to_owned())]);
+        let annotations = BTreeMap::from([(annotations::SCHEME.to_owned(), "public".to_owned())]);
         assert_eq!(reason(&LoadBalancer { annotations, ..web }), "SchemeUnknown");
     }
 
     #[test]
-    fn the_annotation_wins_over_the_flag() {
+    fn scheme_annotation_overrides_flag() {
         let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
         assert_eq!(desired(&config(), &lb).unwrap().scheme, Scheme::Internal);
-        lb.annotations.insert(SCHEME_ANNOTATION.to_owned(), "internet-facing".to_owned());
+        lb.annotations.insert(annotations::SCHEME.to_owned(), "internet-facing".to_owned());
         assert_eq!(desired(&config(), &lb).unwrap().scheme, Scheme::InternetFacing);
     }
 
     #[test]
-    fn health_checks_are_kept_within_the_limits() {
+    fn health_checks_are_clamped_to_limits() {
         let check = |interval, timeout, healthy, unhealthy| {
             let lb = planned(&[]);
             let h = health(&HealthCheck {

@@ -1,61 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What to do to get from what is there to what is asked for: pure. Applied in its order, every prefix of it leaves clients served.
+//! The steps from the observed to the wanted resources. Pure. After every prefix of the steps, clients are still served.
 
 use std::collections::BTreeMap;
 
-use crate::desired::{Desired, Group, Health};
+use crate::desired::{Desired, DesiredGroup, HealthCheckSettings};
 
-/// A target group of ours as it is.
+/// An existing target group of this cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SeenGroup {
+pub(crate) struct ObservedGroup {
     pub(crate) arn: String,
-    pub(crate) health: Health,
-    /// Whether an HTTP check takes nothing but 200 for healthy; true for a TCP check.
-    pub(crate) strict: bool,
+    pub(crate) health: HealthCheckSettings,
+    /// Whether an HTTP check accepts only status 200. True for a TCP check.
+    pub(crate) only_200: bool,
     pub(crate) attributes: BTreeMap<String, String>,
 }
 
-/// A listener of ours as it is.
+/// An existing listener of this cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SeenFront {
+pub(crate) struct ObservedListener {
     pub(crate) arn: String,
     pub(crate) port: u16,
     pub(crate) protocol: String,
-    /// The target group that it forwards to, if it forwards to exactly one.
+    /// The target group, if the listener forwards to exactly one.
     pub(crate) group_arn: Option<String>,
 }
 
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Make the group.
-    CreateGroup(Group),
-    /// Set its health check.
-    ModifyHealth { arn: String, health: Health },
-    /// Set these of its attributes. By name: the group may only just have been made.
-    SetAttributes { group: String, attributes: BTreeMap<&'static str, String> },
-    /// Make the listener.
-    CreateFront { port: u16, protocol: &'static str, group: String },
-    /// Point the listener elsewhere, after the targets of its present group are registered there too.
-    SwitchFront { arn: String, protocol: Option<&'static str>, group: String, from_arn: Option<String> },
-    /// Delete the listener.
-    DeleteFront { arn: String },
-    /// Delete a group that nothing forwards to any more.
-    DeleteGroup { name: String, arn: String },
+    CreateGroup(DesiredGroup),
+    ModifyHealth {
+        arn: String,
+        health: HealthCheckSettings,
+    },
+    /// Names the group instead of its ARN, because an earlier step may create it.
+    SetAttributes {
+        group: String,
+        attributes: BTreeMap<&'static str, String>,
+    },
+    CreateListener {
+        port: u16,
+        protocol: &'static str,
+        group: String,
+    },
+    /// Forwards to another group, after the targets of the present group are registered in it too.
+    SwitchListener {
+        arn: String,
+        protocol: Option<&'static str>,
+        group: String,
+        from_arn: Option<String>,
+    },
+    DeleteListener {
+        arn: String,
+    },
+    /// Deletes a group that no listener uses any more.
+    DeleteGroup {
+        name: String,
+        arn: String,
+    },
 }
 
-/// The steps from `groups` (by name) and `fronts` to `desired`.
+/// The steps from `groups` (by name) and `listeners` to `desired`.
 pub(crate) fn steps(
     desired: &Desired,
-    groups: &BTreeMap<String, SeenGroup>,
-    fronts: &[SeenFront],
+    groups: &BTreeMap<String, ObservedGroup>,
+    listeners: &[ObservedListener],
 ) -> Vec<Step> {
     let mut steps = Vec::new();
     for group in &desired.groups {
         let seen = groups.get(&group.name);
         match seen {
             None => steps.push(Step::CreateGroup(group.clone())),
-            Some(seen) if seen.health != group.health || !seen.strict => {
+            Some(seen) if seen.health != group.health || !seen.only_200 => {
                 steps.push(Step::ModifyHealth { arn: seen.arn.clone(), health: group.health.clone() });
             }
             Some(_) => {}
@@ -66,27 +82,27 @@ pub(crate) fn steps(
             steps.push(Step::SetAttributes { group: group.name.clone(), attributes });
         }
     }
-    for front in &desired.fronts {
-        let Some(seen) = fronts.iter().find(|f| f.port == front.port) else {
-            steps.push(Step::CreateFront {
-                port: front.port,
-                protocol: front.protocol,
-                group: front.group.clone(),
+    for listener in &desired.listeners {
+        let Some(seen) = listeners.iter().find(|f| f.port == listener.port) else {
+            steps.push(Step::CreateListener {
+                port: listener.port,
+                protocol: listener.protocol,
+                group: listener.group.clone(),
             });
             continue;
         };
-        let there = groups.get(&front.group).is_some_and(|g| seen.group_arn.as_ref() == Some(&g.arn));
-        if !there || seen.protocol != front.protocol {
-            steps.push(Step::SwitchFront {
+        let there = groups.get(&listener.group).is_some_and(|g| seen.group_arn.as_ref() == Some(&g.arn));
+        if !there || seen.protocol != listener.protocol {
+            steps.push(Step::SwitchListener {
                 arn: seen.arn.clone(),
-                protocol: (seen.protocol != front.protocol).then_some(front.protocol),
-                group: front.group.clone(),
+                protocol: (seen.protocol != listener.protocol).then_some(listener.protocol),
+                group: listener.group.clone(),
                 from_arn: seen.group_arn.clone(),
             });
         }
     }
-    for seen in fronts.iter().filter(|s| desired.fronts.iter().all(|f| f.port != s.port)) {
-        steps.push(Step::DeleteFront { arn: seen.arn.clone() });
+    for seen in listeners.iter().filter(|s| desired.listeners.iter().all(|f| f.port != s.port)) {
+        steps.push(Step::DeleteListener { arn: seen.arn.clone() });
     }
     for (name, seen) in groups.iter().filter(|(name, _)| desired.groups.iter().all(|g| g.name != **name)) {
         steps.push(Step::DeleteGroup { name: name.clone(), arn: seen.arn.clone() });
@@ -103,43 +119,51 @@ mod tests {
     use crate::desired::desired;
     use crate::desired::tests::{config, planned};
 
-    /// What applying the steps makes, were every call to succeed.
-    fn apply(steps: &[Step], groups: &mut BTreeMap<String, SeenGroup>, fronts: &mut Vec<SeenFront>) {
+    /// Applies the steps as if every call succeeded.
+    fn apply(
+        steps: &[Step],
+        groups: &mut BTreeMap<String, ObservedGroup>,
+        listeners: &mut Vec<ObservedListener>,
+    ) {
         for step in steps {
             match step.clone() {
                 Step::CreateGroup(group) => {
                     let arn = format!("arn:{}", group.name);
-                    let seen =
-                        SeenGroup { arn, health: group.health, strict: true, attributes: BTreeMap::new() };
+                    let seen = ObservedGroup {
+                        arn,
+                        health: group.health,
+                        only_200: true,
+                        attributes: BTreeMap::new(),
+                    };
                     assert!(groups.insert(group.name, seen).is_none());
                 }
                 Step::ModifyHealth { arn, health } => {
                     let seen = groups.values_mut().find(|g| g.arn == arn).unwrap();
-                    (seen.health, seen.strict) = (health, true);
+                    (seen.health, seen.only_200) = (health, true);
                 }
                 Step::SetAttributes { group, attributes } => {
                     let new = attributes.into_iter().map(|(k, v)| (k.to_owned(), v));
                     groups.get_mut(&group).unwrap().attributes.extend(new);
                 }
-                Step::CreateFront { port, protocol, group } => {
-                    assert!(fronts.iter().all(|f| f.port != port));
+                Step::CreateListener { port, protocol, group } => {
+                    assert!(listeners.iter().all(|f| f.port != port));
                     let group_arn = Some(groups[&group].arn.clone());
-                    fronts.push(SeenFront {
-                        arn: format!("front:{port}"),
+                    listeners.push(ObservedListener {
+                        arn: format!("listener:{port}"),
                         port,
                         protocol: protocol.to_owned(),
                         group_arn,
                     });
                 }
-                Step::SwitchFront { arn, protocol, group, .. } => {
-                    let front = fronts.iter_mut().find(|f| f.arn == arn).unwrap();
-                    front.protocol = protocol.map_or_else(|| front.protocol.clone(), str::to_owned);
-                    front.group_arn = Some(groups[&group].arn.clone());
+                Step::SwitchListener { arn, protocol, group, .. } => {
+                    let listener = listeners.iter_mut().find(|f| f.arn == arn).unwrap();
+                    listener.protocol = protocol.map_or_else(|| listener.protocol.clone(), str::to_owned);
+                    listener.group_arn = Some(groups[&group].arn.clone());
                 }
-                Step::DeleteFront { arn } => fronts.retain(|f| f.arn != arn),
+                Step::DeleteListener { arn } => listeners.retain(|f| f.arn != arn),
                 Step::DeleteGroup { name, arn } => {
                     assert!(
-                        fronts.iter().all(|f| f.group_arn.as_ref() != Some(&arn)),
+                        listeners.iter().all(|f| f.group_arn.as_ref() != Some(&arn)),
                         "deleted while in use"
                     );
                     groups.remove(&name).unwrap();
@@ -151,7 +175,7 @@ mod tests {
     fn ports() -> impl Strategy<Value = Vec<(Protocol, u16, u16)>> {
         let port = (prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)], 1..6u16, 30000..30004u16);
         proptest::collection::vec(port, 0..5).prop_map(|mut ports| {
-            // A port has one node port, whatever its protocols.
+            // All protocols of a port have the same node port.
             ports.sort_by_key(|p| (p.1, p.0));
             ports.dedup_by_key(|p| p.1);
             ports
@@ -160,34 +184,34 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_prefix_and_then_the_rest_ends_where_asked(from in ports(), to in ports(), cut in 0..20usize) {
-            let (mut groups, mut fronts) = (BTreeMap::new(), Vec::new());
+        fn interrupted_steps_converge_afterwards(from in ports(), to in ports(), cut in 0..20usize) {
+            let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
             let from = desired(&config(), &planned(&from)).unwrap();
             let to = desired(&config(), &planned(&to)).unwrap();
-            let first = steps(&from, &groups, &fronts);
-            apply(&first, &mut groups, &mut fronts);
-            prop_assert!(steps(&from, &groups, &fronts).is_empty());
-            let change = steps(&to, &groups, &fronts);
-            apply(&change[..cut.min(change.len())], &mut groups, &mut fronts);
-            let rest = steps(&to, &groups, &fronts);
-            apply(&rest, &mut groups, &mut fronts);
-            prop_assert_eq!(steps(&to, &groups, &fronts), vec![]);
+            let first = steps(&from, &groups, &listeners);
+            apply(&first, &mut groups, &mut listeners);
+            prop_assert!(steps(&from, &groups, &listeners).is_empty());
+            let change = steps(&to, &groups, &listeners);
+            apply(&change[..cut.min(change.len())], &mut groups, &mut listeners);
+            let rest = steps(&to, &groups, &listeners);
+            apply(&rest, &mut groups, &mut listeners);
+            prop_assert_eq!(steps(&to, &groups, &listeners), vec![]);
             prop_assert_eq!(groups.len(), to.groups.len());
-            prop_assert_eq!(fronts.len(), to.fronts.len());
+            prop_assert_eq!(listeners.len(), to.listeners.len());
         }
     }
 
     #[test]
-    fn a_new_node_port_gets_a_group_of_its_own_before_the_old_one_goes() {
-        let (mut groups, mut fronts) = (BTreeMap::new(), Vec::new());
+    fn changed_node_port_creates_new_group_before_deleting_old() {
+        let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
         let of = |node_port| desired(&config(), &planned(&[(Protocol::Tcp, 80, node_port)])).unwrap();
-        apply(&steps(&of(30080), &groups, &fronts), &mut groups, &mut fronts);
-        let kinds: Vec<_> = steps(&of(30081), &groups, &fronts)
+        apply(&steps(&of(30080), &groups, &listeners), &mut groups, &mut listeners);
+        let kinds: Vec<_> = steps(&of(30081), &groups, &listeners)
             .iter()
             .map(|s| match s {
                 Step::CreateGroup(_) => "create",
                 Step::SetAttributes { .. } => "attributes",
-                Step::SwitchFront { protocol: None, from_arn: Some(_), .. } => "switch",
+                Step::SwitchListener { protocol: None, from_arn: Some(_), .. } => "switch",
                 Step::DeleteGroup { .. } => "delete",
                 _ => "other",
             })
@@ -196,12 +220,12 @@ mod tests {
     }
 
     #[test]
-    fn a_health_check_is_changed_in_place() {
-        let (mut groups, mut fronts) = (BTreeMap::new(), Vec::new());
+    fn health_check_changes_in_place() {
+        let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
         let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
-        apply(&steps(&desired(&config(), &lb).unwrap(), &groups, &fronts), &mut groups, &mut fronts);
+        apply(&steps(&desired(&config(), &lb).unwrap(), &groups, &listeners), &mut groups, &mut listeners);
         lb.health_check.port = 32001;
-        let steps = steps(&desired(&config(), &lb).unwrap(), &groups, &fronts);
+        let steps = steps(&desired(&config(), &lb).unwrap(), &groups, &listeners);
         assert!(matches!(steps.as_slice(), [Step::ModifyHealth { health, .. }] if health.port == 32001));
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All that this cluster owns in the region.
+//! The resources that this cluster owns in the region.
 //!
-//! Listed once when the provider starts to work, because a target group that nothing uses (its maker died) can be found no other way,
-//! and again for `owned`. Everything else looks up by name.
+//! The provider lists them once when it starts: no other call finds a target group that no load balancer uses, as after a
+//! crash. `owned` lists them again. Everything else looks resources up by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,14 +12,14 @@ use steerage_provider_api::{Error, Owner};
 use crate::client::Client;
 use crate::names;
 
-/// Who owns which names.
+/// Owners, each with the name of one resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Inventory {
     owned: Vec<(Owner, String)>,
 }
 
 impl Inventory {
-    /// Lists load balancers and target groups, and reads the tags of those whose name is this cluster's.
+    /// Lists load balancers and target groups. Reads the tags of those whose name has this cluster's prefix.
     pub(crate) async fn read(client: &Client, cluster: &str) -> Result<Self, Error> {
         let prefix = names::prefix(cluster);
         let mut found = client.all_balancers().await?;
@@ -34,13 +34,13 @@ impl Inventory {
         Ok(Self { owned })
     }
 
-    /// Everybody who owns something, sorted.
+    /// All owners, sorted.
     pub(crate) fn owners(&self) -> Vec<Owner> {
         let owners: BTreeSet<&Owner> = self.owned.iter().map(|(owner, _)| owner).collect();
         owners.into_iter().cloned().collect()
     }
 
-    /// The names that belong to each Service, whatever its UID.
+    /// The names of each Service's resources, for any UID of the Service.
     pub(crate) fn by_service(self) -> BTreeMap<Key, BTreeSet<String>> {
         let mut services: BTreeMap<Key, BTreeSet<String>> = BTreeMap::new();
         for (owner, name) in self.owned {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The AWS provider: `ELBv2` network load balancers with instance targets.
 //!
-//! [`AwsArgs`] are the controller's flags, [`Config`] what they mean, [`Aws`] the provider. Decisions are pure
-//! (`names`, `desired`, `diff`); `client` makes the calls; `provider` joins the two. Nothing outside this crate sees an AWS type, and this
-//! crate sees nothing of Kubernetes.
+//! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. `names`, `desired` and
+//! `diff` decide and do no I/O. `client` makes the calls. `provider` combines them. No other crate sees an AWS type, and this
+//! crate uses nothing of Kubernetes.
 
+mod annotations;
+mod apply;
 mod client;
 mod config;
 mod desired;

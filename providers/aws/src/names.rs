@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names and tags of what the provider makes. Pure and stable: a changed name would leave the old object behind.
+//! Names and tags of AWS resources. Pure and stable: a changed name would orphan the old resource.
 //!
-//! A name says nothing about ownership, only where to look; the tags say whose it is.
+//! A name only tells where to look. The tags tell who owns a resource.
 
 use std::collections::BTreeMap;
 
@@ -15,20 +15,21 @@ pub(crate) const SERVICE_TAG: &str = "steerage.dev/service";
 /// Tag: the Service's UID.
 pub(crate) const UID_TAG: &str = "steerage.dev/uid";
 
-/// How much of the Service's name a name shows to people.
+/// Characters of the Service's name in a resource name, for people.
 const SHOWN: usize = 12;
 
-/// What all names of a cluster begin with: 9 characters.
+/// The prefix of all names of a cluster: 9 characters.
 pub(crate) fn prefix(cluster: &str) -> String {
     format!("st-{}-", &digest(&[cluster])[..5])
 }
 
-/// The load balancer of a Service. Without the UID: a Service made anew finds what its predecessor left.
+/// The name of a Service's load balancer. It does not depend on the UID, so a re-created Service finds the resources of its
+/// predecessor.
 pub(crate) fn load_balancer(cluster: &str, service: &Key) -> String {
     name(cluster, service, &["load-balancer"])
 }
 
-/// The target group of a Service for one protocol and node port in one VPC: what can't be changed in place makes another name.
+/// The name of a Service's target group. It depends on everything that cannot change in place: protocol, node port and VPC.
 pub(crate) fn target_group(
     cluster: &str,
     service: &Key,
@@ -39,7 +40,7 @@ pub(crate) fn target_group(
     name(cluster, service, &["target-group", protocol, &node_port.to_string(), vpc])
 }
 
-/// At most 32 letters, digits and hyphens, no hyphen at an end, no two in a row.
+/// At most 32 letters, digits and hyphens. No hyphen is first, last or next to another.
 fn name(cluster: &str, service: &Key, parts: &[&str]) -> String {
     let mut shown = String::new();
     for c in service.name().chars().take(SHOWN) {
@@ -58,7 +59,7 @@ fn name(cluster: &str, service: &Key, parts: &[&str]) -> String {
     }
 }
 
-/// 12 characters of base 32 from 64 bits of FNV-1a over the parts, mixed once more so that every bit counts in every character.
+/// 12 characters of base 32 from 64 bits of FNV-1a over the parts. A final mix makes every character depend on every bit.
 fn digest(parts: &[&str]) -> String {
     let bytes = parts.iter().flat_map(|p| p.bytes().chain([0]));
     let mut hash =
@@ -73,7 +74,7 @@ fn digest(parts: &[&str]) -> String {
         .collect()
 }
 
-/// The tags that make something the owner's.
+/// The tags that mark a resource as the owner's.
 pub(crate) fn tags(cluster: &str, owner: &Owner) -> BTreeMap<String, String> {
     [
         (CLUSTER_TAG, cluster.to_owned()),
@@ -84,7 +85,7 @@ pub(crate) fn tags(cluster: &str, owner: &Owner) -> BTreeMap<String, String> {
     .into()
 }
 
-/// Whose something with these tags is; `None` where it is not this cluster's.
+/// The owner according to the tags; `None` if the resource is not this cluster's.
 pub(crate) fn owner(cluster: &str, tags: &BTreeMap<String, String>) -> Option<Owner> {
     if tags.get(CLUSTER_TAG)? != cluster {
         return None;
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn names_differ_where_anything_differs() {
+    fn names_depend_on_every_part() {
         let (a, b) = (Key::new("a", "web"), Key::new("b", "web"));
         let mut names = vec![
             load_balancer("c", &a),
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_tell_the_owner() {
+    fn owner_needs_all_tags() {
         let owner_of = |cluster: &str, tags: &BTreeMap<String, String>| owner(cluster, tags);
         let owner = Owner { service: Key::new("shop", "web"), uid: "u1".to_owned() };
         let tags = tags("prod", &owner);

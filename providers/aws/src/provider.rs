@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The provider: remembers what each Service has, and applies steps. The controller calls it; it never waits for AWS to get ready.
+//! The provider: caches the resources of each Service and reconciles them. The controller calls it. It never waits until AWS
+//! finishes a change; the controller calls again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,46 +18,45 @@ use steerage_provider_api::{
 };
 use tokio::sync::OnceCell;
 
-use crate::client::{Balancer, Client};
+use crate::client::Client;
 use crate::config::Config;
-use crate::desired::{Desired, SCHEME_ANNOTATION, desired};
-use crate::diff::{SeenFront, SeenGroup, Step, steps};
+use crate::desired::desired;
 use crate::inventory::Inventory;
 use crate::names;
-use crate::observe::{self, Seen, View};
-use crate::targets::{self, Known, Refusals};
+use crate::observe::{self, Observation, Resources};
+use crate::targets::{self, RefusedTargets, RegisteredIds};
 
-/// A new network load balancer takes minutes to become active.
-const UNTIL_ACTIVE: Duration = Duration::from_secs(10);
-/// A deleted load balancer lets go of its target groups after seconds.
-const UNTIL_RELEASED: Duration = Duration::from_secs(5);
+/// Check again after this time whether a new load balancer is active, which takes minutes.
+const ACTIVE_POLL: Duration = Duration::from_secs(10);
+/// Try again after this time to delete target groups, which a deleted load balancer still uses for seconds.
+const RELEASE_POLL: Duration = Duration::from_secs(5);
 
 /// The AWS provider.
 pub struct Aws {
-    config: Config,
-    client: Client,
-    entries: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<Entry>>>>,
-    /// Names that belonged to each Service when this instance began.
+    pub(crate) config: Config,
+    pub(crate) client: Client,
+    services: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<ServiceState>>>>,
+    /// Names of each Service's resources when this process started.
     inventory: OnceCell<BTreeMap<Key, BTreeSet<String>>>,
 }
 
-/// What is known of one Service.
+/// The cached state of one Service.
 #[derive(Default)]
-struct Entry {
-    begun: bool,
-    /// Names under which it may have target groups.
+pub(crate) struct ServiceState {
+    initialized: bool,
+    /// Names of target groups that may exist.
     names: BTreeSet<String>,
-    /// What this owner has; `None` until read in full, and after every error.
-    view: Option<(Owner, View)>,
-    /// The targets of each group, by ARN.
-    sets: HashMap<String, Known>,
-    refusals: Refusals,
-    /// Node names by instance, as last asked for.
+    /// The owner's resources; `None` before everything was read, and after every error.
+    resources: Option<(Owner, Resources)>,
+    /// Registered targets by ARN of the group.
+    pub(crate) registered: HashMap<String, RegisteredIds>,
+    pub(crate) refused_targets: RefusedTargets,
+    /// Node names by instance, from the last `set_targets`.
     nodes: BTreeMap<String, String>,
 }
 
 impl Aws {
-    /// A provider with the credentials that the environment, the profile or the instance gives.
+    /// A provider with the credentials of the environment, the profile or the instance.
     pub async fn connect(config: Config) -> Self {
         let timeouts = TimeoutConfig::builder()
             .connect_timeout(Duration::from_secs(5))
@@ -73,195 +73,90 @@ impl Aws {
     /// A provider with the credentials, region and HTTP client of `sdk`.
     pub fn new(config: Config, sdk: &SdkConfig) -> Self {
         let client = Client::new(sdk, config.endpoint.as_deref());
-        Self { config, client, entries: Mutex::default(), inventory: OnceCell::new() }
+        Self { config, client, services: Mutex::default(), inventory: OnceCell::new() }
     }
 
-    async fn entry(&self, service: &Key) -> Result<tokio::sync::OwnedMutexGuard<Entry>, Error> {
+    async fn entry(&self, service: &Key) -> Result<tokio::sync::OwnedMutexGuard<ServiceState>, Error> {
         let inventory = self.inventory.get_or_try_init(|| async {
             Inventory::read(&self.client, &self.config.cluster).await.map(Inventory::by_service)
         });
         let inventory = inventory.await?;
         let entry = {
-            let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(entries.entry(service.clone()).or_default())
+            let mut services = self.services.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(services.entry(service.clone()).or_default())
         };
         let mut entry = entry.lock_owned().await;
-        if !entry.begun {
-            entry.begun = true;
+        if !entry.initialized {
+            entry.initialized = true;
             entry.names = inventory.get(service).cloned().unwrap_or_default();
             entry.names.remove(&names::load_balancer(&self.config.cluster, service));
         }
         Ok(entry)
     }
 
-    async fn read(&self, owner: &Owner, entry: &Entry) -> Result<Seen, Error> {
-        observe::full(&self.client, &self.config.cluster, owner, &entry.names).await
+    async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
+        observe::read_all(&self.client, &self.config.cluster, owner, &entry.names).await
     }
 
-    /// What the owner has now: read shortly where it is known, else in full, earlier lives removed. `None` while those are still
-    /// being let go.
-    async fn view(&self, owner: &Owner, entry: &mut Entry) -> Result<Option<View>, Error> {
-        if let Some((known_owner, known)) = entry.view.take()
+    /// The owner's current resources. Deletes resources of the same Service with another UID first, and returns `None` while
+    /// their deletion is not complete.
+    async fn observe(&self, owner: &Owner, entry: &mut ServiceState) -> Result<Option<Resources>, Error> {
+        if let Some((known_owner, known)) = entry.resources.take()
             && known_owner == *owner
-            && let Some(view) = observe::again(&self.client, &known).await?
+            && let Some(resources) = observe::refresh(&self.client, &known).await?
         {
-            return Ok(Some(view));
+            return Ok(Some(resources));
         }
-        entry.sets.clear();
+        entry.registered.clear();
         let seen = self.read(owner, entry).await?;
         if let Some(name) = seen.foreign.first() {
             let message = format!(
-                "{name} exists, but is not tagged as this Service's, and nothing is adopted by its name: delete it, or give the cluster another --aws-cluster-name"
+                "The AWS resource {name} exists without the tags of this Service. It is not changed. Delete it, or set another --aws-cluster-name."
             );
             return Err(Error::invalid("NameTaken", message));
         }
-        if !self.remove(owner, &seen.stale, entry).await? {
+        if !self.delete_resources(owner, &seen.stale, entry).await? {
             return Ok(None);
         }
         Ok(Some(seen.mine))
     }
 
-    /// Deletes all of a view; false while something is not yet let go.
-    async fn remove(&self, owner: &Owner, view: &View, entry: &mut Entry) -> Result<bool, Error> {
-        if let Some(balancer) = &view.balancer {
-            tracing::info!(service = %owner.service, name = balancer.name, "deleting the load balancer");
+    /// Deletes resources. Returns false while a target group is still in use and so still exists.
+    async fn delete_resources(
+        &self,
+        owner: &Owner,
+        resources: &Resources,
+        entry: &mut ServiceState,
+    ) -> Result<bool, Error> {
+        if let Some(balancer) = &resources.balancer {
+            tracing::info!(service = %owner.service, name = balancer.name, "deleting load balancer");
             self.client.delete_balancer(&balancer.arn).await?;
         }
         let mut gone = true;
-        for (name, group) in &view.groups {
-            tracing::info!(service = %owner.service, name, "deleting a target group");
-            entry.sets.remove(&group.arn);
+        for (name, group) in &resources.groups {
+            tracing::info!(service = %owner.service, name, "deleting target group");
+            entry.registered.remove(&group.arn);
             gone &= self.client.delete_group(&group.arn).await?;
         }
         Ok(gone)
     }
 
-    /// Applies the steps; false while a group to be deleted is not yet let go.
-    async fn apply(
-        &self,
-        owner: &Owner,
-        wanted: &Desired,
-        view: &mut View,
-        entry: &mut Entry,
-    ) -> Result<bool, Error> {
-        let tags = names::tags(&self.config.cluster, owner);
-        let balancer = self.balancer(owner, wanted, view, &tags).await?;
-        if let Some(taken) =
-            view.foreign_fronts.iter().find(|f| wanted.fronts.iter().any(|w| w.port == f.port))
-        {
-            let message = format!(
-                "somebody else added a listener on port {} to {}: delete it",
-                taken.port, balancer.name
-            );
-            return Err(Error::invalid("ListenerTaken", message));
-        }
-        let mut released = true;
-        for step in steps(wanted, &view.groups, &view.fronts) {
-            tracing::info!(service = %owner.service, ?step, "changing the load balancer");
-            released &= self.step(step, &balancer, &tags, view, entry).await?;
-        }
-        Ok(released)
-    }
-
-    async fn balancer(
-        &self,
-        owner: &Owner,
-        wanted: &Desired,
-        view: &mut View,
-        tags: &BTreeMap<String, String>,
-    ) -> Result<Balancer, Error> {
-        let Some(balancer) = &view.balancer else {
-            tracing::info!(service = %owner.service, name = wanted.name, scheme = wanted.scheme.as_str(), "creating a load balancer");
-            let Config { subnets, .. } = &self.config;
-            let made = self.client.create_balancer(&wanted.name, wanted.scheme, subnets, tags).await?;
-            view.balancer = Some(made.clone());
-            return Ok(made);
-        };
-        if balancer.scheme != Some(wanted.scheme) {
-            let message = format!(
-                "the load balancer's scheme can't be changed to {}: make the Service anew, or set {SCHEME_ANNOTATION} back",
-                wanted.scheme.as_str()
-            );
-            return Err(Error::invalid("SchemeFixed", message));
-        }
-        Ok(balancer.clone())
-    }
-
-    async fn step(
-        &self,
-        step: Step,
-        balancer: &Balancer,
-        tags: &BTreeMap<String, String>,
-        view: &mut View,
-        entry: &mut Entry,
-    ) -> Result<bool, Error> {
-        let arn_of = |view: &View, group: &str| {
-            let group = view.groups.get(group).map(|g| g.arn.clone());
-            group.ok_or_else(|| Error::Conflict("a target group vanished".to_owned()))
-        };
-        match step {
-            Step::CreateGroup(group) => {
-                let made = self.client.create_group(&group, &self.config.vpc, tags).await?;
-                let health = group.health;
-                view.groups.insert(group.name, SeenGroup { health, strict: true, ..made });
-            }
-            Step::ModifyHealth { arn, health } => {
-                self.client.modify_health(&arn, &health).await?;
-                if let Some(group) = view.groups.values_mut().find(|g| g.arn == arn) {
-                    (group.health, group.strict) = (health, true);
-                }
-            }
-            Step::SetAttributes { group, attributes } => {
-                self.client.set_attributes(&arn_of(view, &group)?, &attributes).await?;
-                if let Some(group) = view.groups.get_mut(&group) {
-                    group.attributes.extend(attributes.into_iter().map(|(k, v)| (k.to_owned(), v)));
-                }
-            }
-            Step::CreateFront { port, protocol, group } => {
-                let group = arn_of(view, &group)?;
-                let made = self.client.create_listener(&balancer.arn, port, protocol, &group, tags).await?;
-                let group_arn = Some(group);
-                view.fronts.push(SeenFront { port, protocol: protocol.to_owned(), group_arn, ..made });
-            }
-            Step::SwitchFront { arn, protocol, group, from_arn } => {
-                let group = arn_of(view, &group)?;
-                if let Some(from) = from_arn.filter(|from| *from != group) {
-                    entry.sets.remove(&group);
-                    targets::copy(&self.client, &from, &group, &mut entry.refusals).await?;
-                }
-                self.client.modify_listener(&arn, protocol, &group).await?;
-                if let Some(front) = view.fronts.iter_mut().find(|f| f.arn == arn) {
-                    front.protocol = protocol.map_or_else(|| front.protocol.clone(), str::to_owned);
-                    front.group_arn = Some(group);
-                }
-            }
-            Step::DeleteFront { arn } => {
-                self.client.delete_listener(&arn).await?;
-                view.fronts.retain(|f| f.arn != arn);
-            }
-            Step::DeleteGroup { name, arn } => {
-                entry.sets.remove(&arn);
-                if !self.client.delete_group(&arn).await? {
-                    return Ok(false);
-                }
-                view.groups.remove(&name);
-            }
-        }
-        Ok(true)
-    }
-
-    /// What to publish, once it may be: resolvers remember for long that a name does not exist yet.
-    async fn ingress(&self, view: &mut View) -> Result<Option<Vec<Ingress>>, Error> {
-        let Some(known) = &view.balancer else { return Ok(None) };
+    /// The hostname to publish; `None` until the load balancer is active, because resolvers cache for long that a name does not
+    /// exist.
+    async fn ingress(&self, resources: &mut Resources) -> Result<Option<Vec<Ingress>>, Error> {
+        let Some(known) = &resources.balancer else { return Ok(None) };
         if !known.active {
             let Some(now) = self.client.balancer_at(&known.arn).await? else { return Ok(None) };
             if let Some(why) = &now.failed {
-                let message = format!("AWS could not make {}: {why}; make the Service anew", now.name);
+                let message = format!(
+                    "AWS could not create the load balancer {}: {why}. It stays unusable. Re-create the Service.",
+                    now.name
+                );
                 return Err(Error::invalid("LoadBalancerFailed", message));
             }
-            view.balancer = Some(now);
+            resources.balancer = Some(now);
         }
-        let active = view.balancer.as_ref().filter(|b| b.active);
+        let active = resources.balancer.as_ref().filter(|b| b.active);
         Ok(active.map(|b| vec![Ingress { ip: None, hostname: Some(b.hostname.clone()), ip_mode: None }]))
     }
 }
@@ -285,7 +180,7 @@ impl Provider for Aws {
         }
     }
 
-    /// The Service's name: its earlier lives have the same names at AWS.
+    /// The Service without its UID: all UIDs of a Service share the names at AWS.
     fn serialization_key(&self, owner: &Owner) -> String {
         owner.service.to_string()
     }
@@ -295,18 +190,20 @@ impl Provider for Aws {
         let mut entry = self.entry(&lb.owner.service).await?;
         let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
         entry.names.extend(wanted_names.iter().cloned());
-        // Every way out but the last leaves no view behind, so that the next call reads in full.
+        // Only the last exit caches the resources. After any other, the next call reads everything.
         let waiting = |after| Ok(EnsureOutcome { progress: Progress::Again(after), ingress: Vec::new() });
-        let Some(mut view) = self.view(&lb.owner, &mut entry).await? else { return waiting(UNTIL_RELEASED) };
-        if !self.apply(&lb.owner, &wanted, &mut view, &mut entry).await? {
-            return waiting(UNTIL_RELEASED);
+        let Some(mut resources) = self.observe(&lb.owner, &mut entry).await? else {
+            return waiting(RELEASE_POLL);
+        };
+        if !self.apply(&lb.owner, &wanted, &mut resources, &mut entry).await? {
+            return waiting(RELEASE_POLL);
         }
         entry.names = wanted_names;
-        let ingress = self.ingress(&mut view).await?;
-        entry.view = Some((lb.owner.clone(), view));
+        let ingress = self.ingress(&mut resources).await?;
+        entry.resources = Some((lb.owner.clone(), resources));
         match ingress {
             Some(ingress) => Ok(EnsureOutcome { progress: Progress::Done, ingress }),
-            None => waiting(UNTIL_ACTIVE),
+            None => waiting(ACTIVE_POLL),
         }
     }
 
@@ -315,36 +212,43 @@ impl Provider for Aws {
         let mut guard = self.entry(&lb.owner.service).await?;
         let entry = &mut *guard;
         let (instances, mut refused) = targets::instances(set);
-        entry.refusals.retain(&instances);
-        if entry.view.as_ref().is_none_or(|(owner, _)| *owner != lb.owner) {
+        entry.refused_targets.retain(&instances);
+        if entry.resources.as_ref().is_none_or(|(owner, _)| *owner != lb.owner) {
             entry.names.extend(wanted.groups.iter().map(|g| g.name.clone()));
-            entry.sets.clear();
-            let seen = observe::full(&self.client, &self.config.cluster, &lb.owner, &entry.names).await?;
-            entry.view = Some((lb.owner.clone(), seen.mine));
+            entry.registered.clear();
+            let seen = observe::read_all(&self.client, &self.config.cluster, &lb.owner, &entry.names).await?;
+            entry.resources = Some((lb.owner.clone(), seen.mine));
         }
-        let groups = entry.view.as_ref().map(|(_, view)| view.groups.clone()).unwrap_or_default();
+        let groups =
+            entry.resources.as_ref().map(|(_, resources)| resources.groups.clone()).unwrap_or_default();
         let mut progress = Progress::Done;
         for group in &wanted.groups {
             let Some(seen) = groups.get(&group.name) else {
-                // Made by `ensure`, which has not got that far.
-                progress = Progress::Again(UNTIL_RELEASED);
+                // `ensure` has not created it yet.
+                progress = Progress::Again(RELEASE_POLL);
                 continue;
             };
-            let mut known = entry.sets.remove(&seen.arn);
-            let outcome =
-                targets::converge(&self.client, &seen.arn, &mut known, &instances, &mut entry.refusals).await;
+            let mut known = entry.registered.remove(&seen.arn);
+            let outcome = targets::converge(
+                &self.client,
+                &seen.arn,
+                &mut known,
+                &instances,
+                &mut entry.refused_targets,
+            )
+            .await;
             if let Some(known) = known {
-                entry.sets.insert(seen.arn.clone(), known);
+                entry.registered.insert(seen.arn.clone(), known);
             }
             if let Err(failure) = outcome {
-                // It may be that the group is gone: let the next call look.
-                entry.view = None;
+                // The group may be gone, so the next call reads everything.
+                entry.resources = None;
                 return Err(failure.into());
             }
         }
         for (id, node) in &instances {
-            if let Some(why) = entry.refusals.reason(id) {
-                refused.push((node.clone(), format!("AWS refuses {id}: {why}")));
+            if let Some(why) = entry.refused_targets.reason(id) {
+                refused.push((node.clone(), format!("AWS refuses instance {id}: {why}")));
             }
         }
         refused.sort();
@@ -355,14 +259,16 @@ impl Provider for Aws {
     async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error> {
         let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
-        let groups: Vec<String> = match &entry.view {
-            Some((known, view)) if known == owner => view.groups.values().map(|g| g.arn.clone()).collect(),
+        let groups: Vec<String> = match &entry.resources {
+            Some((known, resources)) if known == owner => {
+                resources.groups.values().map(|g| g.arn.clone()).collect()
+            }
             _ => self.read(owner, entry).await?.mine.groups.into_values().map(|g| g.arn).collect(),
         };
         let mut worst: BTreeMap<String, TargetHealth> = BTreeMap::new();
         for arn in groups {
             let targets = self.client.targets(&arn).await?;
-            entry.sets.insert(arn, Known::of(&targets));
+            entry.registered.insert(arn, RegisteredIds::of(&targets));
             for target in targets {
                 let node = entry.nodes.get(&target.id).cloned().unwrap_or(target.id);
                 let found = TargetHealth {
@@ -383,12 +289,12 @@ impl Provider for Aws {
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
-        if entry.view.as_ref().is_some_and(|(known, _)| known == owner) {
-            entry.view = None;
+        if entry.resources.as_ref().is_some_and(|(known, _)| known == owner) {
+            entry.resources = None;
         }
         let seen = self.read(owner, entry).await?;
-        if !self.remove(owner, &seen.mine, entry).await? {
-            return Ok(Progress::Again(UNTIL_RELEASED));
+        if !self.delete_resources(owner, &seen.mine, entry).await? {
+            return Ok(Progress::Again(RELEASE_POLL));
         }
         entry.names.retain(|name| !seen.mine.groups.contains_key(name));
         Ok(Progress::Done)
@@ -399,12 +305,12 @@ impl Provider for Aws {
     }
 
     fn changes(&self) -> BoxStream<'static, Owner> {
-        // AWS tells nobody; the controller's own schedule looks.
+        // AWS sends no notifications; the controller's resync finds changes.
         futures::stream::pending().boxed()
     }
 }
 
-/// A node is as well as the worst of its ports.
+/// Order of health states: a node has the worst state of its ports.
 fn rank(state: HealthState) -> u8 {
     match state {
         HealthState::Healthy => 0,

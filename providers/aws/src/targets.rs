@@ -1,66 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The targets of one target group: which instances they are, and how one set becomes another.
+//! The targets of a target group: their instances, and the calls that change them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use steerage_provider_api::{HealthState, Target, TargetSet};
 
-use crate::client::{Client, Failure, Registered};
+use crate::client::{CallError, Client, RegisteredTarget};
 
-/// How many targets one call takes. AWS documents no number, and was seen to reject large ones now and then.
+/// Targets in one call. AWS documents no limit, but sometimes rejects large calls.
 const BATCH: usize = 100;
-/// After this time what AWS has is read again, so that what somebody else changed is repaired.
-const TRUSTED: Duration = Duration::from_mins(10);
-/// How long a refused target is not tried again.
-const REFUSED: Duration = Duration::from_mins(1);
+/// Read the targets from AWS again after this time, to repair changes by others.
+const MAX_CACHE_AGE: Duration = Duration::from_mins(10);
+/// Wait before a refused target is tried again.
+const RETRY_REFUSED_AFTER: Duration = Duration::from_mins(1);
 
-/// What a group is known to have.
+/// The registered instances of a target group, as last read or changed.
 #[derive(Clone, Debug)]
-pub(crate) struct Known {
+pub(crate) struct RegisteredIds {
     ids: BTreeSet<String>,
     read: Instant,
 }
 
-impl Known {
-    /// From a reading: what is draining is registered no more.
-    pub(crate) fn of(targets: &[Registered]) -> Self {
-        let there = targets.iter().filter(|t| t.state != HealthState::Draining);
-        Self { ids: there.map(|t| t.id.clone()).collect(), read: Instant::now() }
+impl RegisteredIds {
+    /// From a listing. A draining target is no longer registered.
+    pub(crate) fn of(targets: &[RegisteredTarget]) -> Self {
+        let registered = targets.iter().filter(|t| t.state != HealthState::Draining);
+        Self { ids: registered.map(|t| t.id.clone()).collect(), read: Instant::now() }
     }
 
-    fn is_trusted(&self) -> bool {
-        self.read.elapsed() < TRUSTED
+    fn is_fresh(&self) -> bool {
+        self.read.elapsed() < MAX_CACHE_AGE
     }
 }
 
-/// Targets that AWS refused lately, by instance.
+/// Targets that AWS refused recently.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Refusals {
-    told: BTreeMap<String, (String, Instant)>,
+pub(crate) struct RefusedTargets {
+    /// By instance: AWS's message, and the time.
+    refused: BTreeMap<String, (String, Instant)>,
 }
 
-impl Refusals {
+impl RefusedTargets {
     fn add(&mut self, id: &str, why: &str) {
-        self.told.insert(id.to_owned(), (why.to_owned(), Instant::now()));
+        self.refused.insert(id.to_owned(), (why.to_owned(), Instant::now()));
     }
 
-    fn holds(&self, id: &str) -> bool {
-        self.told.get(id).is_some_and(|(_, when)| when.elapsed() < REFUSED)
+    fn must_wait(&self, id: &str) -> bool {
+        self.refused.get(id).is_some_and(|(_, when)| when.elapsed() < RETRY_REFUSED_AFTER)
     }
 
-    /// Why the instance was refused.
+    /// AWS's message about the instance, if it was refused.
     pub(crate) fn reason(&self, id: &str) -> Option<&str> {
-        self.told.get(id).map(|(why, _)| why.as_str())
+        self.refused.get(id).map(|(why, _)| why.as_str())
     }
 
-    /// Forgets all but these.
+    /// Forgets all other instances.
     pub(crate) fn retain(&mut self, ids: &BTreeMap<String, String>) {
-        self.told.retain(|id, _| ids.contains_key(id));
+        self.refused.retain(|id, _| ids.contains_key(id));
     }
 }
 
-/// The instances of a set, by instance the node's name, and the nodes that are none, each with what to do.
+/// The node names by instance, and the nodes that have no instance, each with a message.
 pub(crate) fn instances(set: &TargetSet) -> (BTreeMap<String, String>, Vec<(String, String)>) {
     let (mut instances, mut refused) = (BTreeMap::new(), Vec::new());
     for target in &set.targets {
@@ -72,34 +73,37 @@ pub(crate) fn instances(set: &TargetSet) -> (BTreeMap<String, String>, Vec<(Stri
     (instances, refused)
 }
 
-/// `aws:///<zone>/<instance>`, as the cloud controller manager and kubelet write it.
+/// The instance in a provider ID `aws:///<zone>/<instance>`.
 fn instance(target: &Target) -> Result<String, String> {
     let Some(id) = target.provider_id.as_deref().filter(|id| !id.is_empty()) else {
-        return Err("the node has no spec.providerID: a cloud controller manager, or kubelet's --provider-id, sets it".to_owned());
+        return Err("The node has no spec.providerID. Set it by a cloud controller manager or by kubelet's --provider-id.".to_owned());
     };
     let last = id.strip_prefix("aws://").and_then(|path| path.rsplit('/').next());
     match last {
         Some(instance) if instance.starts_with("i-") && instance.len() > 2 => Ok(instance.to_owned()),
-        _ => Err(format!("spec.providerID {id:?} names no EC2 instance (aws:///<zone>/i-…)")),
+        _ => Err(format!("spec.providerID `{id}` names no EC2 instance. Use the form aws:///<zone>/i-<id>.")),
     }
 }
 
-/// Makes the group's targets those of `wanted`, which may be used; adds before it removes.
+/// Registers the wanted instances, then deregisters all others.
 pub(crate) async fn converge(
     client: &Client,
     group: &str,
-    known: &mut Option<Known>,
+    known: &mut Option<RegisteredIds>,
     wanted: &BTreeMap<String, String>,
-    refusals: &mut Refusals,
-) -> Result<(), Failure> {
-    // Taken out first: after an error nobody knows what the group has.
-    let mut now = match known.take().filter(Known::is_trusted) {
+    refused_targets: &mut RefusedTargets,
+) -> Result<(), CallError> {
+    // Leaves `None` behind after an error, because the registered targets are then unknown.
+    let mut now = match known.take().filter(RegisteredIds::is_fresh) {
         Some(now) => now,
-        None => Known::of(&client.targets(group).await?),
+        None => RegisteredIds::of(&client.targets(group).await?),
     };
-    let add: Vec<String> =
-        wanted.keys().filter(|id| !now.ids.contains(*id) && !refusals.holds(id)).cloned().collect();
-    now.ids.extend(register(client, group, &add, refusals).await?);
+    let add: Vec<String> = wanted
+        .keys()
+        .filter(|id| !now.ids.contains(*id) && !refused_targets.must_wait(id))
+        .cloned()
+        .collect();
+    now.ids.extend(register(client, group, &add, refused_targets).await?);
     let remove: Vec<String> = now.ids.iter().filter(|id| !wanted.contains_key(*id)).cloned().collect();
     for batch in remove.chunks(BATCH) {
         tracing::info!(group, targets = ?batch, "deregistering targets");
@@ -110,53 +114,53 @@ pub(crate) async fn converge(
     Ok(())
 }
 
-/// Registers in `to` what `from` has and it has not.
-pub(crate) async fn copy(
+/// Registers in `to` the targets of `from` that it lacks.
+pub(crate) async fn copy_targets(
     client: &Client,
     from: &str,
     to: &str,
-    refusals: &mut Refusals,
-) -> Result<(), Failure> {
-    let mut missing = Known::of(&client.targets(from).await?).ids;
-    for id in Known::of(&client.targets(to).await?).ids {
+    refused_targets: &mut RefusedTargets,
+) -> Result<(), CallError> {
+    let mut missing = RegisteredIds::of(&client.targets(from).await?).ids;
+    for id in RegisteredIds::of(&client.targets(to).await?).ids {
         missing.remove(&id);
     }
     let missing: Vec<String> = missing.into_iter().collect();
-    register(client, to, &missing, refusals).await.map(drop)
+    register(client, to, &missing, refused_targets).await.map(drop)
 }
 
-/// Registers what can be, and says what was. AWS refuses a whole call for one bad target; its message mostly names it, else the call is
-/// halved until the bad one is alone.
+/// Registers targets and returns those that AWS accepted. AWS refuses a whole call because of one bad target. Usually its
+/// message names the target. Otherwise the call is halved until the bad target is alone.
 async fn register(
     client: &Client,
     group: &str,
     ids: &[String],
-    refusals: &mut Refusals,
-) -> Result<Vec<String>, Failure> {
+    refused_targets: &mut RefusedTargets,
+) -> Result<Vec<String>, CallError> {
     let mut batches: Vec<Vec<String>> = ids.chunks(BATCH).map(<[String]>::to_vec).collect();
     let mut done = Vec::new();
     while let Some(batch) = batches.pop() {
         tracing::info!(group, targets = ?batch, "registering targets");
         let failure = match client.register(group, &batch).await {
             Ok(()) => {
-                refusals.told.retain(|id, _| !batch.contains(id));
+                refused_targets.refused.retain(|id, _| !batch.contains(id));
                 done.extend(batch);
                 continue;
             }
             Err(failure) if failure.is("InvalidTarget") => failure,
             Err(failure) => return Err(failure),
         };
-        let (bad, rest) = blame(&batch, failure.message());
+        let (bad, rest) = split_refused(&batch, failure.message());
         for id in bad {
-            refusals.add(&id, failure.message());
+            refused_targets.add(&id, failure.message());
         }
         batches.extend(rest);
     }
     Ok(done)
 }
 
-/// Which targets of a refused batch are bad for certain, and in which batches the others are to be tried.
-fn blame(batch: &[String], message: &str) -> (Vec<String>, Vec<Vec<String>>) {
+/// The targets of a refused batch that are certainly bad, and the batches in which to try the others.
+fn split_refused(batch: &[String], message: &str) -> (Vec<String>, Vec<Vec<String>>) {
     if let [only] = batch {
         return (vec![only.clone()], Vec::new());
     }
@@ -186,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn instances_are_found_by_provider_id() {
+    fn provider_id_names_instance() {
         let set = TargetSet {
             shared: None,
             targets: vec![
@@ -211,12 +215,12 @@ mod tests {
     }
 
     #[test]
-    fn the_bad_one_is_named_or_found_by_halving() {
+    fn refused_target_is_named_or_found_by_halving() {
         let batch = ids(&["i-1", "i-12", "i-3"]);
         let message = "The following targets are not in a running state and cannot be registered: 'i-12'";
-        assert_eq!(blame(&batch, message), (ids(&["i-12"]), vec![ids(&["i-1", "i-3"])]));
-        assert_eq!(blame(&batch, "no"), (vec![], vec![ids(&["i-1"]), ids(&["i-12", "i-3"])]));
-        assert_eq!(blame(&ids(&["i-3"]), "no"), (ids(&["i-3"]), vec![]));
-        assert_eq!(blame(&batch, "i-1, i-12 and i-3"), (batch.clone(), vec![]));
+        assert_eq!(split_refused(&batch, message), (ids(&["i-12"]), vec![ids(&["i-1", "i-3"])]));
+        assert_eq!(split_refused(&batch, "no"), (vec![], vec![ids(&["i-1"]), ids(&["i-12", "i-3"])]));
+        assert_eq!(split_refused(&ids(&["i-3"]), "no"), (ids(&["i-3"]), vec![]));
+        assert_eq!(split_refused(&batch, "i-1, i-12 and i-3"), (batch.clone(), vec![]));
     }
 }

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Errors of `ELBv2` calls, and the provider error that each becomes.
+
+use std::fmt::Debug;
+
+use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
+use steerage_provider_api::Error;
+
+pub(super) type Result<T, E = CallError> = std::result::Result<T, E>;
+
+/// A failed call.
+#[derive(Debug)]
+pub(crate) struct CallError {
+    action: &'static str,
+    /// Code from AWS; empty if AWS did not reply.
+    code: String,
+    message: String,
+}
+
+impl CallError {
+    /// Turns the error of the call `action` into a `CallError`.
+    pub(super) fn of<E, R>(action: &'static str) -> impl FnOnce(SdkError<E, R>) -> Self
+    where
+        E: ProvideErrorMetadata + std::error::Error + 'static,
+        R: Debug + 'static,
+    {
+        move |error| {
+            let code = error.code().unwrap_or_default().to_owned();
+            let message = error.message().map_or_else(|| chain(&error), str::to_owned);
+            Self { action, code, message }
+        }
+    }
+
+    pub(crate) fn is(&self, code: &str) -> bool {
+        self.code == code
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl From<CallError> for Error {
+    fn from(failure: CallError) -> Self {
+        let CallError { action, code, message } = failure;
+        let text = format!("ELBv2 {action}: {code}: {message}");
+        match code.as_str() {
+            "" => Self::Unavailable(format!("ELBv2 {action}: {message}")),
+            "Throttling" | "ThrottlingException" | "RequestLimitExceeded" | "TooManyRequestsException" => {
+                Self::Throttled { after: None, message: text }
+            }
+            "AccessDenied" | "AccessDeniedException" | "UnauthorizedOperation" => Self::Denied(text),
+            // AWS's message is left out: for a wrong signature it quotes the signed request with the session token.
+            "SignatureDoesNotMatch"
+            | "InvalidClientTokenId"
+            | "UnrecognizedClientException"
+            | "ExpiredToken"
+            | "ExpiredTokenException"
+            | "IncompleteSignature"
+            | "MissingAuthenticationToken"
+            | "AuthFailure"
+            | "OptInRequired" => {
+                Self::Denied(format!("ELBv2 {action}: {code}: AWS does not accept the credentials"))
+            }
+            "DuplicateLoadBalancerName"
+            | "DuplicateTargetGroupName"
+            | "DuplicateListener"
+            | "ResourceInUse"
+            | "LoadBalancerNotFound"
+            | "TargetGroupNotFound"
+            | "ListenerNotFound"
+            | "PriorityInUse" => Self::Conflict(text),
+            "OperationNotPermitted" => Self::invalid("OperationNotPermitted", text),
+            code if code.starts_with("TooMany") => Self::invalid("QuotaExceeded", text),
+            code if code.starts_with("Invalid")
+                || code.starts_with("Unsupported")
+                || matches!(code, "ValidationError" | "SubnetNotFound" | "IncompatibleProtocols") =>
+            {
+                Self::invalid("ProviderRefused", text)
+            }
+            _ => Self::Unavailable(text),
+        }
+    }
+}
+
+/// The whole cause chain. It contains nothing of the request, so no secret.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |e| e.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// The answer, or `None` if the error has the given "not found" code.
+pub(super) fn unless_not_found<T, E, R>(
+    action: &'static str,
+    code: &str,
+    answer: Result<T, SdkError<E, R>>,
+) -> Result<Option<T>>
+where
+    E: ProvideErrorMetadata + std::error::Error + 'static,
+    R: Debug + 'static,
+{
+    match answer.map_err(CallError::of(action)) {
+        Ok(found) => Ok(Some(found)),
+        Err(failure) if failure.is(code) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// The error for an answer without the created object.
+pub(super) fn empty(action: &'static str) -> CallError {
+    CallError { action, code: String::new(), message: "AWS returned an empty answer".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(code: &str) -> Error {
+        CallError { action: "CreateListener", code: code.to_owned(), message: "token=SECRET".to_owned() }
+            .into()
+    }
+
+    #[test]
+    fn codes_map_to_provider_errors() {
+        for code in ["Throttling", "ThrottlingException", "RequestLimitExceeded"] {
+            assert!(matches!(error(code), Error::Throttled { .. }), "{code}");
+        }
+        for code in ["AccessDenied", "ExpiredToken", "SignatureDoesNotMatch"] {
+            assert!(matches!(error(code), Error::Denied(_)), "{code}");
+        }
+        for code in ["DuplicateListener", "TargetGroupNotFound"] {
+            assert!(matches!(error(code), Error::Conflict(_)), "{code}");
+        }
+        assert_eq!(error("TooManyTargetGroups").reason(), "QuotaExceeded");
+        assert_eq!(error("InvalidSubnet").reason(), "ProviderRefused");
+        assert_eq!(error("OperationNotPermitted").reason(), "OperationNotPermitted");
+        for code in ["", "InternalFailure", "ServiceUnavailable"] {
+            assert!(matches!(error(code), Error::Unavailable(_)), "{code}");
+        }
+    }
+
+    #[test]
+    fn error_names_call_and_hides_secrets() {
+        assert_eq!(
+            error("Throttling").to_string(),
+            "the provider throttles: ELBv2 CreateListener: Throttling: token=SECRET"
+        );
+        let told = error("SignatureDoesNotMatch").to_string();
+        assert!(told.contains("CreateListener") && !told.contains("SECRET"), "{told}");
+    }
+}

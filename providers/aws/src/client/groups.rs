@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Calls about target groups and their attributes.
+
+use std::collections::BTreeMap;
+
+use elb::types::{Matcher, ProtocolEnum, TargetGroup, TargetGroupAttribute, TargetTypeEnum};
+
+use super::{CallError, Client, Result, elb, empty, sdk_tags, unless_not_found};
+use crate::desired::{DesiredGroup, HealthCheckSettings};
+use crate::diff::ObservedGroup;
+
+/// Sets the health check on the builder of a call. `CreateTargetGroup` and `ModifyTargetGroup` have the same fields, but no
+/// common type.
+macro_rules! with_health_check {
+    ($call:expr, $health:expr) => {{
+        let health: &HealthCheckSettings = $health;
+        $call
+            .health_check_protocol(health_protocol(health))
+            .set_health_check_path(health.path.clone())
+            .set_matcher(matcher(health))
+            .health_check_port(health.port.to_string())
+            .health_check_interval_seconds(health.interval)
+            .health_check_timeout_seconds(health.timeout)
+            .healthy_threshold_count(health.healthy)
+            .unhealthy_threshold_count(health.unhealthy)
+    }};
+}
+
+impl Client {
+    /// The target group with this name, without its attributes.
+    pub(crate) async fn group_named(&self, name: &str) -> Result<Option<ObservedGroup>> {
+        let answer = self.elb.describe_target_groups().names(name).send().await;
+        let found = unless_not_found("DescribeTargetGroups", "TargetGroupNotFound", answer)?;
+        Ok(found
+            .and_then(|f| f.target_groups.unwrap_or_default().into_iter().next())
+            .map(|g| observed_group(&g).1))
+    }
+
+    /// The target groups that a load balancer uses, by name, without their attributes.
+    pub(crate) async fn groups_of(&self, balancer: &str) -> Result<BTreeMap<String, ObservedGroup>> {
+        let pages =
+            self.elb.describe_target_groups().load_balancer_arn(balancer).into_paginator().items().send();
+        let found = match unless_not_found(
+            "DescribeTargetGroups",
+            "TargetGroupNotFound",
+            pages.try_collect().await,
+        ) {
+            Err(failure) if failure.is("LoadBalancerNotFound") => None,
+            other => other?,
+        };
+        Ok(found.unwrap_or_default().iter().map(observed_group).collect())
+    }
+
+    /// Names and ARNs of all target groups in the region.
+    pub(crate) async fn all_groups(&self) -> Result<Vec<(String, String)>> {
+        let pages = self.elb.describe_target_groups().page_size(400).into_paginator().items().send();
+        let all = pages.try_collect().await.map_err(CallError::of("DescribeTargetGroups"))?;
+        Ok(all.iter().map(observed_group).map(|(name, g)| (name, g.arn)).collect())
+    }
+
+    pub(crate) async fn attributes(&self, group: &str) -> Result<BTreeMap<String, String>> {
+        let answer = self.elb.describe_target_group_attributes().target_group_arn(group).send().await;
+        let answer = answer.map_err(CallError::of("DescribeTargetGroupAttributes"))?;
+        let pairs =
+            answer.attributes.unwrap_or_default().into_iter().filter_map(|a| Some((a.key?, a.value?)));
+        Ok(pairs.collect())
+    }
+
+    pub(crate) async fn create_group(
+        &self,
+        wanted: &DesiredGroup,
+        vpc: &str,
+        tags: &BTreeMap<String, String>,
+    ) -> Result<ObservedGroup> {
+        let call = self
+            .elb
+            .create_target_group()
+            .name(&wanted.name)
+            .target_type(TargetTypeEnum::Instance)
+            .protocol(ProtocolEnum::from(wanted.protocol))
+            .port(wanted.port.into())
+            .vpc_id(vpc)
+            .set_tags(Some(sdk_tags(tags)));
+        let call = with_health_check!(call, &wanted.health);
+        let made = call.send().await.map_err(CallError::of("CreateTargetGroup"))?;
+        let made = made.target_groups.unwrap_or_default().into_iter().next();
+        Ok(observed_group(&made.ok_or_else(|| empty("CreateTargetGroup"))?).1)
+    }
+
+    pub(crate) async fn modify_health(&self, group: &str, health: &HealthCheckSettings) -> Result<()> {
+        let call = with_health_check!(self.elb.modify_target_group().target_group_arn(group), health);
+        call.send().await.map(drop).map_err(CallError::of("ModifyTargetGroup"))
+    }
+
+    pub(crate) async fn set_attributes(
+        &self,
+        group: &str,
+        attributes: &BTreeMap<&'static str, String>,
+    ) -> Result<()> {
+        let one =
+            |(key, value): (&&str, &String)| TargetGroupAttribute::builder().key(*key).value(value).build();
+        let call = self
+            .elb
+            .modify_target_group_attributes()
+            .target_group_arn(group)
+            .set_attributes(Some(attributes.iter().map(one).collect()));
+        call.send().await.map(drop).map_err(CallError::of("ModifyTargetGroupAttributes"))
+    }
+
+    /// Returns whether the group no longer exists; false while a load balancer still uses it.
+    pub(crate) async fn delete_group(&self, arn: &str) -> Result<bool> {
+        let answer = self.elb.delete_target_group().target_group_arn(arn).send().await;
+        match unless_not_found("DeleteTargetGroup", "TargetGroupNotFound", answer) {
+            Ok(_) => Ok(true),
+            Err(failure) if failure.is("ResourceInUse") => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+fn observed_group(found: &TargetGroup) -> (String, ObservedGroup) {
+    let http = found.health_check_protocol == Some(ProtocolEnum::Http);
+    let codes = found.matcher.as_ref().and_then(|m| m.http_code.as_deref());
+    let seen = ObservedGroup {
+        arn: found.target_group_arn.clone().unwrap_or_default(),
+        health: HealthCheckSettings {
+            path: http.then(|| found.health_check_path.clone().unwrap_or_default()),
+            port: found.health_check_port.as_deref().and_then(|p| p.parse().ok()).unwrap_or_default(),
+            interval: found.health_check_interval_seconds.unwrap_or_default(),
+            timeout: found.health_check_timeout_seconds.unwrap_or_default(),
+            healthy: found.healthy_threshold_count.unwrap_or_default(),
+            unhealthy: found.unhealthy_threshold_count.unwrap_or_default(),
+        },
+        only_200: !http || codes == Some("200"),
+        attributes: BTreeMap::new(),
+    };
+    (found.target_group_name.clone().unwrap_or_default(), seen)
+}
+
+fn health_protocol(health: &HealthCheckSettings) -> ProtocolEnum {
+    if health.path.is_some() { ProtocolEnum::Http } else { ProtocolEnum::Tcp }
+}
+
+/// `/healthz` says 200 or 503, nothing else is a yes.
+fn matcher(health: &HealthCheckSettings) -> Option<Matcher> {
+    health.path.is_some().then(|| Matcher::builder().http_code("200").build())
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Calls about the targets of a target group.
+
+use elb::types::{TargetDescription, TargetHealthStateEnum};
+use steerage_provider_api::HealthState;
+
+use super::{CallError, Client, Result, elb};
+
+/// A registered target, as described by AWS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RegisteredTarget {
+    pub(crate) id: String,
+    pub(crate) state: HealthState,
+    pub(crate) reason: String,
+}
+
+impl Client {
+    pub(crate) async fn targets(&self, group: &str) -> Result<Vec<RegisteredTarget>> {
+        let answer = self.elb.describe_target_health().target_group_arn(group).send().await;
+        let answer = answer.map_err(CallError::of("DescribeTargetHealth"))?;
+        let mut targets = Vec::new();
+        for described in answer.target_health_descriptions.unwrap_or_default() {
+            let (Some(target), Some(health)) = (described.target, described.target_health) else { continue };
+            let code = health.reason.as_ref().map_or("", |r| r.as_str());
+            let state = match health.state {
+                Some(TargetHealthStateEnum::Initial) => HealthState::Initial,
+                Some(TargetHealthStateEnum::Healthy) => HealthState::Healthy,
+                Some(TargetHealthStateEnum::Draining) => HealthState::Draining,
+                Some(TargetHealthStateEnum::Unused) if code == "Target.NotRegistered" => continue,
+                Some(TargetHealthStateEnum::Unused) => HealthState::Unused,
+                _ => HealthState::Unhealthy,
+            };
+            let told = [code, health.description.as_deref().unwrap_or_default()];
+            let reason = told.into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join(": ");
+            targets.push(RegisteredTarget { id: target.id.unwrap_or_default(), state, reason });
+        }
+        Ok(targets)
+    }
+
+    pub(crate) async fn register(&self, group: &str, ids: &[String]) -> Result<()> {
+        let call = self.elb.register_targets().target_group_arn(group).set_targets(Some(sdk_targets(ids)));
+        call.send().await.map(drop).map_err(CallError::of("RegisterTargets"))
+    }
+
+    pub(crate) async fn deregister(&self, group: &str, ids: &[String]) -> Result<()> {
+        let call = self.elb.deregister_targets().target_group_arn(group).set_targets(Some(sdk_targets(ids)));
+        call.send().await.map(drop).map_err(CallError::of("DeregisterTargets"))
+    }
+}
+
+fn sdk_targets(ids: &[String]) -> Vec<TargetDescription> {
+    ids.iter().map(|id| TargetDescription::builder().id(id).build()).collect()
+}
