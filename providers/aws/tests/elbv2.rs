@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The provider against moto's server: the conformance suite, and what only ELBv2 has.
+//! The provider on moto's server: the conformance suite, and properties of ELBv2.
 
 #![allow(clippy::unwrap_used)] // test code; the lint's own exception does not see helpers outside of test functions
 
@@ -16,7 +16,7 @@ use steerage_provider_conformance::{Harness as _, converge, fixture};
 use steerage_requirements::requires;
 
 #[tokio::test]
-async fn the_provider_conforms() {
+async fn provider_conforms() {
     requires!(Moto);
     let moto = Moto::start(6).await.unwrap();
     steerage_provider_conformance::run(&moto).await.unwrap();
@@ -26,7 +26,7 @@ fn listener(protocol: Protocol, port: u16, node_port: u16) -> Listener {
     Listener { name: String::new(), protocol, port, node_port: Some(node_port) }
 }
 
-/// moto with a provider and a load balancer of one listener and the targets 0 and 1.
+/// Starts moto, and lets a provider create a load balancer with these listeners and the targets 0 and 1.
 async fn made(instances: usize, listeners: Vec<Listener>) -> (Moto, Aws, LoadBalancer) {
     let moto = Moto::start(instances).await.unwrap();
     let provider = moto.fresh().await.unwrap();
@@ -48,7 +48,7 @@ async fn only_listener(moto: &Moto) -> aws_sdk_elasticloadbalancingv2::types::Li
 }
 
 #[tokio::test]
-async fn a_listener_changes_protocol_in_place_and_never_points_at_an_empty_group() {
+async fn listener_protocol_changes_in_place_and_group_is_never_empty() {
     requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 53, 30053)]).await;
     let before = only_listener(&moto).await;
@@ -72,7 +72,7 @@ async fn a_listener_changes_protocol_in_place_and_never_points_at_an_empty_group
 }
 
 #[tokio::test]
-async fn a_health_check_and_affinity_change_in_place() {
+async fn health_check_and_affinity_change_in_place() {
     requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let before = moto.groups().await.unwrap().remove(0);
@@ -89,7 +89,7 @@ async fn a_health_check_and_affinity_change_in_place() {
 }
 
 #[tokio::test]
-async fn many_targets_go_in_batches_and_one_replaced_node_costs_one_call_each_way() {
+async fn targets_are_batched_and_replaced_node_costs_two_calls() {
     requires!(Moto);
     let (moto, provider, lb) = made(252, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let all = |range: std::ops::Range<usize>| TargetSet {
@@ -109,7 +109,7 @@ async fn many_targets_go_in_batches_and_one_replaced_node_costs_one_call_each_wa
 }
 
 #[tokio::test]
-async fn what_somebody_takes_away_is_put_back() {
+async fn deleted_resources_are_restored() {
     requires!(Moto);
     let (moto, provider, lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let set = fixture::targets(&moto, &[0, 1]);
@@ -136,7 +136,7 @@ async fn what_somebody_takes_away_is_put_back() {
 }
 
 #[tokio::test]
-async fn a_foreign_listener_stays_and_one_in_the_way_is_named() {
+async fn foreign_listener_is_kept_and_conflict_is_reported() {
     requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let ours = only_listener(&moto).await;
@@ -159,7 +159,7 @@ async fn a_foreign_listener_stays_and_one_in_the_way_is_named() {
 }
 
 #[tokio::test]
-async fn the_scheme_is_chosen_once_and_a_change_is_refused_without_a_write() {
+async fn scheme_change_is_rejected_without_writes() {
     requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let key = "service.beta.kubernetes.io/aws-load-balancer-scheme".to_owned();
@@ -178,7 +178,7 @@ async fn the_scheme_is_chosen_once_and_a_change_is_refused_without_a_write() {
 }
 
 #[tokio::test]
-async fn health_names_nodes_and_reasons() {
+async fn target_health_names_nodes_and_reasons() {
     requires!(Moto);
     let (moto, provider, lb) =
         made(4, vec![listener(Protocol::Tcp, 80, 30080), listener(Protocol::Udp, 53, 30053)]).await;
@@ -192,7 +192,7 @@ async fn health_names_nodes_and_reasons() {
 }
 
 #[tokio::test]
-async fn a_wrong_subnet_is_the_configurations_fault() {
+async fn unknown_subnet_is_invalid() {
     requires!(Moto);
     let moto = Moto::start(1).await.unwrap();
     let mut config = moto.config.clone();

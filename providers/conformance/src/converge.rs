@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Drives a provider to a goal as the controller does: again and again, until it says that it is done.
+//! Drives a provider to a goal as the controller does: calls it until it reports that it is done.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use steerage_provider_api::{Error, LoadBalancer, Owner, Progress, Provider, SetT
 
 use crate::{Harness, Snapshot};
 
-/// How often a provider may ask to be called again before the suite gives up.
+/// Number of calls before the suite gives up.
 const ROUNDS: usize = 200;
-/// The suite does not wait longer than this, whatever the provider asks for.
+/// Wait between two calls, even if the provider asks for more.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How many conflicts in a row may come of another instance's writes that are seen late.
+/// Allowed conflicts in a row, which occur while writes of another instance are not visible yet.
 const CONFLICTS: usize = 20;
 
-/// Calls `ensure` and `set_targets` until both are done. The provider's own error is at the root of the one returned.
+/// Calls `ensure` and `set_targets` until both are done. An error of the provider is the root of the returned error.
 pub async fn converge(
     provider: &impl Provider,
     lb: &LoadBalancer,
@@ -62,31 +62,31 @@ pub async fn converge_deleted(provider: &impl Provider, owner: &Owner) -> anyhow
     anyhow::bail!("{owner}: not deleted after {ROUNDS} rounds")
 }
 
-/// A state to be reached.
+/// A state to reach.
 #[derive(Clone, Debug)]
 pub(crate) enum Goal {
-    /// This load balancer with these targets.
-    Made(Box<LoadBalancer>, TargetSet),
-    /// Nothing of this owner.
-    Gone(Owner),
+    /// The load balancer exists with these targets.
+    Present(Box<LoadBalancer>, TargetSet),
+    /// The owner has no objects.
+    Absent(Owner),
 }
 
 impl Goal {
-    pub(crate) fn made(lb: LoadBalancer, set: TargetSet) -> Self {
-        Self::Made(Box::new(lb), set)
+    pub(crate) fn present(lb: LoadBalancer, set: TargetSet) -> Self {
+        Self::Present(Box::new(lb), set)
     }
 
     pub(crate) fn owner(&self) -> &Owner {
         match self {
-            Self::Made(lb, _) => &lb.owner,
-            Self::Gone(owner) => owner,
+            Self::Present(lb, _) => &lb.owner,
+            Self::Absent(owner) => owner,
         }
     }
 
     pub(crate) async fn reach(&self, provider: &impl Provider) -> anyhow::Result<()> {
         match self {
-            Self::Made(lb, set) => converge(provider, lb, set).await.map(drop),
-            Self::Gone(owner) => converge_deleted(provider, owner).await,
+            Self::Present(lb, set) => converge(provider, lb, set).await.map(drop),
+            Self::Absent(owner) => converge_deleted(provider, owner).await,
         }
     }
 }
@@ -98,7 +98,7 @@ pub(crate) async fn owned<H: Harness>(harness: &H) -> anyhow::Result<Vec<Owner>>
     Ok(owned)
 }
 
-/// Deletes everything of the suite, with a healthy proxy.
+/// Deletes all objects of the suite, without faults.
 pub(crate) async fn clean<H: Harness>(harness: &H) -> anyhow::Result<()> {
     harness.proxy().reset();
     harness.remove_foreign().await.context("remove the foreign objects")?;
@@ -109,15 +109,15 @@ pub(crate) async fn clean<H: Harness>(harness: &H) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fails with the difference unless two snapshots are equal.
-pub(crate) fn same(what: &str, expected: &Snapshot, got: &Snapshot) -> anyhow::Result<()> {
+/// Returns an error with the difference if the snapshots differ.
+pub(crate) fn ensure_same(what: &str, expected: &Snapshot, got: &Snapshot) -> anyhow::Result<()> {
     let names: BTreeSet<&String> = expected.keys().chain(got.keys()).collect();
     let mut differences = String::new();
     for name in names {
         let line = match (expected.get(name), got.get(name)) {
             (a, b) if a == b => continue,
             (Some(_), None) => format!("\n    missing: {name}"),
-            (None, _) => format!("\n    too much: {name}"),
+            (None, _) => format!("\n    unexpected: {name}"),
             (Some(a), Some(b)) => format!("\n    {name}:\n      expected {a}\n      got      {b}"),
         };
         differences.push_str(&line);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The load balancers and target sets that the checks ask for.
+//! The load balancers and target sets of the checks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use steerage_provider_api::{HealthCheck, HealthProtocol, Listener, LoadBalancer,
 
 use crate::Harness;
 
-/// The namespace of all Services of the suite.
+/// Namespace of all Services of the suite.
 pub const NAMESPACE: &str = "conformance";
 
-/// The owner of the `life`-th Service that was made under this name.
-pub fn owner(name: &str, life: u32) -> Owner {
-    // FNV-1a: any fixed function from names to UIDs will do.
+/// The owner for the given incarnation of a Service: each has the same name and another UID.
+pub fn owner(name: &str, incarnation: u32) -> Owner {
+    // FNV-1a, but any fixed function from names to UIDs would do.
     let hash = name
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    let uid = format!("{:08x}-{:04x}-4000-8000-{life:012}", hash >> 32, hash & 0xffff);
+    let uid = format!("{:08x}-{:04x}-4000-8000-{incarnation:012}", hash >> 32, hash & 0xffff);
     Owner { service: Key::new(NAMESPACE, name), uid }
 }
 
@@ -32,7 +32,7 @@ pub fn first(harness: &impl Harness, owner: &Owner) -> LoadBalancer {
     )
 }
 
-/// The same after a change: one listener gone, one with another node port, one new, and another health check.
+/// A changed version of [`first`]: one listener removed, one with another node port, one added, and another health check.
 pub fn second(harness: &impl Harness, owner: &Owner) -> LoadBalancer {
     build(
         harness,
@@ -42,7 +42,7 @@ pub fn second(harness: &impl Harness, owner: &Owner) -> LoadBalancer {
     )
 }
 
-/// The harness's targets with these indices.
+/// The targets of the harness with these indices.
 pub fn targets(harness: &impl Harness, indices: &[usize]) -> TargetSet {
     TargetSet { shared: None, targets: indices.iter().map(|i| harness.target(*i)).collect() }
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What every provider of Steerage must hold, as checks that run against a real backend.
+//! The guarantees of every Steerage provider, as checks that run against a real backend.
 //!
-//! A provider's own tests implement [`Harness`] for its backend, put a [`Proxy`] between the two, and call [`run`]. The proxy
-//! counts the calls outside the product, and makes the faults: it cuts a connection before or after the call reached the
-//! backend, answers in the backend's stead, delays. The suite knows no backend and starts none; it is a dev-dependency only.
+//! A provider's tests implement [`Harness`] for its backend, put a [`Proxy`] between provider and backend, and call [`run`].
+//! The proxy counts calls independently of the provider. It also injects faults: it cuts a connection before or after the
+//! backend receives the call, answers instead of the backend, or delays. The suite knows no backend and starts none. It is a
+//! dev-dependency only.
 
 pub mod checks;
 mod converge;
@@ -13,13 +14,16 @@ mod proxy;
 
 pub use converge::{converge, converge_deleted};
 pub use harness::{Harness, Snapshot};
-pub use proxy::{Answer, Call, CallKind, Connect, Fault, Io, Proxy, Request, Span, Upstream, When};
+pub use proxy::{
+    Call, CallKind, CannedResponse, Connect, CutPoint, Fault, Io, Proxy, Request, Span, Upstream,
+};
 
 use std::fmt::Write as _;
 
-/// Runs every check, one after the other, and fails with a list of those that failed.
+/// Runs all checks in order. Returns an error that lists the failed ones.
 ///
-/// The backend must hold nothing of the provider's before: what a failed check left behind is deleted, all that `owned` lists.
+/// At the start the backend must hold nothing of the provider's. After a failed check, everything that `owned` lists is
+/// deleted.
 pub async fn run<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let mut failures = String::new();
     for (name, check) in checks::all::<H>() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the suite itself: a right provider passes, and every check catches the provider that is wrong in its way.
+//! Tests of the suite itself: a correct provider passes, and every check detects a provider with the matching bug.
 
 #![allow(clippy::unwrap_used)] // test code; the lint's own exception does not see helpers outside of test functions
 
@@ -9,36 +9,36 @@ use steerage_provider_conformance::checks;
 use toy::{Bug, ToyHarness};
 
 #[tokio::test]
-async fn a_right_provider_passes() {
+async fn correct_provider_passes() {
     let harness = ToyHarness::start(None).await;
     steerage_provider_conformance::run(&harness).await.unwrap();
 }
 
-/// Which check must catch which wrong provider.
+/// The check that must detect each bug.
 const CAUGHT: [(Bug, &str); 16] = [
-    (Bug::AlwaysWrites, "a_second_run_writes_nothing"),
-    (Bug::ReadsTooMuch, "a_second_run_writes_nothing"),
-    (Bug::RemovesFirst, "targets_are_added_before_others_leave"),
-    (Bug::SendsAll, "targets_are_added_before_others_leave"),
-    (Bug::OneBadStopsAll, "a_refused_target_keeps_no_other_out"),
-    (Bug::KeepsTheLast, "targets_can_all_leave"),
+    (Bug::AlwaysWrites, "second_run_writes_nothing"),
+    (Bug::ReadsTooMuch, "second_run_writes_nothing"),
+    (Bug::RemovesFirst, "new_targets_are_added_before_old_are_removed"),
+    (Bug::SendsAll, "new_targets_are_added_before_old_are_removed"),
+    (Bug::OneBadStopsAll, "refused_target_does_not_block_others"),
+    (Bug::KeepsTheLast, "all_targets_can_be_removed"),
     (Bug::DeletesBlindly, "deletion_is_idempotent"),
-    (Bug::RemembersOwners, "owned_lists_exactly"),
-    (Bug::IgnoresUid, "a_remade_service_leaves_nothing_of_the_old"),
+    (Bug::RemembersOwners, "owned_lists_all_owners"),
+    (Bug::IgnoresUid, "recreated_service_replaces_old_resources"),
     (Bug::DropsFields, "foreign_fields_are_kept"),
-    (Bug::AdoptsByName, "foreign_objects_are_left_alone"),
-    (Bug::SwallowsThrottling, "throttling_is_told_and_survived"),
-    (Bug::LosesTrack, "a_crash_in_creation"),
-    (Bug::TrustsItsCache, "a_crash_in_change"),
-    (Bug::ReplacesInPlace, "a_crash_in_replacement"),
-    (Bug::DeletesTheOwnerFirst, "a_crash_in_deletion"),
+    (Bug::AdoptsByName, "foreign_objects_are_not_changed"),
+    (Bug::SwallowsThrottling, "throttling_is_reported_and_survived"),
+    (Bug::CreatesUntracked, "creation_survives_crash_at_any_call"),
+    (Bug::TrustsItsCache, "change_survives_crash_at_any_call"),
+    (Bug::ReplacesInPlace, "replacement_survives_crash_at_any_call"),
+    (Bug::DeletesTheOwnerFirst, "deletion_survives_crash_at_any_call"),
 ];
 
 #[tokio::test]
-async fn every_check_catches_a_wrong_provider() {
+async fn every_check_catches_its_bug() {
     let checks = checks::all::<ToyHarness>();
     for (name, _) in &checks {
-        assert!(CAUGHT.iter().any(|(_, caught_by)| caught_by == name), "no wrong provider for {name}");
+        assert!(CAUGHT.iter().any(|(_, caught_by)| caught_by == name), "no bug for {name}");
     }
     for (bug, name) in CAUGHT {
         let (_, check) = checks.iter().find(|(n, _)| *n == name).unwrap();

@@ -19,7 +19,9 @@ use kube::{Client, Config, ResourceExt as _};
 use serde_json::json;
 use steerage_edge_api::{AddressPool, EdgeLoadBalancer, EdgeNodeSet};
 use steerage_provider_api::{LoadBalancer, Owner, Target};
-use steerage_provider_conformance::{Answer, CallKind, Harness, Proxy, Request, Snapshot, Upstream, run};
+use steerage_provider_conformance::{
+    CallKind, CannedResponse, Harness, Proxy, Request, Snapshot, Upstream, run,
+};
 use steerage_provider_edge::{EdgeProvider, spec};
 use steerage_requirements::requires;
 use steerage_testserver::Server;
@@ -158,12 +160,12 @@ impl Harness for Edge {
         named("node-0-bad".to_owned())
     }
 
-    fn throttle(&self) -> Answer {
+    fn throttle(&self) -> CannedResponse {
         let status = json!({
             "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "TooManyRequests", "code": 429,
             "message": "slow down", "details": {"retryAfterSeconds": 1},
         });
-        Answer { status: 429, content_type: "application/json", body: status.to_string().into() }
+        CannedResponse { status: 429, content_type: "application/json", body: status.to_string().into() }
     }
 
     async fn plant_foreign(&self, lb: &LoadBalancer) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A moto server of the test's own, a proxy before it, and the conformance suite's view of both.
+//! A moto server and a proxy for one test, as a harness of the conformance suite.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use elb::types::{LoadBalancerAttribute, LoadBalancerTypeEnum, ProtocolEnum, Tag, TargetTypeEnum};
 use steerage_provider_api::{LoadBalancer, Owner, Provider as _, Target};
 use steerage_provider_aws::{Aws, Config, Scheme};
-use steerage_provider_conformance::{Answer, Call, Harness, Proxy, Snapshot, Upstream};
+use steerage_provider_conformance::{Call, CannedResponse, Harness, Proxy, Snapshot, Upstream};
 use steerage_testmoto::{Server, classify, parameters};
 
 const FOREIGN: &str = "somebody";
@@ -21,14 +21,14 @@ pub(crate) struct Moto {
     server: Server,
     proxy: Proxy,
     sdk: SdkConfig,
-    /// Past the proxy.
+    /// Bypasses the proxy.
     pub(crate) elb: elb::Client,
     pub(crate) config: Config,
     pub(crate) instances: Vec<String>,
 }
 
 impl Moto {
-    /// Starts moto with a VPC, two subnets and so many instances, the last of them stopped.
+    /// Starts moto with a VPC, two subnets and instances. The last instance is stopped.
     pub(crate) async fn start(instances: usize) -> anyhow::Result<Self> {
         let server = Server::start()?;
         let (vpc, subnets) = server.network()?;
@@ -159,24 +159,24 @@ impl Harness for Moto {
         target(bad_node(), &self.instances[self.instances.len() - 1])
     }
 
-    fn throttle(&self) -> Answer {
+    fn throttle(&self) -> CannedResponse {
         let body = "<ErrorResponse><Error><Type>Sender</Type><Code>Throttling</Code><Message>Rate exceeded</Message></Error></ErrorResponse>";
-        Answer { status: 400, content_type: "text/xml", body: Bytes::from_static(body.as_bytes()) }
+        CannedResponse { status: 400, content_type: "text/xml", body: Bytes::from_static(body.as_bytes()) }
     }
 
     async fn plant_foreign(&self, lb: &LoadBalancer) -> anyhow::Result<()> {
-        // The provider's own names, found by letting it make and delete them.
+        // Finds the provider's names by letting it create and delete the load balancer.
         let endpoint = Some(format!("http://{}", self.server.addr()));
         let provider = self.provider(Config { endpoint, ..self.config.clone() });
         provider.ensure(lb).await?;
         let (balancer, groups) = self.of(&lb.owner).await?;
         let balancers = self.balancers().await?;
         let balancer =
-            balancers.into_iter().find(|b| b.load_balancer_arn == balancer).context("none was made")?;
+            balancers.into_iter().find(|b| b.load_balancer_arn == balancer).context("the provider created no load balancer")?;
         steerage_provider_conformance::converge_deleted(&provider, &lb.owner).await?;
         let name = balancer.load_balancer_name.unwrap_or_default();
-        let kin = format!("{}-kin", &name[..20].trim_end_matches('-'));
-        for name in [&name, &kin] {
+        let similar = format!("{}-kin", &name[..20].trim_end_matches('-'));
+        for name in [&name, &similar] {
             let made = self
                 .elb
                 .create_load_balancer()
@@ -187,7 +187,7 @@ impl Harness for Moto {
             made.send().await?;
         }
         let names: Vec<String> =
-            groups.into_iter().filter_map(|g| g.target_group_name).chain([kin]).collect();
+            groups.into_iter().filter_map(|g| g.target_group_name).chain([similar]).collect();
         for name in names {
             let made = self
                 .elb
@@ -221,7 +221,7 @@ impl Harness for Moto {
         Ok(())
     }
 
-    /// A tag on the load balancer and on the listener that stays, and an attribute that the provider knows nothing of.
+    /// Adds a tag to the load balancer and to the listener that stays, and sets an attribute that the provider does not manage.
     async fn mark(&self, owner: &Owner) -> anyhow::Result<()> {
         let balancer = self.of(owner).await?.0.context("no load balancer")?;
         let mut arns = vec![balancer.clone()];

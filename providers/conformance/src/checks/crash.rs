@@ -1,85 +1,87 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A provider may die, or lose a connection, at every single call.
+//! Crashes of the provider, and lost connections, at every single call.
 
 use anyhow::{Context as _, ensure};
 
-use crate::converge::{Goal, owned, same};
-use crate::{Fault, Harness, Snapshot, Span, When, fixture};
+use crate::converge::{Goal, ensure_same, owned};
+use crate::{CutPoint, Fault, Harness, Snapshot, Span, fixture};
 
-/// No provider needs as many calls for one goal: the loop ends even if a provider calls without end.
-const MOST_CALLS: usize = 500;
+/// Limit for one goal, to end the loop if a provider never stops calling.
+const MAX_CALLS: usize = 500;
 
-/// Who goes on after the fault.
+/// The instance that continues after the fault.
 #[derive(Clone, Copy, Debug)]
 enum Recovery {
-    /// A new instance: the old one died at the cut call.
+    /// A new instance, as after a crash at the cut call.
     Fresh,
-    /// The same one: only that one call was cut.
+    /// The same instance, as after a lost connection.
     Same,
 }
 
-/// A load balancer being made.
-pub async fn a_crash_in_creation<H: Harness>(harness: &H) -> anyhow::Result<()> {
+/// Creates a load balancer.
+pub async fn creation_survives_crash_at_any_call<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("crash-create", 1);
-    let to = Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
-    anywhere(harness, None, &to).await
+    let to = Goal::present(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
+    survives_every_cut(harness, None, &to).await
 }
 
-/// Listeners, health check and targets being changed.
-pub async fn a_crash_in_change<H: Harness>(harness: &H) -> anyhow::Result<()> {
+/// Changes listeners, health check and targets.
+pub async fn change_survives_crash_at_any_call<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("crash-change", 1);
-    let from = Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
-    let to = Goal::made(fixture::second(harness, &owner), fixture::targets(harness, &[1, 2]));
-    anywhere(harness, Some(&from), &to).await
+    let from = Goal::present(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
+    let to = Goal::present(fixture::second(harness, &owner), fixture::targets(harness, &[1, 2]));
+    survives_every_cut(harness, Some(&from), &to).await
 }
 
-/// A Service made anew under the same name, before its predecessor's load balancer was deleted.
-pub async fn a_crash_in_replacement<H: Harness>(harness: &H) -> anyhow::Result<()> {
+/// Replaces the load balancer of a Service that was re-created before the old load balancer was deleted.
+pub async fn replacement_survives_crash_at_any_call<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let (old, new) = (fixture::owner("crash-replace", 1), fixture::owner("crash-replace", 2));
-    let from = Goal::made(fixture::first(harness, &old), fixture::targets(harness, &[0]));
-    let to = Goal::made(fixture::first(harness, &new), fixture::targets(harness, &[1]));
-    anywhere(harness, Some(&from), &to).await
+    let from = Goal::present(fixture::first(harness, &old), fixture::targets(harness, &[0]));
+    let to = Goal::present(fixture::first(harness, &new), fixture::targets(harness, &[1]));
+    survives_every_cut(harness, Some(&from), &to).await
 }
 
-/// A load balancer being deleted.
-pub async fn a_crash_in_deletion<H: Harness>(harness: &H) -> anyhow::Result<()> {
+/// Deletes a load balancer.
+pub async fn deletion_survives_crash_at_any_call<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("crash-delete", 1);
-    let from = Goal::made(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
-    anywhere(harness, Some(&from), &Goal::Gone(owner)).await
+    let from = Goal::present(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
+    survives_every_cut(harness, Some(&from), &Goal::Absent(owner)).await
 }
 
-/// From every cut the goal is reached, and the backend is as if nothing had been cut.
-async fn anywhere<H: Harness>(harness: &H, from: Option<&Goal>, to: &Goal) -> anyhow::Result<()> {
+/// Checks that the goal is reached after a cut of any call, with the same result as without a cut.
+async fn survives_every_cut<H: Harness>(harness: &H, from: Option<&Goal>, to: &Goal) -> anyhow::Result<()> {
     let empty = harness.snapshot().await?;
     let provider = harness.fresh().await?;
     to.reach(&provider).await.context("without a fault")?;
     let expected = harness.snapshot().await?;
-    Goal::Gone(to.owner().clone()).reach(&provider).await?;
-    same("deleted without a fault", &empty, &harness.snapshot().await?)?;
+    Goal::Absent(to.owner().clone()).reach(&provider).await?;
+    ensure_same("deleted without a fault", &empty, &harness.snapshot().await?)?;
     drop(provider);
 
-    for (when, recovery) in
-        [(When::Before, Recovery::Fresh), (When::After, Recovery::Fresh), (When::After, Recovery::Same)]
-    {
+    for (point, recovery) in [
+        (CutPoint::Before, Recovery::Fresh),
+        (CutPoint::After, Recovery::Fresh),
+        (CutPoint::After, Recovery::Same),
+    ] {
         let mut call = 1;
-        while once(harness, from, to, (&empty, &expected), call, when, recovery).await.with_context(|| {
-            format!("call {call} cut {when:?} it reached the backend, {recovery:?} instance goes on")
-        })? {
+        while survives_cut(harness, from, to, (&empty, &expected), call, point, recovery).await.with_context(
+            || format!("call {call} cut {point:?} it reached the backend, {recovery:?} instance continues"),
+        )? {
             call += 1;
-            ensure!(call < MOST_CALLS, "more than {MOST_CALLS} calls");
+            ensure!(call < MAX_CALLS, "more than {MAX_CALLS} calls");
         }
     }
     Ok(())
 }
 
-/// One fault; false once the goal is reached in fewer calls than `call`.
-async fn once<H: Harness>(
+/// Cuts one call. Returns false if the goal needs fewer calls than that.
+async fn survives_cut<H: Harness>(
     harness: &H,
     from: Option<&Goal>,
     to: &Goal,
     (empty, expected): (&Snapshot, &Snapshot),
     call: usize,
-    when: When,
+    point: CutPoint,
     recovery: Recovery,
 ) -> anyhow::Result<bool> {
     let proxy = harness.proxy();
@@ -91,14 +93,14 @@ async fn once<H: Harness>(
     match recovery {
         Recovery::Fresh => {
             provider = harness.fresh().await?;
-            proxy.crash_at(call, when);
+            proxy.crash_at(call, point);
         }
-        Recovery::Same => proxy.inject(call, Span::Once, Fault::Cut(when)),
+        Recovery::Same => proxy.inject(call, Span::Once, Fault::Cut(point)),
     }
     let outcome = to.reach(&provider).await;
-    let struck = proxy.struck();
+    let fault_fired = proxy.fault_fired();
     let cut = proxy.calls().get(call - 1).map_or("none", |c| &c.name).to_owned();
-    if !struck {
+    if !fault_fired {
         outcome.context("no call was cut")?;
     }
     proxy.reset();
@@ -107,14 +109,14 @@ async fn once<H: Harness>(
         provider = harness.fresh().await?;
     }
     to.reach(&provider).await.with_context(|| format!("{cut} was cut"))?;
-    same(&format!("{cut} was cut"), expected, &harness.snapshot().await?)?;
+    ensure_same(&format!("{cut} was cut"), expected, &harness.snapshot().await?)?;
     let owners = match to {
-        Goal::Made(lb, _) => vec![lb.owner.clone()],
-        Goal::Gone(_) => Vec::new(),
+        Goal::Present(lb, _) => vec![lb.owner.clone()],
+        Goal::Absent(_) => Vec::new(),
     };
     let found = owned(harness).await?;
     ensure!(found == owners, "{cut} was cut: owned() is {found:?}, not {owners:?}");
-    Goal::Gone(to.owner().clone()).reach(&provider).await?;
-    same("deleted afterwards", empty, &harness.snapshot().await?)?;
-    Ok(struck)
+    Goal::Absent(to.owner().clone()).reach(&provider).await?;
+    ensure_same("deleted afterwards", empty, &harness.snapshot().await?)?;
+    Ok(fault_fired)
 }

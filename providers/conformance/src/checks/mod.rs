@@ -13,22 +13,26 @@ use futures::future::BoxFuture;
 
 use crate::Harness;
 
-pub use crash::{a_crash_in_change, a_crash_in_creation, a_crash_in_deletion, a_crash_in_replacement};
-pub use deletion::deletion_is_idempotent;
-pub use foreign::{foreign_fields_are_kept, foreign_objects_are_left_alone};
-pub use ownership::{a_remade_service_leaves_nothing_of_the_old, owned_lists_exactly};
-pub use steady::a_second_run_writes_nothing;
-pub use targets::{
-    a_refused_target_keeps_no_other_out, targets_are_added_before_others_leave, targets_can_all_leave,
+pub use crash::{
+    change_survives_crash_at_any_call, creation_survives_crash_at_any_call,
+    deletion_survives_crash_at_any_call, replacement_survives_crash_at_any_call,
 };
-pub use throttle::throttling_is_told_and_survived;
+pub use deletion::deletion_is_idempotent;
+pub use foreign::{foreign_fields_are_kept, foreign_objects_are_not_changed};
+pub use ownership::{owned_lists_all_owners, recreated_service_replaces_old_resources};
+pub use steady::second_run_writes_nothing;
+pub use targets::{
+    all_targets_can_be_removed, new_targets_are_added_before_old_are_removed,
+    refused_target_does_not_block_others,
+};
+pub use throttle::throttling_is_reported_and_survived;
 
-/// A check.
+/// A check of one guarantee.
 pub type Check<H> = for<'a> fn(&'a H) -> BoxFuture<'a, anyhow::Result<()>>;
 
 macro_rules! checks {
     ($($name:ident),* $(,)?) => {
-        /// All checks with their names, in the order in which [`crate::run`] runs them.
+        /// All checks with their names, in the order of [`crate::run`].
         pub fn all<H: Harness>() -> Vec<(&'static str, Check<H>)> {
             vec![$((stringify!($name), |harness| Box::pin($name(harness)))),*]
         }
@@ -36,18 +40,18 @@ macro_rules! checks {
 }
 
 checks!(
-    a_second_run_writes_nothing,
-    targets_are_added_before_others_leave,
-    a_refused_target_keeps_no_other_out,
-    targets_can_all_leave,
+    second_run_writes_nothing,
+    new_targets_are_added_before_old_are_removed,
+    refused_target_does_not_block_others,
+    all_targets_can_be_removed,
     deletion_is_idempotent,
-    owned_lists_exactly,
-    a_remade_service_leaves_nothing_of_the_old,
+    owned_lists_all_owners,
+    recreated_service_replaces_old_resources,
     foreign_fields_are_kept,
-    foreign_objects_are_left_alone,
-    throttling_is_told_and_survived,
-    a_crash_in_creation,
-    a_crash_in_change,
-    a_crash_in_replacement,
-    a_crash_in_deletion,
+    foreign_objects_are_not_changed,
+    throttling_is_reported_and_survived,
+    creation_survives_crash_at_any_call,
+    change_survives_crash_at_any_call,
+    replacement_survives_crash_at_any_call,
+    deletion_survives_crash_at_any_call,
 );

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nothing to do means nothing written.
+//! No writes in the steady state.
 
 use anyhow::ensure;
 
-use crate::converge::{Goal, same};
+use crate::converge::{Goal, ensure_same};
 use crate::{Call, Harness, converge, fixture};
 
-/// When all is as asked, neither the same instance nor a fresh one writes, the same one reads no more than the harness allows, and
-/// both say the same addresses.
-pub async fn a_second_run_writes_nothing<H: Harness>(harness: &H) -> anyhow::Result<()> {
+/// Once the goal is reached, neither the same nor a fresh instance writes, and both return the same addresses. The same
+/// instance reads no more than the harness allows.
+pub async fn second_run_writes_nothing<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("steady", 1);
     let lb = fixture::first(harness, &owner);
     let set = fixture::targets(harness, &[0, 1]);
@@ -19,11 +19,11 @@ pub async fn a_second_run_writes_nothing<H: Harness>(harness: &H) -> anyhow::Res
 
     harness.proxy().reset();
     let (again, _) = converge(&provider, &lb, &set).await?;
-    nothing_written("the same instance", &harness.proxy().calls())?;
+    ensure_no_writes("the same instance", &harness.proxy().calls())?;
     let reads = harness.proxy().calls().len();
     ensure!(
         reads <= harness.steady_reads(),
-        "{reads} reads where nothing has changed, at most {} are allowed: {:?}",
+        "{reads} reads although nothing has changed, at most {} are allowed: {:?}",
         harness.steady_reads(),
         names(&harness.proxy().calls())
     );
@@ -32,16 +32,16 @@ pub async fn a_second_run_writes_nothing<H: Harness>(harness: &H) -> anyhow::Res
     harness.proxy().reset();
     let fresh = harness.fresh().await?;
     let (again, _) = converge(&fresh, &lb, &set).await?;
-    nothing_written("a fresh instance", &harness.proxy().calls())?;
+    ensure_no_writes("a fresh instance", &harness.proxy().calls())?;
     ensure!(again == ingress, "the addresses changed from {ingress:?} to {again:?} with a fresh instance");
-    same("after a second run", &before, &harness.snapshot().await?)?;
-    Goal::Gone(owner).reach(&fresh).await
+    ensure_same("after a second run", &before, &harness.snapshot().await?)?;
+    Goal::Absent(owner).reach(&fresh).await
 }
 
-/// Fails with the writes among the calls.
-pub(super) fn nothing_written(who: &str, calls: &[Call]) -> anyhow::Result<()> {
+/// Returns an error with the writes among the calls, if there are any.
+pub(super) fn ensure_no_writes(who: &str, calls: &[Call]) -> anyhow::Result<()> {
     let writes: Vec<_> = calls.iter().filter(|c| c.write).cloned().collect();
-    ensure!(writes.is_empty(), "{who} wrote though nothing was to do: {:?}", names(&writes));
+    ensure!(writes.is_empty(), "{who} wrote although nothing has changed: {:?}", names(&writes));
     Ok(())
 }
 

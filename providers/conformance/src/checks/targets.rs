@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a set of targets becomes another one.
+//! Changes of target sets.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,11 @@ use anyhow::{Context as _, bail, ensure};
 use steerage_provider_api::{Owner, Target, TargetSet};
 
 use crate::converge::Goal;
-use crate::{Harness, When, converge, fixture};
+use crate::{CutPoint, Harness, converge, fixture};
 
-/// After every single call of a change either all old or all new targets are in place, the group is never empty, and calls
-/// that carry a difference name nobody who stays.
-pub async fn targets_are_added_before_others_leave<H: Harness>(harness: &H) -> anyhow::Result<()> {
+/// After every call of a change, all old or all new targets are registered, and the group is never empty. Calls that carry a
+/// difference do not name targets that stay.
+pub async fn new_targets_are_added_before_old_are_removed<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("add-first", 1);
     let lb = fixture::first(harness, &owner);
     for (from, to) in
@@ -23,10 +23,10 @@ pub async fn targets_are_added_before_others_leave<H: Harness>(harness: &H) -> a
             converge(&provider, &lb, &old).await?;
             let proxy = harness.proxy();
             proxy.reset();
-            proxy.crash_at(call, When::After);
-            // A crash is meant to fail; what it leaves behind is looked at.
+            proxy.crash_at(call, CutPoint::After);
+            // The crash makes this fail; the check is about what it leaves behind.
             let outcome = converge(&provider, &lb, &new).await;
-            let (struck, calls) = (proxy.struck(), proxy.calls());
+            let (fault_fired, calls) = (proxy.fault_fired(), proxy.calls());
             proxy.reset();
             let (olds, news) = (names(&old.targets), names(&new.targets));
             for (group, now) in harness.targets(&owner).await? {
@@ -40,20 +40,20 @@ pub async fn targets_are_added_before_others_leave<H: Harness>(harness: &H) -> a
             for named in calls.iter().filter_map(|c| harness.nodes_in(c)) {
                 ensure!(named.is_disjoint(&stay), "{stay:?} stay, but a call names {named:?}");
             }
-            if !struck {
+            if !fault_fired {
                 outcome.context("no call was cut")?;
                 ensure!(call > 1, "the targets changed without a call");
-                in_place(harness, &owner, &new.targets).await?;
+                ensure_targets(harness, &owner, &new.targets).await?;
                 break;
             }
-            // The next round starts from the old targets again.
+            // The next iteration starts from the old targets again.
         }
     }
-    Goal::Gone(owner).reach(&harness.fresh().await?).await
+    Goal::Absent(owner).reach(&harness.fresh().await?).await
 }
 
-/// A target that can't be used is refused, with a reason, as often as it is asked for; the others are in place.
-pub async fn a_refused_target_keeps_no_other_out<H: Harness>(harness: &H) -> anyhow::Result<()> {
+/// A bad target is refused with a reason every time it is requested. The others are registered.
+pub async fn refused_target_does_not_block_others<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("refused", 1);
     let lb = fixture::first(harness, &owner);
     let bad = harness.bad_target();
@@ -70,29 +70,29 @@ pub async fn a_refused_target_keeps_no_other_out<H: Harness>(harness: &H) -> any
             [(node, reason)] if *node == bad.node && !reason.is_empty() => {}
             other => bail!("{round}: refused is {other:?}, not {} with a reason", bad.node),
         }
-        in_place(harness, &owner, &good).await.with_context(|| round.to_owned())?;
+        ensure_targets(harness, &owner, &good).await.with_context(|| round.to_owned())?;
     }
-    // Without it nothing is refused any more.
+    // Without the bad target nothing is refused.
     let (_, outcome) = converge(&provider, &lb, &fixture::targets(harness, &[0, 1, 2])).await?;
     ensure!(outcome.refused.is_empty(), "still refused: {:?}", outcome.refused);
-    in_place(harness, &owner, &good).await?;
-    Goal::Gone(owner).reach(&provider).await
+    ensure_targets(harness, &owner, &good).await?;
+    Goal::Absent(owner).reach(&provider).await
 }
 
-/// An empty set empties the groups, and they can be filled again.
-pub async fn targets_can_all_leave<H: Harness>(harness: &H) -> anyhow::Result<()> {
+/// An empty set removes all targets, and a later set adds targets again.
+pub async fn all_targets_can_be_removed<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("empty", 1);
     let lb = fixture::first(harness, &owner);
     let provider = harness.fresh().await?;
     for indices in [&[0, 1][..], &[], &[1, 2], &[]] {
         let set = fixture::targets(harness, indices);
         converge(&provider, &lb, &set).await?;
-        in_place(harness, &owner, &set.targets).await?;
+        ensure_targets(harness, &owner, &set.targets).await?;
     }
-    Goal::Gone(owner).reach(&provider).await
+    Goal::Absent(owner).reach(&provider).await
 }
 
-async fn in_place<H: Harness>(harness: &H, owner: &Owner, expected: &[Target]) -> anyhow::Result<()> {
+async fn ensure_targets<H: Harness>(harness: &H, owner: &Owner, expected: &[Target]) -> anyhow::Result<()> {
     let (groups, expected) = (harness.targets(owner).await?, names(expected));
     ensure!(!groups.is_empty(), "there is no target group");
     for (group, now) in groups {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real HTTP proxy on loopback between a provider and its backend: it counts what passes and makes faults.
+//! An HTTP proxy on loopback between a provider and its backend. It counts calls and injects faults.
 //!
-//! Request bodies are read whole, so that a call can be classified by its body; answers are streamed, so that a watch works
-//! through it. Every call gets a connection of its own to the backend.
+//! It reads request bodies completely, to classify a call by its body. It streams responses, so that watches work. Every call
+//! uses its own connection to the backend.
 
 mod script;
 mod upstream;
@@ -22,41 +22,41 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 
 use script::Script;
-pub use script::{Answer, Fault, Span, When};
+pub use script::{CannedResponse, CutPoint, Fault, Span};
 pub use upstream::{Connect, Io, Upstream};
 
-/// A request with its body read.
+/// A request with its complete body.
 pub type Request = hyper::Request<Bytes>;
 
 type Classify = dyn Fn(&Request) -> CallKind + Send + Sync;
 type Body = BoxBody<Bytes, hyper::Error>;
 
-/// What a call is to the suite. The names are the backend's, for example `RegisterTargets` or `PATCH edgeloadbalancers`.
+/// The kind of a call. The name is the backend's, for example `RegisterTargets` or `PATCH edgeloadbalancers`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallKind {
-    /// Changes nothing.
+    /// Does not change the backend.
     Read(String),
-    /// Changes the backend, or would.
+    /// Changes the backend, or tries to.
     Write(String),
-    /// Neither counted nor cut by number: watches, discovery, the leader's Lease.
+    /// Not counted, and without faults: watches, discovery, the Lease.
     Background,
 }
 
-/// One counted call.
+/// A counted call.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The name that the classifier gave.
+    /// Name from the classifier.
     pub name: String,
     /// Whether it is a write.
     pub write: bool,
     /// Path and query.
     pub target: String,
-    /// The request's body.
+    /// Body of the request.
     pub body: Bytes,
 }
 
 #[derive(Default)]
-struct State {
+struct ProxyState {
     calls: Vec<Call>,
     script: Script,
 }
@@ -64,10 +64,10 @@ struct State {
 struct Shared {
     upstream: Upstream,
     classify: Box<Classify>,
-    state: Mutex<State>,
+    state: Mutex<ProxyState>,
 }
 
-/// The proxy; it ends, with all its connections, when this is dropped.
+/// The proxy. When dropped, it stops and closes all connections.
 pub struct Proxy {
     addr: SocketAddr,
     shared: Arc<Shared>,
@@ -88,23 +88,26 @@ impl Proxy {
     ) -> std::io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
-        let shared =
-            Arc::new(Shared { upstream, classify: Box::new(classify), state: Mutex::new(State::default()) });
+        let shared = Arc::new(Shared {
+            upstream,
+            classify: Box::new(classify),
+            state: Mutex::new(ProxyState::default()),
+        });
         let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Ok(Self { addr, shared, task })
     }
 
-    /// Where it listens.
+    /// Listening address.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Its base URL, without a slash at the end.
+    /// Base URL, without a slash at the end.
     pub fn url(&self) -> String {
         format!("http://{}", self.addr)
     }
 
-    /// The calls since the last [`Proxy::reset`], in the order in which they came, also those that a fault kept from the backend.
+    /// All calls since the last [`Proxy::reset`], in order, including those that did not reach the backend because of a fault.
     pub fn calls(&self) -> Vec<Call> {
         self.shared.state().calls.clone()
     }
@@ -114,17 +117,17 @@ impl Proxy {
         self.calls().into_iter().filter(|c| c.write).collect()
     }
 
-    /// Forgets the calls and all faults.
+    /// Forgets all calls and removes all faults.
     pub fn reset(&self) {
-        *self.shared.state() = State::default();
+        *self.shared.state() = ProxyState::default();
     }
 
-    /// Makes `fault` happen to the `at`-th call from now (the first is 1), or to all from it on.
+    /// Injects a fault into the call with number `at`, or into all calls from that one on. The next call has number 1.
     pub fn inject(&self, at: usize, span: Span, fault: Fault) {
         self.inject_where(|_| true, at, span, fault);
     }
 
-    /// As [`Proxy::inject`], counting only the calls that match.
+    /// Like [`Proxy::inject`], but counts only matching calls.
     pub fn inject_where(
         &self,
         matches: impl Fn(&Call) -> bool + Send + Sync + 'static,
@@ -135,26 +138,26 @@ impl Proxy {
         self.shared.state().script.add(Box::new(matches), at, span, fault);
     }
 
-    /// What the backend sees of a provider that is killed at its `at`-th call: that call is cut, before or after it reached the
-    /// backend, and none follows.
-    pub fn crash_at(&self, at: usize, when: When) {
-        self.inject(at, Span::Once, Fault::Cut(when));
-        self.inject(at + 1, Span::Onward, Fault::Cut(When::Before));
+    /// Simulates a provider that crashes at the call with number `at`: cuts that call, and all later calls before they reach the
+    /// backend.
+    pub fn crash_at(&self, at: usize, point: CutPoint) {
+        self.inject(at, Span::Once, Fault::Cut(point));
+        self.inject(at + 1, Span::Onward, Fault::Cut(CutPoint::Before));
     }
 
-    /// Whether any fault has happened since the last reset.
-    pub fn struck(&self) -> bool {
-        self.shared.state().script.struck()
+    /// Whether a fault was injected into a call since the last reset.
+    pub fn fault_fired(&self) -> bool {
+        self.shared.state().script.fault_fired()
     }
 }
 
 impl Shared {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, ProxyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes the call down and says what shall happen to it.
-    fn admit(&self, request: &Request) -> Option<Fault> {
+    /// Records the call and returns its fault.
+    fn record(&self, request: &Request) -> Option<Fault> {
         let (name, write) = match (self.classify)(request) {
             CallKind::Read(name) => (name, false),
             CallKind::Write(name) => (name, true),
@@ -163,7 +166,7 @@ impl Shared {
         let target = request.uri().path_and_query().map_or_else(String::new, ToString::to_string);
         let call = Call { name, write, target, body: request.body().clone() };
         let mut state = self.state();
-        let fault = state.script.strike(&call);
+        let fault = state.script.next_fault(&call);
         state.calls.push(call);
         fault
     }
@@ -171,20 +174,20 @@ impl Shared {
     async fn serve(&self, request: hyper::Request<Incoming>) -> anyhow::Result<Response<Body>> {
         let (parts, body) = request.into_parts();
         let request = Request::from_parts(parts, body.collect().await?.to_bytes());
-        match self.admit(&request) {
+        match self.record(&request) {
             None => self.forward(request).await,
             Some(Fault::Delay(time)) => {
                 tokio::time::sleep(time).await;
                 self.forward(request).await
             }
-            Some(Fault::Answer(answer)) => Ok(Response::builder()
+            Some(Fault::Respond(answer)) => Ok(Response::builder()
                 .status(StatusCode::from_u16(answer.status)?)
                 .header(header::CONTENT_TYPE, answer.content_type)
                 .body(full(answer.body))?),
-            Some(Fault::Cut(When::Before)) => anyhow::bail!("cut before the backend"),
-            Some(Fault::Cut(When::After)) => {
+            Some(Fault::Cut(CutPoint::Before)) => anyhow::bail!("call cut before the backend"),
+            Some(Fault::Cut(CutPoint::After)) => {
                 self.forward(request).await?;
-                anyhow::bail!("cut after the backend")
+                anyhow::bail!("call cut after the backend")
             }
         }
     }
@@ -194,7 +197,7 @@ impl Shared {
             Ok(response) => Ok(response.map(BodyExt::boxed)),
             Err(error) => Ok(Response::builder()
                 .status(StatusCode::BAD_GATEWAY)
-                .body(full(format!("the proxy can't reach the backend: {error:#}").into()))?),
+                .body(full(format!("the proxy cannot reach the backend: {error:#}").into()))?),
         }
     }
 }
@@ -209,7 +212,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let shared = Arc::clone(&shared);
         connections.spawn(async move {
             let service = service_fn(|request| shared.serve(request));
-            // An error from the service closes the connection without an answer: that is the cut.
+            // An error of the service closes the connection without a response, which is how a call is cut.
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
         while connections.try_join_next().is_some() {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which fault happens to which call. Pure; the proxy asks once for every counted call.
+//! The faults to inject. Pure. The proxy asks once for every counted call.
 
 use std::time::Duration;
 
@@ -7,43 +7,43 @@ use bytes::Bytes;
 
 use super::Call;
 
-/// On which side of the backend a call is cut.
+/// When a call is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// The backend never sees it.
+pub enum CutPoint {
+    /// Before the backend receives it.
     Before,
-    /// The backend has done it; the provider never hears.
+    /// After the backend has handled it; the provider gets no response.
     After,
 }
 
-/// How long a fault lasts.
+/// The calls that a fault affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
     /// One call.
     Once,
-    /// That call and all that follow.
+    /// One call and all later ones.
     Onward,
 }
 
-/// An answer in the backend's stead.
+/// A response from the proxy instead of the backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// The HTTP status.
+pub struct CannedResponse {
+    /// HTTP status.
     pub status: u16,
-    /// The content type.
+    /// Content type.
     pub content_type: &'static str,
-    /// The body.
+    /// Body.
     pub body: Bytes,
 }
 
-/// What happens to a call.
+/// A fault of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The connection is closed without an answer.
-    Cut(When),
-    /// The backend never sees it; this is answered.
-    Answer(Answer),
-    /// It reaches the backend only after this time.
+    /// Closes the connection without a response.
+    Cut(CutPoint),
+    /// Responds without calling the backend.
+    Respond(CannedResponse),
+    /// Calls the backend after this time.
     Delay(Duration),
 }
 
@@ -57,11 +57,11 @@ struct Rule {
     fault: Fault,
 }
 
-/// The faults to come. The first rule whose turn it is wins; every rule counts every call that matches it.
+/// The rules for faults. Every rule counts every matching call. If several rules apply to a call, the first wins.
 #[derive(Default)]
 pub(super) struct Script {
     rules: Vec<Rule>,
-    struck: bool,
+    fault_fired: bool,
 }
 
 impl Script {
@@ -69,7 +69,7 @@ impl Script {
         self.rules.push(Rule { matches, seen: 0, at, span, fault });
     }
 
-    pub(super) fn strike(&mut self, call: &Call) -> Option<Fault> {
+    pub(super) fn next_fault(&mut self, call: &Call) -> Option<Fault> {
         let mut fault = None;
         for rule in &mut self.rules {
             if !(rule.matches)(call) {
@@ -84,12 +84,12 @@ impl Script {
                 fault = Some(rule.fault.clone());
             }
         }
-        self.struck |= fault.is_some();
+        self.fault_fired |= fault.is_some();
         fault
     }
 
-    pub(super) fn struck(&self) -> bool {
-        self.struck
+    pub(super) fn fault_fired(&self) -> bool {
+        self.fault_fired
     }
 }
 
@@ -102,25 +102,25 @@ mod tests {
     }
 
     #[test]
-    fn the_nth_call_is_struck_and_those_after_it_by_their_own_rule() {
+    fn once_hits_one_call_and_onward_all_later_calls() {
         let mut script = Script::default();
-        script.add(Box::new(|_| true), 2, Span::Once, Fault::Cut(When::After));
-        script.add(Box::new(|_| true), 3, Span::Onward, Fault::Cut(When::Before));
-        assert_eq!(script.strike(&call("a")), None);
-        assert!(!script.struck());
-        assert_eq!(script.strike(&call("a")), Some(Fault::Cut(When::After)));
-        assert!(script.struck());
-        assert_eq!(script.strike(&call("a")), Some(Fault::Cut(When::Before)));
-        assert_eq!(script.strike(&call("a")), Some(Fault::Cut(When::Before)));
+        script.add(Box::new(|_| true), 2, Span::Once, Fault::Cut(CutPoint::After));
+        script.add(Box::new(|_| true), 3, Span::Onward, Fault::Cut(CutPoint::Before));
+        assert_eq!(script.next_fault(&call("a")), None);
+        assert!(!script.fault_fired());
+        assert_eq!(script.next_fault(&call("a")), Some(Fault::Cut(CutPoint::After)));
+        assert!(script.fault_fired());
+        assert_eq!(script.next_fault(&call("a")), Some(Fault::Cut(CutPoint::Before)));
+        assert_eq!(script.next_fault(&call("a")), Some(Fault::Cut(CutPoint::Before)));
     }
 
     #[test]
-    fn a_rule_counts_only_what_it_matches() {
+    fn rule_counts_only_matching_calls() {
         let mut script = Script::default();
-        script.add(Box::new(|c| c.name == "b"), 2, Span::Once, Fault::Cut(When::Before));
-        assert_eq!(script.strike(&call("b")), None);
-        assert_eq!(script.strike(&call("a")), None);
-        assert_eq!(script.strike(&call("b")), Some(Fault::Cut(When::Before)));
-        assert_eq!(script.strike(&call("b")), None);
+        script.add(Box::new(|c| c.name == "b"), 2, Span::Once, Fault::Cut(CutPoint::Before));
+        assert_eq!(script.next_fault(&call("b")), None);
+        assert_eq!(script.next_fault(&call("a")), None);
+        assert_eq!(script.next_fault(&call("b")), Some(Fault::Cut(CutPoint::Before)));
+        assert_eq!(script.next_fault(&call("b")), None);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How the proxy reaches the backend.
+//! Connections from the proxy to the backend.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// Opens connections to the backend.
 pub trait Connect: Send + Sync {
-    /// A new connection, over which HTTP/1.1 can be spoken.
+    /// Opens a connection for HTTP/1.1.
     fn connect(&self) -> BoxFuture<'_, io::Result<Box<dyn Io>>>;
 }
 
@@ -54,30 +54,30 @@ impl Connect for Tls {
     }
 }
 
-/// The backend, and what the proxy adds on the way to it.
+/// The backend, and the headers that the proxy adds to requests.
 pub struct Upstream {
     connect: Box<dyn Connect>,
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Upstream {
-    /// A backend reached by a connector of the caller's own.
+    /// A backend behind a connector of the caller.
     pub fn new(connect: impl Connect + 'static) -> Self {
         Self { connect: Box::new(connect), headers: Vec::new() }
     }
 
-    /// A backend that speaks plain HTTP.
+    /// A backend with plain HTTP.
     pub fn http(addr: SocketAddr) -> Self {
         Self::new(Plain(addr))
     }
 
-    /// A backend that speaks HTTP over TLS. `config` says whom to trust, and holds the client's certificate where the backend
-    /// wants one (for an API server: `kube::Config::rustls_client_config`); `name` is the one in the server's certificate.
+    /// A backend with HTTP over TLS. `config` holds the trusted certificates and, if the backend needs one, the client
+    /// certificate (for an API server: `kube::Config::rustls_client_config`). `name` is the name in the server's certificate.
     pub fn tls(addr: SocketAddr, name: &str, config: Arc<rustls::ClientConfig>) -> anyhow::Result<Self> {
         let mut config = Arc::unwrap_or_clone(config);
-        // Only HTTP/1.1 is spoken here: without a protocol list no server chooses HTTP/2.
+        // The proxy supports HTTP/1.1 only. Without a protocol list no server chooses HTTP/2.
         config.alpn_protocols.clear();
-        let name = ServerName::try_from(name.to_owned()).context("the server's name for TLS")?;
+        let name = ServerName::try_from(name.to_owned()).context("parse the TLS server name")?;
         Ok(Self::new(Tls { addr, name, connector: TlsConnector::from(Arc::new(config)) }))
     }
 
@@ -88,7 +88,7 @@ impl Upstream {
         self
     }
 
-    /// Sends one request on a connection of its own.
+    /// Sends a request over a new connection.
     pub(super) async fn send(&self, mut request: Request) -> anyhow::Result<Response<Incoming>> {
         for (name, value) in &self.headers {
             request.headers_mut().insert(name.clone(), value.clone());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A tiny cloud and its provider, on which the suite itself is tested.
+//! A toy cloud and its provider, for the tests of the suite itself.
 
 mod provider;
 mod server;
@@ -10,7 +10,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hyper::Method;
 use steerage_provider_api::{LoadBalancer, Owner, Target};
-use steerage_provider_conformance::{Answer, Call, CallKind, Harness, Proxy, Request, Snapshot, Upstream};
+use steerage_provider_conformance::{
+    Call, CallKind, CannedResponse, Harness, Proxy, Request, Snapshot, Upstream,
+};
 
 pub(crate) use provider::Bug;
 use provider::Toy;
@@ -65,8 +67,8 @@ impl Harness for ToyHarness {
         bad("node-0-bad".to_owned())
     }
 
-    fn throttle(&self) -> Answer {
-        Answer { status: 429, content_type: "text/plain", body: Bytes::from_static(b"slow down") }
+    fn throttle(&self) -> CannedResponse {
+        CannedResponse { status: 429, content_type: "text/plain", body: Bytes::from_static(b"slow down") }
     }
 
     async fn plant_foreign(&self, lb: &LoadBalancer) -> anyhow::Result<()> {

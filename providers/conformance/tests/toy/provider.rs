@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A right provider for the tiny cloud, which becomes wrong in one way when told to.
+//! A correct provider for the toy cloud, with an optional bug.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use steerage_provider_api::{
 
 use super::server::{Fields, Objects, call, line, parse};
 
-/// One way to be wrong.
+/// A violation of one guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bug {
     AlwaysWrites,
@@ -34,7 +34,7 @@ pub(crate) enum Bug {
     DropsFields,
     AdoptsByName,
     SwallowsThrottling,
-    LosesTrack,
+    CreatesUntracked,
     TrustsItsCache,
     ReplacesInPlace,
     DeletesTheOwnerFirst,
@@ -146,7 +146,7 @@ impl Toy {
         }
         let wanted = wanted(lb);
         let Some(found) = objects.get(&name) else {
-            if self.is(Bug::LosesTrack) {
+            if self.is(Bug::CreatesUntracked) {
                 let drawn = DRAWN.fetch_add(1, Ordering::Relaxed);
                 self.call(Method::POST, &format!("part/{drawn}"), "x=y".to_owned()).await?;
                 self.remove(&format!("part/{drawn}")).await?;
@@ -154,7 +154,7 @@ impl Toy {
             return self.call(Method::POST, &name, line(&wanted)).await.map(drop);
         };
         if !found.contains_key("owner") && !self.is(Bug::AdoptsByName) {
-            return Err(Error::invalid("NameTaken", format!("{name} is somebody else's: remove it")));
+            return Err(Error::invalid("NameTaken", format!("{name} has another owner; delete it")));
         }
         let mut merged = found.clone();
         if self.is(Bug::DropsFields) {

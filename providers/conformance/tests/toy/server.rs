@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A tiny cloud over HTTP: named objects of `key=value` fields.
+//! A toy cloud over HTTP: named objects with `key=value` fields.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -82,26 +82,26 @@ pub(crate) fn parse(text: &str) -> Objects {
     text.lines().filter_map(|l| l.split_once('\t')).map(|(name, f)| (name.to_owned(), fields(f))).collect()
 }
 
-/// One call; status and body, or an error where the connection broke.
+/// Makes a call. Returns status and body, or an error if the connection broke.
 pub(crate) async fn call(
     addr: SocketAddr,
     method: Method,
     name: &str,
     body: String,
 ) -> Result<(StatusCode, String), String> {
-    let told = |e: &dyn std::error::Error| format!("{method} {name}: {e}");
-    let stream = TcpStream::connect(addr).await.map_err(|e| told(&e))?;
+    let failed = |e: &dyn std::error::Error| format!("{method} {name}: {e}");
+    let stream = TcpStream::connect(addr).await.map_err(|e| failed(&e))?;
     let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| told(&e))?;
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
     tokio::spawn(connection);
     let request = Request::builder()
         .method(&method)
         .uri(format!("/{name}"))
         .header("host", "toy")
         .body(Full::new(Bytes::from(body)))
-        .map_err(|e| told(&e))?;
-    let response = sender.send_request(request).await.map_err(|e| told(&e))?;
+        .map_err(|e| failed(&e))?;
+    let response = sender.send_request(request).await.map_err(|e| failed(&e))?;
     let status = response.status();
-    let body = response.into_body().collect().await.map_err(|e| told(&e))?.to_bytes();
+    let body = response.into_body().collect().await.map_err(|e| failed(&e))?.to_bytes();
     Ok((status, String::from_utf8_lossy(&body).into_owned()))
 }
