@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The flags, and what they compose.
+//! The flags, and the composition root.
 
 use std::env;
 use std::fs;
@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand, ValueEnum as _};
+use steerage_process::duration;
 
 use crate::host;
 use crate::measure::{self, Measure, Settings};
 use crate::report::Report;
-use crate::subject::{Programs, Who};
-use crate::world::Home;
+use crate::subject::Programs;
+use crate::testbed::DriverNetns;
+use crate::who::Who;
 
 /// Measures Steerage beside its peers, on this machine, and prints medians, spread and ratios.
 #[derive(Debug, Parser)]
@@ -31,43 +33,43 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Proxies {
-    /// A short form: few Services, short rounds, some minutes in all
+    /// Run a short version: few Services and short measurements, some minutes in all
     #[arg(long)]
     quick: bool,
-    /// File for the numbers as JSON; written after every trial
+    /// Write the results as JSON to this file, after every trial
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Numbers of Services [default: 1,100,1000,10000,30000; with --quick 1,1000]
+    /// Measure with these numbers of Services [default: 1,100,1000,10000,30000; with --quick 1,1000]
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     services: Vec<u32>,
-    /// How often each program is started and measured with each number of Services [default: 5; with --quick 3]
+    /// Start and measure each program this many times with each number of Services [default: 5; with --quick 3]
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
-    /// Only these measurements; the start is always measured
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT,…")]
+    /// Run only these measurements; the start is always measured
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,…")]
     only: Vec<Measure>,
-    /// Leave kube-proxy out
+    /// Measure the agent only, without kube-proxy
     #[arg(long)]
     alone: bool,
-    /// At most so many changes of a kind for each start [default: 200; with --quick 30]
+    /// Make at most this many changes of each kind after each start [default: 200; with --quick 30]
     #[arg(long, value_name = "N")]
     changes: Option<usize>,
-    /// Seconds after which a program that has not programmed all Services is given up
-    #[arg(long, value_name = "SECONDS", default_value = "300")]
-    limit: u64,
-    /// Length of the churn and of idleness in seconds [default: 60; with --quick 10]
-    #[arg(long, value_name = "SECONDS")]
-    minute: Option<u64>,
-    /// The agent's binary [default: beside this one]
+    /// Give up a program that has not programmed all Services after this time
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration::parse)]
+    limit: Duration,
+    /// Measure churn and idle load for this long [default: 1m; with --quick 10s]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    period: Option<Duration>,
+    /// Measure this agent [default: the one in the directory of this program]
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
-    /// kube-proxy's binary [default: the one that hack/prepare built]
+    /// Measure this kube-proxy [default: the one from hack/prepare]
     #[arg(long, value_name = "FILE")]
     kube_proxy: Option<PathBuf>,
 }
 
 impl Args {
-    /// Measures and prints.
+    /// Measures and prints the results.
     pub fn run(self) -> Result<()> {
         let Self { command: Command::Agent(proxies) } = self;
         proxies.run()
@@ -76,7 +78,7 @@ impl Args {
 
 impl Proxies {
     fn run(self) -> Result<()> {
-        let Self { quick, json, services, runs, only, alone, changes, limit, minute, agent, kube_proxy } =
+        let Self { quick, json, services, runs, only, alone, changes, limit, period, agent, kube_proxy } =
             self;
         let mut levels = match (services.is_empty(), quick) {
             (false, _) => services,
@@ -85,8 +87,8 @@ impl Proxies {
         };
         levels.sort_unstable();
         levels.dedup();
-        ensure!(levels[0] > 0, "there is nothing to measure without a Service");
-        let minute = Duration::from_secs(minute.unwrap_or(if quick { 10 } else { 60 }));
+        ensure!(levels[0] > 0, "--services must be at least 1");
+        let period = period.unwrap_or(Duration::from_secs(if quick { 10 } else { 60 }));
         let measures = if only.is_empty() { Measure::value_variants().to_vec() } else { only };
         let settings = Settings {
             levels,
@@ -96,43 +98,43 @@ impl Proxies {
             changes: changes.unwrap_or(if quick { 30 } else { 200 }),
             change_time: Duration::from_secs(if quick { 5 } else { 15 }),
             round: if quick { Duration::from_millis(300) } else { Duration::from_secs(1) },
-            churn: (minute, 100),
-            idle: minute,
-            limit: Duration::from_secs(limit),
+            churn: (period, 100),
+            idle: period,
+            limit,
         };
         let folder = env::temp_dir().join(format!("steerage-bench-{}", std::process::id()));
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let programs = Programs {
-            agent: agent.map_or_else(beside, Ok)?,
-            kube_proxy: kube_proxy.map_or_else(prepared, Ok)?,
+            agent: agent.map_or_else(sibling_agent, Ok)?,
+            kube_proxy: kube_proxy.map_or_else(default_kube_proxy, Ok)?,
             folder: folder.clone(),
         };
         for file in [&programs.agent, &programs.kube_proxy] {
-            ensure!(file.exists(), "{} is missing: run hack/prepare, and hack/bench", file.display());
+            ensure!(file.exists(), "{} is missing; run hack/prepare, then hack/bench", file.display());
         }
         let (machine, load) = (host::describe(), host::load());
-        // Before there is any other thread: they all belong into this namespace.
-        let home = Home::enter()?;
+        // Before any other thread starts, because threads inherit the namespace.
+        let driver = DriverNetns::enter()?;
         let save = |report: &Report| match &json {
             Some(file) => fs::write(file, format!("{:#}\n", report.json()))
                 .with_context(|| format!("cannot write {}", file.display())),
             None => Ok(()),
         };
-        let report = measure::run(&settings, &programs, &folder, &home, save)?;
+        let report = measure::run(&settings, &programs, &folder, &driver, save)?;
         println!("{machine}; {} runs; load before {load:.1}, after {:.1}\n", settings.runs, host::load());
         println!("{}", report.markdown());
-        // After a failure the logs stay, to be looked at.
+        // After a failure the logs are kept.
         let _ = fs::remove_dir_all(&folder);
         Ok(())
     }
 }
 
-fn beside() -> Result<PathBuf> {
+fn sibling_agent() -> Result<PathBuf> {
     let own = env::current_exe()?;
     Ok(own.with_file_name("steerage-agent"))
 }
 
-fn prepared() -> Result<PathBuf> {
+fn default_kube_proxy() -> Result<PathBuf> {
     let var = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = var("STEERAGE_CACHE")
         .or_else(|| var("XDG_CACHE_HOME").map(|base| base.join("steerage")))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The driver's side of the API server: starts it, fills it, changes slices, reads who asked it for what.
+//! The driver's side of the API server: starts it, creates objects, changes EndpointSlices, and counts the programs' requests.
 
 use std::fs;
 use std::future::Future;
@@ -19,40 +19,40 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use crate::objects::{self, Side};
-use crate::subject::Who;
-use crate::world::API;
+use crate::testbed::API;
+use crate::who::Who;
 
-/// Requests under way while the cluster is filled.
+/// Concurrent requests while objects are created.
 const PARALLEL: usize = 12;
-/// Where Services live.
+/// Namespace of all Services.
 const NAMESPACE: &str = "default";
 
-/// Where a Service is reached.
+/// The addresses of a Service.
 #[derive(Clone, Copy, Debug)]
-pub struct Reached {
-    /// Its cluster address.
+pub struct ServiceAddresses {
+    /// Cluster IP.
     pub cluster: Ipv4Addr,
-    /// The node port of its first port, and its load balancer's address.
-    pub balanced: Option<(u16, Ipv4Addr)>,
-    /// Where its health is asked.
+    /// Node port of the first port, and VIP.
+    pub load_balanced: Option<(u16, Ipv4Addr)>,
+    /// Health-check node port.
     pub health: Option<u16>,
 }
 
-/// A running API server, and what has been put into it.
+/// A running API server, and the Services in it.
 pub struct Cluster {
     runtime: Runtime,
     client: Client,
     folder: PathBuf,
     /// By number.
-    services: Vec<Reached>,
-    probe: Reached,
-    health: Reached,
-    // Last: it ends after those that use it.
+    services: Vec<ServiceAddresses>,
+    probe: ServiceAddresses,
+    health: ServiceAddresses,
+    // Last, so that it is dropped after its users.
     _server: Server,
 }
 
 impl Cluster {
-    /// Starts one in the calling thread's namespace, with the node and the two Services that are watched.
+    /// Starts an API server in the calling thread's namespace, with the node, the probe Service and the health Service.
     pub fn start(folder: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let policy = json!({
@@ -69,14 +69,14 @@ impl Cluster {
             arguments: vec![
                 file("--audit-policy-file", "policy.json"),
                 file("--audit-log-path", "audit.log"),
-                // Room for more node ports than clusters have by default, above the ports of the programs themselves.
+                // More node ports than the default range has, above the ports of the programs.
                 "--service-node-port-range=11000-31999".to_owned(),
-                // The allocator of addresses that 1.34 made the only one counts all of them at each new one: with it, 10,000
-                // Services took minutes to make. The one before does not. Programs under test meet neither.
+                // The address allocator of 1.34 counts all addresses for each new one, so creating 10,000 Services takes minutes.
+                // The older allocator does not. The programs under test use neither.
                 "--emulated-version=1.33".to_owned(),
                 "--feature-gates=MultiCIDRServiceAllocator=false".to_owned(),
             ],
-            // Their tokens are no secrets: the server is alone in a namespace of its own, and holds nothing.
+            // The tokens are not secret: the server is alone in its network namespace and holds no data.
             administrators: Who::ALL.map(|who| (who.name().to_owned(), who.user().to_owned())).to_vec(),
         })?;
         let mut kubeconfig: Value = serde_json::from_slice(&fs::read(server.kubeconfig())?)?;
@@ -85,17 +85,17 @@ impl Cluster {
             fs::write(kubeconfig_of(folder, who), kubeconfig.to_string())?;
         }
         let client = runtime.block_on(server.client())?;
-        let (probe, health) = runtime.block_on(furnish(&client))?;
+        let (probe, health) = runtime.block_on(create_fixtures(&client))?;
         let folder = folder.to_owned();
         Ok(Self { runtime, client, folder, services: Vec::new(), probe, health, _server: server })
     }
 
     /// Runs a future to its end.
-    pub fn wait<T>(&self, work: impl Future<Output = T>) -> T {
+    pub fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
 
-    /// Starts a future beside the caller.
+    /// Starts a future in the background.
     pub fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.runtime.spawn(work)
     }
@@ -105,7 +105,7 @@ impl Cluster {
         kubeconfig_of(&self.folder, who)
     }
 
-    /// Adds numbered Services until there are so many.
+    /// Creates numbered Services until `count` exist.
     pub fn fill(&mut self, count: u32) -> Result<()> {
         let present = u32::try_from(self.services.len())?;
         let client = &self.client;
@@ -116,42 +116,42 @@ impl Cluster {
     }
 
     /// The numbered Services.
-    pub fn services(&self) -> &[Reached] {
+    pub fn services(&self) -> &[ServiceAddresses] {
         &self.services
     }
 
-    /// The Service whose first packets are watched for.
-    pub fn probe(&self) -> Reached {
+    /// The Service for measuring first packets.
+    pub fn probe(&self) -> ServiceAddresses {
         self.probe
     }
 
-    /// The Service whose health checks are asked.
-    pub fn health(&self) -> Reached {
+    /// The Service for measuring health checks.
+    pub fn health(&self) -> ServiceAddresses {
         self.health
     }
 
-    /// What changes slices.
+    /// A writer of EndpointSlices.
     pub fn slices(&self) -> Slices {
         Slices(Api::namespaced(self.client.clone(), NAMESPACE))
     }
 
-    /// Moves the probe to other endpoints; returns when the API server had answered.
+    /// Changes the endpoints of the probe Service. Returns the time of the API server's response.
     pub fn move_probe(&self, side: Side) -> Result<Instant> {
         let endpoints = objects::endpoints(&objects::probe_addresses(side));
-        self.wait(self.slices().change(objects::PROBE, endpoints))
+        self.block_on(self.slices().change(objects::PROBE, endpoints))
     }
 
-    /// Gives the health Service its endpoint, or takes it away; returns when the API server had answered.
+    /// Adds or removes the endpoint of the health Service. Returns the time of the API server's response.
     pub fn set_health(&self, present: bool) -> Result<Instant> {
-        self.wait(self.slices().change(objects::HEALTH, objects::health_endpoints(present)))
+        self.block_on(self.slices().change(objects::HEALTH, objects::health_endpoints(present)))
     }
 
-    /// How many requests a program has made, and how many of them were watches.
+    /// The number of requests of a program, and how many of them are watches.
     pub fn requests(&self, who: Who) -> Result<(usize, usize)> {
         let log = fs::read_to_string(self.folder.join("audit.log")).unwrap_or_default();
         let (mut all, mut watches) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
         for line in log.lines() {
-            // The last line may still be in the writing.
+            // The last line may be incomplete.
             let Ok(event) = serde_json::from_str::<Value>(line) else { continue };
             if event["user"]["username"] != who.user() {
                 continue;
@@ -166,12 +166,12 @@ impl Cluster {
     }
 }
 
-/// Changes slices.
+/// Writes EndpointSlices.
 #[derive(Clone)]
 pub struct Slices(Api<EndpointSlice>);
 
 impl Slices {
-    /// Changes a slice's endpoints; returns when the API server had answered.
+    /// Changes the endpoints of an EndpointSlice. Returns the time of the API server's response.
     pub async fn change(&self, slice: &str, endpoints: Value) -> Result<Instant> {
         let change = Patch::Merge(json!({ "endpoints": endpoints }));
         self.0.patch_metadata(slice, &PatchParams::default(), &change).await?;
@@ -183,8 +183,8 @@ fn kubeconfig_of(folder: &Path, who: Who) -> PathBuf {
     folder.join(format!("kubeconfig-{}", who.name()))
 }
 
-/// The node and the two Services that are watched.
-async fn furnish(client: &Client) -> Result<(Reached, Reached)> {
+/// Creates the node, the probe Service and the health Service.
+async fn create_fixtures(client: &Client) -> Result<(ServiceAddresses, ServiceAddresses)> {
     let nodes: Api<Node> = Api::all(client.clone());
     nodes.create(&PostParams::default(), &objects::node()?).await.context("cannot make the node")?;
     let status = Patch::Merge(objects::node_status());
@@ -196,8 +196,8 @@ async fn furnish(client: &Client) -> Result<(Reached, Reached)> {
     Ok((probe, health))
 }
 
-async fn make(client: &Client, number: u32) -> Result<Reached> {
-    let balancer = objects::is_balanced(number).then(|| objects::vip(number));
+async fn make(client: &Client, number: u32) -> Result<ServiceAddresses> {
+    let balancer = objects::has_load_balancer(number).then(|| objects::vip(number));
     create(client, &objects::service(number)?, &objects::slice(number)?, balancer).await
 }
 
@@ -206,7 +206,7 @@ async fn create(
     service: &Service,
     slice: &EndpointSlice,
     balancer: Option<Ipv4Addr>,
-) -> Result<Reached> {
+) -> Result<ServiceAddresses> {
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
     let name = service.name_any();
@@ -225,9 +225,9 @@ async fn create(
     let spec = made.spec.context("an empty Service")?;
     let cluster = spec.cluster_ip.context("no cluster address")?.parse()?;
     let node_port = spec.ports.and_then(|ports| ports.first()?.node_port);
-    Ok(Reached {
+    Ok(ServiceAddresses {
         cluster,
-        balanced: node_port.map(u16::try_from).transpose()?.zip(balancer),
+        load_balanced: node_port.map(u16::try_from).transpose()?.zip(balancer),
         health: spec.health_check_node_port.map(u16::try_from).transpose()?,
     })
 }

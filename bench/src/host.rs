@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The machine that the numbers are of, and how busy it is.
+//! The machine, and its load, which are printed with the results.
 
 use std::fs;
 
-/// One line: processor, cores, memory, kernel.
+/// One line with processor, cores, memory and kernel.
 pub fn describe() -> String {
     let cpus = text("/proc/cpuinfo");
     let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -29,7 +29,7 @@ fn text(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_machine_is_named() {
+    fn description_names_kernel() {
         assert!(super::describe().contains("Linux "), "{}", super::describe());
         assert!(super::load() >= 0.0);
     }

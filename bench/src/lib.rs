@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Side-by-side benchmarks of Steerage and its peers.
 //!
-//! Each program under test runs as a real process against one real API server, in a [`world`] of its own: a client, a node and
-//! its pods, network namespaces that differ in nothing else. What is measured is seen from outside: packets, answers, the
-//! kernel's accounts, the API server's audit log. It never asserts on speed; it fails where the measured work was not done.
+//! Each program runs as a real process against one real API server, in its own [`testbed`]: network namespaces for a client, a
+//! node and pods. Everything is measured from outside: packets, responses, CPU and memory accounting of the kernel, the API
+//! server's audit log. A benchmark never fails because something is slow. It fails if the measured work was not done.
 
 pub mod args;
 pub mod cluster;
@@ -12,6 +12,7 @@ pub mod measure;
 pub mod objects;
 pub mod report;
 pub mod subject;
+pub mod testbed;
 pub mod traffic;
 pub mod usage;
-pub mod world;
+pub mod who;

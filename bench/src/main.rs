@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `steerage-bench`: side-by-side benchmarks as a command, behind `hack/bench`. All it does is in the library.
+//! `steerage-bench`: the command behind `hack/bench`.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The objects of the benchmark's cluster: pure functions from numbers to Services and slices.
+//! The objects of the benchmark's cluster. Pure functions from numbers to Services and EndpointSlices.
 
 use std::net::Ipv4Addr;
 
@@ -7,54 +7,54 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::{Value, json};
 
-use crate::world::{NODE, PODS, VIPS};
+use crate::testbed::{NODE, PODS, VIPS};
 
-/// The node's name, in every world.
+/// Name of the node, in every testbed.
 pub const NODE_NAME: &str = "bench";
 /// Endpoints of each Service.
 pub const ENDPOINTS: u32 = 3;
-/// Every hundredth Service has an endpoint on the node.
+/// Every hundredth Service has an endpoint on the node, because a node has some hundred pods however many Services exist.
 const LOCAL: u32 = 100;
-/// The node of all others.
-const ELSEWHERE: &str = "elsewhere";
+/// The node of all other endpoints.
+const REMOTE_NODE: &str = "elsewhere";
 /// Every tenth Service has a load balancer.
 const BALANCED: u32 = 10;
-/// The Service whose first packets are watched for.
+/// The Service for measuring first packets.
 pub const PROBE: &str = "probe";
-/// The Service whose health checks are asked.
+/// The Service for measuring health checks.
 pub const HEALTH: &str = "health";
 
-/// The ports that pods serve.
+/// The ports of pods.
 pub mod port {
-    /// One byte comes back.
+    /// Echoes one byte.
     pub const ECHO: u16 = 8080;
-    /// All is taken.
+    /// Receives everything.
     pub const SINK: u16 = 8081;
-    /// Datagrams are noted.
+    /// Records the arrival of datagrams.
     pub const PROBE: u16 = 9000;
 }
 
-/// The ports of each Service.
+/// The ports of Services, see [`port`].
 pub mod service_port {
-    /// One byte comes back.
+    /// Echoes one byte.
     pub const ECHO: u16 = 80;
-    /// All is taken.
+    /// Receives everything.
     pub const SINK: u16 = 81;
-    /// Datagrams are noted.
+    /// Records the arrival of datagrams.
     pub const PROBE: u16 = 53;
 }
 
-/// One of the two sets of endpoints that a Service changes between. They have no address in common.
+/// One of the two endpoint sets of a Service. They have no address in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// What it begins with.
+    /// The initial set.
     A,
-    /// The other.
+    /// The other set.
     B,
 }
 
 impl Side {
-    /// The other one.
+    /// The other set.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -64,22 +64,22 @@ impl Side {
     }
 }
 
-/// The name of a numbered Service, and of its slice.
+/// Name of a numbered Service and of its EndpointSlice.
 pub fn name(number: u32) -> String {
     format!("s{number}")
 }
 
 /// Whether a numbered Service has a load balancer.
-pub fn is_balanced(number: u32) -> bool {
+pub fn has_load_balancer(number: u32) -> bool {
     number.is_multiple_of(BALANCED)
 }
 
-/// The load balancer's address of a numbered Service.
+/// The VIP of a numbered Service.
 pub fn vip(number: u32) -> Ipv4Addr {
     offset(VIPS.0, 1 + number)
 }
 
-/// The probe's endpoints.
+/// The endpoints of the probe Service.
 pub fn probe_addresses(side: Side) -> Vec<Ipv4Addr> {
     let first = if side == Side::A { 16 } else { 32 };
     (0..ENDPOINTS).map(|index| offset(PODS.0, first + index)).collect()
@@ -93,30 +93,29 @@ pub fn addresses(number: u32, side: Side) -> Vec<Ipv4Addr> {
 
 /// A numbered Service.
 pub fn service(number: u32) -> Result<Service, serde_json::Error> {
-    let kind = if is_balanced(number) { "LoadBalancer" } else { "ClusterIP" };
+    let kind = if has_load_balancer(number) { "LoadBalancer" } else { "ClusterIP" };
     build(&json!({
         "metadata": { "name": name(number) },
         "spec": { "type": kind, "ports": [{ "port": service_port::ECHO, "targetPort": port::ECHO }] },
     }))
 }
 
-/// The slice of a numbered Service.
+/// The EndpointSlice of a numbered Service.
 pub fn slice(number: u32) -> Result<EndpointSlice, serde_json::Error> {
     let ports = json!([{ "name": "", "port": port::ECHO, "protocol": "TCP" }]);
     slice_of(&name(number), &ports, &numbered_endpoints(number, Side::A))
 }
 
-/// The endpoints of a numbered Service, as slices hold them: on another node, but for one of each hundredth Service. A node has
-/// some hundred pods, however many Services there are.
+/// The endpoints of a numbered Service, in the form of an EndpointSlice.
 pub fn numbered_endpoints(number: u32, side: Side) -> Value {
     let local = |index: usize| index == 0 && number.is_multiple_of(LOCAL);
-    let place = |(index, address): (usize, &Ipv4Addr)| {
-        endpoint(*address, if local(index) { NODE_NAME } else { ELSEWHERE })
+    let to_endpoint = |(index, address): (usize, &Ipv4Addr)| {
+        endpoint(*address, if local(index) { NODE_NAME } else { REMOTE_NODE })
     };
-    addresses(number, side).iter().enumerate().map(place).collect()
+    addresses(number, side).iter().enumerate().map(to_endpoint).collect()
 }
 
-/// The Service whose first packets are watched for, and to which much is sent.
+/// The Service for measuring first packets and throughput.
 pub fn probe() -> Result<(Service, EndpointSlice), serde_json::Error> {
     let service = build(&json!({
         "metadata": { "name": PROBE },
@@ -132,7 +131,7 @@ pub fn probe() -> Result<(Service, EndpointSlice), serde_json::Error> {
     Ok((service, slice_of(PROBE, &ports, &endpoints(&probe_addresses(Side::A)))?))
 }
 
-/// The Service whose health checks are asked.
+/// The Service for measuring health checks.
 pub fn health() -> Result<(Service, EndpointSlice), serde_json::Error> {
     let service = build(&json!({
         "metadata": { "name": HEALTH },
@@ -145,7 +144,7 @@ pub fn health() -> Result<(Service, EndpointSlice), serde_json::Error> {
     Ok((service, slice_of(HEALTH, &ports, &endpoints(&[offset(PODS.0, 48)]))?))
 }
 
-/// The health Service's endpoints: one, or none.
+/// The endpoints of the health Service: one, or none.
 pub fn health_endpoints(present: bool) -> Value {
     if present { endpoints(&[offset(PODS.0, 48)]) } else { json!([]) }
 }
@@ -167,12 +166,12 @@ pub fn node_status() -> Value {
     } })
 }
 
-/// A load balancer's status.
+/// The load-balancer status of a Service.
 pub fn balancer_status(address: Ipv4Addr) -> Value {
     json!({ "status": { "loadBalancer": { "ingress": [{ "ip": address, "ipMode": "VIP" }] } } })
 }
 
-/// Ready endpoints on the node, as slices hold them.
+/// Ready endpoints on the node, in the form of an EndpointSlice.
 pub fn endpoints(addresses: &[Ipv4Addr]) -> Value {
     addresses.iter().map(|address| endpoint(*address, NODE_NAME)).collect()
 }
@@ -211,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_address_is_used_twice() {
+    fn addresses_are_unique() {
         let sides = [Side::A, Side::B];
         let mut all: Vec<_> =
             (0..30_000).flat_map(|number| sides.map(|side| addresses(number, side))).collect();
@@ -222,14 +221,14 @@ mod tests {
         let last = u32::from(PODS.0) + (1 << (32 - PODS.1));
         assert!(
             flat.iter().all(|address| u32::from(*address) < last),
-            "pods have addresses of the pods' network"
+            "all addresses are in the pod network"
         );
         assert!(u32::from(vip(30_000)) < u32::from(VIPS.0) + (1 << (32 - VIPS.1)));
     }
 
     #[test]
     fn one_in_ten_has_a_load_balancer() {
-        assert_eq!((0..1000).filter(|number| is_balanced(*number)).count(), 100);
+        assert_eq!((0..1000).filter(|number| has_load_balancer(*number)).count(), 100);
         assert_eq!(service(10).unwrap().spec.unwrap().type_.unwrap(), "LoadBalancer");
         assert_eq!(slice(11).unwrap().endpoints.unwrap_or_default().len(), 3);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The numbers: what each run brought, their medians and spread, and how many times better ours are. Pure.
+//! The results of all runs: medians, spread and ratios. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::subject::Who;
+use crate::who::Who;
 
-/// Which way is better.
+/// Which values are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
-    /// Times, memory.
+    /// For times and memory.
     Less,
-    /// Rates.
+    /// For rates.
     More,
 }
 
-/// One value of each run.
+/// One value for each run.
 #[derive(Clone, Debug, Default)]
 struct Values {
     values: Vec<f64>,
-    /// What was measured did not end; the values are the least that it would have been.
+    /// The measured work did not end, so the values are lower bounds.
     unfinished: bool,
 }
 
@@ -33,7 +33,7 @@ struct Metric {
     values: BTreeMap<Who, Values>,
 }
 
-/// All metrics, in the order of their first values.
+/// All metrics, in the order of their first value.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     names: Vec<String>,
@@ -46,7 +46,7 @@ impl Report {
         self.values(name, unit, better, who).values.push(value);
     }
 
-    /// Adds that something was given up after so much.
+    /// Adds a lower bound: the work was given up after this value.
     pub fn add_unfinished(&mut self, name: &str, unit: &'static str, who: Who, value: f64) {
         let values = self.values(name, unit, Better::Less, who);
         values.values.push(value);
@@ -61,8 +61,8 @@ impl Report {
         self.metrics.entry(name.to_owned()).or_insert_with(fresh).values.entry(who).or_default()
     }
 
-    /// `{metric: {unit, ours: {median, min, max}, peer: {name, median, min, max}, ratio}}`; a ratio above 1 speaks for ours. What
-    /// was not measured is null; `unfinished` stands beside values that are lower bounds.
+    /// `{metric: {unit, ours: {median, min, max}, peer: {name, median, min, max}, ratio}}`. A ratio above 1 means that ours is
+    /// better. A side that was not measured is null. `unfinished` marks lower bounds.
     pub fn json(&self) -> Value {
         let entry = |name: &String| {
             let metric = &self.metrics[name];
@@ -90,7 +90,7 @@ impl Report {
     /// A table in Markdown.
     pub fn markdown(&self) -> String {
         let mut text = format!(
-            "| what | unit | {} | {} | times better |\n| --- | --- | --- | --- | --- |\n",
+            "| metric | unit | {} | {} | ratio |\n| --- | --- | --- | --- | --- |\n",
             Who::Ours.title(),
             Who::Peer.title()
         );
@@ -102,7 +102,9 @@ impl Report {
                 .and_then(|values| Some((values, summary(&values.values)?)))
             {
                 None => "–".to_owned(),
-                Some((values, _)) if values.unfinished => format!("not done in {}", number(values.values[0])),
+                Some((values, _)) if values.unfinished => {
+                    format!("unfinished after {}", number(values.values[0]))
+                }
                 Some((values, Summary { median, .. })) if values.values.len() == 1 => number(median),
                 Some((_, Summary { median, min, max })) => {
                     format!("{} ({} … {})", number(median), number(min), number(max))
@@ -150,7 +152,7 @@ fn summary(values: &[f64]) -> Option<Summary> {
     Some(Summary { median, min, max })
 }
 
-/// Three digits that count.
+/// Formats with three significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
@@ -161,7 +163,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The value, in seconds, below which `percent` of the samples lie; none of none.
+/// The percentile in seconds: the smallest sample that at least `percent` of the samples do not exceed. `None` without samples.
 pub fn percentile(samples: &[Duration], percent: usize) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable();
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_the_promised_shape() {
+    fn json_has_documented_shape() {
         let json = report().json();
         assert_eq!(
             json["time"],
@@ -207,15 +209,15 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_what_is_a_lower_bound() {
+    fn table_marks_lower_bounds() {
         let text = report().markdown();
         assert!(text.contains("| time | s | 2.00 (1.00 … 3.00) | 200 (100 … 300) | 100 |"), "{text}");
-        assert!(text.contains("| long | s | 2.00 | not done in 60.0 | > 30.0 |"), "{text}");
+        assert!(text.contains("| long | s | 2.00 | unfinished after 60.0 | > 30.0 |"), "{text}");
         assert!(text.contains("| alone | s | 0 | – | – |"), "{text}");
     }
 
     #[test]
-    fn percentiles_are_values_that_were_measured() {
+    fn percentiles_are_samples() {
         let samples: Vec<_> = (1..=50).rev().map(Duration::from_secs).collect();
         assert_eq!((percentile(&samples, 50), percentile(&samples, 99)), (Some(25.0), Some(50.0)));
         assert_eq!(percentile(&[], 50), None);

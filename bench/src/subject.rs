@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The programs under test: how each is started, when it says that it has listed everything, how it is ended.
+//! The programs under test: their start, the log line that ends the initial list, and their end.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,64 +17,27 @@ use serde_json::json;
 use steerage_lab::netns;
 
 use crate::objects::NODE_NAME;
+use crate::testbed::{At, Testbed};
 use crate::usage::Group;
-use crate::world::{At, World};
+use crate::who::Who;
 
-/// How long a program may take to end before it is killed.
+/// Kill a program that has not ended this long after SIGTERM.
 const END: Duration = Duration::from_secs(5);
 
-/// Whose program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Who {
-    /// Steerage's agent.
-    Ours,
-    /// kube-proxy.
-    Peer,
-}
-
-impl Who {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Ours, Self::Peer];
-
-    /// A word for names.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ours => "ours",
-            Self::Peer => "peer",
-        }
-    }
-
-    /// The user that it is to the API server.
-    pub fn user(self) -> &'static str {
-        match self {
-            Self::Ours => "bench-ours",
-            Self::Peer => "bench-peer",
-        }
-    }
-
-    /// What people call it.
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Ours => "agent",
-            Self::Peer => "kube-proxy",
-        }
-    }
-}
-
-/// Where the programs are.
+/// The files of the programs.
 #[derive(Clone, Debug)]
 pub struct Programs {
     /// Steerage's agent.
     pub agent: PathBuf,
     /// kube-proxy.
     pub kube_proxy: PathBuf,
-    /// For configuration and logs.
+    /// Directory for configuration and logs.
     pub folder: PathBuf,
 }
 
 impl Programs {
-    /// The program and its arguments. Both log what they do at their usual level, serve all Services, and tell pods by the
-    /// node's CIDR; all else is their default.
+    /// The program and its arguments. Both log at their usual level, serve all Services, and detect local traffic by the node's
+    /// pod CIDR. Everything else has its default.
     fn command(&self, who: Who, kubeconfig: &Path) -> Result<Vec<String>> {
         let kubeconfig = kubeconfig.display().to_string();
         let line: Vec<String> = match who {
@@ -91,7 +54,7 @@ impl Programs {
             Who::Peer => {
                 let file = self.folder.join("kube-proxy.json");
                 fs::write(&file, kube_proxy(&kubeconfig).to_string())?;
-                // At level 2 it says when its caches are filled.
+                // At level 2 kube-proxy logs when its caches are filled.
                 vec![
                     self.kube_proxy.display().to_string(),
                     format!("--config={}", file.display()),
@@ -112,7 +75,7 @@ fn kube_proxy(kubeconfig: &str) -> serde_json::Value {
         "clientConnection": { "kubeconfig": kubeconfig },
         "detectLocalMode": "NodeCIDR",
         "oomScoreAdj": 0,
-        // These are the machine's settings, read-only in a network namespace.
+        // These settings are the machine's, read-only in a network namespace.
         "conntrack": {
             "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
             "udpTimeout": "0s", "udpStreamTimeout": "0s",
@@ -120,7 +83,7 @@ fn kube_proxy(kubeconfig: &str) -> serde_json::Value {
     })
 }
 
-/// A line of a program's log, and when it was read.
+/// A line of a program's log, and the time when it was read.
 type Line = (Instant, String);
 
 /// A running program.
@@ -130,18 +93,18 @@ pub struct Running {
     child: Child,
     lines: Receiver<Line>,
     log: PathBuf,
-    /// When it was started.
+    /// Time of the start.
     pub begun: Instant,
-    /// What it costs.
+    /// The cgroup that measures its CPU time and memory.
     pub group: Arc<Group>,
 }
 
 impl Running {
-    /// Starts one in its world's node.
+    /// Starts a program in the node of its testbed.
     pub fn start(
         programs: &Programs,
         who: Who,
-        world: &World,
+        testbed: &Testbed,
         kubeconfig: &Path,
         number: usize,
     ) -> Result<Self> {
@@ -149,11 +112,11 @@ impl Running {
         let command = programs.command(who, kubeconfig)?;
         let begun = Instant::now();
         let mut child = Command::new("setpriv")
-            // However the driver ends, the program does not stay.
+            // The program ends with the driver, even if that is killed.
             .args(["--pdeathsig", "KILL", "nsenter"])
-            .arg(format!("--net={}", netns::path(&world.netns(At::Node)).display()))
+            .arg(format!("--net={}", netns::path(&testbed.netns(At::Node)).display()))
             .args(["sh", "-c", "echo $$ >\"$0\"; exec \"$@\" 2>&1"])
-            .arg(group.door())
+            .arg(group.procs_file())
             .args(command)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -167,14 +130,14 @@ impl Running {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 let now = Instant::now();
                 let _ = writeln!(file, "{line}");
-                // Nobody listens once the lists are in.
+                // Fails after the initial list, when nobody receives lines any more.
                 let _ = sends.send((now, line));
             }
         });
         Ok(Self { who, child, lines, log, begun, group })
     }
 
-    /// Waits until it says that Services and slices are listed; returns when it said so of the last.
+    /// Waits for the log lines about the initial lists of Services and EndpointSlices. Returns the time of the last one.
     pub fn listed(&self, within: Duration) -> Result<Instant> {
         let deadline = self.begun + within;
         let mut missing = match self.who {
@@ -191,23 +154,27 @@ impl Running {
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    bail!("{} has not listed; see {}", self.who.title(), self.log.display())
+                    bail!(
+                        "{} did not log the end of its initial list; see {}",
+                        self.who.title(),
+                        self.log.display()
+                    )
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    bail!("{} ended:\n{}", self.who.title(), self.last_words())
+                    bail!("{} ended:\n{}", self.who.title(), self.log_tail())
                 }
             }
         }
     }
 
-    /// The end of its log.
-    pub fn last_words(&self) -> String {
+    /// The last lines of its log.
+    pub fn log_tail(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(15)..].join("\n")
     }
 
-    /// Ends it and what it started; its rules stay.
+    /// Ends the program and its children. Its rules stay.
     pub fn end(mut self) -> Result<Arc<Group>> {
         let signal = |signal| {
             for pid in self.group.processes() {
@@ -217,7 +184,7 @@ impl Running {
         signal(Signal::SIGTERM);
         let begun = Instant::now();
         while !self.group.processes().is_empty() {
-            // A load that the kernel has begun ends before its process does.
+            // The kernel completes a running transaction before the process ends.
             if begun.elapsed() > END {
                 signal(Signal::SIGKILL);
             }

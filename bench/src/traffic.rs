@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pods' servers and the clients' traffic. Times are the driver's own clock on both ends.
+//! The servers in pods, and the traffic of clients. One clock measures both ends.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
@@ -15,31 +15,31 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::objects::{Side, port, probe_addresses};
-use crate::world::{At, World};
+use crate::testbed::{At, Testbed};
 
 /// A new connection that takes longer has failed.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Between two datagrams where the first one to arrive is timed.
-pub const BEAT: Duration = Duration::from_micros(250);
-/// Between two questions for health.
-const ASK: Duration = Duration::from_millis(1);
-/// Threads that take connections.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Time between two datagrams while waiting for the first one to arrive.
+pub const PROBE_INTERVAL: Duration = Duration::from_micros(250);
+/// Time between two requests to a health-check port.
+const HEALTH_POLL: Duration = Duration::from_millis(1);
+/// Threads that accept connections.
 const ACCEPTORS: usize = 2;
-/// Bytes written at once where much is sent.
+/// Bytes in one write of the throughput measurement.
 const CHUNK: usize = 128 * 1024;
 
-/// The servers in a world's pods. They run until the process ends.
+/// The servers in the pods of a testbed. They run until the process ends.
 #[derive(Debug)]
 pub struct Pods {
-    wanted: Arc<Mutex<Option<Side>>>,
-    heard: Receiver<Instant>,
-    taken: Arc<AtomicU64>,
+    expected: Arc<Mutex<Option<Side>>>,
+    arrivals: Receiver<Instant>,
+    received: Arc<AtomicU64>,
 }
 
 impl Pods {
-    /// Starts them.
-    pub fn serve(world: &World) -> Result<Self> {
-        let (echoes, sink, probes) = world.inside(At::Pods, || -> Result<_> {
+    /// Starts the servers.
+    pub fn serve(testbed: &Testbed) -> Result<Self> {
+        let (echoes, sink, probes) = testbed.inside(At::Pods, || -> Result<_> {
             let echoes: Result<Vec<_>> = (0..ACCEPTORS).map(|_| listen(port::ECHO)).collect();
             let mut probes = Vec::new();
             for side in [Side::A, Side::B] {
@@ -53,33 +53,33 @@ impl Pods {
             Ok((echoes?, listen(port::SINK)?, probes))
         })??;
         for listener in echoes {
-            thread::spawn(move || echo(&listener));
+            thread::spawn(move || echo_connections(&listener));
         }
-        let taken = Arc::<AtomicU64>::default();
-        let count = Arc::clone(&taken);
-        thread::spawn(move || swallow(&sink, &count));
-        let wanted = Arc::<Mutex<Option<Side>>>::default();
-        let (shared, (hears, heard)) = (Arc::clone(&wanted), channel());
-        thread::spawn(move || note(&probes, &shared, &hears));
-        Ok(Self { wanted, heard, taken })
+        let received = Arc::<AtomicU64>::default();
+        let count = Arc::clone(&received);
+        thread::spawn(move || sink_connections(&sink, &count));
+        let expected = Arc::<Mutex<Option<Side>>>::default();
+        let (shared, (sender, arrivals)) = (Arc::clone(&expected), channel());
+        thread::spawn(move || record_arrivals(&probes, &shared, &sender));
+        Ok(Self { expected, arrivals, received })
     }
 
-    /// Notes the next datagram that reaches the probe's endpoints of this side.
-    pub fn want(&self, side: Side) {
-        while self.heard.try_recv().is_ok() {}
-        if let Ok(mut wanted) = self.wanted.lock() {
-            *wanted = Some(side);
+    /// Records the arrival of the next datagram at this endpoint set of the probe Service.
+    pub fn expect_packet(&self, side: Side) {
+        while self.arrivals.try_recv().is_ok() {}
+        if let Ok(mut expected) = self.expected.lock() {
+            *expected = Some(side);
         }
     }
 
-    /// When it came; `None` when it did not come in time.
-    pub fn heard(&self, within: Duration) -> Option<Instant> {
-        self.heard.recv_timeout(within).ok()
+    /// The time of arrival of the expected datagram; `None` on timeout.
+    pub fn first_packet(&self, within: Duration) -> Option<Instant> {
+        self.arrivals.recv_timeout(within).ok()
     }
 
-    /// The bytes that the sink has taken so far.
-    pub fn taken(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.taken)
+    /// Counter of the bytes that the sink has received.
+    pub fn received_bytes(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.received)
     }
 }
 
@@ -92,28 +92,28 @@ fn listen(port: u16) -> Result<TcpListener> {
     Ok(socket.into())
 }
 
-fn echo(listener: &TcpListener) {
+fn echo_connections(listener: &TcpListener) {
     for stream in listener.incoming() {
         let Ok(mut stream) = stream else { continue };
         let mut byte = [0; 1];
-        let _ = stream.set_read_timeout(Some(PATIENCE));
+        let _ = stream.set_read_timeout(Some(TIMEOUT));
         let _ = stream.read_exact(&mut byte).and_then(|()| stream.write_all(&byte));
-        // Until the client has gone, so that nothing of the connection is left on this side.
+        // Waits until the client closes first, so that no TIME_WAIT stays on this side.
         let _ = stream.read(&mut byte);
     }
 }
 
-fn swallow(listener: &TcpListener, taken: &AtomicU64) {
+fn sink_connections(listener: &TcpListener, received: &AtomicU64) {
     for stream in listener.incoming() {
         let Ok(mut stream) = stream else { continue };
         let mut buffer = vec![0; CHUNK];
         while let Ok(length @ 1..) = stream.read(&mut buffer) {
-            taken.fetch_add(length as u64, Ordering::Relaxed);
+            received.fetch_add(length as u64, Ordering::Relaxed);
         }
     }
 }
 
-fn note(probes: &[(Side, UdpSocket)], wanted: &Mutex<Option<Side>>, hears: &Sender<Instant>) {
+fn record_arrivals(probes: &[(Side, UdpSocket)], expected: &Mutex<Option<Side>>, arrivals: &Sender<Instant>) {
     let mut files: Vec<_> =
         probes.iter().map(|(_, socket)| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
     let mut buffer = [0; 16];
@@ -124,10 +124,10 @@ fn note(probes: &[(Side, UdpSocket)], wanted: &Mutex<Option<Side>>, hears: &Send
             while socket.recv(&mut buffer).is_ok() {
                 any = true;
             }
-            let Ok(mut wanted) = wanted.lock() else { return };
-            if any && *wanted == Some(*side) {
-                *wanted = None;
-                if hears.send(now).is_err() {
+            let Ok(mut expected) = expected.lock() else { return };
+            if any && *expected == Some(*side) {
+                *expected = None;
+                if arrivals.send(now).is_err() {
                     return;
                 }
             }
@@ -135,7 +135,7 @@ fn note(probes: &[(Side, UdpSocket)], wanted: &Mutex<Option<Side>>, hears: &Send
     }
 }
 
-/// A port that was not used for the longest time: one that the node still tracks would lead to an earlier endpoint.
+/// The least recently used source port. The node may still have a conntrack entry of a recent one, to an earlier endpoint.
 fn next_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     const PORTS: std::ops::RangeInclusive<u16> = 2048..=u16::MAX;
@@ -143,31 +143,31 @@ fn next_port() -> u16 {
     u16::try_from(index).map_or(*PORTS.end(), |index| PORTS.start() + index)
 }
 
-/// Sends datagrams from ever new ports, from the client, until `stop`.
-fn knock(world: &World, to: SocketAddrV4, beat: Duration, stop: &AtomicBool) -> Result<()> {
-    world.inside(At::Client, || {
+/// Sends datagrams from the client, each from another port, until `stop`.
+fn send_probes(testbed: &Testbed, to: SocketAddrV4, interval: Duration, stop: &AtomicBool) -> Result<()> {
+    testbed.inside(At::Client, || {
         while !stop.load(Ordering::Relaxed) {
             let port = next_port();
-            // One that is taken just now is passed over.
+            // Skips a port that is in use.
             let Ok(socket) = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)) else { continue };
-            // An unreachable network is what we wait to see the end of.
+            // Ignores errors: the Service may be unreachable until it is programmed.
             let _ = socket.send_to(b"?", to);
-            thread::sleep(beat);
+            thread::sleep(interval);
         }
         Ok(())
     })?
 }
 
-/// Runs `work` while the client sends datagrams to `to`, one in each `beat`.
-pub fn knocking<T>(
-    world: &World,
+/// Runs `work` while the client sends a datagram to `to` in every `interval`.
+pub fn while_probing<T>(
+    testbed: &Testbed,
     to: SocketAddrV4,
-    beat: Duration,
+    interval: Duration,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let sender = scope.spawn(|| knock(world, to, beat, &stop));
+        let sender = scope.spawn(|| send_probes(testbed, to, interval, &stop));
         let done = work();
         stop.store(true, Ordering::Relaxed);
         match sender.join() {
@@ -177,10 +177,10 @@ pub fn knocking<T>(
     })
 }
 
-/// Asks a node's health-check port from the client until it answers so; returns when it did.
-pub fn await_status(world: &World, to: SocketAddrV4, status: u16, within: Duration) -> Result<Instant> {
+/// Requests a health-check port from the client until it returns this status. Returns the time of that response.
+pub fn await_status(testbed: &Testbed, to: SocketAddrV4, status: u16, within: Duration) -> Result<Instant> {
     let begun = Instant::now();
-    world.inside(At::Client, || {
+    testbed.inside(At::Client, || {
         loop {
             let answer = get(to, "/healthz");
             let now = Instant::now();
@@ -188,15 +188,15 @@ pub fn await_status(world: &World, to: SocketAddrV4, status: u16, within: Durati
                 Ok((found, _)) if found == status => return Ok(now),
                 other => ensure!(now - begun < within, "no {status} from {to} but {other:?}"),
             }
-            thread::sleep(ASK);
+            thread::sleep(HEALTH_POLL);
         }
     })?
 }
 
-/// One HTTP request from the calling thread's namespace: the status and the body.
+/// Sends an HTTP request from the calling thread's namespace. Returns status and body.
 pub fn get(to: SocketAddrV4, path: &str) -> Result<(u16, String)> {
-    let mut stream = TcpStream::connect_timeout(&to.into(), PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&to.into(), TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
@@ -206,45 +206,46 @@ pub fn get(to: SocketAddrV4, path: &str) -> Result<(u16, String)> {
     Ok((status, body.unwrap_or_default()))
 }
 
-/// One exchange of a byte; returns how long the connection took to stand. No trace of it stays on the client.
+/// Connects, and sends and receives one byte. Returns the time to connect. The connection is reset, so that no TIME_WAIT stays
+/// on the client.
 pub fn exchange(to: SocketAddrV4) -> Result<Duration> {
     let begun = Instant::now();
     let mut stream =
-        TcpStream::connect_timeout(&to.into(), PATIENCE).with_context(|| format!("connecting to {to}"))?;
-    let stood = begun.elapsed();
-    stream.set_read_timeout(Some(PATIENCE))?;
+        TcpStream::connect_timeout(&to.into(), TIMEOUT).with_context(|| format!("connecting to {to}"))?;
+    let connect_time = begun.elapsed();
+    stream.set_read_timeout(Some(TIMEOUT))?;
     SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
     let mut byte = [7; 1];
     stream.write_all(&byte)?;
     stream.read_exact(&mut byte).with_context(|| format!("no byte back from {to}"))?;
-    Ok(stood)
+    Ok(connect_time)
 }
 
-/// What a round of new connections brought.
+/// The result of a round of new connections.
 #[derive(Clone, Debug, Default)]
 pub struct Round {
-    /// How long each took to stand.
-    pub stood: Vec<Duration>,
-    /// Those that failed, and the last reason.
+    /// Time to connect, for each successful connection.
+    pub connect_times: Vec<Duration>,
+    /// Number of failed connections, and the last error.
     pub failed: (usize, Option<String>),
-    /// How long the round took.
+    /// Length of the round.
     pub time: Duration,
 }
 
-/// New connections from the client to `targets` in turn, `threads` at a time.
-pub fn connect(world: &World, targets: &[SocketAddrV4], threads: usize, time: Duration) -> Result<Round> {
+/// Opens connections from the client to `targets` in turn, with this many threads.
+pub fn connect(testbed: &Testbed, targets: &[SocketAddrV4], threads: usize, time: Duration) -> Result<Round> {
     ensure!(!targets.is_empty(), "nothing to connect to");
     let begun = Instant::now();
     let rounds: Vec<Result<Round>> = thread::scope(|scope| {
         let worker = |first: usize| {
-            world.inside(At::Client, || {
+            testbed.inside(At::Client, || {
                 let mut round = Round::default();
                 for to in targets.iter().cycle().skip(first) {
                     if begun.elapsed() >= time {
                         break;
                     }
                     match exchange(*to) {
-                        Ok(stood) => round.stood.push(stood),
+                        Ok(connect_time) => round.connect_times.push(connect_time),
                         Err(error) => round.failed = (round.failed.0 + 1, Some(format!("{error:#}"))),
                     }
                 }
@@ -260,18 +261,18 @@ pub fn connect(world: &World, targets: &[SocketAddrV4], threads: usize, time: Du
     let mut all = Round { time: begun.elapsed(), ..Round::default() };
     for round in rounds {
         let round = round?;
-        all.stood.extend(round.stood);
+        all.connect_times.extend(round.connect_times);
         all.failed = (all.failed.0 + round.failed.0, round.failed.1.or(all.failed.1));
     }
     Ok(all)
 }
 
-/// Sends as much as goes over one connection for so long; returns the bits a second that arrived.
-pub fn stream(world: &World, pods: &Pods, to: SocketAddrV4, time: Duration) -> Result<f64> {
-    let arrived = pods.taken();
-    world.inside(At::Client, || {
-        let mut stream = TcpStream::connect_timeout(&to.into(), PATIENCE)?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+/// Sends as fast as possible over one connection. Returns the received bits per second.
+pub fn stream(testbed: &Testbed, pods: &Pods, to: SocketAddrV4, time: Duration) -> Result<f64> {
+    let arrived = pods.received_bytes();
+    testbed.inside(At::Client, || {
+        let mut stream = TcpStream::connect_timeout(&to.into(), TIMEOUT)?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         let chunk = vec![0; CHUNK];
         let send = |stream: &mut TcpStream, until: Instant| -> Result<()> {
             while Instant::now() < until {
@@ -282,14 +283,14 @@ pub fn stream(world: &World, pods: &Pods, to: SocketAddrV4, time: Duration) -> R
             }
             Ok(())
         };
-        // The connection's window grows first.
+        // Lets the window of the connection grow first.
         send(&mut stream, Instant::now() + time / 5)?;
         let (begun, before) = (Instant::now(), arrived.load(Ordering::Relaxed));
         send(&mut stream, begun + time)?;
-        let (taken, took) = (arrived.load(Ordering::Relaxed) - before, begun.elapsed());
+        let (received, took) = (arrived.load(Ordering::Relaxed) - before, begun.elapsed());
         stream.shutdown(Shutdown::Both)?;
-        ensure!(taken > 0, "nothing arrived at {to}");
+        ensure!(received > 0, "nothing arrived at {to}");
         #[allow(clippy::cast_precision_loss, reason = "far below 2^52 bytes")]
-        Ok(taken as f64 * 8.0 / took.as_secs_f64())
+        Ok(received as f64 * 8.0 / took.as_secs_f64())
     })?
 }

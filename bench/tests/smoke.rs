@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The benchmark at its smallest, with every measurement: it fails where the measured work is not done, and leaves nothing.
+//! The smallest benchmark, with every measurement. It must do the measured work and leave nothing behind.
 
 #![allow(clippy::unwrap_used)] // the helpers of a test may fail it too; the lint knows test functions only
 
@@ -11,14 +11,14 @@ use serde_json::Value;
 use steerage_requirements::requires;
 
 #[test]
-fn everything_is_measured_of_both_programs() {
+fn every_measurement_covers_both_programs() {
     requires!(NetworkNamespace, Program("ip"), Program("kube-proxy"), Program("ethtool"), KubeApiserver);
     let bench = Path::new(env!("CARGO_BIN_EXE_steerage-bench"));
     let agent = bench.with_file_name("steerage-agent");
     assert!(agent.exists(), "{} is missing: cargo build --release -p steerage-agent", agent.display());
     let file = std::env::temp_dir().join(format!("stbench-smoke-{}.json", std::process::id()));
     let mut command = Command::new(bench);
-    command.args(["agent", "--quick", "--services", "10", "--runs", "1", "--minute", "1", "--changes", "1"]);
+    command.args(["agent", "--quick", "--services", "10", "--runs", "1", "--period", "1s", "--changes", "1"]);
     let child = command.arg("--json").arg(&file).spawn().unwrap();
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
@@ -28,8 +28,8 @@ fn everything_is_measured_of_both_programs() {
 
     for what in [
         "start,",
-        "slice change to first",
-        "slice change to healthz",
+        "EndpointSlice change to first",
+        "EndpointSlice change to /healthz",
         "new conn",
         "throughput",
         "100 changes",

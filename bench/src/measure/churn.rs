@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Many changes a second, of one Service after the other: processor time, and how far behind the program is, at first and at last.
+//! Churn: many changes per second over all Services. Measures CPU time and programming lag in the first and the last third.
 
 use std::time::{Duration, Instant};
 
@@ -7,38 +7,38 @@ use anyhow::{Context as _, Result};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-use super::{Bench, Trial, follow};
+use super::{Bench, Trial, first_packet};
 use crate::cluster::Slices;
 use crate::objects::{self, Side};
 use crate::report::Better::{Less, More};
 use crate::report::percentile;
 
-/// The API server gets at most so many changes at once.
+/// Concurrent changes at the API server.
 const PARALLEL: usize = 32;
 
 pub(super) fn measure(bench: &mut Bench<'_>, trial: &Trial<'_>) -> Result<()> {
     let (time, rate) = bench.settings.churn;
-    let changes = changes(bench.cluster.slices(), trial.level, bench.churned, rate, time);
+    let changes = changes(bench.cluster.slices(), trial.level, bench.churn_changes, rate, time);
     let writer = bench.cluster.spawn(changes);
     let begun = Instant::now();
-    // When each began, how long it took; and the processor time until then.
+    // Start and duration of each probe change, and the CPU seconds so far.
     let mut lags: Vec<(Duration, Duration)> = Vec::new();
-    let mut used = vec![(Duration::ZERO, trial.running.group.processor())];
+    let mut used = vec![(Duration::ZERO, trial.running.group.cpu_seconds())];
     while begun.elapsed() < time {
         let at = begun.elapsed();
-        lags.push((at, follow::one(bench, trial)?));
-        used.push((begun.elapsed(), trial.running.group.processor()));
+        lags.push((at, first_packet::one(bench, trial)?));
+        used.push((begun.elapsed(), trial.running.group.cpu_seconds()));
         std::thread::sleep(Duration::from_millis(100));
     }
-    let (done, took) = bench.cluster.wait(writer)??;
-    bench.churned += done;
+    let (done, took) = bench.cluster.block_on(writer)??;
+    bench.churn_changes += done;
 
     let third = time / 3;
     let name = |what: &str| format!("{rate} changes/s over {} Services: {what}", trial.level);
     let lag = |late: bool| {
         let picked = lags.iter().filter(|(at, _)| if late { *at >= third * 2 } else { *at < third });
         let mut picked: Vec<_> = picked.map(|(_, lag)| *lag).collect();
-        // A change that takes longer than a third of the time counts at both ends.
+        // A change that takes longer than a third counts in both thirds.
         picked.extend(lags.last().filter(|_| picked.is_empty()).map(|(_, lag)| *lag));
         percentile(&picked, 50)
     };
@@ -56,20 +56,14 @@ pub(super) fn measure(bench: &mut Bench<'_>, trial: &Trial<'_>) -> Result<()> {
     for (late, when) in [(false, "first third"), (true, "last third")] {
         let lag = lag(late).context("no lag was measured")?;
         bench.report.add(&name(&format!("lag, {when}, p50")), "ms", Less, trial.who, lag * 1000.0);
-        let share = share(late).context("no processor time was measured")?;
-        bench.report.add(&name(&format!("share of a core, {when}")), "%", Less, trial.who, share);
+        let share = share(late).context("no CPU time was measured")?;
+        bench.report.add(&name(&format!("CPU use, {when}")), "% of a core", Less, trial.who, share);
     }
-    bench.report.add(
-        &name("changes that were made"),
-        "1/s",
-        More,
-        trial.who,
-        f64::from(done) / took.as_secs_f64(),
-    );
+    bench.report.add(&name("changes written"), "1/s", More, trial.who, f64::from(done) / took.as_secs_f64());
     Ok(())
 }
 
-/// Makes changes; returns how many and in what time.
+/// Writes changes. Returns their number and the elapsed time.
 async fn changes(
     slices: Slices,
     level: u32,
@@ -85,7 +79,7 @@ async fn changes(
     while begun.elapsed() < time {
         ticks.tick().await;
         while under_way.len() >= PARALLEL {
-            under_way.join_next().await.context("nothing is under way")??.context("a change was refused")?;
+            under_way.join_next().await.context("no change in progress")??.context("write a change")?;
         }
         let change = first + made;
         let (number, side) =
@@ -97,7 +91,7 @@ async fn changes(
         made += 1;
     }
     while let Some(done) = under_way.join_next().await {
-        done?.context("a change was refused")?;
+        done?.context("write a change")?;
     }
     Ok((made, begun.elapsed()))
 }

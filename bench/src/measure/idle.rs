@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nothing happens: what a program does all the same.
+//! Idle load: what a program does while nothing changes.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -9,18 +9,18 @@ use steerage_nft::{Error, Monitor};
 
 use super::{Bench, Trial};
 use crate::report::Better::Less;
-use crate::world::At;
+use crate::testbed::At;
 
-/// What earlier changes started may end first.
+/// Wait before the measurement, for work that earlier changes started.
 const SETTLE: Duration = Duration::from_secs(2);
 
 pub(super) fn measure(bench: &mut Bench<'_>, trial: &Trial<'_>) -> Result<()> {
     sleep(SETTLE);
     let time = bench.settings.idle;
-    let mut monitor = trial.world.inside(At::Node, Monitor::open)??;
-    let before = (trial.running.group.processor(), bench.cluster.requests(trial.who)?);
+    let mut monitor = trial.testbed.inside(At::Node, Monitor::open)??;
+    let before = (trial.running.group.cpu_seconds(), bench.cluster.requests(trial.who)?);
     sleep(time);
-    let after = (trial.running.group.processor(), bench.cluster.requests(trial.who)?);
+    let after = (trial.running.group.cpu_seconds(), bench.cluster.requests(trial.who)?);
     let requests = |(all, watches): (usize, usize)| all - watches;
     let seconds = time.as_secs();
     let mut add = |what: &str, unit, value| {
@@ -32,14 +32,14 @@ pub(super) fn measure(bench: &mut Bench<'_>, trial: &Trial<'_>) -> Result<()> {
             value,
         );
     };
-    add("processor time", "ms", (after.0 - before.0) * 1000.0);
-    add("changes told by nftables", "", count(changes(&mut monitor)?));
-    add("API requests but watches", "", count(requests(after.1).saturating_sub(requests(before.1))));
+    add("CPU time", "ms", (after.0 - before.0) * 1000.0);
+    add("nftables notifications", "", count(changes(&mut monitor)?));
+    add("API requests except watches", "", count(requests(after.1).saturating_sub(requests(before.1))));
     add("watches opened", "", count(after.1.1.saturating_sub(before.1.1)));
     Ok(())
 }
 
-/// Notices of changes that wait; more than the socket holds count as what it held.
+/// The number of waiting notifications. Lost ones are not counted.
 fn changes(monitor: &mut Monitor) -> Result<usize> {
     let mut count = 0;
     loop {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's part of one change of endpoints: a transaction against the table that the agent has left, all Services in it.
+//! Kernel time of one endpoint change: a transaction on the table that the agent left behind, with all Services in it.
 //!
-//! An endpoint of a Service of three goes and comes again: three elements of one map are deleted, two of another are added, and the
-//! reverse. Timed from the transaction's sending to its acknowledgement; as with the agent, somebody listens for others' changes,
-//! but does not read what it is told.
+//! One endpoint of a Service with three is removed and added again. Each change deletes the elements of one map and adds those
+//! of another. Timed from sending the transaction to its acknowledgement. As with the agent, a monitor is subscribed; it does
+//! not read its notifications.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -18,22 +18,21 @@ use crate::objects::service_port::ECHO;
 use crate::objects::{ENDPOINTS, Side, addresses, port};
 use crate::report::Better::Less;
 use crate::report::percentile;
-use crate::subject::Who;
-use crate::world::{At, World};
+use crate::testbed::{At, Testbed};
+use crate::who::Who;
 
-/// So many changes.
+/// Number of changes.
 const CHANGES: u32 = 4000;
-/// Services that follow each other in the order of changes are so far from each other, a prime.
+/// Distance between consecutively changed Services: a prime, so that all Services are reached.
 const STRIDE: u32 = 7919;
-/// TCP.
-const PROTOCOL: Field = Field::Proto(6);
+const TCP: Field = Field::Proto(6);
 
-/// Measures in the node where the agent has just ended.
-pub(super) fn measure(bench: &mut Bench<'_>, world: &World, level: u32) -> Result<()> {
+/// Measures in the node of the agent, after the agent has ended.
+pub(super) fn measure(bench: &mut Bench<'_>, testbed: &Testbed, level: u32) -> Result<()> {
     let services: Vec<_> = bench.cluster.services().iter().map(|service| service.cluster).collect();
-    let samples = world.inside(At::Node, || change_all(&services))??;
+    let samples = testbed.inside(At::Node, || change_all(&services))??;
     for percent in [50, 99] {
-        let name = format!("kernel's part of a change, {level} Services: p{percent}");
+        let name = format!("kernel time of an endpoint change, {level} Services: p{percent}");
         let time = percentile(&samples, percent).context("no sample")?;
         bench.report.add(&name, "µs", Less, Who::Ours, time * 1e6);
     }
@@ -61,11 +60,11 @@ fn change_all(services: &[Ipv4Addr]) -> Result<Vec<Duration>> {
     Ok(samples)
 }
 
-/// The elements of a Service's cluster address with its first endpoints.
+/// The elements of a Service's cluster IP for its first `count` endpoints.
 fn rows(frontend: Ipv4Addr, targets: &[Ipv4Addr], count: u32) -> Rows {
     let mut rows = Rows::new(SetId::Slots(count).row_shape(Family::V4));
     for (slot, target) in (0..count).zip(targets) {
-        let key = [Field::V4(frontend), PROTOCOL, Field::Port(ECHO), Field::Number(slot)];
+        let key = [Field::V4(frontend), TCP, Field::Port(ECHO), Field::Number(slot)];
         rows.push_entry(&key, &[Field::V4(*target), Field::Port(port::ECHO)]);
     }
     rows

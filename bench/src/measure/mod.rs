@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The measurements, and the order in which they are taken: for each number of Services, each run and each program in turn, one
-//! trial, which starts the program on an empty node, measures, and ends it. The programs never run at the same time.
+//! The measurements and their order: one trial for each number of Services, run and program. A trial starts the program on an
+//! empty node, measures it and ends it. The programs never run at the same time.
 
 mod churn;
 mod connections;
-mod follow;
+mod first_packet;
 mod health;
 mod idle;
 mod kernel;
@@ -23,115 +23,118 @@ use crate::cluster::Cluster;
 use crate::host;
 use crate::objects::{Side, service_port};
 use crate::report::Report;
-use crate::subject::{Programs, Running, Who};
+use crate::subject::{Programs, Running};
+use crate::testbed::{At, DriverNetns, Testbed};
 use crate::traffic::Pods;
-use crate::world::{At, Home, World};
+use crate::who::Who;
 
-/// What can be measured, in the order in which it is: churn last, since a program may work on after it.
+/// The measurements of a trial, in order. Churn is last of those with a running program, because its work may continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Measure {
-    /// From an EndpointSlice's change to the first packet at the new endpoint
-    Follow,
-    /// From an EndpointSlice's change to the other answer of the health-check port
+    /// Time from a change of an EndpointSlice to the first packet at a new endpoint
+    #[value(alias = "follow")]
+    FirstPacket,
+    /// Time from a change of an EndpointSlice to the new status of the health-check port
     Health,
-    /// From the end of the lists to everything programmed; memory; processor time. Always taken
+    /// Time from the initial list to fully programmed, CPU time, memory; always measured
     Start,
-    /// New connections
+    /// Time and rate of new connections
     Connections,
-    /// Established connections
+    /// Throughput of one connection
     Throughput,
-    /// What is done when nothing happens
+    /// CPU time and API requests while nothing changes
     Idle,
-    /// Many changes a second
+    /// CPU time and lag under many changes per second
     Churn,
-    /// What one change costs the kernel; of the agent alone
+    /// Kernel time of one endpoint change, for the agent only
     Kernel,
 }
 
-/// How much is measured.
+/// The extent of a benchmark.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Numbers of Services, growing.
+    /// Numbers of Services, ascending.
     pub levels: Vec<u32>,
     /// Trials of each program at each level.
     pub runs: usize,
-    /// What is measured.
+    /// Measurements of each trial.
     pub measures: BTreeSet<Measure>,
-    /// Which programs.
+    /// Measured programs.
     pub subjects: Vec<Who>,
-    /// At most so many changes of a kind in a trial.
+    /// Maximum number of changes of each kind in a trial.
     pub changes: usize,
-    /// After so long no further change is made.
+    /// Maximum time for changes of each kind in a trial.
     pub change_time: Duration,
-    /// Length of a round of connections, and of a stream.
+    /// Length of a round of new connections, and half the length of a throughput measurement.
     pub round: Duration,
-    /// Length of the churn, and its changes a second.
+    /// Length of churn, and changes per second.
     pub churn: (Duration, u32),
-    /// How long nothing happens.
+    /// Length of the idle measurement.
     pub idle: Duration,
-    /// What takes longer is given up.
+    /// Time after which a step is given up.
     pub limit: Duration,
 }
 
-/// The largest number of Services at which churn, idleness and streams are measured.
-const USUAL: u32 = 10_000;
+/// The highest level at which churn, idle load and throughput are measured.
+const MAX_FULL_LEVEL: u32 = 10_000;
 
-/// Everything there is.
+/// A benchmark in progress.
 struct Bench<'a> {
     settings: &'a Settings,
     programs: &'a Programs,
     cluster: Cluster,
-    worlds: Vec<(Who, World, Pods)>,
+    testbeds: Vec<(Who, Testbed, Pods)>,
     report: Report,
-    /// The probe's present endpoints.
+    /// Current endpoints of the probe Service.
     side: Side,
-    /// Changes of numbered Services made so far.
-    churned: u32,
+    /// Number of churn changes so far.
+    churn_changes: u32,
 }
 
-/// One program, started for one trial.
+/// A trial: one start of one program.
 struct Trial<'a> {
     who: Who,
     level: u32,
-    world: &'a World,
+    testbed: &'a Testbed,
     pods: &'a Pods,
     running: &'a Running,
 }
 
-/// Takes all measurements; `save` gets what there is after each trial.
+/// Runs all trials. Calls `save` with the results so far after each trial.
 pub fn run(
     settings: &Settings,
     programs: &Programs,
     folder: &Path,
-    home: &Home,
+    driver: &DriverNetns,
     save: impl Fn(&Report) -> Result<()>,
 ) -> Result<Report> {
     let cluster = Cluster::start(folder)?;
-    let world = |who: &Who| -> Result<_> {
-        let world = World::new(home, *who)?;
-        let pods = Pods::serve(&world)?;
-        Ok((*who, world, pods))
+    let testbed = |who: &Who| -> Result<_> {
+        let testbed = Testbed::new(driver, *who)?;
+        let pods = Pods::serve(&testbed)?;
+        Ok((*who, testbed, pods))
     };
-    let worlds: Result<Vec<_>> = settings.subjects.iter().map(world).collect();
+    let testbeds: Result<Vec<_>> = settings.subjects.iter().map(testbed).collect();
     let report = Report::default();
-    let mut bench = Bench { settings, programs, cluster, worlds: worlds?, report, side: Side::A, churned: 0 };
-    let mut given_up = BTreeSet::new();
+    let mut bench =
+        Bench { settings, programs, cluster, testbeds: testbeds?, report, side: Side::A, churn_changes: 0 };
+    let mut abandoned = BTreeSet::new();
     let mut number = 0;
     for level in &settings.levels {
         let begun = std::time::Instant::now();
         bench.cluster.fill(*level)?;
-        eprintln!("{level} Services are there after {:.1} s", begun.elapsed().as_secs_f64());
+        eprintln!("created {level} Services in {:.1} s", begun.elapsed().as_secs_f64());
         for run in 0..settings.runs {
             let mut order = settings.subjects.clone();
             if run % 2 == 1 {
                 order.reverse();
             }
-            for who in order.into_iter().filter(|who| !given_up.contains(who)).collect::<Vec<_>>() {
+            for who in order.into_iter().filter(|who| !abandoned.contains(who)).collect::<Vec<_>>() {
                 number += 1;
                 eprintln!("{level} Services, run {}, {} (load {:.1})", run + 1, who.title(), host::load());
                 if !bench.trial(who, *level, number)? {
-                    eprintln!("{} was given up; it is not tried with more Services", who.title());
-                    given_up.insert(who);
+                    eprintln!("{} reached the time limit; skipping it with more Services", who.title());
+                    abandoned.insert(who);
                 }
                 save(&bench.report)?;
             }
@@ -141,27 +144,27 @@ pub fn run(
 }
 
 impl Bench<'_> {
-    /// One trial. False when the program did not finish its start.
+    /// Runs one trial. Returns false if the program did not finish its start.
     fn trial(&mut self, who: Who, level: u32, number: usize) -> Result<bool> {
-        let mut worlds = std::mem::take(&mut self.worlds);
-        let found = worlds.iter_mut().find(|(of, ..)| *of == who).context("no world for it")?;
-        let (_, world, pods) = &*found;
-        let running = Running::start(self.programs, who, world, &self.cluster.kubeconfig(who), number)?;
-        let trial = Trial { who, level, world, pods, running: &running };
+        let mut testbeds = std::mem::take(&mut self.testbeds);
+        let found = testbeds.iter_mut().find(|(of, ..)| *of == who).context("no testbed for it")?;
+        let (_, testbed, pods) = &*found;
+        let running = Running::start(self.programs, who, testbed, &self.cluster.kubeconfig(who), number)?;
+        let trial = Trial { who, level, testbed, pods, running: &running };
         let result = self.measure(&trial).with_context(|| {
-            format!("{} with {level} Services; its last words:\n{}", who.title(), running.last_words())
+            format!("{} with {level} Services; end of its log:\n{}", who.title(), running.log_tail())
         });
         let group = running.end()?;
         if matches!(result, Ok(true)) {
             start::after_end(self, who, level, &group)?;
             if who == Who::Ours && self.settings.measures.contains(&Measure::Kernel) {
-                kernel::measure(self, world, level)?;
+                kernel::measure(self, testbed, level)?;
             }
         }
-        // What the next trial begins with.
-        world.shell(At::Node, "nft flush ruleset; conntrack -F >/dev/null 2>&1 || true")?;
+        // The next trial starts with an empty node.
+        testbed.shell(At::Node, "nft flush ruleset; conntrack -F >/dev/null 2>&1 || true")?;
         drop(group);
-        self.worlds = worlds;
+        self.testbeds = testbeds;
         result
     }
 
@@ -170,23 +173,23 @@ impl Bench<'_> {
             return Ok(false);
         }
         let measures = self.settings.measures.clone();
-        let usual =
-            self.settings.levels.iter().copied().filter(|level| *level <= USUAL).max() == Some(trial.level);
+        let full = self.settings.levels.iter().copied().filter(|level| *level <= MAX_FULL_LEVEL).max()
+            == Some(trial.level);
         for measure in measures {
             match measure {
-                Measure::Follow => follow::measure(self, trial)?,
+                Measure::FirstPacket => first_packet::measure(self, trial)?,
                 Measure::Health => health::measure(self, trial)?,
                 Measure::Connections => connections::measure(self, trial)?,
-                Measure::Throughput if usual => throughput::measure(self, trial)?,
-                Measure::Churn if usual => churn::measure(self, trial)?,
-                Measure::Idle if usual => idle::measure(self, trial)?,
+                Measure::Throughput if full => throughput::measure(self, trial)?,
+                Measure::Churn if full => churn::measure(self, trial)?,
+                Measure::Idle if full => idle::measure(self, trial)?,
                 Measure::Start | Measure::Kernel | Measure::Throughput | Measure::Churn | Measure::Idle => {}
             }
         }
         Ok(true)
     }
 
-    /// Where the probe's datagrams go.
+    /// The destination of the probe's datagrams.
     fn probe(&self) -> SocketAddrV4 {
         SocketAddrV4::new(self.cluster.probe().cluster, service_port::PROBE)
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The network namespaces: one for the API server and the driver, and for each program under test a client, a node and its pods.
+//! The network namespaces: one for the API server and the driver, and a client, a node and pods for each program under test.
 //!
-//! The worlds of two programs have the same addresses inside. Nothing is put into the machine's own namespace. All goes with
-//! the value; what a killed run left is removed by the next.
+//! The testbeds of both programs have the same addresses. The machine's own namespace is not changed. Namespaces are removed
+//! on drop, and those of a killed run at the next start.
 
 use std::net::Ipv4Addr;
 use std::process::{self, Command};
@@ -14,51 +14,51 @@ use nix::unistd::Pid;
 use steerage_lab::command::{run, run_with};
 use steerage_lab::netns;
 
-use crate::subject::Who;
 use crate::usage;
+use crate::who::Who;
 
-/// The API server's address.
+/// Address of the API server.
 pub const API: Ipv4Addr = Ipv4Addr::new(10, 200, 0, 1);
-/// The node's address, where node ports and health checks are answered.
+/// Address of the node, with node ports and health-check ports.
 pub const NODE: Ipv4Addr = Ipv4Addr::new(10, 10, 0, 1);
-/// The pods' network; every address of it answers.
+/// Pod network. Every address in it responds.
 pub const PODS: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 128, 0, 0), 12);
-/// The network that load balancers' addresses come from.
+/// Network of the VIPs.
 pub const VIPS: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 64, 0, 0), 16);
-/// The test server's network of cluster addresses.
+/// Network of the cluster IPs.
 const CLUSTER: &str = "10.96.0.0/16";
 const PREFIX: &str = "stbench";
 
-/// A namespace of a world.
+/// A network namespace of a testbed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
     /// Outside the cluster.
     Client,
-    /// Where the program under test runs.
+    /// The node with the program under test.
     Node,
-    /// Where every pod is.
+    /// All pods.
     Pods,
 }
 
-/// The driver's own namespace.
+/// The network namespace of the driver and the API server.
 #[derive(Debug)]
-pub struct Home(String);
+pub struct DriverNetns(String);
 
-impl Home {
-    /// Makes it and moves the calling thread there, and with it whatever it starts. Call it before there are other threads.
+impl DriverNetns {
+    /// Creates the namespace and moves the calling thread into it. Call this before starting other threads, which inherit it.
     pub fn enter() -> Result<Self> {
         sweep();
         usage::sweep();
-        let home = Self(format!("{PREFIX}{}-home", process::id()));
-        netns::create(&home.0, true)?;
-        let file = std::fs::File::open(netns::path(&home.0))?;
+        let driver = Self(format!("{PREFIX}{}-driver", process::id()));
+        netns::create(&driver.0, true)?;
+        let file = std::fs::File::open(netns::path(&driver.0))?;
         setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the network namespace")?;
-        shell(&home.0, &format!("ip link set lo up; ip addr add {API}/32 dev lo"))?;
-        Ok(home)
+        shell(&driver.0, &format!("ip link set lo up; ip addr add {API}/32 dev lo"))?;
+        Ok(driver)
     }
 }
 
-impl Drop for Home {
+impl Drop for DriverNetns {
     fn drop(&mut self) {
         let _ = netns::delete(&self.0);
     }
@@ -66,19 +66,19 @@ impl Drop for Home {
 
 /// The three namespaces of one program.
 #[derive(Debug)]
-pub struct World {
+pub struct Testbed {
     who: Who,
 }
 
-impl World {
-    /// Makes them and joins them to `home`.
-    pub fn new(home: &Home, who: Who) -> Result<Self> {
-        let world = Self { who };
+impl Testbed {
+    /// Creates the namespaces and connects them to the driver's.
+    pub fn new(driver: &DriverNetns, who: Who) -> Result<Self> {
+        let testbed = Self { who };
         for at in [At::Client, At::Node, At::Pods] {
-            netns::create(&world.netns(at), at == At::Node)?;
+            netns::create(&testbed.netns(at), at == At::Node)?;
         }
-        world.join(home).context("cannot join the namespaces")?;
-        Ok(world)
+        testbed.join(driver).context("cannot join the namespaces")?;
+        Ok(testbed)
     }
 
     /// The name of a namespace.
@@ -91,17 +91,17 @@ impl World {
         format!("{PREFIX}{}-{}-{at}", process::id(), self.who.name())
     }
 
-    /// Runs `work` on a thread of its own in a namespace.
+    /// Runs `work` on a new thread in a namespace.
     pub fn inside<T: Send>(&self, at: At, work: impl FnOnce() -> T + Send) -> Result<T> {
         Ok(netns::in_netns(&self.netns(at), work)?)
     }
 
-    /// Runs a shell script in a namespace, and gives back what it printed.
+    /// Runs a shell script in a namespace and returns its output.
     pub fn shell(&self, at: At, script: &str) -> Result<String> {
         shell(&self.netns(at), script)
     }
 
-    fn join(&self, home: &Home) -> Result<()> {
+    fn join(&self, driver: &DriverNetns) -> Result<()> {
         let (node, client, pods) = (self.netns(At::Node), self.netns(At::Client), self.netns(At::Pods));
         let number = match self.who {
             Who::Ours => 1,
@@ -110,7 +110,7 @@ impl World {
         let (range, bits) = PODS;
         let (vips, vip_bits) = VIPS;
         shell(
-            &home.0,
+            &driver.0,
             &format!(
                 "ip link add n{number} type veth peer name api netns {node}
                  ip addr add 10.201.{number}.1/30 dev n{number}; ip link set n{number} up"
@@ -130,7 +130,7 @@ impl World {
                  ip route add blackhole {CLUSTER}; ip route add blackhole {vips}/{vip_bits}"
             ),
         )?;
-        // Many short connections from few addresses: what is over must not fill the table.
+        // Many short connections come from few addresses: closed ones must not fill the conntrack table.
         self.shell(
             At::Node,
             "cd /proc/sys/net/netfilter 2>/dev/null || exit 0
@@ -157,7 +157,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for Testbed {
     fn drop(&mut self) {
         for at in [At::Client, At::Node, At::Pods] {
             let _ = netns::delete(&self.netns(at));
@@ -170,7 +170,7 @@ fn shell(netns: &str, script: &str) -> Result<String> {
     Ok(run_with(Command::new("nsenter").args([&path, "sh", "-e"]), script)?)
 }
 
-/// Removes the namespaces of runs whose process is gone.
+/// Removes the namespaces of runs whose process no longer exists.
 fn sweep() {
     let Ok(listed) = run(Command::new("ls").arg("/run/netns")) else { return };
     for name in listed.lines() {
