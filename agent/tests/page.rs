@@ -44,7 +44,7 @@ fn tests(directory: &Path, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_rule_names_tests_that_exist() {
+fn every_rule_names_existing_tests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
     let mut known = BTreeSet::new();
     for directory in SOURCES {

@@ -30,7 +30,7 @@ fn probe(at: SocketAddr) {
 }
 
 #[test]
-fn a_thousand_health_check_ports_cost_kilobytes_each() {
+fn thousand_health_check_ports_cost_kilobytes_each() {
     allow_many_connections();
     let held: Vec<_> = (0..=PORTS).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
     let free: Vec<u16> = held.iter().map(|listener| listener.local_addr().unwrap().port()).collect();

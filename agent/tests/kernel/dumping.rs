@@ -9,7 +9,7 @@ use crate::cluster::{Proxy, Spec, World, plans, pod_networks};
 use crate::ruleset::nft;
 
 #[test]
-fn differences_are_marked() {
+fn dump_marks_every_difference() {
     requires!(NetworkNamespace, Program("nft"));
     in_new_netns(|| {
         let sources = vec!["192.0.2.0/24".parse().unwrap()];

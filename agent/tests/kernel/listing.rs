@@ -59,7 +59,7 @@ fn everywhere() {
 }
 
 #[test]
-fn nft_lists_every_kind_of_element() {
+fn nft_command_lists_every_kind_of_element() {
     requires!(NetworkNamespace, Program("nft"));
     in_new_netns(|| {
         everywhere();

@@ -68,7 +68,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_sequence_of_updates_equals_the_full_load(history in histories()) {
+    fn incremental_updates_equal_full_load(history in histories()) {
         requires!(Ok(()); NetworkNamespace, Program("nft"));
         let networks = |with: bool| if with { pod_networks() } else { LocalPods::default() };
         let found = in_new_netns(|| {
@@ -97,7 +97,7 @@ fn two(elsewhere: u16) -> World {
 /// What a foreign hand did makes the last operation of the batch impossible, after others that are possible: the kernel applies
 /// none of them. The next write compares everything, and comes to the same as a full load.
 #[test]
-fn a_refused_update_changes_nothing_and_is_made_good() {
+fn rejected_update_changes_nothing_and_is_repaired() {
     requires!(NetworkNamespace, Program("nft"));
     let pods = pod_networks();
     let slot = |number: u32| {
@@ -139,7 +139,7 @@ fn a_refused_update_changes_nothing_and_is_made_good() {
 
 /// The full load itself is refused: a set is too small for what has to go into it.
 #[test]
-fn a_refused_load_changes_nothing_and_is_made_good() {
+fn rejected_load_changes_nothing_and_is_repaired() {
     requires!(NetworkNamespace, Program("nft"));
     let pods = pod_networks();
     in_new_netns(|| {
@@ -167,7 +167,7 @@ fn a_refused_load_changes_nothing_and_is_made_good() {
 
 /// An agent was killed while it filled a new table: sets and some of their elements are there, the chains are not.
 #[test]
-fn a_load_that_was_cut_short_is_made_good() {
+fn interrupted_load_is_completed() {
     requires!(NetworkNamespace, Program("nft"));
     let pods = pod_networks();
     in_new_netns(|| {
@@ -190,7 +190,7 @@ fn a_load_that_was_cut_short_is_made_good() {
 
 /// Others commit all the time: every read of ours is overtaken sooner or later. It still comes to an end, and to the right one.
 #[test]
-fn commits_of_others_do_not_keep_us_from_writing() {
+fn concurrent_commits_do_not_block_writes() {
     requires!(NetworkNamespace, Program("nft"));
     let pods = pod_networks();
     in_new_netns(|| {

@@ -24,7 +24,7 @@ fn at(name: &str) -> At {
 }
 
 #[test]
-fn a_client_keeps_its_endpoint_until_that_is_gone() {
+fn client_keeps_endpoint_until_it_is_removed() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let pods = [At::Pod1, At::Pod2, At::Far];
@@ -48,7 +48,7 @@ fn a_client_keeps_its_endpoint_until_that_is_gone() {
 }
 
 #[test]
-fn a_client_keeps_its_endpoint_when_the_layout_is_replaced() {
+fn client_keeps_endpoint_across_layout_change() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Pod1, At::Pod2, At::Far]);
@@ -100,7 +100,7 @@ fn affinity_ends_with_its_timeout() {
 }
 
 #[test]
-fn new_connections_keep_affinity_alive() {
+fn new_connections_extend_affinity() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let pods = [At::Pod1, At::Pod2, At::Far];
@@ -115,7 +115,7 @@ fn new_connections_keep_affinity_alive() {
 }
 
 #[test]
-fn affinity_to_a_far_endpoint_yields_to_policy_local() {
+fn policy_local_overrides_affinity_to_remote_endpoint() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let service = with_affinity(service(), LONG);
@@ -128,7 +128,7 @@ fn affinity_to_a_far_endpoint_yields_to_policy_local() {
 }
 
 #[test]
-fn an_endpoint_in_the_hosts_network_is_kept_too() {
+fn affinity_covers_host_network_endpoint() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let service = with_affinity(service(), LONG);
@@ -140,7 +140,7 @@ fn an_endpoint_in_the_hosts_network_is_kept_too() {
 }
 
 #[test]
-fn the_kernel_hashes_endpoints_as_we_do() {
+fn kernel_and_agent_hash_endpoints_equally() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     for family in FAMILIES {

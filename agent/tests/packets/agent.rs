@@ -189,7 +189,7 @@ fn running(world: &World) -> Running<'_> {
 }
 
 #[test]
-fn nothing_is_written_before_everything_is_listed() {
+fn no_write_before_initial_lists() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = running(&world);
@@ -210,7 +210,7 @@ fn nothing_is_written_before_everything_is_listed() {
 }
 
 #[test]
-fn a_health_check_port_follows_its_service() {
+fn health_check_port_follows_service() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = running(&world);
@@ -246,7 +246,7 @@ fn set_terminating(endpoint: &mut Endpoint) {
 }
 
 #[test]
-fn one_change_is_one_transaction_and_an_idle_agent_writes_none() {
+fn each_change_is_one_transaction_and_idle_agent_writes_nothing() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = running(&world);
@@ -271,7 +271,7 @@ fn one_change_is_one_transaction_and_an_idle_agent_writes_none() {
 }
 
 #[test]
-fn a_foreign_hand_is_noticed_and_undone() {
+fn foreign_change_is_detected_and_reverted() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = running(&world);
@@ -285,7 +285,7 @@ fn a_foreign_hand_is_noticed_and_undone() {
 }
 
 #[test]
-fn node_ports_follow_the_hosts_addresses() {
+fn node_ports_follow_host_addresses() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = Running::new(&world, "10.9.0.0/16,fd09::/64".parse().unwrap());
@@ -310,7 +310,7 @@ fn node_ports_follow_the_hosts_addresses() {
 }
 
 #[test]
-fn a_change_to_local_drops_nothing_until_the_load_balancer_has_followed() {
+fn change_to_local_drops_nothing_during_policy_transition() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let agent = running(&world);

@@ -115,7 +115,7 @@ fn answer_on_ports(world: &World) {
 }
 
 #[test]
-fn no_packet_is_lost_while_a_vip_moves_between_exact_maps_and_slot_tables() {
+fn no_packet_is_lost_while_vip_changes_map_class() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     answer_on_ports(&world);
@@ -141,7 +141,7 @@ fn no_packet_is_lost_while_a_vip_moves_between_exact_maps_and_slot_tables() {
 }
 
 #[test]
-fn no_packet_is_lost_while_affinity_comes_goes_and_changes() {
+fn no_packet_is_lost_while_affinity_changes() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Far]);
@@ -158,7 +158,7 @@ fn no_packet_is_lost_while_affinity_comes_goes_and_changes() {
 }
 
 #[test]
-fn no_packet_is_lost_while_a_vip_moves_between_services() {
+fn no_packet_is_lost_while_vip_moves_between_services() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1]);
@@ -216,7 +216,7 @@ fn flood(to: SocketAddrV4, stop: &AtomicBool) -> u32 {
 /// the last of the exact maps to the first, the walk may have passed the new place before the change and meet the old one after
 /// it.
 #[test]
-fn no_packet_of_a_flood_is_lost_while_a_vip_moves_between_maps() {
+fn no_packet_of_flood_is_lost_while_vip_changes_map() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("IPv4") };

@@ -24,7 +24,7 @@ fn ports(world: &World, from: At, to: SocketAddr) -> (String, u16, u16) {
 }
 
 #[test]
-fn each_endpoint_gets_its_share_of_connections() {
+fn connections_are_spread_evenly() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2, At::Far]);
@@ -41,7 +41,7 @@ fn each_endpoint_gets_its_share_of_connections() {
 }
 
 #[test]
-fn under_local_the_clients_port_is_kept_too_and_under_cluster_it_is_random() {
+fn source_port_is_kept_under_local_and_random_under_cluster() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
@@ -65,7 +65,7 @@ fn under_local_the_clients_port_is_kept_too_and_under_cluster_it_is_random() {
 }
 
 #[test]
-fn one_port_of_two_protocols_leads_to_the_endpoints_of_each() {
+fn same_port_of_two_protocols_reaches_separate_endpoints() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut slices = slices(&[At::Pod1]);
@@ -91,7 +91,7 @@ fn one_port_of_two_protocols_leads_to_the_endpoints_of_each() {
 }
 
 #[test]
-fn node_ports_are_served_on_the_listed_addresses_only() {
+fn node_ports_are_served_on_listed_addresses_only() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, service(), &[At::Pod1]);
@@ -108,7 +108,7 @@ fn node_ports_are_served_on_the_listed_addresses_only() {
 }
 
 #[test]
-fn a_packets_mark_is_what_it_was() {
+fn packet_mark_is_restored() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, with_affinity(local(service()), LONG), &[At::Pod1, At::Pod2]);
@@ -134,7 +134,7 @@ fn a_packets_mark_is_what_it_was() {
 }
 
 #[test]
-fn source_ranges_hold_for_the_node_and_let_its_own_address_pass() {
+fn source_ranges_apply_to_node_and_allow_vip_as_source() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = local(service());
@@ -157,7 +157,7 @@ fn source_ranges_hold_for_the_node_and_let_its_own_address_pass() {
 }
 
 #[test]
-fn a_change_of_source_ranges_spares_what_is_established() {
+fn source_range_change_keeps_established_connections() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = local(service());

@@ -61,7 +61,7 @@ fn compare(world: &World, cluster: &Cluster, senders: &[At], ways: &[Way]) -> BT
 }
 
 #[test]
-fn explanations_are_what_packets_meet() {
+fn explain_matches_packet_results() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let all = [Way::ClusterIp, Way::NodePort, Way::Vip, Way::ExternalIp];
@@ -85,7 +85,7 @@ fn explanations_are_what_packets_meet() {
 }
 
 #[test]
-fn what_is_not_served_is_told_too() {
+fn explain_reports_unserved_addresses() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1]);

@@ -15,7 +15,7 @@ use crate::cluster::{Cluster, FAMILIES, Way, local, service, slices};
 use crate::world::{At, Lost, World, ask_on, ask_udp, udp_socket};
 
 #[test]
-fn a_restart_writes_nothing_and_cuts_nothing() {
+fn restart_writes_nothing_and_keeps_connections() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
@@ -36,7 +36,7 @@ fn a_restart_writes_nothing_and_cuts_nothing() {
 }
 
 #[test]
-fn what_happened_while_we_were_away_is_caught_up_with() {
+fn changes_during_downtime_are_applied_at_start() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
@@ -51,7 +51,7 @@ fn what_happened_while_we_were_away_is_caught_up_with() {
 /// The VIP moves between two and three endpoints, so from map to map, while a client sends datagrams from ever new ports: each
 /// must be translated, and so answered.
 #[test]
-fn no_packet_passes_untranslated_while_a_vip_moves_between_classes() {
+fn no_packet_passes_untranslated_while_vip_changes_map() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Pod2]);
@@ -94,7 +94,7 @@ fn no_packet_passes_untranslated_while_a_vip_moves_between_classes() {
 }
 
 #[test]
-fn udp_flows_leave_an_endpoint_that_is_gone_and_only_that_one() {
+fn only_udp_flows_of_removed_endpoint_end() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
@@ -123,7 +123,7 @@ fn udp_flows_leave_an_endpoint_that_is_gone_and_only_that_one() {
 }
 
 #[test]
-fn udp_flows_past_the_rules_and_to_a_node_port_are_ended_and_tcp_never() {
+fn untranslated_and_node_port_udp_flows_end_but_tcp_stays() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
@@ -152,7 +152,7 @@ fn udp_flows_past_the_rules_and_to_a_node_port_are_ended_and_tcp_never() {
 }
 
 #[test]
-fn a_terminating_endpoint_keeps_its_udp_flows_and_gets_no_new_ones() {
+fn terminating_endpoint_keeps_udp_flows_and_gets_no_new_ones() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
@@ -180,7 +180,7 @@ fn a_terminating_endpoint_keeps_its_udp_flows_and_gets_no_new_ones() {
 }
 
 #[test]
-fn a_foreign_hand_is_undone_and_foreign_tables_are_left_alone() {
+fn foreign_changes_are_reverted_and_foreign_tables_kept() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
@@ -217,7 +217,7 @@ fn a_foreign_hand_is_undone_and_foreign_tables_are_left_alone() {
 }
 
 #[test]
-fn a_failed_write_is_made_good_by_the_next_one() {
+fn next_write_repairs_failed_write() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
@@ -234,7 +234,7 @@ fn a_failed_write_is_made_good_by_the_next_one() {
 }
 
 #[test]
-fn nothing_is_left_of_a_deleted_service() {
+fn deleted_service_leaves_nothing() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);

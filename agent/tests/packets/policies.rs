@@ -45,7 +45,7 @@ fn expect_lost(world: &World, from: At, way: Way, lost: Lost) {
 }
 
 #[test]
-fn under_cluster_external_traffic_reaches_every_endpoint_from_the_nodes_address() {
+fn cluster_policy_masquerades_external_traffic_to_all_endpoints() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, service(), &[At::Pod1, At::Far]);
@@ -57,7 +57,7 @@ fn under_cluster_external_traffic_reaches_every_endpoint_from_the_nodes_address(
 }
 
 #[test]
-fn a_cluster_address_keeps_the_address_of_this_nodes_pods_only() {
+fn cluster_ip_keeps_only_local_pod_addresses() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, service(), &[At::Pod1, At::Far]);
@@ -67,7 +67,7 @@ fn a_cluster_address_keeps_the_address_of_this_nodes_pods_only() {
 }
 
 #[test]
-fn under_local_the_client_is_seen_and_only_local_endpoints_answer() {
+fn local_policy_keeps_client_address_and_uses_local_endpoints() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
@@ -80,7 +80,7 @@ fn under_local_the_client_is_seen_and_only_local_endpoints_answer() {
 }
 
 #[test]
-fn pods_are_told_by_network_by_interface_or_not_at_all() {
+fn local_pods_are_detected_by_network_or_interface() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
@@ -109,7 +109,7 @@ fn pods_are_told_by_network_by_interface_or_not_at_all() {
 }
 
 #[test]
-fn under_local_without_local_endpoint_the_outside_hears_nothing_and_the_inside_is_served() {
+fn local_policy_without_local_endpoint_drops_external_traffic_only() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, local(service()), &[At::Far]);
@@ -121,7 +121,7 @@ fn under_local_without_local_endpoint_the_outside_hears_nothing_and_the_inside_i
 }
 
 #[test]
-fn internal_policy_local_holds_for_cluster_addresses_only() {
+fn internal_policy_local_affects_cluster_ips_only() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = service();
@@ -134,7 +134,7 @@ fn internal_policy_local_holds_for_cluster_addresses_only() {
 }
 
 #[test]
-fn without_any_endpoint_everybody_is_told() {
+fn service_without_endpoints_is_rejected() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[]);
@@ -152,7 +152,7 @@ fn without_any_endpoint_everybody_is_told() {
 }
 
 #[test]
-fn terminating_endpoints_serve_when_nobody_else_does() {
+fn terminating_endpoints_serve_as_last_resort() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut slices = slices(&[At::Pod1, At::Pod2]);
@@ -172,7 +172,7 @@ fn terminating_endpoints_serve_when_nobody_else_does() {
 }
 
 #[test]
-fn a_pod_reaches_itself() {
+fn pod_reaches_itself_through_service() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     for service in [service(), local(service())] {
@@ -184,7 +184,7 @@ fn a_pod_reaches_itself() {
 }
 
 #[test]
-fn source_ranges_hold_for_vips_and_for_nothing_else() {
+fn source_ranges_affect_vips_only() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = local(service());
@@ -207,7 +207,7 @@ fn source_ranges_hold_for_vips_and_for_nothing_else() {
 }
 
 #[test]
-fn other_ports_of_a_cluster_address_are_refused_and_those_of_a_vip_pass() {
+fn other_ports_of_cluster_ip_are_rejected_and_of_vip_pass() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, service(), &[At::Pod1]);
@@ -230,7 +230,7 @@ fn other_ports_of_a_cluster_address_are_refused_and_those_of_a_vip_pass() {
 }
 
 #[test]
-fn node_ports_are_not_on_loopback_and_a_proxy_mode_address_is_left_alone() {
+fn loopback_node_ports_and_proxy_mode_addresses_are_not_served() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = service();
@@ -244,7 +244,7 @@ fn node_ports_are_not_on_loopback_and_a_proxy_mode_address_is_left_alone() {
 }
 
 #[test]
-fn an_endpoint_in_the_hosts_network_is_reached() {
+fn host_network_endpoint_is_reached() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut slices = slices(&[At::Node]);
@@ -259,7 +259,7 @@ fn an_endpoint_in_the_hosts_network_is_reached() {
 }
 
 #[test]
-fn the_whole_ruleset_can_be_listed() {
+fn nft_lists_whole_ruleset() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut service = local(service());

@@ -89,7 +89,7 @@ fn receive(socket: &UdpSocket) -> Option<(SocketAddr, u16)> {
 }
 
 #[test]
-fn an_sctp_association_is_led_to_its_endpoint_and_back() {
+fn sctp_association_is_translated_both_ways() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[]);

@@ -33,7 +33,7 @@ fn guarded(world: &World) -> Cluster {
 }
 
 #[test]
-fn what_matches_nothing_in_a_guarded_range_is_dropped_and_leaves_no_flow() {
+fn unassigned_vip_is_dropped_without_conntrack_entry() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = guarded(&world);
@@ -71,7 +71,7 @@ fn what_matches_nothing_in_a_guarded_range_is_dropped_and_leaves_no_flow() {
 }
 
 #[test]
-fn a_guarded_range_hides_neither_services_nor_own_addresses_nor_others_rules() {
+fn unassigned_vip_drop_spares_services_and_other_rules() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = guarded(&world);

@@ -9,7 +9,7 @@ use crate::scene::{Scene, eventually};
 use crate::world::At;
 
 #[test]
-fn a_second_agent_refuses_and_the_first_answers_questions() {
+fn second_agent_exits_and_first_answers_debug_requests() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("alone");
     let vip = "192.0.2.10".parse().unwrap();

@@ -33,7 +33,7 @@ fn handles(scene: &Scene) -> String {
 }
 
 #[test]
-fn killed_at_any_moment_it_costs_no_connection() {
+fn kill_at_any_time_loses_no_connection() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("killed");
     scene.service("web", vip(), &json!({}));
@@ -85,7 +85,7 @@ fn killed_at_any_moment_it_costs_no_connection() {
 }
 
 #[test]
-fn what_happened_while_it_was_cut_off_is_caught_up_with() {
+fn changes_during_api_outage_are_applied_afterwards() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("cut");
     let gone: SocketAddr = SocketAddr::new("192.0.2.11".parse().unwrap(), FRONT);
@@ -131,7 +131,7 @@ fn what_happened_while_it_was_cut_off_is_caught_up_with() {
 }
 
 #[test]
-fn a_node_renamed_goes_on_serving() {
+fn recreated_node_keeps_serving() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("renamed");
     scene.service("web", vip(), &json!({ "externalTrafficPolicy": "Local" }));
@@ -162,7 +162,7 @@ fn a_node_renamed_goes_on_serving() {
 /// lowered in one, so it is filled for real. Established connections and rules must go on; the kernel makes room for new
 /// connections by forgetting the flood's.
 #[test]
-fn a_full_table_of_connections_delays_no_rule() {
+fn full_conntrack_table_delays_no_rule() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("full");
     scene.service("web", vip(), &json!({}));

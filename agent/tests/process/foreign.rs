@@ -20,7 +20,7 @@ fn listing(scene: &Scene) -> String {
 }
 
 #[test]
-fn foreign_changes_are_repaired_under_traffic_and_those_of_other_tables_cost_nothing() {
+fn foreign_changes_are_repaired_and_other_tables_ignored() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("foreign");
     scene.service("web", "192.0.2.10".parse().unwrap(), &json!({}));

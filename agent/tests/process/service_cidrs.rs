@@ -11,7 +11,7 @@ use crate::scene::{Scene, eventually};
 use crate::world::{At, Lost};
 
 #[test]
-fn addresses_of_service_cidrs_that_no_service_has_are_dropped_where_there_is_no_kube_proxy() {
+fn unassigned_service_cidr_addresses_are_dropped_without_kube_proxy() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = Scene::new("cidrs");
     let [first, first_v6, later]: [SocketAddr; 3] =

@@ -54,7 +54,7 @@ fn scene(name: &str) -> Scene {
 }
 
 #[test]
-fn another_layout_is_replaced_and_comes_back_without_a_lost_connection() {
+fn changed_layout_is_replaced_without_losing_connections() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     let scene = scene("layout");
     scene.world.run(At::Node, load_another_layout);
@@ -72,7 +72,7 @@ fn another_layout_is_replaced_and_comes_back_without_a_lost_connection() {
 
 /// With the binary of another version, where `STEERAGE_AGENT_PREVIOUS` names one: it and this one take each other's tables over.
 #[test]
-fn the_previous_release_takes_over_and_back() {
+fn upgrade_and_downgrade_lose_no_connection() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
     requires!(Variable("STEERAGE_AGENT_PREVIOUS"));
     let previous = std::env::var_os("STEERAGE_AGENT_PREVIOUS").expect("checked above");
