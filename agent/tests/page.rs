@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Holds `docs/agent-rules.md` to the sources: all 45 rules are there, and every test that it names exists.
+//! Compares `docs/agent-rules.md` with the sources: it has all 45 rules, and every test that it names exists.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 const PAGE: &str = include_str!("../../docs/agent-rules.md");
 
-/// Where tests of the rules are.
+/// The directories with tests of the rules.
 const SOURCES: [&str; 6] =
     ["agent/src", "agent/tests", "model/src", "nft/tests", "watch/src", "e2e/suite/src/cases"];
 
@@ -22,7 +22,7 @@ fn rules() -> Vec<(u32, Vec<&'static str>)> {
     PAGE.lines().filter_map(row).collect()
 }
 
-/// The names of all tests in `directory`: functions with a test's attribute, in properties, or cases of the end-to-end suite.
+/// The names of all tests in `directory`: functions with a test attribute, and cases of the end-to-end suite.
 fn tests(directory: &Path, found: &mut BTreeSet<String>) {
     for entry in
         std::fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path())

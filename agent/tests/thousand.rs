@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a thousand health-check ports cost this process. Alone in its binary, so that nothing else is measured.
+//! Memory of a thousand health-check ports. The only test of its binary, so that nothing else is measured.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;

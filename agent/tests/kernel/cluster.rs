@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clusters as short values, and the plans that come of them.
+//! Compact descriptions of clusters, and the plans for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,7 +19,7 @@ use steerage_watch::{Event, Index};
 
 pub(crate) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
-/// A dual-stack Service of three protocols, and how many endpoints it has where.
+/// A dual-stack Service with three protocols, and the numbers of its endpoints.
 #[derive(Debug, Clone)]
 pub(crate) struct Spec {
     pub(crate) kind: ServiceKind,

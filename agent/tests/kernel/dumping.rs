@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `steerage-agent dump` marks each way in which the kernel can differ, and nothing else.
+//! `steerage-agent dump` marks every kind of difference between agent and kernel, and nothing else.
 
 use steerage_agent::dump::compare;
 use steerage_model::TrafficPolicy;

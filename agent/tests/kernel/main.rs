@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the agent's writer leaves in a real kernel: that `nft` can list all of it, that updates come to the same as a full load,
-//! and that what is refused changes nothing. Each test in a network namespace of its own. Needs root and the `nft` command.
+//! The agent's writer on a real kernel: `nft` can list everything, updates equal a full load, and rejected writes change
+//! nothing. Each test runs in its own network namespace. Needs root and the `nft` command.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod cluster;

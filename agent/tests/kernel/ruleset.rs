@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `nft` says of our tables, in both of its forms.
+//! The output of `nft` for the agent's tables, as text and JSON.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -38,7 +38,7 @@ pub(crate) fn ruleset() -> Vec<String> {
     lines.into_iter().map(|(_, line)| line).collect()
 }
 
-/// How many elements `nft -j list ruleset` shows.
+/// Number of elements in `nft -j list ruleset`.
 pub(crate) fn counts_in_json() -> Counts {
     let mut counts = Counts::new();
     for object in objects() {
@@ -49,7 +49,7 @@ pub(crate) fn counts_in_json() -> Counts {
     counts
 }
 
-/// How many elements `nft list ruleset` shows.
+/// Number of elements in `nft list ruleset`.
 pub(crate) fn counts_in_text() -> Counts {
     let text = nft(&["list", "ruleset"]);
     let mut counts = Counts::new();

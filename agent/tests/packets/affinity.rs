@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `sessionAffinity: ClientIP`: kept, refreshed, given up with the endpoint or the timeout.
+//! `sessionAffinity: ClientIP`: kept, refreshed, and ended by the timeout or with the endpoint.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::world::{At, World};
 
 const LONG: Duration = Duration::from_hours(3);
 
-/// Who answers a number of new connections.
+/// The pods that answer this number of new connections.
 fn answering(world: &World, from: At, way: Way, family: Family) -> BTreeSet<String> {
     let ask = |_| world.ask(from, way.to(family), Protocol::Tcp).expect("an answer").0;
     (0..12).map(ask).collect()
@@ -40,7 +40,7 @@ fn client_keeps_endpoint_until_it_is_removed() {
             let second = answering(&world, At::Client, way, family);
             assert_eq!(second.len(), 1, "{family} {way:?}: {second:?}");
             assert!(second.is_disjoint(&first));
-            // It came back, but the client has another one now.
+            // The endpoint is back, but the client has another one now.
             cluster.set(service.clone(), &pods);
             assert_eq!(answering(&world, At::Client, way, family), second);
         }
@@ -64,12 +64,12 @@ fn client_keeps_endpoint_across_layout_change() {
         text.matches(" expires ").count()
     };
     std::thread::sleep(Duration::from_millis(1100));
-    // Somebody whose time is as good as over.
+    // A client whose affinity is about to expire.
     let other = "10.97.0.9 . tcp . 80 . 10.1.0.9 timeout 3h expires 800ms : 0x1";
     for round in 0..3 {
         world.sh_at(At::Node, &format!("nft \"add element ip steerage affinity-10800 {{ {other} }}\""));
         for family in ["ip", "ip6"] {
-            // As a table of another layout has it.
+            // The element of a table with another layout.
             world.sh_at(At::Node, &format!("nft add chain {family} steerage other"));
         }
         cluster.dataplane.mark_out_of_sync();
@@ -107,7 +107,7 @@ fn new_connections_extend_affinity() {
     let _cluster = Cluster::new(&world, with_affinity(service(), Duration::from_secs(5)), &pods);
     let ask = || world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp).expect("an answer").0;
     let first = ask();
-    // Without a refresh the client would have been free to go thrice.
+    // Without refreshes the affinity would have expired three times.
     for _ in 0..9 {
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(ask(), first);
@@ -148,7 +148,7 @@ fn kernel_and_agent_hash_endpoints_equally() {
         world.ask(At::Client, Way::Vip.to(family), Protocol::Tcp).expect("an answer");
         let (ip, table) = if family == Family::V4 { ("10.1.0.2", "ip") } else { ("fd01::2", "ip6") };
         let text = world.sh_at(At::Node, &format!("nft list map {table} steerage affinity-10800"));
-        // The kernel keeps it in host order, and nft prints it as if it were in network order.
+        // The kernel keeps the hash in host order, but nft prints it as if in network order.
         let hash = format!("0x{:08x}", endpoint_hash(At::Far.addr(family)).to_be());
         assert!(text.contains(ip) && text.contains(&hash), "{hash} in {text}");
     }

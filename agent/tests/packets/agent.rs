@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The whole agent on the node under test, fed as its watches would feed it.
+//! The whole agent on the node under test, with simulated watches.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -28,10 +28,10 @@ use crate::cluster::{FAMILIES, NODE_PORT, Way, local, pod_networks, service, sli
 use crate::world::{At, Lost, World};
 
 const HEALTH_PORT: u16 = 31000;
-/// Longer than anything takes on a busy machine, and shorter than kube-proxy's period.
+/// Longer than anything takes on a busy machine, and shorter than kube-proxy's sync period.
 const SOON: Duration = Duration::from_secs(5);
 
-/// An agent that runs. Dropped, it ends.
+/// A running agent. Stops on drop.
 struct Running<'a> {
     world: &'a World,
     inputs: mpsc::UnboundedSender<Input>,
@@ -40,7 +40,7 @@ struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    /// Starts it; nothing is listed yet.
+    /// Starts the agent without any listed objects.
     fn new(world: &'a World, node_port_addresses: NodePortAddresses) -> Self {
         let settings = AgentSettings {
             node: "node".to_owned(),
@@ -61,7 +61,7 @@ impl<'a> Running<'a> {
         let (sender, readdressed, stop) = (inputs.clone(), inputs.clone(), shutdown.clone());
         runtime.spawn(async move {
             let mut registry = Registry::default();
-            // Nobody answers there: what the agent would tell users is not looked at.
+            // No API server: the tests ignore the agent's events.
             let client =
                 kube::Client::try_from(kube::Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
             let (recorder, _writer) = Recorder::new(client, "agent", "node", &mut registry);
@@ -224,7 +224,7 @@ fn health_check_port_follows_service() {
     agent.service(moved.clone());
     agent.healthy(HEALTH_PORT + 1, Some((200, 2)));
     agent.healthy(HEALTH_PORT, None);
-    // Who is only terminating serves, but does not count.
+    // A terminating endpoint serves, but does not count as ready.
     let mut leaving = slices(&[At::Pod1]);
     for slice in &mut leaving {
         set_terminating(&mut slice.endpoints[0]);
@@ -319,7 +319,7 @@ fn change_to_local_drops_nothing_during_policy_transition() {
     let start = Instant::now();
     agent.service(local(service()));
     agent.healthy(HEALTH_PORT, Some((503, 0)));
-    // An endpoint of this node's own is what Local asks for, at once.
+    // With a local endpoint, Local applies at once.
     agent.endpoints(slices(&[At::Pod1, At::Far]));
     for family in FAMILIES {
         let to = Way::Vip.to(family);

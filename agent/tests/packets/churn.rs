@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Frontends that change all the time, under traffic: while an endpoint exists no packet is lost, and none goes on untranslated.
+//! Continuous changes of frontends under traffic: while an endpoint exists, no packet is lost or passes untranslated.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
@@ -17,12 +17,11 @@ use crate::world::{At, World, ask_udp, udp_socket};
 
 /// `IPPROTO_RAW`: packets with their headers.
 const RAW_IP: i32 = 255;
-/// How long each kind of change goes on.
+/// Duration of each kind of change.
 const TIME: Duration = Duration::from_secs(4);
 
-/// Changes things while clients outside and in a pod open new connections to the VIP, by UDP and TCP and both families. Every
-/// datagram has to be answered, no TCP handshake may have to be repeated, and nothing may leave the node with the VIP still as
-/// its destination.
+/// Applies changes while an external client and a pod open new connections to the VIP, by UDP and TCP, in both families. Every
+/// datagram must be answered, no SYN may be retransmitted, and no packet may leave the node with the VIP as its destination.
 fn under_traffic(world: &World, mut change: impl FnMut(u32)) {
     for (family, to) in [("ip", Way::Vip.to(Family::V4)), ("ip6", Way::Vip.to(Family::V6))] {
         let to = to.ip();
@@ -102,7 +101,7 @@ fn on_ports(pods: &[At], count: u16) -> Vec<EndpointSlice> {
     (9000..9000 + count).flat_map(of_port).collect()
 }
 
-/// Makes the pods' servers answer on those ports too.
+/// Redirects those ports to the pods' servers.
 fn answer_on_ports(world: &World) {
     for at in [At::Pod1, At::Far] {
         world.sh_at(
@@ -162,7 +161,7 @@ fn no_packet_is_lost_while_vip_moves_between_services() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1]);
-    // Another Service, with addresses and node port of its own, and the same ports on another endpoint.
+    // Another Service, with its own addresses and node port, and the same ports on another endpoint.
     let other_key = Key::new("shop", "other");
     let mut other = Service { key: other_key.clone(), ..local(service()) };
     other.cluster_ips = ["10.96.0.11", "fd96::11"].map(|addr| addr.parse().unwrap()).to_vec();
@@ -178,7 +177,7 @@ fn no_packet_is_lost_while_vip_moves_between_services() {
     }
     under_traffic(&world, |change| {
         let mut both = [service(), other.clone()];
-        // Now one, now the other, and between them both at once.
+        // Alternates between the Services, with both at once in between.
         match change % 4 {
             0 => both[1].ingress.clear(),
             2 => both[0].ingress.clear(),
@@ -193,7 +192,7 @@ fn no_packet_is_lost_while_vip_moves_between_services() {
     });
 }
 
-/// Sends datagrams of ever new flows as fast as it can, until told to stop; returns how many.
+/// Sends datagrams of new flows as fast as possible until stopped. Returns their number.
 fn flood(to: SocketAddrV4, stop: &AtomicBool) -> u32 {
     let socket: UdpSocket = Socket::new(Domain::IPV4, Type::RAW, Some(RAW_IP.into())).unwrap().into();
     let mut sent = 0_u32;
@@ -206,21 +205,20 @@ fn flood(to: SocketAddrV4, stop: &AtomicBool) -> u32 {
         packet.extend(to.port().to_be_bytes());
         packet.extend([0, 12, 0, 0]);
         packet.extend(b"who?");
-        // What the queue had no room for was not sent.
+        // Not sent if the queue is full.
         sent = sent.wrapping_add(u32::from(socket.send_to(&packet, to).is_ok()));
     }
     sent
 }
 
-/// A packet's walk through the maps takes a microsecond, and a change has to fall just into it: that takes many of both. From
-/// the last of the exact maps to the first, the walk may have passed the new place before the change and meet the old one after
-/// it.
+/// A packet's walk through the maps takes a microsecond, and a change must fall into it, which takes many of both. When the VIP
+/// moves from the last exact map to the first, the walk may pass the new map before the change and the old map after it.
 #[test]
 fn no_packet_of_flood_is_lost_while_vip_changes_map() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("IPv4") };
-    // Nobody answers, flows are forgotten soon, and packets are counted before and after our rules.
+    // Nobody answers, entries expire soon, and packets are counted before and after the agent's rules.
     world.sh_at(
         At::Pod1,
         "nft add table ip hush; \

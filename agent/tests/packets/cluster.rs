@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cluster that the node under test hears of: one Service and its endpoints, and a data plane that follows it.
+//! The cluster of the node under test: one Service, its endpoints, and a data plane that follows them.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -52,7 +52,7 @@ pub(crate) fn key() -> Key {
     Key::new("shop", "web")
 }
 
-/// A `LoadBalancer` Service with everything, labelled for the agent.
+/// A `LoadBalancer` Service with every kind of frontend, labelled for the agent.
 pub(crate) fn service() -> Service {
     let both = |way: Way| FAMILIES.map(|family| way.to(family).ip()).to_vec();
     let port = |protocol: Protocol| ServicePort {
@@ -124,7 +124,7 @@ pub(crate) struct Cluster {
     pub(crate) index: Index,
     pub(crate) ruleset: Ruleset,
     pub(crate) dataplane: Dataplane,
-    /// How the node's pods are told.
+    /// How local pods are detected.
     pub(crate) pods: LocalPods,
 }
 
@@ -143,7 +143,7 @@ impl Cluster {
         cluster
     }
 
-    /// What a new process would do: opens the tables again and follows the same index.
+    /// Restarts: opens the tables again and follows the same index, as a new process would.
     pub(crate) fn restart(&mut self, world: &World) -> Applied {
         self.ruleset = Ruleset::default();
         self.dataplane = open(world);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How packets come in and go out again: shares, ports, addresses, marks, what is filtered and what is not.
+//! Packets at frontends: spreading, ports, addresses, marks and source ranges.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use crate::world::{At, Lost, World, ask_on, ask_udp, udp_socket};
 
 const LONG: std::time::Duration = std::time::Duration::from_hours(3);
 
-/// Asks from a new port; returns who answered, the port that they saw and the one that was used.
+/// Sends a request from a new port. Returns the answering pod, the port that it saw, and the port that was used.
 fn ports(world: &World, from: At, to: SocketAddr) -> (String, u16, u16) {
     world.run(from, || {
         let mut stream = TcpStream::connect(to).expect("connect");
@@ -36,7 +36,7 @@ fn connections_are_spread_evenly() {
             *shares.entry(who).or_insert(0) += 1;
         }
     });
-    // 200 each; 12 is a standard deviation.
+    // 200 each, with a standard deviation of 12.
     assert!(shares.len() == 3 && shares.values().all(|share| (140..260).contains(share)), "{shares:?}");
 }
 

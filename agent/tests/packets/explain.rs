@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `steerage-agent explain` says is what packets meet.
+//! Compares the output of `steerage-agent explain` with the fate of packets.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,7 @@ use steerage_requirements::requires;
 use crate::cluster::{Cluster, FAMILIES, Way, local, place, pod_networks, service};
 use crate::world::{At, Lost, World};
 
-/// Those who ask, each from an address of its own.
+/// The senders, each with its own address.
 const SENDERS: [At; 5] = [At::Client, At::Node, At::Pod1, At::Pod2, At::Far];
 
 fn explained(cluster: &Cluster, from: IpAddr, to: SocketAddr) -> Explanation {
@@ -27,7 +27,7 @@ fn explained(cluster: &Cluster, from: IpAddr, to: SocketAddr) -> Explanation {
     explain(PacketQuery::new(frontend, Some(from)).unwrap(), known)
 }
 
-/// Asks twice from each place by each way; returns what was found, in short.
+/// Sends two requests from each place to each frontend. Returns a summary of the results.
 fn compare(world: &World, cluster: &Cluster, senders: &[At], ways: &[Way]) -> BTreeSet<&'static str> {
     let mut found = BTreeSet::new();
     for family in FAMILIES {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Changes under traffic: restarts, moves between classes, UDP flows, foreign hands.
+//! Changes under traffic: restarts, moves between map classes, UDP flows, foreign changes.
 
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ fn restart_writes_nothing_and_keeps_connections() {
     assert_eq!((applied.elements, applied.full), (0, true));
     assert_eq!(world.run(At::Node, || Nft::open().unwrap().generation().unwrap()), generation);
     ask();
-    // Established connections stay where they are when the endpoints change.
+    // Established connections keep their endpoint when the endpoints change.
     cluster.set(local(service()), &[At::Pod1, At::Pod2]);
     ask();
 }
@@ -104,7 +104,7 @@ fn only_udp_flows_of_removed_endpoint_end() {
         cleaner.clean(cluster.set(local(service()), &[At::Pod1]).udp);
         let socket = world.run(At::Client, || udp_socket(to));
         assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
-        // Another endpoint beside it: the flow stays.
+        // Another endpoint is added: the flow stays.
         cleaner.clean(cluster.set(local(service()), &[At::Pod1, At::Pod2]).udp);
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
@@ -130,7 +130,7 @@ fn untranslated_and_node_port_udp_flows_end_but_tcp_stays() {
     for family in FAMILIES {
         let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
         cluster.delete();
-        // Sent before there is a Service: the flow passes untranslated, and goes on so.
+        // Sent before the Service exists: the flow passes untranslated and stays so.
         let to = Way::Vip.to(family);
         let early = world.run(At::Pod2, || udp_socket(to));
         assert_eq!(ask_udp(&early, to), Err(Lost::Silence));
@@ -171,7 +171,7 @@ fn terminating_endpoint_keeps_udp_flows_and_gets_no_new_ones() {
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
     assert_eq!(world.ask(At::Client, to, Protocol::Udp).unwrap().0, "pod2");
-    // No longer serving: now it goes.
+    // No longer serving: the flow ends.
     for slice in &mut slices {
         slice.endpoints[0].serving = false;
     }
@@ -205,7 +205,7 @@ fn foreign_changes_are_reverted_and_foreign_tables_kept() {
         cluster.dataplane.mark_out_of_sync();
         cluster.apply();
         works();
-        // Nothing is left to repair.
+        // Everything is repaired.
         cluster.dataplane.mark_out_of_sync();
         assert_eq!(cluster.apply().elements, 0, "{harm}");
         let text = world.sh_at(At::Node, "nft list table ip steerage");
@@ -221,7 +221,7 @@ fn next_write_repairs_failed_write() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
-    // The kernel no longer holds what we think: the difference can't be applied.
+    // The kernel's state differs from the cached one, so the difference cannot be applied.
     world.sh_at(At::Node, "nft flush map ip steerage slots-2");
     cluster.index.apply_slice(steerage_watch::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cluster.apply()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who answers, and whom they see: each way to a Service under each policy, from each place.
+//! Answering endpoints, and the client address that they see: for each frontend, policy and place.
 
 use std::collections::BTreeSet;
 use steerage_model::{Family, Protocol, TrafficPolicy};
@@ -11,7 +11,7 @@ use steerage_agent::local_node::LocalPods;
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
-/// Asks until each of `who` has answered; nobody else may, and all must see `seen`.
+/// Sends requests until each of `who` has answered. Nobody else may answer, and all must see `seen`.
 fn expect(world: &World, from: At, way: Way, who: &[At], seen: Option<At>) {
     for family in FAMILIES {
         for protocol in PROTOCOLS {
@@ -73,7 +73,7 @@ fn local_policy_keeps_client_address_and_uses_local_endpoints() {
     let _cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
     for way in Way::EXTERNAL {
         expect(&world, At::Client, way, &[At::Pod1], Some(At::Client));
-        // From inside, the short way: every endpoint, and a pod keeps its address.
+        // Internal clients reach every endpoint, and a pod keeps its address.
         expect(&world, At::Pod2, way, &[At::Pod1, At::Far], Some(At::Pod2));
         expect(&world, At::Node, way, &[At::Pod1, At::Far], Some(At::Node));
     }
@@ -91,7 +91,7 @@ fn local_pods_are_detected_by_network_or_interface() {
         cluster.pods = pods.clone();
         cluster.apply();
         println!("{pods:?}");
-        // Whoever is not known as a pod comes from outside.
+        // A sender that is not detected as a pod counts as external.
         let who = if known { &[At::Pod1, At::Far][..] } else { &[At::Pod1] };
         expect(&world, At::Pod2, Way::Vip, who, Some(At::Pod2));
         let seen = if known { At::Pod2 } else { At::Node };
@@ -199,7 +199,7 @@ fn source_ranges_affect_vips_only() {
     for way in [Way::NodePort, Way::ExternalIp] {
         expect(&world, At::Client, way, &[At::Pod1], Some(At::Client));
     }
-    // A list that names one family only closes the other.
+    // A list with one family closes the other family.
     service.source_ranges = vec!["0.0.0.0/1".parse().unwrap()];
     cluster.set(service, &[At::Pod1]);
     assert!(world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp).is_ok());

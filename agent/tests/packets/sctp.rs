@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SCTP frontends. Kernels without SCTP sockets still track and translate its packets, so raw sockets play both ends: the first
-//! packets of an association (RFC 9260, section 5.1), with their checksums.
+//! SCTP frontends. Kernels without SCTP sockets still track and translate SCTP, so raw sockets act as both ends. They send the
+//! first packets of an association (RFC 9260, section 5.1) with checksums.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -34,7 +34,7 @@ fn serve_sctp(cluster: &mut Cluster, service: Service, pods: &[At]) {
     cluster.set_slices(with_sctp(service), slices);
 }
 
-/// A raw socket for SCTP, in the clothes of another datagram socket.
+/// A raw SCTP socket, wrapped in the type of a UDP socket.
 fn raw(family: Family) -> UdpSocket {
     let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
     let socket = Socket::new(domain, Type::RAW, Some(i32::from(Protocol::Sctp.number()).into())).unwrap();
@@ -42,7 +42,7 @@ fn raw(family: Family) -> UdpSocket {
     socket.into()
 }
 
-/// A packet of one chunk, INIT or INIT ACK.
+/// A packet with one chunk, INIT or INIT ACK.
 fn packet(kind: u8, from: u16, to: u16) -> Vec<u8> {
     let tag = if kind == INIT { 0 } else { TAG };
     let mut bytes = Vec::new();
@@ -78,7 +78,7 @@ fn send(socket: &UdpSocket, packet: &[u8], to: IpAddr) {
 fn receive(socket: &UdpSocket) -> Option<(SocketAddr, u16)> {
     let mut buffer = [0; 256];
     let (length, peer) = socket.recv_from(&mut buffer).ok()?;
-    // IPv4 comes with its header.
+    // IPv4 raw sockets deliver the IP header too.
     let start = if peer.is_ipv4() { usize::from(buffer[0] & 0xf) * 4 } else { 0 };
     let mut bytes = buffer[start..length].to_vec();
     let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
@@ -110,7 +110,7 @@ fn sctp_association_is_translated_both_ways() {
             }
         }
     }
-    // The other protocols of the same port go their own way.
+    // Other protocols on the same port reach their own endpoints.
     serve_sctp(&mut cluster, service(), &[]);
     for family in FAMILIES {
         let pod = world.run(At::Pod1, || raw(family));

@@ -10,7 +10,7 @@ use steerage_requirements::requires;
 use crate::cluster::{Cluster, FAMILIES, Way, local, service, slices};
 use crate::world::{At, Lost, World, ask_udp, udp_socket};
 
-/// An address of the range that no Service has, on a host behind the node.
+/// An unassigned address of the range, which a host behind the node has.
 fn unserved(family: Family) -> SocketAddr {
     let text = if family == Family::V4 { "192.0.2.99:80" } else { "[2001:db8::99]:80" };
     text.parse().unwrap()
@@ -49,7 +49,7 @@ fn unassigned_vip_is_dropped_without_conntrack_entry() {
                 assert!(lost.contains(&answer), "{from:?} to {to} by {protocol}: {answer:?}");
             }
         }
-        // A flow that began too early is led by the rules as soon as there are some: nothing has to be cleaned up.
+        // A flow that began before the Service is translated once rules exist. No entry needs to be deleted.
         let socket = world.run(At::Pod2, || udp_socket(unserved(family)));
         assert_eq!(ask_udp(&socket, unserved(family)), Err(Lost::Silence));
         let of = if family == Family::V4 { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
@@ -81,16 +81,16 @@ fn unassigned_vip_drop_spares_services_and_other_rules() {
             assert_eq!((who.as_str(), peer.ip()), ("pod1", seen.addr(family)));
         }
     }
-    // Without any endpoint senders are told, as anywhere.
+    // A Service without endpoints is rejected, as outside the range.
     cluster.set_slices(local(service()), slices(&[]));
     assert_eq!(world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp), Err(Lost::Refused));
-    // The host's own address answers, be it with a refusal.
+    // The host's own address responds, here with a reset.
     world.sh_at(At::Node, "ip addr add 192.0.2.77/32 dev lo");
     let own = "192.0.2.77:81".parse().unwrap();
     for from in [At::Client, At::Node] {
         assert_eq!(world.ask(from, own, Protocol::Tcp), Err(Lost::Refused), "{from:?}");
     }
-    // Another proxy on the node, after ours, serves an address of the range.
+    // Another proxy on the node serves an address of the range with later rules.
     world.sh_at(
         At::Node,
         "nft add table ip other; \

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node with pods, a far pod and a client, each a network namespace, and servers that say who they are and whom they see.
+//! A node with pods, a remote pod and a client, each in a network namespace. Their servers return their name and the client's
+//! address.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,7 +15,7 @@ use steerage_model::{Family, Protocol};
 
 /// The port that all pods serve.
 pub(crate) const PORT: u16 = 8080;
-/// How long a client waits for an answer: long for a loaded machine, since only drops take that long.
+/// A client's timeout. Long, for a loaded machine; only dropped packets take that long.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// A place to send from.
@@ -45,7 +46,7 @@ impl At {
         }
     }
 
-    /// Its address; the node's is that of the network that it shares with the client.
+    /// Its address. The node's is in the network that it shares with the client.
     pub(crate) fn addr(self, family: Family) -> IpAddr {
         let text = match (self, family) {
             (Self::Client, Family::V4) => "10.1.0.2",
@@ -78,24 +79,24 @@ impl At {
     }
 }
 
-/// Those who serve.
+/// The places with servers.
 const SERVERS: [At; 4] = [At::Pod1, At::Pod2, At::Far, At::Node];
 
-/// Why there was no answer.
+/// Why a request got no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lost {
-    /// Somebody said no.
+    /// The packet was rejected.
     Refused,
-    /// Nobody said anything.
+    /// No reply until the timeout.
     Silence,
-    /// A router gave up: without rules, packets to a virtual address go to and fro.
+    /// The TTL expired: without rules, packets to a virtual address loop between routers.
     Unreachable,
 }
 
-/// Who answered, and the sender's address as they saw it.
+/// The answering server, and the client's address as it saw it.
 pub(crate) type Answer = Result<(String, SocketAddr), Lost>;
 
-/// The namespaces. They go with the value.
+/// The network namespaces. Removed on drop.
 pub(crate) struct World {
     prefix: String,
     stop: Arc<AtomicBool>,
@@ -117,7 +118,7 @@ impl World {
         for at in At::ALL.into_iter().filter(|at| *at != At::Node) {
             world.join(at);
         }
-        // The node's way to everything else, so that it can send to virtual addresses at all.
+        // A default route, without which the node cannot send to virtual addresses.
         world.sh_at(At::Node, "ip route add default via 10.1.0.2; ip -6 route add default via fd01::2");
         for at in SERVERS {
             world.serve(at);
@@ -126,7 +127,7 @@ impl World {
         world
     }
 
-    /// Waits until everybody knows everybody's link-layer address: IPv6 takes a while on new links.
+    /// Waits until all link-layer addresses are resolved. IPv6 takes a while on new links.
     fn meet(&self) {
         for family in [Family::V4, Family::V6] {
             for (from, to) in At::ALL.into_iter().flat_map(|from| SERVERS.map(|to| (from, to))) {
@@ -136,7 +137,7 @@ impl World {
         }
     }
 
-    /// Runs `work` on a thread of its own in the namespace.
+    /// Runs `work` on a new thread in the namespace.
     pub(crate) fn run<T: Send>(&self, at: At, work: impl FnOnce() -> T + Send) -> T {
         let path = format!("/run/netns/{}", self.namespace(at));
         std::thread::scope(|scope| {
@@ -152,7 +153,7 @@ impl World {
         })
     }
 
-    /// Takes the calling thread into the namespace.
+    /// Moves the calling thread into the namespace.
     pub(crate) fn entering(&self, at: At) -> impl Fn() + Send + Sync + 'static {
         let path = format!("/run/netns/{}", self.namespace(at));
         move || {
@@ -161,7 +162,7 @@ impl World {
         }
     }
 
-    /// Sends one request and waits for the answer.
+    /// Sends one request and waits for the response.
     pub(crate) fn ask(&self, from: At, to: SocketAddr, protocol: Protocol) -> Answer {
         self.run(from, || match protocol {
             Protocol::Tcp => ask_tcp(to),
@@ -169,7 +170,7 @@ impl World {
         })
     }
 
-    /// Runs a shell line in a namespace and returns what it printed.
+    /// Runs a shell line in a namespace and returns its output.
     pub(crate) fn sh_at(&self, at: At, line: &str) -> String {
         let namespace = self.namespace(at);
         run_shell(&format!("nsenter --net=/run/netns/{namespace} sh -ec '{line}'"))
@@ -179,7 +180,7 @@ impl World {
         format!("{}-{}", self.prefix, at.name())
     }
 
-    /// A cable between the node and another namespace.
+    /// Connects the node and another namespace by a veth pair.
     fn join(&self, at: At) {
         let (node, other) = (self.namespace(At::Node), self.namespace(at));
         let name = at.interface();
@@ -241,8 +242,8 @@ impl Drop for World {
     }
 }
 
-/// A UDP socket of its own port, connected, so that refusals reach it. No port comes twice: an earlier flow of the same ports
-/// would be led as the rules were then.
+/// A connected UDP socket, so that it receives ICMP errors. It uses a new port: an earlier flow with the same ports would keep
+/// its old translation.
 pub(crate) fn udp_socket(to: SocketAddr) -> UdpSocket {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -269,7 +270,7 @@ fn ask_tcp(to: SocketAddr) -> Answer {
     answer(exchange)
 }
 
-/// One question on an open connection.
+/// Sends one request on an open connection.
 pub(crate) fn ask_on(stream: &mut TcpStream) -> std::io::Result<String> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(b"?")?;
@@ -285,7 +286,7 @@ fn answer(exchange: std::io::Result<String>) -> Answer {
             Ok((who.to_owned(), seen.parse().expect("address")))
         }
         Err(error) => match error.kind() {
-            // A datagram rejected on its way out of this very host fails at once, as not permitted.
+            // A datagram that the output hook rejects fails at once with EPERM.
             ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied => Err(Lost::Refused),
             ErrorKind::TimedOut | ErrorKind::WouldBlock => Err(Lost::Silence),
             ErrorKind::HostUnreachable => Err(Lost::Unreachable),

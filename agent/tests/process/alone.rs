@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One agent a node, and what can be asked of it.
+//! One agent per node, and its debug subcommands.
 
 use serde_json::json;
 use steerage_model::Family;
@@ -19,7 +19,7 @@ fn second_agent_exits_and_first_answers_debug_requests() {
     scene.endpoints("web", "node", &[At::Pod1, At::Far]);
     let mut agent = scene.started("node");
 
-    // With ports of its own, so that nothing but the refusal stands in its way.
+    // Other ports than the first agent's, so that only the lock can stop it.
     let second = ["--node-name", "node", "--admin-address", "127.0.0.1:0", "--healthz-port", "0"];
     let (status, text) = scene.command(&second);
     assert_eq!(status.code(), Some(1));

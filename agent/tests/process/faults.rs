@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's end at any moment, and the API server's absence.
+//! Crashes of the agent at any time, and outages of the API server.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn served(scene: &Scene, by: &str) -> bool {
     (0..4).all(|_| scene.world.ask(At::Client, front(), Protocol::Tcp).is_ok_and(|(who, _)| who == by))
 }
 
-/// The rules with their handles: those of a chain or table that was written anew are others.
+/// The rules with their handles, which differ after a chain or table was written again.
 fn handles(scene: &Scene) -> String {
     scene.world.sh_at(At::Node, "nft -a -t list table ip steerage")
 }
@@ -51,7 +51,7 @@ fn kill_at_any_time_loses_no_connection() {
         drop(agent);
         for round in 0..25 {
             let agent = scene.start("node");
-            // It is killed while it starts, while it writes, or while it rests. Pod1 stays: the long connection is on it or on Far.
+            // Kills the agent during its start, during a write, or while idle. Pod1 stays, for the long connection to it or to Far.
             let pods: &[At] =
                 if round % 2 == 0 { &[At::Pod1, At::Pod2, At::Far] } else { &[At::Pod1, At::Far] };
             std::thread::sleep(moment());
@@ -61,7 +61,7 @@ fn kill_at_any_time_loses_no_connection() {
         }
         let agent = scene.started("node");
         assert_eq!(handles(&scene), before, "no rule was ever written anew");
-        // Nothing is missing, and nothing is written where nothing changed.
+        // Everything is programmed, and unchanged parts were not written.
         let generation = || scene.world.run(At::Node, || Nft::open().unwrap().generation().unwrap());
         let reached = generation();
         drop(agent);
@@ -69,7 +69,7 @@ fn kill_at_any_time_loses_no_connection() {
         assert_eq!(generation(), reached);
         assert_eq!(agent.metric("steerage_agent_elements_total"), 0);
     });
-    // All of it is as if written at once.
+    // The ruleset equals that of a single full load.
     let listing = |scene: &Scene| scene.world.sh_at(At::Node, "nft list table ip steerage");
     let sorted = |text: String| {
         let mut words: Vec<_> =
@@ -123,7 +123,7 @@ fn changes_during_api_outage_are_applied_afterwards() {
             scene.world.ask(At::Client, front(), Protocol::Tcp).is_ok_and(|(who, _)| who == "pod2")
         });
     });
-    // Each watch comes back in its own time.
+    // Each watch reconnects after its own backoff.
     eventually("all is listed anew", || lists().iter().zip(before).all(|(after, before)| *after > before));
     eventually("nothing is left of it", || {
         !scene.nft("list set ip steerage frontends").contains("192.0.2.11")
@@ -138,7 +138,7 @@ fn recreated_node_keeps_serving() {
     scene.endpoints("web", "node", &[At::Pod1]);
     let agent = scene.started("node");
     unharmed(&scene.world, front(), |_| {
-        // The old Node goes first, as when a machine is registered anew: the agent keeps the place that it had.
+        // Deletes the old Node first, as when a machine is registered again: the agent keeps its previous addresses.
         scene.delete("v1", "Node", "node");
         std::thread::sleep(Duration::from_millis(500));
         assert!(served(&scene, "pod1"));
@@ -158,9 +158,8 @@ fn recreated_node_keeps_serving() {
     });
 }
 
-/// The table of connections is full, as after a flood: the limit of this kernel is the same for all namespaces and can't be
-/// lowered in one, so it is filled for real. Established connections and rules must go on; the kernel makes room for new
-/// connections by forgetting the flood's.
+/// Fills the conntrack table, as a flood does. This kernel's limit applies to all namespaces and cannot be lowered in one.
+/// Established connections and rule updates must keep working. The kernel evicts entries of the flood for new connections.
 #[test]
 fn full_conntrack_table_delays_no_rule() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
@@ -190,7 +189,7 @@ fn full_conntrack_table_delays_no_rule() {
         });
         println!("the rules followed after {} ms", took.as_millis());
     });
-    // The flow's endpoint goes: its entry is found among all those.
+    // Removes the flow's endpoint: its entry must be found among all others.
     scene.endpoints("web", "node", &[At::Pod2]);
     eventually("the stale flow is ended", || {
         let answer = crate::world::ask_udp(&flow, front());
@@ -200,14 +199,14 @@ fn full_conntrack_table_delays_no_rule() {
     eventually("it is counted", || agent.metric("steerage_agent_udp_flows_deleted_total") > 0);
 }
 
-/// Sends to the client, from ever other ports to ever others, until there are nearly so many entries.
+/// Sends datagrams to the client between changing ports, until nearly this many entries exist.
 fn flood(entries: u64) {
     let client = At::Client.addr(Family::V4);
     let mut sent = 0;
     while sent < entries {
         let socket = UdpSocket::bind((At::Node.addr(Family::V4), 0)).unwrap();
         for port in 1024..=u16::MAX {
-            // The client's refusals come back as errors of the socket; what counts is that it was sent.
+            // Ignores errors: the client rejects the datagrams, but they create entries.
             let _ = socket.send_to(b"", SocketAddr::new(client, port));
             sent += 1;
             if sent == entries {

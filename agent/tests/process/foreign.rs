@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Others' hands on our tables, and on their own.
+//! Foreign changes of the agent's tables, and of other tables.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::scene::{FRONT, Scene, eventually};
 use crate::traffic::harmed;
 use crate::world::At;
 
-/// Far more than it takes: the machine may be busy. What it took is printed.
+/// Generous, because the machine may be busy. The actual time is printed.
 const BOUND: Duration = Duration::from_secs(10);
 
-/// The listing of our tables, without what counts or differs with each load.
+/// The listing of the agent's tables, without counters and whatever differs between loads.
 fn listing(scene: &Scene) -> String {
     ["ip", "ip6"].map(|family| scene.nft(&format!("list table {family} steerage"))).concat()
 }
@@ -58,7 +58,7 @@ fn foreign_changes_are_repaired_and_other_tables_ignored() {
     });
     assert!(agent.metric("steerage_agent_foreign_changes_total") >= 12);
 
-    // Others work on tables of their own, thousands of times and with thousands of elements.
+    // Another program commits to its own table, thousands of times and with thousands of elements.
     std::thread::sleep(Duration::from_secs(1));
     let counts = || {
         ["foreign_changes", "full_applies", "applies"]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent as a process, on a node of namespaces with a real API server, under traffic: killed, cut off, meddled with, doubled,
-//! replaced. Needs root, the commands `ip`, `nft`, `nsenter` and `setpriv`, and what `hack/prepare` builds.
+//! The agent as a process under traffic, on a node of network namespaces with a real API server: crashes, API outages, foreign
+//! changes, a second agent, upgrades. Needs root, the commands `ip`, `nft`, `nsenter` and `setpriv`, and the programs of
+//! `hack/prepare`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod alone;

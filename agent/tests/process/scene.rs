@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node with an API server and an agent. The agent reaches the server through a relay, so that it alone can be cut off.
+//! A node with an API server and an agent. The agent uses a relay, which can cut off the agent alone.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ use steerage_testserver::Server;
 use crate::world::{At, PORT, World};
 
 pub(crate) const FRONT: u16 = 80;
-/// Generous: other tests may have the machine to themselves.
+/// Long, because other tests may load the machine.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(crate) struct Scene {
@@ -58,7 +58,7 @@ impl Scene {
         self.status("v1", "Node", name, &json!({ "addresses": addresses }));
     }
 
-    /// A Service of one VIP, TCP and UDP, labelled for the agent.
+    /// Creates a Service with one VIP, TCP and UDP, labelled for the agent.
     pub(crate) fn service(&self, name: &str, vip: IpAddr, more: &Value) {
         let port =
             |protocol: &str| json!({ "name": protocol.to_lowercase(), "protocol": protocol, "port": FRONT });
@@ -120,7 +120,7 @@ impl Scene {
         })
     }
 
-    /// Calls the API server past the relay.
+    /// Calls the API server without the relay.
     fn api<T: Send>(
         &self,
         version: &str,
@@ -142,7 +142,7 @@ impl Scene {
         })
     }
 
-    /// Lets the agent reach the API server, or not; open connections are cut.
+    /// Opens or closes the relay. Closing it cuts open connections.
     pub(crate) fn reach(&self, reachable: bool) {
         self.relay.open.store(reachable, Ordering::Relaxed);
         if !reachable {
@@ -155,7 +155,7 @@ impl Scene {
         }
     }
 
-    /// A command of the agent's binary on the node, to its end.
+    /// Runs a subcommand of the agent on the node until it ends.
     pub(crate) fn command(&self, arguments: &[&str]) -> (ExitStatus, String) {
         let output = self.world.run(At::Node, || {
             Command::new(env!("CARGO_BIN_EXE_steerage-agent")).args(arguments).output().unwrap()
@@ -165,12 +165,12 @@ impl Scene {
         (output.status, text)
     }
 
-    /// Starts the agent and does not wait for it.
+    /// Starts the agent without waiting for it.
     pub(crate) fn start(&self, node: &str) -> Agent<'_> {
         self.start_binary(Path::new(env!("CARGO_BIN_EXE_steerage-agent")), node, &[])
     }
 
-    /// With the one capability that the chart leaves it.
+    /// The command, with the only capability that the chart grants.
     pub(crate) fn start_binary(&self, binary: &Path, node: &str, more: &[&str]) -> Agent<'_> {
         let log = self.folder.join("agent.log");
         let output = File::options().create(true).append(true).open(&log).unwrap();
@@ -196,14 +196,14 @@ impl Scene {
         self.started_with(node, &[])
     }
 
-    /// The same with flags of its own.
+    /// Like `start`, with additional flags.
     pub(crate) fn started_with(&self, node: &str, flags: &[&str]) -> Agent<'_> {
         let agent = self.start_binary(Path::new(env!("CARGO_BIN_EXE_steerage-agent")), node, flags);
         agent.wait_ready();
         agent
     }
 
-    /// What the agent has logged, over all its lives.
+    /// The logs of all agents that were started.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.folder.join("agent.log")).unwrap_or_default()
     }
@@ -222,7 +222,7 @@ impl Drop for Scene {
     }
 }
 
-/// A running agent. Killed with the value.
+/// A running agent. Killed on drop.
 pub(crate) struct Agent<'s> {
     scene: &'s Scene,
     child: Child,
@@ -233,7 +233,7 @@ impl Agent<'_> {
         eventually("the agent is ready", || self.get("/readyz").is_some_and(|text| text.contains(" 200 ")));
     }
 
-    /// One of its metrics; 0 if there is none of that name.
+    /// The value of a metric; 0 if there is no such metric.
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let text = self.get("/metrics").expect("metrics");
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -267,7 +267,7 @@ impl Drop for Agent<'_> {
     }
 }
 
-/// Returns how long it took.
+/// Returns the elapsed time.
 pub(crate) fn eventually(what: &str, mut check: impl FnMut() -> bool) -> Duration {
     let begun = Instant::now();
     while !check() {
@@ -277,7 +277,7 @@ pub(crate) fn eventually(what: &str, mut check: impl FnMut() -> bool) -> Duratio
     begun.elapsed()
 }
 
-/// Passes connections on, while it is open.
+/// Relays connections while it is open.
 struct Relay {
     address: SocketAddr,
     open: Arc<AtomicBool>,
@@ -285,7 +285,7 @@ struct Relay {
 }
 
 impl Relay {
-    /// In the network namespace of the calling thread. Its threads end with the process.
+    /// Starts the relay in the network namespace of the calling thread. Its threads end with the process.
     fn start(to: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let relay = Self {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Addresses that the API server may give to Services and has not.
+//! Unassigned addresses of a `ServiceCIDR`.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ fn unassigned_service_cidr_addresses_are_dropped_without_kube_proxy() {
     let scene = Scene::new("cidrs");
     let [first, first_v6, later]: [SocketAddr; 3] =
         ["10.96.77.77:80", "[fd00:10:96::7777]:80", "198.18.7.7:80"].map(|addr| addr.parse().unwrap());
-    // They have a host behind the node, so that a packet that gets through is answered.
+    // A host behind the node has these addresses, so that a packet that passes gets a response.
     for address in [first, first_v6, later] {
         let nodad = if address.is_ipv6() { "nodad" } else { "" };
         scene.world.sh_at(At::Client, &format!("ip addr add {} dev lo {nodad}", address.ip()));

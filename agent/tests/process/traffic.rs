@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that never rest: new TCP connections, new UDP flows, and one TCP connection that stays.
+//! Continuous client traffic: new TCP connections, new UDP flows, and one long TCP connection.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -9,7 +9,7 @@ use steerage_model::Protocol;
 
 use crate::world::{At, World, ask_on, ask_udp, udp_socket};
 
-/// What was counted.
+/// Counters of the traffic.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     stop: AtomicBool,
@@ -17,7 +17,7 @@ pub(crate) struct Traffic {
     pub(crate) lost: AtomicU32,
 }
 
-/// Runs `work` while clients outside ask `to`; says how many asked, and fails if any was not answered.
+/// Runs `work` while external clients send requests to `to`. Prints the number of requests. Fails if one got no response.
 pub(crate) fn unharmed<T>(world: &World, to: SocketAddr, work: impl FnOnce(&Traffic) -> T) -> T {
     let traffic = Traffic::default();
     let done = with(world, to, &traffic, || work(&traffic));
@@ -28,7 +28,7 @@ pub(crate) fn unharmed<T>(world: &World, to: SocketAddr, work: impl FnOnce(&Traf
     done
 }
 
-/// Runs `work` while clients outside ask `to`, whatever they meet.
+/// Runs `work` while external clients send requests to `to`. Ignores lost requests.
 pub(crate) fn harmed<T>(world: &World, to: SocketAddr, work: impl FnOnce() -> T) -> T {
     with(world, to, &Traffic::default(), work)
 }

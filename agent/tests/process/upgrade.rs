@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From one version of the layout to another, and back, under traffic.
+//! Upgrade and downgrade between versions of the layout, under traffic.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -19,8 +19,7 @@ fn vip() -> IpAddr {
     "192.0.2.10".parse().unwrap()
 }
 
-/// Our table as an agent of another layout would have left it: other sets, other chains, the same service. Whatever is there
-/// goes in the same transaction.
+/// Replaces the agent's table, in one transaction, by one with another layout: other sets and chains, the same Service.
 fn load_another_layout() {
     let table = Table::new(steerage_nft::Family::Ip, "steerage");
     let front = [DataType::Ipv4Addr, DataType::InetProto, DataType::InetService];
@@ -70,7 +69,7 @@ fn changed_layout_is_replaced_without_losing_connections() {
     });
 }
 
-/// With the binary of another version, where `STEERAGE_AGENT_PREVIOUS` names one: it and this one take each other's tables over.
+/// Uses the binary of another version in `STEERAGE_AGENT_PREVIOUS`, if set: each version must take over the other's tables.
 #[test]
 fn upgrade_and_downgrade_lose_no_connection() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
