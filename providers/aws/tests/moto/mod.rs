@@ -171,8 +171,10 @@ impl Harness for Moto {
         provider.ensure(lb).await?;
         let (balancer, groups) = self.of(&lb.owner).await?;
         let balancers = self.balancers().await?;
-        let balancer =
-            balancers.into_iter().find(|b| b.load_balancer_arn == balancer).context("the provider created no load balancer")?;
+        let balancer = balancers
+            .into_iter()
+            .find(|b| b.load_balancer_arn == balancer)
+            .context("the provider created no load balancer")?;
         steerage_provider_conformance::converge_deleted(&provider, &lb.owner).await?;
         let name = balancer.load_balancer_name.unwrap_or_default();
         let similar = format!("{}-kin", &name[..20].trim_end_matches('-'));
