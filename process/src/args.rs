@@ -22,7 +22,7 @@ pub enum LogFormat {
 #[command(next_help_heading = "Logging")]
 pub struct LogArgs {
     /// Least level to log, or a list of TARGET=LEVEL
-    #[arg(long, env = "STEERAGE_LOG", default_value = "info", value_name = "FILTER")]
+    #[arg(long, env = "STEERAGE_LOG_LEVEL", default_value = "info", value_name = "FILTER")]
     pub log_level: String,
     /// How log lines are written
     #[arg(long, env = "STEERAGE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
