@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What this process remembers of each load balancer, so that it asks the provider only for what changed. Lost at a restart, when
-//! everything is asked for once more.
+//! What this process last applied for each load balancer, so that the provider is asked only for what changed.
+//!
+//! In memory only: after a restart or a change of leader everything is compared with the provider once.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,117 +11,113 @@ use steerage_provider_api::{LoadBalancer, Owner, Steering};
 
 use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
 
-/// What is remembered of one load balancer.
+/// What was last applied for one load balancer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AppliedState {
-    /// What the Service asked for when it was last looked at.
+    /// The fingerprint of the Service at the last reconcile.
     pub(crate) fingerprint: Option<u64>,
-    /// The fingerprint of the Service for which following its old annotations was refused.
-    pub(crate) unmigrated: Option<u64>,
-    /// The structure that is in place, and the steering that it was planned for.
-    pub(crate) applied: Option<(LoadBalancer, Steering)>,
-    /// What the provider said to publish for it.
+    /// The fingerprint of the Service whose legacy annotations could not be migrated.
+    pub(crate) failed_migration: Option<u64>,
+    /// The structure in place, and the steering it was planned for.
+    pub(crate) structure: Option<(LoadBalancer, Steering)>,
+    /// The addresses or names that the provider gave for it.
     pub(crate) ingress: Vec<Ingress>,
-    /// The digest of the targets that are in place.
-    pub(crate) targets: Option<u64>,
-    /// Targets that the provider refused, with what to do about it.
-    pub(crate) refused: Vec<(String, String)>,
-    /// The targets' health when it was last read.
+    /// The digest of the targets in place.
+    pub(crate) targets_digest: Option<u64>,
+    /// Nodes that the provider refused as targets, with the reason.
+    pub(crate) refused_targets: Vec<(String, String)>,
+    /// The targets' health at the last read.
     pub(crate) health: Option<HealthSummary>,
-    /// The finalizer was set, and the index has not shown it yet.
-    pub(crate) holding: bool,
-    /// The status that was written last, over which one.
-    written: Option<Written>,
-    /// What was last told by events, by action.
-    told: BTreeMap<&'static str, ReasonMessage>,
+    /// The finalizer was written, and the index does not show it yet.
+    pub(crate) finalizer_pending: bool,
+    written_status: Option<WrittenStatus>,
+    /// The last event of each topic.
+    published: BTreeMap<&'static str, ReasonMessage>,
 }
 
+/// A written status, and the one that it replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Written {
+struct WrittenStatus {
     desired: DesiredStatus,
-    over: (Vec<Ingress>, Vec<Condition>),
+    replaced: (Vec<Ingress>, Vec<Condition>),
+}
+
+impl WrittenStatus {
+    fn new(service: &Service, desired: DesiredStatus) -> Self {
+        Self { desired, replaced: (service.ingress.clone(), service.conditions.clone()) }
+    }
 }
 
 impl AppliedState {
-    /// Whether `desired` was written already and the index only does not show it yet.
-    pub(crate) fn is_written(&self, service: &Service, desired: &DesiredStatus) -> bool {
-        let written = Written { desired: desired.clone(), over: over(service) };
-        self.written.as_ref() == Some(&written)
+    /// Whether `desired` was written already, and the index does not show it yet.
+    pub(crate) fn is_status_written(&self, service: &Service, desired: &DesiredStatus) -> bool {
+        self.written_status.as_ref() == Some(&WrittenStatus::new(service, desired.clone()))
     }
 
-    /// `desired` was written.
-    pub(crate) fn wrote(&mut self, service: &Service, desired: DesiredStatus) {
-        self.written = Some(Written { desired, over: over(service) });
+    pub(crate) fn set_status_written(&mut self, service: &Service, desired: DesiredStatus) {
+        self.written_status = Some(WrittenStatus::new(service, desired));
     }
 
-    /// Whether there is something new to tell about `action`; `None` when all is well again.
-    pub(crate) fn is_news(&mut self, action: &'static str, why: Option<&ReasonMessage>) -> bool {
-        match why {
+    /// Whether an event differs from the last one of its topic; `None` ends the topic.
+    pub(crate) fn is_new_event(&mut self, topic: &'static str, event: Option<&ReasonMessage>) -> bool {
+        match event {
             None => {
-                self.told.remove(action);
+                self.published.remove(topic);
                 false
             }
-            Some(why) => self.told.insert(action, why.clone()).as_ref() != Some(why),
+            Some(event) => self.published.insert(topic, event.clone()).as_ref() != Some(event),
         }
     }
 
-    /// Forgets what could hide a difference, so that all is compared once more.
-    pub(crate) fn invalidate(&mut self) {
-        self.written = None;
-        self.holding = false;
+    /// Forgets which writes to the Service are pending, so that its status and finalizer are compared again.
+    pub(crate) fn forget_pending_writes(&mut self) {
+        self.written_status = None;
+        self.finalizer_pending = false;
     }
 }
 
-fn over(service: &Service) -> (Vec<Ingress>, Vec<Condition>) {
-    (service.ingress.clone(), service.conditions.clone())
-}
-
-/// The applied of all load balancers. A worker takes one out and puts it back: there is at most one task for each.
+/// The states of all load balancers. At most one task works on each, so a worker takes a copy and puts it back.
 #[derive(Debug, Default)]
 pub(crate) struct AppliedStates {
-    of: Mutex<BTreeMap<Owner, AppliedState>>,
+    by_owner: Mutex<BTreeMap<Owner, AppliedState>>,
 }
 
 impl AppliedStates {
-    /// A copy of what is remembered, if anything is.
     pub(crate) fn get(&self, owner: &Owner) -> Option<AppliedState> {
-        self.lock(|applied| applied.get(owner).cloned())
+        self.lock(|states| states.get(owner).cloned())
     }
 
-    /// Remembers.
+    /// The fingerprint of the owner's Service at its last reconcile.
+    pub(crate) fn fingerprint(&self, owner: &Owner) -> Option<u64> {
+        self.lock(|states| states.get(owner)?.fingerprint)
+    }
+
     pub(crate) fn put(&self, owner: &Owner, state: AppliedState) {
-        self.lock(|applied| applied.insert(owner.clone(), state));
+        self.lock(|states| states.insert(owner.clone(), state));
     }
 
-    /// Forgets.
     pub(crate) fn remove(&self, owner: &Owner) {
-        self.lock(|applied| applied.remove(owner));
+        self.lock(|states| states.remove(owner));
     }
 
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
-        self.lock(|applied| applied.len())
+        self.lock(|states| states.len())
     }
 
-    /// All owners.
     pub(crate) fn owners(&self) -> Vec<Owner> {
-        self.lock(|applied| applied.keys().cloned().collect())
+        self.lock(|states| states.keys().cloned().collect())
     }
 
-    /// The owners of this Service's name: more than one when it was deleted and made anew.
+    /// The owners of this Service's name: more than one when it was deleted and created again.
     pub(crate) fn owners_of(&self, service: &Key) -> Vec<Owner> {
         let from = Owner { service: service.clone(), uid: String::new() };
-        self.lock(|applied| {
-            applied
-                .range(from..)
-                .map(|(owner, _)| owner)
-                .take_while(|o| o.service == *service)
-                .cloned()
-                .collect()
+        self.lock(|states| {
+            let owners = states.range(from..).map(|(owner, _)| owner);
+            owners.take_while(|owner| owner.service == *service).cloned().collect()
         })
     }
 
     fn lock<T>(&self, with: impl FnOnce(&mut BTreeMap<Owner, AppliedState>) -> T) -> T {
-        with(&mut self.of.lock().unwrap_or_else(PoisonError::into_inner))
+        with(&mut self.by_owner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The flags of the controller, and how they become its parts. Called by `main`.
+//! The controller's flags, and the composition root that turns them into its components. Called by `main`.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
@@ -15,8 +15,8 @@ use steerage_provider_aws::{Aws, AwsArgs};
 use steerage_provider_edge::EdgeProvider;
 use steerage_watch::ClientArgs;
 
-use crate::controller::{self, Parts};
-use crate::plan::{self, HealthDefaults, ManagedClasses};
+use crate::controller::{self, Components};
+use crate::plan::{self, HealthCheckDefaults, ManagedClasses};
 use crate::queue::Backoff;
 use crate::{lease, workers};
 
@@ -57,7 +57,7 @@ pub(crate) struct Args {
         env = "STEERAGE_LEADER_ELECT_LEASE_DURATION",
         default_value = "15s",
         value_name = "DURATION",
-        value_parser = plan::duration
+        value_parser = plan::nonzero_duration
     )]
     leader_elect_lease_duration: Duration,
     /// Stop leading this long after the last successful renewal; at least 5s less than the lease duration
@@ -66,7 +66,7 @@ pub(crate) struct Args {
         env = "STEERAGE_LEADER_ELECT_RENEW_DEADLINE",
         default_value = "10s",
         value_name = "DURATION",
-        value_parser = plan::duration
+        value_parser = plan::nonzero_duration
     )]
     leader_elect_renew_deadline: Duration,
     /// Wait this long between renewals, or between attempts to acquire the Lease
@@ -75,7 +75,7 @@ pub(crate) struct Args {
         env = "STEERAGE_LEADER_ELECT_RETRY_PERIOD",
         default_value = "2s",
         value_name = "DURATION",
-        value_parser = plan::duration
+        value_parser = plan::nonzero_duration
     )]
     leader_elect_retry_period: Duration,
 
@@ -90,7 +90,7 @@ pub(crate) struct Args {
         long,
         env = "STEERAGE_HEALTH_CHECK_INTERVAL",
         value_name = "DURATION",
-        value_parser = plan::duration
+        value_parser = plan::nonzero_duration
     )]
     health_check_interval: Option<Duration>,
     /// Fail a health check after this long; the default is four fifths of the interval, at most 5s
@@ -98,7 +98,7 @@ pub(crate) struct Args {
         long,
         env = "STEERAGE_HEALTH_CHECK_TIMEOUT",
         value_name = "DURATION",
-        value_parser = plan::duration
+        value_parser = plan::nonzero_duration
     )]
     health_check_timeout: Option<Duration>,
     /// Mark a target healthy after this many consecutive successful checks
@@ -143,7 +143,7 @@ pub(crate) struct Args {
         env = "STEERAGE_RESYNC_PERIOD",
         default_value = "10m",
         value_name = "DURATION",
-        value_parser = plan::duration
+        value_parser = plan::nonzero_duration
     )]
     resync_period: Duration,
     /// Freeze targets after this long without watch data; use more than 1m, unset disables
@@ -151,7 +151,7 @@ pub(crate) struct Args {
         long,
         env = "STEERAGE_FREEZE_TARGETS_AFTER",
         value_name = "DURATION",
-        value_parser = plan::duration
+        value_parser = plan::nonzero_duration
     )]
     freeze_targets_after: Option<Duration>,
 
@@ -165,13 +165,12 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ProviderName {
-    /// Our own edge
+    /// Steerage's software load balancer, steerage-edge
     Edge,
-    /// Network load balancers of Amazon Web Services
+    /// AWS Network Load Balancers
     Aws,
 }
 
-/// Runs the controller.
 pub(crate) fn run(args: Args) -> ExitCode {
     let component = Component {
         name: "controller",
@@ -180,13 +179,13 @@ pub(crate) fn run(args: Args) -> ExitCode {
     };
     let process_args = args.process.clone();
     steerage_process::run(component, &process_args, |process| async move {
-        let parts = args.parts(&process).await?;
-        controller::run(process, parts).await
+        let components = args.compose(&process).await?;
+        controller::run(process, components).await
     })
 }
 
 impl Args {
-    async fn parts(self, process: &Process) -> anyhow::Result<Parts> {
+    async fn compose(self, process: &Process) -> anyhow::Result<Components> {
         let Self {
             provider,
             default_steering,
@@ -218,8 +217,8 @@ impl Args {
             ProviderName::Edge => 1000,
             ProviderName::Aws => 20,
         });
-        let provider = make(provider, &client, &namespace, aws, process).await?;
-        let health = HealthDefaults {
+        let provider = new_provider(provider, &client, &namespace, aws, process).await?;
+        let health = HealthCheckDefaults {
             interval: health_check_interval,
             timeout: health_check_timeout,
             healthy_threshold: health_check_healthy_threshold,
@@ -242,7 +241,7 @@ impl Args {
             Some(identity) => identity,
             None => host_name()?,
         };
-        Ok(Parts {
+        Ok(Components {
             config: plan::Config {
                 capabilities,
                 default_steering,
@@ -262,22 +261,19 @@ impl Args {
                     ..lease::LeaseTiming::default()
                 },
             },
-            workers: workers::WorkerOptions {
-                workers: usize::from(concurrent_service_syncs),
-                backoff: Backoff { least: Duration::from_millis(250), most: Duration::from_mins(5) },
-                resync_period,
-            },
+            workers: workers::WorkerOptions { workers: usize::from(concurrent_service_syncs), resync_period },
+            backoff: Backoff { min: Duration::from_millis(250), max: Duration::from_mins(5) },
             client,
             provider,
             identity,
             provider_qps,
             freeze_targets_after,
-            migrate: migrate_legacy_annotations,
+            migrate_legacy_annotations,
         })
     }
 }
 
-async fn make(
+async fn new_provider(
     name: ProviderName,
     client: &Client,
     namespace: &str,
@@ -305,4 +301,27 @@ async fn make(
 fn host_name() -> anyhow::Result<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the host name")?;
     Ok(name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    /// Common usage outside Steerage.
+    const UNPREFIXED: [(&str, &str); 3] =
+        [("namespace", "POD_NAMESPACE"), ("leader-elect-identity", "POD_NAME"), ("kubeconfig", "KUBECONFIG")];
+
+    #[test]
+    fn environment_variables_are_named_after_their_flags() {
+        for arg in Args::command().get_arguments() {
+            let (Some(flag), Some(env)) = (arg.get_long(), arg.get_env()) else { continue };
+            let expected = match UNPREFIXED.iter().find(|(name, _)| *name == flag) {
+                Some((_, env)) => (*env).to_owned(),
+                None => format!("STEERAGE_{}", flag.to_uppercase().replace('-', "_")),
+            };
+            assert_eq!(env.to_str(), Some(expected.as_str()), "--{flag}");
+        }
+    }
 }

@@ -1,99 +1,127 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The index that the watches feed, shared with the workers that plan from it, and what is to be looked at again.
+//! The index of the cluster, shared between the watches and the workers.
+//!
+//! The watches apply events under one lock; every change becomes a request in the queue at once. A reconcile takes one
+//! [`Snapshot`] under the same lock, so that all it reads is of one moment.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _};
 use steerage_model::{EndpointSlice, Key, Node, Service};
 use steerage_process::Process;
-use steerage_watch::Watches;
-use steerage_watch::{Event, Index};
-use tokio::sync::{Notify, watch};
+use steerage_provider_api::Owner;
+use steerage_watch::{Event, Index, Object, Watches};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::plan::NodeTargets;
+use crate::applied::AppliedStates;
+use crate::plan::{self, EndpointSummary, ManagedClasses, NodeTargets};
+use crate::request_queue::{ReconcileRequest, RequestQueue};
 
-/// What happened to a Service since it was last looked at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Touched {
-    /// The Service itself changed.
-    pub(crate) itself: bool,
-    /// When its endpoints first changed.
-    pub(crate) endpoints: Option<Instant>,
-}
-
-/// What changed since the last [`ClusterIndex::take`].
-#[derive(Debug, Default)]
-pub(crate) struct Changes {
-    /// Services, with what happened to them.
-    pub(crate) services: BTreeMap<Key, Touched>,
-    /// Whether any node changed.
-    pub(crate) nodes: bool,
+/// What the cluster says of one Service, at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) service: Service,
+    pub(crate) endpoints: EndpointSummary,
+    pub(crate) nodes: Arc<NodeTargets>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     index: Index,
+    /// Prepared once for all plans until a node changes.
     nodes: Option<Arc<NodeTargets>>,
-    changes: Changes,
 }
 
-/// All that is known of the cluster.
 #[derive(Debug)]
 pub(crate) struct ClusterIndex {
     inner: Mutex<Inner>,
-    changed: Notify,
     synced: watch::Sender<bool>,
+    classes: ManagedClasses,
+    requests: Arc<RequestQueue>,
+    applied: Arc<AppliedStates>,
 }
 
-impl Default for ClusterIndex {
-    fn default() -> Self {
-        Self { inner: Mutex::default(), changed: Notify::new(), synced: watch::Sender::new(false) }
-    }
+/// A Service that changed, or whose endpoints did.
+struct ChangedService {
+    key: Key,
+    /// Absent when the Service is gone.
+    owner: Option<Owner>,
+    fingerprint: Option<u64>,
+    is_ours: bool,
 }
 
 impl ClusterIndex {
-    /// Takes in what the watch of Services says.
+    pub(crate) fn new(
+        classes: ManagedClasses,
+        requests: Arc<RequestQueue>,
+        applied: Arc<AppliedStates>,
+    ) -> Self {
+        Self { inner: Mutex::default(), synced: watch::Sender::new(false), classes, requests, applied }
+    }
+
     pub(crate) fn on_service(&self, event: Event<Service>) {
-        self.feed(|index| index.apply_service(event), |touched, _| touched.itself = true);
+        for changed in self.apply(|index| index.apply_service(event)) {
+            for owner in self.owners_of(&changed) {
+                let fingerprint = changed.fingerprint.filter(|_| changed.owner.as_ref() == Some(&owner));
+                // This process' own writes to a Service must not end a backoff.
+                let reset = fingerprint.is_none() || fingerprint != self.applied.fingerprint(&owner);
+                self.requests.add(&owner, ReconcileRequest::default(), reset);
+            }
+        }
     }
 
-    /// Takes in what the watch of `EndpointSlices` says.
     pub(crate) fn on_slice(&self, event: Event<EndpointSlice>) {
-        self.feed(
-            |index| index.apply_slice(event),
-            |touched, now| {
-                touched.endpoints.get_or_insert(now);
-            },
-        );
+        let request =
+            ReconcileRequest { endpoints_changed: Some(Instant::now()), ..ReconcileRequest::default() };
+        for changed in self.apply(|index| index.apply_slice(event)) {
+            for owner in self.owners_of(&changed) {
+                self.requests.add(&owner, request.clone(), false);
+            }
+        }
     }
 
-    /// Takes in what the watch of NodeTargets says.
     pub(crate) fn on_node(&self, event: Event<Node>) {
-        self.feed(|index| index.apply_node(event), |_, _| ());
+        self.apply(|index| index.apply_node(event));
     }
 
-    fn feed(&self, apply: impl FnOnce(&mut Index), mark: impl Fn(&mut Touched, Instant)) {
+    /// Applies one event, and returns the Services that it changed.
+    fn apply(&self, apply: impl FnOnce(&mut Index)) -> Vec<ChangedService> {
         let mut inner = self.lock();
         apply(&mut inner.index);
         let dirty = inner.index.take_dirty();
-        let synced = inner.index.has_synced();
+        let changed = |key: Key| {
+            let service = inner.index.service(&key);
+            ChangedService {
+                owner: service.map(owner_of),
+                fingerprint: service.map(plan::fingerprint),
+                is_ours: service.is_some_and(|service| self.is_ours(service)),
+                key,
+            }
+        };
+        let changed = dirty.services.into_iter().map(changed).collect();
         if !dirty.nodes.is_empty() {
             inner.nodes = None;
-            inner.changes.nodes = true;
+            self.requests.set_nodes_changed();
         }
-        let now = Instant::now();
-        for key in &dirty.services {
-            mark(inner.changes.services.entry(key.clone()).or_default(), now);
+        if inner.index.has_synced() {
+            self.synced.send_if_modified(|synced| !std::mem::replace(synced, true));
         }
-        drop(inner);
-        if synced {
-            self.synced.send_if_modified(|known| !std::mem::replace(known, true));
-            if !dirty.is_empty() {
-                self.changed.notify_one();
-            }
-        }
+        changed
+    }
+
+    /// The owner of the Service as it is, if this controller manages it, and owners of earlier Services of the same name.
+    fn owners_of(&self, changed: &ChangedService) -> Vec<Owner> {
+        let mut owners = self.applied.owners_of(&changed.key);
+        let current =
+            changed.owner.iter().filter(|owner| changed.is_ours && !owners.contains(owner)).cloned();
+        owners.extend(current.collect::<Vec<_>>());
+        owners
+    }
+
+    /// Whether this controller manages the Service, or has to clean up after it.
+    fn is_ours(&self, service: &Service) -> bool {
+        plan::is_managed(service, &self.classes) || !plan::owned_finalizers(service, &self.classes).is_empty()
     }
 
     /// Returns once all three kinds have been listed.
@@ -102,26 +130,30 @@ impl ClusterIndex {
         let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
     }
 
-    /// Returns when something has changed. For one listener.
-    pub(crate) async fn changed(&self) {
-        self.changed.notified().await;
-    }
-
-    /// What changed since the last call.
-    pub(crate) fn take(&self) -> Changes {
-        std::mem::take(&mut self.lock().changes)
-    }
-
-    /// Looks at the index and at the nodes as plans want them.
-    pub(crate) fn read<T>(&self, look: impl FnOnce(&Index, &Arc<NodeTargets>) -> T) -> T {
+    /// The Service of this UID, with its endpoints and all nodes; `None` if it is gone.
+    pub(crate) fn snapshot(&self, owner: &Owner) -> Option<Snapshot> {
         let mut inner = self.lock();
-        let nodes = match inner.nodes.take() {
-            Some(nodes) => nodes,
-            None => Arc::new(NodeTargets::new(inner.index.nodes())),
+        let Inner { index, nodes } = &mut *inner;
+        let service = index.service(&owner.service).filter(|service| service.uid == owner.uid)?.clone();
+        let slices: Vec<_> = index.slices(&owner.service).collect();
+        let endpoints = EndpointSummary::new(slices.iter().copied());
+        let nodes = nodes.get_or_insert_with(|| Arc::new(NodeTargets::new(index.nodes())));
+        Some(Snapshot { service, endpoints, nodes: Arc::clone(nodes) })
+    }
+
+    /// The owners of all Services that this controller manages or has to clean up after.
+    pub(crate) fn owners(&self) -> Vec<Owner> {
+        self.lock().index.services().filter(|service| self.is_ours(service)).map(owner_of).collect()
+    }
+
+    /// Those of `owners` whose Service is gone or not managed.
+    pub(crate) fn unmanaged(&self, owners: &[Owner]) -> Vec<Owner> {
+        let inner = self.lock();
+        let managed = |owner: &Owner| {
+            let service = inner.index.service(&owner.service).filter(|service| service.uid == owner.uid);
+            service.is_some_and(|service| plan::is_managed(service, &self.classes))
         };
-        let found = look(&inner.index, &nodes);
-        inner.nodes = Some(nodes);
-        found
+        owners.iter().filter(|owner| !managed(owner)).cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -129,19 +161,23 @@ impl ClusterIndex {
     }
 }
 
-/// Keeps `cluster` up with the cluster for as long as the process lives. Its readiness waits for the first lists.
-pub(crate) fn follow(process: &Process, cluster: &Arc<ClusterIndex>, watches: &Watches) {
-    one(process, "services", cluster, watches.services(), ClusterIndex::on_service);
-    one(process, "endpointslices", cluster, watches.slices(), ClusterIndex::on_slice);
-    one(process, "nodes", cluster, watches.nodes(), ClusterIndex::on_node);
+fn owner_of(service: &Service) -> Owner {
+    Owner { service: service.key.clone(), uid: service.uid.clone() }
 }
 
-fn one<T: steerage_watch::Object + Send + 'static>(
+/// Keeps `cluster` current until shutdown. The process is not ready before the first lists are complete.
+pub(crate) fn follow(process: &Process, cluster: &Arc<ClusterIndex>, watches: &Watches) {
+    follow_kind(process, "services", cluster, watches.services(), ClusterIndex::on_service);
+    follow_kind(process, "endpointslices", cluster, watches.slices(), ClusterIndex::on_slice);
+    follow_kind(process, "nodes", cluster, watches.nodes(), ClusterIndex::on_node);
+}
+
+fn follow_kind<T: Object + Send + 'static>(
     process: &Process,
     name: &'static str,
     cluster: &Arc<ClusterIndex>,
     mut events: impl Stream<Item = Event<T>> + Send + Unpin + 'static,
-    on: fn(&ClusterIndex, Event<T>),
+    on_event: fn(&ClusterIndex, Event<T>),
 ) where
     T::Key: Send,
 {
@@ -154,10 +190,10 @@ fn one<T: steerage_watch::Object + Send + 'static>(
                 () = stop.cancelled() => return Ok(()),
                 event = events.next() => event,
             };
-            let Some(event) = event else { anyhow::bail!("the watch ended") };
-            let listed = matches!(event, Event::InitDone);
-            on(&cluster, event);
-            if let Some(pending) = pending.take_if(|_| listed) {
+            let Some(event) = event else { anyhow::bail!("the watch of {name} ended") };
+            let is_listed = matches!(event, Event::InitDone);
+            on_event(&cluster, event);
+            if let Some(pending) = pending.take_if(|_| is_listed) {
                 pending.done();
             }
         }
@@ -165,57 +201,4 @@ fn one<T: steerage_watch::Object + Send + 'static>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use futures::FutureExt as _;
-    use steerage_model::{Endpoint, Family};
-
-    fn slice(ready: &[&str]) -> EndpointSlice {
-        let service = Key::new("default", "web");
-        let endpoints = ready.iter().map(|node| Endpoint::ready([10, 0, 0, 1].into(), node)).collect();
-        EndpointSlice { endpoints, ..EndpointSlice::new(service.clone(), service, Family::V4) }
-    }
-
-    fn listed() -> ClusterIndex {
-        let cluster = ClusterIndex::default();
-        cluster.on_service(Event::Init);
-        cluster.on_service(Event::InitDone);
-        cluster.on_node(Event::Init);
-        cluster.on_node(Event::InitDone);
-        assert!(cluster.synced().now_or_never().is_none(), "slices are missing");
-        cluster.on_slice(Event::Init);
-        cluster.on_slice(Event::InitDone);
-        assert!(cluster.synced().now_or_never().is_some());
-        cluster
-    }
-
-    #[test]
-    fn what_happened_to_a_service_is_told_apart() {
-        let cluster = listed();
-        assert!(cluster.changed().now_or_never().is_none());
-        cluster.on_slice(Event::Apply(slice(&["a"])));
-        let first = Instant::now();
-        cluster.on_slice(Event::Apply(slice(&["b"])));
-        assert!(cluster.changed().now_or_never().is_some());
-        let changes = cluster.take();
-        let touched = changes.services[&Key::new("default", "web")];
-        assert!(!touched.itself && touched.endpoints.expect("a time") <= first, "the first change counts");
-        cluster.on_service(Event::Apply(Service::new(Key::new("default", "web"))));
-        let touched = cluster.take().services[&Key::new("default", "web")];
-        assert_eq!(touched, Touched { itself: true, endpoints: None });
-        assert!(cluster.take().services.is_empty());
-    }
-
-    #[test]
-    fn nodes_are_prepared_once_for_many_plans() {
-        let cluster = listed();
-        let nodes = || cluster.read(|_, nodes| Arc::clone(nodes));
-        assert!(Arc::ptr_eq(&nodes(), &nodes()));
-        let before = nodes();
-        cluster.on_slice(Event::Apply(slice(&["a"])));
-        assert!(Arc::ptr_eq(&before, &nodes()));
-        cluster.on_node(Event::Apply(Node { name: "a".to_owned(), ..Node::default() }));
-        assert!(cluster.take().nodes);
-        assert!(!Arc::ptr_eq(&before, &nodes()));
-    }
-}
+mod tests;

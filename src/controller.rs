@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The controller's life: watch, wait for the Lease, work, give the Lease back.
+//! Runs the controller: watch, acquire the Lease, reconcile, release the Lease. The components come from `args`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,49 +17,57 @@ use crate::guarded_provider::GuardedProvider;
 use crate::lease;
 use crate::metrics::Metrics;
 use crate::plan::Config;
+use crate::queue::Backoff;
 use crate::rate_limit::RateLimiter;
 use crate::reconcile::Reconciler;
+use crate::request_queue::RequestQueue;
 use crate::service_writer::ServiceWriter;
 use crate::workers;
 
-/// What the flags have been made into.
-pub(crate) struct Parts {
+/// What the flags configure.
+pub(crate) struct Components {
     pub(crate) client: Client,
     pub(crate) provider: Arc<dyn Provider>,
     pub(crate) config: Config,
     pub(crate) lease: lease::LeaseOptions,
     pub(crate) workers: workers::WorkerOptions,
+    pub(crate) backoff: Backoff,
     pub(crate) identity: String,
     pub(crate) provider_qps: u32,
     pub(crate) freeze_targets_after: Option<Duration>,
-    pub(crate) migrate: bool,
+    pub(crate) migrate_legacy_annotations: bool,
 }
 
-/// Runs until the process is asked to end, or the Lease is lost.
-pub(crate) async fn run(process: Process, parts: Parts) -> anyhow::Result<()> {
-    let Parts {
+/// Runs until shutdown, or until the Lease is lost.
+pub(crate) async fn run(process: Process, components: Components) -> anyhow::Result<()> {
+    let Components {
         client,
         provider,
         config,
         lease,
         workers,
+        backoff,
         identity,
         provider_qps,
         freeze_targets_after,
-        migrate,
-    } = parts;
+        migrate_legacy_annotations,
+    } = components;
     let metrics = process.metrics().register("controller", Metrics::new);
     let watches = process.metrics().register("watch", |registry| Watches::new(client.clone(), registry));
-    let cluster = Arc::new(ClusterIndex::default());
+    let keys = Arc::clone(&provider);
+    let requests = Arc::new(RequestQueue::new(move |owner| keys.serialization_key(owner), backoff));
+    let applied = Arc::new(AppliedStates::default());
+    let cluster = ClusterIndex::new(config.classes.clone(), Arc::clone(&requests), Arc::clone(&applied));
+    let cluster = Arc::new(cluster);
     cluster_index::follow(&process, &cluster, &watches);
 
-    // A standby watches too, and is ready: all that it lacks is the Lease.
+    // A standby also watches, and is ready: it lacks only the Lease.
     let stop = process.shutdown();
     let Some(held) = lease::acquire(client.clone(), lease, stop).await else { return Ok(()) };
     metrics.leader.set(1);
     let leadership = held.leadership();
-    let released = CancellationToken::new();
-    let keeping = held.hold_until(released.clone());
+    let release = CancellationToken::new();
+    let holding = held.hold_until(release.clone());
 
     let working = async {
         tokio::select! {
@@ -71,36 +79,32 @@ pub(crate) async fn run(process: Process, parts: Parts) -> anyhow::Result<()> {
             .register("", |registry| Recorder::new(client.clone(), "controller", &identity, registry));
         let events = tokio::spawn(recording);
         let changes = provider.changes();
+        let rate_limiter = RateLimiter::new(f64::from(provider_qps), provider_qps.saturating_mul(2));
         let reconciler = Arc::new(Reconciler {
             writer: ServiceWriter::new(client.clone(), config.classes.provider),
-            provider: GuardedProvider::new(
-                provider,
-                leadership,
-                RateLimiter::new(f64::from(provider_qps), provider_qps.saturating_mul(2)),
-                metrics.clone(),
-            ),
+            provider: GuardedProvider::new(provider, leadership, rate_limiter, metrics.clone()),
             cluster,
             config,
             recorder,
             metrics: metrics.clone(),
-            applied: AppliedStates::default(),
+            applied,
             staleness: watches.staleness().clone(),
             freeze_targets_after,
-            migrate,
+            migrate_legacy_annotations,
         });
-        workers::work(reconciler, changes, workers, stop.clone()).await;
-        // The last recorder is gone with the reconciler; what was told is written out.
+        workers::run(reconciler, requests, changes, workers, stop.clone()).await;
+        // The last recorder went with the reconciler, so this ends when all events are written.
         let _ = events.await;
     };
-    let (mut keeping, mut working) = (std::pin::pin!(keeping), std::pin::pin!(working));
-    let kept = tokio::select! {
-        // Nothing more may be written: the work is dropped where it stands.
-        lost = &mut keeping => lost,
+    let (mut holding, mut working) = (std::pin::pin!(holding), std::pin::pin!(working));
+    let result = tokio::select! {
+        // Without the Lease nothing may be written: the work is dropped at once.
+        lost = &mut holding => lost,
         () = &mut working => {
-            released.cancel();
-            keeping.await
+            release.cancel();
+            holding.await
         }
     };
     metrics.leader.set(0);
-    Ok(kept?)
+    Ok(result?)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The provider as the workers call it: only under the Lease, within one rate_limiter, each call with a deadline and counted.
+//! The provider as the workers call it: only while this process leads, rate limited, with a deadline and a metric per call.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,10 +14,9 @@ use crate::lease::Leadership;
 use crate::metrics::Metrics;
 use crate::rate_limit::RateLimiter;
 
-/// Longest time for one call, which may consist of many of the cloud's.
+/// For one call, which may consist of many requests to the cloud.
 const DEADLINE: Duration = Duration::from_mins(1);
 
-/// A provider, guarded.
 pub(crate) struct GuardedProvider {
     inner: Arc<dyn Provider>,
     leadership: Leadership,
@@ -33,10 +32,6 @@ impl GuardedProvider {
         metrics: Metrics,
     ) -> Self {
         Self { inner, leadership, rate_limiter, metrics }
-    }
-
-    pub(crate) fn serialization_key(&self, owner: &Owner) -> String {
-        self.inner.serialization_key(owner)
     }
 
     pub(crate) async fn ensure(&self, lb: &LoadBalancer) -> Result<EnsureOutcome, Error> {
@@ -70,12 +65,12 @@ impl GuardedProvider {
     ) -> Result<T, Error> {
         self.rate_limiter.acquire().await;
         if !self.leadership.is_held() {
-            return Err(Error::Unavailable("this controller does not hold the Lease any more".to_owned()));
+            return Err(Error::Unavailable("this controller no longer holds the Lease".to_owned()));
         }
         let before = Instant::now();
         let result = match tokio::time::timeout(DEADLINE, call).await {
             Ok(result) => result,
-            Err(_) => Err(Error::Unavailable("the provider did not answer in time".to_owned())),
+            Err(_) => Err(Error::Unavailable(format!("the provider did not answer within {DEADLINE:?}"))),
         };
         self.metrics.called(name, result.as_ref().err().map_or("ok", Error::reason), before.elapsed());
         result

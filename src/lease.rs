@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One writer: a `coordination.k8s.io` Lease that one of several controllers holds.
+//! Leader election by a `coordination.k8s.io` Lease: at most one controller replica writes.
 //!
-//! Safe as long as no two machines' clocks differ in *speed* by as much as the lease's duration exceeds the holder's own deadline
-//! (half as fast again): what clocks show is never compared. A candidate counts from the moment at which it saw the record change,
-//! the holder from the moment before it sent the change, which was earlier. Every write names the version that it replaces.
+//! Safe while no two clocks differ in *speed* by more than the margin between the lease duration and the renew deadline (half as
+//! fast again by default). Times from different machines are never compared: a candidate counts from the moment when it observed a
+//! change of the record, and the holder from the moment before it sent that change, which is earlier. Every write names the version
+//! that it replaces.
 //!
-//! Called by the composition root alone; whoever writes asks [`Leadership::is_held`] first. The process ends when the leadership is lost.
+//! Called by the composition root. Writers ask [`Leadership::is_held`] first. The process ends when the Lease is lost.
 
 mod candidate;
 mod clock;

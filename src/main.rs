@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The controller: gives Services of type `LoadBalancer` their load balancers. See `args` for how it is put together.
+//! The controller: gives Services of type `LoadBalancer` their load balancers. `args` composes it.
 
 use std::process::ExitCode;
 
@@ -19,6 +19,7 @@ mod reasons;
 mod reconcile;
 #[cfg(test)]
 mod reference;
+mod request_queue;
 mod service_writer;
 mod status;
 mod workers;

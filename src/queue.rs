@@ -1,169 +1,167 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is to be done, by unit: at most one task a unit, what comes meanwhile is merged, failures back off. Pure: time and chance
-//! are what the caller says. Driven by [`crate::workers`].
+//! The keyed queue of requests: at most one task per key, requests for the same key are merged, failures back off.
+//!
+//! Pure: the caller passes the time and the jitter. [`crate::request_queue`] shares it between the watches and the workers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long the others may be passed over for what is urgent.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// An urgent request may pass an older one for at most this long.
+const STARVATION_LIMIT: Duration = Duration::from_secs(2);
 
-/// QueueItem on one unit.
-pub(crate) trait QueueItem {
-    /// Takes in more work on the same unit.
+/// What the queue holds for a key.
+pub(crate) trait Request {
+    /// Adds another request for the same key, so that this one stands for both.
     fn merge(&mut self, other: Self);
-    /// Whether it goes before what is not.
-    fn urgent(&self) -> bool;
+    /// Whether this request passes those that are not urgent.
+    fn is_urgent(&self) -> bool;
 }
 
-/// What came of a task.
+/// The result of a task, with the request to repeat where there is one.
 #[derive(Debug)]
-pub(crate) enum TaskOutcome<W> {
-    /// All done.
+pub(crate) enum ReconcileOutcome<R> {
     Done,
-    /// To be gone on with after this time.
-    Again(Duration, W),
-    /// Failed; to be tried again, after this time if one is given.
-    Failed(Option<Duration>, W),
+    /// Not complete; repeat after this time.
+    RequeueAfter(Duration, R),
+    /// Failed; repeat after this time, or after the backoff if none is given.
+    Failed(Option<Duration>, R),
 }
 
-/// The waits after failures in a row.
+/// Exponential backoff after consecutive failures.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
-    /// After the first.
-    pub(crate) least: Duration,
-    /// At most.
-    pub(crate) most: Duration,
+    pub(crate) min: Duration,
+    pub(crate) max: Duration,
 }
 
 impl Backoff {
-    /// The wait after so many failures; `jitter` from 0 to 1 chooses within the upper half.
-    fn after(self, failures: u32, jitter: f64) -> Duration {
+    /// The delay after this many failures; `jitter` from 0 to 1 chooses within its upper half.
+    fn delay(self, failures: u32, jitter: f64) -> Duration {
         let doublings = failures.saturating_sub(1).min(16);
-        self.least.saturating_mul(1 << doublings).min(self.most).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0)
+        self.min.saturating_mul(1 << doublings).min(self.max).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0)
     }
 }
 
 #[derive(Debug)]
-struct Slot<W> {
-    state: SlotState<W>,
+struct Slot<R> {
+    state: SlotState<R>,
     failures: u32,
 }
 
 #[derive(Debug)]
-enum SlotState<W> {
-    Waiting { due: Instant, work: W },
-    Running { next: Option<W>, fresh: bool },
+enum SlotState<R> {
+    Waiting { due: Instant, request: R },
+    Running { next: Option<R>, reset_backoff: bool },
 }
 
-/// The queue.
 #[derive(Debug)]
-pub(crate) struct Queue<W> {
-    slots: BTreeMap<String, Slot<W>>,
+pub(crate) struct Queue<R> {
+    slots: BTreeMap<String, Slot<R>>,
     urgent: BTreeSet<(Instant, String)>,
     normal: BTreeSet<(Instant, String)>,
     backoff: Backoff,
 }
 
-impl<W: QueueItem> Queue<W> {
-    /// An empty queue.
+impl<R: Request> Queue<R> {
     pub(crate) fn new(backoff: Backoff) -> Self {
         Self { slots: BTreeMap::new(), urgent: BTreeSet::new(), normal: BTreeSet::new(), backoff }
     }
 
-    /// How many units wait.
-    pub(crate) fn waiting(&self) -> usize {
+    /// The number of keys that wait.
+    pub(crate) fn depth(&self) -> usize {
         self.urgent.len() + self.normal.len()
     }
 
-    /// Adds work. A unit that failed keeps its wait, unless the work is `fresh`: what failed may succeed now.
-    pub(crate) fn add(&mut self, unit: &str, work: W, fresh: bool, now: Instant) {
-        match self.slots.get_mut(unit).map(|slot| &mut slot.state) {
-            Some(SlotState::Running { next, fresh: next_fresh }) => {
-                *next_fresh |= fresh;
+    /// Removes what waits. Only for a queue without running tasks.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::new(self.backoff);
+    }
+
+    /// Adds a request. A key in backoff keeps its delay unless `reset_backoff`: the cause of the failure may be gone.
+    pub(crate) fn add(&mut self, key: &str, request: R, reset_backoff: bool, now: Instant) {
+        match self.slots.get_mut(key).map(|slot| &mut slot.state) {
+            Some(SlotState::Running { next, reset_backoff: reset }) => {
+                *reset |= reset_backoff;
                 match next {
-                    Some(next) => next.merge(work),
-                    None => *next = Some(work),
+                    Some(next) => next.merge(request),
+                    None => *next = Some(request),
                 }
             }
             Some(SlotState::Waiting { .. }) => {
-                let Some((due, mut old, failures)) = self.unwait(unit) else { return };
-                old.merge(work);
-                let (due, failures) = match (fresh, failures) {
+                let Some((due, mut merged, failures)) = self.remove_waiting(key) else { return };
+                merged.merge(request);
+                let (due, failures) = match (reset_backoff, failures) {
                     (false, 1..) => (due, failures),
                     _ => (due.min(now), 0),
                 };
-                self.wait(unit, due, old, failures);
+                self.insert_waiting(key, due, merged, failures);
             }
-            None => self.wait(unit, now, work, 0),
+            None => self.insert_waiting(key, now, request, 0),
         }
     }
 
-    /// The next unit that is due, marked as running until [`Queue::finish`].
-    pub(crate) fn take(&mut self, now: Instant) -> Option<(String, W)> {
+    /// The next key that is due. It counts as running until [`Queue::finish`].
+    pub(crate) fn start_next(&mut self, now: Instant) -> Option<(String, R)> {
         let due = |set: &BTreeSet<(Instant, String)>| set.first().filter(|(due, _)| *due <= now).cloned();
-        let (_, unit) = match (due(&self.urgent), due(&self.normal)) {
-            (Some(urgent), Some(normal)) if normal.0 + PATIENCE >= urgent.0 => urgent,
+        let (_, key) = match (due(&self.urgent), due(&self.normal)) {
+            (Some(urgent), Some(normal)) if normal.0 + STARVATION_LIMIT >= urgent.0 => urgent,
             (Some(_), Some(normal)) => normal,
             (urgent, normal) => urgent.or(normal)?,
         };
-        let (_, work, failures) = self.unwait(&unit)?;
-        self.slots
-            .insert(unit.clone(), Slot { state: SlotState::Running { next: None, fresh: false }, failures });
-        Some((unit, work))
+        let (_, request, failures) = self.remove_waiting(&key)?;
+        let state = SlotState::Running { next: None, reset_backoff: false };
+        self.slots.insert(key.clone(), Slot { state, failures });
+        Some((key, request))
     }
 
-    /// The task of a unit has ended.
-    pub(crate) fn finish(&mut self, unit: &str, outcome: TaskOutcome<W>, now: Instant, jitter: f64) {
-        let Some(Slot { state: SlotState::Running { next, fresh }, failures }) = self.slots.remove(unit)
+    /// Records the end of a key's task.
+    pub(crate) fn finish(&mut self, key: &str, outcome: ReconcileOutcome<R>, now: Instant, jitter: f64) {
+        let Some(Slot { state: SlotState::Running { next, reset_backoff }, failures }) =
+            self.slots.remove(key)
         else {
             return;
         };
-        let (rest, wait, failures) = match outcome {
-            TaskOutcome::Done => match next {
-                Some(next) => return self.wait(unit, now, next, 0),
-                None => return,
-            },
-            TaskOutcome::Again(after, rest) => (rest, if next.is_some() { Duration::ZERO } else { after }, 0),
-            TaskOutcome::Failed(..) if fresh => match (outcome, next) {
-                (TaskOutcome::Failed(_, mut rest), Some(next)) => {
-                    rest.merge(next);
-                    return self.wait(unit, now, rest, 0);
+        let (mut request, delay, failures) = match (outcome, next.is_some()) {
+            (ReconcileOutcome::Done, _) => {
+                if let Some(next) = next {
+                    self.insert_waiting(key, now, next, 0);
                 }
-                _ => return,
-            },
-            TaskOutcome::Failed(after, rest) => {
+                return;
+            }
+            (ReconcileOutcome::RequeueAfter(_, request), true) => (request, Duration::ZERO, 0),
+            (ReconcileOutcome::RequeueAfter(after, request), false) => (request, after, 0),
+            (ReconcileOutcome::Failed(_, request), true) if reset_backoff => (request, Duration::ZERO, 0),
+            (ReconcileOutcome::Failed(after, request), _) => {
                 let failures = failures.saturating_add(1);
-                (rest, after.unwrap_or_else(|| self.backoff.after(failures, jitter)), failures)
+                (request, after.unwrap_or_else(|| self.backoff.delay(failures, jitter)), failures)
             }
         };
-        let mut work = rest;
         if let Some(next) = next {
-            work.merge(next);
+            request.merge(next);
         }
-        self.wait(unit, now + wait, work, failures);
+        self.insert_waiting(key, now + delay, request, failures);
     }
 
-    /// When something is due next.
+    /// When the next key is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         [&self.urgent, &self.normal].into_iter().filter_map(|set| set.first()).map(|(due, _)| *due).min()
     }
 
-    fn wait(&mut self, unit: &str, due: Instant, work: W, failures: u32) {
-        let set = if work.urgent() { &mut self.urgent } else { &mut self.normal };
-        set.insert((due, unit.to_owned()));
-        self.slots.insert(unit.to_owned(), Slot { state: SlotState::Waiting { due, work }, failures });
+    fn insert_waiting(&mut self, key: &str, due: Instant, request: R, failures: u32) {
+        let set = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
+        set.insert((due, key.to_owned()));
+        self.slots.insert(key.to_owned(), Slot { state: SlotState::Waiting { due, request }, failures });
     }
 
-    fn unwait(&mut self, unit: &str) -> Option<(Instant, W, u32)> {
-        let Slot { state: SlotState::Waiting { due, work }, failures } = self.slots.remove(unit)? else {
+    fn remove_waiting(&mut self, key: &str) -> Option<(Instant, R, u32)> {
+        let Slot { state: SlotState::Waiting { due, request }, failures } = self.slots.remove(key)? else {
             return None;
         };
-        let set = if work.urgent() { &mut self.urgent } else { &mut self.normal };
-        set.remove(&(due, unit.to_owned()));
-        Some((due, work, failures))
+        let set = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
+        set.remove(&(due, key.to_owned()));
+        Some((due, request, failures))
     }
 }
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One rate_limiter for all calls of the provider.
+//! The rate limit of all calls to the provider.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many calls a second, and so many at once after a quiet time.
+/// A token bucket: a number of calls per second, and a burst after a quiet time.
 #[derive(Debug)]
 pub(crate) struct RateLimiter {
     interval: Duration,
     burst: u32,
-    /// When the next call would be due if none had been saved up.
+    /// When the next call would be due without the burst.
     next: Mutex<Option<Instant>>,
 }
 
@@ -24,18 +24,18 @@ impl RateLimiter {
         }
     }
 
-    /// Waits for leave to make one call.
+    /// Waits until one call may be made.
     pub(crate) async fn acquire(&self) {
         let at = self.reserve(Instant::now());
         tokio::time::sleep_until(at).await;
     }
 
-    /// When the next call may be made; it counts as made.
+    /// When the next call may be made. The call counts as made.
     fn reserve(&self, now: Instant) -> Instant {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let saved = self.interval * (self.burst - 1);
-        let due = next.map_or(now, |next| next.max(now.checked_sub(saved).unwrap_or(next)));
-        let due = if next.is_none() { now.checked_sub(saved).unwrap_or(now) } else { due };
+        let burst = self.interval * (self.burst - 1);
+        let due = next.map_or(now, |next| next.max(now.checked_sub(burst).unwrap_or(next)));
+        let due = if next.is_none() { now.checked_sub(burst).unwrap_or(now) } else { due };
         *next = Some(due + self.interval);
         due.max(now)
     }
@@ -46,14 +46,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_is_free_and_then_calls_keep_their_distance() {
-        let rate_limiter = RateLimiter::new(10.0, 3);
+    fn a_burst_passes_and_later_calls_are_spaced() {
+        let limiter = RateLimiter::new(10.0, 3);
         let now = Instant::now() + Duration::from_hours(1);
         let waits = |at: Instant, calls: usize| -> Vec<u128> {
-            (0..calls).map(|_| (rate_limiter.reserve(at) - at).as_millis()).collect()
+            (0..calls).map(|_| (limiter.reserve(at) - at).as_millis()).collect()
         };
         assert_eq!(waits(now, 5), [0, 0, 0, 100, 200]);
         let later = now + Duration::from_mins(1);
-        assert_eq!(waits(later, 4), [0, 0, 0, 100], "no more than the burst is saved up");
+        assert_eq!(waits(later, 4), [0, 0, 0, 100], "a longer quiet time saves no more than the burst");
     }
 }

@@ -1,88 +1,89 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every reason that the controller itself gives in events and conditions, with its meaning. The page `docs/annotations.md` must name
-//! each one; a test holds it to that. Reasons are stable: people alert on them.
+//! The controller's reasons for events and conditions, in one table: name and meaning. Reasons are stable, because alerts use them.
+//!
+//! `docs/annotations.md` must name each; a test compares the two.
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $name:ident = $text:literal;)+) => {
         $($(#[doc = $doc])+ pub(crate) const $name: &str = $text;)+
 
-        /// All of them, each with its meaning.
+        /// Every reason with its meaning.
         #[cfg(test)]
         pub(crate) const ALL: &[(&str, &str)] = &[$(($text, concat!($($doc),+))),+];
     };
 }
 
 reasons! {
-    // Of `steerage.dev/Programmed`.
-    /// The load balancer is as the Service asks.
+    // Of the condition `steerage.dev/Programmed`.
+    /// The load balancer is as requested.
     PROGRAMMED = "Programmed";
-    /// The provider is still at work.
+    /// The provider has not completed the change yet.
     PROGRESSING = "Progressing";
-    /// The annotation `steerage.dev/steering` has a value that is not known.
+    /// The annotation `steerage.dev/steering` has an unknown value.
     UNKNOWN_STEERING = "UnknownSteering";
-    /// The provider cannot steer in the way that was asked for.
+    /// The provider does not support the requested steering.
     STEERING_NOT_SUPPORTED = "SteeringNotSupported";
-    /// An annotation of ours has a value that cannot be read.
+    /// An annotation of Steerage has an invalid value.
     INVALID_ANNOTATION = "InvalidAnnotation";
-    /// `spec.loadBalancerIP` or `steerage.dev/addresses` is not an address.
+    /// `spec.loadBalancerIP` or `steerage.dev/addresses` contains something that is not an IP address.
     INVALID_REQUESTED_ADDRESS = "InvalidRequestedAddress";
     /// The Service has no ports.
     NO_PORTS = "NoPorts";
-    /// A port has a protocol that the provider does not serve.
+    /// A port has a protocol that the provider does not support.
     PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported";
     /// The provider reaches nodes by node port, and a port has none.
     NO_NODE_PORT = "NoNodePort";
-    /// The Service asks for IPv6, which the provider does not serve.
+    /// The Service requests an IP family that the provider does not support.
     IP_FAMILY_NOT_SUPPORTED = "IPFamilyNotSupported";
-    /// The Service has neither a cluster IP nor a family.
+    /// The Service has no cluster IP and therefore no IP family.
     NO_IP_FAMILY = "NoIPFamily";
-    /// The policy is Local and there is no `spec.healthCheckNodePort`.
+    /// The policy is Local, but `spec.healthCheckNodePort` is not set.
     NO_HEALTH_CHECK_NODE_PORT = "NoHealthCheckNodePort";
 
-    // Of `steerage.dev/Serving`.
-    /// At least one target answers.
+    // Of the condition `steerage.dev/Serving`.
+    /// At least one target passes its health check.
     SERVING = "TargetsHealthy";
-    /// The Service has no endpoint that is ready, or that is shutting down and still serving.
+    /// The Service has no endpoint that is ready, or serving while it terminates.
     NO_ENDPOINTS = "NoEndpoints";
-    /// There is no node that the load balancer may use.
+    /// No node is eligible as a target.
     NO_TARGETS = "NoTargets";
-    /// No target answers its health check.
+    /// No target passes its health check.
     TARGETS_UNHEALTHY = "TargetsUnhealthy";
-    /// The provider has not yet told how the targets are doing.
+    /// The provider has not reported the health of the targets yet.
     HEALTH_UNKNOWN = "HealthUnknown";
 
-    // Of `steerage.dev/Degraded`.
-    /// Nothing is amiss.
+    // Of the condition `steerage.dev/Degraded`.
+    /// No problem is known.
     AS_EXPECTED = "AsExpected";
-    /// Some targets cannot be used; the others are in place.
+    /// The provider cannot use some targets; it uses the others.
     TARGETS_REFUSED = "TargetsRefused";
-    /// The Service is served by the agent, and some nodes have none.
+    /// The Service is labelled for the agent, and some nodes have no agent.
     NODES_WITHOUT_AGENT = "NodesWithoutAgent";
-    /// All nodes with an endpoint are ineligible; they are used all the same, so that the Service goes on.
+    /// All nodes with an endpoint are ineligible; they stay targets.
     ONLY_INELIGIBLE_NODES = "OnlyIneligibleNodes";
-    /// The provider does not keep a client on its target, as `sessionAffinity: ClientIP` asks.
+    /// The provider does not support `sessionAffinity: ClientIP`.
     AFFINITY_NOT_SUPPORTED = "AffinityNotSupported";
-    /// A watch has been silent for too long: targets stay as they were last known to be good.
+    /// A watch is stale; the last targets are kept.
     TARGETS_FROZEN = "TargetsFrozen";
-    /// The load balancer was left as it was, because what the Service asks for now cannot be had.
+    /// The requested configuration is unsupported; the previous load balancer is kept.
     UNSUPPORTED_CHANGE = "UnsupportedChange";
 
     // Of events only.
-    /// The load balancer is being made.
+    /// The load balancer is being created.
     ENSURING = "EnsuringLoadBalancer";
-    /// The load balancer is in place.
+    /// The load balancer is programmed.
     ENSURED = "EnsuredLoadBalancer";
     /// The load balancer is being deleted.
     DELETING = "DeletingLoadBalancer";
-    /// The load balancer is gone.
+    /// The load balancer was deleted.
     DELETED = "DeletedLoadBalancer";
-    /// The Service carries old annotations that ask for the policy Local, which its spec does not have.
+    /// Legacy annotations request the policy Local, which the spec does not have.
     LEGACY_ANNOTATIONS = "LegacyAnnotations";
-    /// The Service was changed once to what its old annotations ask for.
+    /// The spec was patched once to what the legacy annotations request.
     LEGACY_MIGRATED = "LegacyAnnotationsMigrated";
-    /// An old annotation has a value that cannot be read.
+    /// A legacy annotation has an invalid value and is ignored.
     INVALID_LEGACY_ANNOTATION = "InvalidLegacyAnnotation";
-    /// The API server refused the change that the old annotations ask for.
+    /// The API server rejected the patch that the legacy annotations request.
     LEGACY_MIGRATION_FAILED = "LegacyMigrationFailed";
 }
 
@@ -112,8 +113,9 @@ mod tests {
             let name = line.split(' ').next().expect("a name");
             assert!(PAGE.contains(&format!("`{name}")), "docs/annotations.md lacks {name}");
         }
-        for annotation in crate::plan::ANNOTATIONS {
-            assert!(PAGE.contains(&format!("`{annotation}`")), "docs/annotations.md lacks {annotation}");
+        for annotation in steerage_model::annotations::ALL {
+            let name = annotation.name;
+            assert!(PAGE.contains(&format!("`{name}`")), "docs/annotations.md lacks {name}");
         }
     }
 }

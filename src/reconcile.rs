@@ -1,73 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One look at one load balancer: what it should be now, the calls and writes that make it so. Called by the workers, at most once
-//! at a time for each.
+//! Reconciles one load balancer: compares what its Service requests with what is in place, and writes the difference.
+//!
+//! Called by the workers, at most once at a time for each serialisation key.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_model::Service;
+use steerage_model::{Service, ServiceKind};
+use steerage_process::duration;
 use steerage_provider_api::{Error, Owner, Progress};
 use steerage_watch::Staleness;
 use steerage_watch::events::{Recorder, ServiceRecorder};
-use tokio::time::Instant;
 
 use crate::applied::AppliedStates;
-use crate::cluster_index::ClusterIndex;
+use crate::cluster_index::{ClusterIndex, Snapshot};
 use crate::guarded_provider::GuardedProvider;
 use crate::metrics::Metrics;
-use crate::plan::{self, Config, NodeTargets, TargetPlan};
-use crate::queue::{QueueItem, TaskOutcome};
+use crate::plan::{self, Config, TargetPlan};
+use crate::queue::ReconcileOutcome;
+use crate::request_queue::ReconcileRequest;
 use crate::service_writer::{ServiceWriter, WriteError};
 
 mod ensure;
 mod teardown;
 
-/// ReasonMessage a load balancer is looked at.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ReconcileRequest {
-    /// When endpoints changed that it does not follow yet.
-    pub(crate) since: Option<Instant>,
-    /// Everything is to be compared, with the provider too.
-    pub(crate) all: bool,
-    /// The provider holds something for it, whether we remember it or not.
-    pub(crate) owned: bool,
+/// Why a reconcile could not be completed.
+#[derive(Debug, thiserror::Error)]
+enum ReconcileError {
+    #[error(transparent)]
+    Provider(#[from] Error),
+    #[error(transparent)]
+    Write(#[from] WriteError),
 }
 
-impl QueueItem for ReconcileRequest {
-    fn merge(&mut self, other: Self) {
-        self.since = match (self.since, other.since) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
-        self.all |= other.all;
-        self.owned |= other.owned;
-    }
+type ReconcileResult = Result<Progress, ReconcileError>;
 
-    fn urgent(&self) -> bool {
-        self.since.is_some()
-    }
-}
-
-/// How it went.
-#[derive(Debug)]
-enum ReconcileOutcome {
-    /// Nothing is left to do.
-    Done,
-    /// The provider needs time.
-    Again(Duration),
-    /// The provider failed.
-    Provider(Error),
-    /// A write to the Service failed.
-    Write(WriteError),
-}
-
-impl From<WriteError> for ReconcileOutcome {
-    fn from(error: WriteError) -> Self {
-        Self::Write(error)
-    }
-}
-
-/// Everything that a look needs.
 pub(crate) struct Reconciler {
     pub(crate) provider: GuardedProvider,
     pub(crate) cluster: Arc<ClusterIndex>,
@@ -75,135 +42,126 @@ pub(crate) struct Reconciler {
     pub(crate) writer: ServiceWriter,
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Metrics,
-    pub(crate) applied: AppliedStates,
+    pub(crate) applied: Arc<AppliedStates>,
     pub(crate) staleness: Staleness,
-    /// Silence of a watch after which targets stay as they are; `None` for ever trusting.
+    /// Targets are frozen after this long without watch data; `None` disables.
     pub(crate) freeze_targets_after: Option<Duration>,
-    /// Whether Services are changed to what their old annotations ask for.
-    pub(crate) migrate: bool,
-}
-
-/// What the index says of a Service, at one moment.
-struct Seen {
-    service: Service,
-    nodes: Arc<NodeTargets>,
+    /// Whether Services are patched to what their legacy annotations request.
+    pub(crate) migrate_legacy_annotations: bool,
 }
 
 impl Reconciler {
-    /// Looks at one load balancer.
     pub(crate) async fn reconcile(
         &self,
         owner: &Owner,
-        request: ReconcileRequest,
-    ) -> TaskOutcome<ReconcileRequest> {
-        let seen = self.cluster.read(|index, nodes| {
-            let service = index.service(&owner.service).filter(|service| service.uid == owner.uid)?;
-            Some(Seen { service: service.clone(), nodes: Arc::clone(nodes) })
-        });
+        request: &ReconcileRequest,
+    ) -> ReconcileOutcome<ReconcileRequest> {
+        let snapshot = self.cluster.snapshot(owner);
         let known = self.applied.get(owner);
-        let mut state = known.clone().unwrap_or_default();
-        if request.all {
-            state.invalidate();
+        let is_known = known.is_some();
+        let exists = is_known || request.exists_at_provider;
+        let mut applied = known.unwrap_or_default();
+        if request.full {
+            applied.forget_pending_writes();
         }
-        let (outcome, keep) = match seen {
-            Some(seen) if plan::is_managed(&seen.service, &self.config.classes) => {
-                state.fingerprint = Some(plan::fingerprint(&seen.service));
-                (self.serve(&seen, &mut state, &request).await, true)
+        let (result, keep_if_done, keep_if_not_done) = match &snapshot {
+            Some(snapshot) if plan::is_managed(&snapshot.service, &self.config.classes) => {
+                applied.fingerprint = Some(plan::fingerprint(&snapshot.service));
+                (self.ensure(snapshot, &mut applied, request).await, true, true)
             }
-            Some(seen) => {
-                let held = known.is_some() || request.owned;
-                let outcome = self.release(&seen.service, owner, &mut state, held).await;
-                let keep = !matches!(outcome, Ok(ReconcileOutcome::Done)) && known.is_some();
-                (outcome, keep)
+            Some(snapshot) => {
+                let result = self.tear_down(&snapshot.service, owner, &mut applied, exists).await;
+                (result, false, is_known)
             }
-            None if known.is_some() || request.owned => {
-                let outcome = self.delete(owner).await;
-                let keep = !matches!(outcome, Ok(ReconcileOutcome::Done));
-                (outcome, keep)
-            }
-            None => (Ok(ReconcileOutcome::Done), false),
+            None if exists => (self.delete_orphan(owner).await, false, true),
+            None => (Ok(Progress::Done), false, false),
         };
-        if keep {
-            self.applied.put(owner, state);
+        let is_done = matches!(result, Ok(Progress::Done));
+        if (is_done && keep_if_done) || (!is_done && keep_if_not_done) {
+            self.applied.put(owner, applied);
         } else {
             self.applied.remove(owner);
         }
         self.metrics.load_balancers.set(i64::try_from(self.applied.len()).unwrap_or(i64::MAX));
-        self.outcome(owner, &request, outcome.unwrap_or_else(|outcome| outcome))
+        self.outcome(owner, request, result)
     }
 
     fn outcome(
         &self,
         owner: &Owner,
         request: &ReconcileRequest,
-        outcome: ReconcileOutcome,
-    ) -> TaskOutcome<ReconcileRequest> {
-        match outcome {
-            ReconcileOutcome::Done => {
-                self.metrics.reconciled("done");
-                TaskOutcome::Done
+        result: ReconcileResult,
+    ) -> ReconcileOutcome<ReconcileRequest> {
+        let service = &owner.service;
+        let again = ReconcileRequest { full: true, ..request.clone() };
+        let (label, outcome) = match result {
+            Ok(Progress::Done) => ("done", ReconcileOutcome::Done),
+            Ok(Progress::Again(after)) => ("again", ReconcileOutcome::RequeueAfter(after, again)),
+            // Only a change of the Service or of the configuration helps, and either adds a request.
+            Err(ReconcileError::Provider(Error::Invalid { reason, message })) => {
+                tracing::warn!(%service, reason, message, "provider rejected the Service; waiting for a change");
+                ("refused", ReconcileOutcome::Done)
             }
-            ReconcileOutcome::Again(after) => {
-                self.metrics.reconciled("again");
-                TaskOutcome::Again(after, ReconcileRequest { all: true, ..*request })
-            }
-            // No retry helps until the Service or the configuration changes, and both bring it back here.
-            ReconcileOutcome::Provider(Error::Invalid { reason, message }) => {
-                self.metrics.reconciled("refused");
-                tracing::warn!(service = %owner.service, reason, message, "refused");
-                TaskOutcome::Done
-            }
-            ReconcileOutcome::Provider(error) => {
-                self.metrics.reconciled("failed");
-                tracing::warn!(service = %owner.service, %error, "failed, to be tried again");
+            Err(ReconcileError::Provider(error)) => {
                 let after = if let Error::Throttled { after, .. } = &error { *after } else { None };
-                TaskOutcome::Failed(after, ReconcileRequest { all: true, ..*request })
+                tracing::warn!(%service, %error, retry_in = ?after, "load balancer not programmed; retrying");
+                ("failed", ReconcileOutcome::Failed(after, again))
             }
-            ReconcileOutcome::Write(error) => {
-                self.metrics.reconciled("failed");
-                tracing::warn!(service = %owner.service, %error, "cannot write to the Service, to be tried again");
-                TaskOutcome::Failed(None, ReconcileRequest { all: true, ..*request })
+            Err(ReconcileError::Write(error)) => {
+                let error = error_chain(&error);
+                tracing::warn!(%service, error, "writing the Service failed; retrying");
+                ("failed", ReconcileOutcome::Failed(None, again))
             }
-        }
+        };
+        self.metrics.reconciled(label);
+        outcome
     }
 
     fn events<'a>(&'a self, service: &'a Service) -> ServiceRecorder<'a> {
         ServiceRecorder::new(&self.recorder, service)
     }
 
-    /// Deletes what outlived its Service.
-    async fn delete(&self, owner: &Owner) -> Result<ReconcileOutcome, ReconcileOutcome> {
-        tracing::info!(service = %owner.service, uid = owner.uid, "deleting a load balancer whose Service is gone");
-        match self.provider.delete(owner).await.map_err(ReconcileOutcome::Provider)? {
-            Progress::Done => Ok(ReconcileOutcome::Done),
-            Progress::Again(after) => Ok(ReconcileOutcome::Again(after)),
-        }
+    /// Deletes a load balancer whose Service is gone.
+    async fn delete_orphan(&self, owner: &Owner) -> ReconcileResult {
+        tracing::info!(service = %owner.service, uid = owner.uid, "Service is gone; deleting its load balancer");
+        Ok(self.provider.delete(owner).await?)
     }
 
-    /// For how long the watches may already be telling old news, if that is too long.
+    /// Why targets must not change now, if a watch is stale.
     fn frozen(&self) -> Option<String> {
         let (kind, silence) = self.staleness.longest()?;
         let limit = self.freeze_targets_after.filter(|limit| silence > *limit)?;
-        Some(format!("the watch of {kind} has been silent for more than {limit:?}: targets stay as they are"))
+        let limit = duration::display(limit);
+        Some(format!(
+            "The watch of {kind} has had no data for more than {limit}. The last targets are kept. \
+             Check the connection to the API server."
+        ))
     }
 
-    /// Logs why each node is a target or not, for those who ask for that much.
-    fn explain(&self, seen: &Seen, targets: &TargetPlan) {
-        if !tracing::enabled!(tracing::Level::DEBUG) {
-            return;
-        }
-        let key = &seen.service.key;
-        let reasons = self
-            .cluster
-            .read(|index, _| plan::target_reasons(&seen.service, index.slices(key), &seen.nodes, targets));
-        for (node, reason) in reasons {
-            tracing::debug!(service = %key, node, %reason, "target or not");
-        }
+    /// Whether the Service would be managed if `--serve-unset-class` were set.
+    fn is_unmanaged_by_flag(&self, service: &Service) -> bool {
+        let is_load_balancer = service.kind == ServiceKind::LoadBalancer && !service.deleting;
+        is_load_balancer && service.class.is_none() && !self.config.classes.serve_unset
     }
+}
 
-    /// Whether a Service of our provider's is one that we would have to be asked for by flag, and are not.
-    fn is_left_to_others(&self, service: &Service) -> bool {
-        let plain = service.kind == steerage_model::ServiceKind::LoadBalancer && !service.deleting;
-        plain && service.class.is_none() && !self.config.classes.serve_unset
+fn log_target_reasons(snapshot: &Snapshot, targets: &TargetPlan) {
+    if !tracing::enabled!(tracing::Level::DEBUG) {
+        return;
     }
+    let Snapshot { service, endpoints, nodes } = snapshot;
+    for (node, reason) in plan::target_reasons(service, endpoints, nodes, targets) {
+        tracing::debug!(service = %service.key, node, %reason, "target decision");
+    }
+}
+
+/// The error with all its causes.
+fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
 }

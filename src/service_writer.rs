@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes to Services: finalizers, status, and the one change that old annotations ask for. Every write names the UID, so that
-//! none can hit a Service made anew under the same name.
+//! Writes to Services: finalizers, status, and the migration of legacy annotations.
+//!
+//! Every write names the UID, so that it cannot change a Service created again under the same name.
 
 use std::time::Duration;
 
@@ -8,25 +9,23 @@ use k8s_openapi::api::core::v1::Service as KubeService;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
-use steerage_model::{Key, Service};
+use steerage_model::{Key, Service, annotations};
 
 use crate::plan;
 
-/// Longest time for a write: one that was begun under the Lease must land before anybody else may hold it.
+/// A write that began under the Lease must end before another controller can hold it.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// ReasonMessage a write failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
-    #[error("the API server did not answer in time")]
+    #[error("the API server did not answer within {DEADLINE:?}")]
     Deadline,
-    #[error("the API server refuses: {0}")]
-    Refused(String),
-    #[error("cannot reach the API server: {0}")]
+    #[error("the API server rejected the patch: {0}")]
+    Rejected(String),
+    #[error("cannot reach the API server")]
     Unreachable(#[source] kube::Error),
 }
 
-/// Writes to Services.
 #[derive(Clone)]
 pub(crate) struct ServiceWriter {
     client: Client,
@@ -38,37 +37,41 @@ impl ServiceWriter {
         Self { client, provider }
     }
 
-    /// Sets our finalizer, before anything is made that it must outlive.
+    /// Called before anything is created that the finalizer must outlive.
     pub(crate) async fn add_finalizer(&self, service: &Service) -> Result<(), WriteError> {
         let patch = json!({"metadata": {
             "uid": service.uid,
             "finalizers": [plan::finalizer(service)],
-            "annotations": {plan::PROVIDER: self.provider},
+            "annotations": {annotations::PROVIDER: self.provider},
         }});
         self.patch(&service.key, None, &Patch::Strategic(patch)).await
     }
 
-    /// Takes our finalizers away: all that they stood for is gone.
+    /// Called after everything that the finalizers stood for was deleted.
     pub(crate) async fn remove_finalizers(
         &self,
         service: &Service,
         finalizers: &[&str],
     ) -> Result<(), WriteError> {
-        let mut metadata = json!({"uid": service.uid, "annotations": {plan::PROVIDER: null}});
+        let mut metadata = json!({"uid": service.uid, "annotations": {annotations::PROVIDER: null}});
         if !finalizers.is_empty() {
             metadata["$deleteFromPrimitiveList/finalizers"] = json!(finalizers);
         }
         self.patch(&service.key, None, &Patch::Strategic(json!({"metadata": metadata}))).await
     }
 
-    /// Writes a patch of the status.
     pub(crate) async fn patch_status(&self, key: &Key, patch: Value) -> Result<(), WriteError> {
         self.patch(key, Some("status"), &Patch::Strategic(patch)).await
     }
 
-    /// Follows old annotations, and remembers that it did.
-    pub(crate) async fn migrate(&self, service: &Service, mut patch: Value) -> Result<(), WriteError> {
-        patch["metadata"] = json!({"uid": service.uid, "annotations": {plan::MIGRATED: "true"}});
+    /// Applies `patch`, and marks the Service so that it is never applied again.
+    pub(crate) async fn migrate_legacy_annotations(
+        &self,
+        service: &Service,
+        mut patch: Value,
+    ) -> Result<(), WriteError> {
+        let marks = json!({annotations::LEGACY_ANNOTATIONS_MIGRATED: "true"});
+        patch["metadata"] = json!({"uid": service.uid, "annotations": marks});
         self.patch(&service.key, None, &Patch::Merge(patch)).await
     }
 
@@ -89,9 +92,9 @@ impl ServiceWriter {
         match tokio::time::timeout(DEADLINE, call).await {
             Err(_) => Err(WriteError::Deadline),
             Ok(Ok(_)) => Ok(()),
-            // It is gone, and with it what there was to write.
+            // The Service is gone, and nothing is left to write.
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
-            Ok(Err(kube::Error::Api(status))) => Err(WriteError::Refused(status.message.clone())),
+            Ok(Err(kube::Error::Api(status))) => Err(WriteError::Rejected(status.message.clone())),
             Ok(Err(error)) => Err(WriteError::Unreachable(error)),
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a Service's status should say, and the patch that makes it so. Pure.
+//! The desired status of a Service, and the patch that makes it so. Pure.
 //!
-//! Only the ingress of our own Services and the three conditions of ours are ever touched.
+//! Changes only Steerage's three conditions, and the ingress of Services that this controller manages.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -10,44 +10,45 @@ use steerage_provider_api::{HealthState, TargetHealth};
 
 use crate::reasons;
 
-/// A reason and a sentence.
+/// A stable reason and a message for users.
 pub(crate) type ReasonMessage = (&'static str, String);
 
-/// How the targets are doing, as far as a status tells it: a state for each would be too much to keep for every load balancer.
+/// The health of a load balancer's targets, reduced to what a status says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HealthSummary {
-    healthy: bool,
-    probing: bool,
-    /// Some of the targets that cannot be used, with the reason.
-    unused: Vec<(String, String)>,
-    /// How many there are.
-    unused_count: usize,
+    has_healthy: bool,
+    is_undecided: bool,
+    /// Some of the unusable targets, with the reason.
+    unusable: Vec<(String, String)>,
+    unusable_count: usize,
 }
 
 impl HealthSummary {
-    /// How many unusable targets are told by name.
+    /// Unusable targets that a message names.
     const SHOWN: usize = 5;
 
-    /// The sum of what the provider says of each target.
-    pub(crate) fn of(targets: &[TargetHealth]) -> Self {
-        let is = |state| targets.iter().any(|target| target.state == state);
-        let unused = || targets.iter().filter(|t| t.state == HealthState::Unused && !t.reason.is_empty());
+    pub(crate) fn new(targets: &[TargetHealth]) -> Self {
+        let any = |state| targets.iter().any(|target| target.state == state);
+        let unusable = || targets.iter().filter(|t| t.state == HealthState::Unused && !t.reason.is_empty());
         Self {
-            healthy: is(HealthState::Healthy),
-            probing: targets.is_empty() || is(HealthState::Initial),
-            unused: unused().take(Self::SHOWN).map(|t| (t.node.clone(), t.reason.clone())).collect(),
-            unused_count: unused().count(),
+            has_healthy: any(HealthState::Healthy),
+            is_undecided: targets.is_empty() || any(HealthState::Initial),
+            unusable: unusable().take(Self::SHOWN).map(|t| (t.node.clone(), t.reason.clone())).collect(),
+            unusable_count: unusable().count(),
         }
     }
 }
 
-/// What to say of targets that the provider refused at once, or found unusable later.
-pub(crate) fn refused(refused: &[(String, String)], health: Option<&HealthSummary>) -> Option<ReasonMessage> {
-    let unused = health.map(|health| health.unused.as_slice()).unwrap_or_default();
-    let count = refused.len() + health.map_or(0, |health| health.unused_count);
+/// Reports targets that the provider refused, or found unusable later.
+pub(crate) fn refused_targets(
+    refused: &[(String, String)],
+    health: Option<&HealthSummary>,
+) -> Option<ReasonMessage> {
+    let unusable = health.map(|health| health.unusable.as_slice()).unwrap_or_default();
+    let count = refused.len() + health.map_or(0, |health| health.unusable_count);
     let shown: Vec<String> = refused
         .iter()
-        .chain(unused)
+        .chain(unusable)
         .take(HealthSummary::SHOWN)
         .map(|(node, why)| format!("{node}: {why}"))
         .collect();
@@ -56,35 +57,33 @@ pub(crate) fn refused(refused: &[(String, String)], health: Option<&HealthSummar
     (count > 0).then(|| (reasons::TARGETS_REFUSED, format!("{}{rest}", shown.join("; "))))
 }
 
-/// What is known of a load balancer.
+/// What the status follows from.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StatusInputs {
-    /// What keeps it from being as asked; `None` when it is.
+    /// Why the load balancer is not as requested; `None` when it is.
     pub(crate) unprogrammed: Option<ReasonMessage>,
-    /// What to publish; `None` to leave what is there.
+    /// What to publish; `None` keeps what is published.
     pub(crate) ingress: Option<Vec<Ingress>>,
-    /// Whether the Service has an endpoint that takes traffic.
-    pub(crate) usable_endpoint: bool,
-    /// Whether the Service selects its endpoints; without a selector somebody has to write them.
+    /// Whether an endpoint of the Service takes traffic.
+    pub(crate) has_usable_endpoint: bool,
+    /// Whether the Service has a selector; without one, users write its `EndpointSlices`.
     pub(crate) has_selector: bool,
-    /// How many targets it has.
+    /// The number of targets.
     pub(crate) targets: usize,
-    /// What the provider says of them; `None` when it has not been asked yet.
+    /// `None` until the provider was asked.
     pub(crate) health: Option<HealthSummary>,
-    /// What is amiss while the rest works, worst first.
+    /// What is wrong while the load balancer works, worst first.
     pub(crate) degraded: Vec<ReasonMessage>,
 }
 
-/// What the status should say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DesiredStatus {
-    /// `None` to leave what is there.
+    /// `None` keeps what is published.
     pub(crate) ingress: Option<Vec<Ingress>>,
-    /// The three conditions of ours.
+    /// Steerage's three conditions.
     pub(crate) conditions: Vec<Condition>,
 }
 
-/// Conditions and ingress that follow from the inputs.
 pub(crate) fn desired(inputs: &StatusInputs, generation: Option<i64>) -> DesiredStatus {
     let condition = |kind: &str, status: &str, (reason, message): ReasonMessage| Condition {
         kind: kind.to_owned(),
@@ -96,55 +95,63 @@ pub(crate) fn desired(inputs: &StatusInputs, generation: Option<i64>) -> Desired
     let programmed = if let Some(why) = &inputs.unprogrammed {
         condition(names::PROGRAMMED, "False", why.clone())
     } else {
-        let why = (reasons::PROGRAMMED, "the load balancer is as the Service asks".to_owned());
+        let why = (reasons::PROGRAMMED, "The load balancer is as requested.".to_owned());
         condition(names::PROGRAMMED, "True", why)
     };
     let (status, why) = serving(inputs);
     let degraded = match inputs.degraded.first() {
-        None => condition(names::DEGRADED, "False", (reasons::AS_EXPECTED, "nothing is amiss".to_owned())),
+        None => {
+            condition(names::DEGRADED, "False", (reasons::AS_EXPECTED, "No problem is known.".to_owned()))
+        }
         Some((reason, _)) => {
-            let all: Vec<&str> = inputs.degraded.iter().map(|(_, message)| message.as_str()).collect();
-            condition(names::DEGRADED, "True", (reason, all.join("; ")))
+            let sentence = |(_, message): &ReasonMessage| format!("{}.", message.trim_end_matches('.'));
+            let all: Vec<String> = inputs.degraded.iter().map(sentence).collect();
+            condition(names::DEGRADED, "True", (reason, all.join(" ")))
         }
     };
     let conditions = vec![programmed, condition(names::SERVING, status, why), degraded];
     DesiredStatus { ingress: inputs.ingress.clone(), conditions }
 }
 
-/// ReasonMessage nobody could answer, and what to do.
 pub(crate) fn no_endpoints(has_selector: bool) -> ReasonMessage {
     let message = if has_selector {
-        "the Service has no endpoint that could answer: see whether its pods are there and ready"
+        "The Service has no endpoint that takes traffic. Connections fail. \
+         Check that pods match spec.selector and are ready."
     } else {
-        "the Service has no selector and no endpoint: set spec.selector, or write EndpointSlices for it"
+        "The Service has no selector and no endpoint. Connections fail. \
+         Set spec.selector, or create EndpointSlices for the Service."
     };
     (reasons::NO_ENDPOINTS, message.to_owned())
 }
 
-/// Whether a client gets an answer. No counts in the sentence: it would change with every endpoint that moves.
+/// Whether clients get an answer. The messages contain no counts, which would change with every endpoint.
 fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
     let why = |reason, message: &str| (reason, message.to_owned());
-    if !inputs.usable_endpoint {
+    if !inputs.has_usable_endpoint {
         return ("False", no_endpoints(inputs.has_selector));
     }
     if inputs.targets == 0 {
-        return ("False", why(reasons::NO_TARGETS, "there is no node that the load balancer may use"));
+        let message = "No node is eligible as a target. Connections fail. \
+                       Check the nodes' taints and exclusion labels.";
+        return ("False", why(reasons::NO_TARGETS, message));
     }
     match &inputs.health {
-        Some(health) if health.healthy => {
-            ("True", why(reasons::SERVING, "at least one target answers its health check"))
+        Some(health) if health.has_healthy => {
+            ("True", why(reasons::SERVING, "At least one target passes its health check."))
         }
-        Some(health) if !health.probing => {
-            ("False", why(reasons::TARGETS_UNHEALTHY, "no target answers its health check"))
+        Some(health) if !health.is_undecided => {
+            let message = "No target passes its health check. The provider may use all targets. \
+                           Check the health-check port on the nodes, and firewalls.";
+            ("False", why(reasons::TARGETS_UNHEALTHY, message))
         }
-        _ => (
-            "Unknown",
-            why(reasons::HEALTH_UNKNOWN, "the provider has not yet told how the targets are doing"),
-        ),
+        _ => {
+            let message = "The provider has not reported the health of the targets yet.";
+            ("Unknown", why(reasons::HEALTH_UNKNOWN, message))
+        }
     }
 }
 
-/// The strategic merge patch of the status; `None` if it says all that already.
+/// The strategic merge patch of the status; `None` if nothing differs.
 pub(crate) fn patch(service: &Service, desired: &DesiredStatus, now: Timestamp) -> Option<Value> {
     let mut status = json!({});
     if let Some(ingress) = desired.ingress.as_ref().filter(|ingress| !same_ingress(ingress, &service.ingress))
@@ -165,7 +172,7 @@ pub(crate) fn patch(service: &Service, desired: &DesiredStatus, now: Timestamp) 
     (status != json!({})).then(|| json!({"metadata": {"uid": service.uid}, "status": status}))
 }
 
-/// The patch that takes away all that is ours; `None` if nothing is left.
+/// The patch that removes Steerage's conditions, and the ingress if asked for; `None` if there are none.
 pub(crate) fn clearing_patch(service: &Service, with_ingress: bool) -> Option<Value> {
     let mut status = json!({});
     if with_ingress && !service.ingress.is_empty() {
@@ -184,7 +191,7 @@ pub(crate) fn clearing_patch(service: &Service, with_ingress: bool) -> Option<Va
     (status != json!({})).then(|| json!({"metadata": {"uid": service.uid}, "status": status}))
 }
 
-/// An absent `ipMode` beside an address counts as `VIP`, which the API server fills in.
+/// An address without `ipMode` equals one with `VIP`, the API server's default.
 fn same_ingress(a: &[Ingress], b: &[Ingress]) -> bool {
     let full = |list: &[Ingress]| -> Vec<Ingress> {
         list.iter()
@@ -219,7 +226,7 @@ fn condition_json(condition: &Condition, old: Option<&Condition>, now: Timestamp
     if let Some(generation) = observed_generation {
         entry["observedGeneration"] = json!(generation);
     }
-    // Left out while the status stays: the merge then keeps the time of the last transition.
+    // Omitted while the status stays the same, so that the merge keeps the time of the last transition.
     if old.is_none_or(|old| old.status != *status) {
         entry["lastTransitionTime"] = json!(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
     }

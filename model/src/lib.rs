@@ -5,6 +5,7 @@
 //! node is eligible and which endpoints count, and the [`Index`] that watch events feed. The controller and the agent
 //! read it; `steerage-watch` fills it. It never talks to anything: no Kubernetes client, no I/O, no clock.
 
+pub mod annotations;
 mod endpoints;
 mod key;
 pub mod names;

@@ -3,12 +3,8 @@
 
 /// Prefix of every annotation, class and condition that is ours.
 pub const PREFIX: &str = "steerage.dev/";
-/// Service annotation that chooses the steering: `api` or `health-check`.
-pub const STEERING: &str = "steerage.dev/steering";
-/// Service annotation that asks for addresses: one IPv4, one IPv6, or both, separated by a comma.
-pub const ADDRESSES: &str = "steerage.dev/addresses";
-/// Service annotation that names the address pool to take addresses from.
-pub const ADDRESS_POOL: &str = "steerage.dev/address-pool";
+pub use crate::annotations::{ADDRESS_POOL, ADDRESSES, STEERING};
+
 /// Node annotation with which the agent says that it serves the node: a name of [`crate::AgentMode`].
 pub const AGENT_MODE: &str = "steerage.dev/agent-mode";
 /// Node annotation with the version of that agent.
@@ -38,10 +34,10 @@ pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
 /// Old-style annotations for the external traffic policy (`OnlyLocal` or `Global`), newest first.
 pub const LEGACY_EXTERNAL_TRAFFIC: [&str; 2] =
-    ["service.beta.kubernetes.io/external-traffic", "service.alpha.kubernetes.io/external-traffic"];
+    [crate::annotations::BETA_EXTERNAL_TRAFFIC, crate::annotations::ALPHA_EXTERNAL_TRAFFIC];
 /// Old-style annotations for the health-check node port, newest first.
 pub const LEGACY_HEALTH_CHECK_NODE_PORT: [&str; 2] =
-    ["service.beta.kubernetes.io/healthcheck-nodeport", "service.alpha.kubernetes.io/healthcheck-nodeport"];
+    [crate::annotations::BETA_HEALTH_CHECK_NODE_PORT, crate::annotations::ALPHA_HEALTH_CHECK_NODE_PORT];
 
 /// Condition: the load balancer's structure and targets are as planned.
 pub const PROGRAMMED: &str = "steerage.dev/Programmed";

@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a candidate does next, and whether it holds the lease. Pure: time is what the caller says, on any clock that only rises.
+//! The next step of a candidate, and whether it holds the lease. Pure: the caller passes the time of any monotonic clock.
 
 use std::time::Duration;
 
 use super::record::LeaseRecord;
 
-/// The times of a lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeaseTiming {
-    /// How long others leave the lease to a holder of whom they hear nothing.
+    /// Others wait this long after the last observed renewal before they take over.
     pub(crate) duration: Duration,
-    /// How long the holder counts on it after it sent its last renewal that succeeded. Less than `duration`: the difference is
-    /// what clocks may differ by, and what a write in flight has to land.
+    /// The holder stops leading this long after it sent its last successful renewal. Less than `duration`: the difference allows for
+    /// clocks of different speed, and for a write in flight to land.
     pub(crate) deadline: Duration,
-    /// Between two renewals, or two looks of a candidate that waits.
+    /// Between two renewals, or two reads of a waiting candidate.
     pub(crate) retry: Duration,
-    /// For one call.
+    /// Timeout of one call.
     pub(crate) call: Duration,
 }
 
 impl Default for LeaseTiming {
-    /// Those of kube-controller-manager, with calls short enough for several to fit.
+    /// The defaults of kube-controller-manager, with a call timeout that allows several attempts.
     fn default() -> Self {
         Self {
             duration: Duration::from_secs(15),
@@ -31,20 +30,19 @@ impl Default for LeaseTiming {
     }
 }
 
-/// What to do with a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LeaseDecision {
-    /// There is none: create it.
+    /// It does not exist.
     Create,
-    /// Nobody holds it, or nobody any more: take it.
+    /// It was released, or has expired.
     Take,
-    /// It is ours: say so again.
+    /// This candidate holds it.
     Renew,
-    /// Somebody else holds it, for at least so much longer.
+    /// Another candidate holds it, for at least this long.
     Wait(Duration),
 }
 
-/// Judges a record that was last seen to change `age` ago, by the clock of the one who judges.
+/// Decides about a record whose last change was observed `age` ago, by the candidate's own clock.
 pub(super) fn decide(
     me: &str,
     record: Option<&LeaseRecord>,
@@ -57,7 +55,7 @@ pub(super) fn decide(
         Some(left) => Some(LeaseDecision::Wait(left)),
     };
     match record {
-        // One that was deleted had a holder, who learns of it only at its next renewal.
+        // The holder of a deleted Lease learns of the deletion only at its next renewal.
         None if seen_before => wait(timing.duration).unwrap_or(LeaseDecision::Create),
         None => LeaseDecision::Create,
         Some(LeaseRecord { holder: None, .. }) => LeaseDecision::Take,
@@ -66,27 +64,24 @@ pub(super) fn decide(
     }
 }
 
-/// The next thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CandidateStep {
-    /// Nothing for so long.
     Sleep(Duration),
-    /// Read the lease.
     Read,
-    /// Write ourselves into the lease as it was last read; never over another version of it.
+    /// Acquire or renew the lease in the version that was last read.
     Write,
 }
 
-/// One candidate.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     me: String,
     timing: LeaseTiming,
     record: Option<LeaseRecord>,
     seen_before: bool,
-    /// When the record was first seen as it is.
+    /// When the record's present version was first observed.
     changed: Duration,
-    known: bool,
+    /// Whether the last read allows a write.
+    may_write: bool,
     not_before: Duration,
     held_until: Option<Duration>,
 }
@@ -99,38 +94,37 @@ impl Candidate {
             record: None,
             seen_before: false,
             changed: now,
-            known: false,
+            may_write: false,
             not_before: now,
             held_until: None,
         }
     }
 
-    /// What to do at `now`.
     pub(super) fn step(&self, now: Duration) -> CandidateStep {
         match self.not_before.checked_sub(now) {
             Some(wait) if !wait.is_zero() => CandidateStep::Sleep(wait),
-            _ if self.known => CandidateStep::Write,
+            _ if self.may_write => CandidateStep::Write,
             _ => CandidateStep::Read,
         }
     }
 
-    /// Until when the lease is held, if it is at all. Nothing may be written from then on.
+    /// Until when the lease is held. Nothing may be written after that.
     pub(super) fn held_until(&self) -> Option<Duration> {
         self.held_until
     }
 
-    /// Who holds the lease, as far as is known.
+    /// The holder at the last read.
     pub(super) fn holder(&self) -> Option<&str> {
         self.record.as_ref().and_then(|record| record.holder.as_deref())
     }
 
-    /// The version that the next write replaces; `None` if it creates the lease.
+    /// The version that the next write replaces; `None` if it creates the Lease.
     #[cfg(test)]
     pub(super) fn version(&self) -> Option<&str> {
         self.record.as_ref().map(|record| record.version.as_str())
     }
 
-    /// The lease was read.
+    /// Records a read of the Lease.
     pub(super) fn observed(&mut self, record: Option<LeaseRecord>, now: Duration) {
         let version = |record: &Option<LeaseRecord>| record.as_ref().map(|record| record.version.clone());
         if version(&record) != version(&self.record) {
@@ -141,29 +135,29 @@ impl Candidate {
         let age = now.saturating_sub(self.changed);
         let decision = decide(&self.me, self.record.as_ref(), self.seen_before, age, &self.timing);
         if decision != LeaseDecision::Renew {
-            // Taken or deleted under our hands: by a person, or because we were too slow.
+            // Taken over or deleted: by a user, or because renewals came too late.
             self.held_until = None;
         }
         match decision {
-            LeaseDecision::Create | LeaseDecision::Take | LeaseDecision::Renew => self.known = true,
+            LeaseDecision::Create | LeaseDecision::Take | LeaseDecision::Renew => self.may_write = true,
             LeaseDecision::Wait(left) => self.not_before = now.saturating_add(left.min(self.timing.retry)),
         }
     }
 
-    /// A write that was sent at `sent` succeeded, and left this record.
+    /// Records a successful write that was sent at `sent`.
     pub(super) fn renewed(&mut self, record: LeaseRecord, sent: Duration, now: Duration) {
         self.record = Some(record);
         self.seen_before = true;
         self.changed = now;
         self.held_until = Some(sent.saturating_add(self.timing.deadline));
         self.not_before = sent.saturating_add(self.timing.retry);
-        self.known = true;
+        self.may_write = true;
     }
 
-    /// A call failed, or its answer was lost: it may have been done all the same, so nothing is known but what was. `jitter` is
+    /// Records a failed call. Its effect is unknown, because only the answer may be lost, so the Lease must be read again. `jitter` is
     /// from 0 to 1.
     pub(super) fn failed(&mut self, now: Duration, jitter: f64) {
-        self.known = false;
+        self.may_write = false;
         let wait = self.timing.retry.mul_f64(0.25 + jitter.clamp(0.0, 1.0) / 4.0);
         self.not_before = now.saturating_add(wait);
     }
@@ -182,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn decisions() {
+    fn a_decision_follows_from_holder_and_age() {
         let timing = LeaseTiming::default();
         let other = record(Some("other"), 20);
         let unlimited = LeaseRecord { duration: None, ..other.clone() };
@@ -214,7 +208,7 @@ mod tests {
         candidate.renewed(record(Some("me"), 15), s(100), s(102));
         assert_eq!(candidate.held_until(), Some(s(110)));
         candidate.failed(s(104), 1.0);
-        assert_eq!(candidate.held_until(), Some(s(110)), "a failure neither ends nor prolongs it");
+        assert_eq!(candidate.held_until(), Some(s(110)), "a failure neither ends nor extends it");
         assert_eq!(candidate.step(s(104)), CandidateStep::Sleep(s(1)));
         candidate.observed(Some(LeaseRecord { version: "2".into(), ..record(Some("other"), 15) }), s(105));
         assert_eq!(candidate.held_until(), None);

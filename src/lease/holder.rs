@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The calls of a lease: acquire, keep, give back.
+//! The API calls of a candidate: acquire, renew and release the Lease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,43 +15,30 @@ use super::candidate::{Candidate, CandidateStep, LeaseTiming};
 use super::clock;
 use super::record::{self, LeaseRecord};
 
-/// Which lease, and who wants it.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseOptions {
-    /// Namespace of the Lease.
     pub(crate) namespace: String,
-    /// Name of the Lease.
     pub(crate) name: String,
-    /// Who we are: the pod's name and something that no other process ever has.
+    /// Unique to this process: the pod's name and a suffix.
     pub(crate) identity: String,
-    /// Its times.
     pub(crate) timing: LeaseTiming,
 }
 
-/// Why the lease is held no more.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LeaseError {
-    /// It could not be renewed in time, or somebody took it.
-    #[error("lost the lease {namespace}/{name}; its holder, as far as known: {holder}")]
-    Lost {
-        /// Namespace of the Lease.
-        namespace: String,
-        /// Name of the Lease.
-        name: String,
-        /// The last holder that was read.
-        holder: String,
-    },
+    #[error("lost the lease {namespace}/{name}; last known holder: {holder}")]
+    Lost { namespace: String, name: String, holder: String },
 }
 
-/// Tells whether the lease is held, at the moment of asking. Clones are the same leadership.
+/// Whether this process holds the Lease now. Clones share the answer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Leadership {
-    /// In milliseconds of [`clock::now`]; zero if it is not held.
+    /// Milliseconds of [`clock::now`]; zero if the Lease is not held.
     until: Arc<AtomicU64>,
 }
 
 impl Leadership {
-    /// Whether we may write now. A write that is begun should land within five seconds, before anybody else may begin.
+    /// Whether a write may begin now. It must end within five seconds, before another controller may begin one.
     pub(crate) fn is_held(&self) -> bool {
         clock::now().as_millis() < u128::from(self.until.load(Ordering::Acquire))
     }
@@ -62,7 +49,7 @@ impl Leadership {
     }
 }
 
-/// Waits until the lease is held. `None`: `stop` was cancelled before.
+/// Waits until this process holds the Lease; `None` if `stop` was cancelled first.
 pub(crate) async fn acquire(
     client: Client,
     options: LeaseOptions,
@@ -70,12 +57,18 @@ pub(crate) async fn acquire(
 ) -> Option<HeldLease> {
     let candidate = Candidate::new(options.identity.clone(), options.timing, clock::now());
     let api = Api::namespaced(client, &options.namespace);
-    let mut held =
-        HeldLease { api, options, candidate, lease: None, leadership: Leadership::default(), holder: None };
+    let mut held = HeldLease {
+        api,
+        options,
+        candidate,
+        lease: None,
+        leadership: Leadership::default(),
+        logged_holder: None,
+    };
     while !held.leadership.is_held() {
         tokio::select! {
             biased;
-            // A write may be under way; if it succeeded, the others wait for the lease to run out.
+            // A write may be in flight. If it succeeds after the release, others wait until the lease expires.
             () = stop.cancelled() => {
                 held.release().await;
                 return None;
@@ -83,29 +76,26 @@ pub(crate) async fn acquire(
             () = held.step() => {}
         }
     }
-    tracing::info!(lease = %held.title(), identity = held.options.identity, "holding the lease");
+    tracing::info!(lease = %held.title(), identity = held.options.identity, "acquired the lease");
     Some(held)
 }
 
-/// The lease, held.
 pub(crate) struct HeldLease {
     api: Api<Lease>,
     options: LeaseOptions,
     candidate: Candidate,
-    /// The object as it was last read or written.
+    /// As last read or written.
     lease: Option<Lease>,
     leadership: Leadership,
-    /// The holder that was last logged.
-    holder: Option<String>,
+    logged_holder: Option<String>,
 }
 
 impl HeldLease {
-    /// The leadership, for whoever writes.
     pub(crate) fn leadership(&self) -> Leadership {
         self.leadership.clone()
     }
 
-    /// Keeps the lease until `stop`, then gives it back. Cancel `stop` only when nobody writes any more.
+    /// Renews the Lease until `stop`, then releases it. Cancel `stop` only after the last write.
     pub(crate) async fn hold_until(mut self, stop: CancellationToken) -> Result<(), LeaseError> {
         loop {
             tokio::select! {
@@ -129,7 +119,7 @@ impl HeldLease {
         format!("{}/{}", self.options.namespace, self.options.name)
     }
 
-    /// Makes the next step, which takes no longer than the leadership lasts.
+    /// Takes the next step, for at most as long as the Lease is held.
     async fn step(&mut self) {
         let now = clock::now();
         let left = self.candidate.held_until().and_then(|until| until.checked_sub(now));
@@ -165,24 +155,22 @@ impl HeldLease {
     }
 
     fn failed(&mut self, call: &str, error: &str) {
-        tracing::warn!(lease = %self.title(), call, error, "call for the lease failed");
-        // Any source of difference between candidates does; the clock's last digits need no further dependency.
-        let jitter = f64::from(clock::now().subsec_nanos() % 1000) / 1000.0;
-        self.candidate.failed(clock::now(), jitter);
+        tracing::warn!(lease = %self.title(), call, error, "lease call failed; retrying");
+        self.candidate.failed(clock::now(), fastrand::f64());
     }
 
     fn log_holder(&mut self) {
         let holder = self.candidate.holder().filter(|holder| *holder != self.options.identity);
-        if holder != self.holder.as_deref() {
-            self.holder = holder.map(str::to_owned);
-            if let Some(holder) = &self.holder {
-                tracing::info!(lease = %self.title(), holder, "waiting: another holds the lease");
+        if holder != self.logged_holder.as_deref() {
+            self.logged_holder = holder.map(str::to_owned);
+            if let Some(holder) = &self.logged_holder {
+                tracing::info!(lease = %self.title(), holder, "another replica holds the lease; standing by");
             }
         }
     }
 
-    /// Gives the lease back, if it is ours, so that the next need not wait. Tries twice: a renewal whose answer was lost makes the
-    /// first one fail.
+    /// Releases the Lease if this process holds it, so that the next candidate does not wait. Tries twice: a renewal whose answer was
+    /// lost makes the first attempt fail.
     async fn release(&mut self) {
         self.leadership.set(None);
         for _ in 0..2 {
@@ -196,14 +184,18 @@ impl HeldLease {
             };
             match timeout(timing.call, released).await {
                 Ok(Ok(())) => return,
-                Ok(Err(error)) => tracing::warn!(lease = %self.title(), %error, "cannot give the lease back"),
-                Err(_) => tracing::warn!(lease = %self.title(), "cannot give the lease back in time"),
+                Ok(Err(error)) => {
+                    tracing::warn!(lease = %self.title(), %error, "releasing the lease failed; others wait until it expires");
+                }
+                Err(_) => {
+                    tracing::warn!(lease = %self.title(), "releasing the lease timed out; others wait until it expires");
+                }
             }
         }
     }
 }
 
-/// Creates the lease, or replaces the version that it was made from; any other version is refused by the API server.
+/// Creates the Lease, or replaces the version it was derived from; the API server rejects a write over any other version.
 async fn write(api: &Api<Lease>, name: &str, lease: &Lease) -> Result<Lease, kube::Error> {
     if lease.metadata.resource_version.is_some() {
         api.replace(name, &PostParams::default(), lease).await

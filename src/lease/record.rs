@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Lease object as the candidates read and write it. Pure.
+//! The fields of the Lease object that candidates read and write. Pure.
 
 use std::time::Duration;
 
@@ -7,14 +7,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 
-/// What decides of a Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LeaseRecord {
     /// `metadata.resourceVersion`.
     pub(super) version: String,
-    /// Who holds it; `None` if it was given back.
+    /// `None` if it was released.
     pub(super) holder: Option<String>,
-    /// How long others must leave it to its holder after the last change.
+    /// How long others must wait after the last change.
     pub(super) duration: Option<Duration>,
 }
 
@@ -30,7 +29,7 @@ impl LeaseRecord {
     }
 }
 
-/// A Lease that is not there yet.
+/// A Lease to create.
 pub(super) fn new(namespace: &str, name: &str) -> Lease {
     Lease {
         metadata: ObjectMeta {
@@ -42,7 +41,7 @@ pub(super) fn new(namespace: &str, name: &str) -> Lease {
     }
 }
 
-/// `lease`, held by `me` from now on, or still. The times in it are for people: nobody judges by them.
+/// `lease`, acquired or renewed by `me`. The times in it are informative: no candidate reads them.
 pub(super) fn held_by(mut lease: Lease, me: &str, duration: Duration) -> Lease {
     let spec = lease.spec.get_or_insert_default();
     let now = MicroTime(Timestamp::now());
@@ -58,12 +57,12 @@ pub(super) fn held_by(mut lease: Lease, me: &str, duration: Duration) -> Lease {
     lease
 }
 
-/// `lease`, given back: the next candidate need not wait.
+/// `lease`, released, so that the next candidate does not wait.
 pub(super) fn released(mut lease: Lease) -> Lease {
     let spec: &mut LeaseSpec = lease.spec.get_or_insert_default();
     spec.holder_identity = None;
     spec.renew_time = Some(MicroTime(Timestamp::now()));
-    // The API refuses zero.
+    // The API server rejects zero.
     spec.lease_duration_seconds = Some(1);
     lease
 }
@@ -73,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_passes_from_hand_to_hand() {
+    fn a_lease_is_acquired_renewed_taken_over_and_released() {
         let fresh = held_by(new("system", "steerage"), "a", Duration::from_secs(15));
         assert_eq!(fresh.spec.as_ref().and_then(|spec| spec.lease_transitions), Some(0));
         let mut stored = fresh;

@@ -1,47 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ReasonMessage there can be no load balancer as the Service asks for it.
+//! Why a Service cannot have the load balancer that it specifies.
 
 use steerage_model::{Family, Protocol};
 
 use crate::reasons;
 
-/// A Service that cannot be served as it stands. The message says what to do.
+/// A Service that cannot be planned as specified. `Display` says what is wrong, [`PlanError::remedy`] what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PlanError {
-    #[error("annotation steerage.dev/steering: {0}")]
+    #[error("Annotation steerage.dev/steering has the unknown value `{0}`")]
     UnknownSteering(String),
-    #[error("the provider cannot steer by {0}: change steerage.dev/steering to {1}")]
-    SteeringNotSupported(String, String),
-    #[error("annotation {name}: {problem}")]
-    InvalidAnnotation { name: &'static str, problem: String },
-    #[error(
-        "{field}: {value:?} is not an address: write one, or one of each family with a comma between them"
-    )]
+    #[error("The provider does not support the steering {steering}")]
+    SteeringNotSupported { steering: &'static str, supported: String },
+    #[error("Annotation {name} has the invalid value `{value}`: {problem}")]
+    InvalidAnnotation { name: &'static str, value: String, problem: String },
+    #[error("{field} contains `{value}`, which is not an IP address")]
     InvalidRequestedAddress { field: &'static str, value: String },
-    #[error("the Service has no ports: add one to spec.ports")]
+    #[error("The Service has no ports")]
     NoPorts,
-    #[error("port {port} is {protocol}, which the provider does not serve: take it out")]
+    #[error("Port {port} has the protocol {protocol}, which the provider does not support")]
     ProtocolNotSupported { port: u16, protocol: Protocol },
-    #[error(
-        "port {port} has no node port, by which the provider reaches the nodes: set spec.allocateLoadBalancerNodePorts"
-    )]
+    #[error("Port {port} has no node port, and the provider reaches nodes by node port")]
     NoNodePort { port: u16 },
-    #[error("the provider does not serve {0}: take it out of spec.ipFamilies")]
+    #[error("The provider does not support {0}")]
     IpFamilyNotSupported(Family),
-    #[error("the Service has no cluster IP, so that no node can serve it: give it one")]
+    #[error("The Service has no cluster IP, so no node can serve it")]
     NoIpFamily,
-    #[error(
-        "externalTrafficPolicy is Local and spec.healthCheckNodePort is not set: set it, or make the Service anew"
-    )]
+    #[error("externalTrafficPolicy is Local, but spec.healthCheckNodePort is not set")]
     NoHealthCheckNodePort,
 }
 
 impl PlanError {
-    /// The stable reason for event and condition.
+    /// The stable reason for conditions and events.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::UnknownSteering(_) => reasons::UNKNOWN_STEERING,
-            Self::SteeringNotSupported(..) => reasons::STEERING_NOT_SUPPORTED,
+            Self::SteeringNotSupported { .. } => reasons::STEERING_NOT_SUPPORTED,
             Self::InvalidAnnotation { .. } => reasons::INVALID_ANNOTATION,
             Self::InvalidRequestedAddress { .. } => reasons::INVALID_REQUESTED_ADDRESS,
             Self::NoPorts => reasons::NO_PORTS,
@@ -51,5 +45,26 @@ impl PlanError {
             Self::NoIpFamily => reasons::NO_IP_FAMILY,
             Self::NoHealthCheckNodePort => reasons::NO_HEALTH_CHECK_NODE_PORT,
         }
+    }
+
+    /// What the user can do about it.
+    pub(crate) fn remedy(&self) -> String {
+        match self {
+            Self::UnknownSteering(_) => "Use api or health-check",
+            Self::SteeringNotSupported { supported, .. } => {
+                return format!("Set annotation steerage.dev/steering to {supported}");
+            }
+            Self::InvalidAnnotation { .. } => "Correct or remove the annotation",
+            Self::InvalidRequestedAddress { .. } => {
+                "Write one address, or one per IP family separated by a comma"
+            }
+            Self::NoPorts => "Add a port to spec.ports",
+            Self::ProtocolNotSupported { .. } => "Remove the port from spec.ports",
+            Self::NoNodePort { .. } => "Set spec.allocateLoadBalancerNodePorts to true",
+            Self::IpFamilyNotSupported(_) => "Remove the family from spec.ipFamilies",
+            Self::NoIpFamily => "Create the Service again with a cluster IP",
+            Self::NoHealthCheckNodePort => "Set the port, or create the Service again",
+        }
+        .to_owned()
     }
 }

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a Service to the structure of its load balancer, or the reason why there can be none.
+//! The structure of a Service's load balancer: everything but its targets.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash as _, Hasher as _};
 use std::net::IpAddr;
 
-use steerage_model::{Family, Service, ServicePort, names};
+use steerage_model::annotations::{self, is_written_by_controller};
+use steerage_model::{Family, Service, ServicePort};
 use steerage_provider_api::{Addressing, Capabilities, Listener, LoadBalancer, Owner, Steering};
 
 use super::health_check::health_check;
-use super::{Config, MIGRATED, PROVIDER, PlanError};
+use super::{Config, PlanError};
 
-/// The structure of a Service's load balancer under this steering.
 pub(crate) fn load_balancer(
     service: &Service,
     steering: Steering,
     config: &Config,
 ) -> Result<LoadBalancer, PlanError> {
     let capabilities = &config.capabilities;
+    let annotations = service.annotations.iter().filter(|(name, _)| !is_written_by_controller(name));
     Ok(LoadBalancer {
         owner: Owner { service: service.key.clone(), uid: service.uid.clone() },
         families: families(service, capabilities)?,
@@ -25,28 +26,23 @@ pub(crate) fn load_balancer(
         health_check: health_check(service, steering, config)?,
         affinity: service.affinity.filter(|_| capabilities.affinity),
         requested_addresses: requested_addresses(service)?,
-        pool: service.annotations.get(names::ADDRESS_POOL).map(|pool| pool.trim().to_owned()),
+        pool: service.annotations.get(annotations::ADDRESS_POOL).map(|pool| pool.trim().to_owned()),
         published: service.ingress.iter().filter_map(|ingress| ingress.ip).collect(),
         source_ranges: service.source_ranges.clone(),
-        annotations: service.annotations.clone().into_iter().filter(|(name, _)| !is_note(name)).collect(),
+        annotations: annotations.map(|(name, value)| (name.clone(), value.clone())).collect(),
     })
 }
 
-/// Whether an annotation is our own note, which asks for nothing.
-fn is_note(name: &str) -> bool {
-    [PROVIDER, MIGRATED].contains(&name)
-}
-
-/// Equal for two versions of a Service that ask for the same, whatever was written to status and finalizers between them.
+/// Equal for two versions of a Service that request the same, whatever this controller wrote to it in between.
 pub(crate) fn fingerprint(service: &Service) -> u64 {
-    let mut asked = service.clone();
-    asked.annotations.retain(|name, _| !is_note(name));
-    asked.finalizers.clear();
-    asked.conditions.clear();
-    asked.ingress.clear();
-    asked.generation = None;
+    let mut requested = service.clone();
+    requested.annotations.retain(|name, _| !is_written_by_controller(name));
+    requested.finalizers.clear();
+    requested.conditions.clear();
+    requested.ingress.clear();
+    requested.generation = None;
     let mut hasher = DefaultHasher::new();
-    format!("{asked:?}").hash(&mut hasher);
+    format!("{requested:?}").hash(&mut hasher);
     hasher.finish()
 }
 
@@ -82,9 +78,10 @@ fn listener(port: &ServicePort, capabilities: &Capabilities) -> Result<Listener,
     Ok(Listener { name, protocol, port, node_port })
 }
 
-/// The addresses that the user asks for: the annotation, which can name one of each family, before the field.
+/// The annotation can name one address per family, and takes precedence over the field.
 fn requested_addresses(service: &Service) -> Result<Vec<IpAddr>, PlanError> {
-    let annotated = service.annotations.get(names::ADDRESSES).map(|text| (names::ADDRESSES, text));
+    let annotated =
+        service.annotations.get(annotations::ADDRESSES).map(|text| (annotations::ADDRESSES, text));
     let field = service.load_balancer_ip.as_ref().map(|text| ("spec.loadBalancerIP", text));
     let Some((field, text)) = annotated.or(field).filter(|(_, text)| !text.trim().is_empty()) else {
         return Ok(Vec::new());

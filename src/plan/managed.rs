@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which Services are ours to serve, and which are ours to clean up after.
+//! Which Services this controller manages, and which finalizers are its own.
 
-use steerage_model::{Service, ServiceKind, names};
+use steerage_model::{Service, ServiceKind, annotations, names};
 
-/// Annotation that says which provider's load balancer stands behind our finalizer. Several controllers of Steerage, one a
-/// provider, share the finalizer's name; a Service that has lost its type has lost its class as well.
-pub(crate) const PROVIDER: &str = "steerage.dev/provider";
-
-/// The classes that this controller serves.
+/// Which Services this controller manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ManagedClasses {
     /// The name of the provider; the class is `steerage.dev/<name>`.
     pub(crate) provider: &'static str,
-    /// Whether Services without a class are served too.
+    /// Whether Services without a class are managed too.
     pub(crate) serve_unset: bool,
 }
 
-/// Whether the Service should have a load balancer of ours.
+/// Whether the Service should have a load balancer of this controller.
 pub(crate) fn is_managed(service: &Service, classes: &ManagedClasses) -> bool {
     if service.kind != ServiceKind::LoadBalancer || service.deleting {
         return false;
@@ -24,27 +20,30 @@ pub(crate) fn is_managed(service: &Service, classes: &ManagedClasses) -> bool {
     has_managed_class(service, classes) || (service.class.is_none() && classes.serve_unset)
 }
 
-/// Whether the Service names our class.
+/// Whether the Service names this controller's class.
 pub(crate) fn has_managed_class(service: &Service, classes: &ManagedClasses) -> bool {
     service.class.as_ref().and_then(|class| class.strip_prefix(names::PREFIX)) == Some(classes.provider)
 }
 
-/// The finalizer for a Service that we serve.
+/// The finalizer for a Service that this controller manages.
 pub(crate) fn finalizer(service: &Service) -> &'static str {
     if service.class.is_some() { names::FINALIZER } else { names::UPSTREAM_FINALIZER }
 }
 
-/// The finalizers on the Service that hold it for this controller. Upstream's own is ours only where our annotation stands beside
-/// it: a cloud-controller-manager sets the same.
+/// The finalizers on the Service that this controller set.
+///
+/// Steerage's finalizer is shared by one controller per provider, and a Service that is no longer of type `LoadBalancer` has lost its
+/// class as well: the annotation `steerage.dev/provider` decides. A cloud-controller-manager also sets upstream's finalizer, which is
+/// therefore ours only beside that annotation.
 pub(crate) fn owned_finalizers(service: &Service, classes: &ManagedClasses) -> Vec<&'static str> {
-    let provider = service.annotations.get(PROVIDER).map(String::as_str);
+    let provider = service.annotations.get(annotations::PROVIDER).map(String::as_str);
     if provider.is_some_and(|provider| provider != classes.provider) {
         return Vec::new();
     }
     let upstream = (names::UPSTREAM_FINALIZER, provider.is_some());
     [(names::FINALIZER, true), upstream]
         .into_iter()
-        .filter(|(finalizer, ours)| *ours && service.has_finalizer(finalizer))
+        .filter(|(finalizer, is_ours)| *is_ours && service.has_finalizer(finalizer))
         .map(|(finalizer, _)| finalizer)
         .collect()
 }
@@ -64,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_class_is_served() {
+    fn only_services_of_the_managed_class_are_managed() {
         let unset_too = ManagedClasses { serve_unset: true, ..EDGE };
         for (class, alone, with_unset) in [
             (Some("steerage.dev/edge"), true, true),
@@ -83,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deleted_or_of_another_type_is_not_served() {
+    fn deleted_services_and_other_types_are_not_managed() {
         let mut deleted = service(Some("steerage.dev/edge"));
         deleted.deleting = true;
         assert!(!is_managed(&deleted, &EDGE));
@@ -93,11 +92,11 @@ mod tests {
     }
 
     #[test]
-    fn finalizers_are_told_apart_by_the_annotation() {
+    fn the_provider_annotation_decides_whose_a_finalizer_is() {
         let with = |finalizer: &str, provider: Option<&str>| {
             let mut service = service(None);
             service.finalizers = vec![finalizer.to_owned()];
-            service.annotations.extend(provider.map(|p| (PROVIDER.to_owned(), p.to_owned())));
+            service.annotations.extend(provider.map(|p| (annotations::PROVIDER.to_owned(), p.to_owned())));
             owned_finalizers(&service, &EDGE)
         };
         assert_eq!(with(names::FINALIZER, None), [names::FINALIZER]);

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which kind of steering a Service gets: its annotation's, else the flag's, if the provider can do it. Never a silent other one.
+//! The steering of a Service: its annotation's, else the flag's. A steering that the provider does not support is an error, never
+//! replaced silently.
 
-use steerage_model::{Service, names};
+use steerage_model::{Service, annotations};
 use steerage_provider_api::Steering;
 
 use super::{Config, PlanError};
 
-/// The steering of a Service.
 pub(crate) fn steering(service: &Service, config: &Config) -> Result<Steering, PlanError> {
-    let chosen = match service.annotations.get(names::STEERING) {
-        Some(text) => text.trim().parse().map_err(PlanError::UnknownSteering)?,
+    let chosen = match service.annotations.get(annotations::STEERING).map(|value| value.trim()) {
+        Some(value) => value.parse().map_err(|_| PlanError::UnknownSteering(value.to_owned()))?,
         None => config.default_steering,
     };
-    let can = config.capabilities.steerings;
-    if can.contains(&chosen) {
+    let supported = config.capabilities.steerings;
+    if supported.contains(&chosen) {
         return Ok(chosen);
     }
-    let others: Vec<&str> = can.iter().map(|steering| steering.as_str()).collect();
-    Err(PlanError::SteeringNotSupported(chosen.to_string(), others.join(" or ")))
+    let supported: Vec<&str> = supported.iter().map(|steering| steering.as_str()).collect();
+    Err(PlanError::SteeringNotSupported { steering: chosen.as_str(), supported: supported.join(" or ") })
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which nodes a Service's load balancer sends to, and why.
+//! The nodes that a Service's load balancer sends to, with a reason per node.
 
 use std::collections::{BTreeMap, hash_map::DefaultHasher};
 use std::fmt;
@@ -10,64 +10,78 @@ use steerage_provider_api::{SharedSet, Steering, Target, TargetSet};
 
 use super::Config;
 
-/// All nodes, prepared for the plans of many Services. Made anew when a node changes.
+/// What the plan needs of a Service's endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EndpointSummary {
+    /// Whether an endpoint takes traffic, on any node or none.
+    pub(crate) is_usable: bool,
+    /// The number of endpoints of each member node.
+    members: BTreeMap<String, u32>,
+}
+
+impl EndpointSummary {
+    pub(crate) fn new<'a>(slices: impl Iterator<Item = &'a EndpointSlice> + Clone) -> Self {
+        let mut endpoints = slices.clone().flat_map(|slice| &slice.endpoints);
+        let is_usable = endpoints.any(|endpoint| endpoint.ready || endpoint.is_serving_terminating());
+        let members = membership(slices).into_iter().map(|(node, count)| (node.to_owned(), count)).collect();
+        Self { is_usable, members }
+    }
+}
+
+/// All nodes as possible targets, prepared once for the plans of many Services.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeTargets {
-    all: BTreeMap<String, NodeTarget>,
-    eligible: Shared,
-    agents: Shared,
-    without_agent: Vec<String>,
+    by_name: BTreeMap<String, NodeTarget>,
+    eligible: SharedTargets,
+    agents: SharedTargets,
+    eligible_without_agent: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
 struct NodeTarget {
     target: Target,
-    eligible: Result<(), IneligibleReason>,
-    agent: bool,
+    eligibility: Result<(), IneligibleReason>,
+    has_agent: bool,
 }
 
-/// A shared set, with what tells it from another.
 #[derive(Clone, Debug, Default)]
-struct Shared {
+struct SharedTargets {
     targets: Vec<Target>,
     digest: u64,
 }
 
-impl Shared {
-    fn new(which: SharedSet, targets: Vec<Target>) -> Self {
-        Self { digest: digest(&(which, &targets)), targets }
+impl SharedTargets {
+    fn new(set: SharedSet, targets: Vec<Target>) -> Self {
+        Self { digest: digest(&(set, &targets)), targets }
     }
 }
 
 impl NodeTargets {
-    /// A view of these nodes.
     pub(crate) fn new<'a>(nodes: impl Iterator<Item = &'a Node>) -> Self {
-        let all: BTreeMap<String, NodeTarget> = nodes
+        let by_name: BTreeMap<String, NodeTarget> = nodes
             .map(|node| {
-                let view = NodeTarget {
+                let node_target = NodeTarget {
                     target: target(node),
-                    eligible: node.eligibility(),
-                    agent: node.agent.is_some(),
+                    eligibility: node.eligibility(),
+                    has_agent: node.agent.is_some(),
                 };
-                (node.name.clone(), view)
+                (node.name.clone(), node_target)
             })
             .collect();
-        let of = |keep: fn(&NodeTarget) -> bool| -> Vec<Target> {
-            all.values()
-                .filter(|view| view.eligible.is_ok() && keep(view))
-                .map(|view| view.target.clone())
-                .collect()
+        let eligible = |keep: fn(&NodeTarget) -> bool| -> Vec<Target> {
+            let kept = by_name.values().filter(|node| node.eligibility.is_ok() && keep(node));
+            kept.map(|node| node.target.clone()).collect()
         };
         Self {
-            eligible: Shared::new(SharedSet::Eligible, of(|_| true)),
-            agents: Shared::new(SharedSet::Agents, of(|view| view.agent)),
-            without_agent: of(|view| !view.agent).into_iter().map(|target| target.node).collect(),
-            all,
+            eligible: SharedTargets::new(SharedSet::Eligible, eligible(|_| true)),
+            agents: SharedTargets::new(SharedSet::Agents, eligible(|node| node.has_agent)),
+            eligible_without_agent: eligible(|node| !node.has_agent).into_iter().map(|t| t.node).collect(),
+            by_name,
         }
     }
 
-    fn shared(&self, which: SharedSet) -> &Shared {
-        match which {
+    fn shared(&self, set: SharedSet) -> &SharedTargets {
+        match set {
             SharedSet::Eligible => &self.eligible,
             SharedSet::Agents => &self.agents,
         }
@@ -85,60 +99,58 @@ fn target(node: &Node) -> Target {
     }
 }
 
-fn digest(of: &impl Hash) -> u64 {
+fn digest(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
+    value.hash(&mut hasher);
     hasher.finish()
 }
 
 /// The targets of one load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TargetPlan {
-    kind: Kind,
-    /// Equal for equal sets.
+    source: TargetSource,
+    /// Equal for equal sets of targets.
     pub(crate) digest: u64,
-    /// How many targets there are.
+    /// The number of targets.
     pub(crate) count: usize,
-    /// Whether the Service has an endpoint that takes traffic, wherever it is.
-    pub(crate) usable_endpoint: bool,
-    /// NodeTargets that had to be used although they are not eligible.
+    /// Targets that are not eligible: no eligible node has an endpoint.
     pub(crate) ineligible: Vec<(String, IneligibleReason)>,
-    /// Eligible nodes that cannot serve this Service, for they have no agent.
+    /// Eligible nodes that cannot serve this Service because they have no agent.
     pub(crate) without_agent: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
+enum TargetSource {
     Shared(SharedSet),
     Own(Vec<Target>),
 }
 
 impl TargetPlan {
-    /// The set itself; `nodes` are those that the plan was made from.
+    /// The targets themselves; `nodes` are those of the plan.
     pub(crate) fn set(&self, nodes: &NodeTargets) -> TargetSet {
-        match &self.kind {
-            Kind::Shared(which) => {
-                TargetSet { shared: Some(*which), targets: nodes.shared(*which).targets.clone() }
+        match &self.source {
+            TargetSource::Shared(set) => {
+                TargetSet { shared: Some(*set), targets: nodes.shared(*set).targets.clone() }
             }
-            Kind::Own(targets) => TargetSet { shared: None, targets: targets.clone() },
+            TargetSource::Own(targets) => TargetSet { shared: None, targets: targets.clone() },
         }
     }
 }
 
-/// ReasonMessage a node is or is not a target.
+/// Why a node is a target, or is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TargetReason {
-    /// A target: it has so many endpoints.
+    /// A target: it has this many endpoints.
     Endpoints(u32),
-    /// A target, as all eligible nodes are.
+    /// A target: all eligible nodes are.
     AllEligible,
-    /// A target although it is not eligible: nobody else has an endpoint.
+    /// A target although it is not eligible: no eligible node has an endpoint.
     LastResort(u32, IneligibleReason),
-    /// No target: no endpoint of the Service runs there.
+    /// No target: it has no endpoint of the Service.
     NoEndpoint,
-    /// No target: not eligible.
+    /// No target: it is not eligible.
     Ineligible(IneligibleReason),
-    /// No target: the Service is served by our agent, and there is none.
+    /// No target: the Service is labelled for the agent, and the node has none.
     NoAgent,
 }
 
@@ -148,7 +160,7 @@ impl fmt::Display for TargetReason {
             Self::Endpoints(count) => write!(f, "{count} endpoints"),
             Self::AllEligible => f.write_str("all eligible nodes are targets"),
             Self::LastResort(count, why) => {
-                write!(f, "{count} endpoints and nobody else has one, though {why}")
+                write!(f, "{count} endpoints, and no eligible node has one, though {why}")
             }
             Self::NoEndpoint => f.write_str("no endpoint"),
             Self::Ineligible(why) => write!(f, "{why}"),
@@ -157,78 +169,70 @@ impl fmt::Display for TargetReason {
     }
 }
 
-/// The targets of a Service, given its slices.
+/// The targets of a Service.
 ///
-/// Under the policy Local and `api` steering: the members that are eligible. If no member is, the members all the same; if nobody
-/// is a member though an endpoint is usable (one without a node), all eligible nodes: a load balancer never goes to zero targets
-/// while there is a usable endpoint anywhere. In all other cases: all eligible nodes.
-pub(crate) fn targets<'a>(
+/// Under the policy Local and `api` steering: the eligible nodes with an endpoint. If there are none, the ineligible nodes with an
+/// endpoint. If there are none either although an endpoint is usable (it has no node, or an unknown one), all eligible nodes: a load
+/// balancer never goes to zero targets while the Service has a usable endpoint. In all other cases: all eligible nodes.
+pub(crate) fn targets(
     service: &Service,
-    slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
+    endpoints: &EndpointSummary,
     nodes: &NodeTargets,
     steering: Steering,
     config: &Config,
 ) -> TargetPlan {
-    let usable_endpoint = slices
-        .clone()
-        .flat_map(|slice| &slice.endpoints)
-        .any(|endpoint| endpoint.ready || endpoint.is_serving_terminating());
-    let labelled = service.is_labelled_for_agent();
-    let which = if labelled { SharedSet::Agents } else { SharedSet::Eligible };
-    let shared = nodes.shared(which);
+    let needs_agent = service.is_labelled_for_agent();
+    let set = if needs_agent { SharedSet::Agents } else { SharedSet::Eligible };
+    let shared = nodes.shared(set);
     let mut plan = TargetPlan {
-        kind: Kind::Shared(which),
+        source: TargetSource::Shared(set),
         digest: shared.digest,
         count: shared.targets.len(),
-        usable_endpoint,
         ineligible: Vec::new(),
-        without_agent: if labelled { nodes.without_agent.clone() } else { Vec::new() },
+        without_agent: if needs_agent { nodes.eligible_without_agent.clone() } else { Vec::new() },
     };
     if (service.external_policy, steering) != (TrafficPolicy::Local, Steering::Api) {
         return plan;
     }
-    let members = membership(slices);
-    if members.is_empty() && usable_endpoint {
-        return plan;
-    }
-    let decide = |(name, count): (&&str, &u32)| {
-        let view = nodes.all.get(*name)?;
-        Some((view, decide(view, Some(*count), labelled, steering)))
-    };
-    let mut chosen = Vec::new();
-    let mut last_resort = Vec::new();
-    for (view, reason) in members.iter().filter_map(decide) {
-        match reason {
-            TargetReason::Endpoints(count) => chosen.push(weighted(view, count, config)),
-            TargetReason::Ineligible(why) => last_resort.push((view, why)),
+    let (mut chosen, mut last_resort) = (Vec::new(), Vec::new());
+    for (name, count) in &endpoints.members {
+        let Some(node) = nodes.by_name.get(name) else { continue };
+        match target_reason(node, Some(*count), needs_agent, steering) {
+            TargetReason::Endpoints(count) => chosen.push(weighted(node, count, config)),
+            TargetReason::Ineligible(why) => last_resort.push((node, *count, why)),
             _ => {}
         }
     }
     if chosen.is_empty() {
-        for (view, why) in last_resort {
-            chosen.push(weighted(view, members.get(view.target.node.as_str()).copied().unwrap_or(1), config));
-            plan.ineligible.push((view.target.node.clone(), why));
+        for (node, count, why) in last_resort {
+            chosen.push(weighted(node, count, config));
+            plan.ineligible.push((node.target.node.clone(), why));
         }
     }
-    if chosen.is_empty() && usable_endpoint {
+    if chosen.is_empty() && endpoints.is_usable {
         return plan;
     }
     plan.digest = digest(&chosen);
     plan.count = chosen.len();
-    plan.kind = Kind::Own(chosen);
+    plan.source = TargetSource::Own(chosen);
     plan
 }
 
-fn weighted(view: &NodeTarget, count: u32, config: &Config) -> Target {
+fn weighted(node: &NodeTarget, count: u32, config: &Config) -> Target {
     let weight = if config.capabilities.weights { count.max(1) } else { 1 };
-    Target { weight, ..view.target.clone() }
+    Target { weight, ..node.target.clone() }
 }
 
-fn decide(view: &NodeTarget, endpoints: Option<u32>, labelled: bool, steering: Steering) -> TargetReason {
-    if labelled && !view.agent {
+fn target_reason(
+    node: &NodeTarget,
+    endpoints: Option<u32>,
+    needs_agent: bool,
+    steering: Steering,
+) -> TargetReason {
+    if needs_agent && !node.has_agent {
         return TargetReason::NoAgent;
     }
-    match (view.eligible, endpoints, steering) {
+    match (node.eligibility, endpoints, steering) {
         (Err(why), _, _) => TargetReason::Ineligible(why),
         (Ok(()), Some(count), Steering::Api) => TargetReason::Endpoints(count),
         (Ok(()), None, Steering::Api) => TargetReason::NoEndpoint,
@@ -236,23 +240,23 @@ fn decide(view: &NodeTarget, endpoints: Option<u32>, labelled: bool, steering: S
     }
 }
 
-/// ReasonMessage each node is a target of this plan or not, for people.
-pub(crate) fn reasons<'a>(
+/// Why each node is a target of this plan, or is not.
+pub(crate) fn target_reasons(
     service: &Service,
-    slices: impl Iterator<Item = &'a EndpointSlice>,
+    endpoints: &EndpointSummary,
     nodes: &NodeTargets,
     plan: &TargetPlan,
 ) -> Vec<(String, TargetReason)> {
-    let members = membership(slices);
-    let steering = if matches!(plan.kind, Kind::Own(_)) { Steering::Api } else { Steering::HealthCheck };
-    let reason = |(name, view): (&String, &NodeTarget)| {
-        let count = members.get(name.as_str()).copied();
-        let why = plan.ineligible.iter().find(|(node, _)| node == name).map(|(_, why)| *why);
-        let reason = match why {
-            Some(why) => TargetReason::LastResort(count.unwrap_or(1), why),
-            None => decide(view, count, service.is_labelled_for_agent(), steering),
+    let own = matches!(plan.source, TargetSource::Own(_));
+    let steering = if own { Steering::Api } else { Steering::HealthCheck };
+    let reason = |(name, node): (&String, &NodeTarget)| {
+        let count = endpoints.members.get(name).copied();
+        let ineligible = plan.ineligible.iter().find(|(node, _)| node == name);
+        let reason = match ineligible {
+            Some((_, why)) => TargetReason::LastResort(count.unwrap_or(1), *why),
+            None => target_reason(node, count, service.is_labelled_for_agent(), steering),
         };
         (name.clone(), reason)
     };
-    nodes.all.iter().map(reason).collect()
+    nodes.by_name.iter().map(reason).collect()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What follows from which Service, table by table, and what holds for any of them.
+//! Plans of Services, table by table, and the properties of any plan.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use steerage_model::{
     Affinity, Endpoint, EndpointSlice, Family, IpMode, Key, Node, NodeAgent, Protocol, Service, ServiceKind,
-    ServicePort, TrafficPolicy, names,
+    ServicePort, TrafficPolicy, annotations, names,
 };
 use steerage_provider_api::{Addressing, Capabilities, HealthProtocol, SharedSet, Steering};
 
@@ -29,7 +29,7 @@ fn config() -> Config {
         classes: ManagedClasses { provider: "edge", serve_unset: false },
         proxy_healthz_port: 10256,
         agent_healthz_port: 10356,
-        health: HealthDefaults {
+        health: HealthCheckDefaults {
             interval: None,
             timeout: None,
             healthy_threshold: 2,
@@ -63,7 +63,7 @@ fn plan_of(service: &Service, config: &Config) -> Result<steerage_provider_api::
 }
 
 #[test]
-fn what_cannot_be_had_is_refused_with_its_reason() {
+fn unsupported_services_are_refused_with_their_reason() {
     let with = |change: fn(&mut Service)| {
         let mut service = service();
         change(&mut service);
@@ -75,10 +75,11 @@ fn what_cannot_be_had_is_refused_with_its_reason() {
         (with(|s| s.cluster_ips.clear()), "NoIPFamily"),
         (with(|s| s.health_check_node_port = None), "NoHealthCheckNodePort"),
         (with(|s| s.load_balancer_ip = Some("ten".to_owned())), "InvalidRequestedAddress"),
-        (annotated(names::ADDRESSES, "10.0.0.1,,"), "InvalidRequestedAddress"),
-        (annotated(names::STEERING, "magic"), "UnknownSteering"),
+        (annotated(annotations::ADDRESSES, "10.0.0.1,,"), "InvalidRequestedAddress"),
+        (annotated(annotations::STEERING, "magic"), "UnknownSteering"),
         (annotated("steerage.dev/health-check-interval", "often"), "InvalidAnnotation"),
         (annotated("steerage.dev/health-check-interval", "10ms"), "InvalidAnnotation"),
+        (annotated("steerage.dev/health-check-interval", "10"), "InvalidAnnotation"),
         (annotated("steerage.dev/health-check-timeout", "2s"), "InvalidAnnotation"),
         (annotated("steerage.dev/health-check-healthy-threshold", "0"), "InvalidAnnotation"),
         (annotated("steerage.dev/health-check-unhealthy-threshold", "-1"), "InvalidAnnotation"),
@@ -88,7 +89,7 @@ fn what_cannot_be_had_is_refused_with_its_reason() {
 }
 
 #[test]
-fn the_provider_sets_the_bounds() {
+fn the_providers_capabilities_bound_the_plan() {
     let mut config = config();
     config.capabilities.addressing = Addressing::NodePort;
     config.capabilities.ipv6 = false;
@@ -100,7 +101,7 @@ fn the_provider_sets_the_bounds() {
     let mut dual = service();
     dual.families.push(Family::V6);
     assert_eq!(plan_of(&dual, &config), Err(PlanError::IpFamilyNotSupported(Family::V6)));
-    let error = plan_of(&annotated(names::STEERING, "health-check"), &config).expect_err("refused");
+    let error = plan_of(&annotated(annotations::STEERING, "health-check"), &config).expect_err("refused");
     assert_eq!(error.reason(), "SteeringNotSupported");
     config.capabilities.affinity = false;
     let mut sticky = service();
@@ -118,7 +119,7 @@ fn the_health_check_follows_policy_steering_and_label() {
         (TrafficPolicy::Cluster, "health-check", false, 10256),
         (TrafficPolicy::Cluster, "api", true, 10356),
     ] {
-        let mut service = annotated(names::STEERING, steering);
+        let mut service = annotated(annotations::STEERING, steering);
         service.external_policy = policy;
         service.proxy_name = labelled.then(|| names::PROXY_NAME.to_owned());
         let check = plan_of(&service, &config()).expect("a plan").health_check;
@@ -147,14 +148,14 @@ fn the_health_check_is_bounded_by_the_provider_and_changed_by_annotations() {
 }
 
 #[test]
-fn our_own_notes_change_no_plan() {
+fn the_controllers_own_writes_change_no_plan() {
     let mut noted = service();
-    noted.annotations.insert(PROVIDER.to_owned(), "edge".to_owned());
+    noted.annotations.insert(annotations::PROVIDER.to_owned(), "edge".to_owned());
     noted.finalizers.push(names::FINALIZER.to_owned());
     noted.generation = Some(2);
     assert_eq!(plan_of(&noted, &config()), plan_of(&service(), &config()));
     assert_eq!(fingerprint(&noted), fingerprint(&service()));
-    assert_ne!(fingerprint(&annotated(names::STEERING, "api")), fingerprint(&service()));
+    assert_ne!(fingerprint(&annotated(annotations::STEERING, "api")), fingerprint(&service()));
 }
 
 fn node(name: &str, change: fn(&mut Node)) -> Node {
@@ -180,7 +181,7 @@ fn shown(
     nodes: &NodeTargets,
     mode: Steering,
 ) -> (String, TargetPlan) {
-    let plan = targets(service, slices.iter(), nodes, mode, &config());
+    let plan = targets(service, &EndpointSummary::new(slices.iter()), nodes, mode, &config());
     let set = plan.set(nodes);
     let list: Vec<String> = set.targets.iter().map(|t| format!("{}*{}", t.node, t.weight)).collect();
     assert_eq!(list.len(), plan.count);
@@ -188,7 +189,7 @@ fn shown(
 }
 
 #[test]
-fn api_steering_takes_members_by_weight_and_is_never_empty_without_need() {
+fn api_steering_chooses_nodes_with_endpoints_and_falls_back_before_it_is_empty() {
     let nodes = [
         node("a", |_| ()),
         node("b", |_| ()),
@@ -200,19 +201,19 @@ fn api_steering_takes_members_by_weight_and_is_never_empty_without_need() {
     assert_eq!(of(vec![ready("a", 1), ready("a", 2), ready("b", 3)]).0, "a*2,b*1");
     assert_eq!(of(vec![ready("a", 1), ready("gone", 2)]).0, "a*1");
     let (list, plan) = of(vec![ready("gone", 1), ready("out", 2)]);
-    assert_eq!(list, "gone*1,out*1", "nobody else has one");
+    assert_eq!(list, "gone*1,out*1", "no eligible node has one");
     assert_eq!(plan.ineligible.len(), 2);
     let nowhere = Endpoint { node: None, ..ready("a", 1) };
     assert_eq!(of(vec![nowhere]).0, "eligiblea*1,b*1", "an endpoint without a node");
     assert_eq!(of(vec![ready("unknown", 1)]).0, "eligiblea*1,b*1", "a node that has not been seen yet");
-    let (list, plan) = of(Vec::new());
-    assert_eq!((list.as_str(), plan.usable_endpoint), ("", false));
+    assert_eq!(of(Vec::new()).0, "");
+    assert!(!EndpointSummary::new([slice(Vec::new())].iter()).is_usable);
     let unready = Endpoint { ready: false, serving: false, ..ready("a", 1) };
     assert_eq!(of(vec![unready]).0, "");
 }
 
 #[test]
-fn other_modes_take_all_that_may_be_used() {
+fn other_modes_choose_all_eligible_nodes() {
     let nodes = [
         node("a", |n| n.agent = Some(NodeAgent { mode: "labelled".to_owned(), version: "1".to_owned() })),
         node("b", |_| ()),
@@ -234,41 +235,41 @@ fn every_node_has_a_reason() {
     let nodes = [node("a", |_| ()), node("b", |_| ()), node("x", |n| n.deleting = true)];
     let nodes = NodeTargets::new(nodes.iter());
     let slices = [slice(vec![ready("a", 1)])];
-    let told = |mode| {
+    let reasons = |mode| {
         let (_, plan) = shown(&service(), &slices, &nodes, mode);
-        let list = target_reasons(&service(), slices.iter(), &nodes, &plan);
+        let list = target_reasons(&service(), &EndpointSummary::new(slices.iter()), &nodes, &plan);
         list.into_iter().map(|(node, reason)| format!("{node}: {reason}")).collect::<Vec<_>>()
     };
-    assert_eq!(told(Steering::Api), ["a: 1 endpoints", "b: no endpoint", "x: the node is being deleted"]);
-    assert_eq!(told(Steering::HealthCheck)[1], "b: all eligible nodes are targets");
+    assert_eq!(reasons(Steering::Api), ["a: 1 endpoints", "b: no endpoint", "x: the node is being deleted"]);
+    assert_eq!(reasons(Steering::HealthCheck)[1], "b: all eligible nodes are targets");
 }
 
 #[test]
-fn old_annotations_are_followed_once() {
-    let [beta, alpha] = names::LEGACY_EXTERNAL_TRAFFIC;
+fn legacy_annotations_are_applied_once() {
+    let (beta, alpha) = (annotations::BETA_EXTERNAL_TRAFFIC, annotations::ALPHA_EXTERNAL_TRAFFIC);
     let old = |name: &str, value: &str| {
         let mut service = annotated(name, value);
         service.external_policy = TrafficPolicy::Cluster;
         service
     };
     assert_eq!(
-        legacy(&old(alpha, "OnlyLocal")),
-        Legacy::Local(json!({"spec": {"externalTrafficPolicy": "Local"}}))
+        legacy_request(&old(alpha, "OnlyLocal")),
+        LegacyRequest::Local(json!({"spec": {"externalTrafficPolicy": "Local"}}))
     );
-    assert_eq!(legacy(&old(alpha, "Global")), Legacy::None);
-    assert!(matches!(legacy(&old(beta, "local")), Legacy::Invalid(_)));
-    assert_eq!(legacy(&annotated(beta, "OnlyLocal")), Legacy::None, "it is Local already");
+    assert_eq!(legacy_request(&old(alpha, "Global")), LegacyRequest::None);
+    assert!(matches!(legacy_request(&old(beta, "local")), LegacyRequest::Invalid(_)));
+    assert_eq!(legacy_request(&annotated(beta, "OnlyLocal")), LegacyRequest::None, "it is Local already");
     let mut both = old(alpha, "OnlyLocal");
     both.annotations.insert(beta.to_owned(), "Global".to_owned());
-    assert_eq!(legacy(&both), Legacy::None, "the newer annotation counts");
+    assert_eq!(legacy_request(&both), LegacyRequest::None, "the newer annotation counts");
     let mut port = old(beta, "OnlyLocal");
-    port.annotations.insert(names::LEGACY_HEALTH_CHECK_NODE_PORT[1].to_owned(), "31000".to_owned());
-    let Legacy::Local(patch) = legacy(&port) else { panic!("a patch") };
+    port.annotations.insert(annotations::ALPHA_HEALTH_CHECK_NODE_PORT.to_owned(), "31000".to_owned());
+    let LegacyRequest::Local(patch) = legacy_request(&port) else { panic!("a patch") };
     assert_eq!(patch["spec"]["healthCheckNodePort"], 31000);
-    port.annotations.insert(names::LEGACY_HEALTH_CHECK_NODE_PORT[0].to_owned(), "70000".to_owned());
-    assert!(matches!(legacy(&port), Legacy::Invalid(_)));
-    port.annotations.insert(MIGRATED.to_owned(), "true".to_owned());
-    assert_eq!(legacy(&port), Legacy::None);
+    port.annotations.insert(annotations::BETA_HEALTH_CHECK_NODE_PORT.to_owned(), "70000".to_owned());
+    assert!(matches!(legacy_request(&port), LegacyRequest::Invalid(_)));
+    port.annotations.insert(annotations::LEGACY_ANNOTATIONS_MIGRATED.to_owned(), "true".to_owned());
+    assert_eq!(legacy_request(&port), LegacyRequest::None);
 }
 
 fn endpoint() -> impl Strategy<Value = Endpoint> {
@@ -289,7 +290,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 
 proptest! {
     #[test]
-    fn targets_are_never_gone_while_an_endpoint_is_usable(
+    fn targets_are_never_empty_while_an_endpoint_is_usable(
         endpoints in proptest::collection::vec(endpoint(), 0..6),
         tainted in 0u8..8,
         api in any::<bool>(),
@@ -304,7 +305,7 @@ proptest! {
         let usable = endpoints.iter().any(|e| e.ready || e.is_serving_terminating());
         let slices = [slice(endpoints.clone())];
         let (_, plan) = shown(&service(), &slices, &view, mode);
-        prop_assert_eq!(plan.usable_endpoint, usable);
+        prop_assert_eq!(EndpointSummary::new(slices.iter()).is_usable, usable);
         if usable && some_eligible {
             prop_assert!(plan.count > 0);
         }
@@ -317,6 +318,6 @@ proptest! {
         let mut turned = endpoints;
         turned.reverse();
         let (_, again) = shown(&service(), &[slice(turned)], &NodeTargets::new(nodes.iter().rev()), mode);
-        prop_assert_eq!(plan, again, "the order in which things are told does not count");
+        prop_assert_eq!(plan, again, "the order of events does not matter");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The rules one by one, and a property over random histories.
+//! The queue's rules one by one, and a property over random histories.
 
 use std::collections::BTreeSet;
 
@@ -7,17 +7,17 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Numbers of what was asked for, so that nothing can get lost unseen.
+/// Numbered requests, so that a lost one is noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tickets(BTreeSet<u32>, bool);
 
-impl QueueItem for Tickets {
+impl Request for Tickets {
     fn merge(&mut self, other: Self) {
         self.0.extend(other.0);
         self.1 |= other.1;
     }
 
-    fn urgent(&self) -> bool {
+    fn is_urgent(&self) -> bool {
         self.1
     }
 }
@@ -30,103 +30,107 @@ fn urgent(number: u32) -> Tickets {
     Tickets([number].into(), true)
 }
 
-const BACKOFF: Backoff = Backoff { least: Duration::from_millis(100), most: Duration::from_mins(1) };
+const BACKOFF: Backoff = Backoff { min: Duration::from_millis(100), max: Duration::from_mins(1) };
 const SECOND: Duration = Duration::from_secs(1);
 
 fn queue() -> (Queue<Tickets>, Instant) {
     (Queue::new(BACKOFF), Instant::now() + Duration::from_hours(1))
 }
 
-fn unit(taken: Option<(String, Tickets)>) -> Option<String> {
-    taken.map(|(unit, _)| unit)
+fn key(taken: Option<(String, Tickets)>) -> Option<String> {
+    taken.map(|(key, _)| key)
 }
 
 #[test]
-fn a_unit_runs_once_at_a_time_and_what_comes_meanwhile_runs_after() {
+fn a_key_runs_once_at_a_time_and_later_requests_run_after_it() {
     let (mut queue, now) = queue();
     queue.add("a", ticket(1), false, now);
     queue.add("a", ticket(2), false, now);
-    assert_eq!(queue.take(now), Some(("a".to_owned(), Tickets([1, 2].into(), false))));
+    assert_eq!(queue.start_next(now), Some(("a".to_owned(), Tickets([1, 2].into(), false))));
     queue.add("a", ticket(3), false, now);
-    assert_eq!(queue.take(now), None, "it is running");
-    queue.finish("a", TaskOutcome::Done, now, 1.0);
-    assert_eq!(queue.take(now), Some(("a".to_owned(), ticket(3))));
-    queue.finish("a", TaskOutcome::Done, now, 1.0);
-    assert_eq!((queue.take(now), queue.next_due(), queue.waiting()), (None, None, 0));
+    assert_eq!(queue.start_next(now), None, "it is running");
+    queue.finish("a", ReconcileOutcome::Done, now, 1.0);
+    assert_eq!(queue.start_next(now), Some(("a".to_owned(), ticket(3))));
+    queue.finish("a", ReconcileOutcome::Done, now, 1.0);
+    assert_eq!((queue.start_next(now), queue.next_due(), queue.depth()), (None, None, 0));
 }
 
 #[test]
-fn failures_back_off_and_success_forgets_them() {
+fn failures_back_off_and_success_resets_the_backoff() {
     let (mut queue, mut now) = queue();
     queue.add("a", ticket(1), false, now);
     for expected in [100, 200, 400, 800] {
-        let (_, work) = queue.take(now).expect("due");
-        queue.finish("a", TaskOutcome::Failed(None, work), now, 1.0);
+        let (_, request) = queue.start_next(now).expect("due");
+        queue.finish("a", ReconcileOutcome::Failed(None, request), now, 1.0);
         let due = queue.next_due().expect("waits");
         assert_eq!(due - now, Duration::from_millis(expected));
-        assert_eq!(queue.take(due - Duration::from_millis(1)), None);
+        assert_eq!(queue.start_next(due - Duration::from_millis(1)), None);
         now = due;
     }
-    queue.take(now).expect("due");
-    queue.finish("a", TaskOutcome::Done, now, 1.0);
+    queue.start_next(now).expect("due");
+    queue.finish("a", ReconcileOutcome::Done, now, 1.0);
     queue.add("a", ticket(2), false, now);
-    let (_, work) = queue.take(now).expect("due");
-    queue.finish("a", TaskOutcome::Failed(None, work), now, 0.0);
+    let (_, request) = queue.start_next(now).expect("due");
+    queue.finish("a", ReconcileOutcome::Failed(None, request), now, 0.0);
     assert_eq!(
         queue.next_due(),
         Some(now + Duration::from_millis(50)),
-        "from the start, with the least jitter"
+        "from the start, with minimal jitter"
     );
 }
 
 #[test]
-fn only_fresh_work_breaks_into_a_wait() {
+fn only_a_reset_ends_a_backoff_early() {
     let (mut queue, now) = queue();
     queue.add("a", ticket(1), false, now);
-    let (_, work) = queue.take(now).expect("due");
-    queue.finish("a", TaskOutcome::Failed(Some(SECOND), work), now, 1.0);
+    let (_, request) = queue.start_next(now).expect("due");
+    queue.finish("a", ReconcileOutcome::Failed(Some(SECOND), request), now, 1.0);
     queue.add("a", urgent(2), false, now);
-    assert_eq!(queue.take(now), None, "an endpoint that moves does not make a provider's throttling go away");
+    assert_eq!(queue.start_next(now), None, "a moved endpoint does not end the provider's throttling");
     queue.add("a", ticket(3), true, now);
-    assert_eq!(queue.take(now), Some(("a".to_owned(), Tickets([1, 2, 3].into(), true))));
+    assert_eq!(queue.start_next(now), Some(("a".to_owned(), Tickets([1, 2, 3].into(), true))));
     queue.add("a", ticket(4), true, now);
-    queue.finish("a", TaskOutcome::Failed(None, ticket(3)), now, 1.0);
-    assert_eq!(queue.take(now), Some(("a".to_owned(), Tickets([3, 4].into(), false))), "fresh while it ran");
+    queue.finish("a", ReconcileOutcome::Failed(None, ticket(3)), now, 1.0);
+    assert_eq!(
+        queue.start_next(now),
+        Some(("a".to_owned(), Tickets([3, 4].into(), false))),
+        "reset while it ran"
+    );
 }
 
 #[test]
-fn what_asks_to_come_again_waits_unless_there_is_more() {
+fn requeued_key_waits_unless_another_request_arrives() {
     let (mut queue, now) = queue();
     queue.add("a", ticket(1), false, now);
-    let (_, work) = queue.take(now).expect("due");
-    queue.finish("a", TaskOutcome::Again(SECOND, work), now, 1.0);
+    let (_, request) = queue.start_next(now).expect("due");
+    queue.finish("a", ReconcileOutcome::RequeueAfter(SECOND, request), now, 1.0);
     assert_eq!(queue.next_due(), Some(now + SECOND));
     queue.add("a", ticket(2), false, now);
-    assert_eq!(queue.take(now), Some(("a".to_owned(), Tickets([1, 2].into(), false))));
+    assert_eq!(queue.start_next(now), Some(("a".to_owned(), Tickets([1, 2].into(), false))));
 }
 
 #[test]
-fn the_urgent_goes_first_but_starves_nobody() {
+fn urgent_requests_go_first_but_starve_no_other() {
     let (mut queue, now) = queue();
     queue.add("slow", ticket(0), false, now);
     queue.add("fast", urgent(1), false, now);
-    assert_eq!(unit(queue.take(now)).as_deref(), Some("fast"));
-    queue.finish("fast", TaskOutcome::Done, now, 1.0);
+    assert_eq!(key(queue.start_next(now)).as_deref(), Some("fast"));
+    queue.finish("fast", ReconcileOutcome::Done, now, 1.0);
     for number in 2.. {
         let later = now + Duration::from_millis(100) * number;
         queue.add("fast", urgent(number), false, later);
-        let taken = unit(queue.take(later)).expect("due");
-        queue.finish(&taken, TaskOutcome::Done, later, 1.0);
+        let taken = key(queue.start_next(later)).expect("due");
+        queue.finish(&taken, ReconcileOutcome::Done, later, 1.0);
         if taken == "slow" {
             break;
         }
-        assert!(later < now + PATIENCE * 2, "starved");
+        assert!(later < now + STARVATION_LIMIT * 2, "starved");
     }
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Add { unit: u8, urgent: bool, fresh: bool },
+    Add { key: u8, urgent: bool, reset: bool },
     Take,
     Finish { index: u8, outcome: u8 },
     Pass { milliseconds: u16 },
@@ -134,10 +138,10 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        (0u8..4, any::<bool>(), any::<bool>()).prop_map(|(unit, urgent, fresh)| Step::Add {
-            unit,
+        (0u8..4, any::<bool>(), any::<bool>()).prop_map(|(key, urgent, reset)| Step::Add {
+            key,
             urgent,
-            fresh
+            reset
         }),
         Just(Step::Take),
         (any::<u8>(), 0u8..3).prop_map(|(index, outcome)| Step::Finish { index, outcome }),
@@ -147,45 +151,45 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn nothing_runs_twice_at_once_and_nothing_is_lost(steps in proptest::collection::vec(step(), 1..200)) {
+    fn no_key_runs_twice_at_once_and_no_request_is_lost(steps in proptest::collection::vec(step(), 1..200)) {
         let (mut queue, mut now) = queue();
         let mut running: Vec<(String, Tickets)> = Vec::new();
         let (mut asked, mut done) = (BTreeSet::new(), BTreeSet::new());
         for step in steps {
             match step {
-                Step::Add { unit, urgent, fresh } => {
+                Step::Add { key, urgent, reset } => {
                     let number = u32::try_from(asked.len()).expect("few");
                     asked.insert(number);
-                    queue.add(&unit.to_string(), Tickets([number].into(), urgent), fresh, now);
+                    queue.add(&key.to_string(), Tickets([number].into(), urgent), reset, now);
                 }
-                Step::Take => if let Some((unit, work)) = queue.take(now) {
-                    prop_assert!(running.iter().all(|(other, _)| *other != unit), "{unit} runs twice");
-                    running.push((unit, work));
+                Step::Take => if let Some((key, request)) = queue.start_next(now) {
+                    prop_assert!(running.iter().all(|(other, _)| *other != key), "{key} runs twice");
+                    running.push((key, request));
                 },
                 Step::Finish { index, outcome } => {
                     if running.is_empty() { continue }
-                    let (unit, work) = running.swap_remove(usize::from(index) % running.len());
+                    let (key, request) = running.swap_remove(usize::from(index) % running.len());
                     let outcome = match outcome {
-                        0 => { done.extend(work.0); TaskOutcome::Done }
-                        1 => TaskOutcome::Again(SECOND, work),
-                        _ => TaskOutcome::Failed(None, work),
+                        0 => { done.extend(request.0); ReconcileOutcome::Done }
+                        1 => ReconcileOutcome::RequeueAfter(SECOND, request),
+                        _ => ReconcileOutcome::Failed(None, request),
                     };
-                    queue.finish(&unit, outcome, now, 0.5);
+                    queue.finish(&key, outcome, now, 0.5);
                 }
                 Step::Pass { milliseconds } => now += Duration::from_millis(u64::from(milliseconds)),
             }
         }
-        for (unit, work) in running.drain(..) {
-            done.extend(work.0);
-            queue.finish(&unit, TaskOutcome::Done, now, 0.5);
+        for (key, request) in running.drain(..) {
+            done.extend(request.0);
+            queue.finish(&key, ReconcileOutcome::Done, now, 0.5);
         }
         while let Some(due) = queue.next_due() {
             now = now.max(due);
-            let (unit, work) = queue.take(now).expect("due");
-            done.extend(work.0);
-            queue.finish(&unit, TaskOutcome::Done, now, 0.5);
+            let (key, request) = queue.start_next(now).expect("due");
+            done.extend(request.0);
+            queue.finish(&key, ReconcileOutcome::Done, now, 0.5);
         }
         prop_assert_eq!(asked, done);
-        prop_assert_eq!(queue.waiting(), 0);
+        prop_assert_eq!(queue.depth(), 0);
     }
 }

@@ -1,287 +1,316 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Service that is to be served: finalizer, structure, targets, status, in that order; targets first where the structure stands.
+//! Ensures the load balancer of a managed Service: finalizer, structure, targets, status. Where the structure is in place, targets
+//! go first.
 
 use jiff::Timestamp;
-use steerage_model::{Service, names};
+use steerage_model::{Service, annotations, names};
 use steerage_provider_api::{Error, LoadBalancer, Progress, Steering};
 
-use super::{ReconcileOutcome, ReconcileRequest, Reconciler, Seen};
+use super::{ReconcileError, ReconcileResult, Reconciler};
 use crate::applied::AppliedState;
-use crate::plan::{self, Legacy, PlanError, TargetPlan};
+use crate::cluster_index::Snapshot;
+use crate::plan::{self, LegacyRequest, PlanError, TargetPlan};
 use crate::reasons;
+use crate::request_queue::ReconcileRequest;
 use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
 
+/// The consequence for a Service whose plan failed, by whether it has a load balancer.
+const KEPT: &str = "The previous load balancer is kept";
+const NOT_CREATED: &str = "No load balancer is created";
+
 impl Reconciler {
-    pub(super) async fn serve(
+    pub(super) async fn ensure(
         &self,
-        seen: &Seen,
-        state: &mut AppliedState,
+        snapshot: &Snapshot,
+        applied: &mut AppliedState,
         request: &ReconcileRequest,
-    ) -> Result<ReconcileOutcome, ReconcileOutcome> {
-        let service = &seen.service;
-        if self.follow_legacy(service, state, request).await {
-            // The watch brings the Service as it is now.
-            return Ok(ReconcileOutcome::Done);
+    ) -> ReconcileResult {
+        let service = &snapshot.service;
+        if self.handle_legacy_annotations(service, applied, request).await {
+            // The watch brings the patched Service, and with it a request.
+            return Ok(Progress::Done);
         }
-        self.hold(service, state).await?;
+        self.ensure_finalizer(service, applied).await?;
         let wanted = plan::steering(service, &self.config)
             .and_then(|steering| Ok((plan::load_balancer(service, steering, &self.config)?, steering)));
-        let (lb, steering) = match (&wanted, &state.applied) {
-            // Where what it asks for cannot be had, what stands goes on, and follows its endpoints.
+        let (lb, steering) = match (&wanted, &applied.structure) {
+            // An unsupported change keeps the load balancer, and its targets still follow the endpoints.
             (Ok((lb, steering)), _) | (Err(_), Some((lb, steering))) => (lb.clone(), *steering),
             (Err(error), None) => {
-                let targets = self.targets(seen, self.config.default_steering);
-                return self
-                    .conclude(seen, state, &targets, Some(why(error)), Vec::new(), Ok(ReconcileOutcome::Done))
-                    .await;
+                let targets = self.plan_targets(snapshot, self.config.default_steering);
+                let why = plan_error(error, NOT_CREATED);
+                self.report_status(snapshot, applied, &targets, Some(why), Vec::new()).await?;
+                return Ok(Progress::Done);
             }
         };
-        let targets = self.targets(seen, steering);
-        let frozen = self.frozen().filter(|_| state.targets.is_some_and(|digest| digest != targets.digest));
+        let targets = self.plan_targets(snapshot, steering);
+        let is_changed = applied.targets_digest.is_some_and(|digest| digest != targets.digest);
+        let frozen = self.frozen().filter(|_| is_changed);
         let mut degraded: Vec<ReasonMessage> =
             frozen.iter().map(|message| (reasons::TARGETS_FROZEN, message.clone())).collect();
-        let outcome = self.program(seen, state, request, (&lb, steering), &targets, frozen.is_some()).await;
-        if matches!(outcome, Err(ReconcileOutcome::Provider(Error::Conflict(_)))) {
-            // Passes by itself, in a moment: not worth anybody's attention.
-            return outcome;
+        let result =
+            self.program(snapshot, applied, request, (&lb, steering), &targets, frozen.is_some()).await;
+        if matches!(result, Err(ReconcileError::Provider(Error::Conflict(_)))) {
+            // The next try resolves it; not worth an event or a condition.
+            return result;
         }
-        if request.all
+        if request.full
             && let Ok(health) = self.provider.target_health(&lb.owner).await
         {
-            state.health = Some(HealthSummary::of(&health));
+            applied.health = Some(HealthSummary::new(&health));
         }
-        let unprogrammed = match (&wanted, &outcome) {
+        let unprogrammed = match (&wanted, &result) {
             (Err(error), _) => {
-                degraded
-                    .push((reasons::UNSUPPORTED_CHANGE, "the load balancer was left as it was".to_owned()));
-                Some(why(error))
+                let message = "Requested configuration is unsupported; keeping the previous one.";
+                degraded.push((reasons::UNSUPPORTED_CHANGE, message.to_owned()));
+                Some(plan_error(error, KEPT))
             }
-            (_, Err(ReconcileOutcome::Provider(error))) => Some((error.reason(), error.to_string())),
-            (_, Ok(ReconcileOutcome::Again(_))) => {
-                Some((reasons::PROGRESSING, "the provider is at work".to_owned()))
+            (_, Err(ReconcileError::Provider(error))) => Some((error.reason(), error.to_string())),
+            (_, Ok(Progress::Again(_))) => {
+                let message = "The provider has not completed the change. Steerage asks again.";
+                Some((reasons::PROGRESSING, message.to_owned()))
             }
             _ => None,
         };
-        self.conclude(seen, state, &targets, unprogrammed, degraded, outcome).await
+        self.report_status(snapshot, applied, &targets, unprogrammed, degraded).await?;
+        result
     }
 
-    fn targets(&self, seen: &Seen, steering: Steering) -> TargetPlan {
-        let service = &seen.service;
-        self.cluster.read(|index, _| {
-            let slices: Vec<_> = index.slices(&service.key).collect();
-            plan::targets(service, slices.iter().copied(), &seen.nodes, steering, &self.config)
-        })
+    fn plan_targets(&self, snapshot: &Snapshot, steering: Steering) -> TargetPlan {
+        let Snapshot { service, endpoints, nodes } = snapshot;
+        plan::targets(service, endpoints, nodes, steering, &self.config)
     }
 
-    /// Brings structure and targets to what is planned.
+    /// Writes the difference in structure and targets to the provider.
     async fn program(
         &self,
-        seen: &Seen,
-        state: &mut AppliedState,
+        snapshot: &Snapshot,
+        applied: &mut AppliedState,
         request: &ReconcileRequest,
         (lb, steering): (&LoadBalancer, Steering),
         targets: &TargetPlan,
-        frozen: bool,
-    ) -> Result<ReconcileOutcome, ReconcileOutcome> {
-        let stands = state.applied.as_ref().map(|(applied, _)| applied.clone());
-        let same = stands.as_ref().is_some_and(|applied| same_structure(applied, lb));
-        let moved = state.targets != Some(targets.digest) && !frozen;
-        if let (Some(applied), true) = (&stands, moved)
-            && let Progress::Again(after) = self.set_targets(seen, state, request, applied, targets).await?
+        is_frozen: bool,
+    ) -> ReconcileResult {
+        let in_place = applied.structure.as_ref().map(|(in_place, _)| in_place.clone());
+        let is_changed = applied.targets_digest != Some(targets.digest) && !is_frozen;
+        if let (Some(in_place), true) = (&in_place, is_changed)
+            && let again @ Progress::Again(_) =
+                self.set_targets(snapshot, applied, request, in_place, targets).await?
         {
-            return Ok(ReconcileOutcome::Again(after));
+            return Ok(again);
         }
-        if same && !request.all {
-            return Ok(ReconcileOutcome::Done);
+        if in_place.is_some_and(|in_place| is_same_structure(&in_place, lb)) && !request.full {
+            return Ok(Progress::Done);
         }
-        if state.applied.is_none() && state.ingress.is_empty() && seen.service.ingress.is_empty() {
-            let why = (reasons::ENSURING, "making the load balancer".to_owned());
-            if state.is_news("Ensure", Some(&why)) {
-                self.events(&seen.service).normal("Ensure", why.0, &why.1);
+        if applied.structure.is_none() && applied.ingress.is_empty() && snapshot.service.ingress.is_empty() {
+            let ensuring = (reasons::ENSURING, "Creating the load balancer.".to_owned());
+            if applied.is_new_event("Ensure", Some(&ensuring)) {
+                self.events(&snapshot.service).normal("Ensure", ensuring.0, &ensuring.1);
             }
         }
-        let ensured = self.provider.ensure(lb).await.map_err(ReconcileOutcome::Provider)?;
+        let ensured = self.provider.ensure(lb).await?;
         if !ensured.ingress.is_empty() {
-            state.ingress = ensured.ingress;
+            applied.ingress = ensured.ingress;
         }
-        if let Progress::Again(after) = ensured.progress {
-            return Ok(ReconcileOutcome::Again(after));
+        if ensured.progress != Progress::Done {
+            return Ok(ensured.progress);
         }
-        state.applied = Some((lb.clone(), steering));
-        // Target groups may be new. While frozen, those that were known good are not touched.
-        if frozen {
-            return Ok(ReconcileOutcome::Done);
+        applied.structure = Some((lb.clone(), steering));
+        // `ensure` may have created target groups. Frozen targets stay untouched in those that existed.
+        if is_frozen {
+            return Ok(Progress::Done);
         }
-        match self.set_targets(seen, state, request, lb, targets).await? {
-            Progress::Done => Ok(ReconcileOutcome::Done),
-            Progress::Again(after) => Ok(ReconcileOutcome::Again(after)),
-        }
+        self.set_targets(snapshot, applied, request, lb, targets).await
     }
 
     async fn set_targets(
         &self,
-        seen: &Seen,
-        state: &mut AppliedState,
+        snapshot: &Snapshot,
+        applied: &mut AppliedState,
         request: &ReconcileRequest,
         lb: &LoadBalancer,
         targets: &TargetPlan,
-    ) -> Result<Progress, ReconcileOutcome> {
-        let set = self.provider.set_targets(lb, &targets.set(&seen.nodes)).await.map_err(|error| {
-            // The structure is not what it was thought to be: the next try makes it anew.
-            if matches!(error, Error::Conflict(_)) {
-                state.applied = None;
+    ) -> ReconcileResult {
+        let set =
+            self.provider.set_targets(lb, &targets.set(&snapshot.nodes)).await.inspect_err(|error| {
+                // The structure is not the one that was applied: the next try ensures it again.
+                if matches!(error, Error::Conflict(_)) {
+                    applied.structure = None;
+                }
+            })?;
+        applied.refused_targets = set.refused;
+        if set.progress == Progress::Done && applied.targets_digest != Some(targets.digest) {
+            applied.targets_digest = Some(targets.digest);
+            if let Some(changed) = request.endpoints_changed {
+                self.metrics.targets_programmed(changed.elapsed());
             }
-            ReconcileOutcome::Provider(error)
-        })?;
-        state.refused = set.refused;
-        if set.progress == Progress::Done && state.targets != Some(targets.digest) {
-            state.targets = Some(targets.digest);
-            if let Some(since) = request.since {
-                self.metrics.lagged(since.elapsed());
-            }
-            tracing::info!(service = %seen.service.key, targets = targets.count, "targets set");
-            self.explain(seen, targets);
+            tracing::info!(service = %snapshot.service.key, targets = targets.count, "targets set");
+            super::log_target_reasons(snapshot, targets);
         }
         Ok(set.progress)
     }
 
-    /// Events and status.
-    async fn conclude(
+    /// Publishes events and writes the status, where they differ from the last ones.
+    async fn report_status(
         &self,
-        seen: &Seen,
-        state: &mut AppliedState,
+        snapshot: &Snapshot,
+        applied: &mut AppliedState,
         targets: &TargetPlan,
         unprogrammed: Option<ReasonMessage>,
         mut degraded: Vec<ReasonMessage>,
-        outcome: Result<ReconcileOutcome, ReconcileOutcome>,
-    ) -> Result<ReconcileOutcome, ReconcileOutcome> {
-        let service = &seen.service;
-        degraded.extend(self.degraded(service, state, targets));
-        let no_endpoints = (!targets.usable_endpoint).then(|| status::no_endpoints(service.has_selector));
+    ) -> Result<(), ReconcileError> {
+        let Snapshot { service, endpoints, .. } = snapshot;
+        degraded.extend(self.degraded(service, applied, targets));
+        let no_endpoints = (!endpoints.is_usable).then(|| status::no_endpoints(service.has_selector));
         let events = self.events(service);
         let was_programmed =
             service.conditions.iter().any(|c| c.kind == names::PROGRAMMED && c.status == "True");
-        if unprogrammed.is_none() && !was_programmed && !state.ingress.is_empty() {
-            let why = (reasons::ENSURED, "the load balancer is in place".to_owned());
-            if state.is_news("Ensured", Some(&why)) {
-                events.normal("Ensure", why.0, &why.1);
+        if unprogrammed.is_none() && !was_programmed && !applied.ingress.is_empty() {
+            let ensured = (reasons::ENSURED, "The load balancer is programmed.".to_owned());
+            if applied.is_new_event("Ensured", Some(&ensured)) {
+                events.normal("Ensure", ensured.0, &ensured.1);
             }
         }
-        let progressing = |why: &&ReasonMessage| why.0 != reasons::PROGRESSING;
+        let is_final = |why: &&ReasonMessage| why.0 != reasons::PROGRESSING;
         for (action, why) in [
-            ("Program", unprogrammed.as_ref().filter(progressing)),
+            ("Program", unprogrammed.as_ref().filter(is_final)),
             ("Degrade", degraded.first()),
             ("Serve", no_endpoints.as_ref()),
         ] {
-            if state.is_news(action, why)
-                && let Some(why) = why
+            if applied.is_new_event(action, why)
+                && let Some((reason, message)) = why
             {
-                events.warning(action, why.0, &why.1);
+                events.warning(action, reason, message);
             }
         }
         let inputs = StatusInputs {
             unprogrammed,
-            ingress: (!state.ingress.is_empty()).then(|| state.ingress.clone()),
-            usable_endpoint: targets.usable_endpoint,
+            ingress: (!applied.ingress.is_empty()).then(|| applied.ingress.clone()),
+            has_usable_endpoint: endpoints.is_usable,
             has_selector: service.has_selector,
             targets: targets.count,
-            health: state.health.clone(),
+            health: applied.health.clone(),
             degraded,
         };
         let desired = status::desired(&inputs, service.generation);
         if let Some(patch) = status::patch(service, &desired, Timestamp::now())
-            && !state.is_written(service, &desired)
+            && !applied.is_status_written(service, &desired)
         {
             self.writer.patch_status(&service.key, patch).await?;
-            state.wrote(service, desired);
+            applied.set_status_written(service, desired);
         }
-        outcome
+        Ok(())
     }
 
-    /// What is amiss while the rest works.
-    fn degraded(&self, service: &Service, state: &AppliedState, targets: &TargetPlan) -> Vec<ReasonMessage> {
-        let refused = status::refused(&state.refused, state.health.as_ref());
+    /// What is wrong while the load balancer works, worst first.
+    fn degraded(
+        &self,
+        service: &Service,
+        applied: &AppliedState,
+        targets: &TargetPlan,
+    ) -> Vec<ReasonMessage> {
+        /// Nodes named in a message.
+        const SHOWN: usize = 20;
+        let refused = status::refused_targets(&applied.refused_targets, applied.health.as_ref());
         let mut found: Vec<ReasonMessage> = refused.into_iter().collect();
-        let list = |names: &mut dyn Iterator<Item = &str>| names.collect::<Vec<_>>().join(", ");
+        let list = |names: &mut dyn Iterator<Item = &str>| names.take(SHOWN).collect::<Vec<_>>().join(", ");
         if !targets.without_agent.is_empty() {
-            let nodes = list(&mut targets.without_agent.iter().map(String::as_str).take(20));
+            let nodes = list(&mut targets.without_agent.iter().map(String::as_str));
+            let (label, value) = (names::PROXY_NAME_LABEL, names::PROXY_NAME);
             let message = format!(
-                "the Service is labelled {}={}, and these nodes have no agent: {nodes}",
-                names::PROXY_NAME_LABEL,
-                names::PROXY_NAME
+                "The Service is labelled {label}={value}, but these nodes have no agent: {nodes}. They are not \
+                 targets, and the Service is unreachable from them. Run the agent on them."
             );
             found.push((reasons::NODES_WITHOUT_AGENT, message));
         }
         if !targets.ineligible.is_empty() {
-            let nodes = list(&mut targets.ineligible.iter().map(|(node, _)| node.as_str()).take(20));
-            let message = format!("all endpoints are on nodes that load balancers should not use: {nodes}");
+            let nodes = list(&mut targets.ineligible.iter().map(|(node, _)| node.as_str()));
+            let message = format!(
+                "All endpoints are on ineligible nodes: {nodes}. They stay targets. \
+                 Move the pods to eligible nodes."
+            );
             found.push((reasons::ONLY_INELIGIBLE_NODES, message));
         }
         if service.affinity.is_some() && !self.config.capabilities.affinity {
-            let message = "sessionAffinity: ClientIP is kept on the nodes, but not by the load balancer";
+            let message = "The provider does not support sessionAffinity ClientIP. \
+                           Only the nodes keep a client on its endpoint. Remove spec.sessionAffinity.";
             found.push((reasons::AFFINITY_NOT_SUPPORTED, message.to_owned()));
         }
         found
     }
 
-    /// Sets our finalizer unless it stands, or is on its way.
-    async fn hold(&self, service: &Service, state: &mut AppliedState) -> Result<(), ReconcileOutcome> {
-        let provider = service.annotations.get(plan::PROVIDER).map(String::as_str);
+    async fn ensure_finalizer(
+        &self,
+        service: &Service,
+        applied: &mut AppliedState,
+    ) -> Result<(), ReconcileError> {
+        let provider = service.annotations.get(annotations::PROVIDER).map(String::as_str);
         if service.has_finalizer(plan::finalizer(service)) && provider == Some(self.config.classes.provider) {
-            state.holding = false;
-        } else if !state.holding {
+            applied.finalizer_pending = false;
+        } else if !applied.finalizer_pending {
             self.writer.add_finalizer(service).await?;
-            state.holding = true;
+            applied.finalizer_pending = true;
         }
         Ok(())
     }
 
-    /// Tells of old annotations, or follows them. `true` if the Service was changed.
-    async fn follow_legacy(
+    /// Reports legacy annotations, or applies them. Returns whether the Service was patched.
+    async fn handle_legacy_annotations(
         &self,
         service: &Service,
-        state: &mut AppliedState,
+        applied: &mut AppliedState,
         request: &ReconcileRequest,
     ) -> bool {
         let events = self.events(service);
-        let why = match plan::legacy(service) {
-            Legacy::None => None,
-            Legacy::Invalid(problem) => Some((reasons::INVALID_LEGACY_ANNOTATION, problem)),
-            // It was refused once, and nothing has changed since.
-            Legacy::Local(_) if state.unmigrated == state.fingerprint && !request.all => return false,
-            Legacy::Local(patch) if self.migrate => match self.writer.migrate(service, patch).await {
-                Ok(()) => {
-                    let message =
-                        "changed once to what the old annotations ask for; edit the spec from now on";
-                    events.normal("Migrate", reasons::LEGACY_MIGRATED, message);
-                    return true;
+        let warning = match plan::legacy_request(service) {
+            LegacyRequest::None => None,
+            LegacyRequest::Invalid(message) => Some((reasons::INVALID_LEGACY_ANNOTATION, message)),
+            // The patch failed, and the Service has not changed since.
+            LegacyRequest::Local(_) if applied.failed_migration == applied.fingerprint && !request.full => {
+                return false;
+            }
+            LegacyRequest::Local(patch) if self.migrate_legacy_annotations => {
+                match self.writer.migrate_legacy_annotations(service, patch).await {
+                    Ok(()) => {
+                        let message = "Patched the spec once to what the legacy annotations request. \
+                                       Edit the spec from now on.";
+                        events.normal("Migrate", reasons::LEGACY_MIGRATED, message);
+                        return true;
+                    }
+                    Err(error) => {
+                        applied.failed_migration = applied.fingerprint;
+                        let error = super::error_chain(&error);
+                        let message = format!(
+                            "Applying the legacy annotations failed: {error}. The spec is used as it is. \
+                             Set spec.externalTrafficPolicy."
+                        );
+                        Some((reasons::LEGACY_MIGRATION_FAILED, message))
+                    }
                 }
-                Err(error) => {
-                    state.unmigrated = state.fingerprint;
-                    let message = format!("cannot follow the old annotations: {error}");
-                    Some((reasons::LEGACY_MIGRATION_FAILED, message))
-                }
-            },
-            Legacy::Local(patch) => {
-                let command = plan::legacy_command(service, &patch);
-                let message = format!("the old annotations ask for externalTrafficPolicy Local: {command}");
+            }
+            LegacyRequest::Local(patch) => {
+                let command = plan::kubectl_patch(service, &patch);
+                let message = format!(
+                    "Legacy annotations request externalTrafficPolicy Local. The spec is used as it is. Run: {command}"
+                );
                 Some((reasons::LEGACY_ANNOTATIONS, message))
             }
         };
-        if state.is_news("Legacy", why.as_ref())
-            && let Some(why) = &why
+        if applied.is_new_event("Legacy", warning.as_ref())
+            && let Some((reason, message)) = &warning
         {
-            events.warning("Migrate", why.0, &why.1);
+            events.warning("Migrate", reason, message);
         }
         false
     }
 }
 
-fn why(error: &PlanError) -> ReasonMessage {
-    (error.reason(), error.to_string())
+/// What is wrong, what happens now, what to do.
+fn plan_error(error: &PlanError, consequence: &str) -> ReasonMessage {
+    (error.reason(), format!("{error}. {consequence}. {}.", error.remedy()))
 }
 
-/// Whether two structures ask for the same. What is published is an echo of what came of it.
-fn same_structure(a: &LoadBalancer, b: &LoadBalancer) -> bool {
+/// Whether two structures request the same. The published addresses are a result, not a request.
+fn is_same_structure(a: &LoadBalancer, b: &LoadBalancer) -> bool {
     *a == LoadBalancer { published: a.published.clone(), ..b.clone() }
 }

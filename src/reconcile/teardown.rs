@@ -1,59 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Service that is not to be served any more: its load balancer goes, then its status, then our finalizer.
+//! Removes the load balancer of a Service that is no longer managed: first at the provider, then its status, then the finalizer.
 
-use steerage_model::Service;
+use steerage_model::{Service, annotations};
 use steerage_provider_api::{Owner, Progress};
 
-use super::{ReconcileOutcome, Reconciler};
+use super::{ReconcileResult, Reconciler};
 use crate::applied::AppliedState;
 use crate::{plan, reasons, status};
 
 impl Reconciler {
-    /// Deletes what the Service has of ours. `held` says that the provider has something for it for certain.
-    pub(super) async fn release(
+    /// `exists` tells that the provider has something for the Service even if it carries no finalizer.
+    pub(super) async fn tear_down(
         &self,
         service: &Service,
         owner: &Owner,
-        state: &mut AppliedState,
-        held: bool,
-    ) -> Result<ReconcileOutcome, ReconcileOutcome> {
+        applied: &mut AppliedState,
+        exists: bool,
+    ) -> ReconcileResult {
         let finalizers = plan::owned_finalizers(service, &self.config.classes);
-        if finalizers.is_empty() && !held {
-            return Ok(ReconcileOutcome::Done);
+        if finalizers.is_empty() && !exists {
+            return Ok(Progress::Done);
         }
-        if self.is_left_to_others(service) {
+        if self.is_unmanaged_by_flag(service) {
             tracing::warn!(
                 service = %service.key,
-                "a load balancer of ours stays as it is, for Services without a class are not served (--serve-unset-class)"
+                "keeping existing load balancer: Services without loadBalancerClass are not managed; \
+                 set --serve-unset-class to manage it"
             );
-            return Ok(ReconcileOutcome::Done);
+            return Ok(Progress::Done);
         }
         let events = self.events(service);
-        let why = (reasons::DELETING, "deleting the load balancer".to_owned());
-        if state.is_news("Delete", Some(&why)) {
-            events.normal("Delete", why.0, &why.1);
+        let deleting = (reasons::DELETING, "Deleting the load balancer.".to_owned());
+        if applied.is_new_event("Delete", Some(&deleting)) {
+            events.normal("Delete", deleting.0, &deleting.1);
         }
         match self.provider.delete(owner).await {
             Ok(Progress::Done) => {}
-            Ok(Progress::Again(after)) => return Ok(ReconcileOutcome::Again(after)),
+            Ok(progress) => return Ok(progress),
             Err(error) => {
-                let why = (error.reason(), format!("cannot delete the load balancer: {error}"));
-                if state.is_news("DeleteFailed", Some(&why)) {
-                    events.warning("Delete", why.0, &why.1);
+                let note =
+                    format!("Deleting the load balancer failed: {error}. The finalizer stays. Retrying.");
+                let failed = (error.reason(), note);
+                if applied.is_new_event("DeleteFailed", Some(&failed)) {
+                    events.warning("Delete", failed.0, &failed.1);
                 }
-                return Err(ReconcileOutcome::Provider(error));
+                return Err(error.into());
             }
         }
-        // A Service that is another's by now has the other's ingress and conditions.
+        // With another class, ingress and conditions belong to the other controller.
         if (service.class.is_none() || plan::has_managed_class(service, &self.config.classes))
             && let Some(patch) = status::clearing_patch(service, true)
         {
             self.writer.patch_status(&service.key, patch).await?;
         }
-        if !finalizers.is_empty() || service.annotations.contains_key(plan::PROVIDER) {
+        if !finalizers.is_empty() || service.annotations.contains_key(annotations::PROVIDER) {
             self.writer.remove_finalizers(service, &finalizers).await?;
         }
-        events.normal("Delete", reasons::DELETED, "the load balancer is gone");
-        Ok(ReconcileOutcome::Done)
+        events.normal("Delete", reasons::DELETED, "Deleted the load balancer.");
+        Ok(Progress::Done)
     }
 }

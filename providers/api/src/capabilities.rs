@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a provider can do, so that the plan asks for nothing else and says plainly what cannot be had.
+//! What a provider supports. The plan requests nothing else, and reports what is unsupported.
 
 use std::fmt;
 use std::time::Duration;
 
 use steerage_model::{IpMode, Protocol};
 
-/// How a target group comes to send traffic only to nodes that can serve it.
+/// How a target group comes to send traffic only to nodes that have an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Steering {
-    /// The controller registers and deregisters nodes as endpoints come and go.
+    /// The controller registers and deregisters nodes as endpoints change.
     Api,
-    /// All eligible nodes stay registered; the node's `/healthz` decides.
+    /// All eligible nodes are registered; each node's `/healthz` decides.
     HealthCheck,
 }
 
 impl Steering {
-    /// The value of the annotation and of the flag.
+    /// The value in annotation and flag.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Api => "api",
@@ -38,37 +38,37 @@ impl std::str::FromStr for Steering {
         match text {
             "api" => Ok(Self::Api),
             "health-check" => Ok(Self::HealthCheck),
-            _ => Err(format!("{text:?} is not a kind of steering: use api or health-check")),
+            _ => Err("use api or health-check".to_owned()),
         }
     }
 }
 
-/// Where a packet is addressed to when it reaches the node.
+/// The destination of a packet when it reaches the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Addressing {
-    /// VIP and Service port: one target set serves all listeners.
+    /// VIP and Service port: one target group serves all listeners.
     Vip,
-    /// Node address and node port: every listener needs one.
+    /// Node address and node port: every listener needs a node port.
     NodePort,
 }
 
-/// What a provider can do.
+/// What a provider supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The kinds of steering it supports.
+    /// The steerings.
     pub steerings: &'static [Steering],
-    /// The protocols that a listener can have.
+    /// The protocols of listeners.
     pub protocols: &'static [Protocol],
     /// How packets reach the nodes.
     pub addressing: Addressing,
-    /// What to write as `ipMode` beside an address; `None` where the provider publishes names only.
+    /// The `ipMode` to publish with an address; `None` if the provider publishes only host names.
     pub ip_mode: Option<IpMode>,
-    /// Whether IPv6 can be served.
+    /// Whether IPv6 is supported.
     pub ipv6: bool,
     /// Whether targets can have different weights.
     pub weights: bool,
-    /// Whether `sessionAffinity: ClientIP` is kept by the load balancer.
+    /// Whether the load balancer supports `sessionAffinity: ClientIP`.
     pub affinity: bool,
-    /// The health-check intervals that it takes, shortest and longest.
+    /// The shortest and the longest health-check interval.
     pub health_interval: (Duration, Duration),
 }

@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong at a provider, sorted by what should happen next.
+//! The errors of providers, by what the controller does next.
 
 use std::time::Duration;
 
-/// A provider's error. Its message is shown to the user in an event and a condition; it never holds a secret.
+/// A provider's error. Users see its message in events and conditions; it never contains a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The user asked for something that cannot be had: no retry helps until the Service or the configuration changes.
+    /// The request is unsupported: not retried until the Service or the configuration changes.
     #[error("{message}")]
     Invalid {
         /// A stable `CamelCase` reason, for example `NoFreeAddress`.
         reason: &'static str,
-        /// What is wrong and what to do.
+        /// What is wrong, and what to do.
         message: String,
     },
-    /// The provider asks for fewer calls.
+    /// The provider limits the rate of calls: retried later.
     #[error("the provider throttles: {message}")]
     Throttled {
-        /// When to come again, where the provider says so.
+        /// When to retry, if the provider says so.
         after: Option<Duration>,
-        /// The provider's words.
+        /// The provider's message.
         message: String,
     },
-    /// The credentials do not allow it.
-    #[error("not allowed: {0}")]
+    /// The credentials lack a permission: retried, because permissions may be granted.
+    #[error("permission denied: {0}")]
     Denied(String),
-    /// Somebody else changed the same thing at the same time; the next try sees it.
-    #[error("changed by somebody else meanwhile: {0}")]
+    /// The object changed concurrently: retried at once with its new version.
+    #[error("changed concurrently: {0}")]
     Conflict(String),
-    /// Anything that may pass by itself.
+    /// Any error that may pass: retried with backoff.
     #[error("{0}")]
     Unavailable(String),
 }

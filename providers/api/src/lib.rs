@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What Steerage asks of a cloud.
+//! The interface between the controller and the providers of load balancers.
 //!
-//! The controller plans plain values, [`LoadBalancer`] and [`TargetSet`], and hands them to a [`Provider`], which converges the
-//! cloud to them. This crate owns those values, the trait and its errors. It knows no cloud and does no I/O.
+//! The controller plans plain values, [`LoadBalancer`] and [`TargetSet`], and passes them to a [`Provider`], which makes the cloud
+//! match them. This crate owns those values, the trait and its errors. It knows no cloud and does no I/O.
 
 mod capabilities;
 mod error;

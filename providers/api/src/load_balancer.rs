@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The structure of a load balancer as planned: everything but its targets.
+//! The planned structure of a load balancer: everything but its targets.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use steerage_model::{Affinity, Family, Key, Protocol};
 
-/// Whose load balancer it is. The UID tells a Service from one made anew under the same name.
+/// The owner of a load balancer. The UID distinguishes a Service from one created again under the same name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     /// The Service.
@@ -27,66 +27,66 @@ impl fmt::Display for Owner {
 /// One port that clients connect to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Listener {
-    /// The Service port's name; empty for an unnamed one.
+    /// The Service port's name; empty if it has none.
     pub name: String,
     /// The transport protocol.
     pub protocol: Protocol,
     /// The port that clients use.
     pub port: u16,
-    /// The port on the nodes, where one is allocated.
+    /// The node port, if one is allocated.
     pub node_port: Option<u16>,
 }
 
-/// What a health check speaks.
+/// The protocol of a health check.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HealthProtocol {
-    /// Healthy when a connection opens.
+    /// Passes when a connection opens.
     Tcp,
-    /// Healthy when a GET of this path answers 200.
+    /// Passes when a GET request is answered with status 200.
     Http {
-        /// The path, beginning with a slash.
+        /// The path, with its leading slash.
         path: String,
     },
 }
 
-/// How targets are probed.
+/// How targets are checked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HealthCheck {
     /// The protocol.
     pub protocol: HealthProtocol,
     /// The port on the node.
     pub port: u16,
-    /// Time from one probe to the next.
+    /// Time between two checks.
     pub interval: Duration,
-    /// How long one probe may take.
+    /// Time after which a check fails.
     pub timeout: Duration,
-    /// How many good probes in a row make a target healthy.
+    /// Consecutive successful checks that make a target healthy.
     pub healthy_threshold: u32,
-    /// How many bad probes in a row make it unhealthy.
+    /// Consecutive failed checks that make a target unhealthy.
     pub unhealthy_threshold: u32,
 }
 
-/// A load balancer as it should be, without its targets.
+/// The structure of a load balancer, without its targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBalancer {
-    /// The Service that it serves.
+    /// The Service.
     pub owner: Owner,
-    /// The IP families to serve, in the Service's order.
+    /// The IP families, in the Service's order.
     pub families: Vec<Family>,
     /// The listeners, in the Service's order.
     pub listeners: Vec<Listener>,
-    /// How targets are probed.
+    /// How targets are checked.
     pub health_check: HealthCheck,
-    /// Whether a client keeps its target.
+    /// Session affinity by client address.
     pub affinity: Option<Affinity>,
-    /// Addresses that the user asked for; empty to let the provider choose.
+    /// The addresses that the user requested; if empty, the provider chooses.
     pub requested_addresses: Vec<IpAddr>,
-    /// The address pool that the user asked for.
+    /// The address pool that the user requested.
     pub pool: Option<String>,
-    /// The addresses published in the Service's status: the provider keeps them where it can.
+    /// The addresses in the Service's status, which the provider keeps if possible.
     pub published: Vec<IpAddr>,
-    /// Whose packets may come in; empty for everybody's.
+    /// Source addresses that are admitted; empty admits all.
     pub source_ranges: Vec<IpNet>,
-    /// The Service's annotations, of which each provider reads its own.
+    /// The Service's annotations; each provider reads its own.
     pub annotations: BTreeMap<String, String>,
 }

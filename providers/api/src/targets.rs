@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The targets of a load balancer as planned, and their health as the provider sees it.
+//! The planned targets of a load balancer, and their health as the provider reports it.
 
 use std::net::IpAddr;
 
@@ -17,23 +17,23 @@ pub struct Target {
     pub provider_id: Option<String>,
     /// The node's zone.
     pub zone: Option<String>,
-    /// The addresses of the node's pods: what may come from it under a foreign source address.
+    /// The node's pod CIDRs: source addresses other than its own that its packets may carry.
     pub pod_cidrs: Vec<IpNet>,
-    /// Its share of the connections relative to the other targets; at least 1.
+    /// Share of connections relative to the other targets; at least 1.
     pub weight: u32,
 }
 
-/// A set of targets that many Services have in common, so that a provider can store it once.
+/// A set of targets that many Services share, so that a provider can store it once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SharedSet {
     /// All eligible nodes.
     Eligible,
-    /// All eligible nodes that our agent serves.
+    /// All eligible nodes with an agent.
     Agents,
 }
 
 impl SharedSet {
-    /// A name for it, fit for an object name.
+    /// Its name, valid as an object name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Eligible => "eligible",
@@ -45,36 +45,36 @@ impl SharedSet {
 /// The targets of one load balancer, sorted by node name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TargetSet {
-    /// Set when the targets are a shared set, each with weight 1.
+    /// The shared set that `targets` equals, with weight 1 each.
     pub shared: Option<SharedSet>,
     /// The targets.
     pub targets: Vec<Target>,
 }
 
-/// How a target is doing.
+/// The health of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HealthState {
-    /// Not enough probes yet.
+    /// Not decided yet.
     Initial,
-    /// Takes traffic.
+    /// Passes its health check.
     Healthy,
-    /// Fails its probes.
+    /// Fails its health check.
     Unhealthy,
-    /// Finishes what it has.
+    /// Gets no new connections; existing ones continue.
     Draining,
-    /// Registered, but never used; the reason says why.
+    /// Registered but not used; `reason` says why.
     Unused,
 }
 
-/// The health of one target.
+/// The health of one target, as reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetHealth {
-    /// The node's name; where the provider cannot tell it, the provider's own name for the target.
+    /// The node's name, or the provider's name for the target if the node is unknown.
     pub node: String,
-    /// The family that was probed, where the provider probes them apart.
+    /// The checked IP family, if the provider checks each separately.
     pub family: Option<Family>,
     /// The state.
     pub state: HealthState,
-    /// Why, in the provider's words; empty where there is nothing to say.
+    /// The provider's explanation; may be empty.
     pub reason: String,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two candidates on a real API server.
+//! Two candidates against a real API server.
 
 use std::time::Duration;
 
@@ -35,52 +35,52 @@ async fn holder(client: &Client, name: &str) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_waits_while_the_other_holds_and_takes_over_when_it_is_given_back() {
+async fn a_candidate_waits_for_the_holder_and_takes_over_after_the_release() {
     requires!(KubeApiserver);
     let client = shared().await;
     let (stop_a, stop_b) = (CancellationToken::new(), CancellationToken::new());
-    let a = acquire(client.clone(), options("handover", "a"), &stop_a).await.expect("nobody else wants it");
+    let a = acquire(client.clone(), options("handover", "a"), &stop_a).await.expect("no other candidate");
     let leadership_a = a.leadership();
     let keep_a = tokio::spawn(a.hold_until(stop_a.clone()));
     let mut b = Box::pin(acquire(client.clone(), options("handover", "b"), &stop_b));
     tokio::time::timeout(Duration::from_secs(5), &mut b)
         .await
         .map(|_| ())
-        .expect_err("a renews it, again and again");
+        .expect_err("a renews it repeatedly");
     assert!(leadership_a.is_held());
 
     stop_a.cancel();
-    keep_a.await.expect("task").expect("given back");
+    keep_a.await.expect("task").expect("released");
     assert!(!leadership_a.is_held());
     let b = tokio::time::timeout(SOON, b).await.expect("soon").expect("not stopped");
     assert!(b.leadership().is_held());
     assert_eq!(holder(&client, "handover").await.as_deref(), Some("b"));
     stop_b.cancel();
-    b.hold_until(stop_b).await.expect("given back");
+    b.hold_until(stop_b).await.expect("released");
     assert_eq!(holder(&client, "handover").await, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_dies_is_followed_only_after_its_time() {
+async fn a_dead_holder_is_replaced_only_after_the_lease_duration() {
     requires!(KubeApiserver);
     let client = shared().await;
     let stop = CancellationToken::new();
-    let a = acquire(client.clone(), options("crash", "a"), &stop).await.expect("nobody else wants it");
+    let a = acquire(client.clone(), options("crash", "a"), &stop).await.expect("no other candidate");
     let leadership = a.leadership();
-    // As a killed process does, it renews no more and gives nothing back.
+    // Like a killed process: no renewal and no release.
     drop(a);
     let b = tokio::time::timeout(SOON, acquire(client.clone(), options("crash", "b"), &stop)).await;
     assert!(b.expect("soon").expect("not stopped").leadership().is_held());
-    assert!(!leadership.is_held(), "the first leadership was over before");
+    assert!(!leadership.is_held(), "the first holder had stopped before");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_holder_that_cannot_renew_says_so_before_anyone_may_follow() {
+async fn a_holder_that_cannot_renew_stops_before_others_may_take_over() {
     requires!(KubeApiserver);
     let server = tokio::task::spawn_blocking(Server::start).await.expect("thread").expect("server");
     let client = server.client().await.expect("client");
     let stop = CancellationToken::new();
-    let held = acquire(client, options("cut", "a"), &stop).await.expect("nobody else wants it");
+    let held = acquire(client, options("cut", "a"), &stop).await.expect("no other candidate");
     let leadership = held.leadership();
     let kept = tokio::spawn(held.hold_until(stop));
     let server = tokio::task::spawn_blocking(move || server.cut().map(|()| server))
@@ -95,11 +95,11 @@ async fn a_holder_that_cannot_renew_says_so_before_anyone_may_follow() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_whose_lease_is_taken_stops_at_once() {
+async fn a_holder_whose_lease_is_taken_stops_at_once() {
     requires!(KubeApiserver);
     let client = shared().await;
     let stop = CancellationToken::new();
-    let held = acquire(client.clone(), options("taken", "a"), &stop).await.expect("nobody else wants it");
+    let held = acquire(client.clone(), options("taken", "a"), &stop).await.expect("no other candidate");
     let kept = tokio::spawn(held.hold_until(stop));
     let patch = serde_json::json!({ "spec": { "holderIdentity": "a person" } });
     let api: Api<Lease> = Api::default_namespaced(client);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Three candidates with clocks of their own, calls that are late, lost, or done without an answer: never two writers at once.
+//! A simulation of three candidates with clocks of different speed, and calls that are delayed, lost, or executed without an
+//! answer: never two holders at once.
 
 use std::time::Duration;
 
@@ -8,26 +9,27 @@ use proptest::prelude::*;
 use crate::lease::candidate::{Candidate, CandidateStep, LeaseTiming};
 use crate::lease::record::LeaseRecord;
 
-/// What becomes of a call, in milliseconds and luck.
+/// What happens to a call; times in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct CallFaults {
-    there: u64,
-    back: u64,
+    request_delay: u64,
+    answer_delay: u64,
     request_lost: bool,
     answer_lost: bool,
-    /// How long the candidate itself hangs before it takes its next step.
+    /// Time that the candidate is suspended before its next step.
     stall: u64,
 }
 
-const CALM: CallFaults = CallFaults { there: 5, back: 5, request_lost: false, answer_lost: false, stall: 0 };
+const NO_FAULTS: CallFaults =
+    CallFaults { request_delay: 5, answer_delay: 5, request_lost: false, answer_lost: false, stall: 0 };
 
-fn fate() -> impl Strategy<Value = CallFaults> {
+fn faults() -> impl Strategy<Value = CallFaults> {
     let late = prop_oneof![6 => 1..50u64, 2 => 50..2_500u64, 1 => 2_500..30_000u64];
     let stall = prop_oneof![12 => Just(0u64), 1 => 0..5_000u64, 1 => 5_000..40_000u64];
     (late.clone(), late, prop::bool::weighted(0.15), prop::bool::weighted(0.15), stall).prop_map(
-        |(there, back, request_lost, answer_lost, stall)| CallFaults {
-            there,
-            back,
+        |(request_delay, answer_delay, request_lost, answer_lost, stall)| CallFaults {
+            request_delay,
+            answer_delay,
             request_lost,
             answer_lost,
             stall,
@@ -35,7 +37,7 @@ fn fate() -> impl Strategy<Value = CallFaults> {
     )
 }
 
-/// A clock in thousandths of real speed, and what it showed at the beginning.
+/// A clock with its speed in thousandths of real time, and its initial value.
 #[derive(Clone, Copy, Debug)]
 struct SimClock {
     speed: u64,
@@ -60,11 +62,11 @@ enum Request {
 
 #[derive(Clone, Debug)]
 enum SimEvent {
-    /// The candidate looks what to do.
+    /// The candidate takes its next step.
     Wakes,
     /// A request reaches the server.
-    Arrives { call: u64, request: Request, sent: Duration, fate: CallFaults },
-    /// An answer reaches the candidate, or its patience ends.
+    Arrives { call: u64, request: Request, sent: Duration, faults: CallFaults },
+    /// An answer reaches the candidate, or the call times out.
     Ends { call: u64, answer: CallResult, sent: Duration },
 }
 
@@ -79,28 +81,28 @@ struct Simulation {
     timing: LeaseTiming,
     clocks: Vec<SimClock>,
     candidates: Vec<Candidate>,
-    /// The call that each waits for.
+    /// The call that each candidate waits for.
     waiting: Vec<u64>,
     stored: Option<LeaseRecord>,
     version: u64,
     calls: u64,
-    /// Time in milliseconds, who, what; kept in order.
-    agenda: Vec<(u64, usize, SimEvent)>,
-    fates: Vec<CallFaults>,
-    /// From when on all goes well.
-    calm_from: u64,
+    /// Time in milliseconds, candidate and event, in order.
+    pending: Vec<(u64, usize, SimEvent)>,
+    schedule: Vec<CallFaults>,
+    /// No faults from this time on.
+    no_faults_from: u64,
     now: u64,
 }
 
 impl Simulation {
-    fn new(clocks: Vec<SimClock>, fates: Vec<CallFaults>, calm_from: u64) -> Self {
+    fn new(clocks: Vec<SimClock>, schedule: Vec<CallFaults>, no_faults_from: u64) -> Self {
         let timing = LeaseTiming::default();
         let candidates: Vec<_> = clocks
             .iter()
             .enumerate()
-            .map(|(who, clock)| Candidate::new(format!("candidate-{who}"), timing, clock.local(0)))
+            .map(|(index, clock)| Candidate::new(format!("candidate-{index}"), timing, clock.local(0)))
             .collect();
-        let agenda = (0..candidates.len()).map(|who| (0, who, SimEvent::Wakes)).collect();
+        let pending = (0..candidates.len()).map(|index| (0, index, SimEvent::Wakes)).collect();
         Self {
             timing,
             waiting: vec![0; candidates.len()],
@@ -109,92 +111,97 @@ impl Simulation {
             stored: None,
             version: 0,
             calls: 0,
-            agenda,
-            fates,
-            calm_from,
+            pending,
+            schedule,
+            no_faults_from,
             now: 0,
         }
     }
 
-    fn fate(&self) -> CallFaults {
-        if self.now >= self.calm_from || self.fates.is_empty() {
-            return CALM;
+    fn faults(&self) -> CallFaults {
+        if self.now >= self.no_faults_from || self.schedule.is_empty() {
+            return NO_FAULTS;
         }
-        let at = usize::try_from(self.calls).expect("small") % self.fates.len();
-        self.fates[at]
+        let at = usize::try_from(self.calls).expect("small") % self.schedule.len();
+        self.schedule[at]
     }
 
-    fn local(&self, who: usize) -> Duration {
-        self.clocks[who].local(self.now)
+    fn local(&self, index: usize) -> Duration {
+        self.clocks[index].local(self.now)
     }
 
     fn holders(&self) -> Vec<usize> {
-        let holds =
-            |who: &usize| self.candidates[*who].held_until().is_some_and(|until| self.local(*who) < until);
+        let holds = |index: &usize| {
+            self.candidates[*index].held_until().is_some_and(|until| self.local(*index) < until)
+        };
         (0..self.candidates.len()).filter(holds).collect()
     }
 
     fn run(&mut self, end: u64) -> Result<(), TestCaseError> {
         loop {
             let next =
-                self.agenda.iter().enumerate().min_by_key(|(at, (time, ..))| (*time, *at)).map(|(at, _)| at);
-            let Some(next) = next.filter(|at| self.agenda[*at].0 <= end) else {
+                self.pending.iter().enumerate().min_by_key(|(at, (time, ..))| (*time, *at)).map(|(at, _)| at);
+            let Some(next) = next.filter(|at| self.pending[*at].0 <= end) else {
                 self.now = end;
                 return Ok(());
             };
-            let (time, who, what) = self.agenda.remove(next);
+            let (time, index, what) = self.pending.remove(next);
             self.now = time;
             match what {
-                SimEvent::Wakes => self.wakes(who),
-                SimEvent::Arrives { call, request, sent, fate } => {
-                    self.arrives(who, call, &request, sent, fate);
+                SimEvent::Wakes => self.wakes(index),
+                SimEvent::Arrives { call, request, sent, faults } => {
+                    self.arrives(index, call, &request, sent, faults);
                 }
-                SimEvent::Ends { call, answer, sent } => self.ends(who, call, answer, sent),
+                SimEvent::Ends { call, answer, sent } => self.ends(index, call, answer, sent),
             }
             prop_assert!(self.holders().len() <= 1, "at {} ms: {:?}", self.now, self.holders());
         }
     }
 
-    fn wakes(&mut self, who: usize) {
-        let local = self.local(who);
-        match self.candidates[who].step(local) {
+    fn wakes(&mut self, index: usize) {
+        let local = self.local(index);
+        match self.candidates[index].step(local) {
             CandidateStep::Sleep(wait) => {
-                let at = self.clocks[who].real(local + wait) - self.clocks[who].real(local) + self.now;
-                self.agenda.push((at.max(self.now + 1), who, SimEvent::Wakes));
+                let at = self.clocks[index].real(local + wait) - self.clocks[index].real(local) + self.now;
+                self.pending.push((at.max(self.now + 1), index, SimEvent::Wakes));
             }
-            CandidateStep::Read => self.send(who, Request::Read, local),
+            CandidateStep::Read => self.send(index, Request::Read, local),
             // The version is of the record that was read or written last, which the candidate keeps.
             CandidateStep::Write => {
-                let over = self.candidates[who].version().map(str::to_owned);
-                self.send(who, Request::Write { over }, local);
+                let over = self.candidates[index].version().map(str::to_owned);
+                self.send(index, Request::Write { over }, local);
             }
         }
     }
 
-    fn send(&mut self, who: usize, request: Request, sent: Duration) {
-        let fate = self.fate();
+    fn send(&mut self, index: usize, request: Request, sent: Duration) {
+        let faults = self.faults();
         self.calls += 1;
         let call = self.calls;
-        self.waiting[who] = call;
-        if !fate.request_lost {
-            self.agenda.push((self.now + fate.there, who, SimEvent::Arrives { call, request, sent, fate }));
+        self.waiting[index] = call;
+        if !faults.request_lost {
+            self.pending.push((
+                self.now + faults.request_delay,
+                index,
+                SimEvent::Arrives { call, request, sent, faults },
+            ));
         }
-        let patience = u64::try_from(self.timing.call.as_millis()).expect("short");
-        self.agenda.push((
-            self.now + patience,
-            who,
+        let timeout = u64::try_from(self.timing.call.as_millis()).expect("short");
+        self.pending.push((
+            self.now + timeout,
+            index,
             SimEvent::Ends { call, answer: CallResult::Failed, sent },
         ));
     }
 
-    fn arrives(&mut self, who: usize, call: u64, request: &Request, sent: Duration, fate: CallFaults) {
+    fn arrives(&mut self, index: usize, call: u64, request: &Request, sent: Duration, faults: CallFaults) {
         let answer = match request {
             Request::Read => CallResult::Read(self.stored.clone()),
             Request::Write { over } if *over == self.stored.as_ref().map(|record| record.version.clone()) => {
                 self.version += 1;
                 let record = LeaseRecord {
                     version: self.version.to_string(),
-                    holder: Some(format!("candidate-{who}")),
+                    holder: Some(format!("candidate-{index}")),
                     duration: Some(self.timing.duration),
                 };
                 self.stored = Some(record.clone());
@@ -202,24 +209,24 @@ impl Simulation {
             }
             Request::Write { .. } => CallResult::Failed,
         };
-        if !fate.answer_lost {
-            self.agenda.push((self.now + fate.back, who, SimEvent::Ends { call, answer, sent }));
+        if !faults.answer_lost {
+            self.pending.push((self.now + faults.answer_delay, index, SimEvent::Ends { call, answer, sent }));
         }
     }
 
-    fn ends(&mut self, who: usize, call: u64, answer: CallResult, sent: Duration) {
-        if self.waiting[who] != call {
+    fn ends(&mut self, index: usize, call: u64, answer: CallResult, sent: Duration) {
+        if self.waiting[index] != call {
             return;
         }
-        self.waiting[who] = 0;
-        let local = self.local(who);
-        let candidate = &mut self.candidates[who];
+        self.waiting[index] = 0;
+        let local = self.local(index);
+        let candidate = &mut self.candidates[index];
         match answer {
             CallResult::Read(record) => candidate.observed(record, local),
             CallResult::Wrote(record) => candidate.renewed(record, sent, local),
             CallResult::Failed => candidate.failed(local, 0.5),
         }
-        self.agenda.push((self.now + self.fate().stall, who, SimEvent::Wakes));
+        self.pending.push((self.now + self.faults().stall, index, SimEvent::Wakes));
     }
 }
 
@@ -227,20 +234,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn never_two_writers_and_one_in_the_end(
+    fn never_two_holders_and_one_after_faults_end(
         // The fastest is 1.4 times as fast as the slowest; the lease allows for half as fast again.
         clocks in prop::collection::vec((850..1_190u64, 0..100_000_000u64), 3),
-        fates in prop::collection::vec(fate(), 1..60),
+        schedule in prop::collection::vec(faults(), 1..60),
     ) {
         let clocks = clocks.into_iter().map(|(speed, start)| SimClock { speed, start }).collect();
-        let mut simulation = Simulation::new(clocks, fates, 300_000);
+        let mut simulation = Simulation::new(clocks, schedule, 300_000);
         simulation.run(400_000)?;
-        prop_assert_eq!(simulation.holders().len(), 1, "nobody leads after a while of calm");
+        prop_assert_eq!(simulation.holders().len(), 1, "no holder after the faults ended");
     }
 }
 
 #[test]
-fn without_faults_one_leads_from_the_start_to_the_end() {
+fn without_faults_the_first_holder_stays() {
     let clocks = vec![SimClock { speed: 1000, start: 0 }; 3];
     let mut simulation = Simulation::new(clocks, Vec::new(), 0);
     simulation.run(100).expect("safe");
@@ -250,7 +257,7 @@ fn without_faults_one_leads_from_the_start_to_the_end() {
     assert_eq!(simulation.holders(), first);
 }
 
-/// The test can fail: with a deadline as long as clocks of different speed make dangerous, two do write at once.
+/// Shows that the simulation can fail: a renew deadline beyond the lease duration allows two holders.
 #[test]
 fn the_simulation_finds_an_unsafe_deadline() {
     let clocks = vec![
@@ -258,14 +265,14 @@ fn the_simulation_finds_an_unsafe_deadline() {
         SimClock { speed: 1_190, start: 99 },
         SimClock { speed: 1_000, start: 0 },
     ];
-    let silence = CallFaults { request_lost: true, ..CALM };
+    let silence = CallFaults { request_lost: true, ..NO_FAULTS };
     let found = (1..40).any(|good| {
-        let fates: Vec<_> = (0..40).map(|at| if at < good { CALM } else { silence }).collect();
-        let mut simulation = Simulation::new(clocks.clone(), fates, 300_000);
+        let schedule: Vec<_> = (0..40).map(|at| if at < good { NO_FAULTS } else { silence }).collect();
+        let mut simulation = Simulation::new(clocks.clone(), schedule, 300_000);
         simulation.timing.deadline = simulation.timing.duration * 2;
-        for (who, clock) in clocks.iter().enumerate() {
-            simulation.candidates[who] =
-                Candidate::new(format!("candidate-{who}"), simulation.timing, clock.local(0));
+        for (index, clock) in clocks.iter().enumerate() {
+            simulation.candidates[index] =
+                Candidate::new(format!("candidate-{index}"), simulation.timing, clock.local(0));
         }
         simulation.run(300_000).is_err()
     });

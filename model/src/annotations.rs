@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The annotations on Services that users and other programs rely on, in one table: name, value and meaning.
+//!
+//! `docs/annotations.md` must name each; a test of the controller compares the two.
+
+/// One annotation, as documented.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Annotation {
+    /// The full name.
+    pub name: &'static str,
+    /// The values that it takes, in Markdown.
+    pub value: &'static str,
+    /// The meaning, one or two sentences.
+    pub meaning: &'static str,
+}
+
+/// Declares a constant for each annotation's name, and `ALL`, the table.
+#[macro_export]
+macro_rules! annotations {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal, $value:literal;)+) => {
+        $($(#[doc = $doc])+ pub const $name: &str = $text;)+
+
+        /// All annotations of this table.
+        pub const ALL: &[$crate::annotations::Annotation] = &[$($crate::annotations::Annotation {
+            name: $text,
+            value: $value,
+            meaning: concat!($($doc),+),
+        }),+];
+    };
+}
+
+annotations! {
+    /// Steering of the Service; without it the controller's `--default-steering` applies.
+    STEERING = "steerage.dev/steering", "`api` or `health-check`";
+    /// Requested addresses of the load balancer; takes precedence over `spec.loadBalancerIP`.
+    ADDRESSES = "steerage.dev/addresses", "one address, or one per IP family separated by a comma";
+    /// AddressPool to take addresses from. A pool with `autoAssign: false` serves only Services that name the pool or one of its addresses.
+    ADDRESS_POOL = "steerage.dev/address-pool", "name of an AddressPool";
+    /// Time between two health checks of a target, within the provider's range.
+    HEALTH_CHECK_INTERVAL = "steerage.dev/health-check-interval", "duration, such as `500ms` or `10s`";
+    /// Time after which a health check fails; at most the interval.
+    HEALTH_CHECK_TIMEOUT = "steerage.dev/health-check-timeout", "duration, such as `500ms` or `2s`";
+    /// Consecutive successful checks that make a target healthy.
+    HEALTH_CHECK_HEALTHY_THRESHOLD = "steerage.dev/health-check-healthy-threshold", "1 to 100";
+    /// Consecutive failed checks that make a target unhealthy.
+    HEALTH_CHECK_UNHEALTHY_THRESHOLD = "steerage.dev/health-check-unhealthy-threshold", "1 to 100";
+    /// Legacy form of `spec.externalTrafficPolicy`; takes precedence over the alpha annotation.
+    BETA_EXTERNAL_TRAFFIC = "service.beta.kubernetes.io/external-traffic", "`OnlyLocal` or `Global`";
+    /// Legacy form of `spec.externalTrafficPolicy`.
+    ALPHA_EXTERNAL_TRAFFIC = "service.alpha.kubernetes.io/external-traffic", "`OnlyLocal` or `Global`";
+    /// Legacy form of `spec.healthCheckNodePort`; takes precedence over the alpha annotation.
+    BETA_HEALTH_CHECK_NODE_PORT = "service.beta.kubernetes.io/healthcheck-nodeport", "port number";
+    /// Legacy form of `spec.healthCheckNodePort`.
+    ALPHA_HEALTH_CHECK_NODE_PORT = "service.alpha.kubernetes.io/healthcheck-nodeport", "port number";
+    /// Written by the controller: the provider whose load balancer the finalizer protects. Do not edit.
+    PROVIDER = "steerage.dev/provider", "name of a provider";
+    /// Written by the controller: the legacy annotations were applied to the spec once. Do not edit.
+    LEGACY_ANNOTATIONS_MIGRATED = "steerage.dev/legacy-annotations-migrated", "`true`";
+}
+
+/// Whether the controller itself writes the annotation, so that it requests nothing.
+pub fn is_written_by_controller(name: &str) -> bool {
+    [PROVIDER, LEGACY_ANNOTATIONS_MIGRATED].contains(&name)
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Events become requests, and what a snapshot shares.
+
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use steerage_model::{Endpoint, Family, ServiceKind};
+
+use super::*;
+use crate::queue::{Backoff, ReconcileOutcome};
+use crate::request_queue::RequestBatch;
+
+fn slice(ready: &[&str]) -> EndpointSlice {
+    let service = Key::new("default", "web");
+    let endpoints = ready.iter().map(|node| Endpoint::ready([10, 0, 0, 1].into(), node)).collect();
+    EndpointSlice { endpoints, ..EndpointSlice::new(service.clone(), service, Family::V4) }
+}
+
+fn service() -> Service {
+    let mut service = Service::new(Key::new("default", "web"));
+    service.uid = "u".to_owned();
+    service.kind = ServiceKind::LoadBalancer;
+    service.class = Some("steerage.dev/edge".to_owned());
+    service
+}
+
+fn owner() -> Owner {
+    owner_of(&service())
+}
+
+fn listed() -> ClusterIndex {
+    let backoff = Backoff { min: Duration::from_mins(1), max: Duration::from_mins(1) };
+    let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
+    let classes = ManagedClasses { provider: "edge", serve_unset: false };
+    let cluster = ClusterIndex::new(classes, requests, Arc::default());
+    cluster.on_service(Event::Init);
+    cluster.on_service(Event::InitApply(service()));
+    cluster.on_service(Event::InitDone);
+    cluster.on_node(Event::Init);
+    cluster.on_node(Event::InitDone);
+    assert!(cluster.synced().now_or_never().is_none(), "slices are missing");
+    cluster.on_slice(Event::Init);
+    cluster.on_slice(Event::InitDone);
+    assert!(cluster.synced().now_or_never().is_some());
+    cluster.requests.clear();
+    cluster
+}
+
+fn next(cluster: &ClusterIndex) -> Option<ReconcileRequest> {
+    let (key, RequestBatch(mut batch)) = cluster.requests.start_next()?;
+    cluster.requests.finish(&key, ReconcileOutcome::Done);
+    let request = batch.remove(&owner()).expect("the Service's");
+    assert!(batch.is_empty(), "{batch:?}");
+    Some(request)
+}
+
+#[test]
+fn every_change_of_a_service_becomes_one_merged_request() {
+    let cluster = listed();
+    while cluster.requests.changed().now_or_never().is_some() {}
+    cluster.on_slice(Event::Apply(slice(&["a"])));
+    let first = Instant::now();
+    cluster.on_slice(Event::Apply(slice(&["b"])));
+    assert!(cluster.requests.changed().now_or_never().is_some());
+    let request = next(&cluster).expect("a request");
+    assert!(request.endpoints_changed.expect("a time") <= first, "the first change counts");
+    assert_eq!(next(&cluster), None);
+    cluster.on_service(Event::Delete(service().key));
+    assert_eq!(next(&cluster), None, "nothing was applied for it");
+    cluster.on_service(Event::Apply(service()));
+    assert_eq!(next(&cluster), Some(ReconcileRequest::default()));
+}
+
+#[test]
+fn services_of_other_classes_become_no_request() {
+    let cluster = listed();
+    let mut theirs = service();
+    theirs.key = Key::new("default", "theirs");
+    theirs.class = Some("example.com/other".to_owned());
+    cluster.on_service(Event::Apply(theirs));
+    assert_eq!(next(&cluster), None);
+}
+
+#[test]
+fn only_a_changed_specification_ends_a_backoff() {
+    let cluster = listed();
+    let fail = |cluster: &ClusterIndex| {
+        cluster.requests.add(&owner(), ReconcileRequest::default(), true);
+        let (key, batch) = cluster.requests.start_next().expect("due");
+        cluster.requests.finish(&key, ReconcileOutcome::Failed(None, batch));
+    };
+    let mut state = crate::applied::AppliedState::default();
+    state.fingerprint = Some(plan::fingerprint(&service()));
+    cluster.applied.put(&owner(), state);
+    fail(&cluster);
+    cluster.on_slice(Event::Apply(slice(&["a"])));
+    let mut written = service();
+    written.finalizers.push(steerage_model::names::FINALIZER.to_owned());
+    cluster.on_service(Event::Apply(written));
+    assert_eq!(next(&cluster), None, "an own write and an endpoint leave the backoff");
+    let mut edited = service();
+    edited.load_balancer_ip = Some("10.0.0.1".to_owned());
+    cluster.on_service(Event::Apply(edited));
+    assert!(next(&cluster).is_some());
+}
+
+#[test]
+fn nodes_are_prepared_once_for_many_plans() {
+    let cluster = listed();
+    let nodes = || cluster.snapshot(&owner()).expect("the Service").nodes;
+    assert!(Arc::ptr_eq(&nodes(), &nodes()));
+    let before = nodes();
+    cluster.on_slice(Event::Apply(slice(&["a"])));
+    assert!(Arc::ptr_eq(&before, &nodes()));
+    assert!(!cluster.requests.take_nodes_changed());
+    cluster.on_node(Event::Apply(Node { name: "a".to_owned(), ..Node::default() }));
+    assert!(cluster.requests.take_nodes_changed());
+    assert!(!Arc::ptr_eq(&before, &nodes()));
+}

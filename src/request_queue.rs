@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The controller's one queue. Watches, the provider, the resync and failed tasks add requests; only the workers take them out.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use steerage_provider_api::Owner;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::queue::{Backoff, Queue, ReconcileOutcome, Request};
+
+/// Why a load balancer is reconciled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ReconcileRequest {
+    /// When the first endpoint changed that its targets do not reflect yet.
+    pub(crate) endpoints_changed: Option<Instant>,
+    /// Compare everything, with the provider too, instead of only what changed.
+    pub(crate) full: bool,
+    /// The provider listed it as existing, whether this process remembers it or not.
+    pub(crate) exists_at_provider: bool,
+}
+
+impl ReconcileRequest {
+    /// A request to compare everything.
+    pub(crate) const FULL: Self = Self { endpoints_changed: None, full: true, exists_at_provider: false };
+}
+
+impl Request for ReconcileRequest {
+    fn merge(&mut self, other: Self) {
+        self.endpoints_changed = match (self.endpoints_changed, other.endpoints_changed) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        self.full |= other.full;
+        self.exists_at_provider |= other.exists_at_provider;
+    }
+
+    fn is_urgent(&self) -> bool {
+        self.endpoints_changed.is_some()
+    }
+}
+
+/// The requests of all owners that share a serialisation key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RequestBatch(pub(crate) BTreeMap<Owner, ReconcileRequest>);
+
+impl Request for RequestBatch {
+    fn merge(&mut self, other: Self) {
+        for (owner, request) in other.0 {
+            self.0.entry(owner).or_default().merge(request);
+        }
+    }
+
+    fn is_urgent(&self) -> bool {
+        self.0.values().any(Request::is_urgent)
+    }
+}
+
+/// The provider's serialisation key of an owner.
+type KeyOf = Box<dyn Fn(&Owner) -> String + Send + Sync>;
+
+pub(crate) struct RequestQueue {
+    key_of: KeyOf,
+    inner: Mutex<Inner>,
+    changed: Notify,
+}
+
+struct Inner {
+    queue: Queue<RequestBatch>,
+    /// A node concerns every load balancer. The flag stands for all their requests, so that a burst costs one of each.
+    nodes_changed: bool,
+}
+
+impl RequestQueue {
+    pub(crate) fn new(key_of: impl Fn(&Owner) -> String + Send + Sync + 'static, backoff: Backoff) -> Self {
+        let inner = Inner { queue: Queue::new(backoff), nodes_changed: false };
+        Self { key_of: Box::new(key_of), inner: Mutex::new(inner), changed: Notify::new() }
+    }
+
+    /// Adds a request. `reset_backoff` ends a backoff, because the cause of the failure may be gone.
+    pub(crate) fn add(&self, owner: &Owner, request: ReconcileRequest, reset_backoff: bool) {
+        let key = (self.key_of)(owner);
+        let batch = RequestBatch([(owner.clone(), request)].into());
+        self.lock().queue.add(&key, batch, reset_backoff, Instant::now());
+        self.changed.notify_one();
+    }
+
+    /// Records that a node changed; the workers then add a request for every load balancer.
+    pub(crate) fn set_nodes_changed(&self) {
+        self.lock().nodes_changed = true;
+        self.changed.notify_one();
+    }
+
+    /// Whether a node changed since the last call.
+    pub(crate) fn take_nodes_changed(&self) -> bool {
+        std::mem::take(&mut self.lock().nodes_changed)
+    }
+
+    /// Returns when something was added. For one listener.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Removes what the watches added while this process did not lead.
+    pub(crate) fn clear(&self) {
+        let mut inner = self.lock();
+        inner.queue.clear();
+        inner.nodes_changed = false;
+    }
+
+    /// The next key that is due, with its requests.
+    pub(crate) fn start_next(&self) -> Option<(String, RequestBatch)> {
+        self.lock().queue.start_next(Instant::now())
+    }
+
+    /// Records the end of a key's task.
+    pub(crate) fn finish(&self, key: &str, outcome: ReconcileOutcome<RequestBatch>) {
+        self.lock().queue.finish(key, outcome, Instant::now(), fastrand::f64());
+    }
+
+    /// When the next key is due.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.lock().queue.next_due()
+    }
+
+    /// The number of keys that wait.
+    pub(crate) fn depth(&self) -> usize {
+        self.lock().queue.depth()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for RequestQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestQueue").field("depth", &self.depth()).finish_non_exhaustive()
+    }
+}
