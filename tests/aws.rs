@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The controller's binary with the provider for AWS: a real API server, moto, and between them a proxy that counts the calls.
+//! The controller's binary with the provider for AWS, against a real API server and moto behind a proxy that counts requests.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a test")]
 
@@ -15,13 +15,13 @@ use steerage_testmoto::{Server, classify};
 
 use support::{Cluster, eventually};
 
-/// The instances in all target groups of the Service with this UID.
+/// The instances in all target groups of the Service.
 fn registered(moto: &Server, uid: &str) -> BTreeSet<String> {
     moto.targets(uid).expect("targets").into_values().flatten().collect()
 }
 
 #[tokio::test]
-async fn endpoints_move_targets_in_api_mode_and_call_nobody_in_health_check_mode() {
+async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_health_check_steering() {
     requires!(KubeApiserver, Moto);
     let cluster = Cluster::new("cloud", 1).await;
     let moto = Server::start().expect("moto");
@@ -42,34 +42,34 @@ async fn endpoints_move_targets_in_api_mode_and_call_nobody_in_health_check_mode
     let _controller = cluster.controller_of("aws", "one", flags.as_flattened());
 
     let class = json!({"loadBalancerClass": "steerage.dev/aws"});
-    let probed = cluster.service("probed", json!({"spec": class})).await;
+    let checked = cluster.service("checked", json!({"spec": class})).await;
     let api = json!({"annotations": {"steerage.dev/steering": "api"}});
-    let told = cluster.service("told", json!({"metadata": api, "spec": class})).await;
+    let by_api = cluster.service("by-api", json!({"metadata": api, "spec": class})).await;
     let uid = |service: &k8s_openapi::api::core::v1::Service| service.metadata.uid.clone().expect("a UID");
-    let (probed, told) = (uid(&probed), uid(&told));
+    let (checked, by_api) = (uid(&checked), uid(&by_api));
     let (first, both) = (BTreeSet::from([instances[0].clone()]), BTreeSet::from_iter(instances.clone()));
-    cluster.endpoints("probed", &["node-a"]).await;
-    cluster.endpoints("told", &["node-a"]).await;
-    for service in ["probed", "told"] {
+    cluster.endpoints("checked", &["node-a"]).await;
+    cluster.endpoints("by-api", &["node-a"]).await;
+    for service in ["checked", "by-api"] {
         cluster.condition(service, "Programmed", "True", "Programmed").await;
     }
-    eventually("the probed targets", async || (registered(&moto, &probed) == both).then_some(())).await;
-    eventually("the told targets", async || (registered(&moto, &told) == first).then_some(())).await;
+    eventually("the checked targets", async || (registered(&moto, &checked) == both).then_some(())).await;
+    eventually("the targets by API", async || (registered(&moto, &by_api) == first).then_some(())).await;
 
-    // Under health checks endpoints move without a call of any kind.
+    // Under health-check steering, changed endpoints cost no request.
     tokio::time::sleep(Duration::from_secs(2)).await;
     proxy.reset();
     for nodes in [&["node-b"][..], &["node-a", "node-b"], &[], &["node-a"]] {
-        cluster.endpoints("probed", nodes).await;
+        cluster.endpoints("checked", nodes).await;
         tokio::time::sleep(Duration::from_millis(700)).await;
     }
     let calls: Vec<_> = proxy.calls().into_iter().map(|call| call.name).collect();
     assert!(calls.is_empty(), "{calls:?}");
 
-    // Under api steering a move is a registration and a deregistration, in this order.
-    cluster.endpoints("told", &["node-b"]).await;
+    // Under api steering, a moved endpoint is a registration and then a deregistration.
+    cluster.endpoints("by-api", &["node-b"]).await;
     let second = BTreeSet::from([instances[1].clone()]);
-    eventually("the move", async || (registered(&moto, &told) == second).then_some(())).await;
+    eventually("the new target", async || (registered(&moto, &by_api) == second).then_some(())).await;
     let writes: Vec<_> = proxy.writes().into_iter().map(|call| call.name).collect();
     assert_eq!(writes, ["RegisterTargets", "DeregisterTargets"]);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What cannot be had is told by event and condition, what stands goes on, and what is not ours is left alone.
+//! Unsupported requests are reported by event and condition, existing load balancers are kept, and objects of others stay untouched.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a test")]
 
@@ -16,7 +16,7 @@ use steerage_requirements::requires;
 use support::{Cluster, eventually};
 
 #[tokio::test]
-async fn addresses_that_cannot_be_had_are_told_and_given_once_they_can() {
+async fn unavailable_addresses_are_reported_and_assigned_once_available() {
     requires!(KubeApiserver);
     let cluster = Cluster::new("addresses", 1).await;
     let _controller = cluster.controller("one", &[]);
@@ -48,7 +48,7 @@ async fn addresses_that_cannot_be_had_are_told_and_given_once_they_can() {
 }
 
 #[tokio::test]
-async fn an_unknown_steering_leaves_the_load_balancer_as_it_was() {
+async fn an_unknown_steering_keeps_the_previous_load_balancer() {
     requires!(KubeApiserver);
     let cluster = Cluster::new("unknown", 9).await;
     let _controller = cluster.controller("one", &["--default-steering", "api"]);
@@ -74,7 +74,7 @@ async fn an_unknown_steering_leaves_the_load_balancer_as_it_was() {
 }
 
 #[tokio::test]
-async fn services_of_others_are_not_touched() {
+async fn services_of_other_classes_are_not_touched() {
     requires!(KubeApiserver);
     let cluster = Cluster::new("classes", 9).await;
     let controller = cluster.controller("one", &[]);
@@ -120,7 +120,7 @@ async fn services_of_others_are_not_touched() {
 }
 
 #[tokio::test]
-async fn old_annotations_are_told_and_followed_once_where_asked() {
+async fn legacy_annotations_are_reported_and_applied_once_if_enabled() {
     requires!(KubeApiserver);
     let cluster = Cluster::new("legacy", 9).await;
     let old = json!({

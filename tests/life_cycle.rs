@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The controller's binary with the edge's provider against a real API server: from a Service to its address and back.
+//! The controller's binary with the edge's provider against a real API server: the life of a load balancer.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a test")]
 
@@ -15,7 +15,7 @@ use steerage_requirements::requires;
 use support::{Cluster, eventually};
 
 #[tokio::test]
-async fn a_service_gets_a_load_balancer_and_gives_it_back() {
+async fn a_service_gets_a_load_balancer_and_loses_it_with_its_type_or_deletion() {
     requires!(KubeApiserver);
     let cluster = Cluster::new("life", 9).await;
     let controller = cluster.controller("one", &[]);
@@ -37,7 +37,7 @@ async fn a_service_gets_a_load_balancer_and_gives_it_back() {
     );
     cluster.targets("web", &["set:eligible"]).await;
 
-    // Away and back.
+    // Another type, and back.
     cluster.change("web", json!({"spec": {"type": "ClusterIP", "loadBalancerClass": null}})).await;
     let plain = eventually("the finalizer to go", async || {
         let service = cluster.services().get("web").await.ok()?;
@@ -58,55 +58,55 @@ async fn a_service_gets_a_load_balancer_and_gives_it_back() {
     })
     .await;
     assert!(cluster.balancer_of("web").await.is_none());
-    assert!(controller.stop(), "it ends in order");
+    assert!(controller.stop(), "the process exits successfully");
 }
 
 #[tokio::test]
-async fn endpoints_move_targets_in_api_mode_and_write_nothing_in_health_check_mode() {
+async fn endpoints_change_targets_under_api_steering_and_cost_no_write_under_health_check_steering() {
     requires!(KubeApiserver);
     let cluster = Cluster::new("steer", 9).await;
     let _controller = cluster.controller("one", &[]);
-    cluster.service("probed", json!({})).await;
-    cluster.service("told", json!({"metadata": {"annotations": {"steerage.dev/steering": "api"}}})).await;
+    cluster.service("checked", json!({})).await;
+    cluster.service("by-api", json!({"metadata": {"annotations": {"steerage.dev/steering": "api"}}})).await;
     cluster.service("wide", json!({"spec": {"externalTrafficPolicy": "Cluster"}})).await;
-    cluster.endpoints("told", &["node-a"]).await;
-    cluster.endpoints("probed", &["node-a"]).await;
-    cluster.targets("told", &["node-a"]).await;
-    cluster.targets("probed", &["set:eligible"]).await;
+    cluster.endpoints("by-api", &["node-a"]).await;
+    cluster.endpoints("checked", &["node-a"]).await;
+    cluster.targets("by-api", &["node-a"]).await;
+    cluster.targets("checked", &["set:eligible"]).await;
     cluster.targets("wide", &["set:eligible"]).await;
-    let told = cluster.balancer_of("told").await.expect("balancer").spec;
-    assert_eq!(told.health_check.port, 10256, "under api steering the node's own health counts");
-    cluster.endpoints("told", &["node-a", "node-b"]).await;
-    cluster.targets("told", &["node-a", "node-b"]).await;
-    cluster.endpoints("told", &["node-b", "node-b"]).await;
-    cluster.targets("told", &["node-b"]).await;
-    assert_eq!(cluster.balancer_of("told").await.expect("balancer").spec.targets[0].weight, 2);
+    let by_api = cluster.balancer_of("by-api").await.expect("balancer").spec;
+    assert_eq!(by_api.health_check.port, 10256, "api steering checks the node");
+    cluster.endpoints("by-api", &["node-a", "node-b"]).await;
+    cluster.targets("by-api", &["node-a", "node-b"]).await;
+    cluster.endpoints("by-api", &["node-b", "node-b"]).await;
+    cluster.targets("by-api", &["node-b"]).await;
+    assert_eq!(cluster.balancer_of("by-api").await.expect("balancer").spec.targets[0].weight, 2);
 
-    // What moves under health checks, and what does not move at all, costs no write.
-    for service in ["probed", "told", "wide"] {
+    // Neither changed endpoints under health-check steering nor a steady state cost a write.
+    for service in ["checked", "by-api", "wide"] {
         cluster.condition(service, "Programmed", "True", "Programmed").await;
     }
-    cluster.condition("probed", "Serving", "Unknown", "HealthUnknown").await;
+    cluster.condition("checked", "Serving", "Unknown", "HealthUnknown").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let kinds = ["edgeloadbalancers", "edgenodesets", "addresspools", "services"];
     let before = cluster.writes(&kinds).await;
     for nodes in [&["node-b"][..], &["node-a", "node-b"], &["node-a"]] {
-        cluster.endpoints("probed", nodes).await;
+        cluster.endpoints("checked", nodes).await;
         tokio::time::sleep(Duration::from_millis(700)).await;
     }
     assert_eq!(cluster.writes(&kinds).await, before);
 
-    // Nodes come and go for all.
+    // A new node becomes a target of all Services.
     cluster.node("node-c", "10.1.0.3").await;
     eventually("the new node to join the shared set", async || {
         let set = shared_set(&cluster).await?;
         (set == ["node-a", "node-b", "node-c"]).then_some(())
     })
     .await;
-    // Without endpoints an api-steered Service has no targets, and says so.
-    cluster.endpoints("told", &[]).await;
-    cluster.targets("told", &[]).await;
-    cluster.condition("told", "Serving", "False", "NoEndpoints").await;
+    // Without endpoints, a Service under api steering has no targets, and its condition says so.
+    cluster.endpoints("by-api", &[]).await;
+    cluster.targets("by-api", &[]).await;
+    cluster.condition("by-api", "Serving", "False", "NoEndpoints").await;
 }
 
 async fn shared_set(cluster: &Cluster) -> Option<Vec<String>> {
@@ -117,7 +117,7 @@ async fn shared_set(cluster: &Cluster) -> Option<Vec<String>> {
 }
 
 #[tokio::test]
-async fn what_was_deleted_while_nobody_looked_is_cleaned_up() {
+async fn services_deleted_while_no_controller_ran_are_cleaned_up() {
     requires!(KubeApiserver);
     let cluster = Cluster::new("down", 9).await;
     let controller = cluster.controller("one", &[]);
@@ -129,7 +129,7 @@ async fn what_was_deleted_while_nobody_looked_is_cleaned_up() {
     }
     controller.kill();
     cluster.delete("deleted").await;
-    // As somebody who takes every finalizer away.
+    // A user removes every finalizer.
     let stripped = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     cluster.services().patch("stripped", &PatchParams::default(), &stripped).await.expect("strip");
     cluster.services().delete("stripped", &DeleteParams::default()).await.expect("delete");
@@ -149,7 +149,7 @@ async fn what_was_deleted_while_nobody_looked_is_cleaned_up() {
 }
 
 #[tokio::test]
-async fn a_standby_takes_over_and_changes_nothing() {
+async fn a_standby_takes_over_and_changes_only_what_differs() {
     requires!(KubeApiserver);
     let cluster = Cluster::new("lease", 9).await;
     let leader = cluster.controller("one", &[]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real API server with the edge's CRDs, the controller's binary, and what tests do to both.
+//! A real API server with the edge's CRDs, the controller's binary, and helpers for both.
 
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,13 +18,13 @@ use steerage_edge_api::{AddressPool, EdgeLoadBalancer};
 use steerage_testserver::Server;
 use tokio::sync::{Mutex, MutexGuard};
 
-/// One controller serves all Services of a cluster, so tests take the server one after the other.
+/// A controller manages all Services of its cluster, so tests use the server one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
-/// Longest wait for anything.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longest wait for an expected state.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The cluster, for one test.
+/// The cluster, owned by one test.
 pub(crate) struct Cluster {
     pub(crate) client: Client,
     pub(crate) namespace: String,
@@ -32,7 +32,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// An empty cluster with two nodes and a pool of so many IPv4 addresses.
+    /// An empty cluster with two nodes and a pool of this many IPv4 addresses.
     pub(crate) async fn new(name: &str, addresses: u8) -> Self {
         let turn = ONE_AT_A_TIME.lock().await;
         let client = Server::shared().client().await.expect("client");
@@ -105,7 +105,7 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Creates a Service of our class and the policy Local, changed by a merge patch.
+    /// Creates a Service of the edge's class and the policy Local, changed by a merge patch.
     pub(crate) async fn service(&self, name: &str, change: Value) -> Service {
         let mut service = json!({
             "metadata": {"name": name},
@@ -148,7 +148,7 @@ impl Cluster {
 
     /// The load balancer of a Service, if there is one.
     pub(crate) async fn balancer_of(&self, service: &str) -> Option<EdgeLoadBalancer> {
-        // An API server that has just learned of a resource asks for patience.
+        // An API server answers 429 for a moment after a CRD was created.
         let list = eventually("a list of balancers", async || {
             match self.balancers().list(&ListParams::default()).await {
                 Err(kube::Error::Api(status)) if status.code == 429 => None,
@@ -159,7 +159,7 @@ impl Cluster {
         list.items.into_iter().find(|balancer| balancer.spec.service.name == service)
     }
 
-    /// Waits until the Service has a load balancer with just these targets (or the shared set of that name).
+    /// Waits until the Service has a load balancer with exactly these targets (or the shared set of that name).
     pub(crate) async fn targets(&self, service: &str, expected: &[&str]) {
         eventually(&format!("targets of {service} to be {expected:?}"), async || {
             let spec = self.balancer_of(service).await?.spec;
@@ -170,7 +170,7 @@ impl Cluster {
         .await;
     }
 
-    /// Waits for an address in the status.
+    /// Waits for an address in the status, and returns it.
     pub(crate) async fn address(&self, service: &str) -> String {
         eventually(&format!("an address of {service}"), async || {
             let service = self.services().get_opt(service).await.ok()??;
@@ -179,7 +179,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits for a condition of ours to have this status and reason.
+    /// Waits until a condition of Steerage has this status and reason, and returns its message.
     pub(crate) async fn condition(&self, service: &str, kind: &str, status: &str, reason: &str) -> String {
         eventually(&format!("{kind}={status} ({reason}) on {service}"), async || {
             let found = self.services().get_opt(service).await.ok()??;
@@ -205,7 +205,7 @@ impl Cluster {
         .await
     }
 
-    /// How many writes of these kinds the API server has carried out, as it counts itself.
+    /// The number of writes of these resources, from the API server's own metrics.
     pub(crate) async fn writes(&self, resources: &[&str]) -> u64 {
         let request = http::Request::get("/metrics").body(Vec::new()).expect("request");
         let text = self.client.request_text(request).await.expect("metrics");
@@ -247,7 +247,7 @@ impl Cluster {
             ])
             .args(flags)
             .env("KUBECONFIG", Server::shared().kubeconfig())
-            // Nobody checks them.
+            // moto does not check them.
             .envs([("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test")])
             .stderr(Stdio::inherit())
             .spawn()
@@ -262,13 +262,13 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// Kills it at once.
+    /// Sends SIGKILL.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("kill");
         self.child.wait().expect("wait");
     }
 
-    /// Asks it to end, and returns whether it did so in order.
+    /// Sends SIGTERM, and returns whether it exited successfully.
     pub(crate) fn stop(mut self) -> bool {
         let id = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().expect("kill").success());
@@ -283,14 +283,14 @@ impl Drop for Controller {
     }
 }
 
-/// Asks until there is an answer.
+/// Polls until `ask` returns a value.
 pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let before = Instant::now();
     loop {
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(before.elapsed() < PATIENCE, "waited in vain for {what}");
+        assert!(before.elapsed() < TIMEOUT, "waited in vain for {what}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
