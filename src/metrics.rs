@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The controller's metrics. `docs/annotations.md` must name each; a test compares the two.
+//! The controller's metrics. `docs/reference/controller.md` is generated from them.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The annotations on Services that users and other programs rely on, in one table: name, value and meaning.
 //!
-//! `docs/annotations.md` must name each; a test of the controller compares the two.
+//! `docs/reference/annotations.md` is generated from it.
 
 /// One annotation, as documented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
