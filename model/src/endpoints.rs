@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use crate::{Family, Key, Protocol};
 
-/// `endpoints[].hints`: for which consumers an endpoint is meant. Empty lists mean that there is no such hint.
+/// `endpoints[].hints`: the clients that an endpoint should serve. An empty list means no hint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
     /// Names of nodes.
@@ -16,20 +16,20 @@ pub struct Hints {
     pub zones: Vec<Arc<str>>,
 }
 
-/// One endpoint of a slice. Absent conditions are already filled in as the API says.
+/// One endpoint of a slice. Absent conditions have the API's default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The first of the endpoint's addresses, the only one that the API lets consumers rely on.
+    /// The first of the endpoint's addresses: the API defines no meaning for the others.
     pub addr: IpAddr,
-    /// The node that it runs on; `None` is local to no node.
+    /// The node; `None` is local to no node.
     pub node: Option<Arc<str>>,
-    /// The zone that it runs in.
+    /// The zone.
     pub zone: Option<Arc<str>>,
-    /// Takes new connections (absent: true).
+    /// Accepts new connections (absent: true).
     pub ready: bool,
-    /// Would take connections were it not terminating (absent: same as ready).
+    /// Ready, apart from termination (absent: same as ready).
     pub serving: bool,
-    /// Is being shut down (absent: false).
+    /// Is shutting down (absent: false).
     pub terminating: bool,
     /// Topology hints, if it has any; few endpoints do.
     pub hints: Option<Box<Hints>>,
@@ -49,7 +49,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether it is the fallback of last resort: shutting down, but still answering.
+    /// Whether it serves while it shuts down: the fallback where no endpoint is ready.
     pub fn is_serving_terminating(&self) -> bool {
         self.serving && self.terminating
     }
@@ -59,12 +59,12 @@ impl Endpoint {
         self.node.as_deref() == Some(node)
     }
 
-    /// The nodes whose clients it is meant for; none: it has no such hint.
+    /// The hinted nodes; empty without a hint.
     pub fn hinted_nodes(&self) -> &[Arc<str>] {
         self.hints.as_ref().map_or(&[], |hints| &hints.nodes)
     }
 
-    /// The zones whose clients it is meant for; none: it has no such hint.
+    /// The hinted zones; empty without a hint.
     pub fn hinted_zones(&self) -> &[Arc<str>] {
         self.hints.as_ref().map_or(&[], |hints| &hints.zones)
     }
@@ -73,7 +73,7 @@ impl Endpoint {
 /// One port of a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointPort {
-    /// The name, equal to that of the Service port it belongs to; empty for an unnamed port.
+    /// The name of its Service port; empty for an unnamed port.
     pub name: String,
     /// The transport protocol.
     pub protocol: Protocol,
@@ -94,7 +94,7 @@ pub struct EndpointSlice {
     pub ports: Vec<EndpointPort>,
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
-    /// When that began which the last change of the slice reflects, by its controller's clock.
+    /// Time of the change that triggered this slice's last update, by the clock of the slice's controller.
     pub last_change_trigger: Option<SystemTime>,
 }
 

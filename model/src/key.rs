@@ -4,12 +4,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Namespace and name of an object; displayed as `namespace/name`, as `kubectl` does. A clone shares the text: every index holds
-/// many keys of each object.
+/// Namespace and name of an object, displayed as `namespace/name`. Clones share the text: an index holds many keys of each
+/// object.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
 
-/// Stands between the parts; the API allows it in neither.
+/// Valid in neither part.
 const SEPARATOR: char = '/';
 
 impl Key {
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_come_back() {
+    fn key_returns_its_parts() {
         for (namespace, name) in [("a", "b"), ("", "b"), ("kube-system", "kube-dns"), ("a", "")] {
             let key = Key::new(namespace, name);
             assert_eq!((key.namespace(), key.name()), (namespace, name));
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_different_lengths_are_different_keys() {
+    fn keys_with_the_same_letters_differ() {
         assert_ne!(Key::new("ab", "c"), Key::new("a", "bc"));
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the cluster says, as plain values: Services, their endpoints and the nodes.
+//! The cluster's objects as plain values: Services, their endpoints and the nodes.
 //!
 //! Owns the projections that every part of Steerage works on (only the fields that Steerage uses), the rules that say which
-//! node is eligible and which endpoints count, and the [`Index`] that watch events feed. The controller and the agent
-//! read it; `steerage-watch` fills it. It never talks to anything: no Kubernetes client, no I/O, no clock.
+//! node is eligible and which endpoints count. `steerage-watch`
+//! creates the values; the controller, the agent and the providers read them. No Kubernetes client, no I/O, no clock.
 
 pub mod annotations;
 mod endpoints;

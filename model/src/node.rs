@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The projection of a Node, and the rule that says whether load balancers may use it.
+//! The projection of a Node, and the rule of its eligibility.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// What Steerage uses of a Node. Readiness is left out on purpose: it does not decide (KEP-3458), and heartbeats would
-/// otherwise wake everything.
+/// The fields of a Node that Steerage uses. Not readiness: it does not affect eligibility (KEP-3458), and every heartbeat
+/// would be a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
     /// The node's name.
     pub name: String,
-    /// Its internal addresses, in the order of the status.
+    /// The internal addresses, in the order of the status.
     pub addresses: Vec<IpAddr>,
     /// `spec.providerID`.
     pub provider_id: Option<String>,
@@ -60,14 +60,14 @@ impl AgentMode {
     }
 }
 
-/// Why load balancers may not use a node.
+/// Why a node is not eligible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IneligibleReason {
     /// The node is being deleted.
     Deleting,
-    /// The cluster autoscaler is about to delete it.
+    /// The cluster autoscaler will delete the node.
     AutoscalerTaint,
-    /// It carries the exclusion label.
+    /// The node has the exclusion label.
     Excluded,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for IneligibleReason {
 }
 
 impl Node {
-    /// Whether load balancers may use the node, else why not.
+    /// Whether the node is eligible, else why not.
     pub fn eligibility(&self) -> Result<(), IneligibleReason> {
         if self.deleting {
             Err(IneligibleReason::Deleting)
@@ -95,8 +95,8 @@ impl Node {
         }
     }
 
-    /// Whether the value of the exclusion label keeps the node out: anything but a boolean false does, as upstream parses it
-    /// (Go's `strconv.ParseBool`).
+    /// Whether this value of the exclusion label excludes the node: every value but a false of Go's `strconv.ParseBool`, as in
+    /// the service controller.
     pub fn exclusion_label_excludes(value: &str) -> bool {
         !matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False")
     }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_false_value_lets_an_excluded_node_back_in() {
+    fn only_false_values_of_the_label_include_a_node() {
         for value in ["false", "False", "FALSE", "f", "F", "0"] {
             assert!(!Node::exclusion_label_excludes(value), "{value}");
         }
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_urgent_reason_is_given() {
+    fn deletion_precedes_other_reasons() {
         let node = Node { deleting: true, autoscaler_taint: true, excluded: true, ..Node::default() };
         assert_eq!(node.eligibility(), Err(IneligibleReason::Deleting));
         let node = Node { autoscaler_taint: true, excluded: true, ..Node::default() };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which endpoints count, for whom.
+//! Selection of endpoints, for load balancers and for service proxies.
 //!
-//! *Membership* decides which nodes a load balancer gets under `api` steering; the *backends* are what a node forwards to. The
-//! rules are those of kube-proxy (`CategorizeEndpoints`), so that the agent can stand in for it.
+//! *Membership* decides which nodes a load balancer gets under `api` steering; the *backends* are the endpoints that a node
+//! forwards to. The rules are those of kube-proxy (`CategorizeEndpoints`), which the agent replaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,14 +18,14 @@ pub struct Backend<'a> {
     pub endpoint: &'a Endpoint,
 }
 
-/// The nodes that a load balancer should send to, each with its number of counting endpoints: nodes with a ready endpoint;
-/// if none is ready anywhere, nodes with a serving and terminating one. Endpoints without a node count for nobody.
+/// The nodes that a load balancer should use, with their number of endpoints: nodes with a ready endpoint or, if no endpoint
+/// of the Service is ready, nodes with a serving and terminating one. Endpoints without a node do not count.
 pub fn membership<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> BTreeMap<&'a str, u32> {
     let (mut ready, mut fallback) = (BTreeSet::new(), BTreeSet::new());
     let mut any_ready = false;
     for endpoint in slices.flat_map(|slice| &slice.endpoints) {
         any_ready |= endpoint.ready;
-        // A dual-stack pod stands in two slices; it is told by its address in either, and counted once by the larger family.
+        // A dual-stack pod is in a slice of each family: a node's count is that of its larger family.
         if let Some(node) = endpoint.node.as_deref() {
             let entry = (node, Family::of(endpoint.addr), endpoint.addr);
             if endpoint.ready {
@@ -48,8 +48,8 @@ pub fn membership<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> BTreeM
     nodes
 }
 
-/// All endpoints of one Service port in one family, whatever their state. Where two slices bring the same address and port, the
-/// one that is not terminating wins. Ordered by address and port.
+/// All endpoints of one Service port in one family, in any state, ordered by address and port. Where two slices have the same
+/// address and port, the endpoint that is not terminating wins.
 pub fn backends<'a>(
     slices: impl Iterator<Item = &'a EndpointSlice>,
     family: Family,
@@ -77,8 +77,8 @@ pub fn backends<'a>(
     found.into_values().collect()
 }
 
-/// The backends for traffic that may go anywhere, on `node` in `zone`: the ready ones, narrowed by topology hints where all
-/// ready ones carry them; if none is ready, the serving and terminating ones.
+/// The backends for traffic policy Cluster on `node` in `zone`: the ready ones, limited by topology hints where all ready ones
+/// have them; if none is ready, the serving and terminating ones.
 pub fn cluster_backends<'a>(all: &[Backend<'a>], node: &str, zone: Option<&str>) -> Vec<Backend<'a>> {
     let ready: Vec<_> = all.iter().filter(|b| b.endpoint.ready).copied().collect();
     if ready.is_empty() {
@@ -96,7 +96,7 @@ pub fn cluster_backends<'a>(all: &[Backend<'a>], node: &str, zone: Option<&str>)
     ready
 }
 
-/// The backends for traffic that must stay on `node`: its ready ones; if it has none, its serving and terminating ones.
+/// The backends for traffic policy Local on `node`: its ready ones; if it has none, its serving and terminating ones.
 pub fn local_backends<'a>(all: &[Backend<'a>], node: &str) -> Vec<Backend<'a>> {
     let on_node = |b: &&Backend<'_>| b.endpoint.is_on(node);
     let ready: Vec<_> = all.iter().filter(on_node).filter(|b| b.endpoint.ready).copied().collect();
@@ -107,8 +107,8 @@ pub fn local_backends<'a>(all: &[Backend<'a>], node: &str) -> Vec<Backend<'a>> {
     }
 }
 
-/// What `/healthz` on the health-check node port reports for `node`: distinct addresses of one family that are ready, over all
-/// ports of the Service.
+/// The number that `/healthz` on the health-check node port reports for `node`: distinct ready addresses of one family, over
+/// all ports of the Service.
 pub fn local_ready_count<'a>(
     slices: impl Iterator<Item = &'a EndpointSlice>,
     family: Family,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The projection of a Service: what load balancers and service proxies need of it, and no more.
+//! The projection of a Service: the fields that load balancers and service proxies need.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -76,7 +76,7 @@ pub enum ServiceKind {
     NodePort,
     /// Also through a load balancer.
     LoadBalancer,
-    /// A DNS alias: nobody proxies it.
+    /// A DNS alias, which no service proxy serves.
     ExternalName,
 }
 
@@ -92,7 +92,7 @@ pub enum TrafficPolicy {
 /// `sessionAffinity: ClientIP`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Affinity {
-    /// How long a client keeps its endpoint after its last new connection.
+    /// Time after a client's last new connection until it may get another endpoint.
     pub timeout: Duration,
 }
 
@@ -112,9 +112,9 @@ pub struct ServicePort {
 /// `status.loadBalancer.ingress[].ipMode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IpMode {
-    /// Packets reach the node with the VIP as destination: the service proxy takes it.
+    /// Packets reach the node with the VIP as destination: the service proxy serves it.
     Vip,
-    /// The load balancer terminates: the service proxy leaves the address alone.
+    /// The load balancer terminates connections: the service proxy ignores the address.
     Proxy,
 }
 
@@ -138,18 +138,18 @@ pub struct Condition {
     pub status: String,
     /// The machine-readable reason.
     pub reason: String,
-    /// The sentence for people.
+    /// The message for users.
     pub message: String,
-    /// The generation that it speaks of, where one was set.
+    /// The observed generation, where one was set.
     pub observed_generation: Option<i64>,
 }
 
-/// What Steerage uses of a Service.
+/// The fields of a Service that Steerage uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Namespace and name.
     pub key: Key,
-    /// The object's UID: a Service made anew under the same name has another one.
+    /// The object's UID: a new Service of the same name has another one.
     pub uid: String,
     /// `spec.type`.
     pub kind: ServiceKind,
@@ -177,7 +177,7 @@ pub struct Service {
     pub families: Vec<Family>,
     /// `spec.allocateLoadBalancerNodePorts`.
     pub allocate_node_ports: bool,
-    /// Whether `spec.selector` is set; without one somebody else writes the endpoints.
+    /// Whether `spec.selector` is set. Without one the user writes the endpoints.
     pub has_selector: bool,
     /// The annotations under [`names::KEPT_ANNOTATIONS`].
     pub annotations: BTreeMap<String, String>,
@@ -233,17 +233,17 @@ impl Service {
         self.finalizers.iter().any(|f| f == finalizer)
     }
 
-    /// Whether our agent, and not kube-proxy, is asked to serve this Service on the nodes.
+    /// Whether the label assigns the Service to the agent, not to kube-proxy.
     pub fn is_labelled_for_agent(&self) -> bool {
         self.proxy_name.as_deref() == Some(names::PROXY_NAME)
     }
 
-    /// The addresses that the service proxy takes packets for because a load balancer delivers them unchanged.
+    /// The addresses whose packets a load balancer delivers unchanged, so that the service proxy must serve them.
     pub fn vips(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.ingress.iter().filter(|i| i.ip_mode != Some(IpMode::Proxy)).filter_map(|i| i.ip)
     }
 
-    /// The health-check node port, where the Service needs one: type `LoadBalancer` and policy Local.
+    /// The health-check node port of a Service of type `LoadBalancer` with external traffic policy Local.
     pub fn health_port(&self) -> Option<u16> {
         (self.kind == ServiceKind::LoadBalancer && self.external_policy == TrafficPolicy::Local)
             .then_some(self.health_check_node_port)

@@ -3,12 +3,12 @@
 
 use ipnet::IpNet;
 
-/// Networks that the API server gives cluster IPs from (KEP-1880). Readiness and deletion are left out: addresses of such a
-/// network are nobody else's until the object is gone.
+/// Networks that the API server allocates cluster IPs from (KEP-1880). Readiness and deletion are left out: the addresses stay
+/// reserved until the object is gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceCidr {
     /// The object's name.
     pub name: String,
-    /// `spec.cidrs`: one of a family.
+    /// `spec.cidrs`: at most one per family.
     pub networks: Vec<IpNet>,
 }

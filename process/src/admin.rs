@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The administration server: `/metrics`, `/livez`, `/readyz`. Started by [`crate::run`] before anything else of the process.
+//! The administration server: `/metrics`, `/livez`, `/readyz`. [`crate::run`] starts it before the body of the process.
 //!
-//! It never changes anything, and answers whoever can reach it: what it tells is not secret.
+//! It is read-only, without authentication, and serves no secrets.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,23 +24,23 @@ use crate::{Metrics, Readiness};
 /// Why the administration server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// The address cannot be listened on.
+    /// The address is invalid or in use.
     #[error(
         "cannot listen on {address} for /metrics, /livez and /readyz (choose another with --admin-address)"
     )]
     Bind {
-        /// The address asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// Time for a client to send its request, and between two on one connection.
+/// Maximum time for a client to send a request, and between two requests on one connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections at a time. Scrapers and probes need a handful; more waits, so that nobody can use the process's descriptors up.
+/// Maximum number of open connections; more wait. It keeps clients from exhausting the process's file descriptors.
 const CONNECTIONS: usize = 64;
-/// Time to wait after the kernel refused to accept, most likely for want of descriptors.
+/// Delay after a failed accept: most likely no file descriptor is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A bound administration server.
@@ -51,7 +51,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds `address`; port 0 takes a free one. Where a host has no IPv6, `[::]` means all of its IPv4 addresses.
+    /// Binds `address`; port 0 selects a free one. On a host without IPv6, `[::]` means all IPv4 addresses.
     pub async fn bind(address: SocketAddr) -> Result<Self, AdminError> {
         let failed = |source| AdminError::Bind { address, source };
         let listener = listen(address, async |at| TcpListener::bind(at).await).await.map_err(failed)?;
@@ -59,7 +59,7 @@ impl Admin {
         Ok(Self { listener, address })
     }
 
-    /// The address that it is bound to.
+    /// The bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -79,7 +79,7 @@ impl Admin {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "administration server cannot accept");
+                    tracing::warn!(%error, "administration server cannot accept a connection; retrying");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -92,7 +92,7 @@ async fn listen(
     bind: impl AsyncFn(SocketAddr) -> io::Result<TcpListener>,
 ) -> io::Result<TcpListener> {
     match bind(address).await {
-        // A kernel without IPv6 makes no such socket.
+        // A kernel without IPv6 refuses the socket.
         Err(error)
             if address.ip() == Ipv6Addr::UNSPECIFIED && error.raw_os_error() == Some(libc::EAFNOSUPPORT) =>
         {
@@ -104,7 +104,7 @@ async fn listen(
 
 async fn serve_connection(stream: TcpStream, metrics: Metrics, readiness: Readiness) {
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
-        let response = answer(request.method(), request.uri().path(), &metrics, &readiness);
+        let response = respond(request.method(), request.uri().path(), &metrics, &readiness);
         async move { Ok::<_, Infallible>(response) }
     });
     let served = http1::Builder::new()
@@ -117,7 +117,7 @@ async fn serve_connection(stream: TcpStream, metrics: Metrics, readiness: Readin
     }
 }
 
-fn answer(method: &Method, path: &str, metrics: &Metrics, readiness: &Readiness) -> Response<Full<Bytes>> {
+fn respond(method: &Method, path: &str, metrics: &Metrics, readiness: &Readiness) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readyz_lists_what_is_pending() {
+    async fn readyz_lists_pending_tasks() {
         let (address, readiness) = start().await;
         let text = ask(address, "GET /readyz").await;
         assert!(text.starts_with("HTTP/1.1 503 ") && text.ends_with("pending: start\n"), "{text}");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_ipv6_all_addresses_are_those_of_ipv4() {
+    async fn unspecified_address_falls_back_to_ipv4() {
         let no_ipv6 = async |at: SocketAddr| match at {
             SocketAddr::V6(_) => Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
             SocketAddr::V4(_) => TcpListener::bind(at).await,
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_are_open_metrics() {
+    async fn metrics_have_the_openmetrics_format() {
         let (address, _readiness) = start().await;
         let text = ask(address, "GET /metrics").await;
         assert!(text.contains("content-type: application/openmetrics-text; version=1.0.0"), "{text}");
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_lives_and_refuses_the_rest() {
+    async fn other_methods_and_paths_are_refused() {
         let (address, _readiness) = start().await;
         for (line, status) in
             [("GET /livez", 200), ("HEAD /livez", 200), ("POST /livez", 405), ("GET /", 404)]
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_busy_port_is_named() {
+    async fn bind_error_names_the_address() {
         let (address, _readiness) = start().await;
         let error = Admin::bind(address).await.expect_err("busy");
         let text = format!("{:#}", anyhow::Error::from(error));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_client_is_dropped() {
+    async fn idle_client_is_disconnected() {
         let (address, _readiness) = start().await;
         let mut stream = TcpStream::connect(address).await.expect("connect");
         stream.write_all(b"GET /livez HTTP/1.1\r\n").await.expect("write");

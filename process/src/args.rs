@@ -8,32 +8,32 @@ use clap::{Args, ValueEnum};
 
 use crate::duration;
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// What is logged, and how.
+/// Flags of logging.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Logging")]
 pub struct LogArgs {
-    /// Least level to log, or a list of TARGET=LEVEL
+    /// Set the minimum log level, or a list of TARGET=LEVEL
     #[arg(long, env = "STEERAGE_LOG_LEVEL", default_value = "info", value_name = "FILTER")]
     pub log_level: String,
-    /// How log lines are written
+    /// Write log lines in this format
     #[arg(long, env = "STEERAGE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }
 
-/// The administration server.
+/// Flags of the administration server and of the shutdown.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Administration")]
 pub struct AdminArgs {
-    /// Address and port of /metrics, /livez and /readyz; each program has its own default port, on all addresses
+    /// Serve /metrics, /livez and /readyz at this address; the default is all addresses and a port of the program's own
     #[arg(long, env = "STEERAGE_ADMIN_ADDRESS", value_name = "IP:PORT")]
     pub admin_address: Option<SocketAddr>,
     /// Let running work end for this long after SIGTERM, then exit
@@ -65,14 +65,14 @@ mod tests {
     }
 
     #[test]
-    fn defaults_need_no_flag() {
+    fn flags_have_defaults() {
         let ProcessArgs { log, admin } = Cli::parse_from(["program"]).process;
         assert_eq!((log.log_level.as_str(), log.log_format), ("info", LogFormat::Text));
         assert_eq!((admin.admin_address, admin.shutdown_grace_period), (None, Duration::from_secs(20)));
     }
 
     #[test]
-    fn flags_are_taken() {
+    fn flags_are_parsed() {
         let line = "program --log-level debug --log-format json --admin-address [::1]:99 --shutdown-grace-period 500ms";
         let ProcessArgs { log, admin } = Cli::parse_from(line.split(' ')).process;
         assert_eq!((log.log_level.as_str(), log.log_format), ("debug", LogFormat::Json));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The shape that every Steerage process has: flags, logs, metrics, probes, shutdown.
 //!
-//! Owns what controller, agent and edge would otherwise each do in their own way. Their `main.rs` parse flags and call [`run`];
-//! all else reaches them through [`Process`]. It knows nothing of Kubernetes, clouds or packets.
+//! The `main.rs` of controller, agent and edge parse flags and call [`run`]; the rest of a program uses [`Process`]. It depends on
+//! no Kubernetes client, no cloud and no packet code.
 
 pub mod admin;
 mod args;

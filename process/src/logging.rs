@@ -11,14 +11,14 @@ use crate::{LogArgs, LogFormat};
 /// Why logging could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoggingError {
-    #[error("--log-level: `{filter}` is neither a level nor a list of TARGET=LEVEL")]
+    #[error("--log-level `{filter}` is neither a level nor a list of TARGET=LEVEL")]
     Filter { filter: String, source: ParseError },
     #[error("logging is already set up")]
     Twice(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// The client logs each failed call as an error of its own, at a place that knows neither the object nor whether it is retried;
-/// callers log it with both.
+/// The client logs each failed call as an error, without the object and without knowing whether it is retried. Callers log
+/// both.
 const QUIET: &str = "kube_client::client::builder=off";
 
 fn filter(level: &str) -> Result<EnvFilter, LoggingError> {
@@ -42,14 +42,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_and_lists_are_filters() {
+    fn levels_and_lists_are_valid_filters() {
         for level in ["info", "debug,hyper=warn", "steerage_watch=trace", "off"] {
             assert!(filter(level).is_ok(), "{level}");
         }
     }
 
     #[test]
-    fn nonsense_names_the_flag() {
+    fn invalid_filter_names_the_flag() {
         let error = filter("steerage=loud").expect_err("no such level");
         assert!(error.to_string().contains("--log-level"), "{error}");
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The registry of the process's metrics, and its text.
+//! The registry of the process's metrics.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// A registry that holds what every process tells of itself: its build and its use of the machine.
+    /// A registry with the metrics of every process: its build and its resource usage.
     pub fn new(component: &'static str, version: &'static str) -> Self {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(usage::Usage));
@@ -29,14 +29,14 @@ impl Metrics {
         Self { registry: Arc::new(Mutex::new(registry)) }
     }
 
-    /// Lets `fill` register metrics, at any time. Names get the prefix `steerage_` and then that of `part`, which may be empty.
+    /// Calls `fill` to register metrics, at any time. Names get the prefixes `steerage_` and `part`, which may be empty.
     pub fn register<T>(&self, part: &str, fill: impl FnOnce(&mut Registry) -> T) -> T {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         let ours = registry.sub_registry_with_prefix(PREFIX);
         if part.is_empty() { fill(ours) } else { fill(ours.sub_registry_with_prefix(part)) }
     }
 
-    /// Lets `fill` register metrics that go under another program's names, all with the prefix `program`.
+    /// Calls `fill` to register metrics under another program's names, with the prefix `program`.
     pub fn register_as<T>(&self, program: &str, fill: impl FnOnce(&mut Registry) -> T) -> T {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         fill(registry.sub_registry_with_prefix(program))
@@ -58,7 +58,7 @@ mod tests {
     use prometheus_client::metrics::counter::Counter;
 
     #[test]
-    fn names_carry_the_prefixes_and_the_text_ends() {
+    fn metrics_have_their_prefixes_and_an_end_mark() {
         let metrics = Metrics::new("controller", "1.2.3");
         let calls = Counter::<u64>::default();
         metrics.register("provider", |registry| registry.register("calls", "Calls made", calls.clone()));

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What must have happened before the process is ready.
+//! The tasks that `/readyz` waits for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// What is still pending. Clones look at the same state.
+/// The pending tasks. Clones share them.
 ///
-/// A process for which nothing was ever awaited is not ready either: register all tasks before the first wait.
+/// A process without any registered task is not ready either: register all tasks before the first wait.
 #[derive(Clone, Debug)]
 pub struct Readiness {
-    state: Arc<watch::Sender<State>>,
+    state: Arc<watch::Sender<ReadinessState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ReadinessState {
     pending: BTreeMap<u64, String>,
     registered: u64,
 }
 
-impl State {
+impl ReadinessState {
     fn names(&self) -> Vec<String> {
         if self.registered == 0 { vec!["start".to_owned()] } else { self.pending.values().cloned().collect() }
     }
@@ -32,18 +32,18 @@ impl State {
 
 impl Default for Readiness {
     fn default() -> Self {
-        Self { state: Arc::new(watch::Sender::new(State::default())) }
+        Self { state: Arc::new(watch::Sender::new(ReadinessState::default())) }
     }
 }
 
 impl Readiness {
-    /// Makes readiness wait for `name`, at the start or again later, until [`Pending::done`].
-    #[must_use = "what is dropped stays pending for ever"]
+    /// Makes readiness wait for `name` until [`Pending::done`]: at the start, or again later.
+    #[must_use = "a dropped task stays pending until the process ends"]
     pub fn task(&self, name: &str) -> Pending {
         let mut id = 0;
         self.state.send_modify(|state| {
             if state.is_ready() {
-                tracing::warn!(pending = name, "not ready any more");
+                tracing::warn!(pending = name, "no longer ready");
             }
             id = state.registered;
             state.registered += 1;
@@ -52,32 +52,32 @@ impl Readiness {
         Pending { state: Arc::clone(&self.state), id }
     }
 
-    /// The names of what is pending, in the order of registration.
+    /// The names of the pending tasks, in the order of registration.
     pub fn pending(&self) -> Vec<String> {
         self.state.borrow().names()
     }
 
-    /// Whether nothing is pending.
+    /// Whether no task is pending.
     pub fn is_ready(&self) -> bool {
         self.state.borrow().is_ready()
     }
 
-    /// Returns when nothing is pending.
+    /// Returns when no task is pending.
     pub async fn wait(&self) {
         // The sender is held by `self`, so the wait cannot fail.
-        let _ = self.state.subscribe().wait_for(State::is_ready).await;
+        let _ = self.state.subscribe().wait_for(ReadinessState::is_ready).await;
     }
 }
 
-/// Holds readiness back until [`Pending::done`]. Dropped without it, the task stays pending: what died did not succeed.
+/// A pending task. Dropping it without [`Pending::done`] leaves it pending: a task that failed did not succeed.
 #[derive(Debug)]
 pub struct Pending {
-    state: Arc<watch::Sender<State>>,
+    state: Arc<watch::Sender<ReadinessState>>,
     id: u64,
 }
 
 impl Pending {
-    /// The task is done.
+    /// Completes the task.
     pub fn done(self) {
         self.state.send_modify(|state| {
             let Some(name) = state.pending.remove(&self.id) else { return };
@@ -96,7 +96,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn it_is_ready_only_when_all_is_done() {
+    fn process_is_ready_when_all_tasks_are_done() {
         let readiness = Readiness::default();
         assert_eq!(readiness.pending(), ["start"], "before anything was registered");
         let (services, nodes) = (readiness.task("services"), readiness.task("nodes"));
@@ -108,11 +108,11 @@ mod tests {
         let again = readiness.task("shutdown");
         assert_eq!(readiness.pending(), ["shutdown"]);
         drop(again);
-        assert!(!readiness.is_ready(), "what is dropped was not done");
+        assert!(!readiness.is_ready(), "a dropped task is not done");
     }
 
     #[test]
-    fn equal_names_are_counted_apart() {
+    fn tasks_of_the_same_name_are_counted_separately() {
         let readiness = Readiness::default();
         let (a, b) = (readiness.task("watch"), readiness.task("watch"));
         a.done();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiting_ends_with_the_last_task() {
+    async fn wait_ends_with_the_last_task() {
         let readiness = Readiness::default();
         let task = readiness.task("services");
         let short = Duration::from_millis(20);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From `main` to the exit code: sets the process up, runs its body, and ends it in order.
+//! From `main` to the exit code: starts the process, runs its body and shuts it down.
 
 use std::future::Future;
 use std::io;
@@ -16,28 +16,28 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::Admin;
-use crate::{Metrics, ProcessArgs, Readiness, logging, termination};
+use crate::{Metrics, ProcessArgs, Readiness, duration, logging, termination};
 
 /// Exit code of a process that failed.
 pub const EXIT_FAILED: u8 = 1;
-/// Exit code of a process that was asked to end and had to be forced: its grace was over, or it was asked twice.
+/// Exit code of a process whose shutdown was forced: the grace period ended, or a second signal came.
 pub const EXIT_FORCED: u8 = 3;
 
-/// Threads of a process's runtime at the most.
+/// Maximum number of the runtime's threads.
 const THREADS: usize = 4;
 
-/// Which program this is.
+/// The program.
 #[derive(Clone, Copy, Debug)]
 pub struct Component {
     /// `controller`, `agent` or `edge`.
     pub name: &'static str,
     /// Its version.
     pub version: &'static str,
-    /// Where its administration server listens unless a flag says otherwise.
+    /// The default address of its administration server.
     pub admin: SocketAddr,
 }
 
-/// What the body of a process works with. Clones are the same process.
+/// The handle that the body of a process uses. Clones share the process.
 #[derive(Clone, Debug)]
 pub struct Process {
     component: Component,
@@ -49,41 +49,41 @@ pub struct Process {
 }
 
 impl Process {
-    /// Which program this is.
+    /// The program.
     pub fn component(&self) -> Component {
         self.component
     }
 
-    /// What `/readyz` waits for.
+    /// The tasks that `/readyz` waits for.
     pub fn readiness(&self) -> &Readiness {
         &self.readiness
     }
 
-    /// What `/metrics` shows.
+    /// The metrics of `/metrics`.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Cancelled when the process is asked to end, and when it fails. What is then in hand may be finished, within the grace.
+    /// Cancelled on a signal and on failure. Running work may end within the grace period.
     pub fn shutdown(&self) -> &CancellationToken {
         &self.shutdown
     }
 
-    /// Starts a task that belongs to the process: its error or panic ends the process as failed, and the end of the process
-    /// waits for it. It ends itself, with `Ok`, once [`Process::shutdown`] is cancelled.
+    /// Starts a task of the process. Its error or panic ends the process as failed, and the shutdown waits for it. The task must
+    /// return `Ok` once [`Process::shutdown`] is cancelled.
     pub fn spawn<F>(&self, name: &'static str, task: F)
     where
         F: Future<Output = anyhow::Result<()>> + Send + 'static,
     {
         let failed = self.failed.clone();
         self.tasks.spawn(async move {
-            // In a task of its own, so that a panic is seen as an error here.
+            // In a task of its own, so that a panic becomes an error here.
             let error = match tokio::spawn(task).await {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => error,
                 Err(error) => error.into(),
             };
-            // Nobody listens any more only when the process is already ending.
+            // The receiver is gone only when the process already ends.
             let _ = failed.send(error.context(name));
         });
     }
@@ -91,8 +91,8 @@ impl Process {
 
 /// Runs a process: logs, administration server, signals, then `body`. Returns when the process may exit.
 ///
-/// It ends as succeeded when `body` returns `Ok` (with SIGTERM or SIGINT before, or without), and as failed when `body` or a task
-/// of [`Process::spawn`] fails; the error is then logged and left as the container's termination message.
+/// It succeeds when `body` returns `Ok`, with or without a signal before. It fails when `body` or a task of [`Process::spawn`]
+/// fails; the error is then logged and written as the container's termination message.
 pub fn run<B, F>(component: Component, args: &ProcessArgs, body: B) -> ExitCode
 where
     B: FnOnce(Process) -> F,
@@ -101,10 +101,10 @@ where
     match try_run(component, args, body) {
         Ok(code) => code,
         Err(error) => {
-            // Without logs there is no other place for it.
+            // Without logs, standard error is the only place.
             let message = format!("{error:#}");
             if tracing::dispatcher::has_been_set() {
-                tracing::error!(error = message, "failed");
+                tracing::error!(error = message, "process failed; exiting");
             } else {
                 eprintln!("steerage {}: {message}", component.name);
             }
@@ -114,8 +114,7 @@ where
     }
 }
 
-/// As many threads as there are processors, up to a few: what our processes do is little, and on a large machine each further
-/// thread would only cost memory.
+/// One thread per processor, up to a few: more would only cost memory on a large machine.
 fn runtime() -> io::Result<Runtime> {
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     Builder::new_multi_thread().worker_threads(processors.min(THREADS)).enable_all().build()
@@ -130,7 +129,7 @@ where
     logging::init(log)?;
     let runtime = runtime().context("cannot start the runtime")?;
     let code = runtime.block_on(async {
-        // Before anything else, so that a signal during the start is not lost.
+        // First, so that a signal during the start is not lost.
         let signals = Signals::new().context("cannot listen to signals")?;
         let admin_server = Admin::bind(admin.admin_address.unwrap_or(component.admin)).await?;
         tracing::info!(
@@ -154,7 +153,7 @@ where
         served.abort();
         code
     });
-    // Blocking work, such as a name being resolved, must not hold the exit up.
+    // Blocking work, such as name resolution, must not delay the exit.
     runtime.shutdown_background();
     code
 }
@@ -173,7 +172,7 @@ async fn supervise(
         process.tasks.wait().await;
         result
     });
-    // `process` itself holds a sender, so `recv` never says that all are gone.
+    // `process` itself holds a sender, so `recv` never returns `None`.
     let first_error = tokio::select! {
         result = &mut whole => {
             if let Ok(error) = failures.try_recv() { return Err(error); }
@@ -181,7 +180,7 @@ async fn supervise(
         }
         error = failures.recv() => error,
         name = signals.recv() => {
-            tracing::info!(signal = name, grace_seconds = grace.as_secs_f64(), "asked to end");
+            tracing::info!(signal = name, grace_period = %duration::display(grace), "shutting down");
             None
         }
     };
@@ -192,20 +191,20 @@ async fn supervise(
             if let Some(error) = first_error { return Err(error); }
             if let Ok(error) = failures.try_recv() { return Err(error); }
             result?;
-            tracing::info!("ended");
+            tracing::info!("shutdown complete");
             return Ok(ExitCode::SUCCESS);
         }
-        () = tokio::time::sleep(grace) => "its grace is over",
-        _ = signals.recv() => "asked a second time",
+        () = tokio::time::sleep(grace) => "grace period ended",
+        _ = signals.recv() => "second signal",
     };
     if let Some(error) = first_error {
         return Err(error);
     }
-    tracing::warn!(reason = forced, "forced to end");
+    tracing::warn!(reason = forced, "shutdown forced; work in progress is lost");
     Ok(ExitCode::from(EXIT_FORCED))
 }
 
-/// The signals that ask a process to end.
+/// The signals that end a process.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,

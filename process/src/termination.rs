@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last words of a process, where Kubernetes shows them: `kubectl describe pod` prints the file as the container's message.
+//! The termination message: `kubectl describe pod` prints this file as the container's last message.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -8,13 +8,13 @@ use std::path::Path;
 /// The default `terminationMessagePath` of a container.
 const PATH: &str = "/dev/termination-log";
 
-/// Writes `message` to the termination log, if there is one. Failure to do so is not worth failing for.
+/// Writes `message` to the termination log, if there is one. A failure is ignored: the message is also in the log.
 pub(crate) fn write(message: &str) {
     write_to(Path::new(PATH), message);
 }
 
 fn write_to(path: &Path, message: &str) {
-    // Never create it: outside a container nobody would read it, or clean it up.
+    // Never created: outside a container no program reads or removes it.
     if let Ok(mut file) = OpenOptions::new().write(true).truncate(true).open(path) {
         let _ = file.write_all(message.as_bytes());
     }
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_written_only_where_it_exists() {
+    fn message_is_written_only_to_an_existing_file() {
         let path = std::env::temp_dir().join(format!("steerage-termination-{}", std::process::id()));
         write_to(&path, "lost");
         assert!(!path.exists());

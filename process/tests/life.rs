@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The life of a real process: this test binary starts itself again as a process made by [`steerage_process::run`], and sends it
-//! real signals.
+//! Start and shutdown of a real process: this test binary starts itself as a child that calls [`steerage_process::run`], and
+//! sends it signals.
 
 #![allow(clippy::expect_used, reason = "helpers of a test")]
 
@@ -21,7 +21,7 @@ struct Cli {
     process: ProcessArgs,
 }
 
-/// Not a test of its own: what the other tests start, told by the environment how to behave.
+/// The child of the other tests, configured by the environment. Without that it does nothing.
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
@@ -108,7 +108,7 @@ impl Started {
 }
 
 #[test]
-fn sigterm_lets_work_in_hand_end() {
+fn sigterm_lets_running_work_end() {
     let mut started = Started::new("graceful", &[]);
     started.wait_for("ready");
     started.signal(Signal::SIGTERM);
@@ -118,7 +118,7 @@ fn sigterm_lets_work_in_hand_end() {
 }
 
 #[test]
-fn what_does_not_end_within_its_grace_is_forced() {
+fn shutdown_is_forced_after_the_grace_period() {
     let mut started = Started::new("stuck", &[]);
     started.wait_for("ready");
     started.signal(Signal::SIGINT);
@@ -127,11 +127,11 @@ fn what_does_not_end_within_its_grace_is_forced() {
 }
 
 #[test]
-fn asked_twice_it_ends_at_once() {
+fn second_signal_forces_the_shutdown() {
     let mut started = Started::new("impatient", &[]);
     started.wait_for("ready");
     started.signal(Signal::SIGTERM);
-    started.wait_for("asked to end");
+    started.wait_for("shutting down");
     started.signal(Signal::SIGTERM);
     let (code, said) = started.end();
     assert_eq!(code, Some(i32::from(EXIT_FORCED)), "{said}");
@@ -139,7 +139,7 @@ fn asked_twice_it_ends_at_once() {
 }
 
 #[test]
-fn errors_end_it_as_failed_and_are_named() {
+fn errors_fail_the_process_and_are_logged() {
     for (case, words) in [
         ("fails", vec!["no such pool"]),
         ("task-fails", vec!["watcher", "lost the lease"]),
@@ -153,13 +153,13 @@ fn errors_end_it_as_failed_and_are_named() {
 }
 
 #[test]
-fn a_body_that_returns_succeeds() {
+fn process_succeeds_when_the_body_returns() {
     let (code, said) = Started::new("returns", &[]).end();
     assert_eq!(code, Some(0), "{said}");
 }
 
 #[test]
-fn a_busy_administration_port_fails_the_start_and_names_the_flag() {
+fn busy_administration_port_fails_the_start_and_names_the_flag() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
     let address = taken.local_addr().expect("address").to_string();
     let (code, said) = Started::new("busy-port", &[("STEERAGE_TEST_ADMIN", &address)]).end();

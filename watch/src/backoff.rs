@@ -1,14 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long to wait after a failure.
+//! The backoff of all programs: delays after failures in a row. It never sleeps; its user does.
 
 use std::time::Duration;
 
-/// The wait after the `failures`-th failure in a row: doubling from `least` up to `most`, of which a random part between a half
-/// and the whole is taken (`jitter` from 0 to 1), so that those who failed together do not come back together.
-pub(crate) fn wait(failures: u32, least: Duration, most: Duration, jitter: f64) -> Duration {
-    let doublings = failures.saturating_sub(1).min(16);
-    let whole = least.saturating_mul(1 << doublings).min(most);
-    whole.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0)
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
+
+/// Delays that double from `min` up to `max`. Each lies between half and the whole of that, at random, so that clients that
+/// failed together do not retry together.
+#[derive(Debug)]
+pub struct Backoff {
+    builder: ExponentialBuilder,
+    delays: ExponentialBackoff,
+    max: Duration,
+}
+
+impl Backoff {
+    /// A backoff after no failure.
+    pub fn new(min: Duration, max: Duration) -> Self {
+        // The jitter of backon adds up to the delay itself: hence half of each limit.
+        let builder = ExponentialBuilder::new()
+            .with_jitter()
+            .with_min_delay(min / 2)
+            .with_max_delay(max / 2)
+            .without_max_times();
+        Self { builder, delays: builder.build(), max }
+    }
+
+    /// The delay after one more failure.
+    pub fn next_delay(&mut self) -> Duration {
+        self.delays.next().unwrap_or(self.max).min(self.max)
+    }
+
+    /// Starts from `min` again, after a success.
+    pub fn reset(&mut self) {
+        self.delays = self.builder.build();
+    }
 }
 
 #[cfg(test)]
@@ -16,10 +42,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_doubles_up_to_its_limit() {
-        let (least, most) = (Duration::from_millis(200), Duration::from_secs(10));
-        let whole = |failures| wait(failures, least, most, 1.0).as_millis();
-        assert_eq!([1, 2, 3, 6, 7, u32::MAX].map(whole), [200, 400, 800, 6400, 10_000, 10_000]);
-        assert_eq!(wait(1, least, most, 0.0).as_millis(), 100);
+    fn delays_double_up_to_the_maximum_and_start_again_after_a_reset() {
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
+        for _ in 0..2 {
+            for whole in [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000] {
+                let (whole, delay) = (Duration::from_millis(whole), backoff.next_delay());
+                // backon counts in single precision.
+                let slack = Duration::from_millis(1);
+                assert!(delay + slack >= whole / 2 && delay <= whole + slack, "{delay:?} of {whole:?}");
+            }
+            backoff.reset();
+        }
+    }
+
+    #[test]
+    fn delays_differ_between_clients() {
+        let delay = || Backoff::new(Duration::from_secs(1), Duration::from_secs(10)).next_delay();
+        let first = delay();
+        assert!((0..20).any(|_| delay() != first));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The client of the API server that all programs use.
+//! The API server's client of all programs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,63 +10,62 @@ use http::uri::{Authority, InvalidUriParts, PathAndQuery, Scheme};
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
-/// How to reach the API server.
+/// Flags of the connection to the API server.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Kubernetes API")]
 pub struct ClientArgs {
-    /// Address of the API server, in place of the one that the kubeconfig or the pod's environment names
+    /// Connect to the API server at this address instead of the one in the kubeconfig or in the pod's environment
     #[arg(long, env = "STEERAGE_API_SERVER", value_name = "HOST:PORT")]
     pub api_server: Option<Authority>,
-    /// Kubeconfig to use; without one, the pod's service account
+    /// Use this kubeconfig; the default is the pod's service account
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 }
 
-/// Why there is no client.
+/// Why the client could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The kubeconfig cannot be used.
+    /// The kubeconfig is invalid or unreadable.
     #[error("cannot use the kubeconfig {path}")]
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         source: Box<KubeconfigError>,
     },
     /// There is neither a kubeconfig nor a service account.
     #[error("not in a pod with a service account; give --kubeconfig")]
     InCluster(#[source] InClusterError),
-    /// The address of the API server is none.
+    /// The address of the API server is invalid.
     #[error("`{address}` is not the address of an API server")]
     Address {
         /// The address.
         address: Authority,
-        /// What is wrong with it.
+        /// The cause.
         source: InvalidUriParts,
     },
-    /// The program's name is not fit for a header.
+    /// The program's name is invalid in a header.
     #[error("unusable user agent")]
     UserAgent(#[from] InvalidHeaderValue),
-    /// The client could not be built.
+    /// The configuration has no usable client, for example for its TLS data.
     #[error("cannot build the client")]
     Build(#[source] Box<kube::Error>),
 }
 
-/// A new connection must stand within this time.
+/// Timeout of a new connection, with its TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A connection must take what is written within this time.
+/// Timeout of a write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
-/// The longest silence on a connection that waits for an answer. A net under the deadlines that callers set for each call, so it
-/// must exceed the longest of them, a watch's.
+/// Timeout of a read. A fallback for the deadlines of the calls, so it must exceed the longest of them, that of a watch.
 const READ_TIMEOUT: Duration = Duration::from_mins(3);
-/// A name in every API server's certificate: pods rely on it.
+/// A name in every API server's certificate.
 const IN_CLUSTER_NAME: &str = "kubernetes.default.svc";
 
-/// A client that calls itself `steerage-<component>/<version>`.
+/// A client with the user agent `steerage-<component>/<version>`.
 ///
-/// It never retries by itself: whoever calls has a deadline, and knows better whether the call is still worth making.
+/// It never retries: callers have deadlines and backoffs of their own.
 pub async fn client(component: &str, version: &str, args: &ClientArgs) -> Result<Client, ClientError> {
-    // Fails when one is installed already, which is as good.
+    // Fails when a provider is already installed, which is equally good.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let config = config(component, version, args).await?;
     Client::try_from(config).map_err(|error| ClientError::Build(Box::new(error)))
@@ -78,7 +77,7 @@ async fn config(component: &str, version: &str, args: &ClientArgs) -> Result<Con
         Some(path) => from_file(path)
             .await
             .map_err(|source| ClientError::Kubeconfig { path: path.clone(), source: Box::new(source) })?,
-        // With an address of its own the program also starts where the environment names none.
+        // With --api-server the program also starts where the environment names no API server.
         None if api_server.is_some() => Config::incluster_dns().map_err(ClientError::InCluster)?,
         None => Config::incluster_env().map_err(ClientError::InCluster)?,
     };
@@ -89,7 +88,7 @@ async fn config(component: &str, version: &str, args: &ClientArgs) -> Result<Con
         parts.path_and_query.get_or_insert(PathAndQuery::from_static("/"));
         config.cluster_url =
             parts.try_into().map_err(|source| ClientError::Address { address: address.clone(), source })?;
-        // A bare address need not be in the certificate. A name is left alone: proxies choose the server by it.
+        // An IP address may be missing in the certificate. A name is kept: proxies select the server by it.
         if kubeconfig.is_none() && is_ip(address.host()) {
             config.tls_server_name = Some(IN_CLUSTER_NAME.to_owned());
         }
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kubeconfig_is_used_and_calls_are_bounded() {
+    async fn kubeconfig_is_used_and_calls_have_timeouts() {
         let args = args("plain", None);
         let config = config("agent", "1.2.3", &args).await.expect("config");
         std::fs::remove_file(args.kubeconfig.expect("path")).expect("remove");
@@ -139,23 +138,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_address_can_be_overridden() {
+    async fn api_server_flag_overrides_the_kubeconfig() {
         let args = args("override", Some("[2001:db8::1]:443"));
         let config = config("agent", "1.2.3", &args).await.expect("config");
         std::fs::remove_file(args.kubeconfig.expect("path")).expect("remove");
         assert_eq!(config.cluster_url, "https://[2001:db8::1]:443/prefix");
-        assert_eq!(config.tls_server_name, None, "a kubeconfig says itself which name to expect");
+        assert_eq!(config.tls_server_name, None, "a kubeconfig sets the expected name itself");
     }
 
     #[tokio::test]
-    async fn a_missing_kubeconfig_is_named() {
+    async fn missing_kubeconfig_is_named() {
         let args = ClientArgs { api_server: None, kubeconfig: Some("/nonexistent/config".into()) };
         let error = config("agent", "1", &args).await.expect_err("missing");
         assert!(error.to_string().contains("/nonexistent/config"), "{error}");
     }
 
     #[test]
-    fn addresses_are_told_from_names() {
+    fn addresses_and_names_are_distinguished() {
         assert!(is_ip("10.0.0.1") && is_ip("[::1]") && !is_ip("plane.example"));
     }
 }

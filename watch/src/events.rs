@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Events that users see with `kubectl describe`: `events.k8s.io/v1`, written beside the work and never in its way.
+//! The recorder of events (`events.k8s.io/v1`), which users see with `kubectl describe`. It never blocks its callers.
 //!
-//! An event that says the same as one before is counted in that one's series. One that says something new, be it by a word of
-//! its note, is an event of its own, so that the newest state is always shown. A queue takes them; when the API server is away
-//! they are dropped, counted and logged.
+//! An equal event increments the series of the earlier one. An event with another note is a new one, so that the newest state is
+//! always visible. Events are queued; while the API server is unavailable they are dropped, counted and logged.
 
 use std::time::Duration;
 
@@ -24,11 +23,12 @@ mod service;
 
 pub use service::ServiceRecorder;
 
+use crate::chain;
 use correlate::{Correlator, Step};
 
-/// Events that wait to be written.
+/// Capacity of the queue.
 const QUEUE: usize = 256;
-/// Time for one call.
+/// Timeout of one call.
 const CALL: Duration = Duration::from_secs(5);
 /// The API's limits on `note` and `action`, in bytes.
 const NOTE: usize = 1024;
@@ -60,7 +60,7 @@ impl Subject {
         }
     }
 
-    /// A node. Its events carry its name as UID, as kubelet's and kube-proxy's do: that is what `kubectl describe` looks for.
+    /// A node. Its UID is its name, as in kubelet's and kube-proxy's events: `kubectl describe` selects by it.
     pub fn node(node: &Node) -> Self {
         Self {
             api_version: "v1".to_owned(),
@@ -71,37 +71,37 @@ impl Subject {
         }
     }
 
-    /// Events of objects without a namespace are kept in `default`.
+    /// Events of cluster-scoped objects are in `default`.
     fn event_namespace(&self) -> &str {
         if self.namespace.is_empty() { "default" } else { &self.namespace }
     }
 }
 
-/// Whether somebody should look.
+/// The type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
-    /// All is well.
+    /// A normal operation.
     Normal,
-    /// Something is not as asked for.
+    /// A request of the user is not met.
     Warning,
 }
 
-/// What to tell.
+/// An event to record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Notice {
-    /// What it is about.
+    /// The object.
     pub subject: Subject,
-    /// Whether somebody should look.
+    /// The type.
     pub severity: Severity,
     /// Machine-readable, in `CamelCase`.
     pub reason: &'static str,
-    /// What was being done, machine-readable, in `CamelCase`.
+    /// The attempted action: machine-readable, in `CamelCase`.
     pub action: &'static str,
-    /// The sentence for people. Longer ones than 1 KiB are cut.
+    /// The message for users, cut to 1 KiB.
     pub note: String,
 }
 
-/// Takes notices and returns at once. Clones share one queue.
+/// Queues notices. Clones share the queue.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     queue: mpsc::Sender<Notice>,
@@ -109,8 +109,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder, and the task that writes for it, which ends when all clones are gone. `component` is the reporting
-    /// controller, as `steerage.dev/controller`; `instance` the name of the pod or node that it runs on.
+    /// A recorder, and the task that writes its events and ends when all clones are dropped. The reporting controller is
+    /// `steerage.dev/<component>`; `instance` is the name of the pod or node.
     pub fn new(
         client: Client,
         component: &str,
@@ -131,7 +131,7 @@ impl Recorder {
         (Self { queue, dropped }, writer.run(inbox))
     }
 
-    /// Tells users. Never waits.
+    /// Queues a notice, or drops it when the queue is full. Never waits.
     pub fn publish(&self, notice: Notice) {
         if let Err(error) = self.queue.try_send(notice) {
             self.dropped.inc();
@@ -140,7 +140,7 @@ impl Recorder {
                 object = %notice.subject.name,
                 reason = notice.reason,
                 dropped = self.dropped.get(),
-                "event is dropped: too many wait"
+                "event queue full; event dropped"
             );
         }
     }
@@ -163,7 +163,7 @@ impl Writer {
                 Step::Create => self.create(&notice).await,
                 Step::Count { name, count } => self.count(&notice, &name, count).await,
                 Step::Wait => continue,
-                Step::TooMany => Err("too many about this object".to_owned()),
+                Step::TooMany => Err("rate limit of the object reached".to_owned()),
             };
             if let Err(error) = written {
                 self.dropped.inc();
@@ -172,7 +172,7 @@ impl Writer {
                     reason = notice.reason,
                     error,
                     dropped = self.dropped.get(),
-                    "event is dropped"
+                    "event not written; event dropped"
                 );
             }
         }
@@ -181,7 +181,7 @@ impl Writer {
     async fn create(&mut self, notice: &Notice) -> Result<(), String> {
         let now = Timestamp::now();
         self.number += 1;
-        // Unique over restarts by the time, and within a process by the number.
+        // The time makes it unique across restarts, the number within a process.
         let name = format!("{}.{:x}.{:x}", notice.subject.name, now.as_microsecond(), self.number);
         let event = self.event(notice, &name, now);
         let created = timeout(CALL, self.api(notice).create(&PostParams::default(), &event)).await;
@@ -195,7 +195,7 @@ impl Writer {
         let patch = Patch::Merge(serde_json::json!({ "series": series }));
         let api = self.api(notice);
         match timeout(CALL, api.patch(name, &PatchParams::default(), &patch)).await {
-            // Events live for an hour, or are deleted: begin a new one.
+            // Expired, by default after an hour, or deleted: create a new one.
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => self.create(notice).await,
             patched => flatten(patched),
         }
@@ -232,7 +232,7 @@ impl Writer {
             ),
             reason: some(reason),
             action: some(action),
-            note: Some(cut(note, NOTE)),
+            note: Some(truncate(note, NOTE)),
             reporting_controller: some(&self.component),
             reporting_instance: some(&self.instance),
             ..Event::default()
@@ -243,18 +243,18 @@ impl Writer {
 fn flatten<T>(result: Result<Result<T, kube::Error>, tokio::time::error::Elapsed>) -> Result<(), String> {
     match result {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("no answer in time".to_owned()),
+        Ok(Err(error)) => Err(chain(&error)),
+        Err(_) => Err("no response in time".to_owned()),
     }
 }
 
-/// At most `most` bytes of `text`, whole characters.
-fn cut(text: &str, most: usize) -> String {
-    if text.len() <= most {
+/// At most `max` bytes of `text`, in whole characters.
+fn truncate(text: &str, max: usize) -> String {
+    if text.len() <= max {
         return text.to_owned();
     }
     let mark = '…';
-    let end = (0..=most - mark.len_utf8()).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    let end = (0..=max - mark.len_utf8()).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     format!("{}{mark}", &text[..end])
 }
 
@@ -263,9 +263,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_notes_are_cut_between_characters() {
-        assert_eq!(cut("short", 10), "short");
-        assert_eq!(cut("ööööö", 8), "öö…");
-        assert!(cut(&"é".repeat(2000), NOTE).len() <= NOTE);
+    fn long_notes_are_truncated_between_characters() {
+        assert_eq!(truncate("short", 10), "short");
+        assert_eq!(truncate("ööööö", 8), "öö…");
+        assert!(truncate(&"é".repeat(2000), NOTE).len() <= NOTE);
     }
 }

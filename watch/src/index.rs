@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All that the watches have told, and what changed since it was last asked.
+//! The stores of Services, `EndpointSlice`s and Nodes, joined, with the keys of the changed objects.
 //!
-//! Fed by the watch tasks of the controller and of the agent, one event at a time, in any order across kinds. It never waits,
-//! never plans and never forgets to say that something is dirty.
+//! The watch tasks of the controller and of the agent apply events one at a time, in any order across kinds. It never waits and
+//! never plans. Every change marks its Service or node as dirty.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,12 +10,12 @@ use steerage_model::{EndpointSlice, Key, Node, Service};
 
 use crate::{Event, Store};
 
-/// What changed since the last [`Index::take_dirty`].
+/// The changes since the last [`Index::take_dirty`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dirty {
-    /// Services that changed, appeared, went, or whose endpoints did.
+    /// Services that were added, changed or deleted, or whose endpoints were.
     pub services: BTreeSet<Key>,
-    /// Nodes that changed, appeared or went.
+    /// Nodes that were added, changed or deleted.
     pub nodes: BTreeSet<String>,
 }
 
@@ -38,7 +38,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// Takes in what the watch of Services says.
+    /// Applies an event of the watch of Services.
     pub fn apply_service(&mut self, event: Event<Service>) {
         let dirty = &mut self.dirty.services;
         self.services.apply(event, |old, new| {
@@ -46,7 +46,7 @@ impl Index {
         });
     }
 
-    /// Takes in what the watch of `EndpointSlices` says.
+    /// Applies an event of the watch of `EndpointSlice`s.
     pub fn apply_slice(&mut self, event: Event<EndpointSlice>) {
         let (dirty, slices_of) = (&mut self.dirty.services, &mut self.slices_of);
         self.slices.apply(event, |old, new| {
@@ -67,18 +67,18 @@ impl Index {
         });
     }
 
-    /// Takes in what the watch of Nodes says.
+    /// Applies an event of the watch of Nodes.
     pub fn apply_node(&mut self, event: Event<Node>) {
         let dirty = &mut self.dirty.nodes;
         self.nodes.apply(event, |old, new| dirty.extend(old.or(new).map(|node| node.name.clone())));
     }
 
-    /// Whether all three kinds have been listed once. Nothing may be planned before.
+    /// Whether all three kinds have been listed. A plan before that would be wrong.
     pub fn has_synced(&self) -> bool {
         self.services.has_synced() && self.slices.has_synced() && self.nodes.has_synced()
     }
 
-    /// What changed since the last call.
+    /// Takes the changes since the last call.
     pub fn take_dirty(&mut self) -> Dirty {
         std::mem::take(&mut self.dirty)
     }
@@ -93,7 +93,7 @@ impl Index {
         self.services.iter()
     }
 
-    /// The slices of a Service, by name, whether the Service itself is known or not.
+    /// The slices of a Service, by name, even if the Service itself is not in the store.
     pub fn slices(&self, service: &Key) -> impl Iterator<Item = &EndpointSlice> {
         self.slices_of.get(service).into_iter().flatten().filter_map(|key| self.slices.get(key))
     }

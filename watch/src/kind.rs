@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can be watched: where it is listed, and how its JSON becomes an object of the model. Pure.
+//! The resources that can be watched: their paths, and the projection of their JSON to objects of the model. Pure.
 
 use steerage_model::Key;
 
@@ -16,9 +16,9 @@ pub use service::Services;
 pub use service_cidr::ServiceCidrs;
 pub use slice::EndpointSlices;
 
-/// A kind of object to watch.
+/// A resource to watch.
 pub trait Kind: Send + Sync + 'static {
-    /// What the index takes in.
+    /// The projection.
     type Object: Object<Key: Send> + Send + 'static;
 
     /// The plural, as in `kubectl get`; for logs, metrics and [`crate::Staleness`].
@@ -27,20 +27,20 @@ pub trait Kind: Send + Sync + 'static {
     /// The path of the collection, such as `/api/v1/services`.
     fn path(&self) -> String;
 
-    /// Which of the collection to ask for.
+    /// Selects a part of the collection.
     fn selectors(&self) -> Selectors {
         Selectors::default()
     }
 
-    /// Whether older API servers do not have it. Then it is asked for again now and then, and no failure.
+    /// Whether older API servers do not serve it. A missing resource is then no failure, and is retried rarely.
     fn may_be_missing(&self) -> bool {
         false
     }
 
-    /// The index's key for the object of this namespace (empty for kinds without) and name.
+    /// The store's key of the object with this namespace (empty for cluster-scoped kinds) and name.
     fn key(&self, key: Key) -> <Self::Object as Object>::Key;
 
-    /// Reads an object. `None`: it is of no interest. What is wrong with a part that can be left out goes to `notes`.
+    /// Projects an object. `None`: Steerage does not use it. Problems of fields that can be left out go to `notes`.
     fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Self::Object>, Malformed>;
 }
 
@@ -53,13 +53,13 @@ pub struct Selectors {
     pub fields: Option<String>,
 }
 
-/// Why an object cannot be read.
+/// Why an object is unreadable.
 #[derive(Debug, thiserror::Error)]
 pub enum Malformed {
-    /// Not the JSON that its kind has.
+    /// Not the JSON of its kind.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// A field whose value decides over the whole object has one that is not known.
+    /// A field that the whole object depends on has an unknown value.
     #[error("{field}: unknown value `{value}`")]
     Unknown {
         /// The path of the field.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From the Kubernetes API to the model: the client, the watches and the projections; and back: events that users read.
+//! The Kubernetes client of all programs: watches, projections, the [`Store`] and the [`Index`] that they keep current, and the
+//! recorder of events.
 //!
-//! Called by the composition roots of controller, agent and edge, which feed what the streams bring into a
-//! [`Index`]. It decides nothing about load balancers, and writes nothing to the cluster but events.
+//! Called by the composition roots of controller, agent and edge. It decides nothing about load balancers, and writes only events
+//! to the cluster.
 
 mod backoff;
+mod chain;
 mod client;
 pub mod events;
 mod index;
@@ -14,6 +16,8 @@ mod staleness;
 mod store;
 mod watcher;
 
+pub use backoff::Backoff;
+pub use chain::chain;
 pub use client::{ClientArgs, ClientError, client};
 pub use index::{Dirty, Index};
 pub use kind::{EndpointSlices, Kind, Malformed, Nodes, Selectors, ServiceCidrs, Services};

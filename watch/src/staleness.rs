@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long each watch has brought nothing, so that its user can stop trusting what it knows.
+//! The age of each watch's last data, so that its user knows when the store is no longer trustworthy.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// When each watch last brought an answer, an event or a bookmark. Clones look at the same watches.
+/// When each watch last brought a response, an event or a bookmark. Clones share it.
 ///
-/// API servers send a bookmark about once a minute, so that a limit on silence must be longer than that.
+/// API servers send a bookmark about once a minute: a limit on staleness must be longer.
 #[derive(Clone, Debug, Default)]
 pub struct Staleness {
     last: Arc<Mutex<BTreeMap<&'static str, Instant>>>,
@@ -20,18 +20,17 @@ impl Staleness {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The watch of `kind` brought something just now, or begins.
-    pub(crate) fn heard(&self, kind: &'static str) {
+    /// The watch of `kind` brought data now, or starts.
+    pub(crate) fn record(&self, kind: &'static str) {
         self.lock().insert(kind, Instant::now());
     }
 
-    /// When the watch of `kind` (its plural, such as `services`) last brought something; at first, when it began. `None` if
-    /// there is no such watch.
-    pub fn last_heard(&self, kind: &str) -> Option<Instant> {
+    /// When the watch of `kind` (its plural, such as `services`) last brought data, or started. `None` without such a watch.
+    pub fn last_data(&self, kind: &str) -> Option<Instant> {
         self.lock().get(kind).copied()
     }
 
-    /// The watch that has been silent for longest, and for how long. `None` if there is no watch.
+    /// The watch with the oldest data, and the age of that. `None` without a watch.
     pub fn longest(&self) -> Option<(&'static str, Duration)> {
         let now = Instant::now();
         let oldest = self.lock().iter().map(|(kind, at)| (*at, *kind)).min();
@@ -44,17 +43,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_longest_silence_counts() {
+    async fn oldest_watch_is_reported() {
         let staleness = Staleness::default();
         assert_eq!(staleness.longest(), None);
-        staleness.heard("services");
+        staleness.record("services");
         tokio::time::advance(Duration::from_secs(30)).await;
-        staleness.heard("nodes");
+        staleness.record("nodes");
         tokio::time::advance(Duration::from_secs(5)).await;
         assert_eq!(staleness.longest(), Some(("services", Duration::from_secs(35))));
-        staleness.heard("services");
+        staleness.record("services");
         assert_eq!(staleness.longest(), Some(("nodes", Duration::from_secs(5))));
-        assert_eq!(staleness.last_heard("services"), Some(Instant::now()));
-        assert_eq!(staleness.last_heard("pods"), None);
+        assert_eq!(staleness.last_data("services"), Some(Instant::now()));
+        assert_eq!(staleness.last_data("pods"), None);
     }
 }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One watched kind as a table that follows a watch: lists are swept in by generation, so that a relist costs no second copy.
+//! The store of one kind, kept current by the events of a watch. A relist is mark and sweep: it needs no second copy.
 
 use std::collections::BTreeMap;
 
 use steerage_model::{EndpointSlice, Key, Node, Service, ServiceCidr};
 
-/// What a table can hold.
+/// An object of a store.
 pub trait Object: Eq {
     /// Its key.
     type Key: Ord + Clone;
 
-    /// The key of this object.
+    /// The key.
     fn key(&self) -> Self::Key;
 }
 
-/// What a watch says. A list arrives as `Init`, any number of `InitApply` and `InitDone`.
+/// A watch event. A list is `Init`, any number of `InitApply`, and `InitDone`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<T: Object> {
-    /// A list begins. What it does not bring again is gone at its end.
+    /// A list starts. Objects that it does not contain are deleted at its end.
     Init,
     /// An object of the list.
     InitApply(T),
@@ -25,14 +25,14 @@ pub enum Event<T: Object> {
     InitDone,
     /// An object was added or changed.
     Apply(T),
-    /// An object is gone.
+    /// An object was deleted.
     Delete(T::Key),
 }
 
-/// The objects of one kind, as far as the watch has told.
+/// The objects of one kind.
 #[derive(Clone, Debug)]
 pub struct Store<T: Object> {
-    /// Boxed: a tree that is filled in order has nearly half of its places empty.
+    /// Boxed: a B-tree that is filled in order is nearly half empty.
     rows: BTreeMap<T::Key, Box<Row<T>>>,
     generation: u64,
     listed: bool,
@@ -41,7 +41,7 @@ pub struct Store<T: Object> {
 #[derive(Clone, Debug)]
 struct Row<T> {
     object: T,
-    /// The list that last brought the object.
+    /// The list that last contained the object.
     generation: u64,
 }
 
@@ -52,7 +52,7 @@ impl<T: Object> Default for Store<T> {
 }
 
 impl<T: Object> Store<T> {
-    /// Takes an event in. `changed` is called with the old and the new object for each one that differs.
+    /// Applies an event. `changed` is called with the old and the new object of every difference.
     pub fn apply(&mut self, event: Event<T>, mut changed: impl FnMut(Option<&T>, Option<&T>)) {
         match event {
             Event::Init => self.generation += 1,
@@ -83,7 +83,7 @@ impl<T: Object> Store<T> {
         }
     }
 
-    /// Whether a first list is complete. It stays true: a later relist leaves the old objects in place until its end.
+    /// Whether a first list is complete. It stays true: a relist keeps the old objects until its end.
     pub fn has_synced(&self) -> bool {
         self.listed
     }
@@ -98,12 +98,12 @@ impl<T: Object> Store<T> {
         self.rows.values().map(|row| &row.object)
     }
 
-    /// How many objects there are.
+    /// The number of objects.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether there is none.
+    /// Whether the store is empty.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Watches: lists followed by watches, for ever, as a stream of the model's events.
+//! Lists followed by watches, as streams of [`Event`]s.
 //!
-//! The streams never end and never fail: what goes wrong is logged, counted and tried again. Every event and every bookmark is
-//! noted in [`Staleness`], so that silence can be told from quiet.
+//! The streams never end and never fail: errors are logged, counted and retried. Every event and every bookmark is recorded in
+//! [`Staleness`], so that a dead watch differs from a quiet one.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 use steerage_model::{EndpointSlice, Key, Node, Service};
 
 use crate::metrics::Metrics;
-use crate::{EndpointSlices, Event, Kind, Nodes, Object, Services, Staleness, backoff};
+use crate::{Backoff, EndpointSlices, Event, Kind, Nodes, Object, Services, Staleness};
 
 mod calls;
 mod line;
@@ -26,20 +26,20 @@ use calls::{Lines, Read};
 use line::{Head, Line};
 use machine::{Call, Failure, Machine};
 
-/// The times that watches keep.
+/// Timeouts and delays of watches.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Silence after which an answer is no longer waited for.
+    /// A request fails after this long without data.
     pub call: Duration,
-    /// Silence after which a watch is opened anew; longer than bookmarks are apart (a minute).
+    /// A watch is reopened after this long without data. Longer than the interval of bookmarks, a minute.
     pub idle: Duration,
-    /// How long the API server is asked to keep a watch open.
+    /// The `timeoutSeconds` of a watch.
     pub watch: Duration,
-    /// Wait after the first failure.
-    pub least_backoff: Duration,
-    /// Longest wait after a failure.
-    pub most_backoff: Duration,
-    /// Wait before a kind that the API server does not have, and need not have, is asked for again.
+    /// Delay after the first failure.
+    pub min_backoff: Duration,
+    /// Longest delay after a failure.
+    pub max_backoff: Duration,
+    /// Delay before an optional resource that the API server does not serve is requested again.
     pub missing: Duration,
 }
 
@@ -49,14 +49,14 @@ impl Default for Timing {
             call: Duration::from_secs(30),
             idle: Duration::from_secs(130),
             watch: Duration::from_secs(290),
-            least_backoff: Duration::from_millis(200),
-            most_backoff: Duration::from_secs(10),
+            min_backoff: Duration::from_millis(200),
+            max_backoff: Duration::from_secs(10),
             missing: Duration::from_mins(10),
         }
     }
 }
 
-/// Opens watches that share a client, counters and a [`Staleness`]. Clones are the same.
+/// Opens watches that share a client, metrics and a [`Staleness`], as do clones.
 #[derive(Clone)]
 pub struct Watches {
     client: Client,
@@ -66,23 +66,23 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Watches through `client`; counters go to `registry`.
+    /// Watches through `client`; metrics are registered in `registry`.
     pub fn new(client: Client, registry: &mut Registry) -> Self {
         Self::with_timing(client, registry, Timing::default())
     }
 
-    /// The same, with times of one's own.
+    /// Like [`Watches::new`], with other timeouts and delays.
     pub fn with_timing(client: Client, registry: &mut Registry, timing: Timing) -> Self {
         Self { client, timing, metrics: Metrics::new(registry), staleness: Staleness::default() }
     }
 
-    /// The same, but their silence does not count: for what its user can do without.
+    /// The same watches with a [`Staleness`] of their own: for resources that the program can run without.
     #[must_use]
     pub fn dispensable(&self) -> Self {
         Self { staleness: Staleness::default(), ..self.clone() }
     }
 
-    /// How long each watch has been silent.
+    /// The time since each watch last brought data.
     pub fn staleness(&self) -> &Staleness {
         &self.staleness
     }
@@ -107,17 +107,19 @@ impl Watches {
         self.watch(Nodes::one(name))
     }
 
-    /// All objects of any kind. One watch a kind: [`Staleness`] keeps them apart by [`Kind::name`].
+    /// All objects of a kind. At most one watch per kind: [`Staleness`] distinguishes them by [`Kind::name`].
     pub fn watch<K: Kind>(&self, kind: K) -> impl Stream<Item = Event<K::Object>> + Send + Unpin + use<K> {
-        self.staleness.heard(kind.name());
+        self.staleness.record(kind.name());
+        let Timing { min_backoff, max_backoff, .. } = self.timing;
         let watcher = Watcher {
             watches: self.clone(),
+            backoff: Backoff::new(min_backoff, max_backoff),
             kind,
             machine: Machine::new(),
             open: None,
             page: None,
             events: VecDeque::new(),
-            troubled: false,
+            is_failing: false,
         };
         Box::pin(futures::stream::unfold(watcher, |mut watcher| async {
             let event = watcher.next().await;
@@ -131,26 +133,28 @@ struct Watcher<K: Kind> {
     watches: Watches,
     kind: K,
     machine: Machine,
+    backoff: Backoff,
     open: Option<Open>,
-    /// What is left of a page, after the events.
+    /// The rest of a page; read when `events` is empty.
     page: Option<Unread>,
     events: VecDeque<Event<K::Object>>,
-    /// Whether the last thing logged was a failure.
-    troubled: bool,
+    /// Whether the last log line was a failure.
+    is_failing: bool,
 }
 
-/// A watch that the API server holds open.
+/// An open watch.
 struct Open {
     lines: Lines,
-    fruitful: bool,
+    /// Whether it brought an event or a bookmark.
+    has_data: bool,
 }
 
-/// The items of a page that are still text. They are projected one by one, as they are asked for: who takes the events works on
-/// the first ones while the last ones wait.
+/// The items of a page as text, projected one by one on demand: the consumer works on the first ones before the last are
+/// read.
 struct Unread {
     text: String,
     items: std::vec::IntoIter<Range<usize>>,
-    /// It is the list's last page.
+    /// Whether it is the last page of the list.
     last: bool,
 }
 
@@ -197,9 +201,9 @@ impl<K: Kind> Watcher<K> {
             let result = match &mut self.open {
                 Some(open) => match open.lines.next(self.watches.timing.idle).await {
                     Read::Line(line) => self.on_line(&line),
-                    Read::End if open.fruitful => Err((Failure::Ended, "the watch ended".to_owned())),
-                    Read::End => Err((Failure::Fruitless, "the watch ended before it began".to_owned())),
-                    Read::Silence => Err((Failure::Idle, "neither event nor bookmark".to_owned())),
+                    Read::End if open.has_data => Err((Failure::Ended, "the watch ended".to_owned())),
+                    Read::End => Err((Failure::Empty, "the watch ended before it brought data".to_owned())),
+                    Read::Silence => Err((Failure::Idle, "no event and no bookmark in time".to_owned())),
                     Read::Cut(error) => Err((Failure::Cut, error)),
                 },
                 None => match self.machine.call() {
@@ -217,73 +221,73 @@ impl<K: Kind> Watcher<K> {
         let (client, timing) = (&self.watches.client, &self.watches.timing);
         let text = calls::list(client, &self.kind, newest, token, timing.call).await?;
         let page: Page<'_> =
-            serde_json::from_str(&text).map_err(|error| (Failure::Garbled, error.to_string()))?;
-        self.heard();
+            serde_json::from_str(&text).map_err(|error| (Failure::Malformed, error.to_string()))?;
+        self.record_data();
         let next = Some(page.metadata.token).filter(|token| !token.is_empty());
-        let is = self.machine.page(page.metadata.resource_version, next);
-        if is.first {
+        let position = self.machine.page(page.metadata.resource_version, next);
+        if position.first {
             self.watches.metrics.list(self.kind.name());
             self.events.push_back(Event::Init);
         }
         let items: Vec<_> =
-            page.items.unwrap_or_default().into_iter().map(|item| place(item.get(), &text)).collect();
-        self.page = Some(Unread { text, items: items.into_iter(), last: is.last });
+            page.items.unwrap_or_default().into_iter().map(|item| range_in(item.get(), &text)).collect();
+        self.page = Some(Unread { text, items: items.into_iter(), last: position.last });
         Ok(())
     }
 
     async fn start(&mut self, version: &str) -> Result<(), (Failure, String)> {
         let Timing { call, watch, .. } = self.watches.timing;
         let lines = calls::watch(&self.watches.client, &self.kind, version, watch, call).await?;
-        self.open = Some(Open { lines, fruitful: false });
-        // The answer alone says that the API server holds nothing back from before `version`.
-        self.heard();
+        self.open = Some(Open { lines, has_data: false });
+        // The response alone says that no event before `version` is outstanding.
+        self.record_data();
         Ok(())
     }
 
     fn on_line(&mut self, line: &[u8]) -> Result<(), (Failure, String)> {
-        let garbled = |error: &dyn std::fmt::Display| (Failure::Garbled, error.to_string());
-        let (head, object, applied) = match Line::read(line).map_err(|error| garbled(&error))? {
+        let malformed = |error: &dyn std::fmt::Display| (Failure::Malformed, error.to_string());
+        let (head, object, applied) = match Line::read(line).map_err(|error| malformed(&error))? {
             Line::Applied(object) => (Head::read(object), object, true),
             Line::Deleted(object) => (Head::read(object), object, false),
             Line::Bookmark(object) => {
-                let head = Head::read(object).map_err(|error| garbled(&error))?;
+                let head = Head::read(object).map_err(|error| malformed(&error))?;
                 self.on_version(&head)?;
                 return Ok(());
             }
             Line::Error { code: 410, message } => return Err((Failure::Expired, message)),
             Line::Error { message, .. } => return Err((Failure::Refused, message)),
         };
-        let head = head.map_err(|error| garbled(&error))?;
+        let head = head.map_err(|error| malformed(&error))?;
         self.on_version(&head)?;
         self.watches.metrics.event(self.kind.name());
         let gone = Event::Delete(self.kind.key(head.key()));
         match if applied { self.project(&head.key(), object) } else { Projected::Nothing } {
             Projected::Object(object) => self.events.push_back(Event::Apply(object)),
             Projected::Nothing => self.events.push_back(gone),
-            // What was known of it stands: it is the best that there is.
+            // The last readable form stays in the store.
             Projected::Unreadable => {}
         }
         Ok(())
     }
 
-    /// Notes that the watch has come up to the version of `head`.
+    /// Records that the watch has reached the version of `head`.
     fn on_version(&mut self, head: &Head) -> Result<(), (Failure, String)> {
         let version = head.version();
         if version.is_empty() {
-            return Err((Failure::Garbled, "an event without a resource version".to_owned()));
+            return Err((Failure::Malformed, "an event without a resource version".to_owned()));
         }
-        self.machine.heard(version.to_owned());
+        self.machine.reached(version.to_owned());
         if let Some(open) = &mut self.open {
-            open.fruitful = true;
+            open.has_data = true;
         }
-        self.heard();
+        self.record_data();
         Ok(())
     }
 
-    fn heard(&mut self) {
-        self.watches.staleness.heard(self.kind.name());
-        if std::mem::take(&mut self.troubled) {
-            tracing::info!(kind = self.kind.name(), "watch goes on");
+    fn record_data(&mut self) {
+        self.watches.staleness.record(self.kind.name());
+        if std::mem::take(&mut self.is_failing) {
+            tracing::info!(kind = self.kind.name(), "watch recovered");
         }
     }
 
@@ -292,14 +296,14 @@ impl<K: Kind> Watcher<K> {
         let kind = self.kind.name();
         let projected = self.kind.project(json, &mut notes);
         for note in notes {
-            tracing::warn!(kind, object = %key, note, "object is used in part");
+            tracing::warn!(kind, object = %key, note, "object has an invalid field; continuing without that field");
         }
         match projected {
             Ok(Some(object)) => Projected::Object(object),
             Ok(None) => Projected::Nothing,
             Err(error) => {
                 self.watches.metrics.malformed(kind);
-                tracing::warn!(kind, object = %key, %error, "object is skipped: it cannot be read");
+                tracing::warn!(kind, object = %key, %error, "object is unreadable; keeping its last readable form");
                 Projected::Unreadable
             }
         }
@@ -311,35 +315,32 @@ impl<K: Kind> Watcher<K> {
         self.watches.metrics.failure(kind, failure.reason());
         let failures = self.machine.failed(failure);
         if failures == 0 {
-            tracing::debug!(kind, error, "watch is opened again");
+            tracing::debug!(kind, error, "watch ended; reopening it");
             return;
         }
-        let Timing { least_backoff, most_backoff, missing, .. } = self.watches.timing;
         if failure == Failure::Missing && self.kind.may_be_missing() {
-            tracing::info!(kind, "the API server does not have this kind: it is done without");
-            // Nodes that started together shall not ask together.
-            return tokio::time::sleep(missing.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+            tracing::info!(kind, "resource not served by this API server; continuing without it");
+            // Spread: nodes that started together must not ask together.
+            let retry_in = self.watches.timing.missing.mul_f64(0.75 + fastrand::f64() / 2.0);
+            return tokio::time::sleep(retry_in).await;
         }
-        let wait = backoff::wait(failures, least_backoff, most_backoff, fastrand::f64());
-        self.troubled = true;
-        tracing::warn!(
-            kind,
-            reason = failure.reason(),
-            error,
-            wait_seconds = wait.as_secs_f64(),
-            "watch is tried again"
-        );
-        tokio::time::sleep(wait).await;
+        if failures == 1 {
+            self.backoff.reset();
+        }
+        let retry_in = self.backoff.next_delay();
+        self.is_failing = true;
+        tracing::warn!(kind, reason = failure.reason(), error, ?retry_in, "watch failed; retrying");
+        tokio::time::sleep(retry_in).await;
     }
 }
 
-/// Where a part of a text stands in it.
-fn place(part: &str, text: &str) -> Range<usize> {
+/// The byte range of `part` in `text`.
+fn range_in(part: &str, text: &str) -> Range<usize> {
     let start = part.as_ptr().addr().saturating_sub(text.as_ptr().addr());
     start..start + part.len()
 }
 
-/// What became of an object's JSON.
+/// An object's JSON after projection.
 enum Projected<T: Object> {
     Object(T),
     Nothing,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Watches and events against a real API server, which is cut off in between.
+//! Watches and events with a real API server, and with a lost connection.
 
 #![allow(clippy::expect_used, reason = "a test")]
 
@@ -36,24 +36,24 @@ async fn own_client(server: &Server) -> Client {
     client("test", "0", &args).await.expect("client")
 }
 
-/// Feeds `events` into `table` until it is as wanted.
+/// Applies `events` to `store` until `wanted` holds.
 async fn until<T: Object>(
     events: &mut (impl Stream<Item = Event<T>> + Unpin),
-    table: &mut Store<T>,
+    store: &mut Store<T>,
     mut wanted: impl FnMut(&Store<T>) -> bool,
 ) {
     let fed = async {
-        while !wanted(table) {
-            table.apply(events.next().await.expect("endless"), |_, _| {});
+        while !wanted(store) {
+            store.apply(events.next().await.expect("endless"), |_, _| {});
         }
     };
-    tokio::time::timeout(SOON, fed).await.expect("the table does not become as wanted");
+    tokio::time::timeout(SOON, fed).await.expect("the store does not reach the wanted state");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_lives_through_a_cut_and_sweeps_what_went_meanwhile() {
+async fn watch_survives_a_cut_and_deletes_missing_objects() {
     requires!(KubeApiserver);
-    // A server of its own: the others must not be cut.
+    // A server of its own: the other tests need their connections.
     let server = tokio::task::spawn_blocking(Server::start).await.expect("thread").expect("server");
     let api: Api<Service> = Api::default_namespaced(server.client().await.expect("client"));
     for name in ["stays", "goes"] {
@@ -61,10 +61,10 @@ async fn a_watch_lives_through_a_cut_and_sweeps_what_went_meanwhile() {
     }
     let watches = Watches::new(own_client(&server).await, &mut Registry::default());
     let mut services = watches.services();
-    let mut table = Store::default();
+    let mut store = Store::default();
     let key = |name: &str| Key::new("default", name);
-    until(&mut services, &mut table, Store::has_synced).await;
-    let projected = table.get(&key("stays")).expect("listed");
+    until(&mut services, &mut store, Store::has_synced).await;
+    let projected = store.get(&key("stays")).expect("listed");
     assert_eq!(projected.external_policy, TrafficPolicy::Local);
     assert!(
         projected.health_port().is_some() && !projected.uid.is_empty() && !projected.cluster_ips.is_empty()
@@ -79,11 +79,11 @@ async fn a_watch_lives_through_a_cut_and_sweeps_what_went_meanwhile() {
     .expect("thread");
     api.delete("goes", &DeleteParams::default()).await.expect("delete");
     api.create(&PostParams::default(), &service("comes")).await.expect("create");
-    until(&mut services, &mut table, |table| {
-        table.get(&key("comes")).is_some() && table.get(&key("goes")).is_none()
+    until(&mut services, &mut store, |store| {
+        store.get(&key("comes")).is_some() && store.get(&key("goes")).is_none()
     })
     .await;
-    assert!(table.get(&key("stays")).is_some());
+    assert!(store.get(&key("stays")).is_some());
     tokio::task::spawn_blocking(move || drop(server)).await.expect("thread");
 }
 
@@ -132,21 +132,21 @@ async fn all_kinds_reach_the_index() {
     assert_eq!(index.nodes().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["n1", "n2"]);
 
     let mut one = watches.node("n2");
-    let mut table = Store::default();
-    until(&mut one, &mut table, Store::has_synced).await;
-    assert_eq!((table.len(), table.get(&"n2".to_owned()).is_some()), (1, true));
+    let mut store = Store::default();
+    until(&mut one, &mut store, Store::has_synced).await;
+    assert_eq!((store.len(), store.get(&"n2".to_owned()).is_some()), (1, true));
     let patch = json!({ "metadata": { "annotations": { "steerage.dev/agent-mode": "labelled" } } });
     for name in ["n1", "n2"] {
         nodes.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.expect("patch");
     }
-    until(&mut one, &mut table, |table| {
-        table.iter().all(|node| node.agent.as_ref().is_some_and(|agent| agent.mode == "labelled"))
+    until(&mut one, &mut store, |store| {
+        store.iter().all(|node| node.agent.as_ref().is_some_and(|agent| agent.mode == "labelled"))
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_are_written_and_a_changed_note_is_shown() {
+async fn events_are_written_and_a_changed_note_is_a_new_event() {
     requires!(KubeApiserver);
     let server = tokio::task::spawn_blocking(Server::shared).await.expect("thread");
     let admin = server.client().await.expect("client");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tables of endpoint states and what follows from them.
+//! Tables of endpoint states and the expected selection.
 
 use super::*;
 use crate::{EndpointPort, Hints, Key};
@@ -26,13 +26,13 @@ fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
 }
 
 /// State and node of one endpoint.
-type State<'a> = (char, Option<&'a str>);
+type EndpointState<'a> = (char, Option<&'a str>);
 /// Endpoints, and the nodes that they make members, with their counts.
 type Membership<'a> = (&'a [State<'a>], &'a [(&'a str, u32)]);
 /// Endpoints, and the last octets of the cluster list and of the local list of node a.
 type Lists<'a> = (&'a [State<'a>], &'a [u8], &'a [u8]);
 
-fn of(states: &[State<'_>]) -> EndpointSlice {
+fn of(states: &[EndpointState<'_>]) -> EndpointSlice {
     let endpoints = states.iter().zip(1..).map(|(&(state, node), last)| endpoint(last, state, node));
     slice("a", endpoints.collect())
 }
@@ -65,7 +65,7 @@ fn membership_counts_a_dual_stack_pod_once() {
 }
 
 #[test]
-fn the_same_address_twice_is_taken_in_its_living_form() {
+fn duplicate_address_prefers_the_endpoint_that_is_not_terminating() {
     let (dying, living) =
         (slice("a", vec![endpoint(1, 'T', Some("a"))]), slice("b", vec![endpoint(1, 'R', Some("a"))]));
     for slices in [[&dying, &living], [&living, &dying]] {
@@ -86,7 +86,7 @@ fn backends_match_name_protocol_and_family() {
 }
 
 #[test]
-fn a_named_port_leads_to_the_number_of_each_slice() {
+fn named_port_has_the_number_of_each_slice() {
     let mut other = slice("b", vec![endpoint(2, 'R', Some("a"))]);
     other.ports[0].port = 9090;
     let mut none = slice("c", vec![endpoint(3, 'R', Some("a"))]);
@@ -121,7 +121,7 @@ fn forwarding_lists_fall_back_independently() {
 }
 
 #[test]
-fn hints_narrow_only_when_every_ready_endpoint_has_them_and_one_fits() {
+fn hints_apply_only_when_all_ready_endpoints_have_them_and_one_matches() {
     let hinted = |zones: [&str; 2], nodes: [&str; 2]| {
         let mut one = of(&[('R', Some("a")), ('R', Some("b"))]);
         for (endpoint, (zone, node)) in one.endpoints.iter_mut().zip(zones.into_iter().zip(nodes)) {
@@ -145,7 +145,7 @@ fn hints_narrow_only_when_every_ready_endpoint_has_them_and_one_fits() {
 }
 
 #[test]
-fn hints_never_narrow_the_local_list() {
+fn hints_never_limit_local_backends() {
     let mut one = of(&[('R', Some("a")), ('R', Some("a")), ('R', Some("b"))]);
     for (endpoint, zone) in one.endpoints.iter_mut().zip(["z2", "z2", "z1"]) {
         endpoint.hints = Some(Box::new(Hints { nodes: vec!["b".into()], zones: vec![zone.into()] }));

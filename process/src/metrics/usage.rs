@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the process uses of the machine, under the names that Prometheus' own client libraries give it. Read from `/proc` at
-//! each scrape; what cannot be read is left out.
+//! The process's resource usage, with the metric names of Prometheus' client libraries. Read from `/proc` at each scrape;
+//! unreadable values are left out.
 
 use std::fmt;
 use std::fs;
@@ -10,7 +10,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// Reads `/proc/self` when asked.
+/// Reads `/proc/self` at each scrape.
 #[derive(Debug)]
 pub(super) struct Usage;
 
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proc_files_are_read_as_documented() {
+    fn proc_files_are_parsed_as_documented() {
         assert_eq!(resident_bytes("VmHWM:\t  9 kB\nVmRSS:\t   12 kB\n"), Some(12 * 1024));
         assert_eq!(resident_bytes("Name:\tx\n"), None);
         let stat = "7 (odd) name) S 1 7 7 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 1 0 5 0 0";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which events are written, which are counted, which are too many. Pure but for the time that it is told.
+//! Decides which events are written, counted in a series, or over the rate limit. Pure.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -8,31 +8,31 @@ use tokio::time::Instant;
 
 use super::{Notice, Subject};
 
-/// An event that was not repeated for this long is forgotten: its next occurrence is a new one.
+/// A series ends after this long without a repetition: the next occurrence is a new event.
 const SERIES: Duration = Duration::from_mins(6);
-/// A series is written at most this often, whatever it counts.
+/// Minimum time between two writes of a series.
 const BETWEEN: Duration = Duration::from_secs(30);
-/// Events about one object at once, and the time in which one more is allowed.
+/// Token bucket per object: its size, and the time in which a token is added.
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(30);
-/// Series and objects remembered, so that memory is bounded.
+/// Maximum number of series and of objects, to bound memory.
 const REMEMBERED: usize = 4096;
 
-/// What to do with a notice.
+/// The result for a notice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Write an event.
+    /// Create an event.
     Create,
-    /// Write to this event that it happened so often.
+    /// Update the series of this event.
     Count {
         /// The event's name.
         name: String,
-        /// How often, in all.
+        /// The number of occurrences.
         count: i32,
     },
-    /// Counted; to be written with a later one.
+    /// Counted; a later update writes it.
     Wait,
-    /// The object has had more than its share.
+    /// The object is over its rate limit.
     TooMany,
 }
 
@@ -50,7 +50,7 @@ struct Bucket {
     since: Instant,
 }
 
-/// Remembers what was written of late.
+/// The recent series, and the rate limits.
 #[derive(Debug, Default)]
 pub(super) struct Correlator {
     series: HashMap<Notice, Series>,
@@ -72,7 +72,7 @@ impl Correlator {
         if self.take(&notice.subject, now) { Step::Create } else { Step::TooMany }
     }
 
-    /// The event that [`Step::Create`] asked for is written under this name.
+    /// Records the name of the event that [`Step::Create`] requested.
     pub(super) fn created(&mut self, notice: Notice, name: String, now: Instant) {
         if self.series.len() >= REMEMBERED {
             forget_older_half(&mut self.series, |series| series.last);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_counted_and_another_note_is_another_event() {
+    fn equal_event_is_counted_and_another_note_is_a_new_event() {
         let mut correlator = Correlator::default();
         let start = Instant::now();
         create(&mut correlator, &notice("web", "one"), start);
@@ -151,11 +151,15 @@ mod tests {
         let name = "event-one".to_owned();
         assert_eq!(correlator.step(&notice("web", "one"), later), Step::Count { name, count: 3 });
         assert_eq!(correlator.step(&notice("web", "one"), later), Step::Wait);
-        assert_eq!(correlator.step(&notice("web", "one"), later + SERIES), Step::Create, "forgotten by then");
+        assert_eq!(
+            correlator.step(&notice("web", "one"), later + SERIES),
+            Step::Create,
+            "the series has ended"
+        );
     }
 
     #[test]
-    fn what_could_not_be_written_is_tried_again() {
+    fn unwritten_event_is_created_again() {
         let mut correlator = Correlator::default();
         let now = Instant::now();
         assert_eq!(correlator.step(&notice("web", "one"), now), Step::Create);
@@ -163,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn each_object_has_its_share() {
+    fn rate_limits_are_per_object() {
         let mut correlator = Correlator::default();
         let start = Instant::now();
         for number in 0..BURST {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whatever the order of events, the index ends up as if it had been told the final state at once.
+//! The index depends on the final state, not on the order of events.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ fn slice(name: &str, service: &str, variant: u8) -> EndpointSlice {
 }
 
 #[test]
-fn a_slice_that_moves_to_another_service_dirties_both() {
+fn slice_that_moves_to_another_service_dirties_both() {
     let mut index = Index::default();
     index.apply_slice(Event::Apply(slice("s", "one", 1)));
     index.take_dirty();
@@ -33,7 +33,7 @@ fn a_slice_that_moves_to_another_service_dirties_both() {
 }
 
 #[test]
-fn what_a_relist_does_not_bring_is_gone_at_its_end_and_not_before() {
+fn relist_deletes_missing_objects_at_its_end() {
     let mut index = Index::default();
     index.apply_service(Event::Apply(service("old", 1)));
     index.apply_service(Event::Init);
@@ -46,7 +46,7 @@ fn what_a_relist_does_not_bring_is_gone_at_its_end_and_not_before() {
 }
 
 #[test]
-fn a_heartbeat_dirties_nothing() {
+fn equal_object_dirties_nothing() {
     let mut index = Index::default();
     let node = Node { name: "a".into(), ..Node::default() };
     index.apply_node(Event::Apply(node.clone()));
@@ -56,7 +56,7 @@ fn a_heartbeat_dirties_nothing() {
 }
 
 #[test]
-fn nothing_is_synced_before_all_three_have_listed() {
+fn index_is_synced_when_all_three_kinds_are_listed() {
     let mut index = Index::default();
     index.apply_service(Event::InitDone);
     index.apply_slice(Event::InitDone);
@@ -84,7 +84,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Everything that the index answers.
+/// All observable state of the index.
 fn view(index: &Index) -> Vec<(Key, Option<Service>, Vec<EndpointSlice>)> {
     (0..4)
         .map(|s| Key::new("ns", format!("svc{s}")))
@@ -94,7 +94,7 @@ fn view(index: &Index) -> Vec<(Key, Option<Service>, Vec<EndpointSlice>)> {
 
 proptest! {
     #[test]
-    fn any_history_gives_the_index_of_its_end(steps in prop::collection::vec(step(), 0..60)) {
+    fn any_history_gives_the_index_of_its_final_state(steps in prop::collection::vec(step(), 0..60)) {
         let mut index = Index::default();
         let mut before = view(&index);
         let (mut services, mut slices) = (BTreeMap::new(), BTreeMap::new());
@@ -122,7 +122,7 @@ proptest! {
                 }
                 Step::RelistSlices => {
                     index.apply_slice(Event::Init);
-                    // An interrupted list is begun again.
+                    // An interrupted list starts again.
                     if let Some(one) = slices.values().next() {
                         index.apply_slice(Event::InitApply(EndpointSlice::clone(one)));
                     }
@@ -133,7 +133,7 @@ proptest! {
                     index.apply_slice(Event::InitDone);
                 }
             }
-            // Every change is told, and nothing else is.
+            // All changes are dirty, and nothing else.
             let after = view(&index);
             let changed: BTreeSet<_> =
                 before.iter().zip(&after).filter(|(b, a)| b != a).map(|(b, _)| b.0.clone()).collect();

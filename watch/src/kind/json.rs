@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the JSON of all kinds has in common. Only fields that are used are ever allocated.
+//! Parsing that all kinds share. Only used fields are allocated.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::str::FromStr;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use steerage_model::{Protocol, names};
 
-/// `metadata`, as far as projections use it.
+/// The fields of `metadata` that projections use.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Meta {
@@ -28,7 +28,7 @@ pub(super) struct Meta {
     pub(super) annotations: Annotations,
 }
 
-/// The annotations under [`names::KEPT_ANNOTATIONS`]. The others, some of them long, are skipped over.
+/// The annotations under [`names::KEPT_ANNOTATIONS`]. The others, some of them long, are skipped.
 #[derive(Debug, Default)]
 pub(super) struct Annotations(pub(super) BTreeMap<String, String>);
 
@@ -63,7 +63,7 @@ impl<'de> Deserialize<'de> for Annotations {
     }
 }
 
-/// The API server writes an empty list or map as `null` in some places and leaves it out in others.
+/// Reads `null` as empty: the API server writes an empty list or map as `null`, or leaves it out.
 pub(super) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -72,30 +72,30 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Collects without room to grow: projections are kept for long, and are many.
+/// Collects without spare capacity: projections are many and long-lived.
 pub(super) fn exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
     let mut items: Vec<_> = items.collect();
     items.shrink_to_fit();
     items
 }
 
-/// Parses `text`, or notes that `field` has a value that is left out.
+/// Parses `text`, or adds a note that the value of `field` is left out.
 pub(super) fn parse_or_note<T: FromStr>(field: &str, text: &str, notes: &mut Vec<String>) -> Option<T> {
     let parsed = text.trim().parse().ok();
     if parsed.is_none() {
-        notes.push(format!("{field}: `{text}` is left out: it cannot be read"));
+        notes.push(format!("{field}: ignoring the invalid value `{text}`"));
     }
     parsed
 }
 
-/// The protocol of a port, TCP where there is none, or notes that `field` has one that is left out.
+/// Parses the protocol of a port, by default TCP, or adds a note that the port of `field` is left out.
 pub(super) fn protocol_or_note(field: &str, text: Option<&str>, notes: &mut Vec<String>) -> Option<Protocol> {
     match text {
         None | Some("" | "TCP") => Some(Protocol::Tcp),
         Some("UDP") => Some(Protocol::Udp),
         Some("SCTP") => Some(Protocol::Sctp),
         Some(other) => {
-            notes.push(format!("{field}: the port is left out: unknown protocol `{other}`"));
+            notes.push(format!("{field}: ignoring a port with the unknown protocol `{other}`"));
             None
         }
     }

@@ -47,7 +47,7 @@ impl Kind for Nodes {
     fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Node>, Malformed> {
         let Wire { metadata, spec, status } = serde_json::from_str(json)?;
         let internal = status.addresses.iter().filter(|address| address.kind == "InternalIP");
-        // Objects written before dual-stack have the single field only.
+        // Objects written before dual-stack have only the single field.
         let pod_cidrs =
             if spec.pod_cidrs.is_empty() { spec.pod_cidr.into_iter().collect() } else { spec.pod_cidrs };
         let mut labels = metadata.labels;

@@ -19,7 +19,7 @@ use super::{Kind, Malformed};
 #[derive(Clone, Copy, Debug)]
 pub struct Services;
 
-/// `sessionAffinityConfig.clientIP.timeoutSeconds`, where it is not set: three hours.
+/// The API's default of `sessionAffinityConfig.clientIP.timeoutSeconds`: three hours.
 const AFFINITY_TIMEOUT: u32 = 10_800;
 
 impl Kind for Services {
@@ -56,7 +56,7 @@ impl Kind for Services {
 fn fill_spec(service: &mut Service, spec: Spec, notes: &mut Vec<String>) -> Result<(), Malformed> {
     service.kind = kind(spec.kind.as_deref())?;
     service.affinity = affinity(&spec)?;
-    // Objects written before dual-stack have the single field only.
+    // Objects written before dual-stack have only the single field.
     let cluster_ips =
         if spec.cluster_ips.is_empty() { spec.cluster_ip.into_iter().collect() } else { spec.cluster_ips };
     let cluster_ips = cluster_ips.iter().filter(|ip| !ip.is_empty() && *ip != "None");
@@ -126,7 +126,7 @@ fn policy(field: &str, text: Option<&str>, notes: &mut Vec<String>) -> TrafficPo
         Some("Local") => TrafficPolicy::Local,
         None | Some("" | "Cluster") => TrafficPolicy::Cluster,
         Some(other) => {
-            notes.push(format!("{field}: taken as Cluster: unknown policy `{other}`"));
+            notes.push(format!("{field}: using Cluster for the unknown policy `{other}`"));
             TrafficPolicy::Cluster
         }
     }
@@ -137,7 +137,7 @@ fn family(text: &str, notes: &mut Vec<String>) -> Option<Family> {
         "IPv4" => Some(Family::V4),
         "IPv6" => Some(Family::V6),
         other => {
-            notes.push(format!("spec.ipFamilies: `{other}` is left out: unknown family"));
+            notes.push(format!("spec.ipFamilies: ignoring the unknown family `{other}`"));
             None
         }
     }
@@ -163,7 +163,7 @@ fn ingress(wire: WireIngress, notes: &mut Vec<String>) -> Option<Ingress> {
     let ip_mode = match wire.ip_mode.as_deref() {
         None | Some("") => None,
         Some("VIP") => Some(IpMode::Vip),
-        // What is not known to be delivered unchanged must not be taken from the load balancer.
+        // With an unknown mode the agent must not serve the address: the load balancer may terminate connections.
         Some(_) => Some(IpMode::Proxy),
     };
     Some(Ingress { ip, hostname, ip_mode })

@@ -7,7 +7,7 @@ use steerage_model::{Key, ServiceCidr};
 use super::json::{Meta, or_default, parse_or_note};
 use super::{Kind, Malformed};
 
-/// All `ServiceCIDR`s. API servers have them since Kubernetes 1.33.
+/// All `ServiceCIDR`s. API servers serve them since Kubernetes 1.33.
 #[derive(Clone, Copy, Debug)]
 pub struct ServiceCidrs;
 
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_that_cannot_be_read_is_left_out() {
+    fn invalid_network_is_ignored() {
         let mut notes = Vec::new();
         let json =
             r#"{"metadata":{"name":"kubernetes"},"spec":{"cidrs":["10.96.0.0/16","fd00::/112","ten"]}}"#;

@@ -11,8 +11,8 @@ use steerage_model::{Endpoint, EndpointPort, EndpointSlice, Family, Hints, Key, 
 use super::json::{Meta, exact, or_default, parse_or_note, protocol_or_note};
 use super::{Kind, Malformed, Selectors};
 
-/// All slices that belong to a Service with a cluster address. Slices are never selected by the label that names a service
-/// proxy: it is the Service that says who serves it.
+/// All slices of Services that are not headless. They are never selected by the label that names a service proxy: only the label
+/// of the Service counts.
 #[derive(Clone, Copy, Debug)]
 pub struct EndpointSlices;
 
@@ -51,7 +51,7 @@ impl Kind for EndpointSlices {
         };
         let triggered = wire.metadata.annotations.0.get(names::TRIGGER_TIME);
         Ok(Some(EndpointSlice {
-            // A clock's reading for a metric: what is none is no loss.
+            // Only a metric uses it: an invalid time is ignored.
             last_change_trigger: triggered
                 .and_then(|text| text.parse::<Timestamp>().ok())
                 .map(SystemTime::from),
@@ -65,7 +65,7 @@ impl Kind for EndpointSlices {
 }
 
 fn port(wire: WirePort, notes: &mut Vec<String>) -> Option<EndpointPort> {
-    // Without a number the slice means all ports, which no Service port maps to.
+    // A port without a number means all ports, which no Service port maps to.
     let port = wire.port?;
     let protocol = protocol_or_note("ports", wire.protocol.as_deref(), notes)?;
     Some(EndpointPort { name: wire.name.unwrap_or_default(), protocol, port })
@@ -73,12 +73,12 @@ fn port(wire: WirePort, notes: &mut Vec<String>) -> Option<EndpointPort> {
 
 fn endpoint(wire: WireEndpoint, family: Family, notes: &mut Vec<String>) -> Option<Endpoint> {
     let Some(text) = wire.addresses.first() else {
-        notes.push("endpoints: one without an address is left out".to_owned());
+        notes.push("endpoints: ignoring an endpoint without an address".to_owned());
         return None;
     };
     let addr: IpAddr = parse_or_note("endpoints[].addresses", text, notes)?;
     if Family::of(addr) != family {
-        notes.push(format!("endpoints[].addresses: `{text}` is left out: it is not {family}"));
+        notes.push(format!("endpoints[].addresses: ignoring `{text}`, which is not {family}"));
         return None;
     }
     let ready = wire.conditions.ready.unwrap_or(true);

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The calls of a watch: requests, answers, lines. Every wait has an end.
+//! The requests of a watch, and the lines of its response. Every wait has a timeout.
 
+use std::fmt;
 use std::pin::Pin;
 use std::time::Duration;
 
 use futures::io::{AsyncBufRead, AsyncBufReadExt};
 use http::Request;
 use kube::Client;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::time::timeout;
 
 use super::machine::Failure;
-use crate::{Kind, Selectors};
+use crate::{Kind, Selectors, chain};
 
 /// Objects a page, as client-go asks for. API servers ignore it for lists from their cache.
 const PAGE: u32 = 500;
 
 type Body = Pin<Box<dyn AsyncBufRead + Send>>;
 
-/// What a failed call was, and what it said.
+/// Why a call failed, and the error's text.
 pub(super) type Failed = (Failure, String);
 
 /// One page of a list, as text.
@@ -39,10 +41,10 @@ pub(super) async fn list<K: Kind>(
     let mut body = send(client, &kind.path(), &query, silence).await?;
     let mut text = Vec::new();
     loop {
-        let chunk = timeout(silence, body.fill_buf()).await.map_err(|_| silent())?;
+        let chunk = timeout(silence, body.fill_buf()).await.map_err(|_| timed_out())?;
         let chunk = chunk.map_err(|error| (Failure::Cut, error.to_string()))?;
         if chunk.is_empty() {
-            return String::from_utf8(text).map_err(|error| (Failure::Garbled, error.to_string()));
+            return String::from_utf8(text).map_err(|error| (Failure::Malformed, error.to_string()));
         }
         text.extend_from_slice(chunk);
         let taken = chunk.len();
@@ -50,7 +52,7 @@ pub(super) async fn list<K: Kind>(
     }
 }
 
-/// Opens a watch from `version` on.
+/// Opens a watch from `version`.
 pub(super) async fn watch<K: Kind>(
     client: &Client,
     kind: &K,
@@ -62,7 +64,7 @@ pub(super) async fn watch<K: Kind>(
     query.push(("watch", "1".to_owned()));
     query.push(("allowWatchBookmarks", "true".to_owned()));
     query.push(("resourceVersion", version.to_owned()));
-    // Watches that began together, after a restart of the API server, must not all end together.
+    // Spread: watches that started together, after a restart of the API server, must not all end together.
     let seconds = length.mul_f64(0.8 + fastrand::f64() * 0.2).as_secs().max(1);
     query.push(("timeoutSeconds", seconds.to_string()));
     Ok(Lines { body: send(client, &kind.path(), &query, silence).await? })
@@ -74,8 +76,8 @@ fn selectors(selectors: &Selectors) -> Vec<(&'static str, String)> {
     labels.chain(fields.iter().map(|value| ("fieldSelector", value.clone()))).collect()
 }
 
-fn silent() -> Failed {
-    (Failure::Cut, "no answer in time".to_owned())
+fn timed_out() -> Failed {
+    (Failure::Cut, "no response in time".to_owned())
 }
 
 async fn send(
@@ -90,67 +92,43 @@ async fn send(
         .map_err(|error| (Failure::Refused, error.to_string()))?;
     match timeout(silence, client.request_stream(request)).await {
         Ok(Ok(body)) => Ok(Box::pin(body)),
-        Ok(Err(kube::Error::Api(status))) if status.code == 410 => {
-            Err((Failure::Expired, status.message.clone()))
-        }
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
-            Err((Failure::Missing, status.message.clone()))
-        }
-        Ok(Err(kube::Error::Api(status))) => {
-            Err((Failure::Refused, format!("{}: {}", status.code, status.message)))
-        }
+        Ok(Err(kube::Error::Api(status))) => Err(match status.code {
+            410 => (Failure::Expired, status.message.clone()),
+            404 => (Failure::Missing, status.message.clone()),
+            code => (Failure::Refused, format!("{code}: {}", status.message)),
+        }),
         Ok(Err(error)) => Err((Failure::Cut, chain(&error))),
-        Err(_) => Err(silent()),
+        Err(_) => Err(timed_out()),
     }
 }
 
-/// The error and its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let cause = error.to_string();
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-        source = error.source();
-    }
-    text
+/// Percent-encodes all but the unreserved characters (RFC 3986, section 2.3).
+fn escape(value: &str) -> impl fmt::Display {
+    utf8_percent_encode(value, RESERVED)
 }
 
-/// Percent-encodes what is not unreserved (RFC 3986, section 2.3).
-fn escape(value: &str) -> String {
-    value
-        .bytes()
-        .map(|byte| match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                char::from(byte).to_string()
-            }
-            _ => format!("%{byte:02X}"),
-        })
-        .collect()
-}
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The lines of an open watch.
 pub(super) struct Lines {
     body: Body,
 }
 
-/// What came of waiting for a line.
+/// The result of waiting for a line.
 #[derive(Debug)]
 pub(super) enum Read {
     /// A whole line.
     Line(Vec<u8>),
-    /// The API server closed the watch, perhaps in the middle of a line, which is then dropped: it comes again.
+    /// The API server closed the watch, perhaps within a line. That line is dropped: the next watch repeats it.
     End,
     /// The connection broke.
     Cut(String),
-    /// Nothing came for too long.
+    /// No data for too long.
     Silence,
 }
 
 impl Lines {
-    /// The next line. To be called to its end: a line that was begun is lost when it is dropped.
+    /// The next line. Not cancel safe: dropping the future loses the part of a line that was read.
     pub(super) async fn next(&mut self, silence: Duration) -> Read {
         let mut line = Vec::new();
         match timeout(silence, self.body.read_until(b'\n', &mut line)).await {
@@ -168,6 +146,6 @@ mod tests {
 
     #[test]
     fn queries_are_escaped() {
-        assert_eq!(escape("a,!b/c=d e-é"), "a%2C%21b%2Fc%3Dd%20e-%C3%A9");
+        assert_eq!(escape("a,!b/c=d e-é").to_string(), "a%2C%21b%2Fc%3Dd%20e-%C3%A9");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One line of a watch, taken apart as far as the watch itself needs. Pure.
+//! One line of a watch, parsed as far as the watch itself needs. Pure.
 
 use std::borrow::Cow;
 
@@ -7,25 +7,25 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use steerage_model::Key;
 
-/// A line of a watch. Objects stay text.
+/// A watch event. Objects stay text.
 #[derive(Debug)]
 pub(super) enum Line<'a> {
     /// An object was added or changed.
     Applied(&'a str),
-    /// An object is gone, or is selected no more.
+    /// An object was deleted, or no longer matches the selectors.
     Deleted(&'a str),
-    /// Nothing happened up to this version.
+    /// No event up to this version is outstanding.
     Bookmark(&'a str),
     /// The API server ends the watch.
     Error {
-        /// As in HTTP.
+        /// The HTTP status code.
         code: u16,
-        /// For people.
+        /// The message for users.
         message: String,
     },
 }
 
-/// Why a line cannot be understood.
+/// Why a line is unreadable.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LineError {
     #[error(transparent)]
@@ -66,7 +66,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// What says which object it is, and which version of it.
+/// Name and version of an object.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Head {
     metadata: HeadMeta,

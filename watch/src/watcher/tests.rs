@@ -138,7 +138,7 @@ async fn play(script: &Script) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_by_pages_then_events() {
+async fn list_pages_precede_events() {
     let script = Script::new([
         list("5", "more", &[node("a", "1"), node("b", "2")]),
         list("5", "", &[node("c", "3")]),
@@ -200,7 +200,7 @@ async fn a_version_that_is_gone_leads_to_a_new_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_cut_in_the_middle_of_a_line_resumes_after_the_last_whole_one() {
+async fn watch_cut_within_a_line_resumes_after_the_last_whole_line() {
     let whole = line("ADDED", &node("b", "6"));
     let half = line("ADDED", &node("c", "7"))[..20].to_owned();
     for end in [End::Close, End::Break] {
@@ -215,7 +215,7 @@ async fn a_watch_cut_in_the_middle_of_a_line_resumes_after_the_last_whole_one() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn lines_may_come_in_pieces() {
+async fn split_lines_are_joined() {
     let text = line("ADDED", &node("b", "6")) + &line("ADDED", &node("c", "7"));
     let pieces: Vec<_> =
         text.as_bytes().chunks(7).map(|piece| String::from_utf8_lossy(piece).into_owned()).collect();
@@ -224,7 +224,7 @@ async fn lines_may_come_in_pieces() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bookmarks_move_the_version_and_nothing_else() {
+async fn bookmarks_only_advance_the_version() {
     let script = Script::new([
         list("5", "", &[]),
         watch(
@@ -236,9 +236,9 @@ async fn bookmarks_move_the_version_and_nothing_else() {
     assert_eq!(script.asked()[2], "watch=1 resourceVersion=40");
 }
 
-/// Events out of order and more than once: the table behind the stream ends where the cluster is.
+/// Late and repeated events: the store ends up equal to the cluster.
 #[tokio::test(start_paused = true)]
-async fn duplicates_and_late_events_pass_and_the_table_is_right() {
+async fn late_and_repeated_events_leave_a_correct_store() {
     let events = [
         line("DELETED", &node("x", "6")),
         line("MODIFIED", &zoned("b", "7", "z")),
@@ -249,16 +249,16 @@ async fn duplicates_and_late_events_pass_and_the_table_is_right() {
     let script = Script::new([list("5", "", &[node("a", "1")]), watch(&events, End::Hang)]);
     let watches = Watches::new(script.client(), &mut Registry::default());
     let mut nodes = watches.nodes();
-    let (mut table, mut changes) = (Store::default(), 0);
+    let (mut store, mut changes) = (Store::default(), 0);
     while let Ok(Some(event)) = tokio::time::timeout(QUIET, nodes.next()).await {
-        table.apply(event, |_, _| changes += 1);
+        store.apply(event, |_, _| changes += 1);
     }
-    assert_eq!(table.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["b"]);
+    assert_eq!(store.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["b"]);
     assert_eq!(changes, 3, "a came, b came, a went");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_malformed_object_is_counted_and_stalls_nothing() {
+async fn malformed_object_is_counted_and_skipped() {
     let bad = |version: &str| json!({ "metadata": { "name": "bad", "resourceVersion": version }, "spec": { "taints": 7 } });
     let script = Script::new([
         list("5", "", &[bad("1"), node("a", "2")]),
@@ -280,7 +280,7 @@ async fn a_malformed_object_is_counted_and_stalls_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_of_nonsense_leads_to_a_new_list() {
+async fn malformed_stream_leads_to_a_relist() {
     for nonsense in [
         "<html>\n".to_owned(),
         line("TELEPORTED", &node("a", "6")),
@@ -296,7 +296,7 @@ async fn a_stream_of_nonsense_leads_to_a_new_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_is_seen_and_ends_the_watch() {
+async fn silence_is_measured_and_reopens_the_watch() {
     let script = Script::new([
         list("5", "", &[]),
         watch(&[], End::Hang),
@@ -312,32 +312,32 @@ async fn silence_is_seen_and_ends_the_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bookmarks_end_the_silence() {
+async fn bookmarks_reset_staleness() {
     let mark = line("BOOKMARK", &json!({ "metadata": { "resourceVersion": "6" } }));
     let script = Script::new([list("5", "", &[]), watch(&[mark], End::Hang)]);
     let watches = Watches::new(script.client(), &mut Registry::default());
     let begun = Instant::now();
     tokio::time::advance(QUIET).await;
     said(&mut watches.nodes(), QUIET).await;
-    let heard = watches.staleness().last_heard("nodes").expect("a watch");
+    let heard = watches.staleness().last_data("nodes").expect("a watch");
     assert_eq!(heard - begun, QUIET);
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_tried_again_ever_later() {
+async fn failures_are_retried_with_growing_delays() {
     // Together less than `QUIET`, whatever the jitter.
     let script = Script::new((0..9).map(|_| refused(503)).chain([list("5", "", &[node("a", "1")])]));
     assert_eq!(play(&script).await, ["init", "listed a", "done"]);
     let times = script.times();
     let waits: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let Timing { least_backoff, most_backoff, .. } = Timing::default();
-    assert!(waits[0] <= least_backoff + Duration::from_millis(5), "{waits:?}");
-    assert!(waits[..9].iter().all(|wait| *wait >= least_backoff / 2), "{waits:?}");
-    assert!(waits[8] >= most_backoff / 2 && waits[8] <= most_backoff + Duration::from_millis(5), "{waits:?}");
+    let Timing { min_backoff, max_backoff, .. } = Timing::default();
+    assert!(waits[0] <= min_backoff + Duration::from_millis(5), "{waits:?}");
+    assert!(waits[..9].iter().all(|wait| *wait >= min_backoff / 2), "{waits:?}");
+    assert!(waits[8] >= max_backoff / 2 && waits[8] <= max_backoff + Duration::from_millis(5), "{waits:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_need_not_be_there_is_asked_for_seldom_and_its_silence_does_not_count() {
+async fn missing_optional_kind_is_retried_rarely_and_never_stale() {
     let networks =
         json!({ "metadata": { "name": "a", "resourceVersion": "1" }, "spec": { "cidrs": ["10.96.0.0/16"] } });
     let script = Script::new([refused(404), refused(404), list("5", "", &[networks])]);
@@ -347,7 +347,7 @@ async fn a_kind_that_need_not_be_there_is_asked_for_seldom_and_its_silence_does_
     let Some(Event::InitApply(found)) = events.next().await else { panic!("no object") };
     assert_eq!(found.name, "a");
     let times = script.times();
-    let Timing { missing, most_backoff, .. } = Timing::default();
+    let Timing { missing, max_backoff, .. } = Timing::default();
     for pair in times.windows(2) {
         let wait = pair[1] - pair[0];
         assert!(wait > missing / 2 && wait < missing * 2, "{wait:?}");
@@ -356,11 +356,11 @@ async fn a_kind_that_need_not_be_there_is_asked_for_seldom_and_its_silence_does_
     // Of what has to be there, a 404 is a failure like others.
     let script = Script::new([refused(404), list("5", "", &[node("a", "1")])]);
     assert_eq!(play(&script).await, ["init", "listed a", "done"]);
-    assert!(script.times()[1] - script.times()[0] <= most_backoff);
+    assert!(script.times()[1] - script.times()[0] <= max_backoff);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_ends_in_order_is_opened_again_at_once() {
+async fn watch_that_ends_normally_is_reopened_at_once() {
     let script = Script::new([
         list("5", "", &[]),
         watch(&[line("ADDED", &node("a", "6"))], End::Close),
@@ -372,7 +372,7 @@ async fn a_watch_that_ends_in_order_is_opened_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_selectors_go_with_every_call() {
+async fn selectors_are_sent_with_every_request() {
     let script = Script::new([list("5", "", &[])]);
     let watches = Watches::new(script.client(), &mut Registry::default());
     said(&mut watches.node("n1"), QUIET).await;
