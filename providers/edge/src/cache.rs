@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The edge's objects as the API server last told, so that a steady state costs no call.
+//! The last known state of the edge's objects, so that a steady state needs no call.
 //!
-//! Filled by [`follow`] from a watch, and by the provider with the answers to its own writes, which the watch brings only
-//! later. Whatever is older than what is known is ignored. It never writes to the API server.
+//! [`follow`] fills it from a watch, and the provider puts in the responses to its own writes, before the watch delivers them.
+//! An older version never replaces a newer one. It never writes to the API server.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -27,15 +27,15 @@ use crate::spec;
 pub(crate) struct Entry<S> {
     /// Its UID.
     pub(crate) uid: String,
-    /// Its version, to guard writes with.
+    /// Its resource version, the precondition of writes.
     pub(crate) version: String,
-    /// Whose it is; `None` for an object that is not ours.
+    /// Its owner; `None` for an object that Steerage does not manage.
     pub(crate) owner: Option<Owner>,
-    /// Whether the label says that it is ours, with or without an owner.
+    /// Whether Steerage's label is set, with or without an owner.
     pub(crate) managed: bool,
     /// Whether it is being deleted.
     pub(crate) deleting: bool,
-    /// `spec` and `status`, or what stands in their place if this version cannot read it.
+    /// `spec` and `status`, or their JSON where this version cannot read them.
     pub(crate) content: Result<S, Value>,
 }
 
@@ -55,12 +55,12 @@ impl<S: DeserializeOwned> Entry<S> {
     }
 }
 
-/// What a change was.
+/// A change of an object.
 #[derive(Clone, Debug)]
 pub(crate) struct Change<S> {
-    /// Before; `None` if it was not there.
+    /// The old state; `None` if the object is new.
     pub(crate) old: Option<Entry<S>>,
-    /// After; `None` if it is gone.
+    /// The new state; `None` if the object was deleted.
     pub(crate) new: Option<Entry<S>>,
 }
 
@@ -79,7 +79,7 @@ impl<S> Default for Table<S> {
 }
 
 impl<S: Clone> Table<S> {
-    /// Returns once a first list is complete.
+    /// Returns when a first list is complete.
     pub(crate) async fn listed(&self) {
         // The sender is held by `self`, so the wait cannot fail.
         let _ = self.listed.subscribe().wait_for(|listed| *listed).await;
@@ -107,7 +107,7 @@ impl<S: Clone> Table<S> {
         look(&mut found.by_ref().map(|(name, (_, entry))| (name.as_str(), entry)))
     }
 
-    /// Takes an object in unless a newer version is known; `None` if nothing changed.
+    /// Stores an object unless a newer version is known; `None` if nothing changed.
     pub(crate) fn put(&self, name: String, entry: Entry<S>) -> Option<Change<S>> {
         let round = *self.round.borrow();
         let mut rows = self.lock();
@@ -121,7 +121,7 @@ impl<S: Clone> Table<S> {
         Some(Change { old, new: Some(entry) })
     }
 
-    /// Forgets an object that was deleted at `version`, unless it was made anew since.
+    /// Removes an object that was deleted at `version`, unless a newer one of its name is known.
     pub(crate) fn remove(&self, name: &str, version: &str) -> Option<Change<S>> {
         let mut rows = self.lock();
         if rows.get(name).is_some_and(|(_, entry)| newer(&entry.version, version)) {
@@ -131,7 +131,7 @@ impl<S: Clone> Table<S> {
         Some(Change { old: Some(old), new: None })
     }
 
-    /// Forgets an object that the provider itself has deleted.
+    /// Removes an object that the provider deleted.
     pub(crate) fn forget(&self, name: &str, uid: &str) {
         let mut rows = self.lock();
         if rows.get(name).is_some_and(|(_, entry)| entry.uid == uid) {
@@ -139,12 +139,12 @@ impl<S: Clone> Table<S> {
         }
     }
 
-    /// A list begins.
+    /// A list starts.
     fn begin(&self) {
         self.round.send_modify(|round| *round += 1);
     }
 
-    /// A list is complete: what it did not bring is gone.
+    /// A list is complete: objects that it does not contain are deleted.
     fn finish(&self) -> Vec<Change<S>> {
         let round = *self.round.borrow();
         let mut gone = Vec::new();
@@ -164,7 +164,7 @@ impl<S: Clone> Table<S> {
     }
 }
 
-/// The pause before a watch is tried again: short, for a load balancer waits behind it.
+/// The delay before a watch is retried: short, because load balancers wait for it.
 #[derive(Debug, Default)]
 struct Pause {
     failures: u32,
@@ -185,7 +185,7 @@ impl Backoff for Pause {
     }
 }
 
-/// Whether version `a` is later than `b`. Versions are decimal numbers of rising value (KEP-5504); any that is not is taken
+/// Whether version `a` is later than `b`. Versions are decimal numbers of rising value (KEP-5504); any other is taken
 /// as later.
 fn newer(a: &str, b: &str) -> bool {
     match (a.parse::<u128>(), b.parse::<u128>()) {
@@ -194,7 +194,7 @@ fn newer(a: &str, b: &str) -> bool {
     }
 }
 
-/// Keeps `table` like the collection behind `api` until `stop`, and tells of every change that is not the provider's own.
+/// Keeps `table` like the collection behind `api` until `stop`, and reports every change that is not the provider's own.
 pub(crate) async fn follow<S>(
     api: Api<DynamicObject>,
     table: &Table<S>,
@@ -212,7 +212,7 @@ pub(crate) async fn follow<S>(
         };
         match event {
             None => return,
-            Some(Err(error)) => tracing::warn!(%error, "a watch of the edge's objects failed, trying again"),
+            Some(Err(error)) => tracing::warn!(%error, "watch of the edge's objects failed; retrying"),
             Some(Ok(Event::Init)) => table.begin(),
             Some(Ok(Event::InitApply(object) | Event::Apply(object))) => {
                 if let Some(name) = object.metadata.name.clone() {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_sweeps_what_it_does_not_bring() {
+    fn list_deletes_missing_objects() {
         let table = Table::default();
         for name in ["a", "b"] {
             table.put(name.to_owned(), entry("1"));

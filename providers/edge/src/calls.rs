@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Calls to the API server: each with a deadline, and each error sorted by what should happen next.
+//! Calls to the API server: each has a deadline, and its error says what to do next.
 
 use std::future::Future;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use kube::Error as KubeError;
 use steerage_provider_api::Error;
 
-/// Longest time for one call: a write that was begun under the Lease must land before anybody else may hold it.
+/// Timeout of a call: a write that started under the Lease must complete before another candidate can take it.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Runs a call under the deadline.
@@ -21,14 +21,14 @@ pub(crate) async fn call<T>(what: impl Future<Output = Result<T, KubeError>>) ->
 /// Why a call failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The API server or the way to it.
+    /// The API server's error, or a failed connection.
     Kube(KubeError),
-    /// No answer in time. It may still have been carried out.
+    /// No response in time. The call may have succeeded.
     Deadline,
 }
 
 impl Failure {
-    /// The HTTP status, where there was an answer.
+    /// The HTTP status, if there was a response.
     pub(crate) fn code(&self) -> Option<u16> {
         match self {
             Self::Kube(KubeError::Api(status)) => Some(status.code),
@@ -51,7 +51,7 @@ impl From<Failure> for Error {
         let message = status.message.clone();
         match status.code {
             401 | 403 => Self::Denied(message),
-            // A write that is guarded by a version or a name met somebody else's.
+            // Another program changed the object, or created one of that name.
             404 | 409 => Self::Conflict(message),
             429 => {
                 let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the edge hosts report about targets, as the controller wants it. Pure.
+//! Target health from the reports of the edge hosts. Pure.
 
 use steerage_edge_api::{EdgeTargetHealthSpec, TargetState, TargetStatus};
 use steerage_model::Family;
 use steerage_provider_api::{HealthState, TargetHealth};
 
-/// The health of a load balancer's targets, given the reports of all hosts on it: what the active host says counts. Where none
-/// is active, nobody answers for the address, so nothing is known.
+/// The health of a load balancer's targets, from the reports of all hosts: only that of the active host counts. Without an
+/// active host no host serves the address, and the health is unknown.
 pub(crate) fn targets<'a>(reports: impl Iterator<Item = &'a EdgeTargetHealthSpec>) -> Vec<TargetHealth> {
     let mut found = Vec::new();
     for report in reports.filter(|report| report.active) {
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_active_host_counts_and_its_problem_is_told() {
+    fn only_the_active_host_counts_and_its_problem_is_reported() {
         let reports = [report("standby", false, "idle"), report("active", true, "the address is in use")];
         let found = targets(reports.iter());
         let seen: Vec<_> = found.iter().map(|t| (t.node.as_str(), t.state)).collect();

@@ -17,13 +17,13 @@ use steerage_edge_api::{
 use crate::cache::{Change, Entry, Table};
 use crate::calls::{Failure, call};
 
-/// What is read of an object: its parts but `metadata`.
+/// The used parts of an object, apart from `metadata`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Content<S> {
     pub(crate) spec: S,
 }
 
-/// What is read of an address pool.
+/// The used parts of an address pool.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct PoolContent {
     pub(crate) spec: AddressPoolSpec,
@@ -63,7 +63,7 @@ impl<S: Clone + Debug + DeserializeOwned> Objects<S> {
         Ok(self.take_in(created))
     }
 
-    /// Changes an object by a merge patch, unless somebody has changed it since `entry` was read.
+    /// Changes an object by a merge patch, unless it has changed since `entry` was read.
     pub(crate) async fn patch(
         &self,
         name: &str,
@@ -85,7 +85,7 @@ impl<S: Clone + Debug + DeserializeOwned> Objects<S> {
         Ok(())
     }
 
-    /// Deletes the very object that `entry` is. `true` when it is gone, `false` while a finalizer holds it.
+    /// Deletes the object with the UID of `entry`. `true` when it is deleted, `false` while a finalizer holds it.
     pub(crate) async fn delete(&self, name: &str, entry: &Entry<S>) -> Result<bool, Failure> {
         let preconditions = Preconditions { uid: Some(entry.uid.clone()), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
@@ -107,7 +107,7 @@ impl<S: Clone + Debug + DeserializeOwned> Objects<S> {
         }
     }
 
-    /// Reads all objects from the API server itself, so that whatever was written before this call is known after it.
+    /// Lists all objects consistently, so that the cache then contains every earlier write.
     pub(crate) async fn refresh(&self) -> Result<(), Failure> {
         let list = call(self.api.list(&ListParams::default())).await?;
         let version = list.metadata.resource_version.unwrap_or_default();
@@ -123,7 +123,7 @@ impl<S: Clone + Debug + DeserializeOwned> Objects<S> {
         Ok(())
     }
 
-    /// Reads one object from the API server itself, and returns what is known after that.
+    /// Reads one object from the API server, and returns its entry after that.
     pub(crate) async fn reread(&self, name: &str) -> Result<Option<Entry<S>>, Failure> {
         let known = self.table.get(name);
         match (call(self.api.get_opt(name)).await?, known) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Address pools as ranges of numbers. Read by the allocation; never writes anything.
+//! Address pools as ranges of numbers. Pure.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,21 +15,21 @@ pub struct Range {
     last: u128,
 }
 
-/// A pool that load balancers may get addresses of.
+/// A pool of addresses for load balancers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// Its name.
     pub name: String,
-    /// Whether a Service that names no pool may get an address of it.
+    /// Whether a Service that names no pool may get an address from it.
     pub auto_assign: bool,
-    /// What it holds, in the order of its entries.
+    /// Its ranges, in the order of its entries.
     pub ranges: Vec<Range>,
-    /// The entries that cannot be read, each with the reason.
+    /// The invalid entries, each with the reason.
     pub problems: Vec<String>,
 }
 
 impl Pool {
-    /// Reads a pool; entries that cannot be read are left out and told in [`Pool::problems`].
+    /// Parses a pool; invalid entries are left out and listed in [`Pool::problems`].
     pub fn new(name: impl Into<String>, spec: &AddressPoolSpec) -> Self {
         let (mut ranges, mut problems) = (Vec::new(), Vec::new());
         for entry in &spec.addresses {
@@ -81,18 +81,18 @@ impl std::str::FromStr for Range {
             None => (ip(text)?, ip(text)?),
         };
         if Family::of(first) != Family::of(last) {
-            return Err("the ends are of different families".to_owned());
+            return Err("first and last address have different families".to_owned());
         }
         if first > last {
-            return Err("it ends before it begins".to_owned());
+            return Err("the last address is lower than the first".to_owned());
         }
         Ok(Self { family: Family::of(first), first: number(first), last: number(last) })
     }
 }
 
 impl Range {
-    /// All of a CIDR but what no host can have: network and broadcast address in IPv4, the routers' anycast address in IPv6
-    /// (RFC 4291, 2.6.1).
+    /// A CIDR without the addresses that no host can have: network and broadcast address in IPv4, the routers' anycast address in
+    /// IPv6 (RFC 4291, 2.6.1).
     fn of_net(net: IpNet) -> Self {
         let (mut first, mut last) = (number(net.network()), number(net.broadcast()));
         match net {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_read() {
+    fn entries_are_parsed() {
         assert_eq!(all("10.0.0.7"), ["10.0.0.7"]);
         assert_eq!(all("10.0.0.254 - 10.0.1.1"), ["10.0.0.254", "10.0.0.255", "10.0.1.0", "10.0.1.1"]);
         assert_eq!(all("10.0.0.1/30"), ["10.0.0.1", "10.0.0.2"]);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_and_left_out() {
+    fn invalid_entries_are_reported_and_left_out() {
         let addresses = ["10.0.0.1", "10.0.0.300", "10.0.0.9-10.0.0.1", "10.0.0.1-fd00::1", "10.0.0.0/33"];
         let spec = AddressPoolSpec { addresses: addresses.map(str::to_owned).into(), auto_assign: true };
         let pool = Pool::new("p", &spec);

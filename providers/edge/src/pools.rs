@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What each address pool's status should say. Pure.
+//! The status of address pools. Pure.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_counts_its_own_addresses_and_tells_what_is_wrong() {
+    fn status_counts_own_addresses_and_lists_problems() {
         let addresses = vec!["10.0.0.0/30".to_owned(), "oops".to_owned()];
         let spec = AddressPoolSpec { addresses, auto_assign: true };
         let taken = ["10.0.0.1", "10.0.0.2", "10.9.0.1"].map(|a| a.parse().expect("ip")).into();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The [`Provider`] itself: each method compares what is asked with the caches, and writes the difference.
+//! The [`Provider`]: each method compares the wanted state with the caches, and writes the difference.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,13 +22,13 @@ use crate::objects::{LoadBalancerContent, NodeSetContent};
 use crate::shared::Shared;
 use crate::{health, spec};
 
-/// An object of the name that we need exists, but is not ours.
+/// An object of the required name exists and is not managed by Steerage.
 pub const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
 
-/// When to ask again while somebody's finalizer holds a deleted object.
+/// Retry interval while a finalizer of another program holds a deleted object.
 const HELD: Duration = Duration::from_secs(2);
 
-/// The provider for our own edge. Its watches run until it is dropped.
+/// The provider for Steerage's own edge. Its watches run until it is dropped.
 #[derive(Debug)]
 pub struct EdgeProvider {
     shared: Arc<Shared>,
@@ -44,19 +44,19 @@ impl EdgeProvider {
         Self { shared, _stop: stop.drop_guard() }
     }
 
-    /// Returns once everything has been listed, so that the first call need not wait.
+    /// Returns when all kinds have been listed, so that the first call need not wait.
     pub async fn listed(&self) {
         self.shared.listed().await;
     }
 
-    /// The object of this owner, if there is one. It is an error if somebody else's stands in its place.
+    /// The object of this owner, if there is one. Fails if an object of another owner has its name.
     async fn owned_entry(&self, owner: &Owner) -> Result<Option<Entry<LoadBalancerContent>>, Error> {
         let name = spec::object_name(owner);
         let balancers = &self.shared.balancers;
         let is_foreign = |entry: &Entry<LoadBalancerContent>| entry.owner.as_ref() != Some(owner);
         let mut entry = balancers.table.get(&name);
         if entry.as_ref().is_some_and(is_foreign) {
-            // The user may just have taken it out of the way.
+            // The user may have deleted or renamed it.
             entry = balancers.reread(&name).await?;
         }
         match entry {
@@ -71,7 +71,7 @@ impl EdgeProvider {
         }
     }
 
-    /// Brings an existing object to `wanted`, in one write if at all.
+    /// Patches an existing object to `wanted` with at most one write.
     async fn change(
         &self,
         owner: &Owner,
@@ -81,7 +81,7 @@ impl EdgeProvider {
         let wanted = to_value(wanted)?;
         let current = match &entry.content {
             Ok(content) => to_value(&content.spec)?,
-            // Unreadable to this version: all that we know is written over it, the rest stays.
+            // Unreadable for this version: write all known fields, and keep unknown ones.
             Err(_) => Value::Object(serde_json::Map::new()),
         };
         if let Some(patch) = spec::merge_patch(&current, &wanted) {
@@ -127,7 +127,7 @@ impl EdgeProvider {
         }
     }
 
-    /// Deletes a shared set of ours that no load balancer uses any more.
+    /// Deletes a shared set of Steerage that no load balancer uses.
     async fn drop_unused(&self, which: &str) -> Result<(), Error> {
         let _one_at_a_time = self.shared.node_set_lock.lock().await;
         let entry: Option<Entry<NodeSetContent>> = self.shared.node_sets.table.get(which);
@@ -139,7 +139,7 @@ impl EdgeProvider {
         }
     }
 
-    /// What was made for Services of the same name before.
+    /// The owners of objects of earlier Services with the same name.
     fn predecessors(&self, owner: &Owner) -> Vec<Owner> {
         self.shared.balancers.table.read(|rows| {
             rows.filter_map(|(_, entry)| entry.owner.as_ref())
@@ -176,7 +176,7 @@ impl Provider for EdgeProvider {
         }
         let entry = self.owned_entry(&lb.owner).await?;
         if entry.as_ref().is_some_and(|entry| entry.deleting) {
-            // Its address is still spoken for until it is gone; then a new one is made.
+            // Its addresses stay reserved until it is deleted; then a new object is created.
             return Ok(EnsureOutcome { progress: Progress::Again(HELD), ingress: Vec::new() });
         }
         let reservation = self.shared.allocate(lb)?;
@@ -190,7 +190,7 @@ impl Provider for EdgeProvider {
             let balancers = &self.shared.balancers;
             if let Err(failure) = balancers.create(spec::metadata(&lb.owner), &wanted).await {
                 if failure.code() == Some(409) {
-                    // Made by an earlier call whose answer was lost: the next try finds it.
+                    // Created by an earlier call whose response was lost: the retry finds it.
                     balancers.reread(&spec::object_name(&lb.owner)).await?;
                 }
                 return Err(failure.into());
@@ -263,7 +263,7 @@ impl Provider for EdgeProvider {
             self.shared.pools_are_stale();
         }
         self.shared.write_pools().await?;
-        // Also when another call has deleted the object and could not go on.
+        // Also when an earlier call deleted the object and then failed.
         for which in node_set.iter().map(String::as_str).chain(ALL_SHARED.map(SharedSet::as_str)) {
             self.drop_unused(which).await?;
         }
@@ -324,7 +324,7 @@ fn spawn_watches(shared: &Arc<Shared>, stop: &CancellationToken) {
     tokio::spawn(async move {
         // Ends with the watch of the pools, which holds the sender.
         while pools_changed.changed().await.is_ok() {
-            // Logged; whoever acts next tries again.
+            // Already logged; the next call of the provider retries.
             let _ = shared.write_pools().await;
         }
     });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the provider's calls and its watch tasks have in common: the caches, the allocation, the notifier.
+//! The state that the provider's calls and watch tasks share: the caches, the allocation, the notifier.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use crate::notifier::Notifier;
 use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent};
 use crate::{Pool, Request, allocate, pools, spec};
 
-/// Longest wait for the first lists.
+/// Timeout of the first lists.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     pub(crate) notifier: Notifier,
     /// Held while a shared set is compared and written, so that one of many load balancers writes it.
     pub(crate) node_set_lock: tokio::sync::Mutex<()>,
-    /// How many calls are about to make a load balancer use a shared set.
+    /// The number of calls that are about to make a load balancer use a shared set.
     users: Mutex<BTreeMap<&'static str, usize>>,
     allocation: Mutex<Allocation>,
     activated: OnceCell<()>,
@@ -41,9 +41,9 @@ pub(crate) struct Shared {
 
 #[derive(Debug, Default)]
 struct Allocation {
-    /// Addresses given out in calls that are under way, by object name.
+    /// Addresses allocated by running calls, by object name.
     reserved: BTreeMap<String, Vec<IpAddr>>,
-    /// Who was refused, and may have luck when a pool changes or an address is freed.
+    /// Owners without an address, to retry when a pool changes or an address is released.
     waiting: BTreeSet<Owner>,
 }
 
@@ -64,7 +64,7 @@ impl Shared {
         }
     }
 
-    /// Returns once all kinds have been listed.
+    /// Returns when all kinds have been listed.
     pub(crate) async fn listed(&self) {
         self.balancers.table.listed().await;
         self.node_sets.table.listed().await;
@@ -82,7 +82,7 @@ impl Shared {
         self.activated.get_or_try_init(|| async { Ok(self.balancers.refresh().await?) }).await.copied()
     }
 
-    /// All addresses in use by others than the object `name`.
+    /// All addresses in use by objects other than `name`.
     fn taken(&self, allocation: &Allocation, name: &str) -> BTreeSet<IpAddr> {
         let mut taken: BTreeSet<IpAddr> = self.balancers.table.read(|rows| {
             rows.filter(|(other, _)| *other != name).flat_map(|(_, entry)| addresses(entry)).collect()
@@ -92,7 +92,7 @@ impl Shared {
         taken
     }
 
-    /// Chooses the addresses of a load balancer and holds them until the guard is dropped.
+    /// Allocates the addresses of a load balancer and reserves them until the guard is dropped.
     pub(crate) fn allocate(&self, lb: &LoadBalancer) -> Result<Reservation<'_>, Error> {
         let name = spec::object_name(&lb.owner);
         let current = self.balancers.table.get(&name).map(|entry| addresses(&entry)).unwrap_or_default();
@@ -125,7 +125,7 @@ impl Shared {
         }
     }
 
-    /// Has those look again who were refused an address.
+    /// Notifies the owners that wait for an address.
     pub(crate) fn notify_waiting(&self) {
         let waiting = std::mem::take(&mut self.allocation().waiting);
         for owner in &waiting {
@@ -133,7 +133,7 @@ impl Shared {
         }
     }
 
-    /// Forgets that `owner` waits for an address.
+    /// Removes `owner` from those that wait for an address.
     pub(crate) fn not_waiting(&self, owner: &Owner) {
         self.allocation().waiting.remove(owner);
     }
@@ -175,13 +175,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Keeps a shared set from being dropped until the load balancer that is about to use it does.
+    /// Protects a shared set from deletion until the load balancer that is about to use it does.
     pub(crate) fn about_to_use(&self, set: &'static str) -> User<'_> {
         *self.users().entry(set).or_default() += 1;
         User { shared: self, set }
     }
 
-    /// Whether anybody uses a shared set, or is about to.
+    /// Whether a load balancer uses a shared set, or is about to.
     pub(crate) fn is_used(&self, set: &str) -> bool {
         self.users().get(set).is_some_and(|count| *count > 0)
             || self.balancers.table.read(|rows| {
@@ -194,7 +194,7 @@ impl Shared {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A load balancer's object changed by another hand than ours.
+    /// Another program changed a load balancer's object.
     pub(crate) fn on_balancer(&self, change: &Change<LoadBalancerContent>) {
         let (old, new) = (change.old.as_ref(), change.new.as_ref());
         if let Some(owner) = new.or(old).and_then(|entry| entry.owner.as_ref()) {
@@ -205,7 +205,7 @@ impl Shared {
         }
     }
 
-    /// A host reports anew on a load balancer.
+    /// A host's report on a load balancer changed.
     pub(crate) fn on_health(&self, change: &Change<HealthContent>) {
         let content =
             change.new.as_ref().or(change.old.as_ref()).and_then(|entry| entry.content.as_ref().ok());
@@ -222,7 +222,7 @@ impl Shared {
     }
 }
 
-/// The addresses of an object, also of one that this version cannot read otherwise.
+/// The addresses of an object, also of one that this version cannot fully read.
 pub(crate) fn addresses(entry: &Entry<LoadBalancerContent>) -> Vec<IpAddr> {
     match &entry.content {
         Ok(content) => content.spec.addresses.clone(),
@@ -233,7 +233,7 @@ pub(crate) fn addresses(entry: &Entry<LoadBalancerContent>) -> Vec<IpAddr> {
     }
 }
 
-/// Addresses held for a load balancer until they stand in its object.
+/// Addresses reserved for a load balancer until its object contains them.
 #[derive(Debug)]
 pub(crate) struct Reservation<'a> {
     shared: &'a Shared,

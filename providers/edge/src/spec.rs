@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From what the controller plans to the edge's own objects, and what must be written to get there. Pure.
+//! The edge's objects for the controller's plan, and the patches that lead to them. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use steerage_edge_api as api;
 use steerage_model::{Family, Key, Protocol};
 use steerage_provider_api::{Error, HealthCheck, HealthProtocol, LoadBalancer, Owner, Target, TargetSet};
 
-/// Label on all that is ours; objects without it are left alone.
+/// Label on all objects of Steerage; others are never changed.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The value of [`MANAGED_BY`].
 pub const MANAGER: &str = "steerage";
@@ -44,7 +44,7 @@ pub fn metadata(owner: &Owner) -> ObjectMeta {
     }
 }
 
-/// Whose object this is, told by its labels; `None` if it is not ours.
+/// The owner of an object, from its labels; `None` if Steerage does not manage it.
 pub fn owner(labels: Option<&BTreeMap<String, String>>) -> Option<Owner> {
     let labels = labels?;
     let text = |key: &str| labels.get(key);
@@ -106,8 +106,8 @@ fn health_check(check: &HealthCheck) -> api::HealthCheck {
     }
 }
 
-/// The targets that the edge can use, and the others with what to do about them. A target needs an address of one of the
-/// families that the load balancer serves; one that has only some of them serves those.
+/// The targets that the edge can use, and the refused ones with the reason. A target needs an address of at least one family of
+/// the load balancer, and serves those families.
 pub fn targets(families: &[Family], set: &TargetSet) -> (Vec<api::EdgeTarget>, Vec<(String, String)>) {
     let (mut usable, mut refused) = (Vec::new(), Vec::new());
     for target in &set.targets {
@@ -122,7 +122,7 @@ pub fn targets(families: &[Family], set: &TargetSet) -> (Vec<api::EdgeTarget>, V
     (usable, refused)
 }
 
-/// The targets of a shared set: load balancers of either family use it, so every node with an address belongs to it.
+/// The targets of a shared set: every node with an address, because load balancers of both families use it.
 pub fn shared_targets(set: &TargetSet) -> Vec<api::EdgeTarget> {
     set.targets.iter().filter(|target| !target.addresses.is_empty()).map(edge_target).collect()
 }
@@ -136,7 +136,7 @@ fn edge_target(target: &Target) -> api::EdgeTarget {
     }
 }
 
-/// The same spec with other targets.
+/// The spec with these targets.
 pub fn with_targets(
     spec: &api::EdgeLoadBalancerSpec,
     node_set: Option<String>,
@@ -145,8 +145,8 @@ pub fn with_targets(
     api::EdgeLoadBalancerSpec { node_set, targets, ..spec.clone() }
 }
 
-/// The JSON merge patch (RFC 7396) from one value to another; `None` when they are equal. It names only what differs, so that
-/// fields which this version does not know stay as they are.
+/// The JSON merge patch (RFC 7396) from one value to another; `None` when they are equal. It contains only
+/// differences, so that fields unknown to this version stay.
 pub fn merge_patch(from: &Value, to: &Value) -> Option<Value> {
     let (Value::Object(old), Value::Object(new)) = (from, to) else {
         return (from != to).then(|| to.clone());
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_names_only_what_differs() {
+    fn patch_contains_only_differences() {
         let from = json!({"a": 1, "b": {"c": [1], "d": 2}, "gone": 3});
         let to = json!({"a": 1, "b": {"c": [1, 2], "d": 2}, "new": 4});
         let patch = merge_patch(&from, &to).expect("differs");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_told_by_labels_alone() {
+    fn owner_is_read_from_labels() {
         let of = Owner { service: Key::new("default", "web"), uid: "u-1".to_owned() };
         let meta = metadata(&of);
         assert_eq!(meta.name.as_deref(), Some("lb-u-1"));
