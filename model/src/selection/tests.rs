@@ -28,9 +28,9 @@ fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
 /// State and node of one endpoint.
 type EndpointState<'a> = (char, Option<&'a str>);
 /// Endpoints, and the nodes that they make members, with their counts.
-type Membership<'a> = (&'a [State<'a>], &'a [(&'a str, u32)]);
+type Membership<'a> = (&'a [EndpointState<'a>], &'a [(&'a str, u32)]);
 /// Endpoints, and the last octets of the cluster list and of the local list of node a.
-type Lists<'a> = (&'a [State<'a>], &'a [u8], &'a [u8]);
+type Lists<'a> = (&'a [EndpointState<'a>], &'a [u8], &'a [u8]);
 
 fn of(states: &[EndpointState<'_>]) -> EndpointSlice {
     let endpoints = states.iter().zip(1..).map(|(&(state, node), last)| endpoint(last, state, node));
