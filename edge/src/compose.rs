@@ -100,7 +100,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         StatusSink::Directory(status)
     } else {
         let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), &client).await?;
-        let timing = Timing { most_backoff: source::MAX_BACKOFF, ..Timing::default() };
+        let timing = Timing { max_backoff: source::MAX_BACKOFF, ..Timing::default() };
         let watches = process
             .metrics()
             .register("edge", |registry| Watches::with_timing(client.clone(), registry, timing));
