@@ -140,7 +140,7 @@ impl Agent {
             Input::HostAddresses => state.host_addresses_changed = true,
             // The client may be gone.
             Input::Debug(DebugRequest { command, reply }) => {
-                drop(reply.send(self.debug_reply(state, &command)))
+                drop(reply.send(self.debug_reply(state, &command)));
             }
         }
     }

@@ -186,7 +186,7 @@ fn affinity(
             Ok(clients) => found.push((map.clone(), clients.into_iter().filter(fits).collect())),
             // Rules matter more.
             Err(error) => {
-                tracing::warn!(%table, map, %error, "affinity not readable; clients may change endpoints")
+                tracing::warn!(%table, map, %error, "affinity not readable; clients may change endpoints");
             }
         }
     }

@@ -14,12 +14,10 @@ fn pages(folder: &Path, found: &mut BTreeMap<PathBuf, Vec<String>>) {
         let path = entry.expect("an entry").path();
         let name = path.file_name().expect("a name").to_string_lossy().into_owned();
         if path.is_dir() {
-            if !name.starts_with('.') || name == ".github" {
-                if !SKIPPED.contains(&name.as_str()) {
-                    pages(&path, found);
-                }
+            if (!name.starts_with('.') || name == ".github") && !SKIPPED.contains(&name.as_str()) {
+                pages(&path, found);
             }
-        } else if name.ends_with(".md") {
+        } else if path.extension().is_some_and(|extension| extension == "md") {
             let text = std::fs::read_to_string(&path).expect("text");
             let mut in_code = false;
             let mut lines = Vec::new();

@@ -115,7 +115,7 @@ pub struct Plan {
     pub edges: u8,
     /// The service proxy of the nodes.
     pub service_proxy: ServiceProxy,
-    /// Seconds without a heartbeat after which a node becomes NotReady.
+    /// Seconds without a heartbeat after which a node becomes `NotReady`.
     pub node_grace_seconds: u32,
 }
 
