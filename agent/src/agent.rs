@@ -12,8 +12,8 @@ use std::time::{Duration, Instant as StdInstant};
 
 use steerage_model::{EndpointSlice, Key, NodeAgent};
 use steerage_process::Pending;
-use steerage_watch::Event;
 use steerage_watch::events::Recorder;
+use steerage_watch::{Backoff, Event};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -29,8 +29,8 @@ use crate::rules::{KernelState, Ruleset};
 use crate::settings::AgentSettings;
 use planner::Planner;
 
-/// Waits after failed writes: from the first, doubling, to the last.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// Limits of the delay after failed writes.
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Slower writes are logged.
 const SLOW_WRITE: Duration = Duration::from_millis(200);
 
@@ -61,15 +61,15 @@ pub struct Agent {
 }
 
 /// What changes from round to round.
-#[derive(Default)]
 struct LoopState {
     planner: Planner,
     /// All lists were complete once.
     listed: bool,
     host_addresses_changed: bool,
     foreign_change: bool,
-    /// When a failed write is tried again, and the wait before.
-    retry: Option<(Instant, Duration)>,
+    /// When a failed write is tried again.
+    retry: Option<Instant>,
+    backoff: Backoff,
     ports: health_ports::PortState,
     pending: PendingMetrics,
 }
@@ -81,8 +81,16 @@ impl Agent {
         mut inputs: mpsc::UnboundedReceiver<Input>,
         shutdown: CancellationToken,
     ) -> anyhow::Result<()> {
-        let mut state = LoopState::default();
-        state.planner.host_addresses = self.settings.host_addresses();
+        let mut state = LoopState {
+            planner: Planner::new(self.settings.host_addresses()),
+            listed: false,
+            host_addresses_changed: false,
+            foreign_change: false,
+            retry: None,
+            backoff: Backoff::new(RETRY_DELAYS.0, RETRY_DELAYS.1),
+            ports: health_ports::PortState::default(),
+            pending: PendingMetrics::default(),
+        };
         loop {
             let deadline = self.next_deadline(&state);
             tokio::select! {
@@ -107,10 +115,9 @@ impl Agent {
 
     /// When there is something to do without an input. An idle agent has no deadline.
     fn next_deadline(&self, state: &LoopState) -> Option<Instant> {
-        let retry = state.retry.map(|(at, _)| at);
         let pure = [state.planner.transitions.next(), self.ports.next_expiry()];
         let pure = pure.map(|at| at.map(Instant::from_std));
-        [retry, state.ports.reopen].into_iter().chain(pure).flatten().min()
+        [state.retry, state.ports.reopen].into_iter().chain(pure).flatten().min()
     }
 
     fn take(&self, state: &mut LoopState, input: Input) {
@@ -186,7 +193,7 @@ impl Agent {
             return self.ruleset.stage(updates);
         }
         let kernel = self.dataplane.state();
-        let retry_due = state.retry.is_none_or(|(at, _)| Instant::now() >= at);
+        let retry_due = state.retry.is_none_or(|at| Instant::now() >= at);
         let idle = updates.is_empty() && (kernel == KernelState::InSync || !retry_due);
         if idle && kernel == KernelState::InSync {
             self.metrics.kube_proxy.settled();
@@ -223,15 +230,16 @@ impl Agent {
         match result {
             Ok(written) => {
                 state.retry = None;
+                state.backoff.reset();
                 state.pending.written(&self.metrics.kube_proxy, written.full, took);
                 self.written(written, &health, took);
             }
             Err(error) => {
                 self.metrics.failures.inc();
                 self.metrics.kube_proxy.failed();
-                let wait = state.retry.map_or(BACKOFF.0, |(_, wait)| (wait * 2).min(BACKOFF.1));
-                tracing::error!(%error, retry_in = ?wait, "rules not written; retrying");
-                state.retry = Some((Instant::now() + wait, wait));
+                let retry_in = state.backoff.next_delay();
+                tracing::error!(%error, ?retry_in, "rules not written; retrying");
+                state.retry = Some(Instant::now() + retry_in);
                 return false;
             }
         }

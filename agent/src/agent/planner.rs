@@ -26,6 +26,10 @@ pub(super) struct Planner {
 }
 
 impl Planner {
+    pub(super) fn new(host_addresses: Vec<IpAddr>) -> Self {
+        Self { host_addresses, ..Self::default() }
+    }
+
     pub(super) fn on_service_cidr(&mut self, event: Event<ServiceCidr>) {
         // A list counts once it is complete: the rules are not written for each of its items.
         self.service_cidrs_changed |= !matches!(event, Event::Init | Event::InitApply(_));
