@@ -206,7 +206,7 @@ pub fn get(to: SocketAddrV4, path: &str) -> Result<(u16, String)> {
     Ok((status, body.unwrap_or_default()))
 }
 
-/// Connects, and sends and receives one byte. Returns the time to connect. The connection is reset, so that no TIME_WAIT stays
+/// Connects, and sends and receives one byte. Returns the time to connect. The connection is reset, so that none stays in `TIME_WAIT`
 /// on the client.
 pub fn exchange(to: SocketAddrV4) -> Result<Duration> {
     let begun = Instant::now();

@@ -42,7 +42,7 @@ pub struct Group {
 /// The file with the kernel memory of a cgroup.
 #[derive(Clone, Copy, Debug)]
 enum KernelMemory {
-    /// Version 1: memory.kmem.usage_in_bytes.
+    /// Version 1: `memory.kmem.usage_in_bytes`.
     Usage,
     /// Version 2: a line of memory.stat.
     Stat,

@@ -42,7 +42,7 @@ enum Verb {
         /// Choose the service proxy of the nodes; with `steerage`, none runs before `install`.
         #[arg(long, value_enum, default_value = "kube-proxy")]
         service_proxy: ServiceProxy,
-        /// Mark a node NotReady after so many seconds without a heartbeat.
+        /// Mark a node `NotReady` after so many seconds without a heartbeat.
         #[arg(long, default_value_t = 50)]
         node_grace_seconds: u32,
     },
