@@ -46,8 +46,7 @@ pub(super) fn measure(bench: &mut Bench<'_>, trial: &Trial<'_>) -> Result<()> {
     if let (Some((count, seconds)), Some((until, total))) = (before, applied(trial)?)
         && until > count
     {
-        let name =
-            format!("EndpointSlice change to first packet, {level} Services: diff, encode and commit, mean");
+        let name = format!("agent's diff, encode and commit of a change, {level} Services: mean");
         bench.report.add(&name, "µs", Less, who, (total - seconds) / (until - count) * 1e6);
     }
     Ok(())
