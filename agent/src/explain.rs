@@ -238,7 +238,7 @@ impl ExplainContext<'_> {
             explanation.path.extend(["postrouting", "unassigned"]);
             explanation.verdict = PacketVerdict::Dropped;
             explanation.why =
-                "in a network for Services only, and no proxy on this node translates it".into();
+                "address of a network for Services only, and no proxy on this node translates it".into();
         }
         let node_ports = self.index.services().filter(|service| {
             serves(service, self.local_node.kube_proxy_replacement)

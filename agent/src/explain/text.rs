@@ -51,7 +51,7 @@ impl fmt::Display for Explanation {
         line("path", &self.path.join(" > "))?;
         let verdict = match &self.verdict {
             PacketVerdict::Forwarded(targets) => {
-                format!("sent to one of {} endpoint(s), at random", targets.len())
+                format!("sent to {} endpoint(s), one of them at random", targets.len())
             }
             PacketVerdict::Dropped => "dropped".to_owned(),
             PacketVerdict::Rejected => "rejected".to_owned(),
