@@ -61,12 +61,13 @@ impl Capture {
         packets.clone()
     }
 
-    /// Ends the capture; all its packets in order. An error when the kernel had to drop any.
+    /// Ends the capture; all its packets in the order in which the kernel queued them. An error when the kernel had to drop any.
+    ///
+    /// They are not sorted by time: the kernel starts to stamp packets a moment after it was asked to, and a packet of that
+    /// moment is stamped when it is read, later than the packets that answer it.
     pub fn stop(mut self) -> Result<Vec<Packet>> {
         self.join()?;
-        let mut packets = self.packets.lock().map(|mut all| std::mem::take(&mut *all)).unwrap_or_default();
-        packets.sort_by_key(|packet| packet.at);
-        Ok(packets)
+        Ok(self.packets.lock().map(|mut all| std::mem::take(&mut *all)).unwrap_or_default())
     }
 
     fn join(&mut self) -> Result<()> {

@@ -24,7 +24,7 @@ impl fmt::Display for NotMeasured {
 
 impl Error for NotMeasured {}
 
-/// Judges everything that a client did by packets in order of time.
+/// Judges everything that a client did by packets in the order of their capture.
 pub fn judge(packets: &[Packet], observed: &Observed) -> Result<Measurement, NotMeasured> {
     let mut measurement = Measurement {
         connections: observed.connections.len(),

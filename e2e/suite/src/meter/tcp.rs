@@ -73,7 +73,7 @@ pub struct Resent {
     to: u64,
 }
 
-/// Sorts packets in order of time into connections. Packets of connections whose SYN was not captured are ignored.
+/// Sorts packets, in the order of their capture, into connections. Packets of connections whose SYN was not captured are ignored.
 pub fn traces<'a>(packets: impl IntoIterator<Item = &'a Packet>) -> HashMap<Ends, Vec<Trace>> {
     let mut traces: HashMap<Ends, Vec<Trace>> = HashMap::new();
     for packet in packets {
