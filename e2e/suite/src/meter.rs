@@ -2,7 +2,7 @@
 //! The loss meter: judges connections and datagrams by the packets that the kernel saw, not by whether they succeeded in the end.
 //!
 //! A client numbers what it sends ([`client`]) while a capture in its network namespace records every packet of it ([`capture`]).
-//! Afterwards [`judge`] joins both views. It is pure, as are the parts that it is made of: [`packet`], [`tcp`], [`udp`], [`loss`].
+//! Afterwards [`judge()`] joins both views. It is pure, as are the parts that it is made of: [`packet`], [`tcp`], [`udp`], [`loss`].
 //! Where the two views contradict each other, or the kernel dropped packets of the capture, nothing was measured: that is an error,
 //! never "0 lost".
 
