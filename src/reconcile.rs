@@ -108,7 +108,7 @@ impl Reconciler {
                 ("failed", ReconcileOutcome::Failed(after, again))
             }
             Err(ReconcileError::Write(error)) => {
-                let error = error_chain(&error);
+                let error = steerage_watch::chain(&error);
                 tracing::warn!(%service, error, "writing the Service failed; retrying");
                 ("failed", ReconcileOutcome::Failed(None, again))
             }
@@ -153,15 +153,4 @@ fn log_target_reasons(snapshot: &Snapshot, targets: &TargetPlan) {
     for (node, reason) in plan::target_reasons(service, endpoints, nodes, targets) {
         tracing::debug!(service = %service.key, node, %reason, "target decision");
     }
-}
-
-/// The error with all its causes.
-fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use steerage_provider_api::Error;
+use steerage_watch::chain;
 
 pub(super) type Result<T, E = CallError> = std::result::Result<T, E>;
 
@@ -26,6 +27,7 @@ impl CallError {
     {
         move |error| {
             let code = error.code().unwrap_or_default().to_owned();
+            // The chain contains nothing of the request, so no secret.
             let message = error.message().map_or_else(|| chain(&error), str::to_owned);
             Self { action, code, message }
         }
@@ -81,12 +83,6 @@ impl From<CallError> for Error {
             _ => Self::Unavailable(text),
         }
     }
-}
-
-/// The whole cause chain. It contains nothing of the request, so no secret.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |e| e.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// The answer, or `None` if the error has the given "not found" code.
