@@ -2,6 +2,7 @@
 //! Delivers load balancers and node sets to `engine`: from the API server's watches, or from a directory of JSON files for an
 //! edge without a cluster. It decides nothing. While the source is away it delivers nothing, and the engine keeps what it has.
 
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -23,77 +24,79 @@ pub(crate) const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// How often the directory is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The `EdgeLoadBalancer`s of a namespace.
-struct LoadBalancers {
-    namespace: String,
+/// The form in which the edge uses the objects of one type.
+trait Projection: Eq + Send + Sized + 'static {
+    type Resource: Resource<DynamicType = ()> + DeserializeOwned;
+    /// The plural of the type.
+    const NAME: &'static str;
+
+    fn project(object: Self::Resource) -> Self;
 }
 
-impl Kind for LoadBalancers {
-    type Object = Delivered<LoadBalancer>;
+impl Projection for LoadBalancer {
+    type Resource = EdgeLoadBalancer;
+    const NAME: &'static str = "edgeloadbalancers";
 
-    fn name(&self) -> &'static str {
-        "edgeloadbalancers"
-    }
-
-    fn path(&self) -> String {
-        EdgeLoadBalancer::url_path(&(), Some(&self.namespace))
-    }
-
-    fn key(&self, key: Key) -> String {
-        key.name().to_owned()
-    }
-
-    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Self::Object>, Malformed> {
-        deliver(json, notes, |object: EdgeLoadBalancer| LoadBalancer {
+    fn project(object: EdgeLoadBalancer) -> Self {
+        Self {
             name: object.name_any(),
             uid: object.uid().unwrap_or_default(),
             generation: object.metadata.generation.unwrap_or_default(),
             // One that is being deleted is served until it is gone: the controller decides when.
             spec: object.spec,
-        })
+        }
     }
 }
 
-/// The `EdgeNodeSet`s of a namespace.
-struct NodeSets {
-    namespace: String,
+impl Projection for NodeSet {
+    type Resource = EdgeNodeSet;
+    const NAME: &'static str = "edgenodesets";
+
+    fn project(object: EdgeNodeSet) -> Self {
+        Self { name: object.name_any(), targets: object.spec.targets }
+    }
 }
 
-impl Kind for NodeSets {
-    type Object = Delivered<NodeSet>;
+/// The objects of one type in a namespace.
+struct Objects<T> {
+    namespace: String,
+    projection: PhantomData<fn() -> T>,
+}
+
+impl<T> Objects<T> {
+    fn new(namespace: &str) -> Self {
+        Self { namespace: namespace.to_owned(), projection: PhantomData }
+    }
+}
+
+impl<T: Projection> Kind for Objects<T> {
+    type Object = Delivered<T>;
 
     fn name(&self) -> &'static str {
-        "edgenodesets"
+        T::NAME
     }
 
     fn path(&self) -> String {
-        EdgeNodeSet::url_path(&(), Some(&self.namespace))
+        T::Resource::url_path(&(), Some(&self.namespace))
     }
 
     fn key(&self, key: Key) -> String {
         key.name().to_owned()
     }
 
-    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Self::Object>, Malformed> {
-        deliver(json, notes, |object: EdgeNodeSet| NodeSet {
-            name: object.name_any(),
-            targets: object.spec.targets,
-        })
+    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Delivered<T>>, Malformed> {
+        deliver(json, notes).map(Some)
     }
 }
 
 /// Fails only where not even the object's name can be read.
-fn deliver<K: DeserializeOwned, T>(
-    json: &str,
-    notes: &mut Vec<String>,
-    project: impl FnOnce(K) -> T,
-) -> Result<Option<Delivered<T>>, Malformed> {
+fn deliver<T: Projection>(json: &str, notes: &mut Vec<String>) -> Result<Delivered<T>, Malformed> {
     let name = serde_json::from_str::<Head>(json)?.metadata.name;
-    let readable = serde_json::from_str::<K>(json).map(project);
+    let readable = serde_json::from_str(json).map(T::project);
     if let Err(error) = &readable {
         notes.push(format!("unreadable ({error}); keeping its last readable form"));
     }
-    Ok(Some(Delivered { name, readable: readable.ok() }))
+    Ok(Delivered { name, readable: readable.ok() })
 }
 
 #[derive(Deserialize)]
@@ -115,8 +118,8 @@ pub(crate) async fn watch(
     events: mpsc::Sender<IndexEvent>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let load_balancers = watches.watch(LoadBalancers { namespace: namespace.clone() });
-    let node_sets = watches.watch(NodeSets { namespace });
+    let load_balancers = watches.watch(Objects::new(&namespace));
+    let node_sets = watches.watch(Objects::new(&namespace));
     let mut stream = futures::stream::select(
         load_balancers.map(IndexEvent::LoadBalancer),
         node_sets.map(IndexEvent::NodeSet),
@@ -177,7 +180,7 @@ async fn list(files: &[(PathBuf, SystemTime)]) -> Vec<IndexEvent> {
             tracing::warn!(path = %path.display(), note, "object partly unreadable");
         }
         match event {
-            Ok(event) => events.extend(event),
+            Ok(event) => events.push(event),
             Err(error) => tracing::error!(path = %path.display(), %error, "file unreadable; skipping it"),
         }
     }
@@ -185,15 +188,12 @@ async fn list(files: &[(PathBuf, SystemTime)]) -> Vec<IndexEvent> {
     events
 }
 
-fn parse(text: &str, notes: &mut Vec<String>) -> Result<Option<IndexEvent>, Malformed> {
-    let namespace = String::new();
-    if serde_json::from_str::<Head>(text)?.kind == "EdgeNodeSet" {
-        let set = NodeSets { namespace }.project(text, notes)?;
-        Ok(set.map(|set| IndexEvent::NodeSet(Event::InitApply(set))))
+fn parse(text: &str, notes: &mut Vec<String>) -> Result<IndexEvent, Malformed> {
+    Ok(if serde_json::from_str::<Head>(text)?.kind == "EdgeNodeSet" {
+        IndexEvent::NodeSet(Event::InitApply(deliver(text, notes)?))
     } else {
-        let load_balancer = LoadBalancers { namespace }.project(text, notes)?;
-        Ok(load_balancer.map(|object| IndexEvent::LoadBalancer(Event::InitApply(object))))
-    }
+        IndexEvent::LoadBalancer(Event::InitApply(deliver(text, notes)?))
+    })
 }
 
 #[cfg(test)]
@@ -203,13 +203,12 @@ mod tests {
 
     #[test]
     fn kinds_are_listed_in_their_namespace() {
-        let namespace = "steerage-system".to_owned();
         assert_eq!(
-            LoadBalancers { namespace: namespace.clone() }.path(),
+            Objects::<LoadBalancer>::new("steerage-system").path(),
             "/apis/steerage.dev/v1alpha1/namespaces/steerage-system/edgeloadbalancers"
         );
         assert_eq!(
-            NodeSets { namespace }.path(),
+            Objects::<NodeSet>::new("steerage-system").path(),
             "/apis/steerage.dev/v1alpha1/namespaces/steerage-system/edgenodesets"
         );
     }
@@ -218,7 +217,7 @@ mod tests {
     fn unreadable_object_is_delivered_by_name() {
         let json = r#"{"metadata": {"name": "a"}, "spec": {"targets": 7}}"#;
         let mut notes = Vec::new();
-        let delivered = NodeSets { namespace: String::new() }.project(json, &mut notes);
+        let delivered = Objects::<NodeSet>::new("").project(json, &mut notes);
         assert_eq!(
             delivered.expect("a name").expect("an object"),
             Delivered { name: "a".to_owned(), readable: None }
