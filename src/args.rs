@@ -13,11 +13,10 @@ use steerage_process::{Component, Process, ProcessArgs};
 use steerage_provider_api::{Provider, Steering};
 use steerage_provider_aws::{Aws, AwsArgs};
 use steerage_provider_edge::EdgeProvider;
-use steerage_watch::ClientArgs;
+use steerage_watch::{Backoff, ClientArgs, Watches};
 
 use crate::controller::{self, Components};
 use crate::plan::{self, HealthCheckDefaults, ManagedClasses};
-use crate::queue::Backoff;
 use crate::{lease, workers};
 
 /// Gives Services of type `LoadBalancer` a load balancer that preserves the client's address
@@ -217,7 +216,8 @@ impl Args {
             ProviderName::Edge => 1000,
             ProviderName::Aws => 20,
         });
-        let provider = new_provider(provider, &client, &namespace, aws, process).await?;
+        let watches = process.metrics().register("watch", |registry| Watches::new(client.clone(), registry));
+        let provider = new_provider(provider, &client, &watches, &namespace, aws, process).await?;
         let health = HealthCheckDefaults {
             interval: health_check_interval,
             timeout: health_check_timeout,
@@ -262,8 +262,9 @@ impl Args {
                 },
             },
             workers: workers::WorkerOptions { workers: usize::from(concurrent_service_syncs), resync_period },
-            backoff: Backoff { min: Duration::from_millis(250), max: Duration::from_mins(5) },
+            backoff: Backoff::new(Duration::from_millis(250), Duration::from_mins(5)),
             client,
+            watches,
             provider,
             identity,
             provider_qps,
@@ -276,13 +277,15 @@ impl Args {
 async fn new_provider(
     name: ProviderName,
     client: &Client,
+    watches: &Watches,
     namespace: &str,
     aws: AwsArgs,
     process: &Process,
 ) -> anyhow::Result<Arc<dyn Provider>> {
     Ok(match name {
         ProviderName::Edge => {
-            let edge = Arc::new(EdgeProvider::new(client, namespace));
+            // A watch of the edge's objects without data must not freeze targets.
+            let edge = Arc::new(EdgeProvider::new(client, &watches.dispensable(), namespace));
             let (listed, pending) = (Arc::clone(&edge), process.readiness().task("edge objects"));
             let stop = process.shutdown().clone();
             process.spawn("edge objects", async move {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use kube::Client;
 use steerage_process::Process;
 use steerage_provider_api::Provider;
-use steerage_watch::Watches;
 use steerage_watch::events::Recorder;
+use steerage_watch::{Backoff, Watches};
 use tokio_util::sync::CancellationToken;
 
 use crate::applied::AppliedStates;
@@ -17,7 +17,6 @@ use crate::guarded_provider::GuardedProvider;
 use crate::lease;
 use crate::metrics::Metrics;
 use crate::plan::Config;
-use crate::queue::Backoff;
 use crate::rate_limit::RateLimiter;
 use crate::reconcile::Reconciler;
 use crate::request_queue::RequestQueue;
@@ -27,6 +26,7 @@ use crate::workers;
 /// What the flags configure.
 pub(crate) struct Components {
     pub(crate) client: Client,
+    pub(crate) watches: Watches,
     pub(crate) provider: Arc<dyn Provider>,
     pub(crate) config: Config,
     pub(crate) lease: lease::LeaseOptions,
@@ -42,6 +42,7 @@ pub(crate) struct Components {
 pub(crate) async fn run(process: Process, components: Components) -> anyhow::Result<()> {
     let Components {
         client,
+        watches,
         provider,
         config,
         lease,
@@ -53,7 +54,6 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
         migrate_legacy_annotations,
     } = components;
     let metrics = process.metrics().register("controller", Metrics::new);
-    let watches = process.metrics().register("watch", |registry| Watches::new(client.clone(), registry));
     let keys = Arc::clone(&provider);
     let requests = Arc::new(RequestQueue::new(move |owner| keys.serialization_key(owner), backoff));
     let applied = Arc::new(AppliedStates::default());

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use steerage_watch::Backoff;
 use tokio::time::Instant;
 
 /// An urgent request may pass an older one for at most this long.
@@ -27,21 +28,6 @@ pub(crate) enum ReconcileOutcome<R> {
     RequeueAfter(Duration, R),
     /// Failed; repeat after this time, or after the backoff if none is given.
     Failed(Option<Duration>, R),
-}
-
-/// Exponential backoff after consecutive failures.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Backoff {
-    pub(crate) min: Duration,
-    pub(crate) max: Duration,
-}
-
-impl Backoff {
-    /// The delay after this many failures; `jitter` from 0 to 1 chooses within its upper half.
-    fn delay(self, failures: u32, jitter: f64) -> Duration {
-        let doublings = failures.saturating_sub(1).min(16);
-        self.min.saturating_mul(1 << doublings).min(self.max).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0)
-    }
 }
 
 #[derive(Debug)]

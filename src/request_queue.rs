@@ -6,10 +6,11 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use steerage_provider_api::Owner;
+use steerage_watch::Backoff;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::queue::{Backoff, Queue, ReconcileOutcome, Request};
+use crate::queue::{Queue, ReconcileOutcome, Request};
 
 /// Why a load balancer is reconciled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -123,13 +123,13 @@ impl Agent {
     fn take(&self, state: &mut LoopState, input: Input) {
         match input {
             Input::Service(event) => {
-                if matches!(event, Event::Apply(_) | Event::Delete(_)) {
+                if matches!(event, Event::Apply(_) | Event::Delete { .. }) {
                     self.metrics.kube_proxy.service_changed();
                 }
                 state.planner.index.apply_service(event);
             }
             Input::Slice(event) => {
-                if matches!(event, Event::Apply(_) | Event::Delete(_)) {
+                if matches!(event, Event::Apply(_) | Event::Delete { .. }) {
                     self.metrics.kube_proxy.endpoints_changed();
                 }
                 if let Event::Apply(EndpointSlice { service, last_change_trigger: Some(at), .. }) = &event {

@@ -185,7 +185,7 @@ mod tests {
         }
         let settings = AgentSettings { unassigned: nets(&["192.0.2.0/24"]), ..settings("primary") };
         assert_eq!(settings.unassigned(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24", "fd00::/112"]));
-        cidrs.apply(Event::Delete("a".to_owned()), |_, _| {});
+        cidrs.apply(Event::Delete { key: "a".to_owned(), version: String::new() }, |_, _| {});
         assert_eq!(settings.unassigned(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24"]));
     }
 

@@ -98,7 +98,7 @@ fn apply<T: Object<Key = String> + Clone>(store: &mut Store<T>, event: Event<Del
         Event::InitApply(delivered) => last_readable(delivered).map(Event::InitApply),
         Event::InitDone => Some(Event::InitDone),
         Event::Apply(delivered) => last_readable(delivered).map(Event::Apply),
-        Event::Delete(name) => Some(Event::Delete(name)),
+        Event::Delete { key, version } => Some(Event::Delete { key, version }),
     };
     if let Some(event) = event {
         store.apply(event, |_, _| {});

@@ -18,6 +18,7 @@ use kube::{Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use steerage_edge_api::{EdgeHost, EdgeHostSpec, EdgeLoadBalancer, EdgeTargetHealth, EdgeTargetHealthSpec};
+use steerage_watch::Backoff;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -26,7 +27,8 @@ use crate::plan::LoadBalancerStatus;
 
 /// The least time between two writes of one object.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
-const MAX_BACKOFF: Duration = Duration::from_secs(10);
+/// Even half of its first delay is no less than [`WRITE_INTERVAL`].
+const BACKOFF: Backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(10));
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// An unchanged object is written again after this time, in case another client has changed it.
 const RESYNC_PERIOD: Duration = Duration::from_mins(10);
@@ -66,8 +68,7 @@ struct WriteRecord {
     written: Option<StatusObject>,
     at: Instant,
     not_before: Instant,
-    /// In a row.
-    failures: u32,
+    backoff: Backoff,
 }
 
 pub(crate) struct StatusWriter {
@@ -138,26 +139,25 @@ impl StatusWriter {
     /// Returns when the object is to be written again.
     fn record(&mut self, name: String, object: StatusObject, result: anyhow::Result<()>) -> Instant {
         let now = Instant::now();
-        let failures = self.records.get(&name).map_or(0, |record| record.failures);
+        let mut backoff = self.records.get(&name).map_or(BACKOFF, |record| record.backoff);
         let (record, again) = match result {
             Ok(()) => {
                 self.metrics.status_writes.inc();
                 let not_before = now + WRITE_INTERVAL;
-                let record = WriteRecord { written: Some(object), at: now, not_before, failures: 0 };
+                let record = WriteRecord { written: Some(object), at: now, not_before, backoff: BACKOFF };
                 (record, now + RESYNC_PERIOD)
             }
             Err(error) => {
                 self.metrics.status_write_failures.inc();
-                let failures = failures.saturating_add(1);
-                let wait = WRITE_INTERVAL.saturating_mul(1 << failures.min(6)).min(MAX_BACKOFF);
-                let not_before = now + wait;
+                let retry_in = backoff.next_delay();
+                let not_before = now + retry_in;
                 tracing::warn!(
                     load_balancer = name,
                     error = format!("{error:#}"),
-                    retry_in = ?wait,
+                    ?retry_in,
                     "status not written; retrying"
                 );
-                (WriteRecord { written: None, at: now, not_before, failures }, not_before)
+                (WriteRecord { written: None, at: now, not_before, backoff }, not_before)
             }
         };
         self.records.insert(name, record);

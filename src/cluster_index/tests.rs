@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use steerage_model::{Endpoint, Family, ServiceKind};
+use steerage_watch::Backoff;
 
 use super::*;
-use crate::queue::{Backoff, ReconcileOutcome};
+use crate::queue::ReconcileOutcome;
 use crate::request_queue::RequestBatch;
 
 fn slice(ready: &[&str]) -> EndpointSlice {
@@ -29,7 +30,7 @@ fn owner() -> Owner {
 }
 
 fn listed() -> ClusterIndex {
-    let backoff = Backoff { min: Duration::from_mins(1), max: Duration::from_mins(1) };
+    let backoff = Backoff::new(Duration::from_mins(1), Duration::from_mins(1));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
     let classes = ManagedClasses { provider: "edge", serve_unset: false };
     let cluster = ClusterIndex::new(classes, requests, Arc::default());
@@ -65,7 +66,7 @@ fn every_change_of_a_service_becomes_one_merged_request() {
     let request = next(&cluster).expect("a request");
     assert!(request.endpoints_changed.expect("a time") <= first, "the first change counts");
     assert_eq!(next(&cluster), None);
-    cluster.on_service(Event::Delete(service().key));
+    cluster.on_service(Event::Delete { key: service().key, version: String::new() });
     assert_eq!(next(&cluster), None, "nothing was applied for it");
     cluster.on_service(Event::Apply(service()));
     assert_eq!(next(&cluster), Some(ReconcileRequest::default()));

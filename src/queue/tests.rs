@@ -30,7 +30,7 @@ fn urgent(number: u32) -> Tickets {
     Tickets([number].into(), true)
 }
 
-const BACKOFF: Backoff = Backoff { min: Duration::from_millis(100), max: Duration::from_mins(1) };
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_mins(1));
 const SECOND: Duration = Duration::from_secs(1);
 
 fn queue() -> (Queue<Tickets>, Instant) {

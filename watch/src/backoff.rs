@@ -3,37 +3,47 @@
 
 use std::time::Duration;
 
-use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 
 /// Delays that double from `min` up to `max`. Each lies between half and the whole of that, at random, so that clients that
 /// failed together do not retry together.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     builder: ExponentialBuilder,
-    delays: ExponentialBackoff,
     max: Duration,
+    failures: u32,
 }
+
+/// More would exceed any `max`.
+const MAX_DOUBLINGS: u32 = 63;
 
 impl Backoff {
     /// A backoff after no failure.
-    pub fn new(min: Duration, max: Duration) -> Self {
-        // The jitter of backon adds up to the delay itself: hence half of each limit.
-        let builder = ExponentialBuilder::new()
-            .with_jitter()
-            .with_min_delay(min / 2)
-            .with_max_delay(max / 2)
-            .without_max_times();
-        Self { builder, delays: builder.build(), max }
+    pub const fn new(min: Duration, max: Duration) -> Self {
+        let builder = ExponentialBuilder::new().with_min_delay(min).with_max_delay(max).without_max_times();
+        Self { builder, max, failures: 0 }
+    }
+
+    /// The delay after this many failures in a row; `jitter` from 0 to 1 chooses within its upper half. Pure, for users that count
+    /// the failures of many keys.
+    pub fn delay(&self, failures: u32, jitter: f64) -> Duration {
+        let doublings = failures.saturating_sub(1).min(MAX_DOUBLINGS);
+        let whole = self.builder.build().nth(doublings as usize).unwrap_or(self.max).min(self.max);
+        // backon counts in single precision: to the nearest millisecond.
+        let milliseconds = (whole + Duration::from_micros(500)).as_millis();
+        let whole = Duration::from_millis(u64::try_from(milliseconds).unwrap_or(u64::MAX));
+        whole.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0)
     }
 
     /// The delay after one more failure.
     pub fn next_delay(&mut self) -> Duration {
-        self.delays.next().unwrap_or(self.max).min(self.max)
+        self.failures = self.failures.saturating_add(1);
+        self.delay(self.failures, fastrand::f64())
     }
 
     /// Starts from `min` again, after a success.
     pub fn reset(&mut self) {
-        self.delays = self.builder.build();
+        self.failures = 0;
     }
 }
 
@@ -52,6 +62,18 @@ mod tests {
                 assert!(delay + slack >= whole / 2 && delay <= whole + slack, "{delay:?} of {whole:?}");
             }
             backoff.reset();
+        }
+    }
+
+    #[test]
+    fn delay_depends_on_failures_and_jitter_alone() {
+        let backoff = Backoff::new(Duration::from_millis(250), Duration::from_mins(5));
+        for (failures, milliseconds) in
+            [(0, 250), (1, 250), (2, 500), (3, 1000), (11, 256_000), (12, 300_000), (u32::MAX, 300_000)]
+        {
+            let whole = Duration::from_millis(milliseconds);
+            assert_eq!(backoff.delay(failures, 1.0), whole);
+            assert_eq!(backoff.delay(failures, 0.0), whole / 2);
         }
     }
 

@@ -32,6 +32,13 @@ pub trait Kind: Send + Sync + 'static {
         Selectors::default()
     }
 
+    /// Whether every list must contain all writes that succeeded before [`crate::Event::Init`] was taken from the stream. A store needs
+    /// that if its program puts in the responses to its own writes. Otherwise the first list may come from the API server's
+    /// cache, which is cheaper.
+    fn consistent(&self) -> bool {
+        false
+    }
+
     /// Whether older API servers do not serve it. A missing resource is then no failure, and is retried rarely.
     fn may_be_missing(&self) -> bool {
         false

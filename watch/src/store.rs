@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The store of one kind, kept current by the events of a watch. A relist is mark and sweep: it needs no second copy.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use steerage_model::{EndpointSlice, Key, Node, Service, ServiceCidr};
@@ -12,6 +13,13 @@ pub trait Object: Eq {
 
     /// The key.
     fn key(&self) -> Self::Key;
+
+    /// The resource version, for a store that also takes objects from elsewhere than its watch, such as the responses to writes.
+    /// An older version then never replaces or deletes a newer one. The store trusts the order of the events without versions, and
+    /// where they are not decimal numbers.
+    fn version(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// A watch event. A list is `Init`, any number of `InitApply`, and `InitDone`.
@@ -26,7 +34,12 @@ pub enum Event<T: Object> {
     /// An object was added or changed.
     Apply(T),
     /// An object was deleted.
-    Delete(T::Key),
+    Delete {
+        /// Its key.
+        key: T::Key,
+        /// The resource version of the deletion.
+        version: String,
+    },
 }
 
 /// The objects of one kind.
@@ -57,14 +70,23 @@ impl<T: Object> Store<T> {
         match event {
             Event::Init => self.generation += 1,
             Event::InitApply(object) | Event::Apply(object) => {
-                let key = object.key();
-                let old = self.rows.get(&key).map(|row| &row.object);
-                if old != Some(&object) {
-                    changed(old, Some(&object));
+                let generation = self.generation;
+                let Some(row) = self.rows.get_mut(&object.key()) else {
+                    changed(None, Some(&object));
+                    self.rows.insert(object.key(), Box::new(Row { object, generation }));
+                    return;
+                };
+                row.generation = generation;
+                if row.object != object && !is_late(&object, &row.object) {
+                    changed(Some(&row.object), Some(&object));
+                    row.object = object;
                 }
-                self.rows.insert(key, Box::new(Row { object, generation: self.generation }));
             }
-            Event::Delete(key) => {
+            Event::Delete { key, version } => {
+                let known = self.rows.get(&key).and_then(|row| row.object.version());
+                if known.and_then(|known| compare(&version, known)) == Some(Ordering::Less) {
+                    return;
+                }
                 if let Some(row) = self.rows.remove(&key) {
                     changed(Some(&row.object), None);
                 }
@@ -98,6 +120,11 @@ impl<T: Object> Store<T> {
         self.rows.values().map(|row| &row.object)
     }
 
+    /// The objects from the key `first` on, by key.
+    pub fn iter_from<'a>(&'a self, first: &T::Key) -> impl Iterator<Item = &'a T> + use<'a, T> {
+        self.rows.range(first..).map(|(_, row)| &row.object)
+    }
+
     /// The number of objects.
     pub fn len(&self) -> usize {
         self.rows.len()
@@ -107,6 +134,16 @@ impl<T: Object> Store<T> {
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
+}
+
+/// Whether a newer version than `new` is known already.
+fn is_late<T: Object>(new: &T, known: &T) -> bool {
+    new.version().zip(known.version()).and_then(|(new, known)| compare(new, known)) == Some(Ordering::Less)
+}
+
+/// The order of two versions, if both are decimal numbers (KEP-5504).
+fn compare(a: &str, b: &str) -> Option<Ordering> {
+    Some(a.parse::<u128>().ok()?.cmp(&b.parse().ok()?))
 }
 
 impl Object for Service {
@@ -140,3 +177,6 @@ impl Object for ServiceCidr {
         self.name.clone()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -114,8 +114,9 @@ impl Watches {
         let watcher = Watcher {
             watches: self.clone(),
             backoff: Backoff::new(min_backoff, max_backoff),
+            machine: Machine::new(kind.consistent()),
             kind,
-            machine: Machine::new(),
+            has_list_started: false,
             open: None,
             page: None,
             events: VecDeque::new(),
@@ -134,6 +135,8 @@ struct Watcher<K: Kind> {
     kind: K,
     machine: Machine,
     backoff: Backoff,
+    /// Whether `Init` was delivered for a list of which no page has arrived yet.
+    has_list_started: bool,
     open: Option<Open>,
     /// The rest of a page; read when `events` is empty.
     page: Option<Unread>,
@@ -207,6 +210,12 @@ impl<K: Kind> Watcher<K> {
                     Read::Cut(error) => Err((Failure::Cut, error)),
                 },
                 None => match self.machine.call() {
+                    // Before the request: what the consumer stores afterwards may be missing in the list.
+                    Call::List { token: None, .. }
+                        if !std::mem::replace(&mut self.has_list_started, true) =>
+                    {
+                        return Event::Init;
+                    }
                     Call::List { newest, token } => self.list(newest, token.as_deref()).await,
                     Call::Watch { version } => self.start(&version).await,
                 },
@@ -227,7 +236,7 @@ impl<K: Kind> Watcher<K> {
         let position = self.machine.page(page.metadata.resource_version, next);
         if position.first {
             self.watches.metrics.list(self.kind.name());
-            self.events.push_back(Event::Init);
+            self.has_list_started = false;
         }
         let items: Vec<_> =
             page.items.unwrap_or_default().into_iter().map(|item| range_in(item.get(), &text)).collect();
@@ -260,10 +269,10 @@ impl<K: Kind> Watcher<K> {
         let head = head.map_err(|error| malformed(&error))?;
         self.on_version(&head)?;
         self.watches.metrics.event(self.kind.name());
-        let gone = Event::Delete(self.kind.key(head.key()));
+        let gone = || Event::Delete { key: self.kind.key(head.key()), version: head.version().to_owned() };
         match if applied { self.project(&head.key(), object) } else { Projected::Nothing } {
             Projected::Object(object) => self.events.push_back(Event::Apply(object)),
-            Projected::Nothing => self.events.push_back(gone),
+            Projected::Nothing => self.events.push_back(gone()),
             // The last readable form stays in the store.
             Projected::Unreadable => {}
         }

@@ -133,7 +133,7 @@ fn no_packet_is_lost_while_vip_changes_map_class() {
             cluster.index.apply_slice(Event::Apply(slice.clone()));
         }
         for slice in fewer {
-            cluster.index.apply_slice(Event::Delete(slice.key.clone()));
+            cluster.delete_slice(slice.key.clone());
         }
         cluster.apply();
     });
@@ -253,7 +253,7 @@ fn no_packet_of_flood_is_lost_while_vip_changes_map() {
         let end = Instant::now() + TIME;
         while Instant::now() < end {
             for slice in &many[1..] {
-                cluster.index.apply_slice(Event::Delete(slice.key.clone()));
+                cluster.delete_slice(slice.key.clone());
             }
             cluster.apply();
             for slice in &many[1..] {

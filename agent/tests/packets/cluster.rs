@@ -163,8 +163,12 @@ impl Cluster {
     }
 
     pub(crate) fn delete(&mut self) -> Applied {
-        self.index.apply_service(Event::Delete(key()));
+        self.index.apply_service(Event::Delete { key: key(), version: String::new() });
         self.apply()
+    }
+
+    pub(crate) fn delete_slice(&mut self, key: Key) {
+        self.index.apply_slice(Event::Delete { key, version: String::new() });
     }
 
     pub(crate) fn apply(&mut self) -> Applied {

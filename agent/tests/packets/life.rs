@@ -40,7 +40,7 @@ fn changes_during_downtime_are_applied_at_start() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
-    cluster.index.apply_slice(steerage_watch::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
+    cluster.delete_slice(steerage_model::Key::new("shop", "web-IPv4"));
     let applied = cluster.restart(&world);
     assert!(applied.elements > 0 && applied.full);
     let refused = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp);
@@ -223,7 +223,7 @@ fn next_write_repairs_failed_write() {
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
     // The kernel's state differs from the cached one, so the difference cannot be applied.
     world.sh_at(At::Node, "nft flush map ip steerage slots-2");
-    cluster.index.apply_slice(steerage_watch::Event::Delete(steerage_model::Key::new("shop", "web-IPv4")));
+    cluster.delete_slice(steerage_model::Key::new("shop", "web-IPv4"));
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cluster.apply()));
     assert!(result.is_err());
     assert_eq!(cluster.dataplane.state(), KernelState::Unknown);

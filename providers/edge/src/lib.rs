@@ -7,6 +7,7 @@
 mod allocate;
 mod cache;
 mod calls;
+mod entry;
 mod health;
 mod notifier;
 mod objects;

@@ -2,6 +2,7 @@
 //! The edge's objects that the provider reads and writes, each kind as an API and a cache of it.
 
 use std::fmt::Debug;
+use std::marker::PhantomData;
 
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::api::{
@@ -13,18 +14,20 @@ use serde_json::{Value, json};
 use steerage_edge_api::{
     AddressPoolSpec, AddressPoolStatus, EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTargetHealthSpec,
 };
+use steerage_watch::Event;
 
-use crate::cache::{Change, Entry, Table};
+use crate::cache::Cache;
 use crate::calls::{Failure, call};
+use crate::entry::{Entry, EntryKind};
 
 /// The used parts of an object, apart from `metadata`.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct Content<S> {
     pub(crate) spec: S,
 }
 
 /// The used parts of an address pool.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct PoolContent {
     pub(crate) spec: AddressPoolSpec,
     #[serde(default)]
@@ -37,18 +40,24 @@ pub(crate) type HealthContent = Content<EdgeTargetHealthSpec>;
 
 /// The objects of one kind in the namespace.
 #[derive(Debug)]
-pub(crate) struct Objects<S> {
-    pub(crate) api: Api<DynamicObject>,
-    pub(crate) table: Table<S>,
+pub(crate) struct Objects<S: Eq> {
+    api: Api<DynamicObject>,
+    pub(crate) cache: Cache<S>,
+    pub(crate) kind: EntryKind<S>,
     resource: ApiResource,
 }
 
-impl<S: Clone + Debug + DeserializeOwned> Objects<S> {
-    /// The kind of `K`; nothing is read before [`crate::cache::follow`] runs.
-    pub(crate) fn new<K: Resource<DynamicType = ()>>(client: Client, namespace: &str) -> Self {
+impl<S: Clone + Debug + DeserializeOwned + Eq> Objects<S> {
+    /// The kind of `K`, whose plural is `name`; nothing is read before [`crate::cache::follow`] runs.
+    pub(crate) fn new<K: Resource<DynamicType = ()>>(
+        client: &Client,
+        namespace: &str,
+        name: &'static str,
+    ) -> Self {
         let resource = ApiResource::erase::<K>(&());
-        let api = Api::namespaced_with(client, namespace, &resource);
-        Self { api, table: Table::default(), resource }
+        let api = Api::namespaced_with(client.clone(), namespace, &resource);
+        let kind = EntryKind { name, path: K::url_path(&(), Some(namespace)), content: PhantomData };
+        Self { api, cache: Cache::default(), kind, resource }
     }
 
     /// Creates an object.
@@ -56,24 +65,21 @@ impl<S: Clone + Debug + DeserializeOwned> Objects<S> {
         &self,
         metadata: kube::api::ObjectMeta,
         spec: &impl Serialize,
-    ) -> Result<Option<Change<S>>, Failure> {
+    ) -> Result<(), Failure> {
         let mut object = DynamicObject::new("", &self.resource).data(json!({"spec": spec}));
         object.metadata = metadata;
         let created = call(self.api.create(&PostParams::default(), &object)).await?;
-        Ok(self.take_in(created))
+        self.take_in(created);
+        Ok(())
     }
 
     /// Changes an object by a merge patch, unless it has changed since `entry` was read.
-    pub(crate) async fn patch(
-        &self,
-        name: &str,
-        entry: &Entry<S>,
-        mut patch: Value,
-    ) -> Result<Option<Change<S>>, Failure> {
+    pub(crate) async fn patch(&self, name: &str, entry: &Entry<S>, mut patch: Value) -> Result<(), Failure> {
         patch["metadata"] = json!({"uid": entry.uid, "resourceVersion": entry.version});
         let params = PatchParams::default();
         let patched = call(self.api.patch(name, &params, &Patch::Merge(&patch))).await?;
-        Ok(self.take_in(patched))
+        self.take_in(patched);
+        Ok(())
     }
 
     /// Changes an object's status by a merge patch.
@@ -95,12 +101,12 @@ impl<S: Clone + Debug + DeserializeOwned> Objects<S> {
                     object.metadata.deletion_timestamp.is_some() && !object.finalizers().is_empty()
                 });
                 if !held {
-                    self.table.forget(name, &entry.uid);
+                    self.cache.forget(name, &entry.uid);
                 }
                 Ok(!held)
             }
             Err(failure) if failure.code() == Some(404) => {
-                self.table.forget(name, &entry.uid);
+                self.cache.forget(name, &entry.uid);
                 Ok(true)
             }
             Err(failure) => Err(failure),
@@ -116,25 +122,25 @@ impl<S: Clone + Debug + DeserializeOwned> Objects<S> {
             names.insert(object.name_any());
             self.take_in(object);
         }
-        let known: Vec<String> = self.table.read(|rows| rows.map(|(name, _)| name.to_owned()).collect());
-        for name in known.iter().filter(|name| !names.contains(*name)) {
-            self.table.remove(name, &version);
+        let known: Vec<String> = self.cache.read(|rows| rows.map(|entry| entry.name.clone()).collect());
+        for key in known.into_iter().filter(|name| !names.contains(name)) {
+            self.cache.apply(Event::Delete { key, version: version.clone() });
         }
         Ok(())
     }
 
     /// Reads one object from the API server, and returns its entry after that.
     pub(crate) async fn reread(&self, name: &str) -> Result<Option<Entry<S>>, Failure> {
-        let known = self.table.get(name);
+        let known = self.cache.get(name);
         match (call(self.api.get_opt(name)).await?, known) {
-            (Some(object), _) => drop(self.take_in(object)),
-            (None, Some(entry)) => self.table.forget(name, &entry.uid),
+            (Some(object), _) => self.take_in(object),
+            (None, Some(entry)) => self.cache.forget(name, &entry.uid),
             (None, None) => {}
         }
-        Ok(self.table.get(name))
+        Ok(self.cache.get(name))
     }
 
-    fn take_in(&self, object: DynamicObject) -> Option<Change<S>> {
-        self.table.put(object.name_any(), Entry::new(object))
+    fn take_in(&self, object: DynamicObject) {
+        self.cache.apply(Event::Apply(Entry::new(object)));
     }
 }

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use kube::Client;
 use kube::api::ObjectMeta;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec};
 use steerage_model::{Ingress, IpMode, Protocol};
@@ -15,10 +16,12 @@ use steerage_provider_api::{
     Addressing, Capabilities, EnsureOutcome, Error, LoadBalancer, Owner, Progress, Provider,
     SetTargetsOutcome, SharedSet, Steering, TargetHealth, TargetSet,
 };
+use steerage_watch::Watches;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::cache::{Entry, follow};
-use crate::objects::{LoadBalancerContent, NodeSetContent};
+use crate::cache::follow;
+use crate::entry::{Change, Entry};
+use crate::objects::{LoadBalancerContent, NodeSetContent, Objects};
 use crate::shared::Shared;
 use crate::{health, spec};
 
@@ -36,11 +39,12 @@ pub struct EdgeProvider {
 }
 
 impl EdgeProvider {
-    /// A provider that keeps its objects in `namespace`. Starts its watches, so it must be called on a runtime.
-    pub fn new(client: &Client, namespace: &str) -> Self {
+    /// A provider that keeps its objects in `namespace`. Starts its watches, so it must be called on a runtime. `watches` must have
+    /// no other watch of the edge's kinds.
+    pub fn new(client: &Client, watches: &Watches, namespace: &str) -> Self {
         let shared = Arc::new(Shared::new(client, namespace));
         let stop = CancellationToken::new();
-        spawn_watches(&shared, &stop);
+        spawn_watches(&shared, watches, &stop);
         Self { shared, _stop: stop.drop_guard() }
     }
 
@@ -54,7 +58,7 @@ impl EdgeProvider {
         let name = spec::object_name(owner);
         let balancers = &self.shared.balancers;
         let is_foreign = |entry: &Entry<LoadBalancerContent>| entry.owner.as_ref() != Some(owner);
-        let mut entry = balancers.table.get(&name);
+        let mut entry = balancers.cache.get(&name);
         if entry.as_ref().is_some_and(is_foreign) {
             // The user may have deleted or renamed it.
             entry = balancers.reread(&name).await?;
@@ -96,7 +100,7 @@ impl EdgeProvider {
         let _one_at_a_time = self.shared.node_set_lock.lock().await;
         let sets = &self.shared.node_sets;
         let name = which.as_str();
-        let known = match sets.table.get(name) {
+        let known = match sets.cache.get(name) {
             Some(entry) if !entry.managed => sets.reread(name).await?,
             known => known,
         };
@@ -110,7 +114,7 @@ impl EdgeProvider {
                         sets.reread(name).await?;
                         Err(failure.into())
                     }
-                    other => Ok(other.map(|_| ())?),
+                    other => Ok(other?),
                 }
             }
             Some(entry) if !entry.managed => {
@@ -122,7 +126,7 @@ impl EdgeProvider {
                     return Ok(());
                 }
                 let patch = json!({"spec": to_value(&wanted)?});
-                Ok(sets.patch(name, &entry, patch).await.map(|_| ())?)
+                Ok(sets.patch(name, &entry, patch).await?)
             }
         }
     }
@@ -130,7 +134,7 @@ impl EdgeProvider {
     /// Deletes a shared set of Steerage that no load balancer uses.
     async fn drop_unused(&self, which: &str) -> Result<(), Error> {
         let _one_at_a_time = self.shared.node_set_lock.lock().await;
-        let entry: Option<Entry<NodeSetContent>> = self.shared.node_sets.table.get(which);
+        let entry: Option<Entry<NodeSetContent>> = self.shared.node_sets.cache.get(which);
         match entry {
             Some(entry) if entry.managed && !self.shared.is_used(which) => {
                 Ok(self.shared.node_sets.delete(which, &entry).await.map(|_| ())?)
@@ -141,8 +145,8 @@ impl EdgeProvider {
 
     /// The owners of objects of earlier Services with the same name.
     fn predecessors(&self, owner: &Owner) -> Vec<Owner> {
-        self.shared.balancers.table.read(|rows| {
-            rows.filter_map(|(_, entry)| entry.owner.as_ref())
+        self.shared.balancers.cache.read(|rows| {
+            rows.filter_map(|entry| entry.owner.as_ref())
                 .filter(|other| other.service == owner.service && other.uid != owner.uid)
                 .cloned()
                 .collect()
@@ -242,8 +246,8 @@ impl Provider for EdgeProvider {
         let name = spec::object_name(owner);
         // Reports are named after the load balancer and the host.
         let prefix = format!("{name}.");
-        Ok(self.shared.health.table.read_prefix(&prefix, |rows| {
-            let reports = rows.filter_map(|(_, entry)| Some(&entry.content.as_ref().ok()?.spec));
+        Ok(self.shared.health.cache.read_prefix(&prefix, |rows| {
+            let reports = rows.filter_map(|entry| Some(&entry.content.as_ref().ok()?.spec));
             health::targets(reports.filter(|report| report.load_balancer == name))
         }))
     }
@@ -253,7 +257,7 @@ impl Provider for EdgeProvider {
         self.shared.not_waiting(owner);
         let name = spec::object_name(owner);
         let entry =
-            self.shared.balancers.table.get(&name).filter(|entry| entry.owner.as_ref() == Some(owner));
+            self.shared.balancers.cache.get(&name).filter(|entry| entry.owner.as_ref() == Some(owner));
         let node_set = entry.as_ref().and_then(|entry| entry.content.as_ref().ok()?.spec.node_set.clone());
         if let Some(entry) = entry {
             if !self.shared.balancers.delete(&name, &entry).await? {
@@ -274,11 +278,7 @@ impl Provider for EdgeProvider {
         self.shared.activate().await?;
         self.shared.pools_are_stale();
         self.shared.write_pools().await?;
-        Ok(self
-            .shared
-            .balancers
-            .table
-            .read(|rows| rows.filter_map(|(_, entry)| entry.owner.clone()).collect()))
+        Ok(self.shared.balancers.cache.read(|rows| rows.filter_map(|entry| entry.owner.clone()).collect()))
     }
 
     fn changes(&self) -> BoxStream<'static, Owner> {
@@ -293,33 +293,17 @@ fn to_value(spec: &impl serde::Serialize) -> Result<Value, Error> {
         .map_err(|error| Error::Unavailable(format!("cannot be written as JSON: {error}")))
 }
 
-fn spawn_watches(shared: &Arc<Shared>, stop: &CancellationToken) {
-    let task = (Arc::clone(shared), stop.clone());
-    tokio::spawn(async move {
-        let (shared, stop) = task;
-        follow(shared.balancers.api.clone(), &shared.balancers.table, stop, |c| shared.on_balancer(&c)).await;
-    });
-    let task = (Arc::clone(shared), stop.clone());
-    tokio::spawn(async move {
-        let (shared, stop) = task;
-        follow(shared.health.api.clone(), &shared.health.table, stop, |c| shared.on_health(&c)).await;
-    });
-    let task = (Arc::clone(shared), stop.clone());
-    tokio::spawn(async move {
-        let (shared, stop) = task;
-        follow(shared.node_sets.api.clone(), &shared.node_sets.table, stop, |_| ()).await;
-    });
+fn spawn_watches(shared: &Arc<Shared>, watches: &Watches, stop: &CancellationToken) {
+    spawn_watch(shared, watches, stop, |shared| &shared.balancers, |shared, c| shared.on_balancer(&c));
+    spawn_watch(shared, watches, stop, |shared| &shared.health, |shared, c| shared.on_health(&c));
+    spawn_watch(shared, watches, stop, |shared| &shared.node_sets, |_, _| ());
     let (changed, mut pools_changed) = tokio::sync::watch::channel(());
-    let task = (Arc::clone(shared), stop.clone());
-    tokio::spawn(async move {
-        let (shared, stop) = task;
-        follow(shared.pools.api.clone(), &shared.pools.table, stop, |_| {
-            shared.notify_waiting();
-            shared.pools_are_stale();
-            changed.send_replace(());
-        })
-        .await;
-    });
+    let on_pool = move |shared: &Shared, _| {
+        shared.notify_waiting();
+        shared.pools_are_stale();
+        changed.send_replace(());
+    };
+    spawn_watch(shared, watches, stop, |shared| &shared.pools, on_pool);
     let shared = Arc::clone(shared);
     tokio::spawn(async move {
         // Ends with the watch of the pools, which holds the sender.
@@ -327,5 +311,19 @@ fn spawn_watches(shared: &Arc<Shared>, stop: &CancellationToken) {
             // Already logged; the next call of the provider retries.
             let _ = shared.write_pools().await;
         }
+    });
+}
+
+fn spawn_watch<S: Clone + DeserializeOwned + Eq + Send + 'static>(
+    shared: &Arc<Shared>,
+    watches: &Watches,
+    stop: &CancellationToken,
+    objects: fn(&Shared) -> &Objects<S>,
+    mut tell: impl FnMut(&Shared, Change<S>) + Send + 'static,
+) {
+    let events = watches.watch(objects(shared).kind.clone());
+    let (shared, stop) = (Arc::clone(shared), stop.clone());
+    tokio::spawn(async move {
+        follow(events, &objects(&shared).cache, stop, |change| tell(&shared, change)).await;
     });
 }

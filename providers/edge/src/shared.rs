@@ -14,7 +14,7 @@ use steerage_provider_api::{Error, LoadBalancer, Owner};
 use tokio::sync::OnceCell;
 
 use crate::allocate::unchanged;
-use crate::cache::{Change, Entry};
+use crate::entry::{Change, Entry};
 use crate::notifier::Notifier;
 use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent};
 use crate::{Pool, Request, allocate, pools, spec};
@@ -50,10 +50,10 @@ struct Allocation {
 impl Shared {
     pub(crate) fn new(client: &Client, namespace: &str) -> Self {
         Self {
-            balancers: Objects::new::<EdgeLoadBalancer>(client.clone(), namespace),
-            node_sets: Objects::new::<EdgeNodeSet>(client.clone(), namespace),
-            pools: Objects::new::<AddressPool>(client.clone(), namespace),
-            health: Objects::new::<EdgeTargetHealth>(client.clone(), namespace),
+            balancers: Objects::new::<EdgeLoadBalancer>(client, namespace, "edgeloadbalancers"),
+            node_sets: Objects::new::<EdgeNodeSet>(client, namespace, "edgenodesets"),
+            pools: Objects::new::<AddressPool>(client, namespace, "addresspools"),
+            health: Objects::new::<EdgeTargetHealth>(client, namespace, "edgetargethealths"),
             notifier: Notifier::default(),
             node_set_lock: tokio::sync::Mutex::default(),
             users: Mutex::default(),
@@ -66,10 +66,10 @@ impl Shared {
 
     /// Returns when all kinds have been listed.
     pub(crate) async fn listed(&self) {
-        self.balancers.table.listed().await;
-        self.node_sets.table.listed().await;
-        self.pools.table.listed().await;
-        self.health.table.listed().await;
+        self.balancers.cache.listed().await;
+        self.node_sets.cache.listed().await;
+        self.pools.cache.listed().await;
+        self.health.cache.listed().await;
     }
 
     /// Makes sure that the caches are fit to act on. The first time it reads the load balancers from the API server itself: the watch
@@ -84,9 +84,10 @@ impl Shared {
 
     /// All addresses in use by objects other than `name`.
     fn taken(&self, allocation: &Allocation, name: &str) -> BTreeSet<IpAddr> {
-        let mut taken: BTreeSet<IpAddr> = self.balancers.table.read(|rows| {
-            rows.filter(|(other, _)| *other != name).flat_map(|(_, entry)| addresses(entry)).collect()
-        });
+        let mut taken: BTreeSet<IpAddr> = self
+            .balancers
+            .cache
+            .read(|rows| rows.filter(|entry| entry.name != name).flat_map(addresses).collect());
         let reserved = allocation.reserved.iter().filter(|(other, _)| *other != name);
         taken.extend(reserved.flat_map(|(_, list)| list));
         taken
@@ -95,9 +96,9 @@ impl Shared {
     /// Allocates the addresses of a load balancer and reserves them until the guard is dropped.
     pub(crate) fn allocate(&self, lb: &LoadBalancer) -> Result<Reservation<'_>, Error> {
         let name = spec::object_name(&lb.owner);
-        let current = self.balancers.table.get(&name).map(|entry| addresses(&entry)).unwrap_or_default();
-        let pools: Vec<Pool> = self.pools.table.read(|rows| {
-            rows.filter_map(|(name, entry)| Some(Pool::new(name, &entry.content.as_ref().ok()?.spec)))
+        let current = self.balancers.cache.get(&name).map(|entry| addresses(&entry)).unwrap_or_default();
+        let pools: Vec<Pool> = self.pools.cache.read(|rows| {
+            rows.filter_map(|entry| Some(Pool::new(&entry.name, &entry.content.as_ref().ok()?.spec)))
                 .collect()
         });
         let mut allocation = self.allocation();
@@ -154,11 +155,11 @@ impl Shared {
             return Ok(());
         }
         let taken = self.taken(&Allocation::default(), "");
-        let stale: Vec<_> = self.pools.table.read(|rows| {
-            rows.filter_map(|(name, entry)| {
+        let stale: Vec<_> = self.pools.cache.read(|rows| {
+            rows.filter_map(|entry| {
                 let content = entry.content.as_ref().ok()?;
-                let status = pools::status(name, &content.spec, &taken);
-                (content.status.as_ref() != Some(&status)).then(|| (name.to_owned(), status))
+                let status = pools::status(&entry.name, &content.spec, &taken);
+                (content.status.as_ref() != Some(&status)).then(|| (entry.name.clone(), status))
             })
             .collect()
         });
@@ -184,8 +185,8 @@ impl Shared {
     /// Whether a load balancer uses a shared set, or is about to.
     pub(crate) fn is_used(&self, set: &str) -> bool {
         self.users().get(set).is_some_and(|count| *count > 0)
-            || self.balancers.table.read(|rows| {
-                rows.filter_map(|(_, entry)| entry.content.as_ref().ok())
+            || self.balancers.cache.read(|rows| {
+                rows.filter_map(|entry| entry.content.as_ref().ok())
                     .any(|content| content.spec.node_set.as_deref() == Some(set))
             })
     }
@@ -210,7 +211,7 @@ impl Shared {
         let content =
             change.new.as_ref().or(change.old.as_ref()).and_then(|entry| entry.content.as_ref().ok());
         let owner = content
-            .and_then(|content| self.balancers.table.get(&content.spec.load_balancer))
+            .and_then(|content| self.balancers.cache.get(&content.spec.load_balancer))
             .and_then(|entry| entry.owner);
         if let Some(owner) = owner {
             self.notifier.notify(&owner);

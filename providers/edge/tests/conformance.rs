@@ -16,6 +16,7 @@ use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch
 use kube::client::ConfigExt as _;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt as _};
+use prometheus_client::registry::Registry;
 use serde_json::json;
 use steerage_edge_api::{AddressPool, EdgeLoadBalancer, EdgeNodeSet};
 use steerage_provider_api::{LoadBalancer, Owner, Target};
@@ -25,6 +26,7 @@ use steerage_provider_conformance::{
 use steerage_provider_edge::{EdgeProvider, spec};
 use steerage_requirements::requires;
 use steerage_testserver::Server;
+use steerage_watch::Watches;
 
 const NAMESPACE: &str = "conformance-system";
 
@@ -122,7 +124,9 @@ impl Harness for Edge {
     async fn fresh(&self) -> anyhow::Result<EdgeProvider> {
         let mut config = Config::new(self.proxy.url().parse()?);
         config.default_retry = false;
-        let provider = EdgeProvider::new(&Client::try_from(config)?, NAMESPACE);
+        let client = Client::try_from(config)?;
+        let watches = Watches::new(client.clone(), &mut Registry::default());
+        let provider = EdgeProvider::new(&client, &watches, NAMESPACE);
         provider.listed().await;
         Ok(provider)
     }

@@ -108,7 +108,7 @@ proptest! {
                 Step::DeleteService(s) => {
                     let key = Key::new("ns", format!("svc{s}"));
                     services.remove(&key);
-                    index.apply_service(Event::Delete(key));
+                    index.apply_service(Event::Delete { key, version: String::new() });
                 }
                 Step::Slice(s, owner, v) => {
                     let one = slice(&format!("slice{s}"), &format!("svc{owner}"), v);
@@ -118,7 +118,7 @@ proptest! {
                 Step::DeleteSlice(s) => {
                     let key = Key::new("ns", format!("slice{s}"));
                     slices.remove(&key);
-                    index.apply_slice(Event::Delete(key));
+                    index.apply_slice(Event::Delete { key, version: String::new() });
                 }
                 Step::RelistSlices => {
                     index.apply_slice(Event::Init);

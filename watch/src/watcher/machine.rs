@@ -85,13 +85,9 @@ pub(super) struct PagePosition {
 }
 
 impl Machine {
-    pub(super) fn new() -> Self {
-        Self {
-            state: MachineState::List { newest: false, token: None },
-            failures: 0,
-            refusals: 0,
-            expiries: 0,
-        }
+    /// `newest`: also the first list must be consistent.
+    pub(super) fn new(newest: bool) -> Self {
+        Self { state: MachineState::List { newest, token: None }, failures: 0, refusals: 0, expiries: 0 }
     }
 
     /// The call to make next.
@@ -160,14 +156,14 @@ mod tests {
     }
 
     fn watching(version: &str) -> Machine {
-        let mut machine = Machine::new();
+        let mut machine = Machine::new(false);
         machine.page(version.to_owned(), None);
         machine
     }
 
     #[test]
     fn pages_are_listed_before_the_watch_starts_at_their_version() {
-        let mut machine = Machine::new();
+        let mut machine = Machine::new(false);
         assert_eq!(machine.call(), list(false, None));
         assert_eq!(machine.page("7".into(), Some("t".into())), PagePosition { first: true, last: false });
         assert_eq!(machine.call(), list(false, Some("t")));
@@ -178,13 +174,18 @@ mod tests {
     }
 
     #[test]
+    fn first_list_is_consistent_on_request() {
+        assert_eq!(Machine::new(true).call(), list(true, None));
+    }
+
+    #[test]
     fn cut_watch_or_list_resumes_where_it_was() {
         for failure in [Failure::Cut, Failure::Empty, Failure::Idle, Failure::Ended, Failure::Refused] {
             let mut machine = watching("7");
             machine.failed(failure);
             assert_eq!(machine.call(), watch("7"), "{failure:?}");
         }
-        let mut listing = Machine::new();
+        let mut listing = Machine::new(false);
         listing.page("7".into(), Some("t".into()));
         listing.failed(Failure::Cut);
         assert_eq!(listing.call(), list(false, Some("t")));

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the provider keeps of an object, and the watch that delivers it.
+
+use std::marker::PhantomData;
+
+use kube::api::DynamicObject;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use steerage_model::Key;
+use steerage_provider_api::Owner;
+use steerage_watch::{Kind, Malformed, Object};
+
+use crate::spec;
+
+/// One object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry<S> {
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    /// Its resource version, the precondition of writes.
+    pub(crate) version: String,
+    /// Its owner; `None` for an object that Steerage does not manage.
+    pub(crate) owner: Option<Owner>,
+    /// Whether Steerage's label is set, with or without an owner.
+    pub(crate) managed: bool,
+    /// Whether it is being deleted.
+    pub(crate) deleting: bool,
+    /// `spec` and `status`, or their JSON where this version cannot read them.
+    pub(crate) content: Result<S, Value>,
+}
+
+impl<S: DeserializeOwned> Entry<S> {
+    /// Reads an object; `S` is read from all of it but `metadata`.
+    pub(crate) fn new(object: DynamicObject) -> Self {
+        let DynamicObject { metadata, data, .. } = object;
+        let labels = metadata.labels.as_ref();
+        Self {
+            owner: spec::owner(labels),
+            managed: labels.and_then(|l| l.get(spec::MANAGED_BY)).is_some_and(|v| v == spec::MANAGER),
+            deleting: metadata.deletion_timestamp.is_some(),
+            name: metadata.name.unwrap_or_default(),
+            uid: metadata.uid.unwrap_or_default(),
+            version: metadata.resource_version.unwrap_or_default(),
+            content: serde_json::from_value(data.clone()).map_err(|_| data),
+        }
+    }
+}
+
+impl<S: Eq> Object for Entry<S> {
+    type Key = String;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+
+    fn version(&self) -> Option<&str> {
+        Some(&self.version)
+    }
+}
+
+/// A change of an object.
+#[derive(Clone, Debug)]
+pub(crate) struct Change<S> {
+    /// The old state; `None` if the object is new.
+    pub(crate) old: Option<Entry<S>>,
+    /// The new state; `None` if the object was deleted.
+    pub(crate) new: Option<Entry<S>>,
+}
+
+/// The objects of one type in the namespace.
+#[derive(Clone, Debug)]
+pub(crate) struct EntryKind<S> {
+    /// The plural.
+    pub(crate) name: &'static str,
+    pub(crate) path: String,
+    pub(crate) content: PhantomData<fn() -> S>,
+}
+
+impl<S: DeserializeOwned + Eq + Send + 'static> Kind for EntryKind<S> {
+    type Object = Entry<S>;
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn path(&self) -> String {
+        self.path.clone()
+    }
+
+    /// The cache also takes the responses to the provider's writes.
+    fn consistent(&self) -> bool {
+        true
+    }
+
+    fn key(&self, key: Key) -> String {
+        key.name().to_owned()
+    }
+
+    fn project(&self, json: &str, _: &mut Vec<String>) -> Result<Option<Entry<S>>, Malformed> {
+        Ok(Some(Entry::new(serde_json::from_str(json)?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_edge_api::EdgeNodeSetSpec;
+
+    use super::*;
+    use crate::objects::NodeSetContent;
+
+    fn project(spec: &str) -> Entry<NodeSetContent> {
+        let kind = EntryKind { name: "edgenodesets", path: String::new(), content: PhantomData };
+        let json = format!(
+            r#"{{"apiVersion": "steerage.dev/v1alpha1", "kind": "EdgeNodeSet", "metadata": {{"name": "all",
+                "uid": "u", "resourceVersion": "7", "labels": {{"app.kubernetes.io/managed-by": "steerage"}}}},
+                "spec": {spec}}}"#
+        );
+        kind.project(&json, &mut Vec::new()).expect("readable").expect("an object")
+    }
+
+    #[test]
+    fn object_is_projected_with_its_version_and_owner() {
+        let entry = project(r#"{"targets": []}"#);
+        assert_eq!((entry.key(), entry.version()), ("all".to_owned(), Some("7")));
+        assert!(entry.uid == "u" && entry.managed && entry.owner.is_none() && !entry.deleting);
+        assert_eq!(entry.content.expect("readable").spec, EdgeNodeSetSpec { targets: Vec::new() });
+    }
+
+    #[test]
+    fn unreadable_content_is_kept_as_json() {
+        let entry = project(r#"{"targets": 7, "addresses": ["10.9.0.1"]}"#);
+        assert_eq!(entry.version(), Some("7"));
+        let raw = entry.content.expect_err("unreadable");
+        assert_eq!(raw.pointer("/spec/addresses/0").and_then(Value::as_str), Some("10.9.0.1"));
+    }
+}
