@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `sessionAffinity: ClientIP`: kept, refreshed, and ended by the timeout or with the endpoint.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use steerage_agent::rules::endpoint_hash;
+use steerage_model::{Family, Protocol};
+use steerage_requirements::requires;
+
+use crate::packets::cluster::{Cluster, FAMILIES, Way, local, service, with_affinity};
+use crate::world::{At, World};
+
+const LONG: Duration = Duration::from_hours(3);
+
+/// The pods that answer this number of new connections.
+fn answering(world: &World, from: At, way: Way, family: Family) -> BTreeSet<String> {
+    let ask = |_| world.ask(from, way.to(family), Protocol::Tcp).expect("an answer").0;
+    (0..12).map(ask).collect()
+}
+
+fn at(name: &str) -> At {
+    [At::Pod1, At::Pod2, At::Far, At::Node].into_iter().find(|at| at.name() == name).expect("a server")
+}
+
+#[test]
+fn client_keeps_endpoint_until_it_is_removed() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let pods = [At::Pod1, At::Pod2, At::Far];
+    let service = with_affinity(service(), LONG);
+    let mut cluster = Cluster::new(&world, service.clone(), &pods);
+    for family in FAMILIES {
+        for way in [Way::ClusterIp, Way::Vip, Way::NodePort] {
+            let first = answering(&world, At::Client, way, family);
+            assert_eq!(first.len(), 1, "{family} {way:?}: {first:?}");
+            let kept = at(first.first().unwrap());
+            let others: Vec<_> = pods.into_iter().filter(|pod| *pod != kept).collect();
+            cluster.set(service.clone(), &others);
+            let second = answering(&world, At::Client, way, family);
+            assert_eq!(second.len(), 1, "{family} {way:?}: {second:?}");
+            assert!(second.is_disjoint(&first));
+            // The endpoint is back, but the client has another one now.
+            cluster.set(service.clone(), &pods);
+            assert_eq!(answering(&world, At::Client, way, family), second);
+        }
+    }
+}
+
+#[test]
+fn client_keeps_endpoint_across_layout_change() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Pod1, At::Pod2, At::Far]);
+    let ask_all = || -> Vec<String> {
+        let ways = [Way::ClusterIp, Way::Vip, Way::NodePort].into_iter();
+        let all = ways.flat_map(|way| FAMILIES.map(|family| way.to(family)));
+        all.map(|to| world.ask(At::Client, to, Protocol::Tcp).expect("an answer").0).collect()
+    };
+    let before = ask_all();
+    let age = |family: &str| {
+        let text = world.sh_at(At::Node, &format!("nft list map {family} steerage affinity-10800"));
+        assert!(!text.contains("expires 3h"), "none begins anew: {text}");
+        text.matches(" expires ").count()
+    };
+    std::thread::sleep(Duration::from_millis(1100));
+    // A client whose affinity is about to expire.
+    let other = "10.97.0.9 . tcp . 80 . 10.1.0.9 timeout 3h expires 800ms : 0x1";
+    for round in 0..3 {
+        world.sh_at(At::Node, &format!("nft \"add element ip steerage affinity-10800 {{ {other} }}\""));
+        for family in ["ip", "ip6"] {
+            // The element of a table with another layout.
+            world.sh_at(At::Node, &format!("nft add chain {family} steerage other"));
+        }
+        cluster.dataplane.mark_out_of_sync();
+        cluster.apply();
+        let listing = world.sh_at(At::Node, "nft list ruleset");
+        assert!(!listing.contains("other"), "replaced");
+        assert_eq!(["ip", "ip6"].map(age), [3, 3], "in round {round}");
+    }
+    assert_eq!(ask_all(), before);
+}
+
+#[test]
+fn affinity_ends_with_its_timeout() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let pods = [At::Pod1, At::Pod2, At::Far];
+    let _cluster = Cluster::new(&world, with_affinity(service(), Duration::from_secs(1)), &pods);
+    let mut seen = BTreeSet::new();
+    for _ in 0..40 {
+        let (who, _) = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp).expect("an answer");
+        seen.insert(who);
+        if seen.len() > 1 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1200));
+    }
+    panic!("always {seen:?}");
+}
+
+#[test]
+fn new_connections_extend_affinity() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let pods = [At::Pod1, At::Pod2, At::Far];
+    let _cluster = Cluster::new(&world, with_affinity(service(), Duration::from_secs(5)), &pods);
+    let ask = || world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp).expect("an answer").0;
+    let first = ask();
+    // Without refreshes the affinity would have expired three times.
+    for _ in 0..9 {
+        std::thread::sleep(Duration::from_secs(2));
+        assert_eq!(ask(), first);
+    }
+}
+
+#[test]
+fn policy_local_overrides_affinity_to_remote_endpoint() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let service = with_affinity(service(), LONG);
+    let mut cluster = Cluster::new(&world, service.clone(), &[At::Far]);
+    let vip = Way::Vip.to(Family::V4);
+    assert_eq!(world.ask(At::Client, vip, Protocol::Tcp).expect("an answer").0, "far");
+    cluster.set(local(service), &[At::Pod1, At::Far]);
+    let (who, peer) = world.ask(At::Client, vip, Protocol::Tcp).expect("an answer");
+    assert_eq!((who.as_str(), peer.ip()), ("pod1", At::Client.addr(Family::V4)));
+}
+
+#[test]
+fn affinity_covers_host_network_endpoint() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let service = with_affinity(service(), LONG);
+    let mut cluster = Cluster::new(&world, service.clone(), &[At::Node]);
+    let vip = Way::Vip.to(Family::V4);
+    assert_eq!(world.ask(At::Client, vip, Protocol::Tcp).expect("an answer").0, "node");
+    cluster.set(service, &[At::Node, At::Pod1, At::Pod2]);
+    assert_eq!(answering(&world, At::Client, Way::Vip, Family::V4), BTreeSet::from(["node".to_owned()]));
+}
+
+#[test]
+fn kernel_and_agent_hash_endpoints_equally() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    for family in FAMILIES {
+        let _cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Far]);
+        world.ask(At::Client, Way::Vip.to(family), Protocol::Tcp).expect("an answer");
+        let (ip, table) = if family == Family::V4 { ("10.1.0.2", "ip") } else { ("fd01::2", "ip6") };
+        let text = world.sh_at(At::Node, &format!("nft list map {table} steerage affinity-10800"));
+        // The kernel keeps the hash in host order, but nft prints it as if in network order.
+        let hash = format!("0x{:08x}", endpoint_hash(At::Far.addr(family)).to_be());
+        assert!(text.contains(ip) && text.contains(&hash), "{hash} in {text}");
+    }
+}

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The whole agent on the node under test, with simulated watches.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use steerage_agent::agent::Agent;
+use steerage_agent::health::{HealthCheckPorts, Listeners, ProxyHealth, server_runtime};
+use steerage_agent::input::Input;
+use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
+use steerage_agent::metrics::Metrics;
+use steerage_agent::node_annotations::node_agent;
+use steerage_agent::plan::POLICY_GRACE_PERIOD;
+use steerage_agent::rules::Ruleset;
+use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
+use steerage_model::{Endpoint, EndpointSlice, Family, Node, Protocol, Service, ServiceKind};
+use steerage_nft::Nft;
+use steerage_process::{Readiness, prometheus_client::registry::Registry};
+use steerage_requirements::requires;
+use steerage_watch::Event;
+use steerage_watch::events::Recorder;
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::packets::cluster::{FAMILIES, NODE_PORT, Way, local, pod_networks, service, slices};
+use crate::world::{At, Lost, World};
+
+const HEALTH_PORT: u16 = 31000;
+/// Longer than anything takes on a busy machine, and shorter than kube-proxy's sync period.
+const SOON: Duration = Duration::from_secs(5);
+
+/// A running agent. Stops on drop.
+struct Running<'a> {
+    world: &'a World,
+    inputs: mpsc::UnboundedSender<Input>,
+    shutdown: CancellationToken,
+    runtime: Option<Runtime>,
+}
+
+impl<'a> Running<'a> {
+    /// Starts the agent without any listed objects.
+    fn new(world: &'a World, node_port_addresses: NodePortAddresses) -> Self {
+        let settings = AgentSettings {
+            node: "node".to_owned(),
+            kube_proxy_replacement: false,
+            node_port_addresses,
+            detect_local: DetectLocal::NodeCidrs,
+            unassigned: Vec::new(),
+        };
+        let enter = world.entering(At::Node);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .on_thread_start(enter)
+            .enable_all()
+            .build()
+            .unwrap();
+        let (inputs, queue) = mpsc::unbounded_channel();
+        let shutdown = CancellationToken::new();
+        let (sender, readdressed, stop) = (inputs.clone(), inputs.clone(), shutdown.clone());
+        runtime.spawn(async move {
+            let mut registry = Registry::default();
+            // No API server: the tests ignore the agent's events.
+            let client =
+                kube::Client::try_from(kube::Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
+            let (recorder, _writer) = Recorder::new(client, "agent", "node", &mut registry);
+            let mut dataplane = Dataplane::open().unwrap();
+            let tell = move |foreign| {
+                if foreign { sender.send(Input::ForeignChange).is_ok() } else { !sender.is_closed() }
+            };
+            dataplane.watch_foreign_changes(tell);
+            let addresses = AddressWatch::open().unwrap();
+            tokio::spawn(async move {
+                while addresses.changed().await.is_ok() && readdressed.send(Input::HostAddresses).is_ok() {}
+            });
+            let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
+            let agent = Agent {
+                settings,
+                ruleset: Ruleset::default(),
+                dataplane,
+                cleaner: FlowCleaner::start(|_| {}).unwrap(),
+                ports: ports.clone(),
+                proxy_health: proxy_health.clone(),
+                listeners: Listeners::new(ports, proxy_health, server_runtime().unwrap()),
+                recorder,
+                annotations: (node_agent(false, "test"), watch::channel(false).0),
+                metrics: Metrics::new(&mut registry),
+                first: Some(Readiness::default().task("rules")),
+            };
+            agent.run(queue, stop).await.unwrap();
+        });
+        Self { world, inputs, shutdown, runtime: Some(runtime) }
+    }
+
+    /// Lists the node, a Service and its endpoints.
+    fn list(&self, service: Service, pods: &[At]) {
+        self.send(Input::Node(Event::Init));
+        self.node();
+        self.send(Input::Node(Event::InitDone));
+        self.send(Input::Service(Event::Init));
+        self.send(Input::Service(Event::InitApply(service)));
+        self.send(Input::Service(Event::InitDone));
+        self.send(Input::Slice(Event::Init));
+        for slice in slices(pods) {
+            self.send(Input::Slice(Event::InitApply(slice)));
+        }
+        self.send(Input::Slice(Event::InitDone));
+    }
+
+    fn node(&self) {
+        self.send(Input::Node(Event::Apply(Node {
+            name: "node".to_owned(),
+            addresses: FAMILIES.map(|family| At::Node.addr(family)).to_vec(),
+            pod_cidrs: pod_networks(),
+            ..Node::default()
+        })));
+    }
+
+    fn service(&self, service: Service) {
+        self.send(Input::Service(Event::Apply(service)));
+    }
+
+    fn endpoints(&self, slices: Vec<EndpointSlice>) {
+        for slice in slices {
+            self.send(Input::Slice(Event::Apply(slice)));
+        }
+    }
+
+    fn send(&self, input: Input) {
+        self.inputs.send(input).expect("the agent runs");
+    }
+
+    fn asks(&self, way: Way, family: Family) -> Result<String, Lost> {
+        self.world.ask(At::Client, way.to(family), Protocol::Tcp).map(|(who, _)| who)
+    }
+
+    /// Status and weight that the health-check port gives a client; `None`: it is closed.
+    fn health(&self, port: u16, family: Family) -> Option<(u16, usize)> {
+        let text = self.world.run(At::Client, || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect(SocketAddr::new(At::Node.addr(family), port))?;
+            stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            Ok(text)
+        });
+        let text = text.ok()?;
+        let status = text.split(' ').nth(1)?.parse().ok()?;
+        let weight = text.lines().find_map(|line| line.strip_prefix("x-load-balancing-endpoint-weight: "))?;
+        Some((status, weight.parse().ok()?))
+    }
+
+    fn healthy(&self, port: u16, expected: Option<(u16, usize)>) {
+        for family in FAMILIES {
+            soon(&format!("{expected:?} from {port}, {family}"), || self.health(port, family) == expected);
+        }
+    }
+
+    /// Whether a node port is served at this address.
+    fn at(&self, address: &str) -> Result<String, Lost> {
+        let to = SocketAddr::new(address.parse().unwrap(), NODE_PORT);
+        self.world.ask(At::Client, to, Protocol::Tcp).map(|(who, _)| who)
+    }
+
+    fn generation(&self) -> u32 {
+        self.world.run(At::Node, || Nft::open().unwrap().generation().unwrap())
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(SOON);
+        }
+    }
+}
+
+fn soon(what: &str, mut check: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !check() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn running(world: &World) -> Running<'_> {
+    Running::new(world, NodePortAddresses::Primary)
+}
+
+#[test]
+fn no_write_before_initial_lists() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let agent = running(&world);
+    agent.send(Input::Node(Event::Init));
+    agent.node();
+    agent.send(Input::Node(Event::InitDone));
+    agent.send(Input::Service(Event::Init));
+    agent.send(Input::Service(Event::InitApply(local(service()))));
+    agent.send(Input::Service(Event::InitDone));
+    agent.send(Input::Slice(Event::Init));
+    agent.endpoints(slices(&[At::Pod1]));
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(world.sh_at(At::Node, "nft list tables"), "");
+    assert_eq!(agent.health(HEALTH_PORT, Family::V4), None, "no answer before the rules are there");
+    agent.send(Input::Slice(Event::InitDone));
+    soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
+    agent.healthy(HEALTH_PORT, Some((200, 1)));
+}
+
+#[test]
+fn health_check_port_follows_service() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let agent = running(&world);
+    agent.list(service(), &[At::Pod1, At::Pod2, At::Far]);
+    soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
+    assert_eq!(agent.health(HEALTH_PORT, Family::V4), None, "policy Cluster has none");
+    agent.service(local(service()));
+    agent.healthy(HEALTH_PORT, Some((200, 2)));
+    let mut moved = local(service());
+    moved.health_check_node_port = Some(HEALTH_PORT + 1);
+    agent.service(moved.clone());
+    agent.healthy(HEALTH_PORT + 1, Some((200, 2)));
+    agent.healthy(HEALTH_PORT, None);
+    // A terminating endpoint serves, but does not count as ready.
+    let mut leaving = slices(&[At::Pod1]);
+    for slice in &mut leaving {
+        set_terminating(&mut slice.endpoints[0]);
+    }
+    agent.endpoints(leaving);
+    agent.healthy(HEALTH_PORT + 1, Some((503, 0)));
+    for family in FAMILIES {
+        assert_eq!(agent.asks(Way::Vip, family), Ok("pod1".to_owned()));
+    }
+    agent.endpoints(slices(&[At::Far]));
+    agent.healthy(HEALTH_PORT + 1, Some((503, 0)));
+    moved.kind = ServiceKind::NodePort;
+    agent.service(moved);
+    agent.healthy(HEALTH_PORT + 1, None);
+}
+
+fn set_terminating(endpoint: &mut Endpoint) {
+    (endpoint.ready, endpoint.serving, endpoint.terminating) = (false, true, true);
+}
+
+#[test]
+fn each_change_is_one_transaction_and_idle_agent_writes_nothing() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let agent = running(&world);
+    agent.list(service(), &[At::Pod1]);
+    soon("the Service", || FAMILIES.into_iter().all(|family| agent.asks(Way::Vip, family).is_ok()));
+    let before = agent.generation();
+    for _ in 0..3 {
+        agent.node();
+        agent.service(service());
+        agent.endpoints(slices(&[At::Pod1]));
+        std::thread::sleep(Duration::from_millis(700));
+    }
+    assert_eq!(agent.generation(), before, "nothing changed");
+    let mut one = slices(&[At::Pod2]);
+    one.truncate(1);
+    agent.endpoints(one);
+    let start = Instant::now();
+    while agent.asks(Way::Vip, Family::V4) != Ok("pod2".to_owned()) {
+        assert!(start.elapsed() < Duration::from_secs(2), "a change is seen within two seconds");
+    }
+    assert_eq!(agent.generation(), before + 1, "the other family has nothing to write");
+}
+
+#[test]
+fn foreign_change_is_detected_and_reverted() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let agent = running(&world);
+    agent.list(service(), &[At::Pod1]);
+    let served = || FAMILIES.into_iter().all(|family| agent.asks(Way::Vip, family).is_ok());
+    soon("the Service", served);
+    for harm in ["nft delete table ip steerage", "nft flush map ip6 steerage slots-1", "nft flush ruleset"] {
+        world.sh_at(At::Node, harm);
+        soon(&format!("repair after {harm}"), served);
+    }
+}
+
+#[test]
+fn node_ports_follow_host_addresses() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let agent = Running::new(&world, "10.9.0.0/16,fd09::/64".parse().unwrap());
+    agent.list(local(service()), &[At::Pod1]);
+    soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
+    let own = ["10.9.0.1", "fd09::1"];
+    world.sh_at(At::Node, "ip addr add 10.9.0.1/32 dev lo; ip -6 addr add fd09::1/128 dev lo nodad");
+    for address in own {
+        soon(address, || agent.at(address) == Ok("pod1".to_owned()));
+        let probe = || TcpStream::connect((address, HEALTH_PORT));
+        soon("the health-check port", || world.run(At::Client, || probe().is_ok()));
+    }
+    assert_eq!(agent.asks(Way::NodePort, Family::V4), Err(Lost::Refused), "not the primary one");
+    world.sh_at(At::Node, "ip addr del 10.9.0.1/32 dev lo; ip -6 addr del fd09::1/128 dev lo");
+    // The packet then leaves by the default route, to a host that has not got the address either.
+    world.sh_at(At::Client, "ip addr add 10.9.0.1/32 dev lo; ip -6 addr add fd09::1/128 dev lo nodad");
+    for address in own {
+        soon(address, || {
+            world.ask(At::Pod2, SocketAddr::new(address.parse().unwrap(), NODE_PORT), Protocol::Tcp).is_err()
+        });
+    }
+}
+
+#[test]
+fn change_to_local_drops_nothing_during_policy_transition() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let agent = running(&world);
+    agent.list(service(), &[At::Far]);
+    soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
+    let start = Instant::now();
+    agent.service(local(service()));
+    agent.healthy(HEALTH_PORT, Some((503, 0)));
+    // With a local endpoint, Local applies at once.
+    agent.endpoints(slices(&[At::Pod1, At::Far]));
+    for family in FAMILIES {
+        let to = Way::Vip.to(family);
+        let kept = || {
+            world
+                .ask(At::Client, to, Protocol::Tcp)
+                .is_ok_and(|(who, seen)| who == "pod1" && seen.ip() == At::Client.addr(family))
+        };
+        soon("the own endpoint", kept);
+    }
+    agent.endpoints(slices(&[At::Far]));
+    soon("the far endpoint", || agent.asks(Way::Vip, Family::V4) == Ok("far".to_owned()));
+    let mut answers = 0;
+    while start.elapsed() + Duration::from_secs(2) < POLICY_GRACE_PERIOD {
+        for (way, family) in Way::EXTERNAL.into_iter().flat_map(|way| FAMILIES.map(|family| (way, family))) {
+            assert_eq!(
+                agent.asks(way, family),
+                Ok("far".to_owned()),
+                "{way:?} {family} {:?}",
+                start.elapsed()
+            );
+            answers += 1;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(answers > 100);
+    std::thread::sleep(POLICY_GRACE_PERIOD.saturating_sub(start.elapsed()));
+    soon("silence", || agent.asks(Way::Vip, Family::V4) == Err(Lost::Silence));
+    // And back: served everywhere at once, and the old port is answered for the load balancer that still probes it.
+    agent.service(service());
+    soon("the Service", || agent.asks(Way::Vip, Family::V4) == Ok("far".to_owned()));
+    assert_eq!(agent.health(HEALTH_PORT, Family::V4), Some((503, 0)));
+    // Nobody stands before this one: nobody is waited for.
+    let mut bare = service();
+    bare.ingress.clear();
+    agent.service(bare.clone());
+    soon("a closed port", || agent.health(HEALTH_PORT, Family::V4).is_none());
+    agent.service(local(bare));
+    soon("silence", || agent.asks(Way::NodePort, Family::V4) == Err(Lost::Silence));
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Continuous changes of frontends under traffic: while an endpoint exists, no packet is lost or passes untranslated.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
+use steerage_agent::plan::{ServicePlan, plan_service};
+use steerage_model::{EndpointSlice, Family, Key, Protocol, Service};
+use steerage_requirements::requires;
+use steerage_watch::Event;
+
+use crate::packets::cluster::{Cluster, FAMILIES, Way, local, place, service, slices, with_affinity};
+use crate::world::{At, World, ask_udp, udp_socket};
+
+/// `IPPROTO_RAW`: packets with their headers.
+const RAW_IP: i32 = 255;
+/// Duration of each kind of change.
+const TIME: Duration = Duration::from_secs(4);
+
+/// Applies changes while an external client and a pod open new connections to the VIP, by UDP and TCP, in both families. Every
+/// datagram must be answered, no SYN may be retransmitted, and no packet may leave the node with the VIP as its destination.
+fn under_traffic(world: &World, mut change: impl FnMut(u32)) {
+    for (family, to) in [("ip", Way::Vip.to(Family::V4)), ("ip6", Way::Vip.to(Family::V6))] {
+        let to = to.ip();
+        world.sh_at(
+            At::Node,
+            &format!(
+                "nft add table {family} probe; \
+                 nft \"add chain {family} probe post {{ type filter hook postrouting priority 300 ; }}\"; \
+                 nft add rule {family} probe post {family} daddr {to} counter"
+            ),
+        );
+    }
+    let before = [At::Client, At::Pod2].map(|at| repeated_handshakes(world, at));
+    let (stop, sent) = (AtomicBool::new(false), AtomicU32::new(0));
+    let mut changes = 0;
+    std::thread::scope(|scope| {
+        let mut clients = Vec::new();
+        for (at, family) in
+            [At::Client, At::Pod2].into_iter().flat_map(|at| FAMILIES.map(|family| (at, family)))
+        {
+            let (stop, sent, to) = (&stop, &sent, Way::Vip.to(family));
+            clients.push(scope.spawn(move || {
+                world.run(at, || {
+                    while !stop.load(Ordering::Relaxed) {
+                        let answer = ask_udp(&udp_socket(to), to);
+                        assert!(answer.is_ok(), "{at:?} {family}: {answer:?}");
+                        sent.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }));
+            clients.push(scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let answer = world.ask(at, to, Protocol::Tcp);
+                    assert!(answer.is_ok(), "{at:?} {family}: {answer:?}");
+                    sent.fetch_add(1, Ordering::Relaxed);
+                }
+            }));
+        }
+        let end = Instant::now() + TIME;
+        while Instant::now() < end && !clients.iter().any(std::thread::ScopedJoinHandle::is_finished) {
+            change(changes);
+            changes += 1;
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    for family in ["ip", "ip6"] {
+        let text = world
+            .sh_at(At::Node, &format!("nft list chain {family} probe post; nft delete table {family} probe"));
+        assert!(text.contains("counter packets 0 bytes 0"), "{text}");
+    }
+    assert_eq!([At::Client, At::Pod2].map(|at| repeated_handshakes(world, at)), before);
+    let sent = sent.load(Ordering::Relaxed);
+    println!("{sent} connections, {changes} changes");
+    assert!(sent > 100 && changes > 4, "{sent} connections, {changes} changes");
+}
+
+/// `TCPSynRetrans` of a namespace.
+fn repeated_handshakes(world: &World, at: At) -> String {
+    let text = world.sh_at(at, "cat /proc/net/netstat");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    let found = names.split(' ').zip(values.split(' ')).find(|(name, _)| *name == "TCPSynRetrans");
+    found.expect("the counter").1.to_owned()
+}
+
+/// Slices that lead to ports of the pods from 9000 on, one slice a port, so that there are many endpoints.
+fn on_ports(pods: &[At], count: u16) -> Vec<EndpointSlice> {
+    let of_port = |port: u16| {
+        slices(pods).into_iter().map(move |mut slice| {
+            slice.key = Key::new("shop", format!("{}-{port}", slice.key.name()));
+            for of in &mut slice.ports {
+                of.port = port;
+            }
+            slice
+        })
+    };
+    (9000..9000 + count).flat_map(of_port).collect()
+}
+
+/// Redirects those ports to the pods' servers.
+fn answer_on_ports(world: &World) {
+    for at in [At::Pod1, At::Far] {
+        world.sh_at(
+            at,
+            "nft add table inet ports; \
+             nft \"add chain inet ports in { type nat hook prerouting priority -100 ; }\"; \
+             nft add rule inet ports in meta l4proto { tcp, udp } th dport 9000-9099 redirect to :8080",
+        );
+    }
+}
+
+#[test]
+fn no_packet_is_lost_while_vip_changes_map_class() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    answer_on_ports(&world);
+    let pods = [At::Pod1, At::Far];
+    let mut cluster = Cluster::new(&world, service(), &[]);
+    cluster.set_slices(service(), on_ports(&pods, 1));
+    let all = on_ports(&pods, 20);
+    // Endpoints: 2, 10, 40, 2, 18: maps 2, 128, 1024.
+    under_traffic(&world, |change| {
+        // Two slices a port, one for each family.
+        let kept = [1, 5, 20, 1, 9][change as usize % 5] * 2;
+        let policy = if change % 2 == 0 { service() } else { local(service()) };
+        let (more, fewer) = all.split_at(kept);
+        cluster.index.apply_service(Event::Apply(policy));
+        for slice in more {
+            cluster.index.apply_slice(Event::Apply(slice.clone()));
+        }
+        for slice in fewer {
+            cluster.delete_slice(slice.key.clone());
+        }
+        cluster.apply();
+    });
+}
+
+#[test]
+fn no_packet_is_lost_while_affinity_changes() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Far]);
+    let lists = [&[At::Pod1, At::Far][..], &[At::Pod1], &[At::Far], &[At::Pod1, At::Far]];
+    under_traffic(&world, |change| {
+        let change = change as usize;
+        let timeout = [0, 60, 3600][change % 3];
+        let mut service = service();
+        if timeout > 0 {
+            service = with_affinity(service, Duration::from_secs(timeout));
+        }
+        cluster.set(service, lists[change % lists.len()]);
+    });
+}
+
+#[test]
+fn no_packet_is_lost_while_vip_moves_between_services() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, service(), &[At::Pod1]);
+    // Another Service, with its own addresses and node port, and the same ports on another endpoint.
+    let other_key = Key::new("shop", "other");
+    let mut other = Service { key: other_key.clone(), ..local(service()) };
+    other.cluster_ips = ["10.96.0.11", "fd96::11"].map(|addr| addr.parse().unwrap()).to_vec();
+    other.external_ips.clear();
+    other.health_check_node_port = Some(31001);
+    for port in &mut other.ports {
+        port.node_port = Some(30081);
+    }
+    for mut slice in slices(&[At::Pod2, At::Pod1, At::Far]) {
+        slice.key = Key::new("shop", format!("{}-other", slice.key.name()));
+        slice.service = other_key.clone();
+        cluster.index.apply_slice(Event::Apply(slice));
+    }
+    under_traffic(&world, |change| {
+        let mut both = [service(), other.clone()];
+        // Alternates between the Services, with both at once in between.
+        match change % 4 {
+            0 => both[1].ingress.clear(),
+            2 => both[0].ingress.clear(),
+            _ => {}
+        }
+        let updates = both.map(|service| {
+            cluster.index.apply_service(Event::Apply(service.clone()));
+            (service.key.clone(), plan_service(&service, &cluster.index, &place()))
+        });
+        let updates: BTreeMap<Key, ServicePlan> = updates.into();
+        cluster.write(updates);
+    });
+}
+
+/// Sends datagrams of new flows as fast as possible until stopped. Returns their number.
+fn flood(to: SocketAddrV4, stop: &AtomicBool) -> u32 {
+    let socket: UdpSocket = Socket::new(Domain::IPV4, Type::RAW, Some(RAW_IP.into())).unwrap().into();
+    let mut sent = 0_u32;
+    while !stop.load(Ordering::Relaxed) {
+        let [_, high, a, b] = sent.to_be_bytes();
+        // The kernel fills in identification and checksum.
+        let mut packet = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 10, 1, 64, high];
+        packet.extend(to.ip().octets());
+        packet.extend([a, b]);
+        packet.extend(to.port().to_be_bytes());
+        packet.extend([0, 12, 0, 0]);
+        packet.extend(b"who?");
+        // Not sent if the queue is full.
+        sent = sent.wrapping_add(u32::from(socket.send_to(&packet, to).is_ok()));
+    }
+    sent
+}
+
+/// A packet's walk through the maps takes a microsecond, and a change must fall into it, which takes many of both. When the VIP
+/// moves from the last exact map to the first, the walk may pass the new map before the change and the old map after it.
+#[test]
+fn no_packet_of_flood_is_lost_while_vip_changes_map() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("IPv4") };
+    // Nobody answers, entries expire soon, and packets are counted before and after the agent's rules.
+    world.sh_at(
+        At::Pod1,
+        "nft add table ip hush; \
+         nft \"add chain ip hush in { type filter hook input priority 0 ; }\"; \
+         nft add rule ip hush in udp dport 9000-9099 drop",
+    );
+    let address = to.ip();
+    world.sh_at(
+        At::Node,
+        &format!(
+            "nft add table ip flood; \
+             nft \"add chain ip flood before {{ type filter hook prerouting priority -150 ; }}\"; \
+             nft add rule ip flood before ip daddr {address} udp dport 80 counter; \
+             nft \"add chain ip flood after {{ type filter hook forward priority 0 ; }}\"; \
+             nft add rule ip flood after ct direction original ct original ip daddr {address} ip daddr != {address} counter; \
+             sysctl -qw net.netfilter.nf_conntrack_udp_timeout=1"
+        ),
+    );
+    let mut slim = local(service());
+    slim.ports.retain(|port| port.protocol == Protocol::Udp);
+    slim.cluster_ips.truncate(1);
+    slim.ingress.truncate(1);
+    slim.external_ips.clear();
+    let mut many = on_ports(&[At::Pod1], 8);
+    many.retain(|slice| slice.family == Family::V4);
+    let mut cluster = Cluster::new(&world, slim.clone(), &[]);
+    cluster.set_slices(slim, many.clone());
+    let stop = AtomicBool::new(false);
+    let mut changes = 0;
+    let sent = std::thread::scope(|scope| {
+        let sender = scope.spawn(|| world.run(At::Client, || flood(to, &stop)));
+        let end = Instant::now() + TIME;
+        while Instant::now() < end {
+            for slice in &many[1..] {
+                cluster.delete_slice(slice.key.clone());
+            }
+            cluster.apply();
+            for slice in &many[1..] {
+                cluster.index.apply_slice(Event::Apply(slice.clone()));
+            }
+            cluster.apply();
+            changes += 2;
+        }
+        stop.store(true, Ordering::Relaxed);
+        sender.join().expect("the flood")
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let count = |chain: &str| -> u64 {
+        let text = world.sh_at(At::Node, &format!("nft list chain ip flood {chain}"));
+        let number = text.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
+        number.and_then(|number| number.parse().ok()).expect("a count")
+    };
+    let (before, after) = (count("before"), count("after"));
+    println!("{sent} datagrams sent, {before} came, {after} went on, {changes} changes");
+    assert!(before > 1000 && changes > 20, "{before} datagrams, {changes} changes");
+    assert_eq!(after, before);
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Changes under traffic: restarts, moves between map classes, UDP flows, foreign changes.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use steerage_agent::kernel::{FlowCleaner, clean_up};
+use steerage_agent::rules::KernelState;
+use steerage_model::{Family, Protocol};
+use steerage_nft::{Conntrack, Nft, Table};
+use steerage_requirements::requires;
+
+use crate::packets::cluster::{Cluster, FAMILIES, Way, local, service, slices};
+use crate::world::{At, Lost, World, ask_on, ask_udp, udp_socket};
+
+#[test]
+fn restart_writes_nothing_and_keeps_connections() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
+    let mut streams: Vec<_> = FAMILIES
+        .map(|family| world.run(At::Client, || TcpStream::connect(Way::Vip.to(family)).expect("connect")))
+        .into();
+    let mut ask =
+        || streams.iter_mut().for_each(|stream| assert!(ask_on(stream).unwrap().starts_with("pod1 ")));
+    ask();
+    let generation = world.run(At::Node, || Nft::open().unwrap().generation().unwrap());
+    let applied = cluster.restart(&world);
+    assert_eq!((applied.elements, applied.full), (0, true));
+    assert_eq!(world.run(At::Node, || Nft::open().unwrap().generation().unwrap()), generation);
+    ask();
+    // Established connections keep their endpoint when the endpoints change.
+    cluster.set(local(service()), &[At::Pod1, At::Pod2]);
+    ask();
+}
+
+#[test]
+fn changes_during_downtime_are_applied_at_start() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
+    cluster.delete_slice(steerage_model::Key::new("shop", "web-IPv4"));
+    let applied = cluster.restart(&world);
+    assert!(applied.elements > 0 && applied.full);
+    let refused = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp);
+    assert_eq!(refused, Err(crate::world::Lost::Refused));
+    world.ask(At::Client, Way::Vip.to(Family::V6), Protocol::Tcp).expect("the other family is served");
+}
+
+/// The VIP moves between two and three endpoints, so from map to map, while a client sends datagrams from ever new ports: each
+/// must be translated, and so answered.
+#[test]
+fn no_packet_passes_untranslated_while_vip_changes_map() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Pod2]);
+    world.sh_at(
+        At::Node,
+        "nft add table ip probe; \
+         nft \"add chain ip probe post { type filter hook postrouting priority 300 ; }\"; \
+         nft add rule ip probe post ip daddr 192.0.2.10 counter",
+    );
+    let stop = AtomicBool::new(false);
+    let (mut sent, mut moves) = (0_u32, 0_u32);
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            world.run(At::Client, || {
+                let to = Way::Vip.to(Family::V4);
+                let mut sent = 0_u32;
+                while !stop.load(Ordering::Relaxed) {
+                    let answer = ask_udp(&udp_socket(to), to);
+                    assert!(answer.is_ok(), "datagram {sent}: {answer:?}");
+                    sent += 1;
+                }
+                sent
+            })
+        });
+        let end = Instant::now() + Duration::from_secs(4);
+        while Instant::now() < end && !client.is_finished() {
+            cluster.set(local(service()), &[At::Pod1, At::Pod2, At::Far]);
+            cluster.set(service(), &[At::Pod1, At::Pod2, At::Far]);
+            cluster.set(local(service()), &[At::Pod1]);
+            cluster.set(local(service()), &[At::Pod1, At::Pod2]);
+            moves += 4;
+        }
+        stop.store(true, Ordering::Relaxed);
+        sent = client.join().expect("every datagram was answered");
+    });
+    let text = world.sh_at(At::Node, "nft list chain ip probe post");
+    assert!(text.contains("counter packets 0 bytes 0"), "{text}");
+    assert!(sent > 100 && moves > 100, "{sent} datagrams, {moves} moves");
+    println!("{sent} datagrams, {moves} moves");
+}
+
+#[test]
+fn only_udp_flows_of_removed_endpoint_end() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
+    let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
+    for family in FAMILIES {
+        let to = Way::Vip.to(family);
+        cleaner.clean(cluster.set(local(service()), &[At::Pod1]).udp);
+        let socket = world.run(At::Client, || udp_socket(to));
+        assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
+        // Another endpoint is added: the flow stays.
+        cleaner.clean(cluster.set(local(service()), &[At::Pod1, At::Pod2]).udp);
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
+        let applied = cluster.set(local(service()), &[At::Pod2]);
+        assert!(applied.udp.keys().any(|frontend| frontend.addr == to.ip()));
+        cleaner.clean(applied.udp);
+        eventually(|| ask_udp(&socket, to).is_ok_and(|(who, _)| who == "pod2"));
+        // No endpoint at all: the flow goes too, and the client is told.
+        cleaner.clean(cluster.set(local(service()), &[]).udp);
+        eventually(|| ask_udp(&socket, to) == Err(crate::world::Lost::Refused));
+        let mut conntrack = world.run(At::Node, || Conntrack::open().unwrap());
+        let of = if family == Family::V4 { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
+        let left = conntrack.entries(of, |flow| flow.original.destination == to).unwrap();
+        assert_eq!(left, []);
+    }
+}
+
+#[test]
+fn untranslated_and_node_port_udp_flows_end_but_tcp_stays() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
+    for family in FAMILIES {
+        let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
+        cluster.delete();
+        // Sent before the Service exists: the flow passes untranslated and stays so.
+        let to = Way::Vip.to(family);
+        let early = world.run(At::Pod2, || udp_socket(to));
+        assert_eq!(ask_udp(&early, to), Err(Lost::Silence));
+        let applied = cluster.set(local(service()), &[At::Pod1]);
+        assert_eq!(ask_udp(&early, to), Err(Lost::Silence), "the flow is still there");
+        cleaner.clean(applied.udp);
+        eventually(|| ask_udp(&early, to).is_ok_and(|(who, _)| who == "pod1"));
+
+        let to = Way::NodePort.to(family);
+        let socket = world.run(At::Client, || udp_socket(to));
+        assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
+        let mut stream = world.run(At::Client, || TcpStream::connect(to).unwrap());
+        assert!(ask_on(&mut stream).unwrap().starts_with("pod1 "));
+        cleaner.clean(cluster.set(local(service()), &[At::Pod2]).udp);
+        eventually(|| ask_udp(&socket, to).is_ok_and(|(who, _)| who == "pod2"));
+        assert!(ask_on(&mut stream).unwrap().starts_with("pod1 "), "its endpoint still lives");
+        cluster.delete();
+    }
+}
+
+#[test]
+fn terminating_endpoint_keeps_udp_flows_and_gets_no_new_ones() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
+    let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
+    let to = Way::Vip.to(Family::V4);
+    let socket = world.run(At::Client, || udp_socket(to));
+    assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
+    let mut slices = slices(&[At::Pod1, At::Pod2]);
+    for slice in &mut slices {
+        let pod = &mut slice.endpoints[0];
+        (pod.ready, pod.serving, pod.terminating) = (false, true, true);
+    }
+    let applied = cluster.set_slices(local(service()), slices.clone());
+    assert!(!applied.udp.is_empty());
+    cleaner.clean(applied.udp);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
+    assert_eq!(world.ask(At::Client, to, Protocol::Udp).unwrap().0, "pod2");
+    // No longer serving: the flow ends.
+    for slice in &mut slices {
+        slice.endpoints[0].serving = false;
+    }
+    cleaner.clean(cluster.set_slices(local(service()), slices).udp);
+    eventually(|| ask_udp(&socket, to).is_ok_and(|(who, _)| who == "pod2"));
+}
+
+#[test]
+fn foreign_changes_are_reverted_and_foreign_tables_kept() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
+    let works = || {
+        for family in FAMILIES {
+            world.ask(At::Client, Way::Vip.to(family), Protocol::Tcp).expect("an answer");
+        }
+    };
+    works();
+    world.sh_at(At::Node, "nft add table ip foreign; nft add chain ip foreign mine");
+    for harm in [
+        "nft delete table ip steerage",
+        "nft flush table ip6 steerage",
+        "nft flush map ip steerage slots-2",
+        "nft flush chain ip steerage services",
+        "nft add rule ip steerage to-cluster drop",
+        "nft add set ip steerage other \"{ type ipv4_addr ; }\"",
+        "nft add chain ip steerage other",
+        "nft add element ip steerage frontends \"{ 192.0.2.99 . tcp . 80 }\"",
+    ] {
+        world.sh_at(At::Node, harm);
+        cluster.dataplane.mark_out_of_sync();
+        cluster.apply();
+        works();
+        // Everything is repaired.
+        cluster.dataplane.mark_out_of_sync();
+        assert_eq!(cluster.apply().elements, 0, "{harm}");
+        let text = world.sh_at(At::Node, "nft list table ip steerage");
+        assert!(!text.contains("192.0.2.99") && !text.contains("other"), "{harm}: {text}");
+    }
+    let tables = || world.run(At::Node, || Nft::open().unwrap().tables(steerage_nft::Family::Ip).unwrap());
+    world.run(At::Node, || clean_up().unwrap());
+    assert_eq!(tables().into_iter().map(|table| table.name).collect::<Vec<_>>(), ["foreign"]);
+}
+
+#[test]
+fn next_write_repairs_failed_write() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, service(), &[At::Pod1, At::Pod2]);
+    // The kernel's state differs from the cached one, so the difference cannot be applied.
+    world.sh_at(At::Node, "nft flush map ip steerage slots-2");
+    cluster.delete_slice(steerage_model::Key::new("shop", "web-IPv4"));
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cluster.apply()));
+    assert!(result.is_err());
+    assert_eq!(cluster.dataplane.state(), KernelState::Unknown);
+    let applied = cluster.apply();
+    assert!(applied.full && !applied.udp.is_empty(), "the flows of the failed write are not forgotten");
+    let refused = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Udp);
+    assert_eq!(refused, Err(crate::world::Lost::Refused));
+}
+
+#[test]
+fn deleted_service_leaves_nothing() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
+    cluster.delete();
+    let table = Table::new(steerage_nft::Family::Ip, "steerage");
+    let mut nft = world.run(At::Node, || Nft::open().unwrap());
+    for set in nft.sets(&table).unwrap() {
+        assert_eq!(nft.elements(&table, &set).unwrap(), [], "{set}");
+    }
+}
+
+fn eventually(mut check: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !check() {
+        assert!(Instant::now() < end, "never");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Real packets through the agent's rules: a client, a node and pods as network namespaces, TCP and UDP, IPv4 and IPv6. Needs
+//! root and the commands `ip`, `nft` and `nsenter`.
+
+mod affinity;
+mod agent;
+mod churn;
+mod cluster;
+mod entry;
+mod explain;
+mod life;
+mod policies;
+mod sctp;
+mod unserved;

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Foreign changes of the agent's tables, and of other tables.
+
+use std::time::Duration;
+
+use serde_json::json;
+use steerage_nft::{Batch, Chain, Family, Nft, Table};
+use steerage_requirements::requires;
+
+use crate::process::scene::{FRONT, Scene, eventually};
+use crate::process::traffic::harmed;
+use crate::world::At;
+
+/// Generous, because the machine may be busy. The actual time is printed.
+const BOUND: Duration = Duration::from_secs(10);
+
+/// The listing of the agent's tables, without counters and whatever differs between loads.
+fn listing(scene: &Scene) -> String {
+    ["ip", "ip6"].map(|family| scene.nft(&format!("list table {family} steerage"))).concat()
+}
+
+#[test]
+fn foreign_changes_are_repaired_and_other_tables_ignored() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
+    let scene = Scene::new("foreign");
+    scene.service("web", "192.0.2.10".parse().unwrap(), &json!({}));
+    scene.endpoints("web", "node", &[At::Pod1]);
+    let agent = scene.started("node");
+    let to = ("192.0.2.10".parse::<std::net::IpAddr>().unwrap(), FRONT).into();
+    let whole = listing(&scene);
+    harmed(&scene.world, to, || {
+        for harm in [
+            "delete element ip steerage frontends { 192.0.2.10 . tcp . 80 }",
+            "add element ip steerage frontends { 192.0.2.99 . tcp . 80 }",
+            "flush map ip steerage slots-1",
+            "flush chain ip steerage services",
+            "add rule ip steerage to-cluster drop",
+            "insert rule ip steerage prerouting accept",
+            "add chain ip steerage other",
+            "flush table ip6 steerage",
+            "delete table ip steerage",
+            "delete table ip steerage; delete table ip6 steerage",
+            "flush ruleset",
+        ] {
+            scene.nft(harm);
+            let took = eventually(harm, || {
+                let tables = scene.nft("list tables");
+                tables.matches("steerage").count() == 2 && listing(&scene) == whole
+            });
+            println!("{:>5} ms  {harm}", took.as_millis());
+            assert!(took < BOUND, "{harm}: {took:?}");
+        }
+        let handle = rule_handle(&scene);
+        scene.nft(&format!("delete rule ip steerage services handle {handle}"));
+        let took = eventually("a deleted rule", || listing(&scene) == whole);
+        println!("{:>5} ms  delete rule", took.as_millis());
+        assert!(took < BOUND, "{took:?}");
+    });
+    assert!(agent.metric("steerage_agent_foreign_changes_total") >= 12);
+
+    // Another program commits to its own table, thousands of times and with thousands of elements.
+    std::thread::sleep(Duration::from_secs(1));
+    let counts = || {
+        ["foreign_changes", "full_applies", "applies"]
+            .map(|name| agent.metric(&format!("steerage_agent_{name}_total")))
+    };
+    let before = counts();
+    scene.world.run(At::Node, || {
+        let (table, mut nft) = (Table::new(Family::Ip, "foreign"), Nft::open().unwrap());
+        for _ in 0..5_000 {
+            let mut batch = Batch::new();
+            batch.add_table(&table, None);
+            batch.add_chain(&table, &Chain::regular("c")).delete_table(&table);
+            nft.commit(batch).unwrap();
+        }
+    });
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(counts(), before);
+}
+
+/// The handle of the last rule of the chain `services`.
+fn rule_handle(scene: &Scene) -> u32 {
+    let text = scene.world.sh_at(At::Node, "nft -a list chain ip steerage services");
+    let last = text.lines().filter_map(|line| line.split("# handle ").nth(1)).next_back().unwrap();
+    last.trim().parse().unwrap()
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One edge host with real TCP and UDP packets of both families, in network namespaces.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::json;
+use steerage_requirements::requires;
+
+use crate::testbed::net::{Connection, Load, query_udp, query_udp_from, within};
+use crate::testbed::{CHECK, Node, PORT, TestBed, VIP4, VIP6, eventually, sh};
+
+#[test]
+fn client_address_is_kept_and_all_nodes_are_used() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 3);
+    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    within(&testbed.client(), || {
+        for vip in [VIP4, VIP6] {
+            let mut connection = Connection::open(vip).expect("connect");
+            assert_eq!(connection.seen, connection.own, "the client's address and port are kept");
+            connection.echo("hello").expect("say");
+            let mut nodes = std::collections::BTreeSet::new();
+            for _ in 0..40 {
+                let (node, own, seen, _) = query_udp(vip, 10).expect("an answer");
+                assert_eq!(own.port(), seen.port());
+                nodes.insert(node);
+            }
+            assert_eq!(nodes.len(), 3, "datagrams are spread: {nodes:?}");
+        }
+    });
+    let client = testbed.client();
+    for vip in [VIP4, VIP6] {
+        sh(&format!("ip netns exec {client} ping -c 1 -W 2 {vip}"));
+    }
+    // The whole ruleset can be listed while it works, with its flows.
+    let edge = testbed.netns("edge1");
+    let listed =
+        sh(&format!("ip netns exec {edge} nft list ruleset; ip netns exec {edge} nft -j list ruleset"));
+    assert!(listed.contains("map flows4"), "{listed}");
+}
+
+#[test]
+fn traffic_to_other_ports_is_dropped() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 1);
+    testbed
+        .apply_load_balancer(&[0], |lb| lb["spec"]["listeners"] = json!([{"protocol": "TCP", "port": PORT}]));
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0]);
+    within(&testbed.client(), || {
+        assert_eq!(query_udp(VIP4, 10), None, "no UDP listener");
+        let wait = Duration::from_millis(300);
+        for port in [81, CHECK, 10359] {
+            let to = (VIP4.parse::<std::net::IpAddr>().expect("address"), port).into();
+            let error = std::net::TcpStream::connect_timeout(&to, wait).expect_err("no listener");
+            assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{port}: dropped, not refused");
+        }
+    });
+}
+
+#[test]
+fn source_ranges_restrict_clients() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 1);
+    testbed.apply_load_balancer(&[0], |lb| lb["spec"]["sourceRanges"] = json!(["10.1.0.2/32", "fd99::/64"]));
+    testbed.start_ready(0);
+    within(&testbed.client(), || {
+        eventually("the first address comes in", || {
+            Connection::open_within(VIP4, Duration::from_millis(300)).is_ok()
+        });
+        assert!(Connection::open_within(VIP6, Duration::from_millis(300)).is_err(), "another family's range");
+        let socket = std::net::UdpSocket::bind("10.1.0.3:0").expect("bind");
+        assert_eq!(query_udp_from(&socket, VIP4, 10), None, "another address");
+    });
+}
+
+#[test]
+fn client_with_affinity_stays_on_its_node() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 3);
+    testbed.apply_load_balancer(&[0, 1, 2], |lb| lb["spec"]["affinity"] = json!({"timeoutSeconds": 10_800}));
+    testbed.start_ready(0);
+    within(&testbed.client(), || {
+        for vip in [VIP4, VIP6] {
+            eventually("it is served", || Connection::open_within(vip, Duration::from_millis(300)).is_ok());
+            let first = Connection::open(vip).expect("connect").node;
+            for _ in 0..20 {
+                assert_eq!(Connection::open(vip).expect("connect").node, first);
+                assert_eq!(query_udp(vip, 10).expect("answer").0, first);
+            }
+        }
+    });
+}
+
+#[test]
+fn fragmented_datagrams_arrive_whole() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 3);
+    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    within(&testbed.client(), || {
+        for vip in [VIP4, VIP6] {
+            for _ in 0..10 {
+                assert_eq!(query_udp(vip, 5000).expect("an answer").3, 5000);
+            }
+        }
+    });
+}
+
+#[test]
+fn unhealthy_targets_are_avoided_until_all_fail() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 3);
+    testbed.nodes[2].healthy.store(false, Ordering::Relaxed);
+    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0, 1]);
+    let long = within(&testbed.client(), || Connection::open(VIP4).expect("connect"));
+    let first = usize::from(long.node == testbed.nodes[1].name);
+    // The node of a long connection fails its check: the connection stays, new ones and datagrams go elsewhere.
+    let socket = within(&testbed.client(), || {
+        let bound = |_| std::net::UdpSocket::bind("0.0.0.0:0").expect("bind");
+        (0..50)
+            .map(bound)
+            .find(|socket| query_udp_from(socket, VIP4, 1).expect("answer").0 == long.node)
+            .expect("a socket whose datagrams go to the same node")
+    });
+    testbed.nodes[first].healthy.store(false, Ordering::Relaxed);
+    testbed.wait_until_served_by(&[1 - first]);
+    let mut long = long;
+    long.echo("still there").expect("the long connection");
+    assert_eq!(query_udp_from(&socket, VIP4, 1).expect("answer").0, testbed.nodes[1 - first].name);
+    // No target is healthy: all are used.
+    testbed.nodes[1 - first].healthy.store(false, Ordering::Relaxed);
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    testbed.nodes[2].healthy.store(true, Ordering::Relaxed);
+    testbed.wait_until_served_by(&[2]);
+    eventually("the report follows", || {
+        let states: Vec<_> = testbed.target_health(0)["spec"]["targets"]
+            .as_array()
+            .map(|targets| targets.iter().map(|target| target["state"].clone()).collect())
+            .unwrap_or_default();
+        states == ["Unhealthy", "Unhealthy", "Unhealthy", "Unhealthy", "Healthy", "Healthy"]
+    });
+}
+
+#[test]
+fn long_connections_survive_target_changes() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 3);
+    testbed.apply_load_balancer(&[0, 1], |_| {});
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0, 1]);
+    let load = Load::start(&testbed.client(), 20);
+    std::thread::sleep(Duration::from_millis(500));
+    for nodes in [&[0, 1, 2][..], &[2], &[0, 2], &[1]] {
+        testbed.apply_load_balancer(nodes, |_| {});
+        testbed.wait_until_served_by(nodes);
+    }
+    load.stop("four changes of membership");
+}
+
+#[test]
+fn kill_and_restart_lose_no_connection() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 3);
+    testbed.nodes[2].healthy.store(false, Ordering::Relaxed);
+    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0, 1]);
+    let load = Load::start(&testbed.client(), 20);
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(400));
+        testbed.kill(0);
+        std::thread::sleep(Duration::from_millis(600));
+        assert!(testbed.has_vips(0), "the kernel still answers");
+        testbed.start_ready(0);
+    }
+    assert!(testbed.terminate(0), "SIGTERM ends the process with success");
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(testbed.has_vips(0), "no host takes over, so the VIPs stay");
+    load.stop("three kills and restarts, one graceful end");
+    let edge = testbed.netns("edge1");
+    sh(&format!("ip netns exec {edge} {} cleanup", env!("CARGO_BIN_EXE_steerage-edge")));
+    assert!(!testbed.has_vips(0));
+    assert_eq!(sh(&format!("ip netns exec {edge} nft list ruleset")), "");
+}
+
+#[test]
+fn packet_returned_by_a_node_is_not_forwarded_again() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 1);
+    testbed.apply_load_balancer(&[0], |_| {});
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0]);
+    let node = testbed.netns(&testbed.nodes[0].name);
+    // The node loses the VIP and routes packets to it back to the link.
+    sh(&format!(
+        "ip -n {node} addr del {VIP4}/32 dev lo
+         ip netns exec {node} nft 'table ip count {{ chain c {{ type filter hook prerouting priority 0;
+            ip daddr {VIP4} tcp flags syn counter; }}; }}'"
+    ));
+    std::thread::sleep(Duration::from_millis(1200));
+    within(&testbed.client(), || {
+        assert!(Connection::open_within(VIP4, Duration::from_millis(300)).is_err());
+    });
+    let counted = sh(&format!("ip netns exec {node} nft list table ip count"));
+    assert!(counted.contains("counter packets 1 "), "the node must receive the packet once: {counted}");
+}
+
+#[test]
+fn off_link_targets_and_address_conflicts_are_reported() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 2);
+    // Another host has the IPv4 address already.
+    let other = testbed.netns(&testbed.nodes[1].name);
+    sh(&format!("ip -n {other} addr add {VIP4}/32 dev eth0"));
+    sh(&format!("ip netns exec {other} sysctl -qw net.ipv4.conf.all.arp_ignore=0"));
+    testbed.apply_load_balancer(&[0], |lb| {
+        let far = json!({"node": "far", "addresses": ["192.0.2.7"], "weight": 1});
+        lb["spec"]["targets"].as_array_mut().expect("targets").push(far);
+    });
+    testbed.start_ready(0);
+    eventually("the problem is reported", || {
+        testbed.target_health(0)["spec"]["problem"].as_str().is_some_and(|problem| {
+            problem.contains(&format!("{VIP4} is in use on the link by 02:00:00:00:00:16"))
+        })
+    });
+    let targets = testbed.target_health(0)["spec"]["targets"].clone();
+    let far = targets.as_array().expect("targets").iter().find(|target| target["node"] == "far").cloned();
+    let far = far.expect("far");
+    assert_eq!(far["state"], "Refused");
+    assert!(far["reason"].as_str().expect("reason").contains("behind a gateway"), "{far}");
+    assert!(!testbed.has_vips(0), "a VIP in conflict is not added");
+    within(&testbed.client(), || drop(Connection::open(VIP6).expect("the other address is served")));
+    // Once the address is free, the edge adds it.
+    sh(&format!("ip -n {other} addr del {VIP4}/32 dev eth0"));
+    sh(&format!("ip netns exec {other} sysctl -qw net.ipv4.conf.all.arp_ignore=1"));
+    eventually("the VIP is added", || testbed.has_vips(0));
+    testbed.wait_until_served_by(&[0]);
+}
+
+#[test]
+fn icmp_errors_reach_the_node_of_their_connection() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 3);
+    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    // The path behind the router has a smaller MTU: the router reports it by ICMP to the sender, which is the VIP.
+    let router = testbed.netns("router");
+    sh(&format!(
+        "ip -n {router} route replace 10.1.0.0/16 dev client src 10.1.0.1 mtu 1300
+         ip -n {router} -6 route replace fd01::/64 dev client metric 1 mtu 1300"
+    ));
+    within(&testbed.client(), || {
+        for vip in [VIP4, VIP6] {
+            for _ in 0..6 {
+                let mut connection = Connection::open(vip).expect("connect");
+                connection.echo(&"x".repeat(20_000)).expect("the node learns the MTU");
+            }
+        }
+    });
+    for client in ["10.1.0.2", "fd01::2"] {
+        let route = |node: &Node| {
+            sh(&format!("ip -n {} route get {client}", testbed.netns(&node.name))).contains("mtu 1300")
+        };
+        assert!(testbed.nodes.iter().any(route), "no node has learned the MTU of the path to {client}");
+    }
+}

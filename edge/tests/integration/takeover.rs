@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Two edge hosts on one link: one has the VIPs, and no connection is lost when the other takes over.
+
+use std::time::Duration;
+
+use steerage_requirements::requires;
+
+use crate::testbed::net::Load;
+use crate::testbed::{TestBed, eventually, sh};
+
+fn two_hosts() -> TestBed {
+    let mut testbed = TestBed::new(2, 3);
+    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    testbed.start_ready(0);
+    testbed.start_ready(1);
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    assert!(testbed.has_vips(0) && !testbed.has_vips(1), "the first host is active");
+    testbed
+}
+
+#[test]
+fn standby_takes_over_from_a_killed_host_without_loss() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = two_hosts();
+    let load = Load::start(&testbed.client(), 20);
+    std::thread::sleep(Duration::from_millis(500));
+    testbed.kill(0);
+    eventually("the standby holds the addresses", || testbed.has_vips(1));
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(testbed.has_vips(0), "the kernel of the killed host still answers");
+    testbed.start_ready(0);
+    eventually("the returning host removes its VIPs", || !testbed.has_vips(0));
+    assert!(testbed.has_vips(1));
+    load.stop("kill -9 of the active edge and its return");
+}
+
+#[test]
+fn standby_takes_over_from_a_disconnected_host() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let testbed = two_hosts();
+    let load = Load::start(&testbed.client(), 20);
+    std::thread::sleep(Duration::from_millis(500));
+    let first = testbed.netns("edge1");
+    sh(&format!("ip -n {first} link set eth0 down"));
+    eventually("the standby holds the addresses", || testbed.has_vips(1));
+    std::thread::sleep(Duration::from_millis(1500));
+    load.stop("the active edge's cable pulled");
+}
+
+#[test]
+fn graceful_shutdown_hands_vips_over() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = two_hosts();
+    let load = Load::start(&testbed.client(), 20);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(testbed.terminate(0));
+    assert!(testbed.has_vips(1) && !testbed.has_vips(0), "handed over before the end");
+    std::thread::sleep(Duration::from_secs(1));
+    load.stop("a graceful hand-over");
+}
+
+#[test]
+fn one_host_steps_down_after_a_partition() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = two_hosts();
+    let switch = testbed.netns("switch");
+    sh(&format!("ip -n {switch} link set p11 nomaster"));
+    eventually("both are active", || testbed.has_vips(0) && testbed.has_vips(1));
+    sh(&format!("ip -n {switch} link set p11 master br0"));
+    eventually("the first host steps down", || !testbed.has_vips(0));
+    assert!(testbed.has_vips(1));
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    // Keeps the test bed alive up to here.
+    testbed.kill(0);
+}

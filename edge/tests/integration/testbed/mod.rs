@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A link in network namespaces: a switch, a router with a client behind it, edge hosts that run the real binary, and nodes that
+//! serve the VIPs as nodes with kube-proxy do. It needs root, and removes everything it made.
+
+pub(crate) mod net;
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+pub(crate) const VIP4: &str = "10.0.0.100";
+pub(crate) const VIP6: &str = "fd00::100";
+pub(crate) const PORT: u16 = 80;
+pub(crate) const CHECK: u16 = 10256;
+
+/// Runs a shell command that must succeed.
+pub(crate) fn sh(command: &str) -> String {
+    let output = Command::new("sh").args(["-ec", command]).output().expect("sh");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command}: {error}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Waits until `condition` holds.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within 20 s: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub(crate) struct Node {
+    pub(crate) name: String,
+    netns: String,
+    pub(crate) healthy: Arc<AtomicBool>,
+    number: u8,
+}
+
+impl Node {
+    pub(crate) fn target(&self) -> Value {
+        let number = self.number;
+        json!({
+            "node": self.name, "weight": 1, "podCidrs": [format!("10.244.{number}.0/24")],
+            "addresses": [format!("10.0.0.{number}"), format!("fd00::{number}")],
+        })
+    }
+}
+
+pub(crate) struct TestBed {
+    prefix: String,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) folder: PathBuf,
+    edges: Vec<(String, Option<Child>)>,
+}
+
+impl TestBed {
+    /// No edge process runs yet.
+    pub(crate) fn new(edges: u8, nodes: u8) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let prefix = format!("se{}x{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(&prefix);
+        fs::create_dir_all(folder.join("status")).expect("folder");
+        let mut testbed = Self { prefix, nodes: Vec::new(), folder, edges: Vec::new() };
+        let (switch, router, client) =
+            (testbed.netns("switch"), testbed.netns("router"), testbed.netns("client"));
+        for netns in [&switch, &router, &client] {
+            sh(&format!("ip netns add {netns}; ip -n {netns} link set lo up"));
+        }
+        sh(&format!(
+            "ip -n {switch} link add br0 type bridge mcast_snooping 0; ip -n {switch} link set br0 up
+             ip netns exec {router} sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 \
+                net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.all.accept_dad=0
+             ip netns exec {client} sysctl -qw net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.all.accept_dad=0
+             ip -n {client} link add eth0 type veth peer name client netns {router}
+             ip -n {client} addr add 10.1.0.2/16 dev eth0; ip -n {client} addr add 10.1.0.3/16 dev eth0
+             ip -n {client} addr add fd01::2/64 dev eth0 nodad; ip -n {client} link set eth0 up
+             ip -n {router} addr add 10.1.0.1/16 dev client; ip -n {router} addr add fd01::1/64 dev client nodad
+             ip -n {router} link set client up
+             ip -n {client} route add default via 10.1.0.1; ip -n {client} route add default via fd01::1"
+        ));
+        testbed.connect_to_switch(&router, 1);
+        for number in 1..=edges {
+            let netns = testbed.netns(&format!("edge{number}"));
+            sh(&format!("ip netns add {netns}; ip -n {netns} link set lo up"));
+            testbed.connect_to_switch(&netns, 10 + number);
+            sh(&format!(
+                "ip -n {netns} route add default via 10.0.0.1; ip -n {netns} route add default via fd00::1"
+            ));
+            testbed.edges.push((format!("edge{number}"), None));
+        }
+        for number in 1..=nodes {
+            let node = testbed.node(20 + number);
+            testbed.nodes.push(node);
+        }
+        testbed
+    }
+
+    pub(crate) fn netns(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    /// IPv6 addresses are added with `nodad`: others cannot be bound until the kernel has checked them.
+    fn connect_to_switch(&self, netns: &str, number: u8) {
+        let switch = self.netns("switch");
+        sh(&format!(
+            "ip netns exec {netns} sysctl -qw net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.all.accept_dad=0
+             ip -n {netns} link add eth0 address 02:00:00:00:00:{number:02x} type veth peer name p{number} netns {switch}
+             ip -n {switch} link set p{number} master br0 up
+             ip -n {netns} addr add 10.0.0.{number}/24 dev eth0; ip -n {netns} addr add fd00::{number}/64 dev eth0 nodad
+             ip -n {netns} link set eth0 up"
+        ));
+    }
+
+    fn node(&self, number: u8) -> Node {
+        let name = format!("node{number}");
+        let netns = self.netns(&name);
+        sh(&format!("ip netns add {netns}; ip -n {netns} link set lo up"));
+        self.connect_to_switch(&netns, number);
+        sh(&format!(
+            "ip netns exec {netns} sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
+             ip -n {netns} addr add {VIP4}/32 dev lo; ip -n {netns} addr add {VIP6}/128 dev lo nodad
+             ip -n {netns} route add default via 10.0.0.1; ip -n {netns} route add default via fd00::1"
+        ));
+        let node = Node { name: name.clone(), netns, healthy: Arc::new(AtomicBool::new(true)), number };
+        net::serve(&node.netns, &name, Arc::clone(&node.healthy));
+        node
+    }
+
+    /// Writes a load balancer with these nodes as targets, after `change` has modified it.
+    pub(crate) fn apply_load_balancer(&self, nodes: &[usize], change: impl FnOnce(&mut Value)) {
+        let targets: Vec<_> = nodes.iter().map(|node| self.nodes[*node].target()).collect();
+        let mut object = json!({
+            "apiVersion": "steerage.dev/v1alpha1", "kind": "EdgeLoadBalancer",
+            "metadata": {"name": "lb", "uid": "u-1", "generation": 1},
+            "spec": {
+                "service": {"namespace": "default", "name": "web", "uid": "s-1"},
+                "addresses": [VIP4, VIP6],
+                "listeners": [{"protocol": "TCP", "port": PORT}, {"protocol": "UDP", "port": PORT}],
+                "healthCheck": {
+                    "protocol": "HTTP", "port": CHECK, "path": "/healthz", "intervalMilliseconds": 100,
+                    "timeoutMilliseconds": 1000, "healthyThreshold": 1, "unhealthyThreshold": 2,
+                },
+                "targets": targets,
+            },
+        });
+        change(&mut object);
+        let name = object["metadata"]["name"].as_str().expect("name").to_owned();
+        let new = self.folder.join("new");
+        fs::write(&new, object.to_string()).expect("write");
+        fs::rename(new, self.folder.join(format!("{name}.json"))).expect("rename");
+    }
+
+    pub(crate) fn start(&mut self, edge: usize) {
+        let name = self.edges[edge].0.clone();
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.folder.join(format!("{name}.log")))
+            .expect("log");
+        let child = Command::new("ip")
+            .args(["netns", "exec", &self.netns(&name), env!("CARGO_BIN_EXE_steerage-edge")])
+            .args(["--host-name", &name, "--log-level", "debug", "--admin-address", "127.0.0.1:10359"])
+            .arg("--objects-dir")
+            .arg(&self.folder)
+            .arg("--status-dir")
+            .arg(self.folder.join("status"))
+            .stderr(Stdio::from(log))
+            .spawn()
+            .expect("edge");
+        self.edges[edge].1 = Some(child);
+    }
+
+    pub(crate) fn start_ready(&mut self, edge: usize) {
+        self.start(edge);
+        eventually("the edge is ready", || self.get(edge, "/readyz").starts_with("HTTP/1.1 200"));
+    }
+
+    /// The response of its administration server.
+    pub(crate) fn get(&self, edge: usize, path: &'static str) -> String {
+        net::within(&self.netns(&self.edges[edge].0), move || {
+            let Ok(mut stream) = TcpStream::connect("127.0.0.1:10359") else { return String::new() };
+            let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+            let mut text = String::new();
+            let _ = stream.write_all(request.as_bytes());
+            let _ = stream.read_to_string(&mut text);
+            text
+        })
+    }
+
+    /// Sends SIGKILL.
+    pub(crate) fn kill(&mut self, edge: usize) {
+        let mut child = self.edges[edge].1.take().expect("running");
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+    }
+
+    /// Sends SIGTERM; whether the process ended with success.
+    pub(crate) fn terminate(&mut self, edge: usize) -> bool {
+        let mut child = self.edges[edge].1.take().expect("running");
+        sh(&format!("kill -TERM {}", child.id()));
+        child.wait().expect("wait").success()
+    }
+
+    /// Whether an edge host has the VIPs on its interface.
+    pub(crate) fn has_vips(&self, edge: usize) -> bool {
+        let shown = sh(&format!("ip -n {} addr show dev eth0", self.netns(&self.edges[edge].0)));
+        shown.contains(&format!("{VIP4}/32")) && shown.contains(&format!("{VIP6}/128"))
+    }
+
+    /// The EdgeTargetHealth of an edge host for the load balancer `lb`.
+    pub(crate) fn target_health(&self, edge: usize) -> Value {
+        let path = self.folder.join(format!("status/EdgeTargetHealth.lb.{}.json", self.edges[edge].0));
+        fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    }
+
+    pub(crate) fn client(&self) -> String {
+        self.netns("client")
+    }
+
+    /// Waits until all of these nodes, and no others, serve new connections.
+    pub(crate) fn wait_until_served_by(&self, nodes: &[usize]) {
+        let mut wanted: Vec<_> = nodes.iter().map(|node| self.nodes[*node].name.clone()).collect();
+        wanted.sort();
+        for vip in [VIP4, VIP6] {
+            eventually(&format!("{wanted:?} serve {vip}"), || {
+                net::responding_nodes(&self.client(), vip, 40) == wanted
+            });
+        }
+    }
+}
+
+impl Drop for TestBed {
+    fn drop(&mut self) {
+        for (_, child) in &mut self.edges {
+            if let Some(child) = child {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+        if thread::panicking() {
+            for (name, _) in &self.edges {
+                let log = fs::read_to_string(self.folder.join(format!("{name}.log"))).unwrap_or_default();
+                eprintln!("--- {name}\n{log}");
+            }
+        }
+        let list = Command::new("ip").args(["netns", "list"]).output().expect("ip");
+        for netns in String::from_utf8_lossy(&list.stdout).lines().filter_map(|line| line.split(' ').next()) {
+            if netns.starts_with(&self.prefix) {
+                let _ = Command::new("ip").args(["netns", "del", netns]).status();
+            }
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}

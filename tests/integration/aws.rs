@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The controller's binary with the provider for AWS, against a real API server and moto behind a proxy that counts requests.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::json;
+use steerage_provider_conformance::{Proxy, Upstream};
+use steerage_requirements::requires;
+use steerage_testmoto::{Server, classify};
+
+use crate::support::{Cluster, eventually};
+
+/// The instances in all target groups of the Service.
+fn registered(moto: &Server, uid: &str) -> BTreeSet<String> {
+    moto.targets(uid).expect("targets").into_values().flatten().collect()
+}
+
+#[tokio::test]
+async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_health_check_steering() {
+    requires!(KubeApiserver, Moto);
+    let cluster = Cluster::new("cloud", 1).await;
+    let moto = Server::start().expect("moto");
+    let (vpc, subnets) = moto.network().expect("network");
+    let instances = moto.instances(&subnets[0], 2).expect("instances");
+    for (node, instance) in ["node-a", "node-b"].into_iter().zip(&instances) {
+        cluster.provider_id(node, &format!("aws:///us-east-1a/{instance}")).await;
+    }
+    let proxy = Proxy::start(Upstream::http(moto.addr()), classify).await.expect("proxy");
+    let (subnets, endpoint) = (subnets.join(","), proxy.url());
+    let flags = [
+        ["--aws-cluster-name", "cloud"],
+        ["--aws-vpc-id", vpc.as_str()],
+        ["--aws-subnets", subnets.as_str()],
+        ["--aws-region", "us-east-1"],
+        ["--aws-endpoint", endpoint.as_str()],
+    ];
+    let _controller = cluster.controller_of("aws", "one", flags.as_flattened());
+
+    let class = json!({"loadBalancerClass": "steerage.dev/aws"});
+    let checked = cluster.service("checked", json!({"spec": class})).await;
+    let api = json!({"annotations": {"steerage.dev/steering": "api"}});
+    let by_api = cluster.service("by-api", json!({"metadata": api, "spec": class})).await;
+    let uid = |service: &k8s_openapi::api::core::v1::Service| service.metadata.uid.clone().expect("a UID");
+    let (checked, by_api) = (uid(&checked), uid(&by_api));
+    let (first, both) = (BTreeSet::from([instances[0].clone()]), BTreeSet::from_iter(instances.clone()));
+    cluster.endpoints("checked", &["node-a"]).await;
+    cluster.endpoints("by-api", &["node-a"]).await;
+    for service in ["checked", "by-api"] {
+        cluster.condition(service, "Programmed", "True", "Programmed").await;
+    }
+    eventually("the checked targets", async || (registered(&moto, &checked) == both).then_some(())).await;
+    eventually("the targets by API", async || (registered(&moto, &by_api) == first).then_some(())).await;
+
+    // Under health-check steering, changed endpoints cost no request.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    proxy.reset();
+    for nodes in [&["node-b"][..], &["node-a", "node-b"], &[], &["node-a"]] {
+        cluster.endpoints("checked", nodes).await;
+        tokio::time::sleep(Duration::from_millis(700)).await;
+    }
+    let calls: Vec<_> = proxy.calls().into_iter().map(|call| call.name).collect();
+    assert!(calls.is_empty(), "{calls:?}");
+
+    // Under api steering, a moved endpoint is a registration and then a deregistration.
+    cluster.endpoints("by-api", &["node-b"]).await;
+    let second = BTreeSet::from([instances[1].clone()]);
+    eventually("the new target", async || (registered(&moto, &by_api) == second).then_some(())).await;
+    let writes: Vec<_> = proxy.writes().into_iter().map(|call| call.name).collect();
+    assert_eq!(writes, ["RegisterTargets", "DeregisterTargets"]);
+}

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The controller's program against real API servers.
+#![allow(clippy::expect_used, clippy::panic, reason = "a test")]
+
+mod aws;
+mod bad_input;
+mod life_cycle;
+mod support;

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real API server with the edge's CRDs, the controller's binary, and helpers for both.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Namespace, Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::serde::de::DeserializeOwned;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Client, ResourceExt as _};
+use serde_json::{Value, json};
+use steerage_edge_api::{AddressPool, EdgeLoadBalancer};
+use steerage_testserver::Server;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// A controller manages all Services of its cluster, so a test has a server for itself. Servers take memory and seconds to start:
+/// there are two, which later tests use again.
+static TURNS: Semaphore = Semaphore::const_new(2);
+static UNUSED: Mutex<Vec<Server>> = Mutex::new(Vec::new());
+
+/// Longest wait for an expected state.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The cluster, owned by one test.
+pub(crate) struct Cluster {
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
+    /// Present until the drop.
+    server: Option<Server>,
+    _turn: SemaphorePermit<'static>,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        UNUSED.lock().unwrap_or_else(PoisonError::into_inner).extend(self.server.take());
+    }
+}
+
+impl Cluster {
+    /// An empty cluster with two nodes and a pool of this many IPv4 addresses.
+    pub(crate) async fn new(name: &str, addresses: u8) -> Self {
+        let turn = TURNS.acquire().await.expect("a semaphore that is never closed");
+        let unused = UNUSED.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let server = unused.unwrap_or_else(|| Server::start().expect("server"));
+        let client = server.client().await.expect("client");
+        let cluster = Self { client, namespace: name.to_owned(), server: Some(server), _turn: turn };
+        cluster.clean().await;
+        for crd in steerage_edge_api::crds() {
+            let api: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+            let _ = api.create(&PostParams::default(), &crd).await;
+            eventually("the CRD to be served", async || {
+                let crd = api.get_opt(&crd.name_any()).await.ok()??;
+                let conditions = crd.status?.conditions?;
+                conditions.iter().any(|c| c.type_ == "Established" && c.status == "True").then_some(())
+            })
+            .await;
+        }
+        let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
+        let namespace = parse(json!({"metadata": {"name": name}}));
+        let _ = namespaces.create(&PostParams::default(), &namespace).await;
+        for (name, ip) in [("node-a", "10.1.0.1"), ("node-b", "10.1.0.2")] {
+            cluster.node(name, ip).await;
+        }
+        cluster.pool("default", &format!("10.9.0.1-10.9.0.{addresses}")).await;
+        cluster
+    }
+
+    async fn clean(&self) {
+        let services: Api<Service> = Api::all(self.client.clone());
+        for service in services.list(&ListParams::default()).await.expect("services") {
+            let (namespace, name) = (service.namespace().expect("namespace"), service.name_any());
+            if namespace == "default" && name == "kubernetes" {
+                continue;
+            }
+            let api: Api<Service> = Api::namespaced(self.client.clone(), &namespace);
+            let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+            let _ = api.patch(&name, &PatchParams::default(), &patch).await;
+            let _ = api.delete(&name, &DeleteParams::default()).await;
+        }
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        for node in nodes.list(&ListParams::default()).await.expect("nodes") {
+            let _ = nodes.delete(&node.name_any(), &DeleteParams::default()).await;
+        }
+    }
+
+    pub(crate) async fn node(&self, name: &str, ip: &str) {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let node = parse(json!({"metadata": {"name": name}}));
+        let _ = api.create(&PostParams::default(), &node).await;
+        let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": ip}]}});
+        api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.expect("node status");
+    }
+
+    pub(crate) async fn provider_id(&self, node: &str, id: &str) {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let patch = Patch::Merge(json!({"spec": {"providerID": id}}));
+        api.patch(node, &PatchParams::default(), &patch).await.expect("node");
+    }
+
+    pub(crate) async fn pool(&self, name: &str, range: &str) {
+        let api: Api<AddressPool> = Api::namespaced(self.client.clone(), &self.namespace);
+        let pool = json!({"apiVersion": "steerage.dev/v1alpha1", "kind": "AddressPool",
+            "metadata": {"name": name}, "spec": {"addresses": [range]}});
+        api.create(&PostParams::default(), &parse(pool)).await.expect("pool");
+    }
+
+    pub(crate) fn services(&self) -> Api<Service> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(crate) fn balancers(&self) -> Api<EdgeLoadBalancer> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Creates a Service of the edge's class and the policy Local, changed by a merge patch.
+    pub(crate) async fn service(&self, name: &str, change: Value) -> Service {
+        let mut service = json!({
+            "metadata": {"name": name},
+            "spec": {
+                "type": "LoadBalancer",
+                "loadBalancerClass": "steerage.dev/edge",
+                "externalTrafficPolicy": "Local",
+                "selector": {"app": name},
+                "ports": [{"name": "web", "port": 80}],
+            },
+        });
+        merge(&mut service, change);
+        self.services().create(&PostParams::default(), &parse(service)).await.expect("service")
+    }
+
+    pub(crate) async fn change(&self, name: &str, change: Value) -> Service {
+        self.services().patch(name, &PatchParams::default(), &Patch::Merge(change)).await.expect("change")
+    }
+
+    pub(crate) async fn delete(&self, name: &str) {
+        self.services().delete(name, &DeleteParams::default()).await.expect("delete");
+    }
+
+    /// Has the Service's endpoints be ready on these nodes, and nowhere else.
+    pub(crate) async fn endpoints(&self, service: &str, nodes: &[&str]) {
+        let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
+        let endpoints: Vec<Value> = nodes
+            .iter()
+            .enumerate()
+            .map(|(i, node)| json!({"addresses": [format!("10.2.0.{}", i + 1)], "nodeName": node, "conditions": {"ready": true}}))
+            .collect();
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {"name": service, "labels": {"kubernetes.io/service-name": service}},
+            "addressType": "IPv4", "ports": [{"name": "web", "port": 8080}], "endpoints": endpoints,
+        });
+        let params = PatchParams::apply("test").force();
+        api.patch(service, &params, &Patch::Apply(slice)).await.expect("slice");
+    }
+
+    /// The load balancer of a Service, if there is one.
+    pub(crate) async fn balancer_of(&self, service: &str) -> Option<EdgeLoadBalancer> {
+        // An API server answers 429 for a moment after a CRD was created.
+        let list = eventually("a list of balancers", async || {
+            match self.balancers().list(&ListParams::default()).await {
+                Err(kube::Error::Api(status)) if status.code == 429 => None,
+                list => Some(list.expect("balancers")),
+            }
+        })
+        .await;
+        list.items.into_iter().find(|balancer| balancer.spec.service.name == service)
+    }
+
+    /// Waits until the Service has a load balancer with exactly these targets (or the shared set of that name).
+    pub(crate) async fn targets(&self, service: &str, expected: &[&str]) {
+        eventually(&format!("targets of {service} to be {expected:?}"), async || {
+            let spec = self.balancer_of(service).await?.spec;
+            let mut found: Vec<String> = spec.targets.into_iter().map(|target| target.node).collect();
+            found.extend(spec.node_set.map(|set| format!("set:{set}")));
+            (found == expected).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits for an address in the status, and returns it.
+    pub(crate) async fn address(&self, service: &str) -> String {
+        eventually(&format!("an address of {service}"), async || {
+            let service = self.services().get_opt(service).await.ok()??;
+            service.status?.load_balancer?.ingress?.first()?.ip.clone()
+        })
+        .await
+    }
+
+    /// Waits until a condition of Steerage has this status and reason, and returns its message.
+    pub(crate) async fn condition(&self, service: &str, kind: &str, status: &str, reason: &str) -> String {
+        eventually(&format!("{kind}={status} ({reason}) on {service}"), async || {
+            let found = self.services().get_opt(service).await.ok()??;
+            let conditions = found.status?.conditions?;
+            let condition = conditions.into_iter().find(|c| c.type_ == format!("steerage.dev/{kind}"))?;
+            (condition.status == status && condition.reason == reason).then_some(condition.message)
+        })
+        .await
+    }
+
+    /// Waits for an event about a Service, and returns its note.
+    pub(crate) async fn event(&self, service: &str, reason: &str) -> String {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
+        eventually(&format!("event {reason} on {service}"), async || {
+            let events = api.list(&ListParams::default()).await.ok()?;
+            let about = |event: &Event| {
+                event.regarding.as_ref().and_then(|o| o.name.clone()).as_deref() == Some(service)
+            };
+            let found =
+                events.into_iter().find(|event| about(event) && event.reason.as_deref() == Some(reason));
+            found?.note
+        })
+        .await
+    }
+
+    /// The number of writes of these resources, from the API server's own metrics.
+    pub(crate) async fn writes(&self, resources: &[&str]) -> u64 {
+        let request = http::Request::get("/metrics").body(Vec::new()).expect("request");
+        let text = self.client.request_text(request).await.expect("metrics");
+        let counts = |line: &&str| {
+            line.starts_with("apiserver_request_total{")
+                && ["POST", "PUT", "PATCH", "APPLY", "DELETE"]
+                    .iter()
+                    .any(|verb| line.contains(&format!("verb=\"{verb}\"")))
+                && resources.iter().any(|resource| line.contains(&format!("resource=\"{resource}\"")))
+        };
+        let value = |line: &str| line.rsplit(' ').next().and_then(|number| number.parse::<u64>().ok());
+        text.lines().filter(counts).filter_map(value).sum()
+    }
+
+    /// Starts a controller with the edge's provider.
+    pub(crate) fn controller(&self, identity: &str, flags: &[&str]) -> Controller {
+        self.controller_of("edge", identity, flags)
+    }
+
+    /// Starts a controller.
+    pub(crate) fn controller_of(&self, provider: &str, identity: &str, flags: &[&str]) -> Controller {
+        let child = Command::new(env!("CARGO_BIN_EXE_steerage"))
+            .args([
+                "--provider",
+                provider,
+                "--namespace",
+                &self.namespace,
+                "--leader-elect-identity",
+                identity,
+            ])
+            .args(["--admin-address", "127.0.0.1:0", "--log-level", "info"])
+            .args([
+                "--leader-elect-lease-duration",
+                "7s",
+                "--leader-elect-renew-deadline",
+                "2s",
+                "--leader-elect-retry-period",
+                "500ms",
+            ])
+            .args(flags)
+            .env("KUBECONFIG", self.server.as_ref().expect("server").kubeconfig())
+            // moto does not check them.
+            .envs([("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test")])
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("controller");
+        Controller { child }
+    }
+}
+
+/// A running controller; killed when dropped.
+pub(crate) struct Controller {
+    child: Child,
+}
+
+impl Controller {
+    /// Sends SIGKILL.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait");
+    }
+
+    /// Sends SIGTERM, and returns whether it exited successfully.
+    pub(crate) fn stop(mut self) -> bool {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().expect("kill").success());
+        self.child.wait().expect("wait").success()
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Polls until `ask` returns a value.
+pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let before = Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(before.elapsed() < TIMEOUT, "waited in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+pub(crate) fn parse<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).expect("an object")
+}
+
+fn merge(into: &mut Value, change: Value) {
+    match (into, change) {
+        (Value::Object(into), Value::Object(change)) => {
+            for (key, value) in change {
+                if value.is_null() {
+                    into.remove(&key);
+                } else {
+                    merge(into.entry(key).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (into, change) => *into = change,
+    }
+}
