@@ -412,7 +412,7 @@ fn out(ip: IpFamily, index: u32) -> Vec<Rule> {
             .equals(&mark(), Field::Number(LOCAL_TARGET))
             .set_mark(&Expression::Value(Field::Number(0)))
             .accept(),
-        // The kernel decrements the hop limit, so a loop fields.
+        // The kernel decrements the hop limit, so a loop ends.
         Rule::new().map(&ip.name("targets"), &[mark()]).forward(ip.family, index),
         Rule::new().drop().comment("no target"),
     ]
