@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loss meter: judges connections and datagrams by the packets that the kernel saw, not by whether they succeeded in the end.
 //!
-//! A client numbers what it sends ([`client`]) while a capture in its network namespace records every packet of it ([`capture`]).
-//! Afterwards [`judge()`] joins both views. It is pure, as are the parts that it is made of: [`packet`], [`tcp`], [`udp`], [`loss`].
+//! A client numbers what it sends ([`client`], [`asker`]) while a capture in its network namespace records every packet of it
+//! ([`capture`]). Afterwards [`judge()`] joins both views. It is pure, as are the parts that it is made of: [`packet`], [`tcp`],
+//! [`udp`], [`loss`].
 //! Where the two views contradict each other, or the kernel dropped packets of the capture, nothing was measured: that is an error,
 //! never "0 lost".
 
+pub mod asker;
 pub mod capture;
 pub mod client;
 mod filter;
@@ -17,6 +19,7 @@ pub mod tcp;
 pub mod udp;
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -28,6 +31,12 @@ use client::Observed;
 use judge::judge;
 use loss::Measurement;
 
+/// The next number of a request, over all clients.
+fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Packets of a connection that ends may follow the client's last read.
 const SETTLE: Duration = Duration::from_millis(300);
 
@@ -37,7 +46,7 @@ pub fn measure(
     servers: &[IpAddr],
     work: impl AsyncFnOnce() -> Result<Observed> + Send,
 ) -> Result<Measurement> {
-    let capture = Capture::start(&host.netns, servers)?;
+    let capture = Capture::start(&host.netns, servers, &[host.ipv4.into(), host.ipv6.into()])?;
     let observed = steerage_lab::in_netns(&host.netns, || -> Result<Observed> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(work())

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The meter tests itself on the path that it measures: client, edge, node, pod. Faults are rules on the edge host's interface.
+//! The meter tests itself on the path that it measures: client, edge, node, pod. Faults are rules on the interface of the edge host,
+//! where requests come, and on those of nodes, where answers leave.
 //!
 //! Each fault must be reported exactly as often as its rule counted it, with the right kind, and nothing else; without a fault
 //! nothing may be reported. Until all this is so, no measurement counts.
 
+mod fault;
+
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,12 +16,14 @@ use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use steerage_model::Family::{V4, V6};
 
 use crate::cluster::Host;
-use crate::meter::client::{Asker, Observed, connect};
+use crate::meter::asker::Asker;
+use crate::meter::client::{Observed, Target, connect};
 use crate::meter::loss::{LossKind, Measurement};
 use crate::meter::measure;
 use crate::services::{PORT, ServiceBuilder, Vips};
-use crate::suite::ECHO;
+use crate::suite::{COMMON, ECHO, OTHER};
 use crate::test_context::TestContext;
+use fault::{Fault, Hook};
 
 /// Connections of which one loses its SYN.
 const MANY: usize = 10_000;
@@ -27,26 +33,30 @@ const AT_ONCE: usize = 16;
 const FEW: usize = 100;
 /// A port that the Service has and its backends do not.
 const CLOSED: u16 = 81;
-/// The table of a fault, in the edge host's namespace.
-const TABLE: &str = "steerage_e2e";
 
 /// Runs all tests, once per run of the suite.
 pub(crate) async fn run(test: &TestContext) -> Result<()> {
     test.suite.meter_tested.get_or_try_init(|| test_all(test)).await.map(drop)
 }
 
+/// In the shared namespace, whichever case comes first.
 async fn test_all(test: &TestContext) -> Result<()> {
+    let test = &TestContext { suite: Arc::clone(&test.suite), namespace: COMMON.to_owned() };
+    test.suite.backends().await?;
     let ports = serde_json::json!([
         { "name": "tcp", "protocol": "TCP", "port": PORT, "targetPort": 8080 },
         { "name": "udp", "protocol": "UDP", "port": PORT, "targetPort": 8081 },
         { "name": "closed", "protocol": "TCP", "port": CLOSED, "targetPort": 8099 },
     ]);
     let (_, vips) = test.serve(&ServiceBuilder::new("meter", ECHO).with("ports", ports)).await?;
-    let (_, others) = test.serve(&ServiceBuilder::new("meter-other", ECHO)).await?;
+    let (_, others) = test.serve(&ServiceBuilder::new("meter-other", OTHER)).await?;
     let bench = Bench { test, edge: first_edge(test)?, vips, others };
     bench.reports_nothing_without_a_fault().context("without a fault")?;
     bench.reports_a_dropped_syn().context("one SYN in 10,000 dropped")?;
+    bench.reports_a_dropped_syn_ack().context("one SYN-ACK dropped")?;
+    bench.reports_a_dropped_answer().context("one answer dropped")?;
     bench.reports_swapped_targets().context("the targets of two Services swapped")?;
+    bench.reports_swapped_backends().context("the backends of two Services swapped")?;
     bench.reports_a_closed_port().context("a closed port")?;
     for name in ["meter", "meter-other"] {
         test.delete(name).await?;
@@ -77,11 +87,11 @@ impl Bench<'_> {
     fn reports_nothing_without_a_fault(&self) -> Result<()> {
         for family in [V4, V6] {
             let to = self.vips.at(family, PORT);
-            let measured = self.measure(async || connections(to, FEW).await)?;
-            self.record("no fault, TCP", &measured, &[])?;
+            let measured = self.measure(async || connections(&echo(to), FEW, AT_ONCE).await)?;
+            self.record("no fault, TCP", &measured, &[], 0)?;
             let from = self.client(to);
             let measured = self.measure(async || datagrams(from, &[to]).await)?;
-            self.record("no fault, UDP", &measured, &[])?;
+            self.record("no fault, UDP", &measured, &[], 0)?;
         }
         Ok(())
     }
@@ -93,36 +103,84 @@ impl Bench<'_> {
             to.ip(),
             MANY / 2
         );
-        let fault = Fault::inject(self, &[rule])?;
-        let measured = self.measure(async || connections(to, MANY).await)?;
+        let fault = Fault::inject(self.test, self.edge(), &[(Hook::Ingress, &[rule])])?;
+        let measured = self.measure(async || connections(&echo(to), MANY, AT_ONCE).await)?;
         let dropped = fault.end()?;
         ensure!(dropped == 1, "the rule dropped {dropped} SYNs of {MANY} connections");
-        self.record("one SYN in 10,000 dropped", &measured, &[(LossKind::SynRetransmitted, dropped)])
+        self.record("one SYN in 10,000 dropped", &measured, &[LossKind::SynRetransmitted], dropped)
+    }
+
+    /// Client and server send again after the same second: either may be the first.
+    fn reports_a_dropped_syn_ack(&self) -> Result<()> {
+        let rule = self.rule_for_an_answer("tcp flags & (syn|ack) == (syn|ack)", FEW / 20);
+        let kinds = [LossKind::SynRetransmitted, LossKind::SlowHandshake];
+        self.reports_one_dropped("one SYN-ACK dropped", &rule, &kinds)
+    }
+
+    /// Of a connection's two answers the first stands alone; the FIN after the second shows at once that this is missing. On a node
+    /// they take turns.
+    fn reports_a_dropped_answer(&self) -> Result<()> {
+        let kinds = [LossKind::SlowAnswer, LossKind::AnswerRetransmitted];
+        for number in [FEW / 10, FEW / 10 + 1] {
+            let rule = self.rule_for_an_answer("ip length > 70", number);
+            self.reports_one_dropped("one answer dropped", &rule, &kinds)?;
+        }
+        Ok(())
+    }
+
+    /// Drops the packet with this number, from 0 on, of those that the first Service's backends on a node send and that fit.
+    fn rule_for_an_answer(&self, fits: &str, number: usize) -> String {
+        let from = self.vips.ipv4;
+        format!("ip saddr {from} tcp sport {PORT} {fits} numgen inc mod 1000000 == {number} counter drop")
+    }
+
+    fn reports_one_dropped(&self, what: &str, rule: &str, kinds: &[LossKind]) -> Result<()> {
+        let to = self.vips.at(V4, PORT);
+        let node = self.test.nodes().into_iter().take(1).collect();
+        let fault = Fault::inject(self.test, node, &[(Hook::Egress, &[rule.to_owned()])])?;
+        let measured = self.measure(async || connections(&echo(to), FEW, 1).await)?;
+        let dropped = fault.end()?;
+        ensure!(dropped == 1, "the rule dropped {dropped} packets of {FEW} connections");
+        self.record(what, &measured, kinds, dropped)
     }
 
     fn reports_swapped_targets(&self) -> Result<()> {
         let [one, other] = [self.vips.at(V4, PORT), self.others.at(V4, PORT)];
-        let swap =
-            |from: IpAddr, to: IpAddr| format!("ip daddr {from} udp dport {PORT} counter ip daddr set {to}");
-        let fault = Fault::inject(
-            self,
-            &[
-                // The first rule that changes a packet is its last.
-                swap(one.ip(), other.ip()) + " accept",
-                swap(other.ip(), one.ip()) + " accept",
-            ],
-        )?;
+        let rules = swap("daddr", "udp dport", one.ip(), other.ip());
+        let fault = Fault::inject(self.test, self.edge(), &[(Hook::Ingress, &rules)])?;
         let from = self.client(one);
         let measured = self.measure(async || datagrams(from, &[one, other]).await)?;
         let swapped = fault.end()?;
         ensure!(swapped == 2 * FEW, "the rules swapped {swapped} datagrams");
-        self.record("targets of two Services swapped", &measured, &[(LossKind::WrongSource, swapped)])
+        self.record("targets of two Services swapped", &measured, &[LossKind::WrongSource], swapped)
+    }
+
+    /// In both directions, so that every packet has the addresses that the client expects.
+    fn reports_swapped_backends(&self) -> Result<()> {
+        let [one, other] = [self.vips.at(V4, PORT), self.others.at(V4, PORT)];
+        let requests = swap("daddr", "tcp dport", one.ip(), other.ip());
+        let answers = swap("saddr", "tcp sport", one.ip(), other.ip());
+        let chains: [(Hook, &[String]); 2] = [(Hook::Ingress, &requests), (Hook::Egress, &answers)];
+        let fault = Fault::inject(self.test, self.test.nodes(), &chains)?;
+        let measured = self.measure(async || {
+            let mut observed = connections(&echo(one), FEW, AT_ONCE).await?;
+            let others = Target { address: other, backends: format!("{OTHER}-") };
+            observed.connections.extend(connections(&others, FEW, AT_ONCE).await?.connections);
+            Ok(observed)
+        })?;
+        let swapped = fault.end()?;
+        ensure!(swapped >= 4 * FEW, "the rules swapped {swapped} packets");
+        self.record("backends of two Services swapped", &measured, &[LossKind::WrongBackend], 2 * FEW)
     }
 
     fn reports_a_closed_port(&self) -> Result<()> {
         let to = self.vips.at(V4, CLOSED);
-        let measured = self.measure(async || connections(to, FEW).await)?;
-        self.record("closed port", &measured, &[(LossKind::ConnectionRefused, FEW)])
+        let measured = self.measure(async || connections(&echo(to), FEW, AT_ONCE).await)?;
+        self.record("closed port", &measured, &[LossKind::ConnectionRefused], FEW)
+    }
+
+    fn edge(&self) -> Vec<Host> {
+        vec![self.edge.clone()]
     }
 
     fn client(&self, to: SocketAddr) -> IpAddr {
@@ -130,9 +188,8 @@ impl Bench<'_> {
         if to.is_ipv4() { client.ipv4.into() } else { client.ipv6.into() }
     }
 
-    /// Puts a row into the report and fails unless exactly what was injected is reported.
-    fn record(&self, what: &str, measured: &Measurement, injected: &[(LossKind, usize)]) -> Result<()> {
-        let expected = injected.iter().copied().collect();
+    /// Puts a row into the report and fails unless exactly what was injected is reported, as one of these kinds.
+    fn record(&self, what: &str, measured: &Measurement, kinds: &[LossKind], injected: usize) -> Result<()> {
         let columns = ["fault", "connections", "datagrams", "reported"];
         let row = vec![
             what.to_owned(),
@@ -141,19 +198,31 @@ impl Bench<'_> {
             measured.kinds(),
         ];
         self.test.suite.report.row("The meter's test of itself", &columns, row);
+        let fits = measured.losses.iter().all(|loss| kinds.contains(&loss.kind));
         ensure!(
-            measured.counts() == expected,
-            "{expected:?} was injected, {:?} is reported",
+            fits && measured.losses.len() == injected,
+            "{injected} of {kinds:?} was injected, {:?} is reported",
             measured.losses
         );
         Ok(())
     }
 }
 
-/// Opens so many connections, some at a time.
-async fn connections(to: SocketAddr, count: usize) -> Result<Observed> {
+/// The first Service at one of its addresses and ports.
+fn echo(address: SocketAddr) -> Target {
+    Target { address, backends: format!("{ECHO}-") }
+}
+
+/// Rules that swap two addresses at one end of packets. The first rule that changes a packet is its last.
+fn swap(end: &str, port: &str, one: IpAddr, other: IpAddr) -> [String; 2] {
+    [(one, other), (other, one)]
+        .map(|(from, to)| format!("ip {end} {from} {port} {PORT} counter ip {end} set {to} accept"))
+}
+
+/// Opens so many connections, `at_once` at a time.
+async fn connections(to: &Target, count: usize, at_once: usize) -> Result<Observed> {
     let connections =
-        stream::iter(0..count).map(|_| connect(to)).buffer_unordered(AT_ONCE).try_collect().await?;
+        stream::iter(0..count).map(|_| connect(to)).buffer_unordered(at_once).try_collect().await?;
     Ok(Observed { connections, ..Observed::default() })
 }
 
@@ -163,39 +232,4 @@ async fn datagrams(from: IpAddr, servers: &[SocketAddr]) -> Result<Observed> {
     let ask = |server| async move { Asker::bind(from).await?.ask(server, Duration::from_secs(1)).await };
     let datagrams = stream::iter(servers).map(ask).buffer_unordered(AT_ONCE).try_collect().await?;
     Ok(Observed { datagrams, ..Observed::default() })
-}
-
-/// Rules at the ingress of the edge host, before its own. They go when this is dropped.
-struct Fault<'a>(&'a Bench<'a>);
-
-impl<'a> Fault<'a> {
-    fn inject(bench: &'a Bench<'a>, rules: &[String]) -> Result<Self> {
-        let fault = Self(bench);
-        let chain = format!(
-            "add table netdev {TABLE}; delete table netdev {TABLE}; table netdev {TABLE} {{ chain ingress {{ \
-             type filter hook ingress device \"eth0\" priority -500; policy accept; {}; }}; }}",
-            rules.join("; ")
-        );
-        fault.nft(&[&chain])?;
-        Ok(fault)
-    }
-
-    /// Takes the rules away; how many packets they counted.
-    fn end(self) -> Result<usize> {
-        let listed = self.nft(&["list", "table", "netdev", TABLE])?;
-        let words: Vec<_> = listed.split_whitespace().collect();
-        let counts = words.windows(3).filter(|words| words[..2] == ["counter", "packets"]);
-        counts.map(|words| Ok(words[2].parse::<usize>()?)).sum()
-    }
-
-    fn nft(&self, arguments: &[&str]) -> Result<String> {
-        let command = [&["nft"], arguments].concat();
-        self.0.test.suite.cluster(|cluster| cluster.exec(&self.0.edge.name, &command))
-    }
-}
-
-impl Drop for Fault<'_> {
-    fn drop(&mut self) {
-        let _ = self.nft(&["delete", "table", "netdev", TABLE]);
-    }
 }

@@ -22,7 +22,7 @@ pub struct Sniffer {
 impl Sniffer {
     /// Starts to listen on the nodes.
     pub fn start(nodes: &[Host], vip: Ipv4Addr) -> Result<Self> {
-        let captures = nodes.iter().map(|node| Capture::start(&node.netns, &[vip.into()]));
+        let captures = nodes.iter().map(|node| Capture::start(&node.netns, &[vip.into()], &[]));
         Ok(Self { vip, captures: captures.collect::<Result<_>>()? })
     }
 

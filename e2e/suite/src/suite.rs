@@ -21,8 +21,10 @@ use crate::services::Vips;
 
 /// The namespace of the shared backends.
 pub const COMMON: &str = "e2e-common";
-/// The label of the shared backends.
+/// The label of the shared backends. Their names begin with it and a hyphen.
 pub const ECHO: &str = "echo";
+/// The label of as many others, for a Service whose traffic must reach no other's backends.
+pub const OTHER: &str = "other";
 /// The label of namespaces that cases made.
 const MARK: &str = "steerage.dev/e2e";
 
@@ -116,19 +118,24 @@ impl Suite {
         })
     }
 
-    /// One ready backend per node, in the nodes' order, in [`COMMON`] with the label [`ECHO`].
+    /// One ready backend per node, in the nodes' order, in [`COMMON`] with the label [`ECHO`]. Those with the label [`OTHER`] are
+    /// ready, too.
     pub async fn backends(&self) -> Result<&[Pod]> {
         let made = self.backends.get_or_try_init(async || -> Result<Vec<Pod>> {
             self.make_namespace(COMMON).await?;
+            let nodes = self.nodes();
             let mut backends = Vec::new();
-            for node in self.nodes() {
-                let pod = pods::echo(&format!("{ECHO}-{}", node.name), ECHO, &node.name, 0)?;
-                backends.push(pods::create(&self.client, COMMON, &pod).await?);
+            for app in [ECHO, OTHER] {
+                for node in &nodes {
+                    let pod = pods::echo(&format!("{app}-{}", node.name), app, &node.name, 0)?;
+                    backends.push(pods::create(&self.client, COMMON, &pod).await?);
+                }
             }
             for pod in &mut backends {
                 pods::set_ready(&self.client, pod, true).await?;
                 *pod = pods::wait_ready(&self.client, pod, true).await?;
             }
+            backends.truncate(nodes.len());
             Ok(backends)
         });
         Ok(made.await?)

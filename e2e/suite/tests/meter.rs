@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use steerage_e2e::cluster::Host;
-use steerage_e2e::meter::client::{Asker, Ending, Observed, connect, hold};
+use steerage_e2e::meter::asker::Asker;
+use steerage_e2e::meter::client::{Ending, Observed, Target, connect, hold};
 use steerage_e2e::meter::loss::{LossKind, Measurement};
 use steerage_e2e::meter::measure;
 use steerage_lab::{in_netns, netns};
@@ -23,14 +24,21 @@ const PORT: u16 = 80;
 const SILENT: u16 = 82;
 /// Answers with other bytes than it was sent.
 const LYING: u16 = 83;
-/// Resets a connection once a request has come.
+/// Says its name, and resets the connection once another request has come.
 const RESETTING: u16 = 84;
-/// Reads a request, answers it, and ends the connection.
+/// Says its name, answers one request, and ends the connection.
 const LEAVING: u16 = 85;
+/// Answers datagrams [`LATE`] after they came.
+const SLOW: u16 = 86;
+/// Later than the client waits.
+const LATE: Duration = Duration::from_millis(300);
+/// How long the client waits for a datagram.
+const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Two namespaces with a link between them. Both go with this.
+/// Two namespaces, and one with a bridge between them. All go with this.
 struct Link {
     client: Host,
+    bridge: String,
     server: String,
 }
 
@@ -38,13 +46,19 @@ impl Link {
     fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("meter{}x{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let [client, server] = ["client", "server"].map(|end| format!("{prefix}-{end}"));
-        for end in [&client, &server] {
-            netns::create(end, false).unwrap();
-            sh(end, "ip link set lo up");
+        let [client, bridge, server] = ["client", "bridge", "server"].map(|part| format!("{prefix}-{part}"));
+        for part in [&client, &bridge, &server] {
+            netns::create(part, false).unwrap();
+            sh(part, "ip link set lo up");
         }
-        sh(&client, &format!("ip link add eth0 type veth peer name eth0 netns /run/netns/{server}"));
-        for (end, number) in [(&client, 1), (&server, 2)] {
+        sh(&bridge, "ip link add bridge type bridge forward_delay 0 mcast_snooping 0; ip link set bridge up");
+        for (end, port, number) in [(&client, "client", 1), (&server, "server", 2)] {
+            sh(
+                &bridge,
+                &format!(
+                    "ip link add {port} type veth peer name eth0 netns /run/netns/{end}; ip link set {port} master bridge up"
+                ),
+            );
             sh(
                 end,
                 &format!(
@@ -61,7 +75,11 @@ impl Link {
             ipv4: "10.9.0.1".parse().unwrap(),
             ipv6: "fd09::1".parse().unwrap(),
         };
-        Self { client, server }
+        // What is sent before the neighbours know each other waits for a second.
+        for address in ["10.9.0.2", "10.9.0.3", "fd09::2"] {
+            in_netns(&client.netns, || TcpStream::connect(at(address, PORT)).unwrap()).unwrap();
+        }
+        Self { client, bridge, server }
     }
 
     fn measure(&self, work: impl AsyncFnOnce() -> anyhow::Result<Observed> + Send) -> Measurement {
@@ -70,9 +88,22 @@ impl Link {
     }
 
     fn connections(&self, to: SocketAddr, count: usize) -> Measurement {
+        let to = target(to);
         self.measure(async || {
             let connections =
-                stream::iter(0..count).map(|_| connect(to)).buffer_unordered(16).try_collect().await?;
+                stream::iter(0..count).map(|_| connect(&to)).buffer_unordered(16).try_collect().await?;
+            Ok(Observed { connections, ..Observed::default() })
+        })
+    }
+
+    /// One connection after the other.
+    fn connections_in_turn(&self, to: SocketAddr, count: usize) -> Measurement {
+        let to = target(to);
+        self.measure(async || {
+            let mut connections = Vec::new();
+            for _ in 0..count {
+                connections.push(connect(&to).await?);
+            }
             Ok(Observed { connections, ..Observed::default() })
         })
     }
@@ -84,7 +115,7 @@ impl Link {
             let mut datagrams = Vec::new();
             for server in servers.iter().cycle().take(count) {
                 let asker = Asker::bind(from).await?;
-                datagrams.push(asker.ask(*server, Duration::from_millis(200)).await?);
+                datagrams.push(asker.ask(*server, PATIENCE).await?);
             }
             Ok(Observed { datagrams, ..Observed::default() })
         })
@@ -100,17 +131,35 @@ impl Link {
         );
     }
 
+    /// Filters what the client or the server sends, between the two: a sender notices when its own host drops a packet.
+    fn fault_between(&self, sender: &str, rules: &str) {
+        sh(
+            &self.bridge,
+            &format!(
+                "nft 'table netdev fault {{ chain {sender} {{ type filter hook ingress device {sender} priority 0; {rules} }}; }}'"
+            ),
+        );
+    }
+
     /// How many packets the first counter of the fault counted.
     fn counted(&self) -> usize {
-        let listed = sh(&self.server, "nft list table ip fault");
-        let mut words = listed.split_whitespace().skip_while(|word| *word != "packets");
-        words.nth(1).unwrap().parse().unwrap()
+        counted(&sh(&self.server, "nft list table ip fault"))
     }
+
+    fn counted_between(&self) -> usize {
+        counted(&sh(&self.bridge, "nft list table netdev fault"))
+    }
+}
+
+fn counted(listed: &str) -> usize {
+    let mut words = listed.split_whitespace().skip_while(|word| *word != "packets");
+    words.nth(1).unwrap().parse().unwrap()
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
         let _ = netns::delete(&self.client.netns);
+        let _ = netns::delete(&self.bridge);
         let _ = netns::delete(&self.server);
     }
 }
@@ -133,32 +182,48 @@ fn serve(netns: &str) {
             }
         });
     };
-    behave(PORT, |mut stream, text| {
-        let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len());
-    });
-    behave(LYING, |mut stream, text| {
-        let text = text.replace("steerage", "steerags");
-        let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len());
-    });
+    behave(PORT, |stream, text| say(stream, &text));
+    behave(LYING, |stream, text| say(stream, &text.replace("steerage", "steerags")));
     behave(RESETTING, |stream, _| {
         let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
         let _ = socket2::SockRef::from(&stream).shutdown(std::net::Shutdown::Read);
         drop(stream);
     });
-    behave(LEAVING, |mut stream, text| {
-        let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len());
+    behave(LEAVING, |stream, text| {
+        say(stream.try_clone().unwrap(), &text);
         let _ = stream.shutdown(std::net::Shutdown::Both);
     });
-    for address in ["10.9.0.2", "10.9.0.3", "fd09::2"] {
+    for (address, port, after) in [
+        ("10.9.0.2", PORT, Duration::ZERO),
+        ("10.9.0.3", PORT, Duration::ZERO),
+        ("fd09::2", PORT, Duration::ZERO),
+        ("10.9.0.2", SLOW, LATE),
+    ] {
         let address: IpAddr = address.parse().unwrap();
-        let socket = in_netns(netns, || UdpSocket::bind((address, PORT)).unwrap()).unwrap();
+        let socket = in_netns(netns, || UdpSocket::bind((address, port)).unwrap()).unwrap();
         thread::spawn(move || {
             let mut buffer = [0; 256];
             while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                thread::sleep(after);
                 let _ = socket.send_to(&buffer[..length], from);
             }
         });
     }
+}
+
+/// In one segment.
+fn say(mut stream: TcpStream, text: &str) {
+    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len());
+    let _ = stream.write_all(answer.as_bytes());
+}
+
+/// How the names of a server's backends begin, as those of a Service's pods do.
+fn backends(server: IpAddr) -> &'static str {
+    if server == IpAddr::from([10, 9, 0, 3]) { "other-" } else { "echo-" }
+}
+
+fn target(address: SocketAddr) -> Target {
+    Target { address, backends: backends(address.ip()).to_owned() }
 }
 
 fn converse(mut stream: TcpStream, answer: fn(TcpStream, String)) {
@@ -173,6 +238,11 @@ fn converse(mut stream: TcpStream, answer: fn(TcpStream, String)) {
             continue;
         }
         let head = String::from_utf8(std::mem::take(&mut request)).unwrap();
+        if head.starts_with("GET /hostname ") {
+            let server = stream.local_addr().unwrap().ip().to_canonical();
+            say(stream.try_clone().unwrap(), &format!("{}1", backends(server)));
+            continue;
+        }
         let text = head.split(['=', ' ']).nth(2).unwrap().to_owned();
         let last = head.contains("Connection: close");
         answer(stream.try_clone().unwrap(), text);
@@ -198,7 +268,7 @@ fn meter_reports_nothing_without_a_fault() {
     for address in ["10.9.0.2", "fd09::2"] {
         let measured = link.connections(at(address, PORT), 500);
         assert_lost(&measured, &[]);
-        assert_eq!((measured.connections, measured.exchanges, measured.failed), (500, 500, 0));
+        assert_eq!((measured.connections, measured.exchanges, measured.failed), (500, 1000, 0));
         assert!(measured.slowest_handshake > Duration::ZERO);
         let measured = link.datagrams(&[at(address, PORT)], 500);
         assert_lost(&measured, &[]);
@@ -245,7 +315,7 @@ fn meter_reports_each_fault_of_a_connection_with_its_kind() {
 fn meter_reports_dropped_data_and_dropped_datagrams() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
-    // Of each connection the first segment with data, by its length.
+    // Of each connection the two requests, by their length.
     link.fault("tcp dport 80 ip length > 100 numgen inc mod 10 == 3 counter drop; udp dport 80 numgen inc mod 10 == 3 drop;");
     let measured = link.connections(at("10.9.0.2", PORT), 45);
     assert_lost(&measured, &[(LossKind::DataRetransmitted, link.counted())]);
@@ -258,10 +328,84 @@ fn server_that_ends_a_held_connection_between_two_requests_costs_nothing() {
     let link = Link::new();
     let measured = link.measure(async || {
         let to = at("10.9.0.2", LEAVING);
-        let connection = hold(to, Duration::from_millis(50), &|| false).await?;
+        let connection = hold(&target(to), Duration::from_millis(50), &|| false).await?;
         assert_eq!(connection.ending, Ending::ClosedByServer);
         Ok(Observed { connections: vec![connection], ..Observed::default() })
     });
     assert_lost(&measured, &[]);
     assert_eq!((measured.closed_by_server, measured.failed), (1, 0));
+}
+
+#[test]
+fn meter_reports_the_one_answer_that_is_dropped() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    // Of a connection's two answers the first stands alone; the FIN after the second shows at once that this is missing.
+    for (index, kind) in [(4, LossKind::SlowAnswer), (5, LossKind::AnswerRetransmitted)] {
+        let link = Link::new();
+        let rule = format!("tcp sport 80 ip length > 70 numgen inc mod 100000 == {index} counter drop;");
+        link.fault_between("server", &rule);
+        let measured = link.connections_in_turn(at("10.9.0.2", PORT), 20);
+        assert_eq!(link.counted_between(), 1);
+        assert_lost(&measured, &[(kind, 1)]);
+        assert_eq!(measured.failed, 0, "by the client's own view nothing happened");
+        assert_eq!(measured.slowest_answer > Duration::from_millis(200), kind == LossKind::SlowAnswer);
+    }
+}
+
+#[test]
+fn meter_reports_the_one_syn_ack_that_is_dropped() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let link = Link::new();
+    link.fault_between(
+        "server",
+        "tcp sport 80 tcp flags & (syn|ack) == (syn|ack) numgen inc mod 100000 == 5 counter drop;",
+    );
+    let measured = link.connections(at("10.9.0.2", PORT), 20);
+    assert_eq!(link.counted_between(), 1);
+    // Client and server send again after the same second, and either may be the first.
+    let counts = measured.counts();
+    let reported = [LossKind::SynRetransmitted, LossKind::SlowHandshake].map(|kind| counts.get(&kind));
+    assert_eq!(reported.into_iter().flatten().sum::<usize>(), 1, "{measured:?}");
+    assert_eq!(measured.losses.len(), 1, "{measured:?}");
+}
+
+#[test]
+fn meter_reports_connections_that_another_services_backend_serves() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let link = Link::new();
+    // The client sees the address that it asked in every packet.
+    for (sender, end, port) in [("client", "daddr", "dport"), ("server", "saddr", "sport")] {
+        link.fault_between(
+            sender,
+            &format!(
+                "ip {end} 10.9.0.2 tcp {port} 80 ip {end} set 10.9.0.3 accept;
+                 ip {end} 10.9.0.3 tcp {port} 80 ip {end} set 10.9.0.2 accept;"
+            ),
+        );
+    }
+    for server in ["10.9.0.2", "10.9.0.3"] {
+        assert_lost(&link.connections(at(server, PORT), 20), &[(LossKind::WrongBackend, 20)]);
+    }
+}
+
+#[test]
+fn meter_reports_datagrams_that_were_answered_untranslated() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let link = Link::new();
+    // Neither a server that the client asks, nor one that it names to the capture.
+    sh(&link.server, "ip addr add 10.9.0.4/24 dev eth0; ip addr add fd09::4/64 dev eth0 nodad");
+    link.fault_between(
+        "server",
+        "ip saddr 10.9.0.2 udp sport 80 ip saddr set 10.9.0.4; ip6 saddr fd09::2 udp sport 80 ip6 saddr set fd09::4;",
+    );
+    for server in ["10.9.0.2", "fd09::2"] {
+        assert_lost(&link.datagrams(&[at(server, PORT)], 20), &[(LossKind::WrongSource, 20)]);
+    }
+}
+
+#[test]
+fn meter_reports_a_datagram_that_is_answered_after_its_client_gave_up() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let link = Link::new();
+    assert_lost(&link.datagrams(&[at("10.9.0.2", SLOW)], 1), &[(LossKind::DatagramLate, 1)]);
 }

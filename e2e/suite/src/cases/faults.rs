@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Loss of two clients while something happens to the cluster, judged by the meter.
 //!
-//! The first client uses a Service with `api` steering over IPv4, the second one with `health-check` steering over IPv6. A case whose
-//! promise is broken fails. Every measurement is reported.
+//! The first client uses a Service with `api` steering over IPv4, the second one with `health-check` steering over IPv6. Each Service
+//! has backends of its own, so that the meter notices when one gets the traffic of the other. A case whose promise is broken fails.
+//! Every measurement is reported.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -21,14 +22,15 @@ use tokio::task::block_in_place;
 use tokio::time::sleep;
 
 use crate::meter::capture::now;
+use crate::meter::client::Target;
 use crate::meter::load::{AFTER, BEFORE, Client, Load};
-use crate::meter::loss::{Loss, Measurement};
+use crate::meter::loss::{Loss, LossKind, Measurement};
 use crate::pods::{deployment, has_condition};
 use crate::report::fine_ms;
 use crate::self_test;
 use crate::service_proxy::ServiceProxy;
 use crate::services::{PORT, ServiceBuilder, Vips};
-use crate::suite::ECHO;
+use crate::suite::{ECHO, OTHER};
 use crate::system;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
@@ -54,7 +56,7 @@ pub(super) async fn killed_controller_loses_no_packet(test: Arc<TestContext>) ->
         .iter()
         .find(|pod| leader.contains(&pod.name_any()))
         .context("the lease holder is no pod of the chart")?;
-    let clients = expose(&test, ECHO, |spec| spec).await?;
+    let clients = expose(&test, SHARED, |spec| spec).await?;
     under_load(&test, "controller killed (-9)", Promise::NothingLost, clients, async || {
         system::kill_container(&test.suite, pod)
     })
@@ -70,7 +72,7 @@ pub(super) async fn killed_agent_loses_no_packet(test: Arc<TestContext>) -> Resu
         ServiceProxy::KubeProxy => spec.labelled(names::PROXY_NAME_LABEL, names::PROXY_NAME),
         ServiceProxy::Agent => spec,
     };
-    let clients = expose(&test, ECHO, labelled).await?;
+    let clients = expose(&test, SHARED, labelled).await?;
     let kill = async || agents.iter().try_for_each(|agent| system::kill_container(&test.suite, agent));
     under_load(&test, "agent killed (-9) on every node", Promise::NothingLost, clients, kill).await?;
     for agent in &agents {
@@ -80,7 +82,7 @@ pub(super) async fn killed_agent_loses_no_packet(test: Arc<TestContext>) -> Resu
 }
 
 pub(super) async fn killed_edge_loses_no_packet(test: Arc<TestContext>) -> Result<()> {
-    let clients = expose(&test, ECHO, |spec| spec).await?;
+    let clients = expose(&test, SHARED, |spec| spec).await?;
     let edges = test.suite.cluster(|cluster| cluster.edges());
     let edge = edges.first().context("no edge host")?;
     let kill = async || {
@@ -92,7 +94,7 @@ pub(super) async fn killed_edge_loses_no_packet(test: Arc<TestContext>) -> Resul
 }
 
 pub(super) async fn absent_api_server_loses_no_packet(test: Arc<TestContext>) -> Result<()> {
-    let clients = expose(&test, ECHO, |spec| spec).await?;
+    let clients = expose(&test, SHARED, |spec| spec).await?;
     let away = async || {
         test.suite.cluster(|cluster| cluster.stop_api_server())?;
         sleep(ABSENCE).await;
@@ -119,8 +121,15 @@ pub(super) async fn rolling_update_is_measured(test: Arc<TestContext>) -> Result
     let clients = deploy(&test, 3).await?;
     let update = async || {
         let change = json!({ "spec": { "template": { "metadata": { "annotations": { "e2e": "2" } } } } });
-        let deployment: Deployment = test.patch_any("web", change).await?;
-        rolled_out(&test, deployment.metadata.generation).await
+        let mut generations = Vec::new();
+        for name in MODES {
+            let deployment: Deployment = test.patch_any(name, change.clone()).await?;
+            generations.push((name, deployment.metadata.generation));
+        }
+        for (name, generation) in generations {
+            rolled_out(&test, name, generation).await?;
+        }
+        Ok(())
     };
     under_load(&test, "rolling update of 3 pods", Promise::None, clients, update).await
 }
@@ -128,8 +137,10 @@ pub(super) async fn rolling_update_is_measured(test: Arc<TestContext>) -> Result
 pub(super) async fn scale_down_is_measured(test: Arc<TestContext>) -> Result<()> {
     let clients = deploy(&test, 3).await?;
     let scale = async || {
-        let change = json!({ "spec": { "replicas": 1 } });
-        test.patch_any::<Deployment>("web", change).await.map(drop)
+        for name in MODES {
+            test.patch_any::<Deployment>(name, json!({ "spec": { "replicas": 1 } })).await?;
+        }
+        Ok(())
     };
     under_load(&test, "scale down from 3 pods to 1", Promise::None, clients, scale).await
 }
@@ -169,9 +180,11 @@ pub(super) async fn node_drain_is_measured(test: Arc<TestContext>) -> Result<()>
     };
     let drain = async || {
         cordon(true).await?;
-        for pod in test.pods("web").await? {
-            if pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&node) {
-                test.api::<Pod>().evict(&pod.name_any(), &EvictParams::default()).await?;
+        for app in MODES {
+            for pod in test.pods(app).await? {
+                if pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&node) {
+                    test.api::<Pod>().evict(&pod.name_any(), &EvictParams::default()).await?;
+                }
             }
         }
         Ok(())
@@ -193,27 +206,36 @@ pub(super) async fn node_death_is_measured(test: Arc<TestContext>) -> Result<()>
 }
 
 const MODES: [&str; 2] = ["api", "health-check"];
+/// The labels of the shared backends, in the order of [`MODES`].
+const SHARED: [&str; 2] = [ECHO, OTHER];
 
-/// Makes a Deployment and a Service with each steering for it.
+/// Makes a Service with each steering, and a Deployment for each, named and labelled after the steering.
 async fn deploy(test: &TestContext, replicas: usize) -> Result<Vec<Client>> {
-    let made = deployment("web", "web", replicas, LINGER)?;
     let deployments = test.api::<Deployment>();
-    until("a Deployment", TIMEOUT, async || deployments.create(&PostParams::default(), &made).await).await?;
-    rolled_out(test, Some(1)).await?;
-    expose(test, "web", |spec| spec).await
+    for name in MODES {
+        let made = deployment(name, name, replicas, LINGER)?;
+        let create = async || deployments.create(&PostParams::default(), &made).await;
+        until("a Deployment", TIMEOUT, create).await?;
+    }
+    for name in MODES {
+        rolled_out(test, name, Some(1)).await?;
+    }
+    expose(test, MODES, |spec| spec).await
 }
 
-/// One backend, on the last node: a packet that any other node gets under policy Local is lost.
+/// One backend of each Service, on the last node: a packet that any other node gets under policy Local is lost.
 async fn expose_one_backend(test: &TestContext) -> Result<Vec<Client>> {
     let nodes = test.nodes();
     let node = nodes.last().context("no nodes")?;
-    test.backend("only", "web", &node.name, true, LINGER).await?;
-    expose(test, "web", |spec| spec).await
+    for app in MODES {
+        test.backend(&format!("{app}-only"), app, &node.name, true, LINGER).await?;
+    }
+    expose(test, MODES, |spec| spec).await
 }
 
-async fn rolled_out(test: &TestContext, generation: Option<i64>) -> Result<()> {
+async fn rolled_out(test: &TestContext, name: &str, generation: Option<i64>) -> Result<()> {
     until("ready backends", TIMEOUT * 3, async || -> Result<()> {
-        let deployment = test.api::<Deployment>().get("web").await?;
+        let deployment = test.api::<Deployment>().get(name).await?;
         let wanted = deployment.spec.and_then(|spec| spec.replicas);
         let status = deployment.status.unwrap_or_default();
         ensure!(status.observed_generation >= generation, "not observed yet");
@@ -226,33 +248,35 @@ async fn rolled_out(test: &TestContext, generation: Option<i64>) -> Result<()> {
     .await
 }
 
-/// A Service with each steering, named after it, and a client for each. Waits until every node has rules for the addresses and every
+/// A Service with each steering, named after it, in front of the pods with its label, and a client for each. Waits until every node has rules for the addresses and every
 /// node with a backend is healthy at the edge.
 ///
 /// No client connects before: a node without rules tracks the connection untranslated for two minutes, and would drop a later one
 /// from the same port. For the same reason no case uses the addresses of another.
 async fn expose(
     test: &TestContext,
-    app: &str,
+    apps: [&str; 2],
     adapt: impl Fn(ServiceBuilder) -> ServiceBuilder,
 ) -> Result<Vec<Client>> {
     static NEXT: AtomicU8 = AtomicU8::new(0x60);
     let mut clients = Vec::new();
-    for ((mode, family), host) in MODES.into_iter().zip([V4, V6]).zip(test.suite.clients()) {
+    let clients_of = MODES.into_iter().zip(apps).zip([V4, V6]).zip(test.suite.clients());
+    for (((mode, app), family), host) in clients_of {
         let last = NEXT.fetch_add(1, Ordering::Relaxed);
         let addresses = format!("10.77.200.{last},fd77::c8{last:02x}");
         let spec = ServiceBuilder::new(mode, app).steered(mode).annotated(names::ADDRESSES, &addresses);
         let (_, vips) = test.expose(&adapt(spec)).await?;
         test.wait_programmed(mode, vips).await?;
         test.wait_answers(vips, PORT).await?;
-        clients.push(Client { host, to: vips.at(family, PORT), what: format!("{mode}, {family}") });
+        let to = Target { address: vips.at(family, PORT), backends: format!("{app}-") };
+        clients.push(Client { host, to, what: format!("{mode}, {family}") });
     }
-    let pods = test.pods(app).await?;
-    let ready = pods.iter().filter(|pod| has_condition(pod, "Ready"));
-    let mut nodes: Vec<_> = ready.filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref()).collect();
-    nodes.sort_unstable();
-    nodes.dedup();
-    for mode in MODES {
+    for (mode, app) in MODES.into_iter().zip(apps) {
+        let pods = test.pods(app).await?;
+        let ready = pods.iter().filter(|pod| has_condition(pod, "Ready"));
+        let mut nodes: Vec<_> = ready.filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref()).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
         test.wait_healthy(mode, &nodes).await?;
     }
     Ok(clients)
@@ -285,6 +309,10 @@ async fn under_load(
             let times = times(at, &measured.losses);
             let _ =
                 write!(broken, "\n{what}: {} failed; lost: {}; {times}", measured.failed, measured.kinds());
+            let slow = [LossKind::SlowHandshake, LossKind::SlowAnswer];
+            if measured.losses.iter().any(|loss| slow.contains(&loss.kind)) {
+                broken.push_str("; what is slow was lost on the way back, or waited for a core");
+            }
         }
         let ran = measured.connections > 0 && measured.exchanges > 0 && measured.datagrams > 0;
         ensure!(ran, "{what}: the load did not run: {measured:?}");
@@ -306,6 +334,7 @@ fn record(test: &TestContext, event: &str, at: Duration, what: &str, measured: &
         "closed by server",
         "port collisions",
         "slowest handshake ms",
+        "slowest answer ms",
         "slowest datagram ms",
         "retransmissions (needed / spurious / FIN / by server)",
     ];
@@ -322,6 +351,7 @@ fn record(test: &TestContext, event: &str, at: Duration, what: &str, measured: &
         measured.closed_by_server.to_string(),
         measured.port_collisions.to_string(),
         fine_ms(measured.slowest_handshake),
+        fine_ms(measured.slowest_answer),
         fine_ms(measured.slowest_datagram),
         format!("{} / {} / {} / {}", again.needed, again.spurious, again.fins, again.by_server),
     ];

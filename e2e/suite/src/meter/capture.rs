@@ -42,9 +42,10 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Captures packets to and from some servers on all interfaces of a network namespace, from this call's return on.
-    pub fn start(netns: &str, servers: &[IpAddr]) -> Result<Self> {
-        let socket = steerage_lab::in_netns(netns, || open(servers))?
+    /// Captures packets on all interfaces of a network namespace, from this call's return on: those to and from some servers, and
+    /// all datagrams to some clients, whoever sends them.
+    pub fn start(netns: &str, servers: &[IpAddr], clients: &[IpAddr]) -> Result<Self> {
+        let socket = steerage_lab::in_netns(netns, || open(servers, clients))?
             .with_context(|| format!("opening a packet socket in {netns}"))?;
         let (packets, stop) = (Arc::default(), Arc::default());
         let reader = {
@@ -83,11 +84,11 @@ impl Drop for Capture {
     }
 }
 
-fn open(servers: &[IpAddr]) -> Result<Socket> {
+fn open(servers: &[IpAddr], clients: &[IpAddr]) -> Result<Socket> {
     // Only a socket for all protocols sees what the host itself sends.
     let all = Protocol::from(i32::from(u16::try_from(libc::ETH_P_ALL)?.to_be()));
     let socket = Socket::new(Domain::PACKET, Type::DGRAM, Some(all))?;
-    socket.attach_filter(&filter(servers))?;
+    socket.attach_filter(&filter(servers, clients))?;
     setsockopt(&socket, RcvBufForce, &BUFFER)?;
     setsockopt(&socket, ReceiveTimestampns, &true)?;
     socket.set_read_timeout(Some(TICK))?;

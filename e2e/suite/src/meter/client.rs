@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The meter's client: numbered requests over HTTP and UDP to an echo server, and what the program saw of each.
+//! The meter's client: requests over HTTP to an echo server, and what the program saw of each.
 //!
-//! The server is agnhost's netexec: `GET /echo?msg=TEXT` and the datagram `echo TEXT` are answered with `TEXT`.
+//! The server is agnhost's netexec: `GET /hostname` is answered with the name of its pod, `GET /echo?msg=TEXT` with `TEXT`. A
+//! connection asks for the name first, since every backend echoes alike.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
+use super::asker::Datagram;
 use super::capture::now;
+use super::next_number;
 use super::packet::mark;
 use super::tcp::Ends;
 
@@ -25,6 +28,15 @@ mod information {
     #![allow(missing_docs, reason = "made by nix's macro")]
     use nix::{getsockopt_impl, sockopt_impl};
     sockopt_impl!(TcpInformation, GetOnly, libc::IPPROTO_TCP, libc::TCP_INFO, libc::tcp_info);
+}
+
+/// Whom a client asks, and who should answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Where it connects to.
+    pub address: SocketAddr,
+    /// How the names of all backends begin that may answer, and of no others.
+    pub backends: String,
 }
 
 /// Everything that a client did.
@@ -43,14 +55,23 @@ pub struct Connection {
     pub ends: Ends,
     /// When the client opened it, since the Unix epoch.
     pub opened: Duration,
-    /// Requests that were answered.
-    pub exchanges: usize,
+    /// Requests that were answered in full, in order.
+    pub exchanges: Vec<Exchange>,
     /// Bytes that were read.
     pub received: u64,
     /// How it ended.
     pub ending: Ending,
     /// What the kernel says (`TCP_INFO`) of retransmissions, as long as it could be asked.
     pub retransmissions: Option<usize>,
+}
+
+/// A request and its answer as positions in the connection's two streams of bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// The request's bytes.
+    pub request: Range<u64>,
+    /// The answer's bytes.
+    pub answer: Range<u64>,
 }
 
 /// How a connection ended.
@@ -64,30 +85,15 @@ pub enum Ending {
     Unanswered(String),
     /// With an answer that was not what had been sent.
     BytesChanged,
-}
-
-/// A datagram as the client's program saw it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Datagram {
-    /// The socket that sent it.
-    pub client: SocketAddr,
-    /// Whom it was sent to.
-    pub server: SocketAddr,
-    /// Its number.
-    pub number: u64,
-    /// How many answers the client read, whoever sent them.
-    pub answers: usize,
-}
-
-fn next() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    /// With an answer of a backend that should not have been asked: its name.
+    WrongBackend(String),
 }
 
 /// A connection that is open, or being opened.
 struct Open {
     stream: TcpStream,
     record: Connection,
+    sent: u64,
 }
 
 impl Open {
@@ -106,12 +112,12 @@ impl Open {
         let record = Connection {
             ends: Ends { client, server },
             opened,
-            exchanges: 0,
+            exchanges: Vec::new(),
             received: 0,
             ending: Ending::Complete,
             retransmissions: None,
         };
-        Ok(Self { stream: TcpStream::from_std(socket.into())?, record })
+        Ok(Self { stream: TcpStream::from_std(socket.into())?, record, sent: 0 })
     }
 
     async fn established(&mut self) -> io::Result<()> {
@@ -119,25 +125,41 @@ impl Open {
         self.stream.take_error()?.map_or(Ok(()), Err)
     }
 
-    /// One request and its answer.
-    async fn exchange(&mut self, last: bool) -> io::Result<()> {
-        let text = mark(next());
+    /// Asks who serves the connection.
+    async fn identify(&mut self, backends: &str) -> io::Result<()> {
+        match self.exchange("/hostname", false).await? {
+            Some(name) if name.starts_with(backends) => {}
+            Some(name) => self.record.ending = Ending::WrongBackend(name),
+            None => self.record.ending = Ending::BytesChanged,
+        }
+        Ok(())
+    }
+
+    /// One numbered request and its answer.
+    async fn echo(&mut self, last: bool) -> io::Result<()> {
+        let text = mark(next_number());
+        if self.exchange(&format!("/echo?msg={text}"), last).await? != Some(text) {
+            self.record.ending = Ending::BytesChanged;
+        }
+        Ok(())
+    }
+
+    /// One request; the body of its answer, unless that is an error.
+    async fn exchange(&mut self, path: &str, last: bool) -> io::Result<Option<String>> {
         let connection = if last { "close" } else { "keep-alive" };
-        let request =
-            format!("GET /echo?msg={text} HTTP/1.1\r\nHost: e2e\r\nConnection: {connection}\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: e2e\r\nConnection: {connection}\r\n\r\n");
+        let (asked, answered) = (self.sent, self.record.received);
         self.stream.write_all(request.as_bytes()).await?;
+        self.sent += request.len() as u64;
         let mut answer = Vec::new();
         while !is_complete(&answer) {
             self.read(&mut answer).await?;
         }
-        let right =
-            answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(format!("\r\n\r\n{text}").as_bytes());
-        if right {
-            self.record.exchanges += 1;
-        } else {
-            self.record.ending = Ending::BytesChanged;
-        }
-        Ok(())
+        let exchange = Exchange { request: asked..self.sent, answer: answered..self.record.received };
+        self.record.exchanges.push(exchange);
+        let text = String::from_utf8_lossy(&answer);
+        let body = text.split_once("\r\n\r\n").filter(|(head, _)| head.starts_with("HTTP/1.1 200"));
+        Ok(body.map(|(_, body)| body.to_owned()))
     }
 
     async fn read(&mut self, answer: &mut Vec<u8>) -> io::Result<()> {
@@ -174,12 +196,16 @@ pub fn retransmissions(stream: &TcpStream) -> Option<usize> {
     usize::try_from(information.tcpi_total_retrans).ok()
 }
 
-/// One new connection: opened, asked, answered, closed by the server.
-pub async fn connect(server: SocketAddr) -> Result<Connection> {
-    let mut open = Open::new(server)?;
+/// One new connection: opened, asked for its backend, asked for an echo, closed by the server.
+pub async fn connect(to: &Target) -> Result<Connection> {
+    let mut open = Open::new(to.address)?;
     let work = async {
         open.established().await?;
-        open.exchange(true).await?;
+        open.identify(&to.backends).await?;
+        if open.record.ending != Ending::Complete {
+            return Ok(());
+        }
+        open.echo(true).await?;
         match open.stream.read(&mut [0]).await? {
             0 => Ok(()),
             _ => Err(io::Error::other("more than the answer")),
@@ -190,11 +216,15 @@ pub async fn connect(server: SocketAddr) -> Result<Connection> {
 }
 
 /// One connection with a request every `pause`, until its server or `stop` ends it.
-pub async fn hold(server: SocketAddr, pause: Duration, stop: &impl Fn() -> bool) -> Result<Connection> {
-    let mut open = Open::new(server)?;
-    let mut outcome = timeout(TIME_LIMIT, open.established()).await;
+pub async fn hold(to: &Target, pause: Duration, stop: &impl Fn() -> bool) -> Result<Connection> {
+    let mut open = Open::new(to.address)?;
+    let opening = async {
+        open.established().await?;
+        open.identify(&to.backends).await
+    };
+    let mut outcome = timeout(TIME_LIMIT, opening).await;
     while matches!(outcome, Ok(Ok(()))) && open.record.ending == Ending::Complete && !stop() {
-        outcome = timeout(TIME_LIMIT, open.exchange(false)).await;
+        outcome = timeout(TIME_LIMIT, open.echo(false)).await;
         if !matches!(outcome, Ok(Ok(()))) {
             break;
         }
@@ -219,47 +249,6 @@ fn is_complete(bytes: &[u8]) -> bool {
         .lines()
         .find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length:")?.trim().parse().ok());
     length.is_none_or(|length: usize| body.len() >= length)
-}
-
-/// A socket that asks by datagram.
-pub struct Asker {
-    socket: UdpSocket,
-    client: SocketAddr,
-}
-
-impl Asker {
-    /// Binds a socket to a port of this address.
-    pub async fn bind(address: IpAddr) -> Result<Self> {
-        let socket = UdpSocket::bind(SocketAddr::new(address, 0)).await?;
-        let client = socket.local_addr()?;
-        Ok(Self { socket, client })
-    }
-
-    /// One datagram, and its answer within `patience`, whoever sends it.
-    pub async fn ask(&self, server: SocketAddr, patience: Duration) -> Result<Datagram> {
-        let number = next();
-        let request = format!("echo {}", mark(number));
-        // An ICMP error for an earlier datagram is reported here; the datagram is sent nevertheless when tried again.
-        if self.socket.send_to(request.as_bytes(), server).await.is_err() {
-            self.socket
-                .send_to(request.as_bytes(), server)
-                .await
-                .context("not measured: sending a datagram")?;
-        }
-        let mut datagram = Datagram { client: self.client, server, number, answers: 0 };
-        let answered = async {
-            let mut buffer = [0; 256];
-            loop {
-                if let Ok((length, _)) = self.socket.recv_from(&mut buffer).await
-                    && super::packet::number(&buffer[..length]) == Some(number)
-                {
-                    return;
-                }
-            }
-        };
-        datagram.answers = usize::from(timeout(patience, answered).await.is_ok());
-        Ok(datagram)
-    }
 }
 
 #[cfg(test)]

@@ -6,11 +6,12 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-use super::client::{Connection, Datagram, Ending, Observed};
-use super::loss::{HANDSHAKE_WITHIN, Loss, LossKind, Measurement};
+use super::asker::Datagram;
+use super::client::{Connection, Ending, Exchange, Observed};
+use super::loss::{ANSWER_WITHIN, HANDSHAKE_WITHIN, Loss, LossKind, Measurement};
 use super::packet::Packet;
 use super::tcp::{Ends, Trace, traces};
-use super::udp::{Exchange, exchanges};
+use super::udp::{Question, questions};
 
 /// Why there is no verdict: the capture lacks packets that must have been there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ impl Error for NotMeasured {}
 pub fn judge(packets: &[Packet], observed: &Observed) -> Result<Measurement, NotMeasured> {
     let mut measurement = Measurement {
         connections: observed.connections.len(),
-        exchanges: observed.connections.iter().map(|connection| connection.exchanges).sum(),
+        exchanges: observed.connections.iter().map(|connection| connection.exchanges.len()).sum(),
         datagrams: observed.datagrams.len(),
         ..Measurement::default()
     };
@@ -45,10 +46,10 @@ pub fn judge(packets: &[Packet], observed: &Observed) -> Result<Measurement, Not
     }
     let clients: HashMap<_, _> =
         observed.datagrams.iter().map(|datagram| (datagram.number, datagram.client)).collect();
-    let mut exchanges = exchanges(packets, |number| clients.get(&number).copied());
+    let mut questions = questions(packets, |number| clients.get(&number).copied());
     for datagram in &observed.datagrams {
-        let exchange = exchanges.remove(&datagram.number).unwrap_or_default();
-        measurement.add_datagram(datagram, &exchange)?;
+        let question = questions.remove(&datagram.number).unwrap_or_default();
+        measurement.add_datagram(datagram, &question)?;
     }
     measurement.losses.sort_by_key(|loss| loss.at);
     Ok(measurement)
@@ -61,8 +62,13 @@ fn check(connection: &Connection, trace: &Trace) -> Result<(), NotMeasured> {
     if connection.received > trace.received {
         return missing(format!("the client read {} bytes of {}", connection.received, trace.received));
     }
-    if trace.answered.is_none() && connection.exchanges > 0 {
+    if trace.answered.is_none() && !connection.exchanges.is_empty() {
         return missing("no SYN-ACK".to_owned());
+    }
+    if let Some(last) = connection.exchanges.last()
+        && last.request.end > trace.sent
+    {
+        return missing(format!("the client sent {} bytes, not {}", last.request.end, trace.sent));
     }
     // The FIN is acknowledged as one byte, possibly before the capture's order of time shows it.
     if trace.acknowledged > trace.received + 1 {
@@ -83,6 +89,8 @@ impl Measurement {
         if let Some(answered) = trace.answered {
             self.slowest_handshake = self.slowest_handshake.max(answered.saturating_sub(trace.opened));
         }
+        let slowest = answer_times(connection, trace).map(|(_, _, took)| took).max();
+        self.slowest_answer = self.slowest_answer.max(slowest.unwrap_or_default());
         self.port_collisions += trace.challenged;
         let spurious = trace.resent.iter().filter(|resent| resent.spurious).count();
         self.retransmissions.spurious += spurious;
@@ -94,24 +102,28 @@ impl Measurement {
         self.failed += usize::from(!closed && connection.ending != Ending::Complete);
     }
 
-    fn add_datagram(&mut self, datagram: &Datagram, exchange: &Exchange) -> Result<(), NotMeasured> {
-        let Some(&at) = exchange.sent.first() else {
+    fn add_datagram(&mut self, datagram: &Datagram, question: &Question) -> Result<(), NotMeasured> {
+        let Some(&at) = question.sent.first() else {
             return Err(NotMeasured(format!("{datagram:?} was not captured")));
         };
-        if datagram.answers > exchange.answers.len() {
+        if datagram.answers > question.answers.len() {
             return Err(NotMeasured(format!("an answer to {datagram:?} was not captured")));
         }
         let mut lose = |kind, at| self.losses.push(Loss { kind, at, client: datagram.client });
-        match &exchange.answers[..] {
+        match &question.answers[..] {
             [] => lose(LossKind::DatagramUnanswered, at),
             [(first, _), more @ ..] => {
-                self.slowest_datagram = self.slowest_datagram.max(first.saturating_sub(at));
+                let took = first.saturating_sub(at);
+                self.slowest_datagram = self.slowest_datagram.max(took);
+                if took > datagram.patience {
+                    lose(LossKind::DatagramLate, at);
+                }
                 for (at, _) in more {
                     lose(LossKind::DatagramDuplicated, *at);
                 }
             }
         }
-        for (at, from) in &exchange.answers {
+        for (at, from) in &question.answers {
             if *from != datagram.server {
                 self.losses.push(Loss { kind: LossKind::WrongSource, at: *at, client: datagram.client });
             }
@@ -120,10 +132,43 @@ impl Measurement {
     }
 }
 
-/// Whether the server had ended the connection before the client sent its newest bytes: nobody can answer those.
+/// Whether the server ended the connection while it had no request: before the client sent its newest one, or while that was on its
+/// way, as the acknowledgement in the FIN shows. Nobody can answer such a request.
 fn closed_first(connection: &Connection, trace: &Trace) -> bool {
-    matches!(connection.ending, Ending::Unanswered(_))
-        && trace.closed_by_server.is_some_and(|closed| trace.last_sent.is_some_and(|sent| closed < sent))
+    let Some(closed) = trace.closed_by_server else { return false };
+    let crossed =
+        connection.exchanges.last().is_some_and(|answered| trace.confirmed_at_close <= answered.request.end);
+    let unanswered = matches!(connection.ending, Ending::Unanswered(_));
+    unanswered && (crossed || trace.last_sent.is_some_and(|sent| closed < sent))
+}
+
+/// Each exchange with the time of its request and how long its answer took. A request that was sent before the preceding one had its
+/// answer is timed from that answer on: a slow answer is counted once, not once for each request that waits behind it.
+fn answer_times<'a>(
+    connection: &'a Connection,
+    trace: &'a Trace,
+) -> impl Iterator<Item = (&'a Exchange, Duration, Duration)> {
+    let mut before = Duration::ZERO;
+    connection.exchanges.iter().filter_map(move |exchange| {
+        let sent = trace.sent_at(exchange.request.start)?;
+        let answered = trace.received_at(exchange.answer.end)?;
+        let from = sent.max(before);
+        before = answered;
+        Some((exchange, sent, answered.saturating_sub(from)))
+    })
+}
+
+/// Answers that took too long, unless a packet that was sent again says why.
+fn slow_answers(connection: &Connection, trace: &Trace) -> Vec<Duration> {
+    let explained = |exchange: &Exchange| {
+        let overlaps = |from, to| from < exchange.request.end && exchange.request.start < to;
+        trace.resent.iter().any(|resent| !resent.spurious && overlaps(resent.from, resent.to))
+            || trace.late.iter().any(|late| exchange.answer.contains(&late.from))
+    };
+    answer_times(connection, trace)
+        .filter(|(exchange, _, took)| *took > ANSWER_WITHIN && !explained(exchange))
+        .map(|(_, sent, _)| sent)
+        .collect()
 }
 
 /// What a connection lost, and when. A cause is named once, not its consequences too.
@@ -142,6 +187,8 @@ fn losses(connection: &Connection, trace: &Trace) -> Vec<(LossKind, Duration)> {
     }
     let resent = trace.resent.iter().filter(|resent| !resent.spurious);
     losses.extend(resent.map(|resent| (LossKind::DataRetransmitted, resent.at)));
+    losses.extend(trace.late.iter().map(|late| (LossKind::AnswerRetransmitted, late.at)));
+    losses.extend(slow_answers(connection, trace).into_iter().map(|sent| (LossKind::SlowAnswer, sent)));
     let until_close = |reset: Option<Duration>| {
         reset.filter(|reset| trace.closed_by_server.is_none_or(|closed| *reset < closed))
     };
@@ -154,9 +201,12 @@ fn losses(connection: &Connection, trace: &Trace) -> Vec<(LossKind, Duration)> {
     } else if matches!(connection.ending, Ending::Unanswered(_)) && !closed_first(connection, trace) {
         losses.push((LossKind::BytesMissing, trace.last_sent.unwrap_or(opened)));
     }
-    if connection.ending == Ending::BytesChanged {
-        losses.push((LossKind::BytesChanged, trace.last_sent.unwrap_or(opened)));
-    }
+    let wrong = match connection.ending {
+        Ending::BytesChanged => Some(LossKind::BytesChanged),
+        Ending::WrongBackend(_) => Some(LossKind::WrongBackend),
+        _ => None,
+    };
+    losses.extend(wrong.map(|kind| (kind, trace.last_sent.unwrap_or(opened))));
     losses
 }
 

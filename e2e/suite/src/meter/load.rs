@@ -13,7 +13,8 @@ use anyhow::{Result, anyhow};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::client::{Asker, Connection, Datagram, Ending, Observed, connect, hold};
+use super::asker::{Asker, Datagram};
+use super::client::{Connection, Ending, Observed, Target, connect, hold};
 use super::loss::Measurement;
 use super::measure;
 use crate::cluster::Host;
@@ -40,8 +41,8 @@ pub const AFTER: Duration = Duration::from_secs(10);
 pub struct Client {
     /// The machine.
     pub host: Host,
-    /// The load balancer, over TCP and UDP.
-    pub to: SocketAddr,
+    /// The load balancer, over TCP and UDP, and its backends.
+    pub to: Target,
     /// What the load balancer is, for messages and tables.
     pub what: String,
 }
@@ -59,10 +60,10 @@ impl Load {
         let threads = clients.into_iter().map(|client| {
             let stop = Arc::clone(&stop);
             let what = client.what.clone();
-            let from = if client.to.is_ipv4() { client.host.ipv4.into() } else { client.host.ipv6.into() };
-            let work = move || {
-                measure(&client.host, &[client.to.ip()], async || drive(from, client.to, &stop).await)
-            };
+            let server = client.to.address;
+            let from = if server.is_ipv4() { client.host.ipv4.into() } else { client.host.ipv6.into() };
+            let work =
+                move || measure(&client.host, &[server.ip()], async || drive(from, &client.to, &stop).await);
             (what, thread::spawn(work))
         });
         let threads = threads.collect();
@@ -99,20 +100,21 @@ impl Observed {
     }
 }
 
-async fn drive(from: IpAddr, to: SocketAddr, stop: &Arc<AtomicBool>) -> Result<Observed> {
+async fn drive(from: IpAddr, to: &Target, stop: &Arc<AtomicBool>) -> Result<Observed> {
     let mut tasks = JoinSet::new();
     for index in 0..HELD {
-        let stop = Arc::clone(stop);
+        let (to, stop) = (to.clone(), Arc::clone(stop));
         tasks.spawn(async move {
             sleep(PAUSE * index / HELD).await;
-            keep(to, &stop).await.map(Done::Connections)
+            keep(&to, &stop).await.map(Done::Connections)
         });
     }
+    let server = to.address;
     for index in 0..ASKERS {
         let stop = Arc::clone(stop);
         tasks.spawn(async move {
             sleep(PAUSE * index / ASKERS).await;
-            keep_asking(from, to, &stop).await.map(Done::Datagrams)
+            keep_asking(from, server, &stop).await.map(Done::Datagrams)
         });
     }
     let mut observed = Observed::default();
@@ -123,8 +125,11 @@ async fn drive(from: IpAddr, to: SocketAddr, stop: &Arc<AtomicBool>) -> Result<O
     }
     while !stop.load(Ordering::Relaxed) {
         tokio::select! {
-            _ = connections.tick() => tasks.spawn(async move { connect(to).await.map(Done::Connection) }),
-            _ = datagrams.tick() => tasks.spawn(async move { ask_once(from, to).await.map(Done::Datagram) }),
+            _ = connections.tick() => {
+                let to = to.clone();
+                tasks.spawn(async move { connect(&to).await.map(Done::Connection) })
+            }
+            _ = datagrams.tick() => tasks.spawn(async move { ask_once(from, server).await.map(Done::Datagram) }),
         };
         while let Some(done) = tasks.try_join_next() {
             observed.add(done)?;
@@ -137,7 +142,7 @@ async fn drive(from: IpAddr, to: SocketAddr, stop: &Arc<AtomicBool>) -> Result<O
 }
 
 /// One held connection, and after its end the next.
-async fn keep(to: SocketAddr, stop: &AtomicBool) -> Result<Vec<Connection>> {
+async fn keep(to: &Target, stop: &AtomicBool) -> Result<Vec<Connection>> {
     let mut connections = Vec::new();
     let stopped = || stop.load(Ordering::Relaxed);
     while !stopped() {

@@ -9,6 +9,9 @@ use std::time::Duration;
 /// A TCP handshake, or what stands for one, may take so long.
 pub const HANDSHAKE_WITHIN: Duration = Duration::from_millis(200);
 
+/// An answer on a connection may take so long, from the first transmission of its request to the arrival of its last byte.
+pub const ANSWER_WITHIN: Duration = Duration::from_millis(200);
+
 /// What was lost. A flow has one entry per kind and event; of two kinds with the same cause only the more telling one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LossKind {
@@ -24,12 +27,21 @@ pub enum LossKind {
     UnexpectedReset,
     /// The client's data was lost: it sent it again, and the server did not report that it came twice.
     DataRetransmitted,
+    /// The server's data was lost: it came after later data, or after the end of the connection.
+    AnswerRetransmitted,
+    /// An answer came in full later than [`ANSWER_WITHIN`], and no other kind says why. The answer was lost and sent again, or a host
+    /// had no core for it: at the client both look alike, since no packet tells how often it was sent.
+    SlowAnswer,
     /// A request was not answered in full.
     BytesMissing,
     /// An answer was not what had been sent.
     BytesChanged,
+    /// A backend of another Service answered.
+    WrongBackend,
     /// A datagram had no answer.
     DatagramUnanswered,
+    /// A datagram was answered after its client had given up.
+    DatagramLate,
     /// A datagram had more than one answer.
     DatagramDuplicated,
     /// A datagram was answered by an address other than the one that was asked.
@@ -81,6 +93,8 @@ pub struct Measurement {
     pub failed: usize,
     /// The longest time from a first SYN to its SYN-ACK.
     pub slowest_handshake: Duration,
+    /// The longest time from a request on a connection to its whole answer.
+    pub slowest_answer: Duration,
     /// The longest time from a datagram to its answer.
     pub slowest_datagram: Duration,
 }

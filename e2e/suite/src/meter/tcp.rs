@@ -51,6 +51,14 @@ pub struct Trace {
     pub fins_resent: usize,
     /// How many segments of data the server sent twice, or so late that later ones had come.
     pub resent_by_server: usize,
+    /// Data of the server that filled a gap: what comes after it had come before.
+    pub late: Vec<LateData>,
+    /// How many of the client's bytes the server had when it sent its FIN.
+    pub confirmed_at_close: u64,
+    /// Up to which position the client had sent, each time that it sent new bytes.
+    sent_up_to: Vec<(u64, Duration)>,
+    /// Up to which position bytes had arrived without a gap, each time that more had.
+    received_up_to: Vec<(u64, Duration)>,
     /// An ACK came where a SYN-ACK should have.
     stale_ack: bool,
     client_isn: u32,
@@ -62,6 +70,15 @@ pub struct Trace {
     beyond: Vec<(u64, u64)>,
 }
 
+/// Data of the server that came after later data, or after its FIN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LateData {
+    /// When it came.
+    pub at: Duration,
+    /// Its first position.
+    pub from: u64,
+}
+
 /// Data that was sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resent {
@@ -69,8 +86,10 @@ pub struct Resent {
     pub at: Duration,
     /// Whether the server had it already.
     pub spurious: bool,
-    from: u64,
-    to: u64,
+    /// Its first position.
+    pub from: u64,
+    /// The position after its last byte.
+    pub to: u64,
 }
 
 /// Sorts packets, in the order of their capture, into connections. Packets of connections whose SYN was not captured are ignored.
@@ -131,6 +150,7 @@ impl Trace {
         let to = from + u64::from(segment.length);
         if to > self.sent {
             self.last_sent = Some(at);
+            self.sent_up_to.push((to, at));
         } else if segment.fin && self.fin_sent && segment.length == 0 {
             self.fins_resent += 1;
         }
@@ -161,9 +181,10 @@ impl Trace {
         }
         self.confirm(segment);
         let from = position(self.server_isn, segment.seq);
-        self.take(from, from + u64::from(segment.length));
-        if segment.fin {
-            self.closed_by_server.get_or_insert(at);
+        self.take(at, from, from + u64::from(segment.length));
+        if segment.fin && self.closed_by_server.is_none() {
+            self.closed_by_server = Some(at);
+            self.confirmed_at_close = position(self.client_isn, segment.ack);
         }
     }
 
@@ -181,14 +202,19 @@ impl Trace {
     }
 
     /// Adds bytes of the server to what arrived.
-    fn take(&mut self, from: u64, to: u64) {
+    fn take(&mut self, at: Duration, from: u64, to: u64) {
         if from == to {
             return;
         }
         let known =
             to <= self.received || self.beyond.iter().any(|&(left, right)| left <= from && to <= right);
-        let late = from < self.received || self.beyond.iter().any(|&(left, _)| from < left);
-        self.resent_by_server += usize::from(known || late);
+        let fills_gap =
+            !known && (self.closed_by_server.is_some() || self.beyond.iter().any(|&(left, _)| from < left));
+        self.resent_by_server += usize::from(known || fills_gap || from < self.received);
+        if fills_gap {
+            self.late.push(LateData { at, from });
+        }
+        let before = self.received;
         self.beyond.push((from, to));
         self.beyond.sort_unstable();
         for &(left, right) in &self.beyond {
@@ -197,6 +223,21 @@ impl Trace {
             }
         }
         self.beyond.retain(|&(_, right)| right > self.received);
+        if self.received > before {
+            self.received_up_to.push((self.received, at));
+        }
+    }
+
+    /// When the client first sent the byte at a position.
+    pub fn sent_at(&self, position: u64) -> Option<Duration> {
+        let after = self.sent_up_to.partition_point(|&(end, _)| end <= position);
+        self.sent_up_to.get(after).map(|&(_, at)| at)
+    }
+
+    /// When all bytes before a position had arrived.
+    pub fn received_at(&self, position: u64) -> Option<Duration> {
+        let reached = self.received_up_to.partition_point(|&(end, _)| end < position);
+        self.received_up_to.get(reached).map(|&(_, at)| at)
     }
 
     /// How many retransmissions of data, SYNs included, the client's kernel has made.

@@ -9,7 +9,7 @@ use super::packet::{Content, Packet};
 
 /// What became of a numbered datagram.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Exchange {
+pub struct Question {
     /// When it was sent, each time that it was.
     pub sent: Vec<Duration>,
     /// When and by whom it was answered.
@@ -17,22 +17,22 @@ pub struct Exchange {
 }
 
 /// Sorts datagrams by number. `client` knows the sender of each number.
-pub fn exchanges<'a>(
+pub fn questions<'a>(
     packets: impl IntoIterator<Item = &'a Packet>,
     client: impl Fn(u64) -> Option<SocketAddr>,
-) -> HashMap<u64, Exchange> {
-    let mut exchanges: HashMap<u64, Exchange> = HashMap::new();
+) -> HashMap<u64, Question> {
+    let mut questions: HashMap<u64, Question> = HashMap::new();
     for packet in packets {
         let Content::Udp(Some(number)) = packet.content else { continue };
         match client(number) {
             Some(client) if packet.from == client => {
-                exchanges.entry(number).or_default().sent.push(packet.at);
+                questions.entry(number).or_default().sent.push(packet.at);
             }
             Some(client) if packet.to == client => {
-                exchanges.entry(number).or_default().answers.push((packet.at, packet.from));
+                questions.entry(number).or_default().answers.push((packet.at, packet.from));
             }
             _ => {}
         }
     }
-    exchanges
+    questions
 }

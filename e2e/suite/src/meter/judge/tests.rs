@@ -29,11 +29,19 @@ struct Script {
     sent: u32,
     received: u32,
     isn: [u32; 2],
+    exchanges: Vec<Exchange>,
 }
 
 impl Script {
     fn new(isn: [u32; 2]) -> Self {
-        Self { packets: Vec::new(), now: Duration::from_secs(1), sent: 0, received: 0, isn }
+        Self {
+            packets: Vec::new(),
+            now: Duration::from_secs(1),
+            sent: 0,
+            received: 0,
+            isn,
+            exchanges: Vec::new(),
+        }
     }
 
     /// A connection with so many requests that have been answered.
@@ -91,9 +99,21 @@ impl Script {
         self.packet(true, Segment { length: REQUEST, ..segment })
     }
 
+    /// Answers the oldest request that has no answer.
     fn answer(&mut self) -> &mut Self {
         self.packet(false, Segment { length: ANSWER, ..self.segment(false, self.received, self.sent) });
         self.received += ANSWER;
+        self.answered_in_full()
+    }
+
+    /// The client has read the answer.
+    fn answered_in_full(&mut self) -> &mut Self {
+        let asked = u64::try_from(self.exchanges.len()).unwrap() * u64::from(REQUEST);
+        let before = self.exchanges.last().map_or(0, |last| last.answer.end);
+        self.exchanges.push(Exchange {
+            request: asked..asked + u64::from(REQUEST),
+            answer: before..self.received.into(),
+        });
         self.packet(true, self.segment(true, self.sent, self.received))
     }
 
@@ -122,7 +142,7 @@ impl Script {
         Connection {
             ends: ends(),
             opened: Duration::from_secs(1),
-            exchanges: usize::from(self.received > 0),
+            exchanges: self.exchanges.clone(),
             received: self.received.into(),
             ending,
             retransmissions: None,
@@ -224,7 +244,7 @@ fn retransmission_is_a_loss_unless_the_server_had_the_data() {
     assert_eq!(lost.judge(Ending::Complete).unwrap().retransmissions.needed, 1);
 
     let mut reported = Script::answered(1);
-    reported.request().wait(250).request_again().reports_duplicate().answer();
+    reported.request().wait(150).request_again().reports_duplicate().answer();
     reported.loses(Ending::Complete, &[]);
     assert_eq!(reported.judge(Ending::Complete).unwrap().retransmissions.spurious, 1);
 
@@ -235,17 +255,98 @@ fn retransmission_is_a_loss_unless_the_server_had_the_data() {
 }
 
 #[test]
-fn servers_data_that_comes_twice_or_late_is_counted_and_no_loss() {
+fn answer_must_arrive_within_its_limit() {
+    let mut slow = Script::answered(1);
+    slow.request().wait(199).answer();
+    slow.loses(Ending::Complete, &[]);
+    assert_eq!(slow.judge(Ending::Complete).unwrap().slowest_answer, Duration::from_millis(200));
+    let mut slow = Script::answered(1);
+    slow.request().wait(200).answer().request().answer();
+    slow.loses(Ending::Complete, &[LossKind::SlowAnswer]);
+    assert_eq!(slow.judge(Ending::Complete).unwrap().losses[0].at, Duration::from_millis(1006));
+}
+
+#[test]
+fn answer_that_was_lost_is_a_loss_although_the_server_had_the_request() {
+    let mut lost = Script::answered(1);
+    lost.request().wait(202).request_again().reports_duplicate().answer();
+    lost.loses(Ending::Complete, &[LossKind::SlowAnswer]);
+    assert_eq!(lost.judge(Ending::Complete).unwrap().retransmissions.spurious, 1);
+    // The resent request crosses the resent answer.
+    let mut lost = Script::answered(1);
+    lost.request().wait(202).request_again().answer().reports_duplicate();
+    lost.loses(Ending::Complete, &[LossKind::SlowAnswer]);
+}
+
+#[test]
+fn slow_answer_is_counted_once_and_not_for_the_requests_behind_it() {
+    let mut pipelined = Script::answered(1);
+    pipelined.request().request().request().wait(300).answer().answer().answer();
+    pipelined.loses(Ending::Complete, &[LossKind::SlowAnswer]);
+    let mut pipelined = Script::answered(1);
+    pipelined.request().request().wait(300).answer().wait(300).answer();
+    pipelined.loses(Ending::Complete, &[LossKind::SlowAnswer, LossKind::SlowAnswer]);
+}
+
+#[test]
+fn answer_is_timed_to_its_last_byte() {
+    let mut script = Script::answered(1);
+    script.request();
+    let half = Segment { length: ANSWER / 2, ..script.segment(false, ANSWER, 2 * REQUEST) };
+    let rest = Segment { length: ANSWER / 2, ..script.segment(false, ANSWER + ANSWER / 2, 2 * REQUEST) };
+    script.packet(false, half).wait(300).packet(false, rest);
+    script.received += ANSWER;
+    script.answered_in_full().loses(Ending::Complete, &[LossKind::SlowAnswer]);
+}
+
+#[test]
+fn servers_data_that_comes_twice_is_counted_and_no_loss() {
     let mut script = Script::answered(1);
     let again = Segment { length: ANSWER, ..script.segment(false, 0, REQUEST) };
     script.packet(false, again);
-    let later = Segment { length: ANSWER, ..script.segment(false, 2 * ANSWER, REQUEST) };
-    script.packet(false, later);
-    let late = Segment { length: ANSWER, ..script.segment(false, ANSWER, REQUEST) };
+    script.loses(Ending::Complete, &[]);
+    assert_eq!(script.judge(Ending::Complete).unwrap().retransmissions.by_server, 1);
+}
+
+#[test]
+fn servers_data_that_comes_after_later_data_or_its_fin_was_lost() {
+    let mut script = Script::answered(1);
+    script.request();
+    let later = Segment { length: ANSWER, ..script.segment(false, 2 * ANSWER, 2 * REQUEST) };
+    script.packet(false, later).wait(300);
+    let late = Segment { length: ANSWER, ..script.segment(false, ANSWER, 2 * REQUEST) };
     script.packet(false, late);
     script.received = 3 * ANSWER;
-    script.loses(Ending::Complete, &[]);
-    assert_eq!(script.judge(Ending::Complete).unwrap().retransmissions.by_server, 2);
+    script.answered_in_full().loses(Ending::Complete, &[LossKind::AnswerRetransmitted]);
+    assert_eq!(script.judge(Ending::Complete).unwrap().retransmissions.by_server, 1);
+
+    let mut closing = Script::answered(1);
+    closing.request();
+    let fin = Segment { fin: true, ..closing.segment(false, 2 * ANSWER, 2 * REQUEST) };
+    closing.packet(false, fin).answer();
+    closing.loses(Ending::Complete, &[LossKind::AnswerRetransmitted]);
+}
+
+#[test]
+fn request_that_crosses_the_fin_of_an_idle_server_is_no_loss() {
+    let mut crossing = Script::answered(1);
+    let fin = Segment { fin: true, ..crossing.segment(false, ANSWER, REQUEST) };
+    crossing.request().packet(false, fin).reset(false);
+    crossing.loses(unanswered(), &[]);
+    let measured = crossing.judge(unanswered()).unwrap();
+    assert_eq!((measured.failed, measured.closed_by_server), (0, 1));
+    // A server that took no request at all was not idle.
+    let mut fresh = Script::new([1, 2]);
+    fresh.syn().syn_ack();
+    let fin = Segment { fin: true, ..fresh.segment(false, 0, 0) };
+    fresh.request().packet(false, fin).loses(unanswered(), &[LossKind::BytesMissing]);
+}
+
+#[test]
+fn answer_of_another_services_backend_is_a_loss() {
+    let other = || Ending::WrongBackend("other-1".into());
+    Script::answered(1).loses(other(), &[LossKind::WrongBackend]);
+    assert_eq!(Script::answered(1).judge(other()).unwrap().failed, 1);
 }
 
 #[test]
@@ -264,6 +365,10 @@ fn capture_that_lacks_packets_measures_nothing() {
         // Without its SYN-ACK a connection that worked cannot have been measured either.
         assert!(measured.is_err(), "without packet {index}: {measured:?}");
     }
+    let mut longer = script.connection(Ending::Complete);
+    longer.exchanges[1].request.end += 1;
+    let observed = Observed { connections: vec![longer], ..Observed::default() };
+    assert!(judge(&script.packets, &observed).is_err(), "a part of a request was not captured");
     let mut counted = script.connection(Ending::Complete);
     counted.retransmissions = Some(1);
     let observed = Observed { connections: vec![counted], ..Observed::default() };
@@ -308,7 +413,13 @@ fn each_fault_of_a_datagram_has_its_kind() {
     for (answers, expected) in cases {
         let mut packets = vec![datagram(1, CLIENT, SERVER, 7)];
         packets.extend((2..).zip(answers).map(|(at, (from, number))| datagram(at, from, CLIENT, *number)));
-        let one = Datagram { client: address(CLIENT), server: address(SERVER), number: 7, answers: 0 };
+        let one = Datagram {
+            client: address(CLIENT),
+            server: address(SERVER),
+            number: 7,
+            patience: Duration::from_secs(1),
+            answers: 0,
+        };
         let observed = Observed { datagrams: vec![one.clone()], ..Observed::default() };
         let kinds: Vec<_> = judge(&packets, &observed).unwrap().losses.iter().map(|loss| loss.kind).collect();
         assert_eq!(kinds, expected, "{answers:?}");
@@ -316,6 +427,18 @@ fn each_fault_of_a_datagram_has_its_kind() {
         let read = Datagram { answers: 3, ..one };
         let observed = Observed { datagrams: vec![read], ..Observed::default() };
         assert!(judge(&packets, &observed).is_err(), "an answer was read that was not captured");
+    }
+}
+
+#[test]
+fn datagram_that_is_answered_after_its_client_gave_up_is_lost() {
+    let patience = Duration::from_secs(1);
+    for (late, expected) in [(1001, "none"), (1002, "DatagramLate 1")] {
+        let packets = [datagram(1, CLIENT, SERVER, 7), datagram(late, SERVER, CLIENT, 7)];
+        let (client, server) = (address(CLIENT), address(SERVER));
+        let datagrams = vec![Datagram { client, server, number: 7, patience, answers: 0 }];
+        let measured = judge(&packets, &Observed { datagrams, ..Observed::default() }).unwrap();
+        assert_eq!(measured.kinds(), expected);
     }
 }
 
