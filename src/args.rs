@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The controller's flags, and the composition root that turns them into its components. Called by `main`.
 
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use kube::Client;
-use steerage_process::{Component, Process, ProcessArgs};
+use steerage_process::{Component, Process, ProcessArgs, duration};
 use steerage_provider_api::{Provider, Steering};
 use steerage_provider_aws::{Aws, AwsArgs};
 use steerage_provider_edge::EdgeProvider;
@@ -18,6 +18,9 @@ use steerage_watch::{Backoff, ClientArgs, Watches};
 use crate::controller::{self, Components};
 use crate::plan::{self, HealthCheckDefaults, ManagedClasses};
 use crate::{lease, workers};
+
+/// Default address of the administration server.
+pub(crate) const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 9580);
 
 /// Gives Services of type `LoadBalancer` a load balancer that preserves the client's address
 #[derive(Debug, Parser)]
@@ -39,7 +42,7 @@ pub(crate) struct Args {
     /// Keep the Lease and the provider's objects in this namespace
     #[arg(long, env = "POD_NAMESPACE", default_value = "steerage-system")]
     namespace: String,
-    /// Take part in leader election under this identity; the default is the host name
+    /// Take part in leader election under this identity [default: the host name]
     #[arg(long, env = "POD_NAME", value_name = "NAME")]
     leader_elect_identity: Option<String>,
     /// Use the Lease of this name
@@ -84,7 +87,7 @@ pub(crate) struct Args {
     /// Check nodes on this healthz port of an agent beside kube-proxy, for Services labelled for the agent
     #[arg(long, env = "STEERAGE_AGENT_HEALTHZ_PORT", default_value_t = 10356, value_name = "PORT")]
     agent_healthz_port: u16,
-    /// Check each target this often; the default is 1s, or the provider's minimum if that is longer
+    /// Check each target this often [default: 1s, or the provider's minimum if that is longer]
     #[arg(
         long,
         env = "STEERAGE_HEALTH_CHECK_INTERVAL",
@@ -92,7 +95,7 @@ pub(crate) struct Args {
         value_parser = plan::nonzero_duration
     )]
     health_check_interval: Option<Duration>,
-    /// Fail a health check after this long; the default is four fifths of the interval, at most 5s
+    /// Fail a health check after this long [default: four fifths of the interval, at most 5s]
     #[arg(
         long,
         env = "STEERAGE_HEALTH_CHECK_TIMEOUT",
@@ -128,7 +131,7 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u16).range(1..)
     )]
     concurrent_service_syncs: u16,
-    /// Limit provider operations per second, with bursts of twice as many; the default is 1000 for edge and 20 for a cloud
+    /// Limit provider operations per second, with bursts of twice as many [default: 1000 for edge, 20 for a cloud]
     #[arg(
         long,
         env = "STEERAGE_PROVIDER_QPS",
@@ -145,14 +148,15 @@ pub(crate) struct Args {
         value_parser = plan::nonzero_duration
     )]
     resync_period: Duration,
-    /// Freeze targets after this long without watch data; use more than 1m, unset disables
+    /// Freeze targets after this long without watch data; 0s disables, else at least 2m
     #[arg(
         long,
         env = "STEERAGE_FREEZE_TARGETS_AFTER",
         value_name = "DURATION",
-        value_parser = plan::nonzero_duration
+        default_value = "0s",
+        value_parser = watch_silence
     )]
-    freeze_targets_after: Option<Duration>,
+    freeze_targets_after: Duration,
 
     #[command(flatten)]
     client: ClientArgs,
@@ -171,11 +175,7 @@ enum ProviderName {
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
-    let component = Component {
-        name: "controller",
-        version: env!("CARGO_PKG_VERSION"),
-        admin: SocketAddr::from((Ipv6Addr::UNSPECIFIED, 9580)),
-    };
+    let component = Component { name: "controller", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
     let process_args = args.process.clone();
     steerage_process::run(component, &process_args, |process| async move {
         let components = args.compose(&process).await?;
@@ -268,7 +268,7 @@ impl Args {
             provider,
             identity,
             provider_qps,
-            freeze_targets_after,
+            freeze_targets_after: (!freeze_targets_after.is_zero()).then_some(freeze_targets_after),
             migrate_legacy_annotations,
         })
     }
@@ -301,6 +301,15 @@ async fn new_provider(
     })
 }
 
+/// A quiet watch delivers a bookmark about once a minute: a shorter limit would freeze targets of a healthy cluster.
+fn watch_silence(text: &str) -> Result<Duration, String> {
+    let limit = duration::parse(text)?;
+    if limit.is_zero() || limit >= Duration::from_mins(2) {
+        return Ok(limit);
+    }
+    Err("a quiet watch delivers data about once a minute: use 0s, or at least 2m".to_owned())
+}
+
 fn host_name() -> anyhow::Result<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the host name")?;
     Ok(name.trim().to_owned())
@@ -315,6 +324,17 @@ mod tests {
     /// Common usage outside Steerage.
     const UNPREFIXED: [(&str, &str); 3] =
         [("namespace", "POD_NAMESPACE"), ("leader-elect-identity", "POD_NAME"), ("kubeconfig", "KUBECONFIG")];
+
+    #[test]
+    fn targets_freeze_after_two_minutes_or_never() {
+        let limit = |text: &str| {
+            let line = ["steerage", "--provider=edge", "--freeze-targets-after", text];
+            Args::try_parse_from(line).ok().map(|args| args.freeze_targets_after)
+        };
+        let minutes = |count| Some(Duration::from_mins(count));
+        assert_eq!([limit("0s"), limit("2m"), limit("10m")], [minutes(0), minutes(2), minutes(10)]);
+        assert_eq!([limit("30s"), limit("1m"), limit("120")], [None; 3]);
+    }
 
     #[test]
     fn environment_variables_are_named_after_their_flags() {

@@ -5,12 +5,13 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use clap::CommandFactory as _;
-use steerage_model::{annotations, names};
-use steerage_process::Metrics;
+use steerage_model::{AgentMode, annotations, names};
+use steerage_process::{EXIT_FAILED, EXIT_FORCED, Metrics};
 use steerage_provider_api::Error;
-use steerage_reference::table;
+use steerage_provider_edge::spec;
+use steerage_reference::{table, wrap};
 
-use crate::args::Args;
+use crate::args::{ADMIN, Args};
 use crate::reasons;
 
 #[test]
@@ -22,8 +23,22 @@ fn reference_page_of_the_controller_is_current() -> anyhow::Result<()> {
     steerage_reference::check(
         "controller.md",
         "The controller: `steerage`",
-        "Flags, environment variables and metrics. The chart sets the flags from its [values](chart-values.md).",
-        &[steerage_reference::flags(&Args::command()), steerage_reference::metrics(&metrics.text()?)],
+        "Flags, environment variables, endpoints, exit codes and metrics. The chart sets the flags from its [values](chart-values.md).",
+        &[
+            steerage_reference::flags(&Args::command()),
+            steerage_reference::endpoints(
+                &ADMIN.to_string(),
+                &[
+                    ("services", "Services are listed"),
+                    ("endpointslices", "EndpointSlices are listed"),
+                    ("nodes", "Nodes are listed"),
+                    ("edge objects", "with the provider `edge`: the edge's objects are listed"),
+                ],
+                &[],
+            ),
+            steerage_reference::exit_codes(EXIT_FAILED, EXIT_FORCED),
+            steerage_reference::metrics(&metrics.text()?),
+        ],
     )
 }
 
@@ -35,6 +50,21 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
     });
     let of_services =
         format!("## Annotations on a Service\n\n{}", table(["annotation", "value", "meaning"], rows));
+    let rows = steerage_provider_aws::annotations::ALL.iter().map(|annotation| {
+        let meaning = annotation.meaning.trim().trim_end_matches('.').to_owned();
+        [code(annotation.name), annotation.value.to_owned(), meaning]
+    });
+    let of_aws = format!(
+        "## Annotations on a Service of the provider `aws`\n\n{}",
+        table(["annotation", "value", "meaning"], rows)
+    );
+    let modes = [AgentMode::Labelled, AgentMode::KubeProxyReplacement].map(|mode| code(mode.name()));
+    let rows = [
+        (names::AGENT_MODE, modes.join(" or "), "Written by the agent: which Services it serves on the node"),
+        (names::AGENT_VERSION, "version".to_owned(), "Written by the agent: its version"),
+    ]
+    .map(|(name, value, meaning)| [code(name), value, meaning.to_owned()]);
+    let of_nodes = format!("## Annotations on a Node\n\n{}", table(["annotation", "value", "meaning"], rows));
     let marks = [
         (
             names::FINALIZER,
@@ -61,15 +91,22 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
             "taint of a Node",
             "The cluster autoscaler is about to delete the node: it is no longer a target",
         ),
+        (
+            spec::MANAGED_BY,
+            "label of the edge's objects",
+            "With the value `steerage`: Steerage writes the object",
+        ),
+        (spec::SERVICE_UID, "label of an EdgeLoadBalancer", "UID of its Service"),
+        (spec::SERVICE_NAMESPACE, "label of an EdgeLoadBalancer", "Namespace of its Service"),
+        (spec::SERVICE_NAME, "label of an EdgeLoadBalancer", "Name of its Service"),
     ];
     let rows = marks.map(|(name, kind, meaning)| [code(name), kind.to_owned(), meaning.to_owned()]);
     let others = format!("## Labels, taints and finalizers\n\n{}", table(["name", "kind", "meaning"], rows));
     steerage_reference::check(
         "annotations.md",
         "Annotations, labels and finalizers",
-        "[The guide](../annotations.md) explains how they work together. Annotations of the provider `aws` are on \
-         [its page](../providers/aws.md), those that the agent sets on its Node on [the agent's](../agent.md).",
-        &[of_services, others],
+        "[The guide](../annotations.md) explains how they work together.",
+        &[of_services, of_aws, of_nodes, others],
     )
 }
 
@@ -88,26 +125,40 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         "## Errors of the provider\n\nReasons of the condition `steerage.dev/Programmed` and of Warning events. Of every \
          provider:\n\n",
     );
+    let conflict = Error::Conflict(String::new()).reason();
     let text = String::new;
     let errors = [
-        (Error::Throttled { after: None, message: text() }, "The provider limits calls; Steerage retries"),
-        (Error::Denied(text()), "The credentials lack a right"),
-        (Error::Conflict(text()), "Something else changed the same resource; Steerage retries"),
-        (Error::Unavailable(text()), "The provider failed or did not answer; Steerage retries"),
+        (
+            Error::Throttled { after: None, message: text() },
+            "The provider limits calls",
+            "Nothing: Steerage retries at the rate that the provider allows",
+        ),
+        (Error::Denied(text()), "The credentials lack a right", "Grant the rights that the message names"),
+        (
+            Error::Unavailable(text()),
+            "The provider failed or did not answer",
+            "Nothing if it passes: Steerage retries. Otherwise check the connection to the provider",
+        ),
     ];
-    let rows: Vec<_> = errors.iter().map(|(error, meaning)| (error.reason(), *meaning)).collect();
+    let rows: Vec<_> =
+        errors.iter().map(|(error, meaning, advice)| (error.reason(), *meaning, *advice)).collect();
     let _ = write!(
         provider,
-        "{}\nOf the provider `edge`:\n\n{}",
-        reason_table(&rows),
-        reason_table(steerage_provider_edge::REASONS)
+        "{}\n{}\n\nOf the provider `edge`:\n\n{}\nOf the provider `aws`:\n\n{}",
+        error_table(&rows),
+        wrap(&format!(
+            "`{conflict}` is a reason only of the Warning event of a deletion: something else changed the same \
+             resource, and Steerage retries."
+        )),
+        error_table(steerage_provider_edge::REASONS),
+        error_table(steerage_provider_aws::REASONS)
     );
     sections.push(provider);
     steerage_reference::check(
         "conditions.md",
         "Conditions, reasons and events of a Service",
-        "A reason of `steerage.dev/Programmed` or `steerage.dev/Degraded` that is a problem is also a Warning event when it \
-         appears, and so is `NoEndpoints`. The agent adds the Warning event `FailedToStartServiceHealthcheck`, kube-proxy's \
+        "A reason of `steerage.dev/Programmed` that is a problem, the first reason of `steerage.dev/Degraded`, and \
+         `NoEndpoints` are also Warning events when they appear. The agent adds the Warning event `FailedToStartServiceHealthcheck`, kube-proxy's \
          reason, when it cannot listen on a health-check node port.",
         &sections,
     )
@@ -118,6 +169,12 @@ fn reason_table(reasons: &[(&str, &str)]) -> String {
         .iter()
         .map(|(reason, meaning)| [code(reason), meaning.trim().trim_end_matches('.').to_owned()]);
     table(["reason", "meaning"], rows)
+}
+
+fn error_table(reasons: &[(&str, &str, &str)]) -> String {
+    let text = |text: &str| text.trim_end_matches('.').to_owned();
+    let rows = reasons.iter().map(|(reason, meaning, advice)| [code(reason), text(meaning), text(advice)]);
+    table(["reason", "meaning", "what to do"], rows)
 }
 
 fn code(text: &str) -> String {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Args as Flags, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use steerage_agent::debug_request::DebugCommand;
 use steerage_agent::debug_socket::{DebugSocket, send_command};
@@ -23,7 +23,8 @@ use steerage_watch::{ClientArgs, client};
 mod compose;
 
 /// Default address of the administration server.
-const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), 10358);
+pub(crate) const ADMIN: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), 10358);
 /// Ports of the node's health: kube-proxy's, which is free where none runs, and the agent's, which load balancers of Services
 /// labelled for it use.
 const HEALTHZ_PORTS: [u16; 2] = [10256, 10356];
@@ -81,12 +82,19 @@ pub(crate) struct Args {
     process: ProcessArgs,
     #[command(flatten)]
     client: ClientArgs,
+    #[command(flatten)]
+    agent: AgentArgs,
+}
+
+#[derive(Clone, Debug, Flags)]
+#[command(next_help_heading = "Agent")]
+struct AgentArgs {
     /// Serve all Services, in place of kube-proxy; needs --api-server or --kubeconfig. Without it, serve only Services labelled
     /// service.kubernetes.io/service-proxy-name: steerage, beside kube-proxy
     #[arg(long, env = "STEERAGE_KUBE_PROXY_REPLACEMENT")]
     kube_proxy_replacement: bool,
-    /// Name of this node
-    #[arg(long, env = "NODE_NAME", required = true)]
+    /// Serve this node
+    #[arg(long, env = "NODE_NAME", required = true, value_name = "NAME")]
     node_name: Option<String>,
     /// Serve node ports and health-check ports at these addresses of the host: `primary`, or comma-separated networks
     #[arg(
@@ -96,16 +104,23 @@ pub(crate) struct Args {
         value_name = "primary|CIDR,…"
     )]
     nodeport_addresses: NodePortAddresses,
-    /// How to recognise traffic from local pods
-    #[arg(long, env = "STEERAGE_DETECT_LOCAL_MODE", value_enum, default_value = "node-cidr")]
+    /// Recognise traffic from local pods this way
+    #[arg(
+        long,
+        env = "STEERAGE_DETECT_LOCAL_MODE",
+        value_enum,
+        default_value = "node-cidr",
+        value_name = "MODE"
+    )]
     detect_local_mode: DetectLocalMode,
-    /// Networks of all pods, for --detect-local-mode cluster-cidr
+    /// Take these networks for those of all pods; for --detect-local-mode cluster-cidr
     #[arg(long, env = "STEERAGE_CLUSTER_CIDR", value_delimiter = ',', value_name = "CIDR,…")]
     cluster_cidr: Vec<IpNet>,
-    /// Bridge that all local pods are behind, for --detect-local-mode bridge-interface
+    /// Take traffic from this bridge for that of local pods; for --detect-local-mode bridge-interface
     #[arg(long, env = "STEERAGE_POD_BRIDGE_INTERFACE", value_name = "NAME", value_parser = interface)]
     pod_bridge_interface: Option<String>,
-    /// Beginning of the names of all local pods' interfaces, and of no others, for --detect-local-mode interface-name-prefix
+    /// Take traffic from interfaces with this prefix, which no others may have, for that of local pods; for --detect-local-mode
+    /// interface-name-prefix
     #[arg(long, env = "STEERAGE_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX", value_parser = interface)]
     pod_interface_name_prefix: Option<String>,
     /// Drop packets to these addresses that match no Service: a load balancer's pools, each a network, an address or first-last.
@@ -125,9 +140,9 @@ pub(crate) struct Args {
         value_parser = watch_silence
     )]
     max_watch_silence: Duration,
-    /// What to do about system calls that the agent does not need, such as starting a program. A kubeconfig with a credential
-    /// plugin needs `off`
-    #[arg(long, env = "STEERAGE_SECCOMP", value_enum, default_value = "enforce")]
+    /// Filter system calls that the agent does not need, such as starting a program. A kubeconfig with a credential plugin needs
+    /// `off`
+    #[arg(long, env = "STEERAGE_SECCOMP", value_enum, default_value = "enforce", value_name = "MODE")]
     seccomp: SeccompMode,
 }
 
@@ -137,16 +152,16 @@ enum Command {
     Cleanup {
         #[command(flatten)]
         client: ClientArgs,
-        /// Name of this node; without it, the annotations stay
-        #[arg(long, env = "NODE_NAME")]
+        /// Remove the annotations of this node; without it they stay
+        #[arg(long, env = "NODE_NAME", value_name = "NAME", help_heading = "Agent")]
         node_name: Option<String>,
     },
     /// Print what happens to a packet on this node, and why
     Explain {
-        /// Destination of the packet
+        /// Explain a packet to this destination
         #[arg(value_name = "IP:PORT/PROTO")]
         to: Frontend,
-        /// Source of the packet [default: outside the node]
+        /// Explain a packet from this source [default: outside the node]
         #[arg(long, value_name = "IP")]
         from: Option<IpAddr>,
     },
@@ -241,7 +256,7 @@ impl Args {
         let component = Component { name: "agent", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
         let process = self.process.clone();
         // Before there are threads, which inherit the filter.
-        let confined = self.seccomp.confine();
+        let confined = self.agent.seccomp.confine();
         run(component, &process, |process| {
             if let Err(error) = confined {
                 let error = format!("{:#}", anyhow::Error::from(error));
@@ -261,8 +276,8 @@ mod tests {
         let line = "steerage-agent --log-level=info --log-format=text --admin-address=[::]:10358 --kube-proxy-replacement \
                     --api-server=10.77.0.2:6443 --node-name=a";
         let args = Args::parse_from(line.split_whitespace());
-        assert_eq!((args.kube_proxy_replacement, args.node_name.as_deref()), (true, Some("a")));
-        assert_eq!(args.nodeport_addresses, NodePortAddresses::Primary);
+        assert_eq!((args.agent.kube_proxy_replacement, args.agent.node_name.as_deref()), (true, Some("a")));
+        assert_eq!(args.agent.nodeport_addresses, NodePortAddresses::Primary);
     }
 
     #[test]
@@ -274,7 +289,7 @@ mod tests {
                 &format!("--pod-bridge-interface={name}"),
             ])
         };
-        assert_eq!(parse("cni0").unwrap().pod_bridge_interface.as_deref(), Some("cni0"));
+        assert_eq!(parse("cni0").unwrap().agent.pod_bridge_interface.as_deref(), Some("cni0"));
         for bad in ["", "a/b", "a b", "sixteen-letters-"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
@@ -285,14 +300,14 @@ mod tests {
         assert_eq!(healthz_ports(Vec::new(), false), [10356], "kube-proxy serves the other one");
         assert_eq!(healthz_ports(Vec::new(), true), [10256, 10356]);
         let args = Args::parse_from(["steerage-agent", "--node-name=a", "--healthz-port=1,2"]);
-        assert_eq!(healthz_ports(args.healthz_port, true), [1, 2]);
+        assert_eq!(healthz_ports(args.agent.healthz_port, true), [1, 2]);
     }
 
     #[test]
     fn watch_silence_limits_below_two_minutes_are_refused() {
         let limit = |text: &str| {
             let args = Args::try_parse_from(["steerage-agent", "--node-name=a", "--max-watch-silence", text]);
-            args.ok().map(|args| args.max_watch_silence)
+            args.ok().map(|args| args.agent.max_watch_silence)
         };
         let minutes = |count| Some(Duration::from_mins(count));
         assert_eq!([limit("0s"), limit("120s"), limit("2m")], [minutes(0), minutes(2), minutes(2)]);

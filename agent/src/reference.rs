@@ -2,9 +2,9 @@
 //! Renders `docs/reference/agent.md`.
 
 use clap::CommandFactory as _;
-use steerage_process::Metrics;
+use steerage_process::{EXIT_FAILED, EXIT_FORCED, Metrics};
 
-use crate::args::Args;
+use crate::args::{ADMIN, Args};
 
 #[test]
 fn reference_page_of_the_agent_is_current() -> anyhow::Result<()> {
@@ -17,9 +17,34 @@ fn reference_page_of_the_agent_is_current() -> anyhow::Result<()> {
     steerage_reference::check(
         "agent.md",
         "The node agent: `steerage-agent`",
-        "Flags, environment variables, subcommands and metrics. Metrics that start with `kubeproxy_` have kube-proxy's names \
+        "Flags, environment variables, subcommands, endpoints, exit codes and metrics. Metrics that start with `kubeproxy_` have kube-proxy's names \
          and meaning. The chart sets the flags from its [values](chart-values.md); [the agent in operation](../agent.md) \
          explains the rest.",
-        &[steerage_reference::flags(&Args::command()), steerage_reference::metrics(&metrics.text()?)],
+        &[
+            steerage_reference::flags(&Args::command()),
+            steerage_reference::endpoints(
+                &ADMIN.to_string(),
+                &[(
+                    "rules",
+                    "Services, EndpointSlices and the Node are listed, and the rules are in the kernel",
+                )],
+                &[
+                    (
+                        "`[::]:10356`, with `--kube-proxy-replacement` also `[::]:10256`, or `--healthz-port`",
+                        "/healthz",
+                        "200 while the rules are current and the node is eligible, otherwise 503, with JSON",
+                    ),
+                    ("the same", "/livez", "200 while the rules are current, otherwise 503"),
+                    (
+                        "`spec.healthCheckNodePort` of each Service of policy Local",
+                        "any",
+                        "200 with a ready endpoint on this node, otherwise 503; the header \
+                         `X-Load-Balancing-Endpoint-Weight` has their number",
+                    ),
+                ],
+            ),
+            steerage_reference::exit_codes(EXIT_FAILED, EXIT_FORCED),
+            steerage_reference::metrics(&metrics.text()?),
+        ],
     )
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The flags of `steerage-edge`.
 
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,6 +11,9 @@ use steerage_process::{Component, ProcessArgs, duration};
 use steerage_watch::ClientArgs;
 
 use crate::compose;
+
+/// Default address of the administration server.
+pub(crate) const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 10359);
 
 /// Software load balancer for Kubernetes: forwards packets to the nodes that can serve them
 #[derive(Parser, Debug)]
@@ -35,14 +38,14 @@ enum Command {
 #[derive(Flags, Clone, Debug)]
 #[command(next_help_heading = "Edge")]
 pub(crate) struct EdgeArgs {
-    /// Serve on this interface, on the link that clients' routers and nodes share (default: that of the default route)
+    /// Serve on this interface, on the link that clients' routers and nodes share [default: that of the default route]
     #[arg(long, env = "STEERAGE_INTERFACE", value_name = "NAME")]
     pub(crate) interface: Option<String>,
-    /// Use this name among the edge hosts (default: the host name)
+    /// Use this name among the edge hosts [default: the host name]
     #[arg(long, env = "STEERAGE_HOST_NAME", value_name = "NAME", value_parser = host_name)]
     pub(crate) host_name: Option<String>,
     /// Watch and write the edge's objects in this namespace
-    #[arg(long, env = "STEERAGE_NAMESPACE", value_name = "NAME", default_value = "steerage-system")]
+    #[arg(long, env = "STEERAGE_NAMESPACE", value_name = "NAMESPACE", default_value = "steerage-system")]
     pub(crate) namespace: String,
     /// Form a group with the edge hosts of the same group name; clusters that share a link need different ones
     #[arg(long, env = "STEERAGE_GROUP", value_name = "NAME", default_value = "default")]
@@ -52,7 +55,7 @@ pub(crate) struct EdgeArgs {
           value_parser = heartbeat_interval)]
     pub(crate) heartbeat_interval: Duration,
     /// Consider an edge host gone after this many missed heartbeats, from 2 to 100
-    #[arg(long, env = "STEERAGE_HEARTBEAT_MISSES", value_name = "NUMBER", default_value_t = 3,
+    #[arg(long, env = "STEERAGE_HEARTBEAT_MISSES", value_name = "COUNT", default_value_t = 3,
           value_parser = clap::value_parser!(u8).range(2..=100))]
     pub(crate) heartbeat_misses: u8,
     /// Run without a cluster: read EdgeLoadBalancer and EdgeNodeSet objects from the JSON files of this directory
@@ -102,11 +105,7 @@ impl Args {
                 }
             },
             None => {
-                let component = Component {
-                    name: "edge",
-                    version: env!("CARGO_PKG_VERSION"),
-                    admin: SocketAddr::from((Ipv6Addr::UNSPECIFIED, 10359)),
-                };
+                let component = Component { name: "edge", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
                 steerage_process::run(component, &process, |process| compose::start(edge, client, process))
             }
         }

@@ -2,9 +2,9 @@
 //! Renders `docs/reference/edge.md`.
 
 use clap::CommandFactory as _;
-use steerage_process::Metrics;
+use steerage_process::{EXIT_FAILED, EXIT_FORCED, Metrics};
 
-use crate::args::Args;
+use crate::args::{ADMIN, Args};
 
 #[test]
 fn reference_page_of_the_edge_is_current() -> anyhow::Result<()> {
@@ -13,7 +13,20 @@ fn reference_page_of_the_edge_is_current() -> anyhow::Result<()> {
     steerage_reference::check(
         "edge.md",
         "The edge: `steerage-edge`",
-        "Flags, environment variables, subcommands and metrics. [edge/README.md](../../edge/README.md) says what a host needs.",
-        &[steerage_reference::flags(&Args::command()), steerage_reference::metrics(&metrics.text()?)],
+        "Flags, environment variables, subcommands, endpoints, exit codes and metrics. [edge/README.md](../../edge/README.md) says what a host needs.",
+        &[
+            steerage_reference::flags(&Args::command()),
+            steerage_reference::endpoints(
+                &ADMIN.to_string(),
+                &[
+                    ("peers", "the host knows the other edge hosts on the link"),
+                    ("watches", "the edge's objects are listed"),
+                    ("kernel", "the kernel holds the rules and VIPs of the plan"),
+                ],
+                &[],
+            ),
+            steerage_reference::exit_codes(EXIT_FAILED, EXIT_FORCED),
+            steerage_reference::metrics(&metrics.text()?),
+        ],
     )
 }

@@ -20,7 +20,7 @@ pub struct Node {
     pub zone: Option<String>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
-    /// The exclusion label is set and does not parse as false.
+    /// The exclusion label is set, with any value but false.
     pub excluded: bool,
     /// `metadata.deletionTimestamp` is set.
     pub deleting: bool,

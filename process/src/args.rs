@@ -11,9 +11,9 @@ use crate::duration;
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Text.
+    /// One line of key=value text
     Text,
-    /// One JSON object per line.
+    /// One JSON object per line
     Json,
 }
 
@@ -25,7 +25,7 @@ pub struct LogArgs {
     #[arg(long, env = "STEERAGE_LOG_LEVEL", default_value = "info", value_name = "FILTER")]
     pub log_level: String,
     /// Write log lines in this format
-    #[arg(long, env = "STEERAGE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    #[arg(long, env = "STEERAGE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
     pub log_format: LogFormat,
 }
 
@@ -33,7 +33,8 @@ pub struct LogArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Administration")]
 pub struct AdminArgs {
-    /// Serve /metrics, /livez and /readyz at this address; the default is all addresses and a port of the program's own
+    /// Serve /metrics, /livez and /readyz at this address [default: all addresses, port 9580 of the controller, 10358 of the agent,
+    /// 10359 of the edge]
     #[arg(long, env = "STEERAGE_ADMIN_ADDRESS", value_name = "IP:PORT")]
     pub admin_address: Option<SocketAddr>,
     /// Let running work end for this long after SIGTERM, then exit

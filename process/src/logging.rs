@@ -3,7 +3,7 @@
 
 use std::io::{IsTerminal, stderr};
 
-use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::filter::{LevelFilter, ParseError};
 use tracing_subscriber::{EnvFilter, fmt};
 
 use crate::{LogArgs, LogFormat};
@@ -11,6 +11,10 @@ use crate::{LogArgs, LogFormat};
 /// Why logging could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoggingError {
+    #[error(
+        "--log-level: `{0}` is not a level. Use error, warn, info, debug, trace or off, or TARGET=LEVEL."
+    )]
+    Level(String),
     #[error("--log-level `{filter}` is neither a level nor a list of TARGET=LEVEL")]
     Filter { filter: String, source: ParseError },
     #[error("logging is already set up")]
@@ -22,6 +26,12 @@ pub(crate) enum LoggingError {
 const QUIET: &str = "kube_client::client::builder=off";
 
 fn filter(level: &str) -> Result<EnvFilter, LoggingError> {
+    // `EnvFilter` takes a word that is no level for a target, and then logs nothing else.
+    let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
+    let is_known = |part: &&str| part.contains(['=', '[', ']']) || is_level(part.trim());
+    if let Some(unknown) = level.split(',').find(|part| !is_known(part)) {
+        return Err(LoggingError::Level(unknown.to_owned()));
+    }
     let all = format!("{QUIET},{level}");
     EnvFilter::try_new(all).map_err(|source| LoggingError::Filter { filter: level.to_owned(), source })
 }
@@ -50,7 +60,9 @@ mod tests {
 
     #[test]
     fn invalid_filter_names_the_flag() {
-        let error = filter("steerage=loud").expect_err("no such level");
-        assert!(error.to_string().contains("--log-level"), "{error}");
+        for level in ["steerage=loud", "loud", "warning", "", "info,verbose", "info,"] {
+            let error = filter(level).expect_err(level);
+            assert!(error.to_string().contains("--log-level"), "{level}: {error}");
+        }
     }
 }

@@ -101,9 +101,9 @@ where
     match try_run(component, args, body) {
         Ok(code) => code,
         Err(error) => {
-            // Without logs, standard error is the only place.
-            let message = format!("{error:#}");
-            if tracing::dispatcher::has_been_set() {
+            // Where logs are off or not set up yet, standard error is the only place.
+            let message = chain(&error);
+            if tracing::enabled!(tracing::Level::ERROR) {
                 tracing::error!(error = message, "process failed; exiting");
             } else {
                 eprintln!("steerage {}: {message}", component.name);
@@ -112,6 +112,15 @@ where
             ExitCode::from(EXIT_FAILED)
         }
     }
+}
+
+/// The error and its causes, without a cause that the text already contains: many errors print their source.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
+        "" => cause,
+        _ if text.contains(&cause) => text,
+        _ => format!("{text}: {cause}"),
+    })
 }
 
 /// One thread per processor, up to a few: more would only cost memory on a large machine.

@@ -26,7 +26,8 @@ struct Cli {
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
     let grace = if case == "stuck" { "200ms" } else { "20s" };
-    let cli = Cli::parse_from(["child", "--shutdown-grace-period", grace]);
+    let level = std::env::var("STEERAGE_TEST_LOG_LEVEL").unwrap_or_else(|_| "info".to_owned());
+    let cli = Cli::parse_from(["child", "--shutdown-grace-period", grace, "--log-level", &level]);
     let admin = std::env::var("STEERAGE_TEST_ADMIN").unwrap_or_else(|_| "127.0.0.1:0".to_owned());
     let component = Component { name: "child", version: "0", admin: admin.parse().expect("address") };
     let code = run(component, &cli.process, |process| body(process, case));
@@ -149,6 +150,17 @@ fn errors_fail_the_process_and_are_logged() {
         assert_eq!(code, Some(i32::from(EXIT_FAILED)), "{case}: {said}");
         let last = said.lines().last().unwrap_or_default();
         assert!(words.iter().all(|word| last.contains(word)), "{case}: {said}");
+    }
+}
+
+#[test]
+fn fatal_error_is_printed_when_logging_is_off_or_invalid() {
+    for (level, reason) in
+        [("off", "no such pool"), ("steerage_watch=debug", "no such pool"), ("loud", "`loud` is not a level")]
+    {
+        let (code, said) = Started::new("fails", &[("STEERAGE_TEST_LOG_LEVEL", level)]).end();
+        assert_eq!(code, Some(i32::from(EXIT_FAILED)), "{level}: {said}");
+        assert_eq!(said.matches(reason).count(), 1, "{level}: {said}");
     }
 }
 

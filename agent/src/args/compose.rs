@@ -20,14 +20,12 @@ use steerage_watch::events::Recorder;
 use steerage_watch::{ServiceCidrs, Store, Watches, client};
 use tokio::sync::{mpsc, watch};
 
-use super::{Args, DetectLocalMode, healthz_ports};
+use super::{AgentArgs, Args, DetectLocalMode, healthz_ports};
 
 impl Args {
     pub(super) async fn compose(self, process: Process, debug_socket: DebugSocket) -> anyhow::Result<()> {
-        let Self {
-            command: _,
-            process: _,
-            client: client_args,
+        let Self { command: _, process: _, client: client_args, agent } = self;
+        let AgentArgs {
             kube_proxy_replacement,
             node_name,
             nodeport_addresses,
@@ -39,12 +37,13 @@ impl Args {
             healthz_port,
             max_watch_silence,
             seccomp: _,
-        } = self;
+        } = agent;
         allow_many_connections();
         let node = node_name.context("--node-name is missing")?;
         if kube_proxy_replacement && client_args.api_server.is_none() && client_args.kubeconfig.is_none() {
             bail!(
-                "--kube-proxy-replacement needs --api-server: no kube-proxy serves the cluster IP of the API server"
+                "--kube-proxy-replacement needs --api-server or --kubeconfig: without kube-proxy nothing serves the API \
+                 server's cluster IP"
             );
         }
         let detect_local =
@@ -131,14 +130,16 @@ fn detection(
 ) -> anyhow::Result<DetectLocal> {
     Ok(match how {
         DetectLocalMode::NodeCidr => DetectLocal::NodeCidrs,
-        DetectLocalMode::ClusterCidr if cidrs.is_empty() => bail!("--cluster-cidr is missing"),
+        DetectLocalMode::ClusterCidr if cidrs.is_empty() => {
+            bail!("--detect-local-mode cluster-cidr needs --cluster-cidr")
+        }
         DetectLocalMode::ClusterCidr => DetectLocal::ClusterCidrs(cidrs),
-        DetectLocalMode::BridgeInterface => {
-            DetectLocal::Bridge(bridge.context("--pod-bridge-interface is missing")?)
-        }
-        DetectLocalMode::InterfaceNamePrefix => {
-            DetectLocal::InterfacePrefix(prefix.context("--pod-interface-name-prefix is missing")?)
-        }
+        DetectLocalMode::BridgeInterface => DetectLocal::Bridge(
+            bridge.context("--detect-local-mode bridge-interface needs --pod-bridge-interface")?,
+        ),
+        DetectLocalMode::InterfaceNamePrefix => DetectLocal::InterfacePrefix(
+            prefix.context("--detect-local-mode interface-name-prefix needs --pod-interface-name-prefix")?,
+        ),
         DetectLocalMode::None => DetectLocal::Nothing,
     })
 }

@@ -63,7 +63,15 @@ fn row(arg: &Arg) -> [String; 4] {
         _ if matches!(arg.get_action(), ArgAction::SetTrue) => "off".to_owned(),
         _ => code(&defaults.join(",")),
     };
-    [code(&name), code(&environment), default, meaning(arg)]
+    let (meaning, written) = split_default(&meaning(arg));
+    [code(&name), code(&environment), written.unwrap_or(default), meaning]
+}
+
+/// Help without the `[default: …]` that states a default in words, and that default.
+fn split_default(help: &str) -> (String, Option<String>) {
+    let Some((before, rest)) = help.split_once(" [default: ") else { return (help.to_owned(), None) };
+    let Some((default, after)) = rest.rsplit_once(']') else { return (help.to_owned(), None) };
+    (format!("{before}{after}"), Some(default.to_owned()))
 }
 
 fn meaning(arg: &Arg) -> String {
@@ -100,6 +108,7 @@ mod tests {
         let modes = clap::builder::PossibleValuesParser::new(["fast", "slow"]);
         let command = Command::new("program")
             .arg(Arg::new("dry").long("dry-run").action(ArgAction::SetTrue).help("Write nothing"))
+            .arg(Arg::new("at").long("at").value_name("AT").help("Listen here [default: [::]:1, on all]"))
             .arg(
                 Arg::new("mode")
                     .long("mode")
@@ -118,6 +127,7 @@ mod tests {
         let text = flags(&command);
         for expected in [
             "| `--dry-run` |  | off | Write nothing |\n",
+            "| `--at AT` |  | [::]:1, on all | Listen here |\n",
             "| `--mode MODE` |  | `fast` | Run so. Values: `fast`, `slow` |\n",
             "### Other\n\n| flag",
             "| `--port PORT` |  | required | Listen here |\n",

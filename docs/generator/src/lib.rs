@@ -4,6 +4,7 @@
 //! Each crate that owns a page has a test that renders it from the code and calls [`check`]. `hack/reference` runs these
 //! tests with `STEERAGE_UPDATE_REFERENCE=1`, which rewrites the files instead. A dev-dependency only: it knows no program.
 
+mod endpoints;
 mod flags;
 mod metrics;
 mod schema;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 
+pub use endpoints::{endpoints, exit_codes};
 pub use flags::flags;
 pub use metrics::metrics;
 pub use schema::{Field, schema};
@@ -60,7 +62,7 @@ pub(crate) fn code(text: &str) -> String {
 }
 
 /// Breaks paragraphs at 100 columns.
-fn wrap(text: &str) -> String {
+pub fn wrap(text: &str) -> String {
     let paragraphs = text.split("\n\n").map(|paragraph| {
         let mut lines = vec![String::new()];
         for word in paragraph.split_whitespace() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every relative link between Markdown files names a file that exists and, after `#`, a heading in it.
+//! Every relative link between Markdown files names a file that exists and, after `#`, a heading in it; and no line is longer
+//! than 100 columns where it can be broken.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -38,6 +39,28 @@ fn anchor(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// Whether the line may be longer than 100 columns: a table row, or nothing but one link.
+fn may_be_long(line: &str) -> bool {
+    let text = line.trim_start_matches([' ', '-', '*']).trim_end();
+    line.starts_with('|') || (text.starts_with('[') && text.ends_with(')') && links(text).count() == 1)
+}
+
+#[test]
+fn lines_are_wrapped_at_100_columns() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut all = BTreeMap::new();
+    pages(&root, &mut all);
+    // Wrapped by the generator, but for tables.
+    let generated = root.join("docs/reference").canonicalize().expect("a folder");
+    let mut long = Vec::new();
+    for (page, lines) in all.iter().filter(|(page, _)| !page.starts_with(&generated)) {
+        for line in lines.iter().filter(|line| line.chars().count() > 100 && !may_be_long(line)) {
+            long.push(format!("{}: {line}", page.display()));
+        }
+    }
+    assert!(long.is_empty(), "longer than 100 columns:\n{}", long.join("\n"));
 }
 
 fn links(line: &str) -> impl Iterator<Item = &str> {

@@ -21,7 +21,8 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AddressPoolSpec {
-    /// CIDRs (`10.0.200.0/24`), ranges (`10.0.200.10-10.0.200.20`) and single addresses of either family.
+    /// CIDRs (`10.0.200.0/24`), ranges (`10.0.200.10-10.0.200.20`) and single addresses of either family. The network and
+    /// broadcast address of an IPv4 CIDR, and the first address of an IPv6 CIDR, are not assigned.
     pub addresses: Vec<String>,
     /// Whether to assign addresses of this pool to Services that do not name a pool.
     #[serde(default = "yes")]

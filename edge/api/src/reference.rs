@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use serde_json::Value;
-use steerage_reference::{Field, schema, table};
+use steerage_reference::{Field, schema, table, wrap};
 
 #[test]
 fn reference_page_of_the_resources_is_current() -> anyhow::Result<()> {
@@ -26,8 +26,11 @@ fn section(definition: &Value) -> String {
     let names = &definition["spec"]["names"];
     let root = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let mut section =
-        format!("## {}\n\n{}\n\n", text(&names["kind"]), text(&root["properties"]["spec"]["description"]));
+    let mut section = format!(
+        "## {}\n\n{}\n\n",
+        text(&names["kind"]),
+        wrap(&text(&root["properties"]["spec"]["description"]))
+    );
     let short: Vec<_> = names["shortNames"]
         .as_array()
         .into_iter()
@@ -35,6 +38,15 @@ fn section(definition: &Value) -> String {
         .map(|name| format!(", `{}`", text(name)))
         .collect();
     let _ = write!(section, "`kubectl get {}`{}\n\n", text(&names["plural"]), short.concat());
+    let columns = definition["spec"]["versions"][0]["additionalPrinterColumns"].as_array();
+    let columns: Vec<_> = columns
+        .into_iter()
+        .flatten()
+        .map(|column| format!("{} (`{}`)", text(&column["name"]), text(&column["jsonPath"])))
+        .collect();
+    if !columns.is_empty() {
+        let _ = write!(section, "{}\n\n", wrap(&format!("Columns: {}.", columns.join(", "))));
+    }
     let rows = schema(root).into_iter().filter(|field| field.path != "spec").map(row);
     section.push_str(&table(["field", "type", "default", "meaning"], rows));
     section

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The annotations of a Service that only this provider reads.
+//! The annotations of a Service that only this provider reads. `docs/reference/annotations.md` lists them.
 
-/// Scheme of the load balancer: `internal` or `internet-facing`. AWS's own controllers use the same name and values. AWS
-/// cannot change the scheme of an existing load balancer.
-pub(crate) const SCHEME: &str = "service.beta.kubernetes.io/aws-load-balancer-scheme";
+steerage_model::annotations! {
+    /// Scheme of a new load balancer, instead of `--aws-scheme`. AWS cannot change the scheme of an existing one. AWS's own controllers use the same name and values.
+    SCHEME = "service.beta.kubernetes.io/aws-load-balancer-scheme", "`internal` or `internet-facing`";
+}

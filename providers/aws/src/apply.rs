@@ -11,7 +11,7 @@ use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, steps};
 use crate::observe::Resources;
 use crate::provider::{Aws, ServiceState};
-use crate::{annotations, names, targets};
+use crate::{annotations, names, reasons, targets};
 
 impl Aws {
     /// Applies the steps. Returns false while a target group to delete is still in use.
@@ -31,7 +31,7 @@ impl Aws {
                 "Port {} of the load balancer {} has a listener that Steerage did not create. It is not changed. Delete that listener.",
                 taken.port, balancer.name
             );
-            return Err(Error::invalid("ListenerTaken", message));
+            return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
         }
         let mut released = true;
         for step in steps(wanted, &resources.groups, &resources.listeners) {
@@ -64,7 +64,7 @@ impl Aws {
                 wanted.scheme.as_str(),
                 annotations::SCHEME
             );
-            return Err(Error::invalid("SchemeFixed", message));
+            return Err(Error::invalid(reasons::SCHEME_IMMUTABLE, message));
         }
         Ok(balancer.clone())
     }

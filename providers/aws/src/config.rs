@@ -33,15 +33,16 @@ impl Scheme {
 #[command(next_help_heading = "AWS")]
 pub struct AwsArgs {
     /// Tag all AWS resources with this name of the cluster, unique in account and region. The controller changes only resources
-    /// with this tag; a new name orphans existing load balancers
+    /// with this tag; a new name orphans existing load balancers. Required with --provider aws
     #[arg(long, env = "STEERAGE_AWS_CLUSTER_NAME", value_name = "NAME")]
     pub aws_cluster_name: Option<String>,
 
-    /// Create target groups in this VPC, the VPC of the nodes
+    /// Create target groups in this VPC, the VPC of the nodes. Required with --provider aws
     #[arg(long, env = "STEERAGE_AWS_VPC_ID", value_name = "ID")]
     pub aws_vpc_id: Option<String>,
 
-    /// Create load balancers in these subnets, one for each availability zone that has nodes
+    /// Create load balancers in these subnets, one for each availability zone that has nodes. Required with --provider aws; a change
+    /// applies to new load balancers only
     #[arg(long, env = "STEERAGE_AWS_SUBNETS", value_name = "ID,…", value_delimiter = ',')]
     pub aws_subnets: Vec<String>,
 
@@ -49,12 +50,12 @@ pub struct AwsArgs {
     #[arg(long, env = "STEERAGE_AWS_REGION", value_name = "REGION")]
     pub aws_region: Option<String>,
 
-    /// Send `ELBv2` requests to this URL [default: the region's endpoint]
+    /// Send `ELBv2` requests to this URL, for VPC endpoints and tests [default: the region's endpoint]
     #[arg(long, env = "STEERAGE_AWS_ENDPOINT", value_name = "URL")]
     pub aws_endpoint: Option<String>,
 
     /// Use this scheme for Services without the annotation `service.beta.kubernetes.io/aws-load-balancer-scheme`
-    #[arg(long, env = "STEERAGE_AWS_SCHEME", value_enum, default_value = "internal")]
+    #[arg(long, env = "STEERAGE_AWS_SCHEME", value_enum, default_value = "internal", value_name = "SCHEME")]
     pub aws_scheme: Scheme,
 }
 

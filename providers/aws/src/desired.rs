@@ -7,7 +7,7 @@ use steerage_model::{Family, Protocol};
 use steerage_provider_api::{Error, HealthCheck, HealthProtocol, Listener, LoadBalancer};
 
 use crate::config::{Config, Scheme};
-use crate::{annotations, names};
+use crate::{annotations, names, reasons};
 
 /// AWS's limit for one network load balancer.
 const MAX_LISTENERS: usize = 50;
@@ -83,22 +83,22 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
 fn check_supported(lb: &LoadBalancer) -> Result<(), Error> {
     let wrong = if !lb.families.contains(&Family::V4) {
         (
-            "FamilyUnsupported",
+            reasons::IP_FAMILY_NOT_SUPPORTED,
             "The AWS provider does not support IPv6-only Services. Add IPv4 to spec.ipFamilies.",
         )
     } else if !lb.requested_addresses.is_empty() {
         (
-            "AddressUnsupported",
+            reasons::ADDRESS_NOT_SUPPORTED,
             "The AWS provider does not support requested addresses. Remove spec.loadBalancerIP and the annotation steerage.dev/addresses.",
         )
     } else if lb.pool.is_some() {
         (
-            "AddressPoolUnsupported",
+            reasons::ADDRESS_POOL_NOT_SUPPORTED,
             "The AWS provider has no address pools. Remove the annotation steerage.dev/address-pool.",
         )
     } else if !lb.source_ranges.is_empty() {
         (
-            "SourceRangesUnsupported",
+            reasons::SOURCE_RANGES_NOT_SUPPORTED,
             "The AWS provider does not enforce source ranges. Nothing is changed. Remove spec.loadBalancerSourceRanges, and restrict the nodes' security group instead.",
         )
     } else {
@@ -111,7 +111,7 @@ fn scheme(config: &Config, lb: &LoadBalancer) -> Result<Scheme, Error> {
     let Some(text) = lb.annotations.get(annotations::SCHEME) else { return Ok(config.scheme) };
     Scheme::parse(text).ok_or_else(|| {
         Error::invalid(
-            "SchemeUnknown",
+            reasons::UNKNOWN_SCHEME,
             format!(
                 "Annotation {} has the unknown value `{text}`. Use internal or internet-facing.",
                 annotations::SCHEME
@@ -133,7 +133,7 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
                     "Port {} uses SCTP, which network load balancers do not support. Remove the port, or use TCP or UDP.",
                     listener.port
                 );
-                return Err(Error::invalid("ProtocolUnsupported", message));
+                return Err(Error::invalid(reasons::PROTOCOL_NOT_SUPPORTED, message));
             }
         };
         let Some(node_port) = listener.node_port else {
@@ -141,7 +141,7 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
                 "Port {} has no node port, which instance targets need. Set spec.allocateLoadBalancerNodePorts to true.",
                 listener.port
             );
-            return Err(Error::invalid("NoNodePort", message));
+            return Err(Error::invalid(reasons::NO_NODE_PORT, message));
         };
         let entry = ports.entry(listener.port).or_insert((protocol, node_port));
         if entry.1 != node_port {
@@ -149,7 +149,7 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
                 "Port {} has node port {} for one protocol and {node_port} for the other, but a TCP_UDP listener supports only one. Set the same nodePort for both.",
                 listener.port, entry.1
             );
-            return Err(Error::invalid("NodePortsDiffer", message));
+            return Err(Error::invalid(reasons::NODE_PORTS_DIFFER, message));
         }
         if entry.0 != protocol {
             entry.0 = "TCP_UDP";
@@ -160,7 +160,7 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
             "The Service has {} ports, but a network load balancer supports {MAX_LISTENERS} listeners. Split the Service.",
             ports.len()
         );
-        return Err(Error::invalid("TooManyPorts", message));
+        return Err(Error::invalid(reasons::TOO_MANY_PORTS, message));
     }
     Ok(ports)
 }
@@ -276,21 +276,24 @@ pub(crate) mod tests {
     #[test]
     fn unsupported_settings_have_distinct_reasons() {
         use Protocol::{Sctp, Tcp, Udp};
-        assert_eq!(reason(&planned(&[(Sctp, 80, 30080)])), "ProtocolUnsupported");
+        assert_eq!(reason(&planned(&[(Sctp, 80, 30080)])), "ProtocolNotSupported");
         assert_eq!(reason(&planned(&[(Tcp, 80, 0)])), "NoNodePort");
         assert_eq!(reason(&planned(&[(Tcp, 53, 30053), (Udp, 53, 30054)])), "NodePortsDiffer");
         let many: Vec<_> = (1..=51).map(|p| (Tcp, p, 30000 + p)).collect();
         assert_eq!(reason(&planned(&many)), "TooManyPorts");
         let web = planned(&[(Tcp, 80, 30080)]);
-        assert_eq!(reason(&LoadBalancer { families: vec![Family::V6], ..web.clone() }), "FamilyUnsupported");
+        assert_eq!(
+            reason(&LoadBalancer { families: vec![Family::V6], ..web.clone() }),
+            "IPFamilyNotSupported"
+        );
         let pool = Some("gold".to_owned());
-        assert_eq!(reason(&LoadBalancer { pool, ..web.clone() }), "AddressPoolUnsupported");
+        assert_eq!(reason(&LoadBalancer { pool, ..web.clone() }), "AddressPoolNotSupported");
         let requested_addresses = vec!["192.0.2.1".parse().unwrap()];
-        assert_eq!(reason(&LoadBalancer { requested_addresses, ..web.clone() }), "AddressUnsupported");
+        assert_eq!(reason(&LoadBalancer { requested_addresses, ..web.clone() }), "AddressNotSupported");
         let source_ranges = vec!["192.0.2.0/24".parse().unwrap()];
-        assert_eq!(reason(&LoadBalancer { source_ranges, ..web.clone() }), "SourceRangesUnsupported");
+        assert_eq!(reason(&LoadBalancer { source_ranges, ..web.clone() }), "SourceRangesNotSupported");
         let annotations = BTreeMap::from([(annotations::SCHEME.to_owned(), "public".to_owned())]);
-        assert_eq!(reason(&LoadBalancer { annotations, ..web }), "SchemeUnknown");
+        assert_eq!(reason(&LoadBalancer { annotations, ..web }), "UnknownScheme");
     }
 
     #[test]

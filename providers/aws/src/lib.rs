@@ -5,7 +5,7 @@
 //! `diff` decide and do no I/O. `client` makes the calls. `provider` combines them. No other crate sees an AWS type, and this
 //! crate uses nothing of Kubernetes.
 
-mod annotations;
+pub mod annotations;
 mod apply;
 mod client;
 mod config;
@@ -15,7 +15,9 @@ mod inventory;
 mod names;
 mod observe;
 mod provider;
+mod reasons;
 mod targets;
 
 pub use config::{AwsArgs, Config, ConfigError, Scheme};
 pub use provider::Aws;
+pub use reasons::REASONS;

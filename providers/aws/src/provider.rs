@@ -22,9 +22,9 @@ use crate::client::Client;
 use crate::config::Config;
 use crate::desired::desired;
 use crate::inventory::Inventory;
-use crate::names;
 use crate::observe::{self, Observation, Resources};
 use crate::targets::{self, RefusedTargets, RegisteredIds};
+use crate::{names, reasons};
 
 /// Check again after this time whether a new load balancer is active, which takes minutes.
 const ACTIVE_POLL: Duration = Duration::from_secs(10);
@@ -113,7 +113,7 @@ impl Aws {
             let message = format!(
                 "The AWS resource {name} exists without the tags of this Service. It is not changed. Delete it, or set another --aws-cluster-name."
             );
-            return Err(Error::invalid("NameTaken", message));
+            return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
         }
         if !self.delete_resources(owner, &seen.stale, entry).await? {
             return Ok(None);
@@ -152,7 +152,7 @@ impl Aws {
                     "AWS could not create the load balancer {}: {why}. It stays unusable. Re-create the Service.",
                     now.name
                 );
-                return Err(Error::invalid("LoadBalancerFailed", message));
+                return Err(Error::invalid(reasons::LOAD_BALANCER_FAILED, message));
             }
             resources.balancer = Some(now);
         }

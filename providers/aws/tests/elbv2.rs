@@ -163,7 +163,7 @@ async fn foreign_listener_is_kept_and_conflict_is_reported() {
     }
     lb.listeners.push(listener(Protocol::Tcp, 81, 30081));
     let error = provider.ensure(&lb).await.unwrap_err();
-    assert_eq!(error.reason(), "ListenerTaken");
+    assert_eq!(error.reason(), "ObjectNotOwned");
 }
 
 #[tokio::test]
@@ -173,7 +173,7 @@ async fn scheme_change_is_rejected_without_writes() {
     let key = "service.beta.kubernetes.io/aws-load-balancer-scheme".to_owned();
     lb.annotations = BTreeMap::from([(key, Scheme::InternetFacing.as_str().to_owned())]);
     let error = provider.ensure(&lb).await.unwrap_err();
-    assert_eq!(error.reason(), "SchemeFixed");
+    assert_eq!(error.reason(), "SchemeImmutable");
     assert!(moto.proxy().writes().is_empty());
 
     lb.owner = fixture::owner("other", 1);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The provider for our own edge: writes `EdgeLoadBalancer` objects and gives out their addresses.
+//! The provider for Steerage's edge: writes `EdgeLoadBalancer` objects, and assigns their addresses.
 //!
-//! Called by the controller, and only where that holds the Lease: nobody else gives out addresses. A steady state costs no call, for
-//! everything that is read is kept up by watches. It never talks to an edge host; those read what it writes.
+//! Only the lease holder calls it, so only it assigns addresses. Reads come from watches: a steady state costs no call. It never
+//! talks to an edge host; edge hosts read what it writes.
 
 mod allocate;
 mod cache;
@@ -25,24 +25,38 @@ pub use calls::REJECTED_BY_API_SERVER;
 pub use pool::{Pool, Range};
 pub use provider::{EdgeProvider, OBJECT_NOT_OWNED};
 
-/// Every reason that this provider's errors carry besides those of all providers, with its meaning.
-pub const REASONS: &[(&str, &str)] = &[
-    (NO_ADDRESS_POOL, "There is no AddressPool at all."),
+/// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
+pub const REASONS: &[(&str, &str, &str)] = &[
+    (NO_ADDRESS_POOL, "There is no AddressPool.", "Create one in Steerage's namespace."),
     (
         NO_FREE_ADDRESS,
-        "No AddressPool that may be used has a free address of a family that the Service needs.",
+        "No AddressPool that the Service may use has a free address of a family that it needs.",
+        "Add addresses of the family to a pool, or free some. Waiting Services then get theirs.",
     ),
     (
         ADDRESS_OUTSIDE_POOLS,
-        "The requested address is in no AddressPool, or not in the one that was asked for.",
+        "The requested address is in no AddressPool, or not in the requested one.",
+        "Request an address that a pool contains, or add it to one.",
     ),
-    (ADDRESS_IN_USE, "The requested address belongs to another Service."),
-    (UNKNOWN_POOL, "There is no AddressPool of the requested name."),
-    (INVALID_ADDRESS, "The requested addresses do not fit spec.ipFamilies."),
-    (spec::PROTOCOL_NOT_SUPPORTED, "A port has a protocol that the edge cannot forward."),
-    (OBJECT_NOT_OWNED, "An object of the name that Steerage needs exists, but is not Steerage's."),
+    (
+        ADDRESS_IN_USE,
+        "The requested address belongs to another Service.",
+        "Request another address, or free this one.",
+    ),
+    (UNKNOWN_POOL, "There is no AddressPool of the requested name.", "Create it, or name an existing one."),
+    (
+        INVALID_ADDRESS,
+        "The requested addresses do not fit `spec.ipFamilies`.",
+        "Request at most one address of each family in `spec.ipFamilies`.",
+    ),
+    (
+        OBJECT_NOT_OWNED,
+        "An object of the name that Steerage needs exists, but is not Steerage's.",
+        "Delete or rename that object.",
+    ),
     (
         REJECTED_BY_API_SERVER,
         "The API server finds an object of the edge invalid: most likely the CRDs are of another version.",
+        "Install the CRDs of the controller's version.",
     ),
 ];

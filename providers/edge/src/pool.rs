@@ -41,7 +41,7 @@ impl Pool {
         Self { name: name.into(), auto_assign: spec.auto_assign, ranges, problems }
     }
 
-    /// Whether `address` is one of the pool's, a network or broadcast address of a CIDR included.
+    /// Whether the pool may assign `address`. The network and broadcast address of a CIDR are excluded.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.ranges.iter().any(|range| range.contains(address))
     }

@@ -72,13 +72,13 @@ impl From<CallError> for Error {
             | "TargetGroupNotFound"
             | "ListenerNotFound"
             | "PriorityInUse" => Self::Conflict(text),
-            "OperationNotPermitted" => Self::invalid("OperationNotPermitted", text),
-            code if code.starts_with("TooMany") => Self::invalid("QuotaExceeded", text),
+            "OperationNotPermitted" => Self::invalid(crate::reasons::OPERATION_NOT_PERMITTED, text),
+            code if code.starts_with("TooMany") => Self::invalid(crate::reasons::QUOTA_EXCEEDED, text),
             code if code.starts_with("Invalid")
                 || code.starts_with("Unsupported")
                 || matches!(code, "ValidationError" | "SubnetNotFound" | "IncompatibleProtocols") =>
             {
-                Self::invalid("ProviderRefused", text)
+                Self::invalid(crate::reasons::REJECTED_BY_PROVIDER, text)
             }
             _ => Self::Unavailable(text),
         }
@@ -128,7 +128,7 @@ mod tests {
             assert!(matches!(error(code), Error::Conflict(_)), "{code}");
         }
         assert_eq!(error("TooManyTargetGroups").reason(), "QuotaExceeded");
-        assert_eq!(error("InvalidSubnet").reason(), "ProviderRefused");
+        assert_eq!(error("InvalidSubnet").reason(), "RejectedByProvider");
         assert_eq!(error("OperationNotPermitted").reason(), "OperationNotPermitted");
         for code in ["", "InternalFailure", "ServiceUnavailable"] {
             assert!(matches!(error(code), Error::Unavailable(_)), "{code}");

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The reasons of this provider's errors. Stable, because alerts use them; `docs/reference/conditions.md` lists them.
+
+/// A requested address, which this provider cannot give.
+pub(crate) const ADDRESS_NOT_SUPPORTED: &str = "AddressNotSupported";
+/// A requested pool, of which this provider has none.
+pub(crate) const ADDRESS_POOL_NOT_SUPPORTED: &str = "AddressPoolNotSupported";
+/// Source ranges, which this provider would not enforce.
+pub(crate) const SOURCE_RANGES_NOT_SUPPORTED: &str = "SourceRangesNotSupported";
+/// A scheme that AWS does not have.
+pub(crate) const UNKNOWN_SCHEME: &str = "UnknownScheme";
+/// A change of the scheme, which AWS refuses.
+pub(crate) const SCHEME_IMMUTABLE: &str = "SchemeImmutable";
+/// Two node ports for one listener.
+pub(crate) const NODE_PORTS_DIFFER: &str = "NodePortsDiffer";
+/// More ports than listeners.
+pub(crate) const TOO_MANY_PORTS: &str = "TooManyPorts";
+/// A resource of a name or port that Steerage needs is not Steerage's.
+pub(crate) const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
+/// AWS gave up creating the load balancer.
+pub(crate) const LOAD_BALANCER_FAILED: &str = "LoadBalancerFailed";
+/// AWS forbids the call for this resource.
+pub(crate) const OPERATION_NOT_PERMITTED: &str = "OperationNotPermitted";
+/// A quota of the account is used up.
+pub(crate) const QUOTA_EXCEEDED: &str = "QuotaExceeded";
+/// AWS finds the request invalid.
+pub(crate) const REJECTED_BY_PROVIDER: &str = "RejectedByProvider";
+
+// The controller's plan has these too, and checks them first: they reach no user through this provider.
+pub(crate) const IP_FAMILY_NOT_SUPPORTED: &str = "IPFamilyNotSupported";
+pub(crate) const PROTOCOL_NOT_SUPPORTED: &str = "ProtocolNotSupported";
+pub(crate) const NO_NODE_PORT: &str = "NoNodePort";
+
+/// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
+pub const REASONS: &[(&str, &str, &str)] = &[
+    (
+        ADDRESS_NOT_SUPPORTED,
+        "The Service requests an address.",
+        "Remove `spec.loadBalancerIP` and `steerage.dev/addresses`.",
+    ),
+    (ADDRESS_POOL_NOT_SUPPORTED, "The Service names an AddressPool.", "Remove `steerage.dev/address-pool`."),
+    (
+        SOURCE_RANGES_NOT_SUPPORTED,
+        "The Service has `spec.loadBalancerSourceRanges`, which would not filter anything.",
+        "Remove them, and restrict the nodes' security group.",
+    ),
+    (
+        UNKNOWN_SCHEME,
+        "The annotation for the scheme has an unknown value.",
+        "Use `internal` or `internet-facing`.",
+    ),
+    (
+        SCHEME_IMMUTABLE,
+        "AWS cannot change the scheme of an existing load balancer.",
+        "Create the Service again, or restore the annotation.",
+    ),
+    (
+        NODE_PORTS_DIFFER,
+        "A port with TCP and UDP has two node ports, and its listener can have one.",
+        "Set the same `nodePort` for both.",
+    ),
+    (TOO_MANY_PORTS, "The Service has more ports than a load balancer has listeners.", "Split the Service."),
+    (
+        OBJECT_NOT_OWNED,
+        "A resource or listener that Steerage needs exists, but is not of this Service.",
+        "Delete it, or set another `--aws-cluster-name`.",
+    ),
+    (
+        LOAD_BALANCER_FAILED,
+        "AWS could not create the load balancer.",
+        "Read AWS's reason in the message; create the Service again.",
+    ),
+    (
+        OPERATION_NOT_PERMITTED,
+        "AWS forbids the call, for example because of deletion protection.",
+        "As the message says.",
+    ),
+    (QUOTA_EXCEEDED, "A quota of the account is used up.", "Raise the quota, or delete resources."),
+    (
+        REJECTED_BY_PROVIDER,
+        "AWS finds the request invalid.",
+        "As the message says; check the `--aws-…` flags.",
+    ),
+];
