@@ -216,7 +216,8 @@ impl Args {
             ProviderName::Edge => 1000,
             ProviderName::Aws => 20,
         });
-        let watches = process.metrics().register("watch", |registry| Watches::new(client.clone(), registry));
+        let watches =
+            process.metrics().register("controller_watch", |registry| Watches::new(client.clone(), registry));
         let provider = new_provider(provider, &client, &watches, &namespace, aws, process).await?;
         let health = HealthCheckDefaults {
             interval: health_check_interval,

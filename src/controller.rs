@@ -74,9 +74,9 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
             () = stop.cancelled() => return,
             () = cluster.synced() => {}
         }
-        let (recorder, recording) = process
-            .metrics()
-            .register("", |registry| Recorder::new(client.clone(), "controller", &identity, registry));
+        let (recorder, recording) = process.metrics().register("controller", |registry| {
+            Recorder::new(client.clone(), "controller", &identity, registry)
+        });
         let events = tokio::spawn(recording);
         let changes = provider.changes();
         let rate_limiter = RateLimiter::new(f64::from(provider_qps), provider_qps.saturating_mul(2));

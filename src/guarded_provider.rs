@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use steerage_process::duration;
 use steerage_provider_api::{
     EnsureOutcome, Error, LoadBalancer, Owner, Progress, Provider, SetTargetsOutcome, TargetHealth, TargetSet,
 };
@@ -70,7 +71,10 @@ impl GuardedProvider {
         let before = Instant::now();
         let result = match tokio::time::timeout(DEADLINE, call).await {
             Ok(result) => result,
-            Err(_) => Err(Error::Unavailable(format!("the provider did not answer within {DEADLINE:?}"))),
+            Err(_) => Err(Error::Unavailable({
+                let deadline = duration::display(DEADLINE);
+                format!("The provider did not answer within {deadline}. Steerage retries.")
+            })),
         };
         self.metrics.called(name, result.as_ref().err().map_or("ok", Error::reason), before.elapsed());
         result

@@ -104,7 +104,8 @@ impl Reconciler {
             }
             Err(ReconcileError::Provider(error)) => {
                 let after = if let Error::Throttled { after, .. } = &error { *after } else { None };
-                tracing::warn!(%service, %error, retry_in = ?after, "load balancer not programmed; retrying");
+                let retry_in = after.map(|after| duration::rounded(after).to_string());
+                tracing::warn!(%service, %error, retry_in, "load balancer not programmed; retrying");
                 ("failed", ReconcileOutcome::Failed(after, again))
             }
             Err(ReconcileError::Write(error)) => {

@@ -18,6 +18,8 @@ use crate::reasons;
 fn reference_page_of_the_controller_is_current() -> anyhow::Result<()> {
     let metrics = Metrics::new("controller", env!("CARGO_PKG_VERSION"));
     let ours = metrics.register("controller", crate::metrics::Metrics::new);
+    metrics.register("controller", steerage_watch::events::register_metrics);
+    metrics.register("controller_watch", steerage_watch::register_sample_metrics);
     ours.reconciled("done");
     ours.called("ensure", "ok", Duration::ZERO);
     steerage_reference::check(

@@ -10,6 +10,7 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use steerage_model::{Key, Service, annotations};
+use steerage_process::duration;
 
 use crate::plan;
 
@@ -18,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
-    #[error("the API server did not answer within {DEADLINE:?}")]
+    #[error("the API server did not answer within {}", duration::display(DEADLINE))]
     Deadline,
     #[error("the API server rejected the patch: {0}")]
     Rejected(String),

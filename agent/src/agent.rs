@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant as StdInstant};
 
 use steerage_model::{EndpointSlice, Key, NodeAgent};
-use steerage_process::Pending;
+use steerage_process::{Pending, duration};
 use steerage_watch::events::Recorder;
 use steerage_watch::{Backoff, Event};
 use tokio::sync::{mpsc, watch};
@@ -238,7 +238,7 @@ impl Agent {
                 self.metrics.failures.inc();
                 self.metrics.kube_proxy.failed();
                 let retry_in = state.backoff.next_delay();
-                tracing::error!(%error, ?retry_in, "rules not written; retrying");
+                tracing::error!(%error, retry_in = %duration::rounded(retry_in), "rules not written; retrying");
                 state.retry = Some(Instant::now() + retry_in);
                 return false;
             }
@@ -249,7 +249,7 @@ impl Agent {
     fn written(&mut self, written: Written, health: &HealthPorts, took: Duration) {
         let Written { elements, full } = written;
         if took >= SLOW_WRITE {
-            tracing::info!(elements, full, ?took, "rules written slowly");
+            tracing::info!(elements, full, took = %duration::rounded(took), "rules written; the write took longer than 200ms");
         } else {
             tracing::debug!(elements, full, ?took, "rules written");
         }
@@ -269,7 +269,7 @@ impl Agent {
         self.proxy_health.updated();
         self.cleaner.clean(self.ruleset.take_stale_flows());
         if let Some(first) = self.first.take() {
-            tracing::info!(elements, ?took, "rules written for the first time");
+            tracing::info!(elements, took = %duration::rounded(took), "rules written for the first time");
             first.done();
         }
     }

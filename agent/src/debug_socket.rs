@@ -40,7 +40,7 @@ pub enum DebugSocketError {
     #[error("unix socket @{NAME}")]
     Socket(#[from] io::Error),
     /// No agent listens.
-    #[error("no steerage-agent runs in this network namespace")]
+    #[error("no steerage-agent runs in this network namespace. Run this on the node, or in the agent's pod.")]
     NotRunning,
 }
 
@@ -74,7 +74,9 @@ impl DebugSocket {
         let own = nix::unistd::geteuid().as_raw();
         let listener = match tokio::net::UnixListener::from_std(self.listener) {
             Ok(listener) => listener,
-            Err(error) => return tracing::warn!(%error, "debug socket unavailable"),
+            Err(error) => {
+                return tracing::warn!(%error, "debug socket unavailable; continuing without explain and dump");
+            }
         };
         while !inputs.is_closed() {
             match listener.accept().await {

@@ -40,7 +40,7 @@ impl PacketQuery {
 pub struct ExplainContext<'a> {
     /// What is in the kernel, or is being written to it.
     pub ruleset: &'a Ruleset,
-    /// What the cluster said.
+    /// The Services, slices and nodes.
     pub index: &'a Index,
     /// This node.
     pub local_node: &'a LocalNode,
@@ -153,7 +153,7 @@ impl ExplainContext<'_> {
         if !also.is_empty() {
             explanation
                 .notes
-                .push(format!("{} asks for it, too; the first by name owns it", also.join(", ")));
+                .push(format!("also requested by {}; the first Service by name is served", also.join(", ")));
         }
         if let Some((service, (role, port))) = owner.and_then(|s| Some((s, frontend_role(s, &frontend)?))) {
             explanation.service = Some((service.key.clone(), role));
@@ -238,7 +238,8 @@ impl ExplainContext<'_> {
             explanation.path.extend(["postrouting", "unassigned"]);
             explanation.verdict = PacketVerdict::Dropped;
             explanation.why =
-                "address of a network for Services only, and no proxy on this node translates it".into();
+                "unassigned VIP or cluster IP: no Service has it (--drop-unassigned-vips, ServiceCIDR)"
+                    .into();
         }
         let node_ports = self.index.services().filter(|service| {
             serves(service, self.local_node.kube_proxy_replacement)

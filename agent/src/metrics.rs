@@ -83,10 +83,10 @@ impl Metrics {
         );
         registry.register("udp_flows_deleted", "UDP flows deleted because their endpoint is gone", flows);
         registry.register("frontends", "Addresses with protocol and port that are served", frontends);
-        registry.register("health_ports", "Health-check node ports", health_ports);
+        registry.register("health_ports", "Health-check node ports that are open", health_ports);
         registry.register_with_unit(
             "last_apply_timestamp",
-            "Time of the last successful write",
+            "Unix time of the last successful write",
             Unit::Seconds,
             last_apply,
         );

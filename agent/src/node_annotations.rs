@@ -10,6 +10,7 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 use steerage_model::{AgentMode, NodeAgent, names};
+use steerage_process::duration;
 use tokio::sync::watch;
 
 /// Time for one call.
@@ -48,7 +49,7 @@ pub async fn keep_annotated(
             Ok(Err(error)) => format!("{:#}", anyhow::Error::from(error)),
             Err(_) => "no reply in time".to_owned(),
         };
-        tracing::warn!(%node, error, retry_in = ?RETRY_INTERVAL, "Node not annotated; retrying");
+        tracing::warn!(%node, error, retry_in = %duration::display(RETRY_INTERVAL), "Node not annotated; retrying");
         tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }

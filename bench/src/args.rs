@@ -40,11 +40,11 @@ struct Proxies {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Measure with these numbers of Services [default: 1,100,1000,10000,30000; with --quick 1,1000]
-    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    #[arg(long, value_delimiter = ',', value_name = "COUNT,…")]
     services: Vec<u32>,
     /// Start and measure each program this many times with each number of Services [default: 5; with --quick 3]
-    #[arg(long, value_name = "N")]
-    runs: Option<usize>,
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    runs: Option<u16>,
     /// Run only these measurements; the start is always measured
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME,…")]
     only: Vec<Measure>,
@@ -52,7 +52,7 @@ struct Proxies {
     #[arg(long)]
     alone: bool,
     /// Make at most this many changes of each kind after each start [default: 200; with --quick 30]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "COUNT")]
     changes: Option<usize>,
     /// Give up a program that has not programmed all Services after this time
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration::parse)]
@@ -92,7 +92,7 @@ impl Proxies {
         let measures = if only.is_empty() { Measure::value_variants().to_vec() } else { only };
         let settings = Settings {
             levels,
-            runs: runs.unwrap_or(if quick { 3 } else { 5 }).max(1),
+            runs: usize::from(runs.unwrap_or(if quick { 3 } else { 5 })),
             measures: measures.into_iter().collect(),
             subjects: if alone { vec![Who::Ours] } else { Who::ALL.to_vec() },
             changes: changes.unwrap_or(if quick { 30 } else { 200 }),
@@ -140,4 +140,16 @@ fn default_kube_proxy() -> Result<PathBuf> {
         .or_else(|| var("XDG_CACHE_HOME").map(|base| base.join("steerage")))
         .or_else(|| var("HOME").map(|home| home.join(".cache/steerage")));
     Ok(cache.context("neither STEERAGE_CACHE nor HOME is set")?.join("bin/kube-proxy"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_must_be_at_least_one() {
+        let parse = |runs| Args::try_parse_from(["steerage-bench", "agent", "--runs", runs]);
+        assert!(parse("0").is_err());
+        assert!(parse("1").is_ok());
+    }
 }

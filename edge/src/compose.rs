@@ -103,7 +103,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         let timing = Timing { max_backoff: source::MAX_BACKOFF, ..Timing::default() };
         let watches = process
             .metrics()
-            .register("edge", |registry| Watches::with_timing(client.clone(), registry, timing));
+            .register("edge_watch", |registry| Watches::with_timing(client.clone(), registry, timing));
         process.spawn("watches", source::watch(watches, namespace.clone(), events, shutdown));
         StatusSink::Api { client: Box::new(client), namespace }
     };

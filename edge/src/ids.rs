@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::forward::{ForwardingState, LOCAL_TARGET, NUMBER_MASK, TARGET};
 
-/// A removed target keeps its id and its address for so long: flows of its clients still name the id, and end by themselves.
+/// A removed target keeps its id and its address for this time: flows of its clients still name the id, and end by themselves.
 const RETENTION: Duration = Duration::from_hours(24);
 /// The oldest removed targets beyond this number are forgotten.
 const MAX_REMOVED: usize = 16_384;

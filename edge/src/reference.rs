@@ -10,6 +10,7 @@ use crate::args::{ADMIN, Args};
 fn reference_page_of_the_edge_is_current() -> anyhow::Result<()> {
     let metrics = Metrics::new("edge", env!("CARGO_PKG_VERSION"));
     metrics.register("edge", |registry| crate::metrics::Metrics::default().register(registry));
+    metrics.register("edge_watch", steerage_watch::register_sample_metrics);
     steerage_reference::check(
         "edge.md",
         "The edge: `steerage-edge`",

@@ -18,6 +18,7 @@ use kube::{Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use steerage_edge_api::{EdgeHost, EdgeHostSpec, EdgeLoadBalancer, EdgeTargetHealth, EdgeTargetHealthSpec};
+use steerage_process::duration;
 use steerage_watch::Backoff;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -151,10 +152,15 @@ impl StatusWriter {
                 self.metrics.status_write_failures.inc();
                 let retry_in = backoff.next_delay();
                 let not_before = now + retry_in;
+                let object = if name.is_empty() {
+                    format!("EdgeHost/{}", self.host)
+                } else {
+                    format!("EdgeTargetHealth/{name}.{}", self.host)
+                };
                 tracing::warn!(
-                    load_balancer = name,
+                    object,
                     error = format!("{error:#}"),
-                    ?retry_in,
+                    retry_in = %duration::rounded(retry_in),
                     "status not written; retrying"
                 );
                 (WriteRecord { written: None, at: now, not_before, backoff }, not_before)

@@ -16,7 +16,7 @@ use crate::link::membership::Membership;
 use crate::link::route::{RouteError, Rtnetlink};
 use crate::metrics::Metrics;
 
-/// A VIP that another host on the link claims is announced again at most so often.
+/// A VIP that another host on the link claims is announced again after at least this time.
 const DEFENCE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Which VIPs this host should have.

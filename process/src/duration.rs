@@ -36,6 +36,11 @@ pub fn display(duration: Duration) -> impl fmt::Display {
     SpanPrinter::new().spacing(Spacing::None).unsigned_duration_to_string(&duration)
 }
 
+/// Prints a measured or computed duration for a log line: as [`display`], in whole milliseconds.
+pub fn rounded(duration: Duration) -> impl fmt::Display {
+    display(Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +64,11 @@ mod tests {
             assert_eq!(display(duration).to_string(), printed);
             assert_eq!(parse(printed), Ok(duration), "{printed}");
         }
+    }
+
+    #[test]
+    fn durations_in_logs_have_milliseconds() {
+        assert_eq!(rounded(Duration::from_nanos(1_203_456_789)).to_string(), "1s203ms");
     }
 
     #[test]

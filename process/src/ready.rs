@@ -84,7 +84,7 @@ impl Pending {
             if state.is_ready() {
                 tracing::info!(done = name, "ready");
             } else {
-                tracing::info!(done = name, pending = ?state.names(), "not yet ready");
+                tracing::info!(done = name, pending = ?state.names(), "task done; waiting for others");
             }
         });
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Client;
 use kube::api::{Api, PostParams};
+use steerage_watch::chain;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -133,7 +134,7 @@ impl HeldLease {
                     self.lease = lease;
                     self.log_holder();
                 }
-                Ok(Err(error)) => self.failed("read", &error.to_string()),
+                Ok(Err(error)) => self.failed("read", &chain(&error)),
                 Err(_) => self.failed("read", "no answer in time"),
             },
             CandidateStep::Write => {
@@ -146,7 +147,7 @@ impl HeldLease {
                         self.candidate.renewed(LeaseRecord::of(&lease), sent, clock::now());
                         self.lease = Some(lease);
                     }
-                    Ok(Err(error)) => self.failed("write", &error.to_string()),
+                    Ok(Err(error)) => self.failed("write", &chain(&error)),
                     Err(_) => self.failed("write", "no answer in time"),
                 }
             }
@@ -185,7 +186,7 @@ impl HeldLease {
             match timeout(timing.call, released).await {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => {
-                    tracing::warn!(lease = %self.title(), %error, "releasing the lease failed; others wait until it expires");
+                    tracing::warn!(lease = %self.title(), error = chain(&error), "releasing the lease failed; others wait until it expires");
                 }
                 Err(_) => {
                     tracing::warn!(lease = %self.title(), "releasing the lease timed out; others wait until it expires");

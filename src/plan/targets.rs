@@ -157,10 +157,15 @@ pub(crate) enum TargetReason {
 impl fmt::Display for TargetReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Endpoints(1) => f.write_str("1 endpoint"),
             Self::Endpoints(count) => write!(f, "{count} endpoints"),
             Self::AllEligible => f.write_str("all eligible nodes are targets"),
             Self::LastResort(count, why) => {
-                write!(f, "{count} endpoints, and no eligible node has one, though {why}")
+                let s = if *count == 1 { "" } else { "s" };
+                write!(
+                    f,
+                    "{count} endpoint{s}: target although ineligible ({why}), no eligible node has an endpoint"
+                )
             }
             Self::NoEndpoint => f.write_str("no endpoint"),
             Self::Ineligible(why) => write!(f, "{why}"),

@@ -4,6 +4,7 @@
 //! An equal event increments the series of the earlier one. An event with another note is a new one, so that the newest state is
 //! always visible. Events are queued; while the API server is unavailable they are dropped, counted and logged.
 
+use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -77,6 +78,16 @@ impl Subject {
     }
 }
 
+/// For log lines: `Service/shop/web`, `Node/a`.
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.namespace.as_str() {
+            "" => write!(f, "{}/{}", self.kind, self.name),
+            namespace => write!(f, "{}/{namespace}/{}", self.kind, self.name),
+        }
+    }
+}
+
 /// The type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
@@ -117,8 +128,7 @@ impl Recorder {
         instance: &str,
         registry: &mut Registry,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
-        let dropped = Counter::default();
-        registry.register("events_dropped", "Events that were not written", dropped.clone());
+        let dropped = register_metrics(registry);
         let (queue, inbox) = mpsc::channel(QUEUE);
         let writer = Writer {
             client,
@@ -135,15 +145,26 @@ impl Recorder {
     pub fn publish(&self, notice: Notice) {
         if let Err(error) = self.queue.try_send(notice) {
             self.dropped.inc();
-            let (mpsc::error::TrySendError::Full(notice) | mpsc::error::TrySendError::Closed(notice)) = error;
+            let (notice, why) = match error {
+                mpsc::error::TrySendError::Full(notice) => (notice, "queue full"),
+                mpsc::error::TrySendError::Closed(notice) => (notice, "queue closed"),
+            };
             tracing::warn!(
-                object = %notice.subject.name,
+                object = %notice.subject,
                 reason = notice.reason,
+                error = why,
                 dropped = self.dropped.get(),
-                "event queue full; event dropped"
+                "event not queued; event dropped"
             );
         }
     }
+}
+
+/// Registers the metrics of a [`Recorder`]: the counter of events that were not written.
+pub fn register_metrics(registry: &mut Registry) -> Counter {
+    let dropped = Counter::default();
+    registry.register("events_dropped", "Kubernetes Events that were not written", dropped.clone());
+    dropped
 }
 
 struct Writer {
@@ -168,7 +189,7 @@ impl Writer {
             if let Err(error) = written {
                 self.dropped.inc();
                 tracing::warn!(
-                    object = %notice.subject.name,
+                    object = %notice.subject,
                     reason = notice.reason,
                     error,
                     dropped = self.dropped.get(),

@@ -21,6 +21,7 @@ pub use chain::chain;
 pub use client::{ClientArgs, ClientError, client};
 pub use index::{Dirty, Index};
 pub use kind::{EndpointSlices, Kind, Malformed, Nodes, Selectors, ServiceCidrs, Services};
+pub use metrics::register_sample_metrics;
 pub use staleness::Staleness;
 pub use store::{Event, Object, Store};
 pub use watcher::{Timing, Watches};

@@ -26,6 +26,16 @@ pub(crate) struct Metrics {
     failures: Family<FailureLabels, Counter>,
 }
 
+/// Registers a program's metrics of watches with a sample of each, for the generated reference: a registry leaves out metrics
+/// without samples.
+pub fn register_sample_metrics(registry: &mut Registry) {
+    let metrics = Metrics::new(registry);
+    metrics.event("services");
+    metrics.list("services");
+    metrics.malformed("services");
+    metrics.failure("services", "ended");
+}
+
 impl Metrics {
     pub(crate) fn new(registry: &mut Registry) -> Self {
         let metrics = Self::default();
@@ -33,7 +43,12 @@ impl Metrics {
         registry.register("events", "Watch events, without bookmarks", events);
         registry.register("lists", "Lists started: the first one and relists", lists);
         registry.register("malformed_objects", "Objects skipped as unreadable", malformed);
-        registry.register("failures", "Lists and watches that failed", failures);
+        registry.register(
+            "failures",
+            "Lists and watches that ended, by reason: expired, missing, refused, cut, empty, malformed or idle; ended is a watch's \
+             normal end",
+            failures,
+        );
         metrics
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the watches said, and the plans that follow from it. Called by the loop alone; does no I/O.
+//! The agent's index, and the plans computed from it. Called by the loop alone; does no I/O.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -82,7 +82,8 @@ impl Args {
             watch_addresses(inputs.clone())?;
         }
 
-        let watches = process.metrics().register(name, |registry| Watches::new(client.clone(), registry));
+        let watches =
+            process.metrics().register("agent_watch", |registry| Watches::new(client.clone(), registry));
         follow(watches.services(), inputs.clone(), Input::Service);
         follow(watches.slices(), inputs.clone(), Input::Slice);
         if kube_proxy_replacement {

@@ -50,9 +50,10 @@ impl fmt::Display for Explanation {
         }
         line("path", &self.path.join(" > "))?;
         let verdict = match &self.verdict {
-            PacketVerdict::Forwarded(targets) => {
-                format!("sent to {} endpoint(s), one of them at random", targets.len())
-            }
+            PacketVerdict::Forwarded(targets) => match targets.len() {
+                1 => "sent to 1 endpoint".to_owned(),
+                count => format!("sent to {count} endpoints, one of them at random"),
+            },
             PacketVerdict::Dropped => "dropped".to_owned(),
             PacketVerdict::Rejected => "rejected".to_owned(),
             PacketVerdict::Untouched => "not translated".to_owned(),
@@ -72,7 +73,7 @@ impl fmt::Display for Explanation {
             line("source", &format!("{source}; an endpoint that reaches itself sees the node's"))?;
         }
         if let Some(seconds) = self.affinity {
-            line("affinity", &format!("a client keeps its endpoint for {seconds} s"))?;
+            line("affinity", &format!("a client keeps its endpoint for {seconds}s"))?;
         }
         self.notes.iter().try_for_each(|note| line("note", note))
     }

@@ -41,7 +41,13 @@ impl FlowCleaner {
                         tracing::info!(count, "stale UDP flows deleted");
                         deleted(count);
                     }
-                    Err(error) => tracing::warn!(%error, "stale UDP flows not deleted"),
+                    Err(error) => {
+                        tracing::warn!(
+                            %error,
+                            frontends = stale.len(),
+                            "stale UDP flows not deleted; they continue to a removed endpoint until they time out"
+                        );
+                    }
                 }
                 last = Some(Instant::now());
             }

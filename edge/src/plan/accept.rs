@@ -44,7 +44,9 @@ fn accept<'a>(
         Some(name) => {
             let set = inputs.index.node_set(name);
             if set.is_none() {
-                problems.push(format!("the EdgeNodeSet {name} does not exist"));
+                problems.push(format!(
+                    "EdgeNodeSet {name} does not exist. No target is used. The controller creates it."
+                ));
             }
             set.map_or(&[][..], |set| set.targets.as_slice())
         }
@@ -59,7 +61,7 @@ fn accept<'a>(
         }
         problems.extend(inputs.host.conflicts.get(&vip).map(|mac| {
             format!(
-                "{vip} is in use on the link by {}: free it there, or take it out of the address pool",
+                "Address {vip} is in use on the link by {}. Free it there, or remove it from the address pool.",
                 display_mac(*mac)
             )
         }));
@@ -72,20 +74,25 @@ fn accept<'a>(
 fn refuse(host: &HostNetwork, owners: &BTreeMap<IpAddr, &str>, name: &str, vip: IpAddr) -> Option<String> {
     let owner = owners.get(&vip).copied().unwrap_or(name);
     if owner != name {
-        return Some(format!("{vip} belongs to the load balancer {owner} already"));
+        return Some(format!(
+            "Address {vip} belongs to the load balancer {owner}. It is not served here. Request another."
+        ));
     }
     if vip.is_loopback() || vip.is_multicast() || vip.is_unspecified() {
-        return Some(format!("{vip} cannot be the address of a load balancer"));
+        return Some(format!(
+            "Address {vip} cannot be a VIP. It is not served. Remove it from the address pool."
+        ));
     }
     let is_of_peer = host.peers.iter().any(|peer| peer.addresses.contains(&vip));
     (host.is_local(vip) || is_of_peer)
-        .then(|| format!("{vip} is the own address of an edge host: take it out of the address pool"))
+        .then(|| format!("Address {vip} is the own address of an edge host. It is not served. Remove it from the address pool."))
 }
 
 fn parse_ranges(texts: &[String]) -> (Vec<IpNet>, Option<String>) {
     let parsed: Vec<_> = texts.iter().map(|text| (text, text.trim().parse::<IpNet>())).collect();
     let bad: Vec<_> = parsed.iter().filter(|(_, net)| net.is_err()).map(|(text, _)| text.as_str()).collect();
-    let problem = (!bad.is_empty()).then(|| format!("not a source range: {}", bad.join(", ")));
+    let problem = (!bad.is_empty())
+        .then(|| format!("Ignored, because not a source range: {}. Write CIDRs.", bad.join(", ")));
     (parsed.into_iter().filter_map(|(_, net)| Some(net.ok()?.trunc())).collect(), problem)
 }
 

@@ -15,7 +15,7 @@ pub enum Error {
         message: String,
     },
     /// The provider limits the rate of calls: retried later.
-    #[error("the provider throttles: {message}")]
+    #[error("The provider limits calls: {message}. Steerage retries.")]
     Throttled {
         /// When to retry, if the provider says so.
         after: Option<Duration>,
@@ -23,10 +23,10 @@ pub enum Error {
         message: String,
     },
     /// The credentials lack a permission: retried, because permissions may be granted.
-    #[error("permission denied: {0}")]
+    #[error("The provider denied permission: {0}. Grant it; Steerage retries.")]
     Denied(String),
     /// The object changed concurrently: retried at once with its new version.
-    #[error("changed concurrently: {0}")]
+    #[error("Another client changed the same resource: {0}. Steerage retries.")]
     Conflict(String),
     /// Any error that may pass: retried with backoff.
     #[error("{0}")]

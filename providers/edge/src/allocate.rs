@@ -13,7 +13,7 @@ use crate::Pool;
 pub const NO_ADDRESS_POOL: &str = "NoAddressPool";
 /// No pool that may be used has a free address of a family that the Service needs.
 pub const NO_FREE_ADDRESS: &str = "NoFreeAddress";
-/// The requested address is in no pool, or not in the pool that was asked for.
+/// The requested address is in no pool, or not in the requested one.
 pub const ADDRESS_OUTSIDE_POOLS: &str = "AddressOutsidePools";
 /// The requested address belongs to another Service.
 pub const ADDRESS_IN_USE: &str = "AddressInUse";
@@ -22,22 +22,23 @@ pub const UNKNOWN_POOL: &str = "UnknownPool";
 /// The requested addresses do not fit the families of the Service.
 pub const INVALID_ADDRESS: &str = "InvalidAddress";
 
-/// What one load balancer asks for.
+/// What one load balancer requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The families to serve, one address each.
     pub families: &'a [Family],
-    /// Addresses that the user asked for, at most one of each family.
+    /// Requested addresses, at most one of each family.
     pub addresses: &'a [IpAddr],
-    /// The pool that the user asked for.
+    /// The requested pool.
     pub pool: Option<&'a str>,
-    /// What the load balancer has now. It stays even when its pool has shrunk, unless the user asks for something else.
+    /// The current addresses. They stay even when their pool has shrunk, unless the user requests others.
     pub current: &'a [IpAddr],
     /// What the Service's status shows; taken again if a pool still has it.
     pub published: &'a [IpAddr],
 }
 
-/// Gives out one address for each family, in the families' order. `taken` are the addresses of all other load balancers. The same arguments always give the same addresses: the lowest free one of the first pool by name.
+/// Allocates one address for each family, in the families' order. `taken` are the addresses of all other load balancers. The same
+/// arguments always give the same addresses: the lowest free one of the first pool by name.
 pub fn allocate(
     pools: &[Pool],
     taken: &BTreeSet<IpAddr>,
@@ -57,16 +58,17 @@ fn allowed<'a>(pools: &'a [Pool], wanted: Option<&str>) -> Result<Vec<&'a Pool>,
     allowed.sort_by(|a, b| a.name.cmp(&b.name));
     match wanted {
         Some(name) if allowed.is_empty() => {
-            let message =
-                format!("there is no AddressPool {name:?}: create it, or name one of {}", names(pools));
+            let message = format!(
+                "AddressPool `{name}` does not exist. No address is assigned. Create it, or name one of: {}.",
+                names(pools)
+            );
             Err(Error::invalid(UNKNOWN_POOL, message))
         }
         _ => Ok(allowed),
     }
 }
 
-/// What a load balancer has, if that is all that it asks for: by far the most frequent case, and answered without a look at
-/// anybody else's.
+/// Whether the current addresses satisfy the request. This common case needs no other load balancer.
 pub(crate) fn unchanged(pools: &[Pool], request: Request<'_>) -> bool {
     let families: Vec<Family> = request.current.iter().map(|address| Family::of(*address)).collect();
     families == request.families
@@ -82,12 +84,16 @@ fn fits(request: Request<'_>) -> Result<(), Error> {
     for (i, address) in request.addresses.iter().enumerate() {
         let family = Family::of(*address);
         if !request.families.contains(&family) {
-            let message =
-                format!("{address} was asked for, but the Service has no {family} in spec.ipFamilies");
+            let message = format!(
+                "Requested address {address} is {family}, which spec.ipFamilies lacks. No address is assigned. \
+                     Remove it, or add {family}."
+            );
             return Err(Error::invalid(INVALID_ADDRESS, message));
         }
         if request.addresses.iter().skip(i + 1).any(|other| Family::of(*other) == family) {
-            let message = format!("more than one {family} address was asked for: ask for one");
+            let message = format!(
+                "More than one {family} address is requested. No address is assigned. Request at most one."
+            );
             return Err(Error::invalid(INVALID_ADDRESS, message));
         }
     }
@@ -105,8 +111,10 @@ fn one(
     let of_family = |list: &[IpAddr]| list.iter().copied().find(|address| Family::of(*address) == family);
     if let Some(address) = of_family(request.addresses) {
         if taken.contains(&address) {
-            let message =
-                format!("{address} belongs to another Service: ask for another address, or free it there");
+            let message = format!(
+                "Address {address} belongs to another Service. No address is assigned. Request another, or free \
+                     it there."
+            );
             return Err(Error::invalid(ADDRESS_IN_USE, message));
         }
         if in_pools(address) {
@@ -130,16 +138,22 @@ fn one(
 }
 
 fn no_pool() -> Error {
-    Error::invalid(NO_ADDRESS_POOL, "there is no AddressPool: create one in the namespace of Steerage")
+    Error::invalid(
+        NO_ADDRESS_POOL,
+        "There is no AddressPool. No address is assigned. Create one in Steerage's namespace.",
+    )
 }
 
 fn outside(address: IpAddr, pools: &[Pool], wanted: Option<&str>) -> Error {
     let message = match wanted {
         Some(name) => {
-            format!("{address} is not in AddressPool {name:?}: ask for an address or a pool that fit")
+            format!(
+                "Address {address} is not in AddressPool `{name}`. No address is assigned. Request an address and a pool \
+                 that fit."
+            )
         }
         None => format!(
-            "{address} is in no AddressPool (there are {}): add it to one, or ask for another",
+            "Address {address} is in no AddressPool. No address is assigned. Add it to one of: {}; or request another.",
             names(pools)
         ),
     };
@@ -148,9 +162,12 @@ fn outside(address: IpAddr, pools: &[Pool], wanted: Option<&str>) -> Error {
 
 fn nothing_free(family: Family, wanted: Option<&str>) -> Error {
     let message = match wanted {
-        Some(name) => format!("AddressPool {name:?} has no free {family} address: add some to it"),
+        Some(name) => format!(
+            "AddressPool `{name}` has no free {family} address. No address is assigned. Add some to it."
+        ),
         None => format!(
-            "no AddressPool with autoAssign has a free {family} address: add some to one, or name a pool"
+            "No AddressPool with autoAssign has a free {family} address. No address is assigned. Add some to one, or name \
+             a pool."
         ),
     };
     Error::invalid(NO_FREE_ADDRESS, message)

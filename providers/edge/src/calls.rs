@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kube::Error as KubeError;
 use steerage_provider_api::Error;
+use steerage_watch::chain;
 
 /// Timeout of a call: a write that started under the Lease must complete before another candidate can take it.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -41,12 +42,17 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let error = match failure {
             Failure::Deadline => {
-                return Self::Unavailable("the API server did not answer in time".to_owned());
+                return Self::Unavailable(
+                    "The API server did not answer in time. Steerage retries.".to_owned(),
+                );
             }
             Failure::Kube(error) => error,
         };
         let KubeError::Api(status) = &error else {
-            return Self::Unavailable(format!("cannot reach the API server: {error}"));
+            return Self::Unavailable(format!(
+                "Cannot reach the API server: {}. Steerage retries.",
+                chain(&error)
+            ));
         };
         let message = status.message.clone();
         match status.code {

@@ -66,7 +66,7 @@ impl EdgeProvider {
         match entry {
             Some(entry) if is_foreign(&entry) => {
                 let message = format!(
-                    "EdgeLoadBalancer {name} exists but is not Steerage's (label {}): delete or rename it",
+                    "EdgeLoadBalancer {name} exists but is not Steerage's (label {}). It is not changed. Delete or rename it.",
                     spec::MANAGED_BY
                 );
                 Err(Error::invalid(OBJECT_NOT_OWNED, message))
@@ -95,7 +95,7 @@ impl EdgeProvider {
         Ok(())
     }
 
-    /// Brings a shared set to `wanted`, whoever of its many load balancers comes first. `false` where it had to be left as it is.
+    /// Writes a shared node set if it differs. Fails if an object of that name is not Steerage's.
     async fn set_shared(&self, which: SharedSet, wanted: EdgeNodeSetSpec) -> Result<(), Error> {
         let _one_at_a_time = self.shared.node_set_lock.lock().await;
         let sets = &self.shared.node_sets;
@@ -118,7 +118,9 @@ impl EdgeProvider {
                 }
             }
             Some(entry) if !entry.managed => {
-                let message = format!("EdgeNodeSet {name} exists but is not Steerage's: delete or rename it");
+                let message = format!(
+                    "EdgeNodeSet {name} exists but is not Steerage's. It is not changed. Delete or rename it."
+                );
                 Err(Error::invalid(OBJECT_NOT_OWNED, message))
             }
             Some(entry) => {

@@ -76,7 +76,8 @@ impl Shared {
     /// may lag behind the last writes of another controller that held the Lease until now.
     pub(crate) async fn activate(&self) -> Result<(), Error> {
         if tokio::time::timeout(LISTED_WITHIN, self.listed()).await.is_err() {
-            let message = "the edge's objects have not been listed yet (are the CRDs installed?)";
+            let message =
+                "The edge's objects are not listed yet. Steerage retries. Check that the CRDs are installed.";
             return Err(Error::Unavailable(message.to_owned()));
         }
         self.activated.get_or_try_init(|| async { Ok(self.balancers.refresh().await?) }).await.copied()
@@ -167,7 +168,7 @@ impl Shared {
             if let Err(failure) = self.pools.patch_status(&pool, &status).await {
                 self.pools_are_stale();
                 let error = Error::from(failure);
-                tracing::warn!(%pool, %error, "cannot write the status of an AddressPool");
+                tracing::warn!(%pool, %error, "AddressPool status not written; retrying with the next change");
                 if matches!(error, Error::Throttled { .. }) {
                     return Err(error);
                 }

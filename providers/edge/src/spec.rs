@@ -82,7 +82,10 @@ fn listener(listener: &steerage_provider_api::Listener) -> Result<api::Listener,
         Protocol::Tcp => api::ListenerProtocol::Tcp,
         Protocol::Udp => api::ListenerProtocol::Udp,
         Protocol::Sctp => {
-            let message = format!("port {} is SCTP, which the edge cannot forward", listener.port);
+            let message = format!(
+                "Port {} uses SCTP, which the edge does not support. Remove the port.",
+                listener.port
+            );
             return Err(Error::invalid(PROTOCOL_NOT_SUPPORTED, message));
         }
     };

@@ -97,7 +97,7 @@ fn changes_during_api_outage_are_applied_afterwards() {
     assert_eq!(scene.world.ask(At::Client, gone, Protocol::Tcp).unwrap().0, "pod2");
     let lists = || {
         ["services", "endpointslices"]
-            .map(|kind| agent.metric(&format!("steerage_agent_lists_total{{kind=\"{kind}\"}}")))
+            .map(|kind| agent.metric(&format!("steerage_agent_watch_lists_total{{kind=\"{kind}\"}}")))
     };
     let before = lists();
     unharmed(&scene.world, front(), |_| {

@@ -139,7 +139,7 @@ mod tests {
     fn error_names_call_and_hides_secrets() {
         assert_eq!(
             error("Throttling").to_string(),
-            "the provider throttles: ELBv2 CreateListener: Throttling: token=SECRET"
+            "The provider limits calls: ELBv2 CreateListener: Throttling: token=SECRET. Steerage retries."
         );
         let told = error("SignatureDoesNotMatch").to_string();
         assert!(told.contains("CreateListener") && !told.contains("SECRET"), "{told}");
