@@ -240,7 +240,7 @@ fn every_node_has_a_reason() {
         let list = target_reasons(&service(), &EndpointSummary::new(slices.iter()), &nodes, &plan);
         list.into_iter().map(|(node, reason)| format!("{node}: {reason}")).collect::<Vec<_>>()
     };
-    assert_eq!(reasons(Steering::Api), ["a: 1 endpoints", "b: no endpoint", "x: the node is being deleted"]);
+    assert_eq!(reasons(Steering::Api), ["a: 1 endpoint", "b: no endpoint", "x: the node is being deleted"]);
     assert_eq!(reasons(Steering::HealthCheck)[1], "b: all eligible nodes are targets");
 }
 
