@@ -38,27 +38,11 @@ impl Object for NodeSet {
     }
 }
 
-/// An object as its source delivers it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Delivered<T> {
-    pub(crate) name: String,
-    /// `None` where this version cannot read the object.
-    pub(crate) readable: Option<T>,
-}
-
-impl<T: Eq> Object for Delivered<T> {
-    type Key = String;
-
-    fn key(&self) -> String {
-        self.name.clone()
-    }
-}
-
 #[allow(clippy::large_enum_variant, reason = "events are few, and moved rather than kept")]
 #[derive(Clone, Debug)]
 pub(crate) enum IndexEvent {
-    LoadBalancer(Event<Delivered<LoadBalancer>>),
-    NodeSet(Event<Delivered<NodeSet>>),
+    LoadBalancer(Event<LoadBalancer>),
+    NodeSet(Event<NodeSet>),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -75,8 +59,8 @@ impl Index {
 
     pub(crate) fn apply(&mut self, event: IndexEvent) {
         match event {
-            IndexEvent::LoadBalancer(event) => apply(&mut self.load_balancers, event),
-            IndexEvent::NodeSet(event) => apply(&mut self.node_sets, event),
+            IndexEvent::LoadBalancer(event) => self.load_balancers.apply(event, |_, _| {}),
+            IndexEvent::NodeSet(event) => self.node_sets.apply(event, |_, _| {}),
         }
     }
 
@@ -90,31 +74,15 @@ impl Index {
     }
 }
 
-fn apply<T: Object<Key = String> + Clone>(store: &mut Store<T>, event: Event<Delivered<T>>) {
-    let last_readable =
-        |delivered: Delivered<T>| delivered.readable.or_else(|| store.get(&delivered.name).cloned());
-    let event = match event {
-        Event::Init => Some(Event::Init),
-        Event::InitApply(delivered) => last_readable(delivered).map(Event::InitApply),
-        Event::InitDone => Some(Event::InitDone),
-        Event::Apply(delivered) => last_readable(delivered).map(Event::Apply),
-        Event::Delete { key, version } => Some(Event::Delete { key, version }),
-    };
-    if let Some(event) = event {
-        store.apply(event, |_, _| {});
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn node_set(name: &str, readable: bool) -> Delivered<NodeSet> {
-        let set = NodeSet { name: name.to_owned(), targets: Vec::new() };
-        Delivered { name: name.to_owned(), readable: readable.then_some(set) }
+    fn node_set(name: &str) -> NodeSet {
+        NodeSet { name: name.to_owned(), targets: Vec::new() }
     }
 
-    fn index(events: Vec<Event<Delivered<NodeSet>>>) -> Index {
+    fn index(events: Vec<Event<NodeSet>>) -> Index {
         let mut index = Index::default();
         for event in events {
             index.apply(IndexEvent::NodeSet(event));
@@ -124,17 +92,18 @@ mod tests {
 
     #[test]
     fn unreadable_object_keeps_its_last_readable_form_across_a_relist() {
-        let list = |readable| [Event::Init, Event::InitApply(node_set("a", readable)), Event::InitDone];
-        let index = index([list(true), list(false)].concat());
+        let list = |event| [Event::Init, event, Event::InitDone];
+        let index =
+            index([list(Event::InitApply(node_set("a"))), list(Event::InitKeep("a".to_owned()))].concat());
         assert!(index.node_set("a").is_some());
     }
 
     #[test]
     fn object_that_was_never_readable_is_unknown_and_a_missing_one_is_removed() {
         let index = index(vec![
-            Event::Apply(node_set("a", true)),
+            Event::Apply(node_set("a")),
             Event::Init,
-            Event::InitApply(node_set("b", false)),
+            Event::InitKeep("b".to_owned()),
             Event::InitDone,
         ]);
         assert!(index.node_set("a").is_none() && index.node_set("b").is_none());

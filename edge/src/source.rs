@@ -13,11 +13,11 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet};
 use steerage_model::Key;
-use steerage_watch::{Event, Kind, Malformed, Watches};
+use steerage_watch::{Event, Kind, Malformed, Object, Watches};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::index::{Delivered, IndexEvent, LoadBalancer, NodeSet};
+use crate::index::{IndexEvent, LoadBalancer, NodeSet};
 
 /// The longest wait before the API server is asked again. Short: edge hosts are few, and what they miss is traffic.
 pub(crate) const MAX_BACKOFF: Duration = Duration::from_secs(5);
@@ -25,7 +25,7 @@ pub(crate) const MAX_BACKOFF: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The form in which the edge uses the objects of one type.
-trait Projection: Eq + Send + Sized + 'static {
+trait Projection: Object<Key = String> + Clone + Send + 'static {
     type Resource: Resource<DynamicType = ()> + DeserializeOwned;
     /// The plural of the type.
     const NAME: &'static str;
@@ -70,7 +70,7 @@ impl<T> Objects<T> {
 }
 
 impl<T: Projection> Kind for Objects<T> {
-    type Object = Delivered<T>;
+    type Object = T;
 
     fn name(&self) -> &'static str {
         T::NAME
@@ -80,23 +80,18 @@ impl<T: Projection> Kind for Objects<T> {
         T::Resource::url_path(&(), Some(&self.namespace))
     }
 
+    /// An old list would take VIPs and listeners away.
+    fn consistent(&self) -> bool {
+        true
+    }
+
     fn key(&self, key: Key) -> String {
         key.name().to_owned()
     }
 
-    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Delivered<T>>, Malformed> {
-        deliver(json, notes).map(Some)
+    fn project(json: &str, _: &mut Vec<String>) -> Result<Option<T>, Malformed> {
+        Ok(Some(T::project(serde_json::from_str(json)?)))
     }
-}
-
-/// Fails only where not even the object's name can be read.
-fn deliver<T: Projection>(json: &str, notes: &mut Vec<String>) -> Result<Delivered<T>, Malformed> {
-    let name = serde_json::from_str::<Head>(json)?.metadata.name;
-    let readable = serde_json::from_str(json).map(T::project);
-    if let Err(error) = &readable {
-        notes.push(format!("unreadable ({error}); keeping its last readable form"));
-    }
-    Ok(Delivered { name, readable: readable.ok() })
 }
 
 #[derive(Deserialize)]
@@ -174,12 +169,7 @@ async fn list(files: &[(PathBuf, SystemTime)]) -> Vec<IndexEvent> {
     for (path, _) in files {
         // A file that is deleted meanwhile is missing from the next list.
         let Ok(text) = tokio::fs::read_to_string(path).await else { continue };
-        let mut notes = Vec::new();
-        let event = parse(&text, &mut notes);
-        for note in notes {
-            tracing::warn!(path = %path.display(), note, "object partly unreadable");
-        }
-        match event {
+        match parse(&text) {
             Ok(event) => events.push(event),
             Err(error) => tracing::error!(path = %path.display(), %error, "file unreadable; skipping it"),
         }
@@ -188,12 +178,25 @@ async fn list(files: &[(PathBuf, SystemTime)]) -> Vec<IndexEvent> {
     events
 }
 
-fn parse(text: &str, notes: &mut Vec<String>) -> Result<IndexEvent, Malformed> {
-    Ok(if serde_json::from_str::<Head>(text)?.kind == "EdgeNodeSet" {
-        IndexEvent::NodeSet(Event::InitApply(deliver(text, notes)?))
+/// Fails only where not even the object's name can be read.
+fn parse(text: &str) -> Result<IndexEvent, Malformed> {
+    let Head { kind, metadata: HeadMeta { name } } = serde_json::from_str(text)?;
+    Ok(if kind == "EdgeNodeSet" {
+        IndexEvent::NodeSet(listed(&name, text))
     } else {
-        IndexEvent::LoadBalancer(Event::InitApply(deliver(text, notes)?))
+        IndexEvent::LoadBalancer(listed(&name, text))
     })
+}
+
+fn listed<T: Projection>(name: &str, text: &str) -> Event<T> {
+    match serde_json::from_str(text) {
+        Ok(object) => Event::InitApply(T::project(object)),
+        Err(error) => {
+            let kind = T::NAME;
+            tracing::warn!(kind, object = name, %error, "object is unreadable; keeping its last readable form");
+            Event::InitKeep(name.to_owned())
+        }
+    }
 }
 
 #[cfg(test)]
@@ -214,15 +217,9 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_object_is_delivered_by_name() {
-        let json = r#"{"metadata": {"name": "a"}, "spec": {"targets": 7}}"#;
-        let mut notes = Vec::new();
-        let delivered = Objects::<NodeSet>::new("").project(json, &mut notes);
-        assert_eq!(
-            delivered.expect("a name").expect("an object"),
-            Delivered { name: "a".to_owned(), readable: None }
-        );
-        assert!(notes[0].contains("keeping its last readable form"), "{notes:?}");
+    fn unreadable_object_keeps_its_last_readable_form() {
+        let text = r#"{"kind": "EdgeNodeSet", "metadata": {"name": "a"}, "spec": {"targets": 7}}"#;
+        assert!(matches!(parse(text), Ok(IndexEvent::NodeSet(Event::InitKeep(name))) if name == "a"));
     }
 
     #[tokio::test]

@@ -19,7 +19,7 @@ pub use slice::EndpointSlices;
 /// A resource to watch.
 pub trait Kind: Send + Sync + 'static {
     /// The projection.
-    type Object: Object<Key: Send> + Send + 'static;
+    type Object: Object<Key: Send> + Clone + Send + 'static;
 
     /// The plural, as in `kubectl get`; for logs, metrics and [`crate::Staleness`].
     fn name(&self) -> &'static str;
@@ -32,9 +32,9 @@ pub trait Kind: Send + Sync + 'static {
         Selectors::default()
     }
 
-    /// Whether every list must contain all writes that succeeded before [`crate::Event::Init`] was taken from the stream. A store needs
-    /// that if its program puts in the responses to its own writes. Otherwise the first list may come from the API server's
-    /// cache, which is cheaper.
+    /// Whether every list must contain all writes that succeeded before [`crate::Event::Init`] was taken from the stream: where the
+    /// program stores the responses to its own writes too, or where an old list costs traffic. Otherwise the first list may come
+    /// from the API server's cache, which is cheaper, and may be older than what an earlier process has seen.
     fn consistent(&self) -> bool {
         false
     }
@@ -48,7 +48,7 @@ pub trait Kind: Send + Sync + 'static {
     fn key(&self, key: Key) -> <Self::Object as Object>::Key;
 
     /// Projects an object. `None`: Steerage does not use it. Problems of fields that can be left out go to `notes`.
-    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Self::Object>, Malformed>;
+    fn project(json: &str, notes: &mut Vec<String>) -> Result<Option<Self::Object>, Malformed>;
 }
 
 /// Selectors in the API's own syntax; `None` selects all.

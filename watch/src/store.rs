@@ -29,6 +29,8 @@ pub enum Event<T: Object> {
     Init,
     /// An object of the list.
     InitApply(T),
+    /// The list contains this object, but it is unreadable: its last readable form stays.
+    InitKeep(T::Key),
     /// The list is complete.
     InitDone,
     /// An object was added or changed.
@@ -80,6 +82,11 @@ impl<T: Object> Store<T> {
                 if row.object != object && !is_late(&object, &row.object) {
                     changed(Some(&row.object), Some(&object));
                     row.object = object;
+                }
+            }
+            Event::InitKeep(key) => {
+                if let Some(row) = self.rows.get_mut(&key) {
+                    row.generation = self.generation;
                 }
             }
             Event::Delete { key, version } => {

@@ -1,39 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists followed by watches, as streams of [`Event`]s.
+//! Lists followed by watches, as streams of [`Event`]s, by `kube_runtime::watcher` over projected objects.
 //!
-//! The streams never end and never fail: errors are logged, counted and retried. Every event and every bookmark is recorded in
-//! [`Staleness`], so that a dead watch differs from a quiet one.
+//! The streams never end and never fail: errors are logged, counted and retried. `item` projects an object while its JSON is
+//! parsed. `transport` gives the library what it lacks: deadlines, [`Staleness`] by bookmarks, and delays between failures.
 
-use std::collections::VecDeque;
-use std::ops::Range;
 use std::time::Duration;
 
-use futures::Stream;
-use kube::Client;
+use futures::{Stream, StreamExt, stream::BoxStream};
+use kube::api::Api;
+use kube::{Client, Error as ClientError};
+use kube_runtime::watcher::{self, Config, Error, InitialListStrategy, ListSemantic};
 use prometheus_client::registry::Registry;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use steerage_model::{EndpointSlice, Key, Node, Service};
 
 use crate::metrics::Metrics;
-use crate::{Backoff, EndpointSlices, Event, Kind, Nodes, Object, Services, Staleness};
+use crate::{EndpointSlices, Event, Kind, Nodes, Services, Staleness, chain};
 
-mod calls;
-mod line;
-mod machine;
+mod item;
+mod transport;
 
-use calls::{Lines, Read};
-use line::{Head, Line};
-use machine::{Call, Failure, Machine};
+use item::{Collection, Item};
+use transport::Transport;
 
 /// Timeouts and delays of watches.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// A request fails after this long without data.
+    /// A list, or the start of a watch, fails after this long without data.
     pub call: Duration,
     /// A watch is reopened after this long without data. Longer than the interval of bookmarks, a minute.
     pub idle: Duration,
-    /// The `timeoutSeconds` of a watch.
+    /// The longest `timeoutSeconds` of a watch.
     pub watch: Duration,
     /// Delay after the first failure.
     pub min_backoff: Duration,
@@ -110,17 +106,16 @@ impl Watches {
     /// All objects of a kind. At most one watch per kind: [`Staleness`] distinguishes them by [`Kind::name`].
     pub fn watch<K: Kind>(&self, kind: K) -> impl Stream<Item = Event<K::Object>> + Send + Unpin + use<K> {
         self.staleness.record(kind.name());
-        let Timing { min_backoff, max_backoff, .. } = self.timing;
+        let transport = Transport::new(kind.name(), self.timing, self.staleness.clone());
         let watcher = Watcher {
-            watches: self.clone(),
-            backoff: Backoff::new(min_backoff, max_backoff),
-            machine: Machine::new(kind.consistent()),
+            api: Api::all_with(transport.wrap(&self.client), &Collection(kind.path())),
+            events: None,
+            transport,
+            timing: self.timing,
+            metrics: self.metrics.clone(),
+            listing: if kind.consistent() { Listing::Newest } else { Listing::Streamed },
+            refusals: 0,
             kind,
-            has_list_started: false,
-            open: None,
-            page: None,
-            events: VecDeque::new(),
-            is_failing: false,
         };
         Box::pin(futures::stream::unfold(watcher, |mut watcher| async {
             let event = watcher.next().await;
@@ -129,231 +124,222 @@ impl Watches {
     }
 }
 
+/// After so many refused watches in a row the objects are listed again: after a restore of etcd, the API server may never reach
+/// the version that the watch asks for.
+const REFUSALS: u32 = 5;
+
+type Events<K> = BoxStream<'static, Result<watcher::Event<Item<K>>, Error>>;
+
+/// How the next list is requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listing {
+    /// From the API server's cache, as the first events of the watch: the cheapest for both sides (KEP-3157).
+    Streamed,
+    /// From the API server's cache, in one response: API servers before 1.34 do not stream by default.
+    Cached,
+    /// Consistent with etcd, in pages: a relist from a cache may go back in time.
+    Newest,
+}
+
 /// One watch.
 struct Watcher<K: Kind> {
-    watches: Watches,
     kind: K,
-    machine: Machine,
-    backoff: Backoff,
-    /// Whether `Init` was delivered for a list of which no page has arrived yet.
-    has_list_started: bool,
-    open: Option<Open>,
-    /// The rest of a page; read when `events` is empty.
-    page: Option<Unread>,
-    events: VecDeque<Event<K::Object>>,
-    /// Whether the last log line was a failure.
-    is_failing: bool,
-}
-
-/// An open watch.
-struct Open {
-    lines: Lines,
-    /// Whether it brought an event or a bookmark.
-    has_data: bool,
-}
-
-/// The items of a page as text, projected one by one on demand: the consumer works on the first ones before the last are
-/// read.
-struct Unread {
-    text: String,
-    items: std::vec::IntoIter<Range<usize>>,
-    /// Whether it is the last page of the list.
-    last: bool,
-}
-
-impl Unread {
-    fn next(&mut self) -> Option<&str> {
-        self.items.next().and_then(|range| self.text.get(range))
-    }
-}
-
-/// A page of a list.
-#[derive(Deserialize)]
-struct Page<'a> {
-    metadata: PageMeta,
-    #[serde(borrow)]
-    items: Option<Vec<&'a RawValue>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct PageMeta {
-    resource_version: String,
-    #[serde(rename = "continue", default)]
-    token: String,
+    api: Api<Item<K>>,
+    transport: Transport,
+    timing: Timing,
+    metrics: Metrics,
+    /// The library's stream. `None`: list, with a new one.
+    events: Option<Events<K>>,
+    listing: Listing,
+    /// Watches that the API server refused since the last event.
+    refusals: u32,
 }
 
 impl<K: Kind> Watcher<K> {
     async fn next(&mut self) -> Event<K::Object> {
         loop {
-            if let Some(event) = self.events.pop_front() {
-                return event;
-            }
-            if let Some(mut page) = self.page.take() {
-                if let Some(json) = page.next() {
-                    let head = Head::read(json).unwrap_or_default();
-                    if let Projected::Object(object) = self.project(&head.key(), json) {
-                        self.events.push_back(Event::InitApply(object));
+            let config = self.config();
+            let events =
+                self.events.get_or_insert_with(|| watcher::watcher(self.api.clone(), config).boxed());
+            match events.next().await {
+                Some(Ok(event)) => {
+                    self.refusals = 0;
+                    if let Some(event) = self.convert(event) {
+                        return event;
                     }
-                    self.page = Some(page);
-                } else if page.last {
-                    return Event::InitDone;
                 }
-                continue;
-            }
-            let result = match &mut self.open {
-                Some(open) => match open.lines.next(self.watches.timing.idle).await {
-                    Read::Line(line) => self.on_line(&line),
-                    Read::End if open.has_data => Err((Failure::Ended, "the watch ended".to_owned())),
-                    Read::End => Err((Failure::Empty, "the watch ended before it brought data".to_owned())),
-                    Read::Silence => Err((Failure::Idle, "no event and no bookmark in time".to_owned())),
-                    Read::Cut(error) => Err((Failure::Cut, error)),
-                },
-                None => match self.machine.call() {
-                    // Before the request: what the consumer stores afterwards may be missing in the list.
-                    Call::List { token: None, .. }
-                        if !std::mem::replace(&mut self.has_list_started, true) =>
-                    {
-                        return Event::Init;
-                    }
-                    Call::List { newest, token } => self.list(newest, token.as_deref()).await,
-                    Call::Watch { version } => self.start(&version).await,
-                },
-            };
-            if let Err((failure, error)) = result {
-                self.on_failure(failure, &error).await;
+                Some(Err(error)) => self.on_failure(&error),
+                None => self.events = None,
             }
         }
     }
 
-    async fn list(&mut self, newest: bool, token: Option<&str>) -> Result<(), (Failure, String)> {
-        let (client, timing) = (&self.watches.client, &self.watches.timing);
-        let text = calls::list(client, &self.kind, newest, token, timing.call).await?;
-        let page: Page<'_> =
-            serde_json::from_str(&text).map_err(|error| (Failure::Malformed, error.to_string()))?;
-        self.record_data();
-        let next = Some(page.metadata.token).filter(|token| !token.is_empty());
-        let position = self.machine.page(page.metadata.resource_version, next);
-        if position.first {
-            self.watches.metrics.list(self.kind.name());
-            self.has_list_started = false;
-        }
-        let items: Vec<_> =
-            page.items.unwrap_or_default().into_iter().map(|item| range_in(item.get(), &text)).collect();
-        self.page = Some(Unread { text, items: items.into_iter(), last: position.last });
-        Ok(())
-    }
-
-    async fn start(&mut self, version: &str) -> Result<(), (Failure, String)> {
-        let Timing { call, watch, .. } = self.watches.timing;
-        let lines = calls::watch(&self.watches.client, &self.kind, version, watch, call).await?;
-        self.open = Some(Open { lines, has_data: false });
-        // The response alone says that no event before `version` is outstanding.
-        self.record_data();
-        Ok(())
-    }
-
-    fn on_line(&mut self, line: &[u8]) -> Result<(), (Failure, String)> {
-        let malformed = |error: &dyn std::fmt::Display| (Failure::Malformed, error.to_string());
-        let (head, object, applied) = match Line::read(line).map_err(|error| malformed(&error))? {
-            Line::Applied(object) => (Head::read(object), object, true),
-            Line::Deleted(object) => (Head::read(object), object, false),
-            Line::Bookmark(object) => {
-                let head = Head::read(object).map_err(|error| malformed(&error))?;
-                self.on_version(&head)?;
-                return Ok(());
-            }
-            Line::Error { code: 410, message } => return Err((Failure::Expired, message)),
-            Line::Error { message, .. } => return Err((Failure::Refused, message)),
+    fn config(&self) -> Config {
+        let selectors = self.kind.selectors();
+        // Spread: watches that started together, after a restart of the API server, must not all end together.
+        let seconds = self.timing.watch.mul_f64(0.8 + fastrand::f64() * 0.2).as_secs().max(1);
+        let config = Config {
+            label_selector: selectors.labels,
+            field_selector: selectors.fields,
+            timeout: u32::try_from(seconds).ok(),
+            ..Config::default()
         };
-        let head = head.map_err(|error| malformed(&error))?;
-        self.on_version(&head)?;
-        self.watches.metrics.event(self.kind.name());
-        let gone = || Event::Delete { key: self.kind.key(head.key()), version: head.version().to_owned() };
-        match if applied { self.project(&head.key(), object) } else { Projected::Nothing } {
-            Projected::Object(object) => self.events.push_back(Event::Apply(object)),
-            Projected::Nothing => self.events.push_back(gone()),
-            // The last readable form stays in the store.
-            Projected::Unreadable => {}
-        }
-        Ok(())
-    }
-
-    /// Records that the watch has reached the version of `head`.
-    fn on_version(&mut self, head: &Head) -> Result<(), (Failure, String)> {
-        let version = head.version();
-        if version.is_empty() {
-            return Err((Failure::Malformed, "an event without a resource version".to_owned()));
-        }
-        self.machine.reached(version.to_owned());
-        if let Some(open) = &mut self.open {
-            open.has_data = true;
-        }
-        self.record_data();
-        Ok(())
-    }
-
-    fn record_data(&mut self) {
-        self.watches.staleness.record(self.kind.name());
-        if std::mem::take(&mut self.is_failing) {
-            tracing::info!(kind = self.kind.name(), "watch recovered");
+        match self.listing {
+            Listing::Streamed => {
+                Config { initial_list_strategy: InitialListStrategy::StreamingList, ..config }
+            }
+            // The library leaves out the version of a list in pages.
+            Listing::Cached => Config { list_semantic: ListSemantic::Any, page_size: None, ..config },
+            Listing::Newest => config,
         }
     }
 
-    fn project(&self, key: &Key, json: &str) -> Projected<K::Object> {
-        let mut notes = Vec::new();
-        let kind = self.kind.name();
-        let projected = self.kind.project(json, &mut notes);
-        for note in notes {
+    /// `None`: nothing that a store could learn.
+    fn convert(&self, event: watcher::Event<Item<K>>) -> Option<Event<K::Object>> {
+        let name = self.kind.name();
+        match event {
+            watcher::Event::Init => Some(Event::Init),
+            watcher::Event::InitApply(item) => {
+                let key = self.kind.key(item.key());
+                match self.projected(item) {
+                    Projected::Object(object) => Some(Event::InitApply(object)),
+                    Projected::Nothing => None,
+                    Projected::Unreadable => Some(Event::InitKeep(key)),
+                }
+            }
+            watcher::Event::InitDone => {
+                self.metrics.list(name);
+                Some(Event::InitDone)
+            }
+            watcher::Event::Apply(item) => {
+                self.metrics.event(name);
+                let (key, version) = (self.kind.key(item.key()), item.version());
+                match self.projected(item) {
+                    Projected::Object(object) => Some(Event::Apply(object)),
+                    Projected::Nothing => Some(Event::Delete { key, version }),
+                    Projected::Unreadable => None,
+                }
+            }
+            watcher::Event::Delete(item) => {
+                self.metrics.event(name);
+                Some(Event::Delete { key: self.kind.key(item.key()), version: item.version() })
+            }
+        }
+    }
+
+    fn projected(&self, item: Item<K>) -> Projected<K::Object> {
+        let (kind, key): (_, Key) = (self.kind.name(), item.key());
+        for note in item.notes {
             tracing::warn!(kind, object = %key, note, "object has an invalid field; continuing without that field");
         }
-        match projected {
+        match item.projected {
             Ok(Some(object)) => Projected::Object(object),
             Ok(None) => Projected::Nothing,
             Err(error) => {
-                self.watches.metrics.malformed(kind);
-                tracing::warn!(kind, object = %key, %error, "object is unreadable; keeping its last readable form");
+                self.metrics.malformed(kind);
+                tracing::warn!(kind, object = %key, error, "object is unreadable; keeping its last readable form");
                 Projected::Unreadable
             }
         }
     }
 
-    async fn on_failure(&mut self, failure: Failure, error: &str) {
-        let kind = self.kind.name();
-        self.open = None;
-        self.watches.metrics.failure(kind, failure.reason());
-        let failures = self.machine.failed(failure);
-        if failures == 0 {
-            tracing::debug!(kind, error, "watch ended; reopening it");
+    fn on_failure(&mut self, error: &Error) {
+        let (kind, failure) = (self.kind.name(), Failure::of(error));
+        let is_start = matches!(error, Error::WatchStartFailed(_));
+        if is_start && failure == Failure::Invalid && self.listing == Listing::Streamed {
+            tracing::debug!(kind, error = chain(error), "the API server does not stream lists; listing");
+            (self.events, self.listing) = (None, Listing::Cached);
             return;
         }
+        self.metrics.failure(kind, failure.reason());
+        self.refusals += u32::from(is_start && matches!(failure, Failure::Refused | Failure::Invalid));
+        if failure.needs_list() || self.refusals >= REFUSALS {
+            (self.events, self.listing, self.refusals) = (None, Listing::Newest, 0);
+        }
         if failure == Failure::Missing && self.kind.may_be_missing() {
-            tracing::info!(kind, "resource not served by this API server; continuing without it");
             // Spread: nodes that started together must not ask together.
-            let retry_in = self.watches.timing.missing.mul_f64(0.75 + fastrand::f64() / 2.0);
-            return tokio::time::sleep(retry_in).await;
+            self.transport.pause(self.timing.missing.mul_f64(0.75 + fastrand::f64() / 2.0));
+            tracing::info!(kind, "resource not served by this API server; continuing without it");
+            return;
         }
-        if failures == 1 {
-            self.backoff.reset();
-        }
-        let retry_in = self.backoff.next_delay();
-        self.is_failing = true;
-        tracing::warn!(kind, reason = failure.reason(), error, ?retry_in, "watch failed; retrying");
-        tokio::time::sleep(retry_in).await;
+        let retry_in = self.transport.fail();
+        tracing::warn!(
+            kind,
+            reason = failure.reason(),
+            error = chain(error),
+            ?retry_in,
+            "watch failed; retrying"
+        );
     }
 }
 
-/// The byte range of `part` in `text`.
-fn range_in(part: &str, text: &str) -> Range<usize> {
-    let start = part.as_ptr().addr().saturating_sub(text.as_ptr().addr());
-    start..start + part.len()
-}
-
-/// An object's JSON after projection.
-enum Projected<T: Object> {
+/// An object after its projection.
+enum Projected<T> {
     Object(T),
+    /// Steerage does not use it.
     Nothing,
     Unreadable,
+}
+
+/// Why a list or a watch failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    /// The resource version, or the token of a list, is too old (410).
+    Expired,
+    /// The API server does not serve this resource (404).
+    Missing,
+    /// The API server finds the request invalid (400, 422).
+    Invalid,
+    /// The API server answered with another error.
+    Refused,
+    /// Unreadable data.
+    Malformed,
+    /// No response, no data, or the connection broke.
+    Cut,
+}
+
+impl Failure {
+    fn of(error: &Error) -> Self {
+        match error {
+            Error::NoResourceVersion => Self::Malformed,
+            Error::WatchError(status) => Self::of_status(status.code),
+            Error::InitialListFailed(error) | Error::WatchStartFailed(error) | Error::WatchFailed(error) => {
+                match error {
+                    ClientError::Api(status) => Self::of_status(status.code),
+                    ClientError::SerdeError(_) => Self::Malformed,
+                    _ => Self::Cut,
+                }
+            }
+        }
+    }
+
+    fn of_status(code: u16) -> Self {
+        match code {
+            410 => Self::Expired,
+            404 => Self::Missing,
+            400 | 422 => Self::Invalid,
+            // The library takes an unreadable line of a watch for a status with defaults only.
+            0 => Self::Malformed,
+            _ => Self::Refused,
+        }
+    }
+
+    /// Whether the version that the watch has reached is of no use any more.
+    fn needs_list(self) -> bool {
+        matches!(self, Self::Expired | Self::Malformed)
+    }
+
+    /// The label in metrics.
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::Missing => "missing",
+            Self::Invalid => "invalid",
+            Self::Refused => "refused",
+            Self::Malformed => "malformed",
+            Self::Cut => "cut",
+        }
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::*;
 use crate::forward::LOCAL_TARGET;
 use crate::health::TargetHealth;
 use crate::host::EdgePeer;
-use crate::index::{Delivered, IndexEvent, LoadBalancer, NodeSet};
+use crate::index::{IndexEvent, LoadBalancer, NodeSet};
 use crate::link::route::Route;
 use kube::ResourceExt as _;
 use proptest::prelude::*;
@@ -46,8 +46,7 @@ fn index(load_balancers: &[Value]) -> Index {
             generation: object.metadata.generation.unwrap_or_default(),
             spec: object.spec,
         };
-        let delivered = Delivered { name: load_balancer.name.clone(), readable: Some(load_balancer) };
-        index.apply(IndexEvent::LoadBalancer(Event::Apply(delivered)));
+        index.apply(IndexEvent::LoadBalancer(Event::Apply(load_balancer)));
     }
     index
 }
@@ -197,8 +196,7 @@ fn load_balancers_of_one_node_set_share_a_slot_table() {
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": [target(1, 1), target(2, 1)]}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
     let node_set = NodeSet { name: set.name_any(), targets: set.spec.targets };
-    let delivered = Delivered { name: node_set.name.clone(), readable: Some(node_set) };
-    index.apply(IndexEvent::NodeSet(Event::Apply(delivered)));
+    index.apply(IndexEvent::NodeSet(Event::Apply(node_set)));
     let plan = plan_next(&index, &host(), &HealthByProbe::new(), Instant::now(), &Assignments::default());
     assert_eq!(plan.forwarding.slot_tables.len(), 1);
     assert_eq!(plan.forwarding.listeners.len(), 4);

@@ -78,7 +78,7 @@ impl<S: Clone + Eq> Cache<S> {
                 }
             }
             Event::Delete { key, .. } => drop(forgotten.remove(key)),
-            Event::InitDone => {}
+            Event::InitKeep(_) | Event::InitDone => {}
         }
         store.apply(event, |old, new| changes.push(Change { old: old.cloned(), new: new.cloned() }));
         let has_synced = store.has_synced();

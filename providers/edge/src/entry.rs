@@ -76,7 +76,7 @@ pub(crate) struct EntryKind<S> {
     pub(crate) content: PhantomData<fn() -> S>,
 }
 
-impl<S: DeserializeOwned + Eq + Send + 'static> Kind for EntryKind<S> {
+impl<S: Clone + DeserializeOwned + Eq + Send + 'static> Kind for EntryKind<S> {
     type Object = Entry<S>;
 
     fn name(&self) -> &'static str {
@@ -96,7 +96,7 @@ impl<S: DeserializeOwned + Eq + Send + 'static> Kind for EntryKind<S> {
         key.name().to_owned()
     }
 
-    fn project(&self, json: &str, _: &mut Vec<String>) -> Result<Option<Entry<S>>, Malformed> {
+    fn project(json: &str, _: &mut Vec<String>) -> Result<Option<Entry<S>>, Malformed> {
         Ok(Some(Entry::new(serde_json::from_str(json)?)))
     }
 }
@@ -109,13 +109,12 @@ mod tests {
     use crate::objects::NodeSetContent;
 
     fn project(spec: &str) -> Entry<NodeSetContent> {
-        let kind = EntryKind { name: "edgenodesets", path: String::new(), content: PhantomData };
         let json = format!(
             r#"{{"apiVersion": "steerage.dev/v1alpha1", "kind": "EdgeNodeSet", "metadata": {{"name": "all",
                 "uid": "u", "resourceVersion": "7", "labels": {{"app.kubernetes.io/managed-by": "steerage"}}}},
                 "spec": {spec}}}"#
         );
-        kind.project(&json, &mut Vec::new()).expect("readable").expect("an object")
+        EntryKind::<NodeSetContent>::project(&json, &mut Vec::new()).expect("readable").expect("an object")
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl Kind for Nodes {
         key.name().to_owned()
     }
 
-    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Node>, Malformed> {
+    fn project(json: &str, notes: &mut Vec<String>) -> Result<Option<Node>, Malformed> {
         let Wire { metadata, spec, status } = serde_json::from_str(json)?;
         let internal = status.addresses.iter().filter(|address| address.kind == "InternalIP");
         // Objects written before dual-stack have only the single field.

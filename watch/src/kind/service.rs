@@ -37,7 +37,7 @@ impl Kind for Services {
         key
     }
 
-    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<Service>, Malformed> {
+    fn project(json: &str, notes: &mut Vec<String>) -> Result<Option<Service>, Malformed> {
         let Wire { metadata, spec, status } = serde_json::from_str(json)?;
         let mut service = Service::new(Key::new(metadata.namespace, metadata.name));
         service.uid = metadata.uid;

@@ -30,7 +30,7 @@ impl Kind for ServiceCidrs {
         key.name().to_owned()
     }
 
-    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<ServiceCidr>, Malformed> {
+    fn project(json: &str, notes: &mut Vec<String>) -> Result<Option<ServiceCidr>, Malformed> {
         let Wire { metadata, spec } = serde_json::from_str(json)?;
         let networks =
             spec.cidrs.iter().filter_map(|cidr| parse_or_note("spec.cidrs", cidr, notes)).collect();
@@ -61,12 +61,12 @@ mod tests {
         let mut notes = Vec::new();
         let json =
             r#"{"metadata":{"name":"kubernetes"},"spec":{"cidrs":["10.96.0.0/16","fd00::/112","ten"]}}"#;
-        let found = ServiceCidrs.project(json, &mut notes).unwrap().unwrap();
+        let found = ServiceCidrs::project(json, &mut notes).unwrap().unwrap();
         let networks = ["10.96.0.0/16", "fd00::/112"].map(|net| net.parse().unwrap()).to_vec();
         assert_eq!(found, ServiceCidr { name: "kubernetes".to_owned(), networks });
         assert!(notes[0].contains("`ten`"), "{notes:?}");
         for empty in [r#"{"metadata":{"name":"a"}}"#, r#"{"metadata":{"name":"a"},"spec":{"cidrs":null}}"#] {
-            assert_eq!(ServiceCidrs.project(empty, &mut notes).unwrap().unwrap().networks, []);
+            assert_eq!(ServiceCidrs::project(empty, &mut notes).unwrap().unwrap().networks, []);
         }
     }
 }

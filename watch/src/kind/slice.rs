@@ -36,7 +36,7 @@ impl Kind for EndpointSlices {
         key
     }
 
-    fn project(&self, json: &str, notes: &mut Vec<String>) -> Result<Option<EndpointSlice>, Malformed> {
+    fn project(json: &str, notes: &mut Vec<String>) -> Result<Option<EndpointSlice>, Malformed> {
         let wire: Wire = serde_json::from_str(json)?;
         let labels = &wire.metadata.labels;
         let service = labels.get(names::SLICE_SERVICE_LABEL).filter(|name| !name.is_empty());

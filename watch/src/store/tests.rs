@@ -73,6 +73,16 @@ fn relist_keeps_what_was_written_during_it_and_removes_what_is_missing() {
 }
 
 #[test]
+fn unreadable_object_of_a_list_keeps_its_last_readable_form() {
+    let mut store = Store::default();
+    apply(&mut store, Event::Apply(Versioned("known", "1")));
+    for event in [Event::Init, Event::InitKeep("known"), Event::InitKeep("unknown"), Event::InitDone] {
+        assert!(apply(&mut store, event).is_empty());
+    }
+    assert_eq!(rows(&store), [Versioned("known", "1")]);
+}
+
+#[test]
 fn unordered_versions_follow_the_events() {
     let mut store = Store::default();
     for version in ["b", "a"] {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::*;
-use crate::Store;
+use crate::{Object, Store};
 
 /// How an answer ends once its text is sent.
 #[derive(Clone, Copy)]
@@ -30,13 +30,20 @@ type Answer = (u16, Vec<String>, End);
 /// Answers requests one by one; when it is through, with a stream on which nothing comes.
 #[derive(Clone, Default)]
 struct Script {
+    /// Whether the API server streams lists.
+    streams: bool,
     answers: Arc<Mutex<VecDeque<Answer>>>,
     asked: Arc<Mutex<Vec<(String, Instant)>>>,
 }
 
 impl Script {
     fn new(answers: impl IntoIterator<Item = Answer>) -> Self {
-        Self { answers: Arc::new(Mutex::new(answers.into_iter().collect())), asked: Arc::default() }
+        let answers = Arc::new(Mutex::new(answers.into_iter().collect()));
+        Self { streams: false, answers, asked: Arc::default() }
+    }
+
+    fn streaming(answers: impl IntoIterator<Item = Answer>) -> Self {
+        Self { streams: true, ..Self::new(answers) }
     }
 
     fn client(&self) -> Client {
@@ -44,8 +51,13 @@ impl Script {
         let service = tower::service_fn(move |request: http::Request<Body>| {
             let script = script.clone();
             async move {
-                script.asked.lock().expect("lock").push((request.uri().to_string(), Instant::now()));
-                let answer = script.answers.lock().expect("lock").pop_front();
+                let is_refused = !script.streams && request.uri().to_string().contains("sendInitialEvents");
+                let answer = if is_refused {
+                    Some(refused(422))
+                } else {
+                    script.asked.lock().expect("lock").push((request.uri().to_string(), Instant::now()));
+                    script.answers.lock().expect("lock").pop_front()
+                };
                 let (status, chunks, end) = answer.unwrap_or((200, Vec::new(), End::Hang));
                 let frames = chunks.into_iter().map(|text| Ok(http_body::Frame::data(Bytes::from(text))));
                 let rest = match end {
@@ -66,12 +78,12 @@ impl Script {
         let asked = self.asked.lock().expect("lock");
         let query = |uri: &str| {
             let (_, query) = uri.split_once('?').expect("query");
-            let fixed = query.split('&').filter(|part| {
-                !part.starts_with("timeoutSeconds=")
-                    && !part.starts_with("limit=")
-                    && *part != "allowWatchBookmarks=true"
+            let rest = query.split('&').filter(|part| {
+                let fixed =
+                    ["timeoutSeconds=", "limit=", "resourceVersionMatch=", "allowWatchBookmarks=true"];
+                !part.is_empty() && !fixed.iter().any(|prefix| part.starts_with(prefix))
             });
-            fixed.collect::<Vec<_>>().join(" ")
+            rest.collect::<Vec<_>>().join(" ")
         };
         asked.iter().map(|(uri, _)| query(uri)).collect()
     }
@@ -85,6 +97,11 @@ fn node(name: &str, version: &str) -> Value {
     json!({ "metadata": { "name": name, "resourceVersion": version } })
 }
 
+fn bookmark(version: &str, annotations: &Value) -> Value {
+    json!({ "kind": "Node", "apiVersion": "v1",
+        "metadata": { "resourceVersion": version, "annotations": annotations } })
+}
+
 fn zoned(name: &str, version: &str, zone: &str) -> Value {
     let labels = json!({ "topology.kubernetes.io/zone": zone });
     json!({ "metadata": { "name": name, "resourceVersion": version, "labels": labels } })
@@ -96,7 +113,8 @@ fn list(version: &str, token: &str, items: &[Value]) -> Answer {
 }
 
 fn line(kind: &str, object: &Value) -> String {
-    format!("{}\n", json!({ "type": kind, "object": object }))
+    // In the order of the API server: the library cannot project an object before it knows the type.
+    format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n")
 }
 
 fn watch(lines: &[String], end: End) -> Answer {
@@ -114,6 +132,7 @@ fn word(event: &Event<Node>) -> String {
     match event {
         Event::Init => "init".to_owned(),
         Event::InitApply(node) => format!("listed {}{}", node.name, zone(node)),
+        Event::InitKeep(name) => format!("keep {name}"),
         Event::InitDone => "done".to_owned(),
         Event::Apply(node) => format!("apply {}{}", node.name, zone(node)),
         Event::Delete { key, .. } => format!("delete {key}"),
@@ -153,26 +172,92 @@ async fn list_pages_precede_events() {
     ]);
     let want = ["init", "listed a", "listed b", "listed c", "done", "apply d", "apply a@z", "delete b"];
     assert_eq!(play(&script).await, want);
-    assert_eq!(script.asked(), ["resourceVersion=0", "continue=more", "watch=1 resourceVersion=5"]);
+    assert_eq!(script.asked(), ["resourceVersion=0", "continue=more", "watch=true resourceVersion=5"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_interrupted_first_list_goes_on_and_is_done_once() {
+async fn list_is_streamed_where_the_api_server_can() {
+    let end = bookmark("5", &json!({ "k8s.io/initial-events-end": "true" }));
+    let script = Script::streaming([
+        watch(
+            &[line("ADDED", &node("a", "1")), line("BOOKMARK", &end), line("ADDED", &node("b", "6"))],
+            End::Close,
+        ),
+        watch(&[], End::Hang),
+    ]);
+    assert_eq!(play(&script).await, ["init", "listed a", "done", "apply b"]);
+    let asked = script.asked();
+    assert!(
+        asked[0].contains("sendInitialEvents=true") && asked[0].ends_with("resourceVersion=0"),
+        "{asked:?}"
+    );
+    assert_eq!(asked[1..], ["watch=true resourceVersion=6"]);
+}
+
+/// A relist from a cache might go back in time.
+#[tokio::test(start_paused = true)]
+async fn list_after_a_stream_is_consistent() {
+    let end = bookmark("5", &json!({ "k8s.io/initial-events-end": "true" }));
+    let gone = json!({ "kind": "Status", "code": 410, "reason": "Expired", "message": "too old" });
+    let script = Script::streaming([
+        watch(&[line("ADDED", &node("a", "1")), line("BOOKMARK", &end), line("ERROR", &gone)], End::Close),
+        list("9", "", &[node("b", "2")]),
+    ]);
+    assert_eq!(play(&script).await, ["init", "listed a", "done", "init", "listed b", "done"]);
+    assert_eq!(script.asked()[1..], ["", "watch=true resourceVersion=9"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupted_list_starts_again_and_is_done_once() {
     let script = Script::new([
         (200, vec!["{\"metadata\":{\"resourceVersion\"".into()], End::Break),
         list("5", "more", &[node("a", "1")]),
         refused(500),
-        list("5", "", &[node("b", "2")]),
+        list("5", "", &[node("a", "1"), node("b", "2")]),
     ]);
-    assert_eq!(play(&script).await, ["init", "listed a", "listed b", "done"]);
-    let asked = [
-        "resourceVersion=0",
-        "resourceVersion=0",
-        "continue=more",
-        "continue=more",
-        "watch=1 resourceVersion=5",
-    ];
-    assert_eq!(script.asked(), asked);
+    assert_eq!(play(&script).await, ["init", "init", "listed a", "init", "listed a", "listed b", "done"]);
+    let first = "resourceVersion=0";
+    assert_eq!(script.asked(), [first, first, "continue=more", first, "watch=true resourceVersion=5"]);
+}
+
+/// After a restore of etcd the API server may never reach the version that the watch asks for.
+#[tokio::test(start_paused = true)]
+async fn refused_watches_lead_to_a_consistent_list() {
+    let first = list("5", "", &[node("a", "1")]);
+    let script =
+        Script::new([first].into_iter().chain((0..5).map(|_| refused(500))).chain([list("2", "", &[])]));
+    assert_eq!(play(&script).await, ["init", "listed a", "done", "init", "done"]);
+    let asked = script.asked();
+    assert_eq!(asked[1..6], ["watch=true resourceVersion=5"; 5]);
+    assert_eq!(asked[6..], ["", "watch=true resourceVersion=2"]);
+}
+
+/// Neither a proxy that ends every watch nor one that ends the connection may be asked in a loop.
+#[tokio::test(start_paused = true)]
+async fn watches_without_data_are_reopened_with_growing_delays() {
+    for end in [End::Close, End::Break] {
+        let script = Script::new([list("5", "", &[])].into_iter().chain((0..100).map(|_| watch(&[], end))));
+        let watches = Watches::new(script.client(), &mut Registry::default());
+        let mut nodes = watches.nodes();
+        let _ =
+            tokio::time::timeout(Duration::from_mins(10), async { while nodes.next().await.is_some() {} })
+                .await;
+        let asked = script.asked();
+        assert!(asked[1..].iter().all(|query| query == "watch=true resourceVersion=5"), "{asked:?}");
+        // A delay of 5 s to 10 s, after a few shorter ones.
+        assert!((60..130).contains(&asked.len()), "{}", asked.len());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_list_is_given_up() {
+    let begun = Instant::now();
+    let half = (200, vec!["{\"metadata\":".to_owned()], End::Hang);
+    let script = Script::new([half, list("5", "", &[node("a", "1")])]);
+    assert_eq!(play(&script).await, ["init", "init", "listed a", "done"]);
+    let Timing { call, min_backoff, .. } = Timing::default();
+    let waited = script.times()[1] - begun;
+    assert!(waited >= call && waited <= call + min_backoff + Duration::from_millis(5), "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -180,7 +265,7 @@ async fn a_list_whose_token_expired_begins_again() {
     let script =
         Script::new([list("5", "more", &[node("a", "1")]), refused(410), list("9", "", &[node("b", "2")])]);
     assert_eq!(play(&script).await, ["init", "listed a", "init", "listed b", "done"]);
-    assert_eq!(script.asked(), ["resourceVersion=0", "continue=more", "", "watch=1 resourceVersion=9"]);
+    assert_eq!(script.asked(), ["resourceVersion=0", "continue=more", "", "watch=true resourceVersion=9"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,7 +280,7 @@ async fn a_version_that_is_gone_leads_to_a_new_list() {
         ]);
         let want = ["init", "listed a", "listed b", "done", "init", "listed b", "done", "apply c"];
         assert_eq!(play(&script).await, want);
-        assert_eq!(script.asked()[2..], ["", "watch=1 resourceVersion=9"]);
+        assert_eq!(script.asked()[2..], ["", "watch=true resourceVersion=9"]);
     }
 }
 
@@ -210,7 +295,7 @@ async fn watch_cut_within_a_line_resumes_after_the_last_whole_line() {
             watch(&[line("ADDED", &node("c", "7"))], End::Hang),
         ]);
         assert_eq!(play(&script).await, ["init", "listed a", "done", "apply b", "apply c"]);
-        assert_eq!(script.asked()[1..], ["watch=1 resourceVersion=5", "watch=1 resourceVersion=6"]);
+        assert_eq!(script.asked()[1..], ["watch=true resourceVersion=5", "watch=true resourceVersion=6"]);
     }
 }
 
@@ -227,13 +312,10 @@ async fn split_lines_are_joined() {
 async fn bookmarks_only_advance_the_version() {
     let script = Script::new([
         list("5", "", &[]),
-        watch(
-            &[line("BOOKMARK", &json!({ "kind": "Node", "metadata": { "resourceVersion": "40" } }))],
-            End::Close,
-        ),
+        watch(&[line("BOOKMARK", &bookmark("40", &json!({})))], End::Close),
     ]);
     assert_eq!(play(&script).await, ["init", "done"]);
-    assert_eq!(script.asked()[2], "watch=1 resourceVersion=40");
+    assert_eq!(script.asked()[2], "watch=true resourceVersion=40");
 }
 
 /// Late and repeated events: the store ends up equal to the cluster.
@@ -271,9 +353,9 @@ async fn malformed_object_is_counted_and_skipped() {
     let watches = Watches::new(script.client(), &mut registry);
     assert_eq!(
         said(&mut watches.nodes(), QUIET).await,
-        ["init", "listed a", "done", "apply b", "delete bad"]
+        ["init", "keep bad", "listed a", "done", "apply b", "delete bad"]
     );
-    assert_eq!(script.asked()[2], "watch=1 resourceVersion=8", "its version counts all the same");
+    assert_eq!(script.asked()[2], "watch=true resourceVersion=8", "its version counts all the same");
     let mut text = String::new();
     encode(&mut text, &registry).expect("text");
     assert!(text.contains("malformed_objects_total{kind=\"nodes\"} 2\n"), "{text}");
@@ -308,12 +390,12 @@ async fn silence_is_measured_and_reopens_the_watch() {
     let (kind, silent) = watches.staleness().longest().expect("a watch");
     assert!(kind == "nodes" && silent >= QUIET, "{kind} {silent:?}");
     assert_eq!(said(&mut nodes, Timing::default().idle).await, ["apply a"]);
-    assert_eq!(script.asked()[2], "watch=1 resourceVersion=5");
+    assert_eq!(script.asked()[2], "watch=true resourceVersion=5");
 }
 
 #[tokio::test(start_paused = true)]
 async fn bookmarks_reset_staleness() {
-    let mark = line("BOOKMARK", &json!({ "metadata": { "resourceVersion": "6" } }));
+    let mark = line("BOOKMARK", &bookmark("6", &json!({})));
     let script = Script::new([list("5", "", &[]), watch(&[mark], End::Hang)]);
     let watches = Watches::new(script.client(), &mut Registry::default());
     let begun = Instant::now();
@@ -327,7 +409,8 @@ async fn bookmarks_reset_staleness() {
 async fn failures_are_retried_with_growing_delays() {
     // Together less than `QUIET`, whatever the jitter.
     let script = Script::new((0..9).map(|_| refused(503)).chain([list("5", "", &[node("a", "1")])]));
-    assert_eq!(play(&script).await, ["init", "listed a", "done"]);
+    let words = play(&script).await;
+    assert_eq!(words[9..], ["init", "listed a", "done"], "{words:?}");
     let times = script.times();
     let waits: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let Timing { min_backoff, max_backoff, .. } = Timing::default();
@@ -343,8 +426,13 @@ async fn missing_optional_kind_is_retried_rarely_and_never_stale() {
     let script = Script::new([refused(404), refused(404), list("5", "", &[networks])]);
     let watches = Watches::new(script.client(), &mut Registry::default());
     let mut events = watches.dispensable().watch(crate::ServiceCidrs);
-    assert_eq!(events.next().await, Some(Event::Init));
-    let Some(Event::InitApply(found)) = events.next().await else { panic!("no object") };
+    let found = loop {
+        match events.next().await {
+            Some(Event::Init) => {}
+            Some(Event::InitApply(found)) => break found,
+            other => panic!("{other:?}"),
+        }
+    };
     assert_eq!(found.name, "a");
     let times = script.times();
     let Timing { missing, max_backoff, .. } = Timing::default();
@@ -355,7 +443,7 @@ async fn missing_optional_kind_is_retried_rarely_and_never_stale() {
     assert_eq!(watches.staleness().longest(), None);
     // Of what has to be there, a 404 is a failure like others.
     let script = Script::new([refused(404), list("5", "", &[node("a", "1")])]);
-    assert_eq!(play(&script).await, ["init", "listed a", "done"]);
+    assert_eq!(play(&script).await, ["init", "init", "listed a", "done"]);
     assert!(script.times()[1] - script.times()[0] <= max_backoff);
 }
 
@@ -379,7 +467,7 @@ async fn selectors_are_sent_with_every_request() {
     let field = "fieldSelector=metadata.name%3Dn1";
     assert_eq!(
         script.asked(),
-        [format!("{field} resourceVersion=0"), format!("{field} watch=1 resourceVersion=5")]
+        [format!("{field} resourceVersion=0"), format!("watch=true {field} resourceVersion=5")]
     );
 }
 
@@ -423,9 +511,10 @@ impl Kind for WrittenNodes {
         key.name().to_owned()
     }
 
-    fn project(&self, json: &str, _: &mut Vec<String>) -> Result<Option<WrittenNode>, crate::Malformed> {
-        let head = Head::read(json)?;
-        Ok(Some(written(head.key().name(), head.version())))
+    fn project(json: &str, _: &mut Vec<String>) -> Result<Option<WrittenNode>, crate::Malformed> {
+        let json: Value = serde_json::from_str(json)?;
+        let text = |field: &str| json["metadata"][field].as_str().unwrap_or_default().to_owned();
+        Ok(Some(written(&text("name"), &text("resourceVersion"))))
     }
 }
 
@@ -444,7 +533,7 @@ async fn init_precedes_the_request_of_the_list() {
     for event in [Event::InitApply(written("a", "1")), Event::InitDone, Event::Init] {
         assert_eq!(nodes.next().await, Some(event));
     }
-    assert_eq!(script.asked(), ["", "watch=1 resourceVersion=5"]);
+    assert_eq!(script.asked(), ["", "watch=true resourceVersion=5"]);
     assert_eq!(nodes.next().await, Some(Event::InitDone));
     assert_eq!(script.asked()[2..], [""], "consistent, like the first");
 }

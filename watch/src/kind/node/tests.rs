@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 fn project(json: &Value) -> (Node, Vec<String>) {
     let mut notes = Vec::new();
-    let node = Nodes::all().project(&json.to_string(), &mut notes).expect("readable").expect("projected");
+    let node = Nodes::project(&json.to_string(), &mut notes).expect("readable").expect("projected");
     (node, notes)
 }
 

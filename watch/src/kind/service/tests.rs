@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 fn project(json: &Value) -> (Service, Vec<String>) {
     let mut notes = Vec::new();
-    let service = Services.project(&json.to_string(), &mut notes).expect("readable").expect("projected");
+    let service = Services::project(&json.to_string(), &mut notes).expect("readable").expect("projected");
     (service, notes)
 }
 
@@ -170,6 +170,6 @@ fn objects_of_another_shape_are_malformed() {
         json!({ "metadata": { "namespace": "a" } }),
         json!({}),
     ] {
-        Services.project(&json.to_string(), &mut Vec::new()).expect_err("malformed");
+        Services::project(&json.to_string(), &mut Vec::new()).expect_err("malformed");
     }
 }

@@ -14,7 +14,7 @@ fn slice(address_type: &str, labels: &Value, endpoints: &Value) -> Value {
 
 fn project(json: &Value) -> (Option<EndpointSlice>, Vec<String>) {
     let mut notes = Vec::new();
-    let slice = EndpointSlices.project(&json.to_string(), &mut notes).expect("readable");
+    let slice = EndpointSlices::project(&json.to_string(), &mut notes).expect("readable");
     (slice, notes)
 }
 
@@ -106,7 +106,7 @@ fn endpoints_that_cannot_be_used_are_left_out_and_named() {
 #[test]
 fn an_unknown_address_type_is_malformed() {
     let json = slice("IPv5", &of_web(), &json!([])).to_string();
-    EndpointSlices.project(&json, &mut Vec::new()).expect_err("malformed");
+    EndpointSlices::project(&json, &mut Vec::new()).expect_err("malformed");
 }
 
 #[test]
