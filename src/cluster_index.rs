@@ -161,7 +161,7 @@ impl ClusterIndex {
     }
 }
 
-fn owner_of(service: &Service) -> Owner {
+pub(crate) fn owner_of(service: &Service) -> Owner {
     Owner { service: service.key.clone(), uid: service.uid.clone() }
 }
 

@@ -12,7 +12,7 @@ use steerage_provider_api::{Error, Owner, Progress};
 use steerage_watch::Staleness;
 use steerage_watch::events::{Recorder, ServiceRecorder};
 
-use crate::applied::AppliedStates;
+use crate::applied::{AppliedState, AppliedStates};
 use crate::cluster_index::{ClusterIndex, Snapshot};
 use crate::guarded_provider::GuardedProvider;
 use crate::metrics::Metrics;
@@ -56,8 +56,13 @@ impl Reconciler {
         owner: &Owner,
         request: &ReconcileRequest,
     ) -> ReconcileOutcome<ReconcileRequest> {
-        let snapshot = self.cluster.snapshot(owner);
         let known = self.applied.get(owner);
+        let mut snapshot = self.cluster.snapshot(owner);
+        if known.is_none() && snapshot.as_ref().is_some_and(|s| self.is_managed(&s.service)) {
+            // Known before the look at the cluster that counts: every later change, of nodes too, then adds a request.
+            self.applied.put(owner, AppliedState::default());
+            snapshot = self.cluster.snapshot(owner);
+        }
         let is_known = known.is_some();
         let exists = is_known || request.exists_at_provider;
         let mut applied = known.unwrap_or_default();
@@ -65,7 +70,7 @@ impl Reconciler {
             applied.forget_pending_writes();
         }
         let (result, keep_if_done, keep_if_not_done) = match &snapshot {
-            Some(snapshot) if plan::is_managed(&snapshot.service, &self.config.classes) => {
+            Some(snapshot) if self.is_managed(&snapshot.service) => {
                 applied.fingerprint = Some(plan::fingerprint(&snapshot.service));
                 (self.ensure(snapshot, &mut applied, request).await, true, true)
             }
@@ -84,6 +89,10 @@ impl Reconciler {
         }
         self.metrics.load_balancers.set(i64::try_from(self.applied.len()).unwrap_or(i64::MAX));
         self.outcome(owner, request, result)
+    }
+
+    fn is_managed(&self, service: &Service) -> bool {
+        plan::is_managed(service, &self.config.classes)
     }
 
     fn outcome(
@@ -155,3 +164,6 @@ fn log_target_reasons(snapshot: &Snapshot, targets: &TargetPlan) {
         tracing::debug!(service = %service.key, node, %reason, "target decision");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,7 +33,8 @@ use crate::vips::{VipOwner, VipRole};
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the nftables table is compared element by element, if other programs commit to nftables.
 const INSPECTION_INTERVAL: Duration = Duration::from_mins(1);
-/// A process that has adopted a ruleset waits so long for its first probes: until then it would take all targets for unknown.
+/// A process that finds a table waits this long for its first probes, while the kernel forwards by that table, even if its rules
+/// are outdated: without probes no target counts as healthy, and packets would go to all of them.
 const WARM_UP_LIMIT: Duration = Duration::from_secs(3);
 /// A leaving host waits so long for another one to become active.
 const HAND_OVER_LIMIT: Duration = Duration::from_millis(1500);
@@ -109,7 +110,7 @@ impl Engine {
         outputs: Outputs,
         gates: ReadinessGates,
     ) -> anyhow::Result<Self> {
-        let adopted = nft.is_built();
+        let (adopted, forwards) = (nft.is_built(), nft.has_table());
         let mut engine = Self {
             host: HostNetwork {
                 interface: link.name.clone(),
@@ -131,7 +132,7 @@ impl Engine {
             membership: Membership::default(),
             conflicts: AddressConflicts::default(),
             synced_at: None,
-            warmed_up: !adopted,
+            warmed_up: !forwards,
             last_inspection: None,
             kernel_error: None,
             is_leaving: false,

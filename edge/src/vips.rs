@@ -64,6 +64,8 @@ pub(crate) struct VipOwner {
     published: watch::Sender<BTreeSet<IpAddr>>,
     announcements: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
     last_defence: Option<Instant>,
+    /// Whether the last change of a VIP failed.
+    must_retry: bool,
 }
 
 impl VipOwner {
@@ -75,7 +77,7 @@ impl VipOwner {
         announcements: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
     ) -> Self {
         let held = BTreeSet::new();
-        Self { index, netlink, metrics, held, published, announcements, last_defence: None }
+        Self { index, netlink, metrics, held, published, announcements, last_defence: None, must_retry: false }
     }
 
     /// The VIPs on the interface.
@@ -83,13 +85,14 @@ impl VipOwner {
         &self.held
     }
 
-    /// Takes note of the VIPs that were found on the interface; whether others were known.
+    /// Takes note of the VIPs that were found on the interface; whether [`VipOwner::sync_vips`] must run again.
     pub(crate) fn observe(&mut self, found: BTreeSet<IpAddr>) -> bool {
-        std::mem::replace(&mut self.held, found) != self.held
+        std::mem::replace(&mut self.held, found) != self.held || self.must_retry
     }
 
     /// Adds and removes VIPs so that the interface has those of `wanted` that the role allows.
     pub(crate) fn sync_vips(&mut self, role: VipRole, wanted: &BTreeSet<IpAddr>) {
+        self.must_retry = false;
         let target = role.target(wanted, &self.held);
         let remove: Vec<_> = self.held.difference(&target).copied().collect();
         for vip in remove {
@@ -139,7 +142,8 @@ impl VipOwner {
         let _ = self.announcements.send(vips);
     }
 
-    fn on_error(&self, vip: IpAddr, error: RouteError, message: &str) {
+    fn on_error(&mut self, vip: IpAddr, error: RouteError, message: &str) {
+        self.must_retry = true;
         self.metrics.failures.inc();
         tracing::error!(%vip, error = format!("{:#}", anyhow::Error::from(error)), "{message}");
     }

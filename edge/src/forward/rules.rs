@@ -138,10 +138,15 @@ pub(crate) fn build(batch: &mut Batch, device: &str, index: u32) {
     }
 }
 
-/// Identifies the device and everything that [`build`] makes: a table with another comment is replaced.
+/// Identifies the device and everything that [`build`] makes but comments: a table with another comment is replaced.
 pub(crate) fn comment(device: &str, index: u32) -> String {
-    let shape = format!("{:?}{:?}", sets(), rules(index));
-    format!("steerage-edge on {device}, shape {:016x}", hash::bytes(shape.as_bytes()))
+    format!("steerage-edge on {device}, shape {:016x}", shape(rules(index)))
+}
+
+/// Rules that differ in their comments only have the same shape.
+fn shape(rules: Vec<(String, Rule)>) -> u64 {
+    let rules: Vec<_> = rules.into_iter().map(|(chain, rule)| (chain, rule.comment(""))).collect();
+    hash::bytes(format!("{:?}{rules:?}", sets()).as_bytes())
 }
 
 pub(crate) fn rule_count() -> usize {
@@ -416,4 +421,17 @@ fn out(ip: IpFamily, index: u32) -> Vec<Rule> {
         Rule::new().map(&ip.name("targets"), &[mark()]).forward(ip.family, index),
         Rule::new().drop().comment("no target"),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A table that is replaced forgets its flows.
+    #[test]
+    fn reworded_comment_keeps_the_table() {
+        let reworded = rules(1).into_iter().map(|(chain, rule)| (chain, rule.comment("reworded"))).collect();
+        assert_eq!(shape(reworded), shape(rules(1)));
+        assert_ne!(shape(rules(2)), shape(rules(1)), "the index of the device");
+    }
 }

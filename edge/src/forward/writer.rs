@@ -30,8 +30,10 @@ pub(crate) struct Device {
 enum Found {
     /// The table as this version makes it for this device.
     Current,
-    /// No table, or that of another version or device.
+    /// The table of another version or device.
     Outdated,
+    /// No table.
+    Missing,
 }
 
 #[derive(Debug)]
@@ -40,8 +42,7 @@ pub(crate) struct NftWriter {
     device: Device,
     /// What was written last.
     written: ForwardingState,
-    /// Whether the table is as [`rules::build`] makes it.
-    built: bool,
+    found: Found,
     /// The ruleset's generation after the last commit or check.
     generation: u32,
 }
@@ -53,7 +54,7 @@ impl NftWriter {
             nft: Nft::open()?,
             device,
             written: ForwardingState::default(),
-            built: false,
+            found: Found::Missing,
             generation: 0,
         };
         kernel.reload()?;
@@ -67,7 +68,12 @@ impl NftWriter {
 
     /// Whether the kernel has a table that this process can continue with.
     pub(crate) fn is_built(&self) -> bool {
-        self.built
+        self.found == Found::Current
+    }
+
+    /// Whether the kernel forwards by a table, also by an outdated one.
+    pub(crate) fn has_table(&self) -> bool {
+        self.found != Found::Missing
     }
 
     /// Writes the differences; an outdated table is replaced in one transaction. Returns the number of written elements.
@@ -88,7 +94,7 @@ impl NftWriter {
     /// listing them takes time, and other programs may commit to nftables all the time.
     pub(crate) fn is_out_of_sync(&mut self, thorough: bool) -> Result<bool, Error> {
         let generation = self.nft.generation()?;
-        if !self.built || generation == self.generation {
+        if !self.is_built() || generation == self.generation {
             return Ok(false);
         }
         if !thorough && self.find_table()? == Found::Current {
@@ -97,12 +103,12 @@ impl NftWriter {
         let before = self.written.clone();
         self.reload()?;
         self.generation = generation;
-        Ok(!self.built || self.written != before)
+        Ok(!self.is_built() || self.written != before)
     }
 
     fn write(&mut self, state: &ForwardingState) -> Result<usize, Error> {
         let empty = Arc::<SlotTable>::default();
-        let fresh = !self.built;
+        let fresh = !self.is_built();
         let mut count = 0;
         let mut main = Batch::new();
         if fresh {
@@ -131,7 +137,7 @@ impl NftWriter {
         }
         self.commit_all(&early, &mut count)?;
         self.nft.commit(main)?;
-        self.built = true;
+        self.found = Found::Current;
         self.commit_all(&late, &mut count)?;
         self.written = state.clone();
         Ok(count)
@@ -153,8 +159,8 @@ impl NftWriter {
     /// Reads the table into `written`.
     fn reload(&mut self) -> Result<(), Error> {
         self.written = ForwardingState::default();
-        self.built = self.find_table()? == Found::Current;
-        if !self.built {
+        self.found = self.find_table()?;
+        if !self.is_built() {
             return Ok(());
         }
         let table = rules::table();
@@ -195,7 +201,7 @@ impl NftWriter {
 
     fn find_table(&mut self) -> Result<Found, Error> {
         let table = rules::table();
-        let Some(info) = self.nft.table(&table)? else { return Ok(Found::Outdated) };
+        let Some(info) = self.nft.table(&table)? else { return Ok(Found::Missing) };
         let comment = rules::comment(&self.device.name, self.device.index);
         let same = info.comment.as_deref() == Some(comment.as_str())
             && self.nft.rules(&table)?.len() == rules::rule_count();
