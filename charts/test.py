@@ -32,6 +32,8 @@ INVALID = {
     "an API server without a port": {"agent": {"kubeProxyReplacement": True, "apiServer": "10.0.0.1"}},
     "a pool without addresses": {"edge": {"addressPools": [{"name": "default", "addresses": []}]}},
     "a pool without a name": {"edge": {"addressPools": [{"addresses": ["10.0.0.0/24"]}]}},
+    "an IPv4 prefix that is too long": {"edge": {"addressPools": [{"name": "a", "addresses": ["10.0.0.0/33"]}]}},
+    "an IPv6 prefix that is too long": {"edge": {"addressPools": [{"name": "a", "addresses": ["fd00::/129"]}]}},
     "an address by name": {"edge": {"addressPools": [{"name": "a", "addresses": ["example.org"]}]}},
     "aws without a network": {"controller": {"provider": "aws"}},
     "no node may be updated": {"agent": {"maxUnavailable": 0}},
@@ -160,7 +162,7 @@ class Values(unittest.TestCase):
     def test_pools_come_after_definitions_that_are_new(self):
         new = render(POOLS)["AddressPool/default"]
         known = render(POOLS, "--api-versions", "steerage.dev/v1alpha1/AddressPool")["AddressPool/default"]
-        self.assertEqual("post-install,post-upgrade", new["metadata"]["annotations"]["helm.sh/hook"])
+        self.assertEqual("post-install,post-upgrade,post-rollback", new["metadata"]["annotations"]["helm.sh/hook"])
         self.assertNotIn("annotations", known["metadata"])
         self.assertEqual({"addresses": ["10.0.200.0/24", "fd00::1-fd00::9"], "autoAssign": True}, known["spec"])
 

@@ -77,7 +77,16 @@ impl VipOwner {
         announcements: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
     ) -> Self {
         let held = BTreeSet::new();
-        Self { index, netlink, metrics, held, published, announcements, last_defence: None, must_retry: false }
+        Self {
+            index,
+            netlink,
+            metrics,
+            held,
+            published,
+            announcements,
+            last_defence: None,
+            must_retry: false,
+        }
     }
 
     /// The VIPs on the interface.

@@ -16,7 +16,7 @@ use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
 
 /// The consequence for a Service whose plan failed, by whether it has a load balancer.
 const KEPT: &str = "The previous load balancer is kept";
-const NOT_CREATED: &str = "No load balancer is created";
+const NOT_CREATED: &str = "No load balancer is created or changed";
 
 impl Reconciler {
     pub(super) async fn ensure(
@@ -99,7 +99,8 @@ impl Reconciler {
         {
             return Ok(again);
         }
-        if in_place.is_some_and(|in_place| is_same_structure(&in_place, lb)) && !request.full {
+        let is_in_place = in_place.is_some_and(|in_place| is_same_structure(&in_place, lb));
+        if is_in_place && !applied.ensure_failed && !request.full {
             return Ok(Progress::Done);
         }
         if applied.structure.is_none() && applied.ingress.is_empty() && snapshot.service.ingress.is_empty() {
@@ -108,7 +109,9 @@ impl Reconciler {
                 self.events(&snapshot.service).normal("Ensure", ensuring.0, &ensuring.1);
             }
         }
+        applied.ensure_failed = true;
         let ensured = self.provider.ensure(lb).await?;
+        applied.ensure_failed = false;
         if !ensured.ingress.is_empty() {
             applied.ingress = ensured.ingress;
         }

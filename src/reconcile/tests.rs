@@ -83,11 +83,12 @@ fn reconciler() -> Reconciler {
     let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
     let applied = Arc::<AppliedStates>::default();
-    let cluster = Arc::new(ClusterIndex::new(classes, requests, Arc::clone(&applied)));
+    let cluster = Arc::new(ClusterIndex::new(classes.clone(), requests, Arc::clone(&applied)));
     for event in [Event::Init, Event::InitApply(service()), Event::InitDone] {
         cluster.on_service(event);
     }
-    let service = tower::service_fn(|_| pending::<Result<http::Response<kube::client::Body>, std::io::Error>>());
+    let service =
+        tower::service_fn(|_| pending::<Result<http::Response<kube::client::Body>, std::io::Error>>());
     let client = Client::new(service, "default");
     let mut registry = Registry::default();
     let metrics = Metrics::new(&mut registry);
@@ -126,5 +127,5 @@ async fn owner_is_known_while_its_first_reconcile_runs() {
     let request = ReconcileRequest::FULL;
     let mut running = std::pin::pin!(reconciler.reconcile(&owner, &request));
     assert!(futures::poll!(&mut running).is_pending());
-    assert_eq!(reconciler.applied.owners(), [owner.clone()]);
+    assert_eq!(reconciler.applied.owners(), std::slice::from_ref(&owner));
 }

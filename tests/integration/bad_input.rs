@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
 use kube::ResourceExt as _;
-use kube::api::{Patch, PatchParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::json;
+use steerage_edge_api::AddressPool;
 use steerage_requirements::requires;
 
 use crate::support::{Cluster, eventually};
@@ -67,6 +68,35 @@ async fn an_unknown_steering_keeps_the_previous_load_balancer() {
         .await;
     cluster.targets("live", &["set:eligible"]).await;
     cluster.condition("live", "Degraded", "False", "AsExpected").await;
+}
+
+/// Not even after the requests that follow from the controller's own writes.
+#[tokio::test]
+async fn lost_load_balancer_without_an_address_stays_unprogrammed() {
+    requires!(KubeApiserver);
+    let cluster = Cluster::new("lost", 1).await;
+    let _controller = cluster.controller("one", &[]);
+    cluster.pool("spare", "10.9.1.7").await;
+    cluster
+        .service("lost", json!({"metadata": {"annotations": {"steerage.dev/address-pool": "spare"}}}))
+        .await;
+    cluster.condition("lost", "Programmed", "True", "Programmed").await;
+    let pools: Api<AddressPool> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    pools.delete("spare", &DeleteParams::default()).await.expect("delete the pool");
+    let balancer = cluster.balancer_of("lost").await.expect("a load balancer").name_any();
+    cluster.balancers().delete(&balancer, &DeleteParams::default()).await.expect("delete the load balancer");
+    cluster.condition("lost", "Programmed", "False", "UnknownPool").await;
+    for round in 0..5 {
+        cluster.change("lost", json!({"metadata": {"labels": {"round": round.to_string()}}})).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let status = cluster.services().get("lost").await.expect("the Service").status.expect("a status");
+        let conditions = status.conditions.unwrap_or_default();
+        let programmed = conditions.iter().find(|condition| condition.type_ == "steerage.dev/Programmed");
+        assert!(programmed.is_some_and(|condition| condition.status == "False"), "{programmed:?}");
+    }
+    cluster.pool("spare", "10.9.1.7").await;
+    cluster.condition("lost", "Programmed", "True", "Programmed").await;
+    assert_eq!(cluster.address("lost").await, "10.9.1.7");
 }
 
 #[tokio::test]
