@@ -74,7 +74,8 @@ impl Cluster {
                 // The address allocator of 1.34 counts all addresses for each new one, so creating 10,000 Services takes minutes.
                 // The older allocator does not. The programs under test use neither.
                 "--emulated-version=1.33".to_owned(),
-                "--feature-gates=MultiCIDRServiceAllocator=false".to_owned(),
+                // Lists are streamed, as 1.34 and later do by default.
+                "--feature-gates=MultiCIDRServiceAllocator=false,WatchList=true".to_owned(),
             ],
             // The tokens are not secret: the server is alone in its network namespace and holds no data.
             administrators: Who::ALL.map(|who| (who.name().to_owned(), who.user().to_owned())).to_vec(),
