@@ -33,7 +33,7 @@ pub fn register_sample_metrics(registry: &mut Registry) {
     metrics.event("services");
     metrics.list("services");
     metrics.malformed("services");
-    metrics.failure("services", "ended");
+    metrics.failure("services", "idle");
 }
 
 impl Metrics {
@@ -41,12 +41,11 @@ impl Metrics {
         let metrics = Self::default();
         let Self { events, lists, malformed, failures } = metrics.clone();
         registry.register("events", "Watch events, without bookmarks", events);
-        registry.register("lists", "Lists started: the first one and relists", lists);
+        registry.register("lists", "Complete lists: the first one and relists", lists);
         registry.register("malformed_objects", "Objects skipped as unreadable", malformed);
         registry.register(
             "failures",
-            "Lists and watches that ended, by reason: expired, missing, refused, cut, empty, malformed or idle; ended is a watch's \
-             normal end",
+            "Failed lists and watches, by reason: expired, missing, invalid, refused, malformed, idle, empty or cut",
             failures,
         );
         metrics

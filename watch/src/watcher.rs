@@ -20,7 +20,7 @@ mod item;
 mod transport;
 
 use item::{Collection, Item};
-use transport::Transport;
+use transport::{Transport, TransportError};
 
 /// Timeouts and delays of watches.
 #[derive(Clone, Copy, Debug)]
@@ -294,7 +294,11 @@ enum Failure {
     Refused,
     /// Unreadable data.
     Malformed,
-    /// No response, no data, or the connection broke.
+    /// No data for too long.
+    Idle,
+    /// The watch ended before it brought data.
+    Empty,
+    /// No response, or the connection broke.
     Cut,
 }
 
@@ -307,10 +311,22 @@ impl Failure {
                 match error {
                     ClientError::Api(status) => Self::of_status(status.code),
                     ClientError::SerdeError(_) => Self::Malformed,
-                    _ => Self::Cut,
+                    _ => Self::of_connection(error),
                 }
             }
         }
+    }
+
+    fn of_connection(error: &ClientError) -> Self {
+        let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+        while let Some(error) = next {
+            match error.downcast_ref() {
+                Some(TransportError::Silence(_)) => return Self::Idle,
+                Some(TransportError::Empty) => return Self::Empty,
+                _ => next = error.source(),
+            }
+        }
+        Self::Cut
     }
 
     fn of_status(code: u16) -> Self {
@@ -337,6 +353,8 @@ impl Failure {
             Self::Invalid => "invalid",
             Self::Refused => "refused",
             Self::Malformed => "malformed",
+            Self::Idle => "idle",
+            Self::Empty => "empty",
             Self::Cut => "cut",
         }
     }

@@ -151,6 +151,12 @@ async fn said(events: &mut (impl Stream<Item = Event<Node>> + Unpin), quiet: Dur
 /// Longer than any backoff, shorter than the idle time-out.
 const QUIET: Duration = Duration::from_mins(1);
 
+fn metrics(registry: &Registry) -> String {
+    let mut text = String::new();
+    encode(&mut text, registry).expect("text");
+    text
+}
+
 async fn play(script: &Script) -> Vec<String> {
     let watches = Watches::new(script.client(), &mut Registry::default());
     said(&mut watches.nodes(), QUIET).await
@@ -235,9 +241,10 @@ async fn refused_watches_lead_to_a_consistent_list() {
 /// Neither a proxy that ends every watch nor one that ends the connection may be asked in a loop.
 #[tokio::test(start_paused = true)]
 async fn watches_without_data_are_reopened_with_growing_delays() {
-    for end in [End::Close, End::Break] {
+    for (end, reason) in [(End::Close, "empty"), (End::Break, "cut")] {
         let script = Script::new([list("5", "", &[])].into_iter().chain((0..100).map(|_| watch(&[], end))));
-        let watches = Watches::new(script.client(), &mut Registry::default());
+        let mut registry = Registry::default();
+        let watches = Watches::new(script.client(), &mut registry);
         let mut nodes = watches.nodes();
         let _ =
             tokio::time::timeout(Duration::from_mins(10), async { while nodes.next().await.is_some() {} })
@@ -246,6 +253,7 @@ async fn watches_without_data_are_reopened_with_growing_delays() {
         assert!(asked[1..].iter().all(|query| query == "watch=true resourceVersion=5"), "{asked:?}");
         // A delay of 5 s to 10 s, after a few shorter ones.
         assert!((60..130).contains(&asked.len()), "{}", asked.len());
+        assert!(metrics(&registry).contains(&format!("kind=\"nodes\",reason=\"{reason}\"}}")));
     }
 }
 
@@ -356,8 +364,7 @@ async fn malformed_object_is_counted_and_skipped() {
         ["init", "keep bad", "listed a", "done", "apply b", "delete bad"]
     );
     assert_eq!(script.asked()[2], "watch=true resourceVersion=8", "its version counts all the same");
-    let mut text = String::new();
-    encode(&mut text, &registry).expect("text");
+    let text = metrics(&registry);
     assert!(text.contains("malformed_objects_total{kind=\"nodes\"} 2\n"), "{text}");
 }
 
@@ -384,13 +391,15 @@ async fn silence_is_measured_and_reopens_the_watch() {
         watch(&[], End::Hang),
         watch(&[line("ADDED", &node("a", "6"))], End::Hang),
     ]);
-    let watches = Watches::new(script.client(), &mut Registry::default());
+    let mut registry = Registry::default();
+    let watches = Watches::new(script.client(), &mut registry);
     let mut nodes = watches.nodes();
     assert_eq!(said(&mut nodes, QUIET).await, ["init", "done"]);
     let (kind, silent) = watches.staleness().longest().expect("a watch");
     assert!(kind == "nodes" && silent >= QUIET, "{kind} {silent:?}");
     assert_eq!(said(&mut nodes, Timing::default().idle).await, ["apply a"]);
     assert_eq!(script.asked()[2], "watch=true resourceVersion=5");
+    assert!(metrics(&registry).contains("reason=\"idle\"} "));
 }
 
 #[tokio::test(start_paused = true)]
