@@ -158,9 +158,10 @@ struct Watcher<K: Kind> {
 impl<K: Kind> Watcher<K> {
     async fn next(&mut self) -> Event<K::Object> {
         loop {
-            let config = self.config();
-            let events =
-                self.events.get_or_insert_with(|| watcher::watcher(self.api.clone(), config).boxed());
+            if self.events.is_none() {
+                self.events = Some(watcher::watcher(self.api.clone(), self.config()).boxed());
+            }
+            let Some(events) = &mut self.events else { continue };
             match events.next().await {
                 Some(Ok(event)) => {
                     self.refusals = 0;
