@@ -39,7 +39,7 @@ fn unassigned_service_cidr_addresses_are_dropped_without_kube_proxy() {
     scene.put("networking.k8s.io/v1", "ServiceCIDR", "more", more);
     eventually("another network is known", || asks(later) == Lost::Silence);
     let (_, text) = scene.command(&["explain", "198.18.7.7:80/TCP"]);
-    assert!(text.contains("of a network for Services only"), "{text}");
+    assert!(text.contains("unassigned VIP or cluster IP"), "{text}");
     scene.delete("networking.k8s.io/v1", "ServiceCIDR", "more");
     eventually("the network is nobody's", || asks(later) == Lost::Refused);
     assert_eq!(asks(first), Lost::Silence);
