@@ -21,9 +21,9 @@ pub(crate) enum LoggingError {
     Twice(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// The client logs each failed call as an error, without the object and without knowing whether it is retried. Callers log
-/// both.
-const QUIET: &str = "kube_client::client::builder=off";
+/// The client logs each failed call as an error, and the watcher each failure as a warning, without the object and without
+/// knowing whether it is retried. Callers log both. An unreadable response would be logged whole.
+const QUIET: &str = "kube_client::client=error,kube_client::client::builder=off,kube_runtime::watcher=error";
 
 fn filter(level: &str) -> Result<EnvFilter, LoggingError> {
     // `EnvFilter` takes a word that is no level for a target, and then logs nothing else.

@@ -45,7 +45,7 @@ impl Metrics {
         registry.register("malformed_objects", "Objects skipped as unreadable", malformed);
         registry.register(
             "failures",
-            "Failed lists and watches, by reason: expired, missing, invalid, refused, malformed, idle, empty or cut",
+            "Failed lists and watches, by reason: expired, missing, invalid, denied, busy, refused, malformed, idle, empty or cut",
             failures,
         );
         metrics

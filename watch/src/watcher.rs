@@ -16,6 +16,7 @@ use steerage_model::{EndpointSlice, Key, Node, Service};
 use crate::metrics::Metrics;
 use crate::{EndpointSlices, Event, Kind, Nodes, Services, Staleness, chain};
 
+mod arriving;
 mod item;
 mod transport;
 
@@ -114,7 +115,9 @@ impl Watches {
             timing: self.timing,
             metrics: self.metrics.clone(),
             listing: if kind.consistent() { Listing::Newest } else { Listing::Streamed },
+            has_synced: false,
             refusals: 0,
+            unfinished: 0,
             kind,
         };
         Box::pin(futures::stream::unfold(watcher, |mut watcher| async {
@@ -123,6 +126,9 @@ impl Watches {
         }))
     }
 }
+
+/// After so many streamed lists in a row that were not completed, the list is requested in one response.
+const UNFINISHED: u32 = 3;
 
 /// After so many refused watches in a row the objects are listed again: after a restore of etcd, the API server may never reach
 /// the version that the watch asks for.
@@ -151,8 +157,12 @@ struct Watcher<K: Kind> {
     /// The library's stream. `None`: list, with a new one.
     events: Option<Events<K>>,
     listing: Listing,
-    /// Watches that the API server refused since the last event.
+    /// Whether a list has been completed.
+    has_synced: bool,
+    /// Watches that the API server refused since the last event or bookmark.
     refusals: u32,
+    /// Streamed lists that ended before they were complete.
+    unfinished: u32,
 }
 
 impl<K: Kind> Watcher<K> {
@@ -164,7 +174,6 @@ impl<K: Kind> Watcher<K> {
             let Some(events) = &mut self.events else { continue };
             match events.next().await {
                 Some(Ok(event)) => {
-                    self.refusals = 0;
                     if let Some(event) = self.convert(event) {
                         return event;
                     }
@@ -196,7 +205,7 @@ impl<K: Kind> Watcher<K> {
     }
 
     /// `None`: nothing that a store could learn.
-    fn convert(&self, event: watcher::Event<Item<K>>) -> Option<Event<K::Object>> {
+    fn convert(&mut self, event: watcher::Event<Item<K>>) -> Option<Event<K::Object>> {
         let name = self.kind.name();
         match event {
             watcher::Event::Init => Some(Event::Init),
@@ -210,6 +219,8 @@ impl<K: Kind> Watcher<K> {
             }
             watcher::Event::InitDone => {
                 self.metrics.list(name);
+                self.transport.end_list();
+                (self.listing, self.has_synced) = (Listing::Newest, true);
                 Some(Event::InitDone)
             }
             watcher::Event::Apply(item) => {
@@ -253,9 +264,16 @@ impl<K: Kind> Watcher<K> {
             return;
         }
         self.metrics.failure(kind, failure.reason());
-        self.refusals += u32::from(is_start && matches!(failure, Failure::Refused | Failure::Invalid));
+        if self.transport.take_progress() {
+            self.refusals = 0;
+        }
+        let is_watch = is_start || matches!(error, Error::WatchError(_));
+        self.refusals += u32::from(self.has_synced && is_watch && failure.may_last());
+        self.unfinished += u32::from(self.listing == Listing::Streamed && failure.is_end());
         if failure.needs_list() || self.refusals >= REFUSALS {
             (self.events, self.listing, self.refusals) = (None, Listing::Newest, 0);
+        } else if self.listing == Listing::Streamed && self.unfinished >= UNFINISHED {
+            (self.events, self.listing) = (None, Listing::Cached);
         }
         if failure == Failure::Missing && self.kind.may_be_missing() {
             // Spread: nodes that started together must not ask together.
@@ -291,6 +309,10 @@ enum Failure {
     Missing,
     /// The API server finds the request invalid (400, 422).
     Invalid,
+    /// This program may not read the objects (401, 403).
+    Denied,
+    /// The API server has no capacity, or none of its backends has (429, 503).
+    Busy,
     /// The API server answered with another error.
     Refused,
     /// Unreadable data.
@@ -335,6 +357,8 @@ impl Failure {
             410 => Self::Expired,
             404 => Self::Missing,
             400 | 422 => Self::Invalid,
+            401 | 403 => Self::Denied,
+            429 | 503 => Self::Busy,
             // The library takes an unreadable line of a watch for a status with defaults only.
             0 => Self::Malformed,
             _ => Self::Refused,
@@ -346,12 +370,24 @@ impl Failure {
         matches!(self, Self::Expired | Self::Malformed)
     }
 
+    /// Whether the same watch may be answered like this for ever.
+    fn may_last(self) -> bool {
+        matches!(self, Self::Invalid | Self::Refused)
+    }
+
+    /// Whether the response ended too early.
+    fn is_end(self) -> bool {
+        matches!(self, Self::Idle | Self::Empty)
+    }
+
     /// The label in metrics.
     fn reason(self) -> &'static str {
         match self {
             Self::Expired => "expired",
             Self::Missing => "missing",
             Self::Invalid => "invalid",
+            Self::Denied => "denied",
+            Self::Busy => "busy",
             Self::Refused => "refused",
             Self::Malformed => "malformed",
             Self::Idle => "idle",

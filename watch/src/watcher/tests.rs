@@ -22,6 +22,8 @@ use crate::{Object, Store};
 enum End {
     Close,
     Break,
+    /// The connection ends within a chunk: kube takes it for the normal end of a watch.
+    Eof,
     Hang,
 }
 
@@ -63,6 +65,11 @@ impl Script {
                 let rest = match end {
                     End::Close => stream::empty().boxed(),
                     End::Break => stream::iter([Err(io::Error::other("reset"))]).boxed(),
+                    End::Eof => stream::iter([Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "unexpected EOF during chunk size line",
+                    ))])
+                    .boxed(),
                     End::Hang => stream::pending().boxed(),
                 };
                 let body = UnsyncBoxBody::new(StreamBody::new(stream::iter(frames).chain(rest)));
@@ -241,7 +248,7 @@ async fn refused_watches_lead_to_a_consistent_list() {
 /// Neither a proxy that ends every watch nor one that ends the connection may be asked in a loop.
 #[tokio::test(start_paused = true)]
 async fn watches_without_data_are_reopened_with_growing_delays() {
-    for (end, reason) in [(End::Close, "empty"), (End::Break, "cut")] {
+    for (end, reason) in [(End::Close, "empty"), (End::Break, "cut"), (End::Eof, "cut")] {
         let script = Script::new([list("5", "", &[])].into_iter().chain((0..100).map(|_| watch(&[], end))));
         let mut registry = Registry::default();
         let watches = Watches::new(script.client(), &mut registry);
@@ -255,6 +262,94 @@ async fn watches_without_data_are_reopened_with_growing_delays() {
         assert!((60..130).contains(&asked.len()), "{}", asked.len());
         assert!(metrics(&registry).contains(&format!("kind=\"nodes\",reason=\"{reason}\"}}")));
     }
+}
+
+fn failed(code: u16) -> String {
+    line("ERROR", &json!({ "kind": "Status", "code": code, "reason": "x", "message": "no" }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_that_end_in_an_error_lead_to_a_consistent_list() {
+    let first = list("5", "", &[node("a", "1")]);
+    let errors = (0..5).map(|_| watch(&[failed(500)], End::Close));
+    let script = Script::new([first].into_iter().chain(errors).chain([list("2", "", &[])]));
+    assert_eq!(play(&script).await, ["init", "listed a", "done", "init", "done"]);
+    assert_eq!(script.asked()[6], "");
+}
+
+/// Otherwise an overload would make all agents list from etcd.
+#[tokio::test(start_paused = true)]
+async fn only_lasting_refusals_in_a_row_lead_to_a_list() {
+    let mark = watch(&[line("BOOKMARK", &bookmark("6", &json!({})))], End::Close);
+    let busy = |code| (0..6).map(move |_| refused(code));
+    let first = list("5", "", &[]);
+    let refusals = || (0..4).map(|_| refused(500));
+    let script = Script::new(
+        [first]
+            .into_iter()
+            .chain(busy(503))
+            .chain(busy(403))
+            .chain(refusals())
+            .chain([mark])
+            .chain(refusals()),
+    );
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    said(&mut watches.nodes(), Duration::from_mins(3)).await;
+    let asked = script.asked();
+    assert!(asked.len() > 22 && asked[1..].iter().all(|query| query.starts_with("watch=true")), "{asked:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn error_responses_are_no_data() {
+    let script = Script::new([list("5", "", &[])].into_iter().chain((0..40).map(|_| refused(403))));
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    said(&mut watches.nodes(), Duration::from_mins(2)).await;
+    let (_, silent) = watches.staleness().longest().expect("a watch");
+    assert!(silent >= Duration::from_secs(115), "{silent:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn empty_error_response_keeps_its_status() {
+    let script = Script::new([list("5", "", &[]), (410, Vec::new(), End::Close), list("9", "", &[])]);
+    assert_eq!(play(&script).await, ["init", "done", "init", "done"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn streamed_list_that_never_completes_becomes_one_response() {
+    let half = || watch(&[line("ADDED", &node("a", "1"))], End::Close);
+    let script = Script::streaming([half(), half(), half(), list("5", "", &[node("b", "2")])]);
+    let words = play(&script).await;
+    assert_eq!(words[words.len() - 3..], ["init", "listed b", "done"], "{words:?}");
+    let asked = script.asked();
+    assert!(asked[..3].iter().all(|query| query.contains("sendInitialEvents=true")), "{asked:?}");
+    assert_eq!(asked[3..], ["resourceVersion=0", "watch=true resourceVersion=5"]);
+    let times = script.times();
+    assert!(times.windows(2).take(3).all(|pair| pair[1] > pair[0]), "without a delay");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_streamed_list_is_given_up_and_a_quiet_watch_after_it_is_not() {
+    let begun = Instant::now();
+    let end = bookmark("5", &json!({ "k8s.io/initial-events-end": "true" }));
+    let script = Script::streaming([
+        watch(&[line("ADDED", &node("a", "1"))], End::Hang),
+        watch(&[line("BOOKMARK", &end)], End::Hang),
+    ]);
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    said(&mut watches.nodes(), Duration::from_secs(100)).await;
+    let times = script.times();
+    assert_eq!(times.len(), 2, "{:?}", script.asked());
+    let waited = times[1] - begun;
+    assert!(waited >= Timing::default().call && waited < Timing::default().call * 2, "{waited:?}");
+}
+
+/// It is no sign that the API server does not stream: the objects are listed already.
+#[tokio::test(start_paused = true)]
+async fn invalid_watch_after_a_streamed_list_is_asked_again() {
+    let end = bookmark("5", &json!({ "k8s.io/initial-events-end": "true" }));
+    let script = Script::streaming([watch(&[line("BOOKMARK", &end)], End::Close), refused(422)]);
+    assert_eq!(play(&script).await, ["init", "done"]);
+    assert_eq!(script.asked()[1..], ["watch=true resourceVersion=5"; 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -296,7 +391,7 @@ async fn a_version_that_is_gone_leads_to_a_new_list() {
 async fn watch_cut_within_a_line_resumes_after_the_last_whole_line() {
     let whole = line("ADDED", &node("b", "6"));
     let half = line("ADDED", &node("c", "7"))[..20].to_owned();
-    for end in [End::Close, End::Break] {
+    for end in [End::Close, End::Break, End::Eof] {
         let script = Script::new([
             list("5", "", &[node("a", "1")]),
             watch(&[whole.clone(), half.clone()], end),

@@ -3,20 +3,17 @@
 //! followed by delays.
 //!
 //! `kube_runtime::watcher` sees no bookmark pass, has no deadline for lists, and reopens a watch that ended at once, also one
-//! that never brought data.
+//! that never brought data. [`Arriving`] is the response's body.
 
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Request, Response};
-use http_body::Frame;
 use kube::Client;
 use kube::client::Body;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
+use super::arriving::{Answer, Arriving};
 use crate::{Backoff, Staleness, Timing};
 
 /// Why a response failed, beside the client's own errors.
@@ -26,8 +23,11 @@ pub(super) enum TransportError {
     NoResponse(Duration),
     #[error("no event and no bookmark within {0:?}")]
     Silence(Duration),
-    #[error("the watch ended before it brought data")]
+    #[error("the watch ended before it brought data, or the whole list")]
     Empty,
+    /// Only the text: the library takes some causes for the normal end of a watch, and reopens it without a delay.
+    #[error("the connection broke: {0}")]
+    Broken(String),
     #[error(transparent)]
     Client(#[from] kube::Error),
 }
@@ -49,12 +49,23 @@ struct Pace {
     not_before: Option<Instant>,
     /// Whether the last log line was a failure.
     is_failing: bool,
+    /// Whether a streamed list is not complete yet.
+    is_listing: bool,
+    /// Whether a watch brought an event or a bookmark since the last failure.
+    has_progress: bool,
 }
 
 impl Transport {
     pub(super) fn new(kind: &'static str, timing: Timing, staleness: Staleness) -> Self {
         let backoff = Backoff::new(timing.min_backoff, timing.max_backoff);
-        let pace = Pace { backoff, failed_at: None, not_before: None, is_failing: false };
+        let pace = Pace {
+            backoff,
+            failed_at: None,
+            not_before: None,
+            is_failing: false,
+            is_listing: false,
+            has_progress: false,
+        };
         Self { kind, timing, staleness, pace: Arc::new(Mutex::new(pace)) }
     }
 
@@ -78,6 +89,16 @@ impl Transport {
         delay
     }
 
+    /// Whether a watch brought an event or a bookmark since the last call.
+    pub(super) fn take_progress(&self) -> bool {
+        std::mem::take(&mut self.pace().has_progress)
+    }
+
+    /// The list is complete.
+    pub(super) fn end_list(&self) {
+        self.pace().is_listing = false;
+    }
+
     /// Makes the next request wait, without a failure.
     pub(super) fn pause(&self, delay: Duration) {
         self.pace().not_before = Some(Instant::now() + delay);
@@ -88,75 +109,51 @@ impl Transport {
         client: Client,
         request: Request<Body>,
     ) -> Result<Response<Arriving>, TransportError> {
-        let is_watch =
-            request.uri().query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
-        let not_before = self.pace().not_before.take();
+        let query = request.uri().query().unwrap_or_default();
+        let is_watch = query.split('&').any(|part| part == "watch=true");
+        let is_listing = query.split('&').any(|part| part == "sendInitialEvents=true");
+        let not_before = {
+            let mut pace = self.pace();
+            pace.is_listing = is_listing;
+            pace.not_before.take()
+        };
         if let Some(at) = not_before {
-            tokio::time::sleep_until(at).await;
+            sleep_until(at).await;
         }
         let limit = self.timing.call;
         let response =
             timeout(limit, client.send(request)).await.map_err(|_| TransportError::NoResponse(limit))??;
-        if response.status().is_success() {
-            // Of a watch, the response alone says that no event before its version is outstanding.
-            self.record_data();
+        let answer = match (response.status().is_success(), is_watch) {
+            (false, _) => Answer::Error,
+            (true, false) => Answer::List,
+            (true, true) => Answer::Watch,
+        };
+        if answer == Answer::Watch {
+            // The response alone says that no event before its version is outstanding.
+            self.staleness.record(self.kind);
         }
-        Ok(response.map(|body| Arriving::new(body, self, is_watch)))
+        Ok(response.map(|body| Arriving::new(body, self, answer)))
     }
 
-    fn record_data(&self) {
+    /// Data of a list, or an event or bookmark of a watch, arrived.
+    pub(super) fn record_data(&self) {
         self.staleness.record(self.kind);
-        if std::mem::take(&mut self.pace().is_failing) {
+        let mut pace = self.pace();
+        pace.has_progress = true;
+        if std::mem::take(&mut pace.is_failing) {
             tracing::info!(kind = self.kind, "watch recovered");
         }
     }
 
+    pub(super) fn is_listing(&self) -> bool {
+        self.pace().is_listing
+    }
+
+    pub(super) fn timing(&self) -> Timing {
+        self.timing
+    }
+
     fn pace(&self) -> MutexGuard<'_, Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A response's body that fails when nothing arrives for too long.
-pub(super) struct Arriving {
-    body: Body,
-    transport: Transport,
-    is_watch: bool,
-    has_data: bool,
-    limit: Duration,
-    silence: Pin<Box<Sleep>>,
-}
-
-impl Arriving {
-    fn new(body: Body, transport: Transport, is_watch: bool) -> Self {
-        let limit = if is_watch { transport.timing.idle } else { transport.timing.call };
-        Self { body, transport, is_watch, has_data: false, limit, silence: Box::pin(sleep(limit)) }
-    }
-}
-
-impl http_body::Body for Arriving {
-    type Data = Bytes;
-    type Error = TransportError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
-        let this = &mut *self;
-        match Pin::new(&mut this.body).poll_frame(context) {
-            Poll::Ready(Some(Ok(frame))) => {
-                this.has_data = true;
-                this.transport.record_data();
-                this.silence.as_mut().reset(Instant::now() + this.limit);
-                Poll::Ready(Some(Ok(frame)))
-            }
-            Poll::Ready(None) if this.is_watch && !std::mem::replace(&mut this.has_data, true) => {
-                Poll::Ready(Some(Err(TransportError::Empty)))
-            }
-            Poll::Ready(end) => Poll::Ready(end.map(|result| result.map_err(TransportError::Client))),
-            Poll::Pending => {
-                ready!(this.silence.as_mut().poll(context));
-                Poll::Ready(Some(Err(TransportError::Silence(this.limit))))
-            }
-        }
     }
 }

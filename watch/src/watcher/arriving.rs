@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A response's body that fails when nothing arrives for too long, and records what arrives.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::Frame;
+use kube::client::Body;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::transport::{Transport, TransportError};
+use crate::chain;
+
+/// How a line of a watch begins that is an error instead of an event.
+const ERROR_LINE: &[u8] = br#"{"type":"ERROR""#;
+
+/// What a response is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Error,
+    List,
+    /// Perhaps with a streamed list at its start.
+    Watch,
+}
+
+pub(super) struct Arriving {
+    body: Body,
+    transport: Transport,
+    answer: Answer,
+    has_data: bool,
+    has_ended: bool,
+    last: Instant,
+    silence: Pin<Box<Sleep>>,
+}
+
+impl Arriving {
+    pub(super) fn new(body: Body, transport: Transport, answer: Answer) -> Self {
+        let silence = Box::pin(sleep(transport.timing().call));
+        Self { body, transport, answer, has_data: false, has_ended: false, last: Instant::now(), silence }
+    }
+
+    /// The longest silence. A streamed list becomes a watch in the middle, so it is read when the silence is judged.
+    fn limit(&self) -> Duration {
+        let timing = self.transport.timing();
+        if self.answer == Answer::Watch && !self.transport.is_listing() { timing.idle } else { timing.call }
+    }
+
+    fn on_frame(&mut self, frame: &Frame<Bytes>) {
+        let is_error = frame.data_ref().is_some_and(|data| data.starts_with(ERROR_LINE));
+        self.has_data = true;
+        self.last = Instant::now();
+        if self.answer != Answer::Error && !is_error {
+            self.transport.record_data();
+        }
+    }
+
+    /// Whether this end of the body is one that the library must not take for a normal one.
+    fn is_early(&self) -> bool {
+        self.answer == Answer::Watch && !self.has_ended && (!self.has_data || self.transport.is_listing())
+    }
+}
+
+impl http_body::Body for Arriving {
+    type Data = Bytes;
+    type Error = TransportError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, TransportError>>> {
+        let this = &mut *self;
+        match Pin::new(&mut this.body).poll_frame(context) {
+            Poll::Ready(Some(Ok(frame))) => {
+                this.on_frame(&frame);
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(error))) => {
+                this.has_ended = true;
+                // The library searches the text too.
+                let text = chain(&error).replace("unexpected EOF", "unexpected end");
+                Poll::Ready(Some(Err(TransportError::Broken(text))))
+            }
+            Poll::Ready(None) if this.is_early() => {
+                this.has_ended = true;
+                Poll::Ready(Some(Err(TransportError::Empty)))
+            }
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => loop {
+                let limit = this.limit();
+                this.silence.as_mut().reset(this.last + limit);
+                ready!(this.silence.as_mut().poll(context));
+                // The list may have been completed while the timer ran.
+                if this.last.elapsed() >= this.limit() {
+                    return Poll::Ready(Some(Err(TransportError::Silence(limit))));
+                }
+            },
+        }
+    }
+}
