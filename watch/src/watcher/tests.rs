@@ -327,6 +327,22 @@ async fn streamed_list_that_never_completes_becomes_one_response() {
     assert!(times.windows(2).take(3).all(|pair| pair[1] > pair[0]), "without a delay");
 }
 
+/// Its capacity comes back: the list in one response costs it more.
+#[tokio::test(start_paused = true)]
+async fn busy_api_server_is_asked_for_the_same_streamed_list() {
+    let end = bookmark("5", &json!({ "k8s.io/initial-events-end": "true" }));
+    let whole = watch(&[line("ADDED", &node("a", "1")), line("BOOKMARK", &end)], End::Hang);
+    let script = Script::streaming((0..8).map(|_| refused(503)).chain([whole]));
+    let words = play(&script).await;
+    println!("{words:?} {:?} {:?}", script.asked(), script.times());
+    assert_eq!(words[words.len() - 3..], ["init", "listed a", "done"], "{words:?}");
+    let asked = script.asked();
+    assert!(
+        asked.len() == 9 && asked.iter().all(|query| query.contains("sendInitialEvents=true")),
+        "{asked:?}"
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn silent_streamed_list_is_given_up_and_a_quiet_watch_after_it_is_not() {
     let begun = Instant::now();

@@ -2,64 +2,80 @@
 //! Continuous client traffic: new TCP connections, new UDP flows, and one long TCP connection.
 
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use steerage_model::Protocol;
 
-use crate::world::{At, World, ask_on, ask_udp, udp_socket};
+use crate::world::{Answer, At, World, ask_on, ask_udp, udp_socket};
 
-/// Counters of the traffic.
-#[derive(Debug, Default)]
+/// The traffic so far.
+#[derive(Debug)]
 pub(crate) struct Traffic {
     stop: AtomicBool,
     pub(crate) asked: AtomicU32,
-    pub(crate) lost: AtomicU32,
+    /// What got no response, how, and when.
+    lost: Mutex<Vec<String>>,
+    begun: Instant,
+}
+
+impl Traffic {
+    fn new() -> Self {
+        Self {
+            stop: AtomicBool::default(),
+            asked: AtomicU32::default(),
+            lost: Mutex::default(),
+            begun: Instant::now(),
+        }
+    }
+
+    /// Sends a request every 2 ms.
+    fn repeat(&self, what: &str, mut ask: impl FnMut() -> Result<(), String>) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let sent = Instant::now();
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            if let Err(how) = ask() {
+                let (at, after) = (sent - self.begun, sent.elapsed());
+                let lost = format!("{what} at {at:.3?}: {how} after {after:.3?}");
+                self.lost.lock().expect("lock").push(lost);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
 }
 
 /// Runs `work` while external clients send requests to `to`. Prints the number of requests. Fails if one got no response.
 pub(crate) fn unharmed<T>(world: &World, to: SocketAddr, work: impl FnOnce(&Traffic) -> T) -> T {
-    let traffic = Traffic::default();
+    let traffic = Traffic::new();
     let done = with(world, to, &traffic, || work(&traffic));
-    let (asked, lost) = (traffic.asked.into_inner(), traffic.lost.into_inner());
-    println!("{asked} connections and flows, {lost} lost");
+    let (asked, lost) = (traffic.asked.into_inner(), traffic.lost.into_inner().expect("lock"));
+    println!("{asked} connections and flows, {} lost", lost.len());
     assert!(asked > 100, "hardly any traffic: {asked}");
-    assert_eq!(lost, 0);
+    assert_eq!(lost, [""; 0]);
     done
 }
 
 /// Runs `work` while external clients send requests to `to`. Ignores lost requests.
 pub(crate) fn harmed<T>(world: &World, to: SocketAddr, work: impl FnOnce() -> T) -> T {
-    with(world, to, &Traffic::default(), work)
+    with(world, to, &Traffic::new(), work)
 }
 
 fn with<T>(world: &World, to: SocketAddr, traffic: &Traffic, work: impl FnOnce() -> T) -> T {
-    let one = |answered: bool| {
-        traffic.asked.fetch_add(1, Ordering::Relaxed);
-        traffic.lost.fetch_add(u32::from(!answered), Ordering::Relaxed);
-        std::thread::sleep(Duration::from_millis(2));
-    };
-    let on = || !traffic.stop.load(Ordering::Relaxed);
+    let how = |answer: Answer| answer.map(drop).map_err(|lost| format!("{lost:?}"));
     std::thread::scope(|scope| {
-        let one = &one;
+        scope.spawn(move || traffic.repeat("connection", || how(world.ask(At::Client, to, Protocol::Tcp))));
         scope.spawn(move || {
-            while on() {
-                one(world.ask(At::Client, to, Protocol::Tcp).is_ok());
-            }
-        });
-        scope.spawn(move || {
-            world.run(At::Client, || {
-                while on() {
-                    one(ask_udp(&udp_socket(to), to).is_ok());
-                }
-            });
+            world.run(At::Client, || traffic.repeat("UDP flow", || how(ask_udp(&udp_socket(to), to))));
         });
         scope.spawn(move || {
             world.run(At::Client, || {
                 let mut stream = TcpStream::connect(to).expect("connect");
-                while on() {
-                    one(ask_on(&mut stream).is_ok_and(|answer| !answer.is_empty()));
-                }
+                traffic.repeat("request on a connection", || match ask_on(&mut stream) {
+                    Ok(answer) if answer.is_empty() => Err("closed".to_owned()),
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(error.to_string()),
+                });
             });
         });
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
