@@ -201,4 +201,4 @@ fn follow_kind<T: Object + Send + 'static>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -118,7 +118,7 @@ impl Reconciler {
                 ("failed", ReconcileOutcome::Failed(after, again))
             }
             Err(ReconcileError::Write(error)) => {
-                let error = steerage_watch::chain(&error);
+                let error = steerage_model::chain(&error);
                 tracing::warn!(%service, error, "writing the Service failed; retrying");
                 ("failed", ReconcileOutcome::Failed(None, again))
             }

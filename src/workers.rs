@@ -116,7 +116,8 @@ impl Workers {
             Ok((_, TaskResult::Owned(None))) => return false,
             Ok((id, TaskResult::Reconciled(outcome))) => (id, outcome),
             Err(error) => {
-                tracing::error!(%error, "reconcile task panicked; the resync repeats its requests");
+                let uid = self.running.get(&error.id()).map(String::as_str);
+                tracing::error!(uid, %error, "reconcile task panicked; the resync repeats its requests");
                 (error.id(), ReconcileOutcome::Failed(None, RequestBatch::default()))
             }
         };

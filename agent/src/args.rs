@@ -259,7 +259,7 @@ impl Args {
         let confined = self.agent.seccomp.confine();
         run(component, &process, |process| {
             if let Err(error) = confined {
-                let error = format!("{:#}", anyhow::Error::from(error));
+                let error = steerage_model::chain(&error);
                 tracing::warn!(error, "seccomp filter not installed; continuing without it");
             }
             self.compose(process, debug_socket)

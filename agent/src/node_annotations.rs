@@ -46,7 +46,7 @@ pub async fn keep_annotated(
                 }
                 continue;
             }
-            Ok(Err(error)) => format!("{:#}", anyhow::Error::from(error)),
+            Ok(Err(error)) => steerage_model::chain(&error),
             Err(_) => "no reply in time".to_owned(),
         };
         tracing::warn!(%node, error, retry_in = %duration::display(RETRY_INTERVAL), "Node not annotated; retrying");

@@ -309,8 +309,7 @@ impl Engine {
 
     /// Removes VIPs before the ruleset that serves them, and adds VIPs after it.
     fn write(&mut self, forwarding: &ForwardingState, vips: &BTreeSet<IpAddr>) {
-        let kept = self.vips.held().intersection(vips).copied().collect();
-        self.vips.sync_vips(self.role(), &kept);
+        self.vips.remove_vips(self.role(), vips);
         match self.nft.apply(forwarding) {
             Ok(elements) => {
                 if elements > 0 {
@@ -322,7 +321,7 @@ impl Engine {
                 self.vips.sync_vips(self.role(), vips);
             }
             Err(error) => {
-                let error = format!("{:#}", anyhow::Error::from(error));
+                let error = steerage_model::chain(&error);
                 self.metrics.failures.inc();
                 tracing::error!(error, "kernel rejected the ruleset; retrying");
                 self.kernel_error = Some(error);

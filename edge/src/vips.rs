@@ -4,10 +4,11 @@
 //! Owned by `engine`, and the only writer of addresses. It touches only addresses with the mark of `link::route`, and it
 //! removes none unless the load balancer is gone or another host has them: losing this process must not take traffic down.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use steerage_model::chain;
 use tokio::sync::{mpsc, watch};
 
 use crate::channel::send_if_changed;
@@ -64,8 +65,8 @@ pub(crate) struct VipOwner {
     published: watch::Sender<BTreeSet<IpAddr>>,
     announcements: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
     last_defence: Option<Instant>,
-    /// Whether the last change of a VIP failed.
-    must_retry: bool,
+    /// The last error of each VIP whose last change failed.
+    failed: BTreeMap<IpAddr, String>,
 }
 
 impl VipOwner {
@@ -85,7 +86,7 @@ impl VipOwner {
             published,
             announcements,
             last_defence: None,
-            must_retry: false,
+            failed: BTreeMap::new(),
         }
     }
 
@@ -96,12 +97,11 @@ impl VipOwner {
 
     /// Takes note of the VIPs that were found on the interface; whether [`VipOwner::sync_vips`] must run again.
     pub(crate) fn observe(&mut self, found: BTreeSet<IpAddr>) -> bool {
-        std::mem::replace(&mut self.held, found) != self.held || self.must_retry
+        std::mem::replace(&mut self.held, found) != self.held || !self.failed.is_empty()
     }
 
-    /// Adds and removes VIPs so that the interface has those of `wanted` that the role allows.
-    pub(crate) fn sync_vips(&mut self, role: VipRole, wanted: &BTreeSet<IpAddr>) {
-        self.must_retry = false;
+    /// Removes the VIPs of the interface that the role does not allow, or that are not wanted.
+    pub(crate) fn remove_vips(&mut self, role: VipRole, wanted: &BTreeSet<IpAddr>) {
         let target = role.target(wanted, &self.held);
         let remove: Vec<_> = self.held.difference(&target).copied().collect();
         for vip in remove {
@@ -110,9 +110,16 @@ impl VipOwner {
                     tracing::info!(%vip, "VIP removed from interface");
                     self.held.remove(&vip);
                 }
-                Err(error) => self.on_error(vip, error, "cannot remove VIP; retrying"),
+                Err(error) => self.on_error(vip, &error, "cannot remove VIP; retrying"),
             }
         }
+        send_if_changed(&self.published, self.held.clone());
+    }
+
+    /// Adds and removes VIPs so that the interface has those of `wanted` that the role allows.
+    pub(crate) fn sync_vips(&mut self, role: VipRole, wanted: &BTreeSet<IpAddr>) {
+        self.remove_vips(role, wanted);
+        let target = role.target(wanted, &self.held);
         let add: Vec<_> = target.difference(&self.held).copied().collect();
         let mut added = BTreeSet::new();
         for vip in add {
@@ -122,9 +129,11 @@ impl VipOwner {
                     self.held.insert(vip);
                     added.insert(vip);
                 }
-                Err(error) => self.on_error(vip, error, "cannot add VIP; retrying"),
+                Err(error) => self.on_error(vip, &error, "cannot add VIP; retrying"),
             }
         }
+        let held = &self.held;
+        self.failed.retain(|vip, _| held.contains(vip) != target.contains(vip));
         send_if_changed(&self.published, self.held.clone());
         if !added.is_empty() {
             self.announce(added);
@@ -151,10 +160,14 @@ impl VipOwner {
         let _ = self.announcements.send(vips);
     }
 
-    fn on_error(&mut self, vip: IpAddr, error: RouteError, message: &str) {
-        self.must_retry = true;
+    /// Logs an error when it is new: the change is retried every second, perhaps for hundreds of VIPs.
+    fn on_error(&mut self, vip: IpAddr, error: &RouteError, message: &str) {
         self.metrics.failures.inc();
-        tracing::error!(%vip, error = format!("{:#}", anyhow::Error::from(error)), "{message}");
+        let error = chain(error);
+        if self.failed.get(&vip) != Some(&error) {
+            tracing::error!(%vip, error, "{message}");
+        }
+        self.failed.insert(vip, error);
     }
 }
 

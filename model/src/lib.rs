@@ -3,9 +3,11 @@
 //!
 //! Owns the projections that every part of Steerage works on (only the fields that Steerage uses), the rules that say which
 //! node is eligible and which endpoints count. `steerage-watch`
-//! creates the values; the controller, the agent and the providers read them. No Kubernetes client, no I/O, no clock.
+//! creates the values; the controller, the agent and the providers read them. Also the one-line text of errors, [`chain`], for all
+//! log lines. No Kubernetes client, no I/O, no clock.
 
 pub mod annotations;
+mod chain;
 mod endpoints;
 mod key;
 pub mod names;
@@ -14,6 +16,7 @@ mod selection;
 mod service;
 mod service_cidr;
 
+pub use chain::chain;
 pub use endpoints::{Endpoint, EndpointPort, EndpointSlice, Hints};
 pub use key::Key;
 pub use node::{AgentMode, IneligibleReason, Node, NodeAgent};

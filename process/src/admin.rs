@@ -219,7 +219,7 @@ mod tests {
     async fn bind_error_names_the_address() {
         let (address, _readiness) = start().await;
         let error = Admin::bind(address).await.expect_err("busy");
-        let text = format!("{:#}", anyhow::Error::from(error));
+        let text = steerage_model::chain(&error);
         assert!(text.contains(&address.to_string()) && text.contains("in use"), "{text}");
     }
 

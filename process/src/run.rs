@@ -102,7 +102,7 @@ where
         Ok(code) => code,
         Err(error) => {
             // Where logs are off or not set up yet, standard error is the only place.
-            let message = chain(&error);
+            let message = steerage_model::chain(error.as_ref());
             if tracing::enabled!(tracing::Level::ERROR) {
                 tracing::error!(error = message, "process failed; exiting");
             } else {
@@ -112,15 +112,6 @@ where
             ExitCode::from(EXIT_FAILED)
         }
     }
-}
-
-/// The error and its causes, without a cause that the text already contains: many errors print their source.
-fn chain(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match text.as_str() {
-        "" => cause,
-        _ if text.contains(&cause) => text,
-        _ => format!("{text}: {cause}"),
-    })
 }
 
 /// One thread per processor, up to a few: more would only cost memory on a large machine.

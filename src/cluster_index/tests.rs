@@ -17,7 +17,7 @@ fn slice(ready: &[&str]) -> EndpointSlice {
     EndpointSlice { endpoints, ..EndpointSlice::new(service.clone(), service, Family::V4) }
 }
 
-fn service() -> Service {
+pub(crate) fn service() -> Service {
     let mut service = Service::new(Key::new("default", "web"));
     service.uid = "u".to_owned();
     service.kind = ServiceKind::LoadBalancer;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Client;
 use kube::api::{Api, PostParams};
-use steerage_watch::chain;
+use steerage_model::chain;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 

@@ -282,7 +282,7 @@ impl Reconciler {
                     }
                     Err(error) => {
                         applied.failed_migration = applied.fingerprint;
-                        let error = steerage_watch::chain(&error);
+                        let error = steerage_model::chain(&error);
                         let message = format!(
                             "Applying the legacy annotations failed: {error}. The spec is used as it is. \
                              Set spec.externalTrafficPolicy."

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use kube::Client;
 use prometheus_client::registry::Registry;
-use steerage_model::{IpMode, Key, Protocol};
+use steerage_model::{IpMode, Protocol};
 use steerage_provider_api::{
     Addressing, Capabilities, EnsureOutcome, LoadBalancer, Provider, SetTargetsOutcome, Steering,
     TargetHealth, TargetSet,
@@ -16,6 +16,7 @@ use steerage_watch::{Backoff, Event};
 
 use super::*;
 use crate::cluster_index::owner_of;
+use crate::cluster_index::tests::service;
 use crate::lease::Leadership;
 use crate::plan::{HealthCheckDefaults, ManagedClasses};
 
@@ -67,14 +68,6 @@ impl Provider for Silent {
     fn changes(&self) -> BoxStream<'static, Owner> {
         Box::pin(futures::stream::pending())
     }
-}
-
-fn service() -> Service {
-    let mut service = Service::new(Key::new("default", "web"));
-    service.uid = "u".to_owned();
-    service.kind = ServiceKind::LoadBalancer;
-    service.class = Some("steerage.dev/edge".to_owned());
-    service
 }
 
 /// A reconciler whose API server never answers either.

@@ -15,7 +15,7 @@ use kube::Client;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
-use steerage_model::{Node, Service};
+use steerage_model::{Node, Service, chain};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
@@ -24,7 +24,6 @@ mod service;
 
 pub use service::ServiceRecorder;
 
-use crate::chain;
 use correlate::{Correlator, Step};
 
 /// Capacity of the queue.

@@ -6,7 +6,6 @@
 //! to the cluster.
 
 mod backoff;
-mod chain;
 mod client;
 pub mod events;
 mod index;
@@ -17,11 +16,10 @@ mod store;
 mod watcher;
 
 pub use backoff::Backoff;
-pub use chain::chain;
 pub use client::{ClientArgs, ClientError, client};
 pub use index::{Dirty, Index};
 pub use kind::{EndpointSlices, Kind, Malformed, Nodes, Selectors, ServiceCidrs, Services};
 pub use metrics::register_sample_metrics;
 pub use staleness::Staleness;
-pub use store::{Event, Object, Store};
+pub use store::{Event, Object, Store, is_older};
 pub use watcher::{Timing, Watches};

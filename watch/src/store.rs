@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The store of one kind, kept current by the events of a watch. A relist is mark and sweep: it needs no second copy.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use steerage_model::{EndpointSlice, Key, Node, Service, ServiceCidr};
@@ -91,7 +90,7 @@ impl<T: Object> Store<T> {
             }
             Event::Delete { key, version } => {
                 let known = self.rows.get(&key).and_then(|row| row.object.version());
-                if known.and_then(|known| compare(&version, known)) == Some(Ordering::Less) {
+                if known.is_some_and(|known| is_older(&version, known)) {
                     return;
                 }
                 if let Some(row) = self.rows.remove(&key) {
@@ -145,12 +144,13 @@ impl<T: Object> Store<T> {
 
 /// Whether a newer version than `new` is known already.
 fn is_late<T: Object>(new: &T, known: &T) -> bool {
-    new.version().zip(known.version()).and_then(|(new, known)| compare(new, known)) == Some(Ordering::Less)
+    new.version().zip(known.version()).is_some_and(|(new, known)| is_older(new, known))
 }
 
-/// The order of two versions, if both are decimal numbers (KEP-5504).
-fn compare(a: &str, b: &str) -> Option<Ordering> {
-    Some(a.parse::<u128>().ok()?.cmp(&b.parse().ok()?))
+/// Whether a resource version precedes another one; `false` unless both are decimal numbers (KEP-5504).
+pub fn is_older(version: &str, than: &str) -> bool {
+    let number = |text: &str| text.parse::<u128>().ok();
+    number(version).zip(number(than)).is_some_and(|(version, than)| version < than)
 }
 
 impl Object for Service {

@@ -11,10 +11,10 @@ use kube::api::Api;
 use kube::{Client, Error as ClientError};
 use kube_runtime::watcher::{self, Config, Error, InitialListStrategy, ListSemantic};
 use prometheus_client::registry::Registry;
-use steerage_model::{EndpointSlice, Key, Node, Service};
+use steerage_model::{EndpointSlice, Key, Node, Service, chain};
 
 use crate::metrics::Metrics;
-use crate::{EndpointSlices, Event, Kind, Nodes, Services, Staleness, chain};
+use crate::{EndpointSlices, Event, Kind, Nodes, Services, Staleness};
 
 mod arriving;
 mod item;
@@ -210,11 +210,11 @@ impl<K: Kind> Watcher<K> {
         match event {
             watcher::Event::Init => Some(Event::Init),
             watcher::Event::InitApply(item) => {
-                let key = self.kind.key(item.key());
-                match self.projected(item) {
+                let key = item.key();
+                match self.projected(&key, item) {
                     Projected::Object(object) => Some(Event::InitApply(object)),
                     Projected::Nothing => None,
-                    Projected::Unreadable => Some(Event::InitKeep(key)),
+                    Projected::Unreadable => Some(Event::InitKeep(self.kind.key(key))),
                 }
             }
             watcher::Event::InitDone => {
@@ -225,10 +225,10 @@ impl<K: Kind> Watcher<K> {
             }
             watcher::Event::Apply(item) => {
                 self.metrics.event(name);
-                let (key, version) = (self.kind.key(item.key()), item.version());
-                match self.projected(item) {
+                let (key, version) = (item.key(), item.version());
+                match self.projected(&key, item) {
                     Projected::Object(object) => Some(Event::Apply(object)),
-                    Projected::Nothing => Some(Event::Delete { key, version }),
+                    Projected::Nothing => Some(Event::Delete { key: self.kind.key(key), version }),
                     Projected::Unreadable => None,
                 }
             }
@@ -239,8 +239,8 @@ impl<K: Kind> Watcher<K> {
         }
     }
 
-    fn projected(&self, item: Item<K>) -> Projected<K::Object> {
-        let (kind, key): (_, Key) = (self.kind.name(), item.key());
+    fn projected(&self, key: &Key, item: Item<K>) -> Projected<K::Object> {
+        let kind = self.kind.name();
         for note in item.notes {
             tracing::warn!(kind, object = %key, note, "object has an invalid field; continuing without that field");
         }
@@ -370,7 +370,7 @@ impl Failure {
         matches!(self, Self::Expired | Self::Malformed)
     }
 
-    /// Whether the same watch may be answered like this for ever.
+    /// Whether the API server may never accept the same watch again.
     fn may_last(self) -> bool {
         matches!(self, Self::Invalid | Self::Refused)
     }

@@ -10,13 +10,19 @@ use steerage_requirements::requires;
 use crate::testbed::net::{Connection, Load, query_udp, query_udp_from, within};
 use crate::testbed::{CHECK, Node, PORT, TestBed, VIP4, VIP6, eventually, sh};
 
-#[test]
-fn client_address_is_kept_and_all_nodes_are_used() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+/// An edge host that serves a load balancer with three nodes.
+fn serving() -> TestBed {
     let mut testbed = TestBed::new(1, 3);
     testbed.apply_load_balancer(&[0, 1, 2], |_| {});
     testbed.start_ready(0);
     testbed.wait_until_served_by(&[0, 1, 2]);
+    testbed
+}
+
+#[test]
+fn client_address_is_kept_and_all_nodes_are_used() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let testbed = serving();
     within(&testbed.client(), || {
         for vip in [VIP4, VIP6] {
             let mut connection = Connection::open(vip).expect("connect");
@@ -98,10 +104,7 @@ fn client_with_affinity_stays_on_its_node() {
 #[test]
 fn fragmented_datagrams_arrive_whole() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
-    let mut testbed = TestBed::new(1, 3);
-    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
-    testbed.start_ready(0);
-    testbed.wait_until_served_by(&[0, 1, 2]);
+    let testbed = serving();
     within(&testbed.client(), || {
         for vip in [VIP4, VIP6] {
             for _ in 0..10 {
@@ -247,10 +250,7 @@ fn off_link_targets_and_address_conflicts_are_reported() {
 #[test]
 fn icmp_errors_reach_the_node_of_their_connection() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
-    let mut testbed = TestBed::new(1, 3);
-    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
-    testbed.start_ready(0);
-    testbed.wait_until_served_by(&[0, 1, 2]);
+    let testbed = serving();
     // The path behind the router has a smaller MTU: the router reports it by ICMP to the sender, which is the VIP.
     let router = testbed.netns("router");
     sh(&format!(

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _};
-use steerage_watch::{Event, Store};
+use steerage_watch::{Event, Store, is_older};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -24,9 +24,9 @@ pub(crate) struct Cache<S: Eq> {
 #[derive(Debug)]
 struct Inner<S: Eq> {
     store: Store<Entry<S>>,
-    /// The UIDs of objects that the provider deleted, by name. Until the watch delivers the deletion, its late events must not
-    /// bring the objects back.
-    forgotten: BTreeMap<String, String>,
+    /// The UIDs and last known versions of objects that the provider deleted, by name. Until the watch delivers the deletion, its
+    /// late events must not bring the objects back.
+    forgotten: BTreeMap<String, (String, String)>,
 }
 
 impl<S: Eq> Default for Cache<S> {
@@ -73,11 +73,16 @@ impl<S: Clone + Eq> Cache<S> {
             // Neither the list nor the watch after it contains what was deleted before.
             Event::Init => forgotten.clear(),
             Event::InitApply(entry) | Event::Apply(entry) => {
-                if forgotten.get(&entry.name) == Some(&entry.uid) {
+                if forgotten.get(&entry.name).is_some_and(|(uid, _)| *uid == entry.uid) {
                     return changes;
                 }
             }
-            Event::Delete { key, .. } => drop(forgotten.remove(key)),
+            Event::Delete { key, version } => {
+                // An older version is the deletion of an earlier object with this name.
+                if forgotten.get(key).is_some_and(|(_, known)| !is_older(version, known)) {
+                    forgotten.remove(key);
+                }
+            }
             Event::InitKeep(_) | Event::InitDone => {}
         }
         store.apply(event, |old, new| changes.push(Change { old: old.cloned(), new: new.cloned() }));
@@ -93,7 +98,7 @@ impl<S: Clone + Eq> Cache<S> {
         let key = name.to_owned();
         let known = store.get(&key).filter(|entry| entry.uid == uid);
         let Some(version) = known.map(|entry| entry.version.clone()) else { return };
-        forgotten.insert(key.clone(), uid.to_owned());
+        forgotten.insert(key.clone(), (uid.to_owned(), version.clone()));
         store.apply(Event::Delete { key, version }, |_, _| {});
     }
 

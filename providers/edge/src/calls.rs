@@ -5,8 +5,8 @@ use std::future::Future;
 use std::time::Duration;
 
 use kube::Error as KubeError;
+use steerage_model::chain;
 use steerage_provider_api::Error;
-use steerage_watch::chain;
 
 /// Timeout of a call: a write that started under the Lease must complete before another candidate can take it.
 const DEADLINE: Duration = Duration::from_secs(5);

@@ -8,10 +8,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::Frame;
 use kube::client::Body;
+use steerage_model::chain;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::transport::{Transport, TransportError};
-use crate::chain;
 
 /// How a line of a watch begins that is an error instead of an event.
 const ERROR_LINE: &[u8] = br#"{"type":"ERROR""#;

@@ -4,8 +4,8 @@
 use std::fmt::Debug;
 
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
+use steerage_model::chain;
 use steerage_provider_api::Error;
-use steerage_watch::chain;
 
 pub(super) type Result<T, E = CallError> = std::result::Result<T, E>;
 

@@ -86,6 +86,24 @@ fn late_events_do_not_bring_back_what_the_provider_deleted() {
     assert!(cache.lock().forgotten.is_empty());
 }
 
+/// An object is deleted, created again and deleted again, all by the provider, before the watch delivers any of it.
+#[test]
+fn deletion_of_an_earlier_object_does_not_end_the_memory_of_a_later_one() {
+    let cache = Cache::default();
+    let of = |uid: &str, version| Entry { uid: uid.to_owned(), ..entry("a", version) };
+    cache.apply(Event::Apply(of("first", "5")));
+    cache.forget("a", "first");
+    cache.apply(Event::Apply(of("second", "8")));
+    cache.forget("a", "second");
+    assert!(cache.apply(delete("a", "7")).is_empty());
+    assert!(
+        cache.apply(Event::Apply(of("second", "8"))).is_empty() && cache.get("a").is_none(),
+        "a late event"
+    );
+    cache.apply(delete("a", "9"));
+    assert!(cache.lock().forgotten.is_empty());
+}
+
 #[test]
 fn relist_ends_the_memory_of_deletions() {
     let cache = Cache::default();

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Deadlines without data, and staleness.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn error_responses_are_no_data() {
+    let script = Script::new([list("5", "", &[])].into_iter().chain((0..40).map(|_| refused(403))));
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    said(&mut watches.nodes(), Duration::from_mins(2)).await;
+    let (_, silent) = watches.staleness().longest().expect("a watch");
+    assert!(silent >= Duration::from_secs(115), "{silent:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_streamed_list_is_given_up_and_a_quiet_watch_after_it_is_not() {
+    let begun = Instant::now();
+    let end = bookmark("5", &json!({ "k8s.io/initial-events-end": "true" }));
+    let script = Script::streaming([
+        watch(&[line("ADDED", &node("a", "1"))], End::Hang),
+        watch(&[line("BOOKMARK", &end)], End::Hang),
+    ]);
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    said(&mut watches.nodes(), Duration::from_secs(100)).await;
+    let times = script.times();
+    assert_eq!(times.len(), 2, "{:?}", script.asked());
+    let waited = times[1] - begun;
+    assert!(waited >= Timing::default().call && waited < Timing::default().call * 2, "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_list_is_given_up() {
+    let begun = Instant::now();
+    let half = (200, vec!["{\"metadata\":".to_owned()], End::Hang);
+    let script = Script::new([half, list("5", "", &[node("a", "1")])]);
+    assert_eq!(play(&script).await, ["init", "init", "listed a", "done"]);
+    let Timing { call, min_backoff, .. } = Timing::default();
+    let waited = script.times()[1] - begun;
+    assert!(waited >= call && waited <= call + min_backoff + Duration::from_millis(5), "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_is_measured_and_reopens_the_watch() {
+    let script = Script::new([
+        list("5", "", &[]),
+        watch(&[], End::Hang),
+        watch(&[line("ADDED", &node("a", "6"))], End::Hang),
+    ]);
+    let mut registry = Registry::default();
+    let watches = Watches::new(script.client(), &mut registry);
+    let mut nodes = watches.nodes();
+    assert_eq!(said(&mut nodes, QUIET).await, ["init", "done"]);
+    let (kind, silent) = watches.staleness().longest().expect("a watch");
+    assert!(kind == "nodes" && silent >= QUIET, "{kind} {silent:?}");
+    assert_eq!(said(&mut nodes, Timing::default().idle).await, ["apply a"]);
+    assert_eq!(script.asked()[2], "watch=true resourceVersion=5");
+    assert!(metrics(&registry).contains("reason=\"idle\"} "));
+}
+
+#[tokio::test(start_paused = true)]
+async fn bookmarks_reset_staleness() {
+    let mark = line("BOOKMARK", &bookmark("6", &json!({})));
+    let script = Script::new([list("5", "", &[]), watch(&[mark], End::Hang)]);
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    let begun = Instant::now();
+    tokio::time::advance(QUIET).await;
+    said(&mut watches.nodes(), QUIET).await;
+    let heard = watches.staleness().last_data("nodes").expect("a watch");
+    assert_eq!(heard - begun, QUIET);
+}
