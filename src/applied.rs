@@ -20,8 +20,8 @@ pub(crate) struct AppliedState {
     pub(crate) failed_migration: Option<u64>,
     /// The structure in place, and the steering it was planned for.
     pub(crate) structure: Option<(LoadBalancer, Steering)>,
-    /// The provider's last `ensure` failed: what was in place may be gone.
-    pub(crate) ensure_failed: bool,
+    /// The provider's last `ensure` or `set_targets` failed: what was in place may be gone or incomplete.
+    pub(crate) program_failed: bool,
     /// The addresses or names that the provider gave for it.
     pub(crate) ingress: Vec<Ingress>,
     /// The digest of the targets in place.

@@ -119,7 +119,7 @@ impl Reconciler {
             }
             Err(ReconcileError::Write(error)) => {
                 let error = steerage_model::chain(&error);
-                tracing::warn!(%service, error, "writing the Service failed; retrying");
+                tracing::warn!(%service, error, "Service not written; retrying after the backoff");
                 ("failed", ReconcileOutcome::Failed(None, again))
             }
         };

@@ -145,7 +145,8 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
             ("False", why(reasons::TARGETS_UNHEALTHY, message))
         }
         _ => {
-            let message = "The provider has not reported the health of the targets yet.";
+            let message = "The provider has not reported the health of the targets yet. With the provider edge, check that \
+                           steerage-edge runs: kubectl get edgehosts.";
             ("Unknown", why(reasons::HEALTH_UNKNOWN, message))
         }
     }

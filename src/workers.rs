@@ -137,7 +137,7 @@ impl Workers {
             match reconciler.provider.owned().await {
                 Ok(owners) => TaskResult::Owned(Some(owners)),
                 Err(error) => {
-                    tracing::warn!(%error, retry_in = ?LIST_RETRY, "listing the provider's load balancers failed; retrying");
+                    tracing::warn!(%error, retry_in = %steerage_process::duration::display(LIST_RETRY), "listing the provider's load balancers failed; retrying");
                     TaskResult::Owned(None)
                 }
             }

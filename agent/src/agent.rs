@@ -251,7 +251,7 @@ impl Agent {
         if took >= SLOW_WRITE {
             tracing::info!(elements, full, took = %duration::rounded(took), "rules written; the write took longer than 200ms");
         } else {
-            tracing::debug!(elements, full, ?took, "rules written");
+            tracing::debug!(elements, full, took = %duration::rounded(took), "rules written");
         }
         self.metrics.applies.inc();
         self.metrics.full_applies.inc_by(u64::from(full));

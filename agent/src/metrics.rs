@@ -73,8 +73,8 @@ impl Metrics {
         } = metrics.clone();
         registry.register("applies", "Changes written to the kernel", applies);
         registry.register("full_applies", "Writes that compared all rules with the kernel's", full_applies);
-        registry.register("apply_failures", "Writes to the kernel that failed", failures);
-        registry.register("elements", "Elements of kernel maps written", elements);
+        registry.register("write_failures", "Failed writes to nftables", failures);
+        registry.register("elements_written", "Elements of nftables sets and maps written", elements);
         registry.register_with_unit("apply", "Time of a write to the kernel", Unit::Seconds, apply_seconds);
         registry.register(
             "foreign_changes",

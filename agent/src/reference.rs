@@ -40,7 +40,7 @@ fn reference_page_of_the_agent_is_current() -> anyhow::Result<()> {
                     (
                         "`spec.healthCheckNodePort` of each Service of policy Local",
                         "any",
-                        "200 with a ready endpoint on this node, otherwise 503; the header \
+                        "200 with a ready endpoint on this node and current rules, otherwise 503; the header \
                          `X-Load-Balancing-Endpoint-Weight` has their number",
                     ),
                 ],

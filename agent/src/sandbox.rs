@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_logged_is_done() {
+    fn log_mode_allows_filtered_calls() {
         assert!(confined(FilterMode::Log, starts_a_program).expect("not refused"));
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct EdgeArgs {
     #[arg(long, env = "STEERAGE_HEARTBEAT_INTERVAL", value_name = "DURATION", default_value = "200ms",
           value_parser = heartbeat_interval)]
     pub(crate) heartbeat_interval: Duration,
-    /// Consider an edge host gone after this many missed heartbeats, from 2 to 100
+    /// Treat an edge host as failed after this many missed heartbeats, from 2 to 100
     #[arg(long, env = "STEERAGE_HEARTBEAT_MISSES", value_name = "COUNT", default_value_t = 3,
           value_parser = clap::value_parser!(u8).range(2..=100))]
     pub(crate) heartbeat_misses: u8,

@@ -36,9 +36,9 @@ const INSPECTION_INTERVAL: Duration = Duration::from_mins(1);
 /// A process that finds a table waits this long for its first probes, while the kernel forwards by that table, even if its rules
 /// are outdated: without probes no target counts as healthy, and packets would go to all of them.
 const WARM_UP_LIMIT: Duration = Duration::from_secs(3);
-/// A leaving host waits so long for another one to become active.
+/// Time that a leaving host waits for another one to become active.
 const HAND_OVER_LIMIT: Duration = Duration::from_millis(1500);
-/// A leaving host keeps its VIPs for so long after that. Both hosts forward alike, and the other one has just begun.
+/// Time that a leaving host keeps its VIPs after that. Both hosts forward alike, and the other one has just begun.
 const HAND_OVER_OVERLAP: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -323,7 +323,7 @@ impl Engine {
             Err(error) => {
                 let error = steerage_model::chain(&error);
                 self.metrics.failures.inc();
-                tracing::error!(error, "kernel rejected the ruleset; retrying");
+                tracing::error!(error, "ruleset not written; the last one stays in force, retrying");
                 self.kernel_error = Some(error);
             }
         }
@@ -337,7 +337,9 @@ impl Engine {
         self.metrics.healthy.set(number(healthy));
         if let Some(error) = &self.kernel_error {
             for status in statuses.values_mut() {
-                status.problem = format!("the kernel of the edge host rejected the ruleset: {error}");
+                status.problem = format!(
+                    "The ruleset is not written: {error}. The last one stays in force. The edge host retries."
+                );
             }
         }
         self.outputs.status.send_replace(HostStatus {

@@ -9,5 +9,7 @@ mod rules;
 mod state;
 mod writer;
 
-pub(crate) use state::{ForwardingState, LOCAL_TARGET, Mac, NUMBER_MASK, SlotTable, TARGET, slot_table_id};
+pub(crate) use state::{
+    ForwardingState, LOCAL_TARGET, Mac, NUMBER_MASK, SlotTable, TARGET, display_mac, slot_table_id,
+};
 pub(crate) use writer::{Device, NftWriter, remove};

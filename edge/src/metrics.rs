@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use steerage_process::prometheus_client::metrics::counter::Counter;
+use steerage_process::prometheus_client::metrics::family::Family;
 use steerage_process::prometheus_client::metrics::gauge::Gauge;
 use steerage_process::prometheus_client::registry::Registry;
 
@@ -16,8 +17,7 @@ pub(crate) struct Metrics {
     pub(crate) problems: Gauge<i64, AtomicI64>,
     pub(crate) probes: Gauge<i64, AtomicI64>,
     pub(crate) healthy: Gauge<i64, AtomicI64>,
-    probes_passed: Counter<u64, AtomicU64>,
-    probes_failed: Counter<u64, AtomicU64>,
+    probe_results: Family<[(&'static str, &'static str); 1], Counter<u64, AtomicU64>>,
     pub(crate) takeovers: Counter<u64, AtomicU64>,
     pub(crate) elements: Counter<u64, AtomicU64>,
     pub(crate) failures: Counter<u64, AtomicU64>,
@@ -32,31 +32,27 @@ impl Metrics {
             ("peers", "Other edge hosts that are alive", &self.peers),
             ("load_balancers", "Load balancers served", &self.load_balancers),
             ("load_balancers_with_problem", "Load balancers with a problem in their status", &self.problems),
-            ("probed", "Pairs of address and health check that are probed", &self.probes),
-            ("probed_healthy", "Pairs of address and health check that are healthy", &self.healthy),
+            ("health_checks", "Pairs of address and health check that are probed", &self.probes),
+            ("health_checks_healthy", "Pairs of address and health check that are healthy", &self.healthy),
         ];
         for (name, help, gauge) in gauges {
             registry.register(name, help, gauge.clone());
         }
         let counters = [
-            ("probes_good", "Probes that passed", &self.probes_passed),
-            ("probes_bad", "Probes that failed", &self.probes_failed),
             ("takeovers", "Times that this host became the active one", &self.takeovers),
-            ("kernel_elements_written", "Elements of nftables sets and maps written", &self.elements),
-            ("kernel_failures", "Failed writes of nftables rules and interface addresses", &self.failures),
-            ("api_writes", "Status objects written", &self.status_writes),
-            ("api_write_failures", "Failed writes of status objects", &self.status_write_failures),
+            ("elements_written", "Elements of nftables sets and maps written", &self.elements),
+            ("write_failures", "Failed writes of nftables rules and interface addresses", &self.failures),
+            ("status_writes", "Status objects written", &self.status_writes),
+            ("status_write_failures", "Failed writes of status objects", &self.status_write_failures),
         ];
+        registry.register("probes", "Probes, by result: passed or failed", self.probe_results.clone());
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
     }
 
     pub(crate) fn count_probe(&self, passed: bool) {
-        if passed {
-            self.probes_passed.inc()
-        } else {
-            self.probes_failed.inc()
-        };
+        let result = if passed { "passed" } else { "failed" };
+        self.probe_results.get_or_create(&[("result", result)]).inc();
     }
 }

@@ -2,6 +2,7 @@
 //! Delivers load balancers and node sets to `engine`: from the API server's watches, or from a directory of JSON files for an
 //! edge without a cluster. It decides nothing. While the source is away it delivers nothing, and the engine keeps what it has.
 
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -133,12 +134,12 @@ pub(crate) async fn poll_directory(
     events: mpsc::Sender<IndexEvent>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut known = None;
+    let (mut known, mut contents) = (None, BTreeMap::new());
     loop {
         let files =
             modified_times(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
         if known.as_ref() != Some(&files) {
-            for event in list(&files).await {
+            for event in list(&files, &mut contents).await {
                 if events.send(event).await.is_err() {
                     return Ok(());
                 }
@@ -163,19 +164,52 @@ fn modified_times(directory: &Path) -> std::io::Result<Vec<(PathBuf, SystemTime)
     Ok(files)
 }
 
-/// The files as one list of each kind.
-async fn list(files: &[(PathBuf, SystemTime)]) -> Vec<IndexEvent> {
+/// Of each file, the event that keeps the object it last contained.
+type Contents = BTreeMap<PathBuf, IndexEvent>;
+
+/// The files as one list of each kind. A file that cannot be read, perhaps because it is only half written, keeps its object.
+async fn list(files: &[(PathBuf, SystemTime)], contents: &mut Contents) -> Vec<IndexEvent> {
     let mut events = vec![IndexEvent::LoadBalancer(Event::Init), IndexEvent::NodeSet(Event::Init)];
+    let mut read = Contents::new();
     for (path, _) in files {
-        // A file that is deleted meanwhile is missing from the next list.
-        let Ok(text) = tokio::fs::read_to_string(path).await else { continue };
-        match parse(&text) {
-            Ok(event) => events.push(event),
-            Err(error) => tracing::error!(path = %path.display(), %error, "file unreadable; skipping it"),
-        }
+        let text = match tokio::fs::read_to_string(path).await {
+            Ok(text) => Ok(text),
+            // Deleted meanwhile.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => Err(error.to_string()),
+        };
+        let event = match text.and_then(|text| parse(&text).map_err(|error| error.to_string())) {
+            Ok(event) => {
+                read.extend(keeping(&event).map(|keep| (path.clone(), keep)));
+                event
+            }
+            Err(error) => {
+                tracing::error!(path = %path.display(), error, "file unreadable; keeping the object it contained");
+                let Some(keep) = contents.remove(path) else { continue };
+                read.insert(path.clone(), keep.clone());
+                keep
+            }
+        };
+        events.push(event);
     }
+    *contents = read;
     events.extend([IndexEvent::LoadBalancer(Event::InitDone), IndexEvent::NodeSet(Event::InitDone)]);
     events
+}
+
+/// The event that keeps the object of a list's event.
+fn keeping(event: &IndexEvent) -> Option<IndexEvent> {
+    fn keep<T: Object<Key = String>>(event: &Event<T>) -> Option<Event<T>> {
+        match event {
+            Event::InitApply(object) => Some(Event::InitKeep(object.key())),
+            Event::InitKeep(name) => Some(Event::InitKeep(name.clone())),
+            _ => None,
+        }
+    }
+    match event {
+        IndexEvent::LoadBalancer(event) => keep(event).map(IndexEvent::LoadBalancer),
+        IndexEvent::NodeSet(event) => keep(event).map(IndexEvent::NodeSet),
+    }
 }
 
 /// Fails only where not even the object's name can be read.
@@ -223,22 +257,31 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unreadable_files_are_skipped() {
+    async fn unreadable_files_are_skipped_and_keep_what_they_contained() {
         let directory = std::env::temp_dir().join(format!("steerage-edge-source-{}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("directory");
         let set = r#"{"kind": "EdgeNodeSet", "apiVersion": "steerage.dev/v1alpha1", "metadata": {"name": "all"}, "spec": {"targets": []}}"#;
+        let write = |name: &str, text: &str| std::fs::write(directory.join(name), text).expect("write");
         for (name, text) in [("a.json", set), ("b.json", "{"), ("c.txt", set)] {
-            std::fs::write(directory.join(name), text).expect("write");
+            write(name, text);
         }
-        let files = modified_times(&directory).expect("list");
-        let events = list(&files).await;
+        let (mut index, mut contents) = (Index::default(), Contents::new());
+        let mut read = async || {
+            let files = modified_times(&directory).expect("list");
+            assert!(files.len() <= 2);
+            for event in list(&files, &mut contents).await {
+                index.apply(event);
+            }
+            assert!(index.has_synced() && index.load_balancers().next().is_none());
+            index.node_set("all").is_some()
+        };
+        assert!(read().await);
+        for _ in 0..2 {
+            write("a.json", &set[..40]);
+            assert!(read().await, "half written");
+        }
+        std::fs::remove_file(directory.join("a.json")).expect("remove");
+        assert!(!read().await);
         std::fs::remove_dir_all(&directory).expect("remove");
-        assert_eq!(files.len(), 2);
-        let mut index = Index::default();
-        for event in events {
-            index.apply(event);
-        }
-        assert!(index.has_synced() && index.load_balancers().next().is_none());
-        assert!(index.node_set("all").is_some());
     }
 }

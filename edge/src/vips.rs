@@ -9,16 +9,19 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use steerage_model::chain;
+use steerage_watch::Backoff;
 use tokio::sync::{mpsc, watch};
 
 use crate::channel::send_if_changed;
-use crate::forward::Mac;
+use crate::forward::{Mac, display_mac};
 use crate::link::membership::Membership;
 use crate::link::route::{RouteError, Rtnetlink};
 use crate::metrics::Metrics;
 
-/// A VIP that another host on the link claims is announced again after at least this time.
+/// A VIP that another host on the link announces is announced again after at least this time.
 const DEFENCE_INTERVAL: Duration = Duration::from_secs(5);
+/// Delays before failed changes are repeated. Short: a missing VIP is missing traffic.
+const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
 
 /// Which VIPs this host should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +70,9 @@ pub(crate) struct VipOwner {
     last_defence: Option<Instant>,
     /// The last error of each VIP whose last change failed.
     failed: BTreeMap<IpAddr, String>,
+    backoff: Backoff,
+    /// When failed changes are repeated at the latest.
+    retry_at: Option<Instant>,
 }
 
 impl VipOwner {
@@ -87,6 +93,8 @@ impl VipOwner {
             announcements,
             last_defence: None,
             failed: BTreeMap::new(),
+            backoff: RETRY,
+            retry_at: None,
         }
     }
 
@@ -97,7 +105,8 @@ impl VipOwner {
 
     /// Takes note of the VIPs that were found on the interface; whether [`VipOwner::sync_vips`] must run again.
     pub(crate) fn observe(&mut self, found: BTreeSet<IpAddr>) -> bool {
-        std::mem::replace(&mut self.held, found) != self.held || !self.failed.is_empty()
+        let is_due = self.retry_at.is_some_and(|at| at <= Instant::now());
+        std::mem::replace(&mut self.held, found) != self.held || is_due
     }
 
     /// Removes the VIPs of the interface that the role does not allow, or that are not wanted.
@@ -134,6 +143,11 @@ impl VipOwner {
         }
         let held = &self.held;
         self.failed.retain(|vip, _| held.contains(vip) != target.contains(vip));
+        if self.failed.is_empty() {
+            (self.backoff, self.retry_at) = (RETRY, None);
+        } else {
+            self.retry_at = Some(Instant::now() + self.backoff.next_delay());
+        }
         send_if_changed(&self.published, self.held.clone());
         if !added.is_empty() {
             self.announce(added);
@@ -150,7 +164,7 @@ impl VipOwner {
         let is_due = self.last_defence.is_none_or(|last| now.duration_since(last) >= DEFENCE_INTERVAL);
         if is_due && role == VipRole::Active && self.held.contains(&vip) {
             self.last_defence = Some(now);
-            tracing::warn!(%vip, by = ?mac, "another host on the link claims a VIP; announcing it again");
+            tracing::warn!(%vip, mac = %display_mac(mac), "another host on the link announces a VIP; announcing it again");
             self.announce([vip].into());
         }
     }
@@ -160,7 +174,7 @@ impl VipOwner {
         let _ = self.announcements.send(vips);
     }
 
-    /// Logs an error when it is new: the change is retried every second, perhaps for hundreds of VIPs.
+    /// Logs an error when it is new: the change is retried, perhaps for hundreds of VIPs.
     fn on_error(&mut self, vip: IpAddr, error: &RouteError, message: &str) {
         self.metrics.failures.inc();
         let error = chain(error);

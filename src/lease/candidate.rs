@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claim_counts_from_before_the_call() {
+    fn lease_counts_from_before_the_call() {
         let timing = LeaseTiming::default();
         let s = Duration::from_secs;
         let mut candidate = Candidate::new("me".into(), timing, s(100));

@@ -109,7 +109,7 @@ impl HeldLease {
             }
             if !self.leadership.is_held() {
                 self.leadership.set(None);
-                let holder = self.candidate.holder().unwrap_or("nobody").to_owned();
+                let holder = self.candidate.holder().unwrap_or("none").to_owned();
                 let LeaseOptions { namespace, name, .. } = self.options;
                 return Err(LeaseError::Lost { namespace, name, holder });
             }

@@ -67,7 +67,7 @@ impl Reconciler {
             }
             (_, Err(ReconcileError::Provider(error))) => Some((error.reason(), error.to_string())),
             (_, Ok(Progress::Again(_))) => {
-                let message = "The provider has not completed the change. Steerage asks again.";
+                let message = "The provider has not completed the change. Steerage checks again.";
                 Some((reasons::PROGRESSING, message.to_owned()))
             }
             _ => None,
@@ -100,7 +100,7 @@ impl Reconciler {
             return Ok(again);
         }
         let is_in_place = in_place.is_some_and(|in_place| is_same_structure(&in_place, lb));
-        if is_in_place && !applied.ensure_failed && !request.full {
+        if is_in_place && !applied.program_failed && !request.full {
             return Ok(Progress::Done);
         }
         if applied.structure.is_none() && applied.ingress.is_empty() && snapshot.service.ingress.is_empty() {
@@ -109,9 +109,9 @@ impl Reconciler {
                 self.events(&snapshot.service).normal("Ensure", ensuring.0, &ensuring.1);
             }
         }
-        applied.ensure_failed = true;
+        applied.program_failed = true;
         let ensured = self.provider.ensure(lb).await?;
-        applied.ensure_failed = false;
+        applied.program_failed = false;
         if !ensured.ingress.is_empty() {
             applied.ingress = ensured.ingress;
         }
@@ -136,6 +136,8 @@ impl Reconciler {
     ) -> ReconcileResult {
         let set =
             self.provider.set_targets(lb, &targets.set(&snapshot.nodes)).await.inspect_err(|error| {
+                // Perhaps some targets were set: the next reconcile must not take the old digest for the truth.
+                applied.program_failed = true;
                 // The structure is not the one that was applied: the next try ensures it again.
                 if matches!(error, Error::Conflict(_)) {
                     applied.structure = None;

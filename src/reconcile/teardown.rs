@@ -38,8 +38,7 @@ impl Reconciler {
             Ok(Progress::Done) => {}
             Ok(progress) => return Ok(progress),
             Err(error) => {
-                let note =
-                    format!("Deleting the load balancer failed: {error}. The finalizer stays. Retrying.");
+                let note = format!("The load balancer is not deleted, and the finalizer stays. {error}");
                 let failed = (error.reason(), note);
                 if applied.is_new_event("DeleteFailed", Some(&failed)) {
                     events.warning("Delete", failed.0, &failed.1);

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Service;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::json;
-use steerage_edge_api::AddressPool;
+use steerage_edge_api::{AddressPool, EdgeNodeSet};
 use steerage_requirements::requires;
 
 use crate::support::{Cluster, eventually};
@@ -89,14 +89,51 @@ async fn lost_load_balancer_without_an_address_stays_unprogrammed() {
     for round in 0..5 {
         cluster.change("lost", json!({"metadata": {"labels": {"round": round.to_string()}}})).await;
         tokio::time::sleep(Duration::from_millis(300)).await;
-        let status = cluster.services().get("lost").await.expect("the Service").status.expect("a status");
-        let conditions = status.conditions.unwrap_or_default();
-        let programmed = conditions.iter().find(|condition| condition.type_ == "steerage.dev/Programmed");
-        assert!(programmed.is_some_and(|condition| condition.status == "False"), "{programmed:?}");
+        assert_eq!(cluster.programmed("lost").await, "False");
     }
     cluster.pool("spare", "10.9.1.7").await;
     cluster.condition("lost", "Programmed", "True", "Programmed").await;
     assert_eq!(cluster.address("lost").await, "10.9.1.7");
+}
+
+/// A node set that another program deletes, or takes the name of, would leave its load balancers without targets.
+#[tokio::test]
+async fn deleted_node_set_is_restored_and_a_foreign_one_is_reported() {
+    requires!(KubeApiserver);
+    let cluster = Cluster::new("sets", 1).await;
+    let _controller = cluster.controller("one", &[]);
+    cluster.service("web", json!({})).await;
+    cluster.targets("web", &["set:eligible"]).await;
+    cluster.condition("web", "Programmed", "True", "Programmed").await;
+    let sets: Api<EdgeNodeSet> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    let restored = async |old: Option<String>| {
+        eventually("the node set to be restored", async || {
+            let set = sets.get_opt("eligible").await.ok()??;
+            (set.uid() != old && set.spec.targets.len() == 2).then_some(())
+        })
+        .await;
+    };
+    let first = sets.get("eligible").await.expect("the node set").uid();
+    sets.delete("eligible", &DeleteParams::default()).await.expect("delete the node set");
+    restored(first).await;
+    let change = json!({"spec": {"targets": []}});
+    sets.patch("eligible", &PatchParams::default(), &Patch::Merge(change))
+        .await
+        .expect("change the node set");
+    restored(None).await;
+
+    let labels =
+        json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": "another"}}, "spec": {"targets": []}});
+    sets.patch("eligible", &PatchParams::default(), &Patch::Merge(labels)).await.expect("take the node set");
+    cluster.condition("web", "Programmed", "False", "ObjectNotOwned").await;
+    for round in 0..3 {
+        cluster.change("web", json!({"metadata": {"labels": {"round": round.to_string()}}})).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(cluster.programmed("web").await, "False", "after the controller's own writes");
+    }
+    sets.delete("eligible", &DeleteParams::default()).await.expect("delete the foreign node set");
+    cluster.condition("web", "Programmed", "True", "Programmed").await;
+    restored(None).await;
 }
 
 #[tokio::test]

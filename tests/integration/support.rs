@@ -190,6 +190,13 @@ impl Cluster {
         .await
     }
 
+    /// The status of the condition `Programmed` now.
+    pub(crate) async fn programmed(&self, service: &str) -> String {
+        let status = self.services().get(service).await.expect("the Service").status.expect("a status");
+        let mut conditions = status.conditions.unwrap_or_default().into_iter();
+        conditions.find(|c| c.type_ == "steerage.dev/Programmed").expect("the condition").status
+    }
+
     /// Waits until a condition of Steerage has this status and reason, and returns its message.
     pub(crate) async fn condition(&self, service: &str, kind: &str, status: &str, reason: &str) -> String {
         eventually(&format!("{kind}={status} ({reason}) on {service}"), async || {

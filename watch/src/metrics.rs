@@ -42,10 +42,16 @@ impl Metrics {
         let Self { events, lists, malformed, failures } = metrics.clone();
         registry.register("events", "Watch events, without bookmarks", events);
         registry.register("lists", "Complete lists: the first one and relists", lists);
-        registry.register("malformed_objects", "Objects skipped as unreadable", malformed);
+        registry.register(
+            "malformed_objects",
+            "Unreadable objects; their last readable form is kept",
+            malformed,
+        );
         registry.register(
             "failures",
-            "Failed lists and watches, by reason: expired, missing, invalid, denied, busy, refused, malformed, idle, empty or cut",
+            "Failed lists and watches, by reason: expired (410), missing (404), invalid (400, 422), denied (401, 403), busy (429, 503), \
+             refused (other status), malformed (unreadable data), idle (no data in time), empty (ended before any data) or cut \
+             (connection broke)",
             failures,
         );
         metrics

@@ -14,7 +14,8 @@ pub trait Object: Eq {
     fn key(&self) -> Self::Key;
 
     /// The resource version, for a store that also takes objects from elsewhere than its watch, such as the responses to writes.
-    /// An older version then never replaces or deletes a newer one. The store trusts the order of the events without versions, and
+    /// An older version then never replaces or deletes a newer one, except in a list: what a list contains is newer than all that
+    /// was stored before it. The store trusts the order of the events without versions, and
     /// where they are not decimal numbers.
     fn version(&self) -> Option<&str> {
         None
@@ -68,6 +69,7 @@ impl<T: Object> Default for Store<T> {
 impl<T: Object> Store<T> {
     /// Applies an event. `changed` is called with the old and the new object of every difference.
     pub fn apply(&mut self, event: Event<T>, mut changed: impl FnMut(Option<&T>, Option<&T>)) {
+        let is_list = matches!(event, Event::InitApply(_));
         match event {
             Event::Init => self.generation += 1,
             Event::InitApply(object) | Event::Apply(object) => {
@@ -77,8 +79,10 @@ impl<T: Object> Store<T> {
                     self.rows.insert(object.key(), Box::new(Row { object, generation }));
                     return;
                 };
+                // After a restore of etcd, a list has older versions than the store: only what was written during the list is newer.
+                let is_current = !is_list || row.generation == generation;
                 row.generation = generation;
-                if row.object != object && !is_late(&object, &row.object) {
+                if row.object != object && !(is_current && is_late(&object, &row.object)) {
                     changed(Some(&row.object), Some(&object));
                     row.object = object;
                 }

@@ -116,7 +116,8 @@ impl Watches {
             metrics: self.metrics.clone(),
             listing: if kind.consistent() { Listing::Newest } else { Listing::Streamed },
             has_synced: false,
-            refusals: 0,
+            refused: 0,
+            silent: 0,
             unfinished: 0,
             kind,
         };
@@ -127,12 +128,15 @@ impl Watches {
     }
 }
 
-/// After so many streamed lists in a row that were not completed, the list is requested in one response.
+/// After this many streamed lists in a row that were not completed, the list is requested in one response.
 const UNFINISHED: u32 = 3;
 
-/// After so many refused watches in a row the objects are listed again: after a restore of etcd, the API server may never reach
-/// the version that the watch asks for.
-const REFUSALS: u32 = 5;
+/// After this many refused watches in a row the objects are listed again.
+const MAX_REFUSED: u32 = 5;
+
+/// After this many watches in a row without data in time the objects are listed again. After a restore of etcd, the API server
+/// accepts a watch from a version that it has not reached yet, and sends nothing until it has.
+const MAX_SILENT: u32 = 2;
 
 type Events<K> = BoxStream<'static, Result<watcher::Event<Item<K>>, Error>>;
 
@@ -141,7 +145,7 @@ type Events<K> = BoxStream<'static, Result<watcher::Event<Item<K>>, Error>>;
 enum Listing {
     /// From the API server's cache, as the first events of the watch: the cheapest for both sides (KEP-3157).
     Streamed,
-    /// From the API server's cache, in one response: API servers before 1.34 do not stream by default.
+    /// From the API server's cache, in one response: API servers of 1.33 and before 1.32 do not stream by default.
     Cached,
     /// Consistent with etcd, in pages: a relist from a cache may go back in time.
     Newest,
@@ -160,7 +164,9 @@ struct Watcher<K: Kind> {
     /// Whether a list has been completed.
     has_synced: bool,
     /// Watches that the API server refused since the last event or bookmark.
-    refusals: u32,
+    refused: u32,
+    /// Watches without data in time since the last event or bookmark.
+    silent: u32,
     /// Streamed lists that ended before they were complete.
     unfinished: u32,
 }
@@ -265,13 +271,16 @@ impl<K: Kind> Watcher<K> {
         }
         self.metrics.failure(kind, failure.reason());
         if self.transport.take_progress() {
-            self.refusals = 0;
+            (self.refused, self.silent) = (0, 0);
         }
         let is_watch = is_start || matches!(error, Error::WatchError(_));
-        self.refusals += u32::from(self.has_synced && is_watch && failure.may_last());
-        self.unfinished += u32::from(self.listing == Listing::Streamed && failure.is_end());
-        if failure.needs_list() || self.refusals >= REFUSALS {
-            (self.events, self.listing, self.refusals) = (None, Listing::Newest, 0);
+        self.refused += u32::from(self.has_synced && is_watch && failure.may_last());
+        self.silent += u32::from(self.has_synced && failure == Failure::Idle);
+        let is_unfinished = self.listing == Listing::Streamed && !is_start && failure.is_end();
+        self.unfinished += u32::from(is_unfinished);
+        if failure.needs_list() || self.refused >= MAX_REFUSED || self.silent >= MAX_SILENT {
+            (self.events, self.listing) = (None, Listing::Newest);
+            (self.refused, self.silent) = (0, 0);
         } else if self.listing == Listing::Streamed && self.unfinished >= UNFINISHED {
             (self.events, self.listing) = (None, Listing::Cached);
         }
@@ -286,7 +295,7 @@ impl<K: Kind> Watcher<K> {
             kind,
             reason = failure.reason(),
             error = chain(error),
-            ?retry_in,
+            retry_in = %format_args!("{}ms", retry_in.as_millis()),
             "watch failed; retrying"
         );
     }
@@ -375,9 +384,9 @@ impl Failure {
         matches!(self, Self::Invalid | Self::Refused)
     }
 
-    /// Whether the response ended too early.
+    /// Whether a response that began ended too early.
     fn is_end(self) -> bool {
-        matches!(self, Self::Idle | Self::Empty)
+        matches!(self, Self::Idle | Self::Empty | Self::Cut)
     }
 
     /// The label in metrics.

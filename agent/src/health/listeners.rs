@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_answers_as_kube_proxy_does() {
+    async fn health_response_equals_kube_proxys() {
         let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
         let port = free_port().await;
         let key = Key::new("shop", "web");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_and_hostile_probers_keep_nobody_out() {
+    async fn slow_and_malformed_probers_do_not_block_others() {
         let (listeners, at) = many(2).await;
         let [victim, other] = at[..] else { panic!("{at:?}") };
         let mut hostile = Vec::new();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unhealthy_plane_is_503_with_the_true_count() {
+    fn stuck_data_plane_fails_health_checks_with_the_real_count() {
         let answer = PortStatus { service: Key::new("shop", "web"), v4: Some(3), v6: Some(0) };
         let status = |healthy, family| {
             let response = respond(Some(answer.clone()), family, healthy);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_is_asked_by_either_address_of_a_service_of_one_family() {
+    async fn both_families_answer_for_a_single_family_service() {
         let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
         let port = free_port().await;
         ports.publish(&[(Key::new("shop", "web"), HealthPort { port, v4: None, v6: Some(1) })].into());
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_busy_port_is_told_once_and_opened_when_it_is_free() {
+    async fn busy_port_is_reported_once_and_opened_later() {
         let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
         let squatter = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = squatter.local_addr().unwrap().port();

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_silent_api_server_fails_health_checks_only_where_that_is_asked_for() {
+    async fn max_watch_silence_fails_health_checks_only_if_set() {
         let silent_for = Arc::new(AtomicU64::new(0));
         let (trusting, wary) = (ProxyHealth::default(), ProxyHealth::default());
         for proxy_health in [&trusting, &wary] {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_is_going_fails_healthz_but_lives() {
+    async fn node_being_deleted_fails_healthz_and_passes_livez() {
         let proxy_health = ProxyHealth::default();
         proxy_health.updated();
         proxy_health.set_eligible(true);

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_data_plane_is_unhealthy_until_it_follows_again() {
+    fn stuck_data_plane_is_unhealthy_until_a_write_succeeds() {
         let proxy_health = ProxyHealth::default();
         assert!(proxy_health.is_current_at(Instant::now() + STUCK * 2), "nothing is pending");
         proxy_health.queued();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_flip_of_policy_the_port_lingers_and_after_deletion_it_does_not() {
+    fn health_port_outlives_policy_change_but_not_deletion() {
         let ports = HealthCheckPorts::default();
         ports.publish(&[(key(), health(31000, 2))].into());
         ports.withdraw(&key(), None, true);

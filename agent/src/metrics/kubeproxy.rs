@@ -84,10 +84,10 @@ impl KubeProxyMetrics {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         }
         let stamps = [
-            ("sync_proxy_rules_last_timestamp", "When rules were last written", &self.last_sync),
+            ("sync_proxy_rules_last_timestamp", "Unix time of the last successful write", &self.last_sync),
             (
                 "sync_proxy_rules_last_queued_timestamp",
-                "When a change last waited to be written",
+                "Unix time when a change last waited for a write",
                 &self.last_queued,
             ),
         ];

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_balancer_has_twenty_seconds_to_follow_to_local() {
+    fn policy_change_to_local_has_a_grace_period() {
         let (cluster, local) = (service(TrafficPolicy::Cluster), service(TrafficPolicy::Local));
         let key = cluster.key.clone();
         let start = Instant::now();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_goes_back_is_gone_or_has_no_load_balancer_waits_for_nobody() {
+    fn reverted_or_deleted_service_has_no_transition() {
         let (cluster, local) = (service(TrafficPolicy::Cluster), service(TrafficPolicy::Local));
         let key = cluster.key.clone();
         let bare = |policy| Service { ingress: Vec::new(), ..service(policy) };

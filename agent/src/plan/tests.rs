@@ -94,7 +94,7 @@ fn which_services_are_served() {
 }
 
 #[test]
-fn each_way_has_its_targets_and_its_masquerade() {
+fn each_frontend_kind_has_its_targets_and_masquerade() {
     let mut local = service("web");
     local.external_policy = TrafficPolicy::Local;
     let plan = plan(&local, both());
@@ -113,7 +113,7 @@ fn each_way_has_its_targets_and_its_masquerade() {
 }
 
 #[test]
-fn under_cluster_everybody_is_masqueraded_and_there_is_no_health_port() {
+fn cluster_policy_masquerades_all_and_has_no_health_port() {
     let plan = plan(&service("web"), both());
     let external = action(&plan, "192.0.2.1:80");
     assert_eq!((external.masquerade, &external.local, external.reject), (Masquerade::All, &None, false));
@@ -121,7 +121,7 @@ fn under_cluster_everybody_is_masqueraded_and_there_is_no_health_port() {
 }
 
 #[test]
-fn rejected_only_when_there_is_nobody_anywhere() {
+fn rejects_only_without_any_endpoint() {
     let mut local = service("web");
     (local.external_policy, local.internal_policy) = (TrafficPolicy::Local, TrafficPolicy::Local);
     let far = plan(&local, vec![Endpoint::ready(addr("10.244.1.1"), "there")]);
@@ -209,7 +209,7 @@ fn every_protocol_has_frontends_of_its_own() {
 }
 
 #[test]
-fn hints_narrow_the_short_way_and_never_the_local_list() {
+fn topology_hints_limit_the_cluster_list_only() {
     let mut endpoints = both();
     endpoints.push(Endpoint::ready(addr("10.244.0.2"), "here"));
     for (endpoint, zone) in endpoints.iter_mut().zip(["far", "near", "far"]) {
@@ -245,7 +245,7 @@ fn source_ranges() {
 }
 
 #[test]
-fn a_frontend_that_two_services_claim_has_one_owner_at_any_time() {
+fn frontend_of_two_services_has_one_owner() {
     let (mut a, mut b) = (service("a"), service("b"));
     (a.cluster_ips, b.cluster_ips) = (vec![addr("10.96.0.1")], vec![addr("10.96.0.2")]);
     a.affinity = Some(Affinity { timeout: Duration::from_secs(5) });

@@ -11,7 +11,7 @@ use steerage_requirements::requires;
 use steerage_testserver::Server;
 
 #[tokio::test]
-async fn it_stores_through_a_cut_and_ends_with_its_owner() {
+async fn server_keeps_data_across_a_stop_and_ends_with_its_owner() {
     requires!(KubeApiserver);
     let server = Server::start().expect("server");
     let folder = server.kubeconfig().parent().expect("folder").to_owned();

@@ -53,7 +53,7 @@ pub enum ServiceProxy {
     /// kube-proxy in nftables mode, a process of the node.
     KubeProxy,
     /// Steerage's agent, installed by the chart.
-    Steerage,
+    Agent,
 }
 
 /// The role of a host.

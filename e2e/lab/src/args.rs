@@ -22,7 +22,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Flags)]
 struct Name {
-    /// Name of the lab.
+    /// Use the lab of this name.
     #[arg(long, env = "STEERAGE_LAB_NAME", default_value = "lab")]
     name: String,
 }
@@ -33,16 +33,16 @@ enum Verb {
     Up {
         #[command(flatten)]
         name: Name,
-        /// Make so many nodes.
+        /// Make this many nodes.
         #[arg(long, default_value_t = 3)]
         workers: u8,
-        /// Make so many edge hosts.
+        /// Make this many edge hosts.
         #[arg(long, default_value_t = 1)]
         edges: u8,
-        /// Choose the service proxy of the nodes; with `steerage`, none runs before `install`.
+        /// Choose the service proxy of the nodes; with `agent`, none runs before `install`.
         #[arg(long, value_enum, default_value = "kube-proxy")]
         service_proxy: ServiceProxy,
-        /// Mark a node `NotReady` after so many seconds without a heartbeat.
+        /// Mark a node `NotReady` after this many seconds without a heartbeat.
         #[arg(long, default_value_t = 50)]
         node_grace_seconds: u32,
     },

@@ -233,7 +233,7 @@ cgroup2 /sys/fs/cgroup/unified cgroup2 rw,nsdelegate 0 0
     }
 
     #[test]
-    fn a_cgroup_that_nobody_made_is_gone_already() {
+    fn removing_a_missing_cgroup_succeeds() {
         remove("steerage-lab-nosuchlab", None).unwrap();
         assert!(processes("steerage-lab-nosuchlab").is_empty());
     }

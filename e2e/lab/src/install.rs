@@ -65,7 +65,7 @@ pub fn install(lab: &Lab, options: &Options) -> Result<()> {
     progress.say(format!("{} edges are ready", lab.plan.edges));
     wait_for_pods(lab)?;
     progress.say("controller and agents are ready");
-    if lab.plan.service_proxy == ServiceProxy::Steerage && !has_dns(lab)? {
+    if lab.plan.service_proxy == ServiceProxy::Agent && !has_dns(lab)? {
         // Its back-off has grown while no service proxy served the API server's ClusterIP.
         run(lab.kubectl().args(["delete", "pods", "-n", "kube-system", "-l", "k8s-app=kube-dns", "--now"]))?;
     }
@@ -118,7 +118,7 @@ fn helm(lab: &Lab, chart: &Path, values: &Path, set: &[String]) -> Command {
 fn chart_values(plan: &Plan, controller: &str, agent: &str) -> Value {
     let annotations = |version: &str| json!({ "lab.steerage.dev/image": version });
     let mut agent = json!({ "kubeProxyReplacement": false, "podAnnotations": annotations(agent) });
-    if plan.service_proxy == ServiceProxy::Steerage {
+    if plan.service_proxy == ServiceProxy::Agent {
         agent["kubeProxyReplacement"] = true.into();
         agent["apiServer"] = format!("{}:{API_PORT}", plan.control_plane().ipv4).into();
     }
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_agent_serves_all_only_where_nobody_else_does() {
+    fn kube_proxy_replacement_is_set_only_without_kube_proxy() {
         let mut plan = Plan {
             name: "lab".into(),
             workers: 1,
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(beside["agent"]["kubeProxyReplacement"], false);
         assert_eq!(beside["agent"].get("apiServer"), None);
         assert_eq!(beside["agent"]["podAnnotations"]["lab.steerage.dev/image"], "2");
-        plan.service_proxy = ServiceProxy::Steerage;
+        plan.service_proxy = ServiceProxy::Agent;
         assert_eq!(chart_values(&plan, "1", "2")["agent"]["apiServer"], "10.77.0.2:6443");
     }
 }

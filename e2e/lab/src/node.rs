@@ -99,7 +99,7 @@ pub fn revive(lab: &Lab, host: &Host) -> Result<()> {
     start(lab, host)?;
     let hint = || format!("see {}", lab.log(&format!("{}-kubelet", host.name)).display());
     wait(&format!("a ready {}", host.name), READY_WITHIN, hint, || Ok(ready_since_boot(lab, host)))?;
-    if lab.plan.service_proxy == ServiceProxy::Steerage && !lab.has_edge() {
+    if lab.plan.service_proxy == ServiceProxy::Agent && !lab.has_edge() {
         return Ok(());
     }
     let hint = || format!("see `hack/lab status`, and the logs of what serves Services on {}", host.name);

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-/// An answer may take so long.
+/// Time limit of an answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// An answer over HTTP.

@@ -27,7 +27,7 @@ use fault::{Fault, Hook};
 
 /// Connections of which one loses its SYN.
 const MANY: usize = 10_000;
-/// Of them at most so many at once.
+/// Of them at most this many at once.
 const AT_ONCE: usize = 16;
 /// Connections and datagrams of the other tests.
 const FEW: usize = 100;
@@ -219,7 +219,7 @@ fn swap(end: &str, port: &str, one: IpAddr, other: IpAddr) -> [String; 2] {
         .map(|(from, to)| format!("ip {end} {from} {port} {PORT} counter ip {end} set {to} accept"))
 }
 
-/// Opens so many connections, `at_once` at a time.
+/// Opens this many connections, `at_once` at a time.
 async fn connections(to: &Target, count: usize, at_once: usize) -> Result<Observed> {
     let connections =
         stream::iter(0..count).map(|_| connect(to)).buffer_unordered(at_once).try_collect().await?;

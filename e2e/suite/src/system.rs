@@ -71,14 +71,14 @@ pub async fn replicas(suite: &Suite) -> Result<usize> {
     Ok(usize::try_from(deployment.spec.and_then(|spec| spec.replicas).unwrap_or(1))?)
 }
 
-/// Scales the controller and waits until exactly so many are ready.
+/// Scales the controller and waits until exactly this many are ready.
 pub async fn scale(suite: &Suite, replicas: usize) -> Result<()> {
     let change = json!({ "spec": { "replicas": replicas } });
     deployments(suite).patch(NAME, &PatchParams::default(), &Patch::Merge(change)).await?;
     wait_controllers(suite, replicas).await
 }
 
-/// Waits until exactly so many controllers run, all ready and of the latest version.
+/// Waits until exactly this many controllers run, all ready and of the latest version.
 pub async fn wait_controllers(suite: &Suite, replicas: usize) -> Result<()> {
     until(format!("{replicas} ready controllers"), TIMEOUT * 2, async || -> Result<()> {
         let status = deployments(suite).get(NAME).await?;

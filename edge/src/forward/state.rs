@@ -10,6 +10,11 @@ use ipnet::IpNet;
 /// A link-layer address.
 pub(crate) type Mac = [u8; 6];
 
+/// In the usual notation.
+pub(crate) fn display_mac(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
 /// Set in every target's id, and in no slot table's: a packet's mark holds either.
 pub(crate) const TARGET: u32 = 1 << 31;
 /// The id of this host as a target: its packets are accepted, not forwarded.

@@ -80,7 +80,7 @@ impl NftWriter {
     pub(crate) fn apply(&mut self, state: &ForwardingState) -> Result<usize, Error> {
         let result = match self.write(state) {
             Err(error @ (Error::Kernel(_) | Error::NoReply(_) | Error::Overrun)) => {
-                tracing::warn!(%error, "nftables table differs from the last write; reading it and retrying");
+                tracing::warn!(%error, "write to nftables failed; reading the table and retrying");
                 self.reload()?;
                 self.write(state)
             }

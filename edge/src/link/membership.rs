@@ -3,6 +3,7 @@
 //!
 //! It waits for nothing else, so that a slow kernel or API server never makes this host look dead.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use super::election::{Election, HeartbeatTiming};
 use super::heartbeat;
 use super::packet::PacketSocket;
 use crate::channel::send_if_changed;
-use crate::forward::Mac;
+use crate::forward::{Mac, display_mac};
 use crate::host::EdgePeer;
 
 /// The edge hosts on the link.
@@ -54,6 +55,10 @@ pub(crate) struct HeartbeatLoop {
     leaving: watch::Receiver<bool>,
     membership: watch::Sender<Membership>,
     started: Instant,
+    /// Other hosts with this host's name.
+    namesakes: BTreeSet<Mac>,
+    /// Whether the last heartbeat was not sent, or receiving failed.
+    is_failing: bool,
 }
 
 impl HeartbeatLoop {
@@ -69,7 +74,19 @@ impl HeartbeatLoop {
         let started = Instant::now();
         let LocalHost { mac, name, group, timing, .. } = local.clone();
         let election = Election::new(name, mac, group, timing, started);
-        Ok((Self { socket, local, election, addresses, leaving, membership, started }, membership_rx))
+        let namesakes = BTreeSet::new();
+        let host = Self {
+            socket,
+            local,
+            election,
+            addresses,
+            leaving,
+            membership,
+            started,
+            namesakes,
+            is_failing: false,
+        };
+        Ok((host, membership_rx))
     }
 
     /// Runs until the receivers are gone.
@@ -89,7 +106,7 @@ impl HeartbeatLoop {
                     Ok(frame) => self.on_frame(&frame),
                     Err(error) => {
                         // The interface may be down for a moment.
-                        tracing::debug!(%error, "heartbeats not received; retrying");
+                        self.on_error(&error, "heartbeats not received; retrying");
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                 },
@@ -99,19 +116,29 @@ impl HeartbeatLoop {
         Ok(())
     }
 
-    fn send_heartbeat(&self) {
+    fn send_heartbeat(&mut self) {
         let heartbeat = self.election.heartbeat(self.addresses.borrow().clone());
-        if let Err(error) = self.socket.send(&heartbeat::encode(self.local.mac, &heartbeat)) {
-            tracing::debug!(%error, "heartbeat not sent");
+        match self.socket.send(&heartbeat::encode(self.local.mac, &heartbeat)) {
+            Ok(()) if std::mem::take(&mut self.is_failing) => tracing::info!("heartbeats sent again"),
+            Ok(()) => {}
+            Err(error) => self.on_error(&error, "heartbeat not sent; retrying"),
+        }
+    }
+
+    /// Logs only the first failure in a row. Hosts that receive no heartbeats of each other are both active.
+    fn on_error(&mut self, error: &io::Error, message: &str) {
+        if !std::mem::replace(&mut self.is_failing, true) {
+            tracing::warn!(%error, "{message}");
         }
     }
 
     fn on_frame(&mut self, frame: &[u8]) {
         let Some((from, heartbeat)) = heartbeat::decode(frame) else { return };
-        if heartbeat.host == self.local.name && from != self.local.mac {
+        if heartbeat.host == self.local.name && from != self.local.mac && self.namesakes.insert(from) {
             tracing::warn!(
                 host = heartbeat.host,
-                "another edge host on the link has the same name; set --host-name"
+                mac = %display_mac(from),
+                "another edge host on the link has the same name; set --host-name on one of them"
             );
         }
         self.election.on_heartbeat(from, heartbeat, Instant::now());

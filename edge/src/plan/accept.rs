@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use steerage_edge_api::EdgeTarget;
 
 use super::PlanInputs;
-use crate::forward::Mac;
+use crate::forward::display_mac;
 use crate::host::HostNetwork;
 use crate::index::LoadBalancer;
 
@@ -61,7 +61,7 @@ fn accept<'a>(
         }
         problems.extend(inputs.host.conflicts.get(&vip).map(|mac| {
             format!(
-                "Address {vip} is in use on the link by {}. Free it there, or remove it from the address pool.",
+                "Address {vip} is in use on the link by {}. This host does not add it. Free it there, or remove it from the address pool.",
                 display_mac(*mac)
             )
         }));
@@ -92,10 +92,6 @@ fn parse_ranges(texts: &[String]) -> (Vec<IpNet>, Option<String>) {
     let parsed: Vec<_> = texts.iter().map(|text| (text, text.trim().parse::<IpNet>())).collect();
     let bad: Vec<_> = parsed.iter().filter(|(_, net)| net.is_err()).map(|(text, _)| text.as_str()).collect();
     let problem = (!bad.is_empty())
-        .then(|| format!("Ignored, because not a source range: {}. Write CIDRs.", bad.join(", ")));
+        .then(|| format!("Source ranges {} are invalid. They are ignored. Write CIDRs.", bad.join(", ")));
     (parsed.into_iter().filter_map(|(_, net)| Some(net.ok()?.trunc())).collect(), problem)
-}
-
-fn display_mac(mac: Mac) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }

@@ -225,7 +225,7 @@ fn problems_are_reported_and_the_rest_is_served() {
     assert_eq!(plan.statuses["a"].targets[0][0].state, TargetState::Refused);
     assert_eq!(reached(&plan, "10.0.0.100", 6, 80), [ip("10.0.0.1")].into());
     assert!(problem("b").contains("belongs to the load balancer a"), "{}", problem("b"));
-    assert!(problem("c").contains("not a source range: nonsense"), "{}", problem("c"));
+    assert!(problem("c").contains("Source ranges nonsense are invalid"), "{}", problem("c"));
     assert_eq!(plan.forwarding.ranges[&ip("10.0.0.102")], ["10.1.0.0/16".parse().expect("net")].into());
     assert!(problem("d").contains("own address of an edge host"), "{}", problem("d"));
     assert!(problem("e").contains("own address of an edge host"), "{}", problem("e"));

@@ -24,9 +24,9 @@ pub(crate) struct Cache<S: Eq> {
 #[derive(Debug)]
 struct Inner<S: Eq> {
     store: Store<Entry<S>>,
-    /// The UIDs and last known versions of objects that the provider deleted, by name. Until the watch delivers the deletion, its
+    /// The last known versions of objects that the provider deleted, by name and UID. Until the watch delivers the deletion, its
     /// late events must not bring the objects back.
-    forgotten: BTreeMap<String, (String, String)>,
+    forgotten: BTreeMap<(String, String), String>,
 }
 
 impl<S: Eq> Default for Cache<S> {
@@ -73,15 +73,13 @@ impl<S: Clone + Eq> Cache<S> {
             // Neither the list nor the watch after it contains what was deleted before.
             Event::Init => forgotten.clear(),
             Event::InitApply(entry) | Event::Apply(entry) => {
-                if forgotten.get(&entry.name).is_some_and(|(uid, _)| *uid == entry.uid) {
+                if forgotten.contains_key(&(entry.name.clone(), entry.uid.clone())) {
                     return changes;
                 }
             }
             Event::Delete { key, version } => {
-                // An older version is the deletion of an earlier object with this name.
-                if forgotten.get(key).is_some_and(|(_, known)| !is_older(version, known)) {
-                    forgotten.remove(key);
-                }
+                // The deletion of an earlier object with this name is older than a later object.
+                forgotten.retain(|(name, _), known| name != key || is_older(version, known));
             }
             Event::InitKeep(_) | Event::InitDone => {}
         }
@@ -98,7 +96,7 @@ impl<S: Clone + Eq> Cache<S> {
         let key = name.to_owned();
         let known = store.get(&key).filter(|entry| entry.uid == uid);
         let Some(version) = known.map(|entry| entry.version.clone()) else { return };
-        forgotten.insert(key.clone(), (uid.to_owned(), version.clone()));
+        forgotten.insert((key.clone(), uid.to_owned()), version.clone());
         store.apply(Event::Delete { key, version }, |_, _| {});
     }
 
@@ -112,10 +110,10 @@ pub(crate) async fn follow<S: Clone + Eq>(
     mut events: impl Stream<Item = Event<Entry<S>>> + Unpin,
     cache: &Cache<S>,
     stop: CancellationToken,
-    mut tell: impl FnMut(Change<S>),
+    mut on_change: impl FnMut(Change<S>),
 ) {
     while let Some(Some(event)) = stop.run_until_cancelled(events.next()).await {
-        cache.apply(event).into_iter().for_each(&mut tell);
+        cache.apply(event).into_iter().for_each(&mut on_change);
     }
 }
 

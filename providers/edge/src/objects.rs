@@ -18,7 +18,7 @@ use steerage_watch::Event;
 
 use crate::cache::Cache;
 use crate::calls::{Failure, call};
-use crate::entry::{Entry, EntryKind};
+use crate::entry::{Change, Entry, EntryKind};
 
 /// The used parts of an object, apart from `metadata`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -82,13 +82,16 @@ impl<S: Clone + Debug + DeserializeOwned + Eq> Objects<S> {
         Ok(())
     }
 
-    /// Changes an object's status by a merge patch.
-    pub(crate) async fn patch_status(&self, name: &str, status: &impl Serialize) -> Result<(), Failure> {
+    /// Changes an object's status by a merge patch. Returns the changes of others that the response revealed before the watch.
+    pub(crate) async fn patch_status(
+        &self,
+        name: &str,
+        status: &impl Serialize,
+    ) -> Result<Vec<Change<S>>, Failure> {
         let patch = json!({"status": status});
         let patched =
             call(self.api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))).await?;
-        self.take_in(patched);
-        Ok(())
+        Ok(self.take_in(patched))
     }
 
     /// Deletes the object with the UID of `entry`. `true` when it is deleted, `false` while a finalizer holds it.
@@ -133,14 +136,14 @@ impl<S: Clone + Debug + DeserializeOwned + Eq> Objects<S> {
     pub(crate) async fn reread(&self, name: &str) -> Result<Option<Entry<S>>, Failure> {
         let known = self.cache.get(name);
         match (call(self.api.get_opt(name)).await?, known) {
-            (Some(object), _) => self.take_in(object),
+            (Some(object), _) => drop(self.take_in(object)),
             (None, Some(entry)) => self.cache.forget(name, &entry.uid),
             (None, None) => {}
         }
         Ok(self.cache.get(name))
     }
 
-    fn take_in(&self, object: DynamicObject) {
-        self.cache.apply(Event::Apply(Entry::new(object)));
+    fn take_in(&self, object: DynamicObject) -> Vec<Change<S>> {
+        self.cache.apply(Event::Apply(Entry::new(object)))
     }
 }

@@ -100,6 +100,7 @@ impl EdgeProvider {
         let _one_at_a_time = self.shared.node_set_lock.lock().await;
         let sets = &self.shared.node_sets;
         let name = which.as_str();
+        self.shared.want_set(name, Some(wanted.clone()));
         let known = match sets.cache.get(name) {
             Some(entry) if !entry.managed => sets.reread(name).await?,
             known => known,
@@ -139,6 +140,7 @@ impl EdgeProvider {
         let entry: Option<Entry<NodeSetContent>> = self.shared.node_sets.cache.get(which);
         match entry {
             Some(entry) if entry.managed && !self.shared.is_used(which) => {
+                self.shared.want_set(which, None);
                 Ok(self.shared.node_sets.delete(which, &entry).await.map(|_| ())?)
             }
             _ => Ok(()),
@@ -298,11 +300,10 @@ fn to_value(spec: &impl serde::Serialize) -> Result<Value, Error> {
 fn spawn_watches(shared: &Arc<Shared>, watches: &Watches, stop: &CancellationToken) {
     spawn_watch(shared, watches, stop, |shared| &shared.balancers, |shared, c| shared.on_balancer(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.health, |shared, c| shared.on_health(&c));
-    spawn_watch(shared, watches, stop, |shared| &shared.node_sets, |_, _| ());
+    spawn_watch(shared, watches, stop, |shared| &shared.node_sets, |shared, c| shared.on_node_set(&c));
     let (changed, mut pools_changed) = tokio::sync::watch::channel(());
     let on_pool = move |shared: &Shared, _| {
-        shared.notify_waiting();
-        shared.pools_are_stale();
+        shared.on_pool();
         changed.send_replace(());
     };
     spawn_watch(shared, watches, stop, |shared| &shared.pools, on_pool);
@@ -321,11 +322,11 @@ fn spawn_watch<S: Clone + DeserializeOwned + Eq + Send + 'static>(
     watches: &Watches,
     stop: &CancellationToken,
     objects: fn(&Shared) -> &Objects<S>,
-    mut tell: impl FnMut(&Shared, Change<S>) + Send + 'static,
+    mut on_change: impl FnMut(&Shared, Change<S>) + Send + 'static,
 ) {
     let events = watches.watch(objects(shared).kind.clone());
     let (shared, stop) = (Arc::clone(shared), stop.clone());
     tokio::spawn(async move {
-        follow(events, &objects(&shared).cache, stop, |change| tell(&shared, change)).await;
+        follow(events, &objects(&shared).cache, stop, |change| on_change(&shared, change)).await;
     });
 }

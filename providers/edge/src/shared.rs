@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use kube::Client;
 use serde_json::Value;
-use steerage_edge_api::{AddressPool, EdgeLoadBalancer, EdgeNodeSet, EdgeTargetHealth};
+use steerage_edge_api::{
+    AddressPool, AddressPoolSpec, EdgeLoadBalancer, EdgeNodeSet, EdgeNodeSetSpec, EdgeTargetHealth,
+};
 use steerage_provider_api::{Error, LoadBalancer, Owner};
 use tokio::sync::OnceCell;
 
@@ -31,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) notifier: Notifier,
     /// Held while a shared set is compared and written, so that one of many load balancers writes it.
     pub(crate) node_set_lock: tokio::sync::Mutex<()>,
+    /// What the shared sets must contain, by name.
+    wanted_sets: Mutex<BTreeMap<String, EdgeNodeSetSpec>>,
     /// The number of calls that are about to make a load balancer use a shared set.
     users: Mutex<BTreeMap<&'static str, usize>>,
     allocation: Mutex<Allocation>,
@@ -56,6 +60,7 @@ impl Shared {
             health: Objects::new::<EdgeTargetHealth>(client, namespace, "edgetargethealths"),
             notifier: Notifier::default(),
             node_set_lock: tokio::sync::Mutex::default(),
+            wanted_sets: Mutex::default(),
             users: Mutex::default(),
             allocation: Mutex::default(),
             activated: OnceCell::new(),
@@ -140,13 +145,19 @@ impl Shared {
         self.allocation().waiting.remove(owner);
     }
 
+    /// A pool changed: what waits for an address may get one.
+    pub(crate) fn on_pool(&self) {
+        self.notify_waiting();
+        self.pools_are_stale();
+    }
+
     /// The statuses of pools may differ from what they should be, until [`Shared::write_pools`] succeeds.
     pub(crate) fn pools_are_stale(&self) {
         self.stale_pools.store(true, Ordering::Release);
     }
 
-    /// Writes the status of every pool for which it differs, if any may. Only a provider that has been asked to act does. No
-    /// load balancer fails for a number in a status, so that all errors but throttling, which must be heard, are only logged.
+    /// Writes the status of every pool for which it differs, if any may. Does nothing before the first call of the provider. Only
+    /// throttling is returned; other errors are logged, because no load balancer depends on this status.
     pub(crate) async fn write_pools(&self) -> Result<(), Error> {
         if !self.activated.initialized() {
             return Ok(());
@@ -165,12 +176,17 @@ impl Shared {
             .collect()
         });
         for (pool, status) in stale {
-            if let Err(failure) = self.pools.patch_status(&pool, &status).await {
-                self.pools_are_stale();
-                let error = Error::from(failure);
-                tracing::warn!(%pool, %error, "AddressPool status not written; retrying with the next change");
-                if matches!(error, Error::Throttled { .. }) {
-                    return Err(error);
+            match self.pools.patch_status(&pool, &status).await {
+                // The watch will not report an edit that came with the response.
+                Ok(changes) if changes.iter().any(is_edited) => self.on_pool(),
+                Ok(_) => {}
+                Err(failure) => {
+                    self.pools_are_stale();
+                    let error = Error::from(failure);
+                    tracing::warn!(%pool, %error, "AddressPool status not written; retrying with the next change");
+                    if matches!(error, Error::Throttled { .. }) {
+                        return Err(error);
+                    }
                 }
             }
         }
@@ -190,6 +206,38 @@ impl Shared {
                 rows.filter_map(|entry| entry.content.as_ref().ok())
                     .any(|content| content.spec.node_set.as_deref() == Some(set))
             })
+    }
+
+    /// Records what a shared set must contain; `None` if it is not needed any more.
+    pub(crate) fn want_set(&self, set: &str, wanted: Option<EdgeNodeSetSpec>) {
+        let mut sets = self.wanted_sets.lock().unwrap_or_else(PoisonError::into_inner);
+        match wanted {
+            Some(wanted) => drop(sets.insert(set.to_owned(), wanted)),
+            None => drop(sets.remove(set)),
+        }
+    }
+
+    /// Another program changed or deleted a node set. Its load balancers would have other targets, or none.
+    pub(crate) fn on_node_set(&self, change: &Change<NodeSetContent>) {
+        let Some(entry) = change.new.as_ref().or(change.old.as_ref()) else { return };
+        let content = change.new.as_ref().filter(|new| new.managed).and_then(|new| new.content.as_ref().ok());
+        {
+            let sets = self.wanted_sets.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(wanted) = sets.get(entry.name.as_str()) else { return };
+            // The watch may deliver a write of the provider before its response arrives.
+            if content.is_some_and(|content| content.spec == *wanted) {
+                return;
+            }
+        }
+        tracing::warn!(node_set = entry.name, "another program changed the EdgeNodeSet; restoring it");
+        let owners: Vec<Owner> = self.balancers.cache.read(|rows| {
+            let uses = |content: &LoadBalancerContent| content.spec.node_set.as_ref() == Some(&entry.name);
+            let users = rows.filter(|entry| entry.content.as_ref().is_ok_and(uses));
+            users.filter_map(|entry| entry.owner.clone()).collect()
+        });
+        for owner in &owners {
+            self.notifier.notify(owner);
+        }
     }
 
     fn users(&self) -> MutexGuard<'_, BTreeMap<&'static str, usize>> {
@@ -222,6 +270,14 @@ impl Shared {
     fn allocation(&self) -> MutexGuard<'_, Allocation> {
         self.allocation.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a pool's specification changed, not only its status.
+fn is_edited(change: &Change<PoolContent>) -> bool {
+    fn spec(entry: Option<&Entry<PoolContent>>) -> Option<&AddressPoolSpec> {
+        entry.and_then(|entry| entry.content.as_ref().ok()).map(|content| &content.spec)
+    }
+    spec(change.old.as_ref()) != spec(change.new.as_ref())
 }
 
 /// The addresses of an object, also of one that this version cannot fully read.

@@ -230,7 +230,7 @@ fn named(node: String) -> Target {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_conforms() {
+async fn edge_provider_conforms() {
     requires!(KubeApiserver);
     let edge = Edge::start().await.expect("a harness");
     run(&edge).await.expect("conforms");

@@ -72,6 +72,18 @@ fn relist_keeps_what_was_written_during_it_and_removes_what_is_missing() {
     assert_eq!(rows(&store), [Versioned("kept", "10"), Versioned("newer", "21"), Versioned("written", "22")]);
 }
 
+/// After a restore of etcd the versions begin before those that are known.
+#[test]
+fn list_with_older_versions_replaces_what_was_stored_before_it() {
+    let mut store = Store::default();
+    apply(&mut store, Event::Apply(Versioned("a", "1200")));
+    apply(&mut store, Event::Init);
+    assert_eq!(apply(&mut store, Event::InitApply(Versioned("a", "900"))).len(), 1);
+    assert!(apply(&mut store, Event::InitDone).is_empty());
+    assert_eq!(apply(&mut store, Event::Apply(Versioned("a", "1001"))).len(), 1);
+    assert_eq!(rows(&store), [Versioned("a", "1001")]);
+}
+
 #[test]
 fn unreadable_object_of_a_list_keeps_its_last_readable_form() {
     let mut store = Store::default();

@@ -93,6 +93,7 @@ impl http_body::Body for Arriving {
                 ready!(this.silence.as_mut().poll(context));
                 // The list may have been completed while the timer ran.
                 if this.last.elapsed() >= this.limit() {
+                    this.transport.on_silence();
                     return Poll::Ready(Some(Err(TransportError::Silence(limit))));
                 }
             },

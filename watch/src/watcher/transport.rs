@@ -21,9 +21,9 @@ use crate::{Backoff, Staleness, Timing};
 pub(super) enum TransportError {
     #[error("no response within {0:?}")]
     NoResponse(Duration),
-    #[error("no event and no bookmark within {0:?}")]
+    #[error("no data within {0:?}")]
     Silence(Duration),
-    #[error("the watch ended before it brought data, or the whole list")]
+    #[error("the watch ended before any data, or before the initial list was complete")]
     Empty,
     /// Only the text: the library takes some causes for the normal end of a watch, and reopens it without a delay.
     #[error("the connection broke: {0}")]
@@ -53,6 +53,8 @@ struct Pace {
     is_listing: bool,
     /// Whether a watch brought an event or a bookmark since the last failure.
     has_progress: bool,
+    /// Whether the last response brought no data in time.
+    is_silent: bool,
 }
 
 impl Transport {
@@ -65,6 +67,7 @@ impl Transport {
             is_failing: false,
             is_listing: false,
             has_progress: false,
+            is_silent: false,
         };
         Self { kind, timing, staleness, pace: Arc::new(Mutex::new(pace)) }
     }
@@ -128,8 +131,9 @@ impl Transport {
             (true, false) => Answer::List,
             (true, true) => Answer::Watch,
         };
-        if answer == Answer::Watch {
-            // The response alone says that no event before its version is outstanding.
+        // After an outage the response is the first sign of the API server; the next bookmark may be a minute away. But an
+        // API server or a proxy that accepts watches and never sends anything must not look current.
+        if answer == Answer::Watch && !self.pace().is_silent {
             self.staleness.record(self.kind);
         }
         Ok(response.map(|body| Arriving::new(body, self, answer)))
@@ -139,10 +143,15 @@ impl Transport {
     pub(super) fn record_data(&self) {
         self.staleness.record(self.kind);
         let mut pace = self.pace();
-        pace.has_progress = true;
+        (pace.has_progress, pace.is_silent) = (true, false);
         if std::mem::take(&mut pace.is_failing) {
             tracing::info!(kind = self.kind, "watch recovered");
         }
+    }
+
+    /// No data arrived in time.
+    pub(super) fn on_silence(&self) {
+        self.pace().is_silent = true;
     }
 
     pub(super) fn is_listing(&self) -> bool {

@@ -67,7 +67,7 @@ fn kill_at_any_time_loses_no_connection() {
         drop(agent);
         let agent = scene.started("node");
         assert_eq!(generation(), reached);
-        assert_eq!(agent.metric("steerage_agent_elements_total"), 0);
+        assert_eq!(agent.metric("steerage_agent_elements_written_total"), 0);
     });
     // The ruleset equals that of a single full load.
     let listing = |scene: &Scene| scene.world.sh_at(At::Node, "nft list table ip steerage");

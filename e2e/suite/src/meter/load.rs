@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const DATAGRAM_EVERY: Duration = Duration::from_millis(20);
 /// Sockets that send one datagram after the other.
 const ASKERS: u32 = 5;
-/// An answer by datagram may take so long before its socket is closed.
+/// Time limit of an answer by datagram; then its socket is closed.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// From the load's start to the event.
 pub const BEFORE: Duration = Duration::from_secs(5);

@@ -6,10 +6,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A TCP handshake, or what stands for one, may take so long.
+/// Time limit of a TCP handshake, or of what stands for one.
 pub const HANDSHAKE_WITHIN: Duration = Duration::from_millis(200);
 
-/// An answer on a connection may take so long, from the first transmission of its request to the arrival of its last byte.
+/// Time limit of an answer on a connection, from the first transmission of its request to the arrival of its last byte.
 pub const ANSWER_WITHIN: Duration = Duration::from_millis(200);
 
 /// What was lost. A flow has one entry per kind and event; of two kinds with the same cause only the more telling one.

@@ -43,7 +43,7 @@ fn the_lowest_free_address_of_the_first_pool_by_name_is_given() {
 }
 
 #[test]
-fn families_come_in_order_and_each_must_be_had() {
+fn families_keep_their_order_and_all_are_required() {
     let pools = [pool("a", true, &["10.0.1.5", "fd00::5"])];
     let both = Request { families: &[Family::V6, Family::V4], ..ANY };
     assert_eq!(allocate(&pools, &BTreeSet::new(), both).expect("free"), ips(&["fd00::5", "10.0.1.5"]));
@@ -72,7 +72,7 @@ fn a_requested_address_is_given_or_refused_with_its_reason() {
 }
 
 #[test]
-fn a_pool_without_auto_assign_serves_only_who_names_it() {
+fn pool_without_auto_assign_requires_its_name() {
     let pools = [pool("hidden", false, &["10.0.9.1"])];
     assert_eq!(reason(allocate(&pools, &BTreeSet::new(), ANY)), NO_FREE_ADDRESS);
     let named = Request { pool: Some("hidden"), ..ANY };
@@ -80,7 +80,7 @@ fn a_pool_without_auto_assign_serves_only_who_names_it() {
 }
 
 #[test]
-fn what_a_load_balancer_has_it_keeps() {
+fn existing_addresses_are_kept() {
     let pools = [pool("a", true, &["10.0.1.0/24"]), pool("b", false, &["10.0.2.0/24"])];
     let none = BTreeSet::new();
     let (current, published) = (ips(&["10.0.7.7"]), ips(&["10.0.1.9"]));
@@ -119,7 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn no_address_is_ever_given_twice_and_none_moves_by_itself(steps in proptest::collection::vec(step(), 1..60)) {
+    fn addresses_are_unique_and_stable(steps in proptest::collection::vec(step(), 1..60)) {
         let pools = [
             pool("a", true, &["10.0.1.1-10.0.1.3", "fd00::1-fd00::3"]),
             pool("b", false, &["10.0.2.1-10.0.2.2", "fd01::1"]),

@@ -95,6 +95,7 @@ fn deletion_of_an_earlier_object_does_not_end_the_memory_of_a_later_one() {
     cache.forget("a", "first");
     cache.apply(Event::Apply(of("second", "8")));
     cache.forget("a", "second");
+    assert!(cache.apply(Event::Apply(of("first", "6"))).is_empty(), "a late event of the first");
     assert!(cache.apply(delete("a", "7")).is_empty());
     assert!(
         cache.apply(Event::Apply(of("second", "8"))).is_empty() && cache.get("a").is_none(),

@@ -9,7 +9,7 @@ fn project(json: &Value) -> (Node, Vec<String>) {
 }
 
 #[test]
-fn a_whole_node_is_read() {
+fn node_is_projected_completely() {
     let (node, notes) = project(&json!({
         "metadata": {
             "name": "n1", "deletionTimestamp": "2026-01-02T00:00:00Z",

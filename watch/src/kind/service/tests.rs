@@ -14,7 +14,7 @@ fn with_spec(spec: &Value) -> (Service, Vec<String>) {
 
 /// What an API server of 1.36 writes for a dual-stack Service, here with everything that is used.
 #[test]
-fn a_whole_service_is_read() {
+fn service_is_projected_completely() {
     let (service, notes) = project(&json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {
@@ -105,7 +105,7 @@ fn a_whole_service_is_read() {
 }
 
 #[test]
-fn what_is_absent_has_the_apis_defaults() {
+fn absent_fields_have_the_apis_defaults() {
     for spec in [json!({}), json!(null), json!({ "ports": null, "selector": null, "clusterIPs": null })] {
         let (service, notes) = with_spec(&spec);
         let mut want = Service::new(Key::new("a", "b"));

@@ -23,7 +23,7 @@ fn of_web() -> Value {
 }
 
 #[test]
-fn a_whole_slice_is_read() {
+fn slice_is_projected_completely() {
     let (slice, notes) = project(&slice(
         "IPv6",
         &of_web(),
@@ -81,7 +81,7 @@ fn lists_may_be_null() {
 }
 
 #[test]
-fn slices_that_nobody_serves_are_of_no_interest() {
+fn slices_of_unserved_services_are_ignored() {
     for (address_type, labels) in [
         ("FQDN", of_web()),
         ("IPv4", json!(null)),

@@ -69,8 +69,13 @@ async fn interrupted_list_starts_again_and_is_done_once() {
 
 #[tokio::test(start_paused = true)]
 async fn streamed_list_that_never_completes_becomes_one_response() {
-    let half = || watch(&[line("ADDED", &node("a", "1"))], End::Close);
-    let script = Script::streaming([half(), half(), half(), list("5", "", &[node("b", "2")])]);
+    let half = |end| watch(&[line("ADDED", &node("a", "1"))], end);
+    let script = Script::streaming([
+        half(End::Close),
+        half(End::Break),
+        half(End::Eof),
+        list("5", "", &[node("b", "2")]),
+    ]);
     let words = play(&script).await;
     assert_eq!(words[words.len() - 3..], ["init", "listed b", "done"], "{words:?}");
     let asked = script.asked();
@@ -129,7 +134,6 @@ async fn a_version_that_is_gone_leads_to_a_new_list() {
     }
 }
 
-/// After a restore of etcd the API server may never reach the version that the watch asks for.
 #[tokio::test(start_paused = true)]
 async fn refused_watches_lead_to_a_consistent_list() {
     let first = list("5", "", &[node("a", "1")]);

@@ -68,3 +68,35 @@ async fn bookmarks_reset_staleness() {
     let heard = watches.staleness().last_data("nodes").expect("a watch");
     assert_eq!(heard - begun, QUIET);
 }
+
+/// After a restore of etcd the API server accepts a watch from a version that it has not reached yet, and sends nothing.
+#[tokio::test(start_paused = true)]
+async fn watches_that_stay_silent_lead_to_a_list() {
+    let script = Script::new([
+        list("1200", "", &[node("a", "1100")]),
+        watch(&[], End::Hang),
+        watch(&[], End::Hang),
+        list("1001", "", &[node("b", "900")]),
+    ]);
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    let words = said(&mut watches.nodes(), Timing::default().idle * 2).await;
+    assert_eq!(words[..6], ["init", "listed a", "done", "init", "listed b", "done"]);
+    assert_eq!(
+        script.asked()[1..4],
+        ["watch=true resourceVersion=1200", "watch=true resourceVersion=1200", ""]
+    );
+}
+
+/// An API server that accepts watches but sends nothing must not look current.
+#[tokio::test(start_paused = true)]
+async fn silent_responses_do_not_reset_staleness() {
+    let script = Script::new([list("5", "", &[])].into_iter().chain((0..3).map(|_| watch(&[], End::Hang))));
+    let watches = Watches::new(script.client(), &mut Registry::default());
+    let mut nodes = watches.nodes();
+    said(&mut nodes, QUIET).await;
+    let idle = Timing::default().idle;
+    tokio::time::timeout(idle + QUIET, nodes.next()).await.expect_err("nothing arrives");
+    assert!(script.asked().len() > 2, "a second watch has started");
+    let (_, silent) = watches.staleness().longest().expect("a watch");
+    assert!(silent > idle, "{silent:?}");
+}

@@ -44,7 +44,7 @@ impl Script {
         }
     }
 
-    /// A connection with so many requests that have been answered.
+    /// A connection with this many requests that have been answered.
     fn answered(requests: usize) -> Self {
         let mut script = Self::new([100, 900]);
         script.syn().syn_ack();
@@ -67,7 +67,7 @@ impl Script {
         self
     }
 
-    /// The header of a segment that comes after so many bytes of its sender and acknowledges so many of the other's.
+    /// The header of a segment that comes after this many bytes of its sender and acknowledges this many of the other's.
     fn segment(&self, by_client: bool, after: u32, acknowledged: u32) -> Segment {
         let [own, other] = if by_client { self.isn } else { [self.isn[1], self.isn[0]] };
         Segment {
