@@ -131,7 +131,7 @@ struct AgentArgs {
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT,…", value_delimiter = ',')]
     healthz_port: Vec<u16>,
     /// Fail health checks after this long without watch data; 0s disables, else at least 2m. Disabled by default: the rules keep
-    /// serving while the API server is away, and a cluster whose nodes all fail at once serves nobody
+    /// serving while the API server is unavailable, and no node would serve if all failed at once
     #[arg(
         long,
         env = "STEERAGE_MAX_WATCH_SILENCE",

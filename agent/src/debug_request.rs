@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What may be asked of a running agent, and how it goes over the debug socket.
+//! Requests to a running agent, and their encoding on the debug socket.
 
 use tokio::sync::oneshot;
 
@@ -27,7 +27,7 @@ pub enum DebugReply {
     Ruleset(Box<Ruleset>),
 }
 
-/// A command, and where its reply goes.
+/// A command, and the channel of its reply.
 #[derive(Debug)]
 pub struct DebugRequest {
     /// The command.

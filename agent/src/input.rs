@@ -18,7 +18,7 @@ pub enum Input {
     Node(Event<Node>),
     /// From the watch of the networks of cluster IPs, where there is one. Nothing waits for it.
     ServiceCidr(Event<ServiceCidr>),
-    /// Somebody else may have changed the agent's tables.
+    /// Another program may have changed the agent's tables.
     ForeignChange,
     /// Addresses of this host came or went.
     HostAddresses,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Delivers load balancers and node sets to `engine`: from the API server's watches, or from a directory of JSON files for an
-//! edge without a cluster. It decides nothing. While the source is away it delivers nothing, and the engine keeps what it has.
+//! edge without a cluster. It decides nothing. While the source is unavailable it delivers nothing, and the engine keeps what it has.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;

@@ -64,7 +64,7 @@ pub(crate) struct VipOwner {
     netlink: Rtnetlink,
     metrics: Metrics,
     held: BTreeSet<IpAddr>,
-    /// Tells other tasks what is held.
+    /// The VIPs of this host, for other tasks.
     published: watch::Sender<BTreeSet<IpAddr>>,
     announcements: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
     last_defence: Option<Instant>,

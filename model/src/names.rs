@@ -32,13 +32,6 @@ pub const AUTOSCALER_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 /// Node label: the zone.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
-/// Legacy annotations for the external traffic policy (`OnlyLocal` or `Global`), newest first.
-pub const LEGACY_EXTERNAL_TRAFFIC: [&str; 2] =
-    [crate::annotations::BETA_EXTERNAL_TRAFFIC, crate::annotations::ALPHA_EXTERNAL_TRAFFIC];
-/// Legacy annotations for the health-check node port, newest first.
-pub const LEGACY_HEALTH_CHECK_NODE_PORT: [&str; 2] =
-    [crate::annotations::BETA_HEALTH_CHECK_NODE_PORT, crate::annotations::ALPHA_HEALTH_CHECK_NODE_PORT];
-
 /// Condition: the load balancer and its targets are as planned.
 pub const PROGRAMMED: &str = "steerage.dev/Programmed";
 /// Condition: at least one target is healthy.

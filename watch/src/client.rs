@@ -17,7 +17,7 @@ pub struct ClientArgs {
     /// Connect to the API server at this address instead of the one in the kubeconfig or in the pod's environment
     #[arg(long, env = "STEERAGE_API_SERVER", value_name = "HOST:PORT")]
     pub api_server: Option<Authority>,
-    /// Use this kubeconfig; the default is the pod's service account
+    /// Use this kubeconfig [default: the pod's service account]
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 }

@@ -160,7 +160,7 @@ fn follow<E: Send + 'static>(
     });
 }
 
-/// Tells the loop when addresses of this host change.
+/// Notifies the loop when addresses of this host change.
 fn watch_addresses(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
     let watch = AddressWatch::open().context("cannot watch the host's addresses")?;
     tokio::spawn(async move {

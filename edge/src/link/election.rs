@@ -115,7 +115,7 @@ impl Election {
         self.leaving = true;
     }
 
-    /// Decides anew; whether the role has changed.
+    /// Evaluates the role again. Returns whether it has changed.
     pub(crate) fn evaluate(&mut self, now: Instant) -> bool {
         let strongest_peer =
             self.active_peers(now).map(|(mac, peer)| (peer.term, peer.host.clone(), *mac)).max();

@@ -319,3 +319,6 @@ impl Drop for User<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Service;
 use serde_json::json;
 use steerage_model::Family::V4;
-use steerage_model::names;
+use steerage_model::annotations;
 
 use crate::events;
 use crate::net;
@@ -25,8 +25,8 @@ const FLAG: &str = "--migrate-legacy-annotations";
 const ASKED: i32 = 31_877;
 
 fn old(name: &str) -> ServiceBuilder {
-    let [_, alpha] = names::LEGACY_EXTERNAL_TRAFFIC;
-    let [_, alpha_port] = names::LEGACY_HEALTH_CHECK_NODE_PORT;
+    let alpha = annotations::ALPHA_EXTERNAL_TRAFFIC;
+    let alpha_port = annotations::ALPHA_HEALTH_CHECK_NODE_PORT;
     ServiceBuilder::new(name, ECHO)
         .cluster()
         .annotated(alpha, "OnlyLocal")
