@@ -17,4 +17,4 @@ pub use args::{AdminArgs, LogArgs, LogFormat, ProcessArgs};
 pub use metrics::Metrics;
 pub use prometheus_client;
 pub use ready::{Pending, Readiness};
-pub use run::{Component, EXIT_FAILED, EXIT_FORCED, Process, run};
+pub use run::{Component, EXIT_FAILED, EXIT_FORCED, EXIT_USAGE, Process, run};

@@ -16,10 +16,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admin::Admin;
+use crate::logging::LoggingError;
 use crate::{Metrics, ProcessArgs, Readiness, duration, logging, termination};
 
 /// Exit code of a process that failed.
 pub const EXIT_FAILED: u8 = 1;
+/// Exit code of a process with an invalid flag; clap's.
+pub const EXIT_USAGE: u8 = 2;
 /// Exit code of a process whose shutdown was forced: the grace period ended, or a second signal came.
 pub const EXIT_FORCED: u8 = 3;
 
@@ -109,7 +112,7 @@ where
                 eprintln!("steerage {}: {message}", component.name);
             }
             termination::write(&message);
-            ExitCode::from(EXIT_FAILED)
+            ExitCode::from(if error.is::<LoggingError>() { EXIT_USAGE } else { EXIT_FAILED })
         }
     }
 }

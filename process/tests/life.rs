@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::Parser;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use steerage_process::{Component, EXIT_FAILED, EXIT_FORCED, Process, ProcessArgs, run};
+use steerage_process::{Component, EXIT_FAILED, EXIT_FORCED, EXIT_USAGE, Process, ProcessArgs, run};
 
 const CASE: &str = "STEERAGE_TEST_CASE";
 
@@ -31,7 +31,7 @@ fn child() {
     let admin = std::env::var("STEERAGE_TEST_ADMIN").unwrap_or_else(|_| "127.0.0.1:0".to_owned());
     let component = Component { name: "child", version: "0", admin: admin.parse().expect("address") };
     let code = run(component, &cli.process, |process| body(process, case));
-    let codes = [0, EXIT_FAILED, EXIT_FORCED];
+    let codes = [0, EXIT_FAILED, EXIT_USAGE, EXIT_FORCED];
     let code = codes.into_iter().find(|known| ExitCode::from(*known) == code).unwrap_or(99);
     std::process::exit(i32::from(code));
 }
@@ -155,11 +155,13 @@ fn errors_fail_the_process_and_are_logged() {
 
 #[test]
 fn fatal_error_is_printed_when_logging_is_off_or_invalid() {
-    for (level, reason) in
-        [("off", "no such pool"), ("steerage_watch=debug", "no such pool"), ("loud", "`loud` is not a level")]
-    {
+    for (level, reason, expected) in [
+        ("off", "no such pool", EXIT_FAILED),
+        ("steerage_watch=debug", "no such pool", EXIT_FAILED),
+        ("loud", "`loud` is not a level", EXIT_USAGE),
+    ] {
         let (code, said) = Started::new("fails", &[("STEERAGE_TEST_LOG_LEVEL", level)]).end();
-        assert_eq!(code, Some(i32::from(EXIT_FAILED)), "{level}: {said}");
+        assert_eq!(code, Some(i32::from(expected)), "{level}: {said}");
         assert_eq!(said.matches(reason).count(), 1, "{level}: {said}");
     }
 }

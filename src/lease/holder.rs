@@ -27,8 +27,10 @@ pub(crate) struct LeaseOptions {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LeaseError {
-    #[error("lost the lease {namespace}/{name}; last known holder: {holder}")]
-    Lost { namespace: String, name: String, holder: String },
+    #[error("lost the lease {namespace}/{name}: {holder} holds it")]
+    Taken { namespace: String, name: String, holder: String },
+    #[error("lost the lease {namespace}/{name}: not renewed in time")]
+    Expired { namespace: String, name: String },
 }
 
 /// Whether this process holds the Lease now. Clones share the answer.
@@ -109,9 +111,13 @@ impl HeldLease {
             }
             if !self.leadership.is_held() {
                 self.leadership.set(None);
-                let holder = self.candidate.holder().unwrap_or("none").to_owned();
-                let LeaseOptions { namespace, name, .. } = self.options;
-                return Err(LeaseError::Lost { namespace, name, holder });
+                let LeaseOptions { namespace, name, identity, .. } = self.options;
+                return Err(match self.candidate.holder() {
+                    Some(holder) if holder != identity => {
+                        LeaseError::Taken { namespace, name, holder: holder.to_owned() }
+                    }
+                    _ => LeaseError::Expired { namespace, name },
+                });
             }
         }
     }

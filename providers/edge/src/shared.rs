@@ -247,7 +247,10 @@ impl Shared {
     /// Another program changed a load balancer's object.
     pub(crate) fn on_balancer(&self, change: &Change<LoadBalancerContent>) {
         let (old, new) = (change.old.as_ref(), change.new.as_ref());
-        if let Some(owner) = new.or(old).and_then(|entry| entry.owner.as_ref()) {
+        // Both: another program may have changed the labels that name the owner.
+        let owners: BTreeSet<&Owner> =
+            old.into_iter().chain(new).filter_map(|entry| entry.owner.as_ref()).collect();
+        for owner in owners {
             self.notifier.notify(owner);
         }
         if old.is_some_and(|old| new.is_none_or(|new| addresses(old) != addresses(new))) {

@@ -79,8 +79,8 @@ async fn watches_that_stay_silent_lead_to_a_list() {
         list("1001", "", &[node("b", "900")]),
     ]);
     let watches = Watches::new(script.client(), &mut Registry::default());
-    let words = said(&mut watches.nodes(), Timing::default().idle * 2).await;
-    assert_eq!(words[..6], ["init", "listed a", "done", "init", "listed b", "done"]);
+    let words: Vec<_> = watches.nodes().take(6).map(|event| word(&event)).collect().await;
+    assert_eq!(words, ["init", "listed a", "done", "init", "listed b", "done"]);
     assert_eq!(
         script.asked()[1..4],
         ["watch=true resourceVersion=1200", "watch=true resourceVersion=1200", ""]
