@@ -148,7 +148,7 @@ pub(crate) struct Args {
         value_parser = plan::nonzero_duration
     )]
     resync_period: Duration,
-    /// Freeze targets after this long without watch data; 0s disables, else at least 2m
+    /// Freeze targets after this long without watch data; 0s disables, else at least 5m
     #[arg(
         long,
         env = "STEERAGE_FREEZE_TARGETS_AFTER",
@@ -305,10 +305,10 @@ async fn new_provider(
 /// A quiet watch delivers a bookmark about once a minute: a shorter limit would freeze targets of a healthy cluster.
 fn watch_silence(text: &str) -> Result<Duration, String> {
     let limit = duration::parse(text)?;
-    if limit.is_zero() || limit >= Duration::from_mins(2) {
+    if limit.is_zero() || limit >= Duration::from_mins(5) {
         return Ok(limit);
     }
-    Err("a quiet watch delivers data about once a minute: use 0s, or at least 2m".to_owned())
+    Err("a quiet watch may bring no data for nearly five minutes: use 0s, or at least 5m".to_owned())
 }
 
 fn host_name() -> anyhow::Result<String> {
@@ -327,13 +327,13 @@ mod tests {
         [("namespace", "POD_NAMESPACE"), ("leader-elect-identity", "POD_NAME"), ("kubeconfig", "KUBECONFIG")];
 
     #[test]
-    fn targets_freeze_after_two_minutes_or_never() {
+    fn targets_freeze_after_five_minutes_or_never() {
         let limit = |text: &str| {
             let line = ["steerage", "--provider=edge", "--freeze-targets-after", text];
             Args::try_parse_from(line).ok().map(|args| args.freeze_targets_after)
         };
         let minutes = |count| Some(Duration::from_mins(count));
-        assert_eq!([limit("0s"), limit("2m"), limit("10m")], [minutes(0), minutes(2), minutes(10)]);
+        assert_eq!([limit("0s"), limit("5m"), limit("10m")], [minutes(0), minutes(5), minutes(10)]);
         assert_eq!([limit("30s"), limit("1m"), limit("120")], [None; 3]);
     }
 

@@ -28,8 +28,9 @@ pub(crate) const ADMIN: SocketAddr =
 /// Ports of the node's health: kube-proxy's, which is free where none runs, and the agent's, which load balancers of Services
 /// labelled for it use.
 const HEALTHZ_PORTS: [u16; 2] = [10256, 10356];
-/// A quiet watch delivers a bookmark about once a minute: a shorter limit would fail healthy nodes.
-const MIN_WATCH_SILENCE: Duration = Duration::from_mins(2);
+/// A quiet watch delivers a bookmark about once a minute, but after a restart of the API server perhaps none: then it is listed again
+/// after twice the longest silence of a watch. A shorter limit would fail healthy nodes.
+const MIN_WATCH_SILENCE: Duration = Duration::from_mins(5);
 
 /// How to recognise traffic from local pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -130,7 +131,7 @@ struct AgentArgs {
     /// Serve the node's /healthz and /livez on these ports [default: 10356, and 10256 with --kube-proxy-replacement]
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT,…", value_delimiter = ',')]
     healthz_port: Vec<u16>,
-    /// Fail health checks after this long without watch data; 0s disables, else at least 2m. Disabled by default: the rules keep
+    /// Fail health checks after this long without watch data; 0s disables, else at least 5m. Disabled by default: the rules keep
     /// serving while the API server is unavailable, and no node would serve if all failed at once
     #[arg(
         long,
@@ -226,7 +227,7 @@ fn watch_silence(text: &str) -> Result<Duration, String> {
     if limit.is_zero() || limit >= MIN_WATCH_SILENCE {
         return Ok(limit);
     }
-    Err("a quiet watch delivers data about once a minute: use 0s, or at least 2m".to_owned())
+    Err("a quiet watch may bring no data for nearly five minutes: use 0s, or at least 5m".to_owned())
 }
 
 /// The name of a network interface, or the beginning of one.
@@ -304,13 +305,13 @@ mod tests {
     }
 
     #[test]
-    fn watch_silence_limits_below_two_minutes_are_refused() {
+    fn watch_silence_limits_below_five_minutes_are_refused() {
         let limit = |text: &str| {
             let args = Args::try_parse_from(["steerage-agent", "--node-name=a", "--max-watch-silence", text]);
             args.ok().map(|args| args.agent.max_watch_silence)
         };
         let minutes = |count| Some(Duration::from_mins(count));
-        assert_eq!([limit("0s"), limit("120s"), limit("2m")], [minutes(0), minutes(2), minutes(2)]);
+        assert_eq!([limit("0s"), limit("300s"), limit("5m")], [minutes(0), minutes(5), minutes(5)]);
         assert_eq!([limit("0"), limit("30s"), limit("120")], [None; 3]);
     }
 

@@ -21,7 +21,7 @@ use crate::metrics::Metrics;
 /// A VIP that another host on the link announces is announced again after at least this time.
 const DEFENCE_INTERVAL: Duration = Duration::from_secs(5);
 /// Delays before failed changes are repeated. Short: a missing VIP is missing traffic.
-const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
+const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(4));
 
 /// Which VIPs this host should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +145,7 @@ impl VipOwner {
         self.failed.retain(|vip, _| held.contains(vip) != target.contains(vip));
         if self.failed.is_empty() {
             (self.backoff, self.retry_at) = (RETRY, None);
-        } else {
+        } else if self.retry_at.is_none_or(|at| at <= Instant::now()) {
             self.retry_at = Some(Instant::now() + self.backoff.next_delay());
         }
         send_if_changed(&self.published, self.held.clone());

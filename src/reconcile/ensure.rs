@@ -109,9 +109,10 @@ impl Reconciler {
                 self.events(&snapshot.service).normal("Ensure", ensuring.0, &ensuring.1);
             }
         }
-        applied.program_failed = true;
+        let failed = std::mem::replace(&mut applied.program_failed, true);
         let ensured = self.provider.ensure(lb).await?;
-        applied.program_failed = false;
+        // Frozen targets stay as they are, also if the last change of them failed.
+        applied.program_failed = failed && is_frozen;
         if !ensured.ingress.is_empty() {
             applied.ingress = ensured.ingress;
         }

@@ -80,9 +80,11 @@ impl<T: Object> Store<T> {
                     return;
                 };
                 // After a restore of etcd, a list has older versions than the store: only what was written during the list is newer.
-                let is_current = !is_list || row.generation == generation;
-                row.generation = generation;
-                if row.object != object && !(is_current && is_late(&object, &row.object)) {
+                let is_late = (!is_list || row.generation == generation) && is_late(&object, &row.object);
+                if is_list || !is_late {
+                    row.generation = generation;
+                }
+                if row.object != object && !is_late {
                     changed(Some(&row.object), Some(&object));
                     row.object = object;
                 }

@@ -53,6 +53,7 @@ pub enum ServiceProxy {
     /// kube-proxy in nftables mode, a process of the node.
     KubeProxy,
     /// Steerage's agent, installed by the chart.
+    #[serde(alias = "steerage")]
     Agent,
 }
 

@@ -67,7 +67,7 @@ fn labs_live_side_by_side_and_leave_nothing() {
     }
     assert_eq!(ready_nodes(FIRST), 1, "the first lab has not noticed");
 
-    succeed(&["up", "--name", SECOND, "--workers", "1", "--edges", "1", "--service-proxy", "steerage"]);
+    succeed(&["up", "--name", SECOND, "--workers", "1", "--edges", "1", "--service-proxy", "agent"]);
     let refused = lab(&["up", "--name", SECOND]).output().unwrap();
     assert!(!refused.status.success() && said(&refused).contains("hack/lab down"), "{}", said(&refused));
     faults();

@@ -18,6 +18,11 @@ use crate::channel::send_if_changed;
 use crate::forward::{Mac, display_mac};
 use crate::host::EdgePeer;
 
+/// Sending has recovered after this many heartbeats in a row: a full queue drops some of them.
+const RECOVERED: u32 = 50;
+/// No more hosts with this host's name are logged: anyone on the link can invent them.
+const MAX_NAMESAKES: usize = 16;
+
 /// The edge hosts on the link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Membership {
@@ -57,8 +62,12 @@ pub(crate) struct HeartbeatLoop {
     started: Instant,
     /// Other hosts with this host's name.
     namesakes: BTreeSet<Mac>,
-    /// Whether the last heartbeat was not sent, or receiving failed.
-    is_failing: bool,
+    /// Heartbeats sent in a row since the last one that was not.
+    sent: u32,
+    /// Whether a log line said that heartbeats are not sent.
+    is_send_failing: bool,
+    /// The same of receiving.
+    is_receive_failing: bool,
 }
 
 impl HeartbeatLoop {
@@ -84,7 +93,9 @@ impl HeartbeatLoop {
             membership,
             started,
             namesakes,
-            is_failing: false,
+            sent: 0,
+            is_send_failing: false,
+            is_receive_failing: false,
         };
         Ok((host, membership_rx))
     }
@@ -103,10 +114,15 @@ impl HeartbeatLoop {
                     self.send_heartbeat();
                 }
                 frame = self.socket.receive() => match frame {
-                    Ok(frame) => self.on_frame(&frame),
+                    Ok(frame) => {
+                        self.is_receive_failing = false;
+                        self.on_frame(&frame);
+                    }
                     Err(error) => {
                         // The interface may be down for a moment.
-                        self.on_error(&error, "heartbeats not received; retrying");
+                        if !std::mem::replace(&mut self.is_receive_failing, true) {
+                            tracing::warn!(%error, "heartbeats not received; retrying");
+                        }
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                 },
@@ -119,22 +135,27 @@ impl HeartbeatLoop {
     fn send_heartbeat(&mut self) {
         let heartbeat = self.election.heartbeat(self.addresses.borrow().clone());
         match self.socket.send(&heartbeat::encode(self.local.mac, &heartbeat)) {
-            Ok(()) if std::mem::take(&mut self.is_failing) => tracing::info!("heartbeats sent again"),
-            Ok(()) => {}
-            Err(error) => self.on_error(&error, "heartbeat not sent; retrying"),
-        }
-    }
-
-    /// Logs only the first failure in a row. Hosts that receive no heartbeats of each other are both active.
-    fn on_error(&mut self, error: &io::Error, message: &str) {
-        if !std::mem::replace(&mut self.is_failing, true) {
-            tracing::warn!(%error, "{message}");
+            Ok(()) => {
+                self.sent = self.sent.saturating_add(1);
+                if self.is_send_failing && self.sent >= RECOVERED {
+                    self.is_send_failing = false;
+                    tracing::info!("heartbeats sent again");
+                }
+            }
+            // Logged once: without heartbeats of each other, hosts are both active.
+            Err(error) => {
+                self.sent = 0;
+                if !std::mem::replace(&mut self.is_send_failing, true) {
+                    tracing::warn!(%error, "heartbeat not sent; retrying");
+                }
+            }
         }
     }
 
     fn on_frame(&mut self, frame: &[u8]) {
         let Some((from, heartbeat)) = heartbeat::decode(frame) else { return };
-        if heartbeat.host == self.local.name && from != self.local.mac && self.namesakes.insert(from) {
+        let is_namesake = heartbeat.host == self.local.name && from != self.local.mac;
+        if is_namesake && self.namesakes.len() < MAX_NAMESAKES && self.namesakes.insert(from) {
             tracing::warn!(
                 host = heartbeat.host,
                 mac = %display_mac(from),

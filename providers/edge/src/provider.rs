@@ -102,7 +102,14 @@ impl EdgeProvider {
         let name = which.as_str();
         self.shared.want_set(name, Some(wanted.clone()));
         let known = match sets.cache.get(name) {
-            Some(entry) if !entry.managed => sets.reread(name).await?,
+            Some(entry) if !entry.managed => {
+                let new = sets.reread(name).await?;
+                if new.as_ref() != Some(&entry) {
+                    // The watch will not report what the response revealed.
+                    self.shared.on_node_set(&Change { old: Some(entry), new: new.clone() });
+                }
+                new
+            }
             known => known,
         };
         match known {

@@ -229,12 +229,17 @@ impl Shared {
                 return;
             }
         }
-        tracing::warn!(node_set = entry.name, "another program changed the EdgeNodeSet; restoring it");
-        let owners: Vec<Owner> = self.balancers.cache.read(|rows| {
-            let uses = |content: &LoadBalancerContent| content.spec.node_set.as_ref() == Some(&entry.name);
-            let users = rows.filter(|entry| entry.content.as_ref().is_ok_and(uses));
-            users.filter_map(|entry| entry.owner.clone()).collect()
-        });
+        let is_foreign = |entry: Option<&Entry<NodeSetContent>>| entry.is_some_and(|entry| !entry.managed);
+        if is_foreign(change.old.as_ref()) && is_foreign(change.new.as_ref()) {
+            return;
+        }
+        tracing::warn!(
+            node_set = entry.name,
+            "another program changed the EdgeNodeSet; comparing all load balancers"
+        );
+        // All: one whose targets were refused does not name the set yet.
+        let owners: Vec<Owner> =
+            self.balancers.cache.read(|rows| rows.filter_map(|entry| entry.owner.clone()).collect());
         for owner in &owners {
             self.notifier.notify(owner);
         }

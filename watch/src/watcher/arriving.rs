@@ -84,6 +84,9 @@ impl http_body::Body for Arriving {
             }
             Poll::Ready(None) if this.is_early() => {
                 this.has_ended = true;
+                if !this.has_data {
+                    this.transport.on_silence();
+                }
                 Poll::Ready(Some(Err(TransportError::Empty)))
             }
             Poll::Ready(None) => Poll::Ready(None),

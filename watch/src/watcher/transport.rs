@@ -53,7 +53,7 @@ struct Pace {
     is_listing: bool,
     /// Whether a watch brought an event or a bookmark since the last failure.
     has_progress: bool,
-    /// Whether the last response brought no data in time.
+    /// Whether the last response brought no data in time, or none at all.
     is_silent: bool,
 }
 
@@ -149,7 +149,7 @@ impl Transport {
         }
     }
 
-    /// No data arrived in time.
+    /// No data arrived in time, or at all.
     pub(super) fn on_silence(&self) {
         self.pace().is_silent = true;
     }
