@@ -145,8 +145,7 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
             ("False", why(reasons::TARGETS_UNHEALTHY, message))
         }
         _ => {
-            let message = "The provider has not reported the health of the targets yet. With the provider edge, check that \
-                           steerage-edge runs: kubectl get edgehosts.";
+            let message = "The provider has not reported the health of the targets yet.";
             ("Unknown", why(reasons::HEALTH_UNKNOWN, message))
         }
     }

@@ -164,7 +164,7 @@ fn modified_times(directory: &Path) -> std::io::Result<Vec<(PathBuf, SystemTime)
     Ok(files)
 }
 
-/// Of each file, the event that keeps the object it last contained.
+/// The last event of each file.
 type Contents = BTreeMap<PathBuf, IndexEvent>;
 
 /// The files as one list of each kind. A file that cannot be read, perhaps because it is only half written, keeps its object.
@@ -179,37 +179,19 @@ async fn list(files: &[(PathBuf, SystemTime)], contents: &mut Contents) -> Vec<I
             Err(error) => Err(error.to_string()),
         };
         let event = match text.and_then(|text| parse(&text).map_err(|error| error.to_string())) {
-            Ok(event) => {
-                read.extend(keeping(&event).map(|keep| (path.clone(), keep)));
-                event
-            }
+            Ok(event) => event,
             Err(error) => {
                 tracing::error!(path = %path.display(), error, "file unreadable; keeping the object it contained");
-                let Some(keep) = contents.remove(path) else { continue };
-                read.insert(path.clone(), keep.clone());
-                keep
+                let Some(last) = contents.remove(path) else { continue };
+                last
             }
         };
+        read.insert(path.clone(), event.clone());
         events.push(event);
     }
     *contents = read;
     events.extend([IndexEvent::LoadBalancer(Event::InitDone), IndexEvent::NodeSet(Event::InitDone)]);
     events
-}
-
-/// The event that keeps the object of a list's event.
-fn keeping(event: &IndexEvent) -> Option<IndexEvent> {
-    fn keep<T: Object<Key = String>>(event: &Event<T>) -> Option<Event<T>> {
-        match event {
-            Event::InitApply(object) => Some(Event::InitKeep(object.key())),
-            Event::InitKeep(name) => Some(Event::InitKeep(name.clone())),
-            _ => None,
-        }
-    }
-    match event {
-        IndexEvent::LoadBalancer(event) => keep(event).map(IndexEvent::LoadBalancer),
-        IndexEvent::NodeSet(event) => keep(event).map(IndexEvent::NodeSet),
-    }
 }
 
 /// Fails only where not even the object's name can be read.

@@ -159,7 +159,7 @@ impl StatusWriter {
                 };
                 tracing::warn!(
                     object,
-                    error = format!("{error:#}"),
+                    error = steerage_model::chain(error.as_ref()),
                     retry_in = %duration::rounded(retry_in),
                     "status not written; retrying"
                 );

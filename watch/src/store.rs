@@ -15,8 +15,7 @@ pub trait Object: Eq {
 
     /// The resource version, for a store that also takes objects from elsewhere than its watch, such as the responses to writes.
     /// An older version then never replaces or deletes a newer one, except in a list: what a list contains is newer than all that
-    /// was stored before it. The store trusts the order of the events without versions, and
-    /// where they are not decimal numbers.
+    /// was stored before it. The store trusts the order of the events without versions, and where they are not decimal numbers.
     fn version(&self) -> Option<&str> {
         None
     }

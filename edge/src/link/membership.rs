@@ -62,11 +62,9 @@ pub(crate) struct HeartbeatLoop {
     started: Instant,
     /// Other hosts with this host's name.
     namesakes: BTreeSet<Mac>,
-    /// Heartbeats sent in a row since the last one that was not.
-    sent: u32,
-    /// Whether a log line said that heartbeats are not sent.
-    is_send_failing: bool,
-    /// The same of receiving.
+    /// After a heartbeat that was not sent, the number sent in a row since then, until sending has recovered.
+    sent_since_failure: Option<u32>,
+    /// Whether the last attempt to receive failed.
     is_receive_failing: bool,
 }
 
@@ -93,8 +91,7 @@ impl HeartbeatLoop {
             membership,
             started,
             namesakes,
-            sent: 0,
-            is_send_failing: false,
+            sent_since_failure: None,
             is_receive_failing: false,
         };
         Ok((host, membership_rx))
@@ -136,16 +133,15 @@ impl HeartbeatLoop {
         let heartbeat = self.election.heartbeat(self.addresses.borrow().clone());
         match self.socket.send(&heartbeat::encode(self.local.mac, &heartbeat)) {
             Ok(()) => {
-                self.sent = self.sent.saturating_add(1);
-                if self.is_send_failing && self.sent >= RECOVERED {
-                    self.is_send_failing = false;
+                self.sent_since_failure = self.sent_since_failure.map(|sent| sent + 1);
+                if self.sent_since_failure == Some(RECOVERED) {
+                    self.sent_since_failure = None;
                     tracing::info!("heartbeats sent again");
                 }
             }
             // Logged once: without heartbeats of each other, hosts are both active.
             Err(error) => {
-                self.sent = 0;
-                if !std::mem::replace(&mut self.is_send_failing, true) {
+                if self.sent_since_failure.replace(0).is_none() {
                     tracing::warn!(%error, "heartbeat not sent; retrying");
                 }
             }
