@@ -10,7 +10,7 @@ use std::time::Instant;
 use ipnet::IpNet;
 use steerage_edge_api::{ListenerProtocol, TargetStatus};
 
-use crate::forward::{ForwardingState, SlotTable, slot_table_id};
+use crate::forward::{ForwardingState, LOCAL_TARGET, SlotTable, slot_table_id};
 use crate::health::{HealthByProbe, Probe};
 use crate::host::HostNetwork;
 use crate::ids::{TableNumbers, TargetIds};
@@ -63,9 +63,11 @@ pub(crate) struct Assignments {
     targets: TargetIds,
     numbers: TableNumbers,
     tables: HashMap<SlotTableKey, AssignedTable>,
+    /// The slot table of each VIP, by UID of its load balancer.
+    in_use: HashMap<(String, IpAddr), SlotTableKey>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct AssignedTable {
     number: u32,
     class: usize,
@@ -76,11 +78,7 @@ struct AssignedTable {
 impl Assignments {
     /// Continues with the ids that the kernel holds.
     pub(crate) fn adopt(written: &ForwardingState) -> Self {
-        Self {
-            targets: TargetIds::adopt(written),
-            numbers: TableNumbers::adopt(written),
-            tables: HashMap::new(),
-        }
+        Self { targets: TargetIds::adopt(written), numbers: TableNumbers::adopt(written), ..Self::default() }
     }
 }
 
@@ -91,19 +89,21 @@ struct Frontend<'a> {
     group: usize,
 }
 
-/// The slot table that a target group was given.
-struct PlannedTable {
-    id: u32,
+/// A frontend with its targets, and with its slot table.
+struct Served<'a> {
+    frontend: &'a Frontend<'a>,
+    group: &'a TargetGroup,
+    table: u32,
     slots: Arc<SlotTable>,
 }
 
 pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
     let accepted = accept_all(inputs);
     let (groups, frontends) = group_targets(inputs, &accepted);
-    let (tables, assignments) = assign(&groups, previous, inputs.now);
+    let (served, assignments) = assign(&groups, &frontends, previous, inputs.now);
     let conflicts = &inputs.host.conflicts;
     Plan {
-        forwarding: forwarding(inputs.host, &groups, &frontends, &tables, &assignments),
+        forwarding: forwarding(inputs.host, &groups, &served, &assignments),
         vips: frontends.iter().map(|to| to.vip).filter(|vip| !conflicts.contains_key(vip)).collect(),
         monitored_vips: frontends.iter().map(|to| to.vip).collect(),
         probes: groups.iter().flat_map(|group| &group.probes).cloned().collect(),
@@ -132,29 +132,51 @@ fn group_targets<'a>(
     (groups, frontends)
 }
 
-/// A slot table for each group, in their order.
-fn assign(groups: &[TargetGroup], previous: &Assignments, now: Instant) -> (Vec<PlannedTable>, Assignments) {
+/// Gives each frontend a slot table.
+fn assign<'a>(
+    groups: &'a [TargetGroup],
+    frontends: &'a [Frontend<'a>],
+    previous: &Assignments,
+    now: Instant,
+) -> (Vec<Served<'a>>, Assignments) {
     let mut targets = previous.targets.clone();
     let mut numbers = previous.numbers.clone();
-    let mut assigned = HashMap::with_capacity(groups.len());
-    let mut planned = Vec::with_capacity(groups.len());
+    let mut tables = HashMap::with_capacity(groups.len());
     for group in groups {
+        let before = previous.tables.get(&group.key);
         let class = slot_table::class(group.candidates.len());
         let members = group.members(&mut targets);
-        let before = previous.tables.get(&group.key);
-        let number = before.map_or_else(|| numbers.assign(group.vip), |before| before.number);
-        let slots = before
-            .filter(|before| before.class == class && before.members == members)
-            .map_or_else(|| Arc::new(fill(class, &members)), |before| Arc::clone(&before.slots));
-        planned.push(PlannedTable {
-            id: slot_table_id(number, class, group.key.affinity),
-            slots: Arc::clone(&slots),
-        });
-        assigned.insert(group.key.clone(), AssignedTable { number, class, members, slots });
+        let table = match before {
+            Some(before) if !group.exists => before.clone(),
+            Some(before) if before.class == class && before.members == members => before.clone(),
+            before => AssignedTable {
+                number: before.map_or_else(|| numbers.assign(group.vip), |before| before.number),
+                class,
+                slots: Arc::new(fill(class, &members)),
+                members,
+            },
+        };
+        tables.insert(group.key.clone(), table);
     }
-    targets.retain(&planned.iter().flat_map(|table| &table.slots.usable).copied().collect(), now);
-    numbers.retain(assigned.values().map(|table| table.number).collect());
-    (planned, Assignments { targets, numbers, tables: assigned })
+    let (mut served, mut in_use) = (Vec::with_capacity(frontends.len()), HashMap::new());
+    for frontend in frontends {
+        let Some(group) = groups.get(frontend.group) else { continue };
+        let owner = (frontend.load_balancer.object.uid.clone(), frontend.vip);
+        let last = previous.in_use.get(&owner).filter(|_| !group.is_health_known());
+        let before = last.and_then(|last| previous.tables.get_key_value(last));
+        let (key, table) = match before {
+            // A VIP that moves to other targets, as by a change of steering, keeps its last slot table until the health of the new
+            // ones is known: fail open would send packets to nodes that drop them.
+            Some((key, before)) => (key, tables.entry(key.clone()).or_insert_with(|| before.clone())),
+            None => (&group.key, tables.entry(group.key.clone()).or_default()),
+        };
+        let id = slot_table_id(table.number, table.class, key.affinity);
+        served.push(Served { frontend, group, table: id, slots: Arc::clone(&table.slots) });
+        in_use.insert(owner, key.clone());
+    }
+    targets.retain(&served.iter().flat_map(|served| &served.slots.usable).copied().collect(), now);
+    numbers.retain(tables.values().map(|table| table.number).collect());
+    (served, Assignments { targets, numbers, tables, in_use })
 }
 
 fn fill(class: usize, members: &[WeightedTarget]) -> SlotTable {
@@ -168,34 +190,32 @@ fn fill(class: usize, members: &[WeightedTarget]) -> SlotTable {
 fn forwarding(
     host: &HostNetwork,
     groups: &[TargetGroup],
-    frontends: &[Frontend<'_>],
-    tables: &[PlannedTable],
+    served: &[Served<'_>],
     assignments: &Assignments,
 ) -> ForwardingState {
     let mut state = ForwardingState {
-        slot_tables: tables.iter().map(|table| (table.id, Arc::clone(&table.slots))).collect(),
+        slot_tables: served.iter().map(|served| (served.table, Arc::clone(&served.slots))).collect(),
         targets: assignments.targets.addresses(),
         peers: host.peers.iter().map(|peer| peer.mac).collect(),
         ..ForwardingState::default()
     };
-    for Frontend { load_balancer, vip, group } in frontends {
-        let (Some(group), Some(table)) = (groups.get(*group), tables.get(*group)) else { continue };
+    for Served { frontend: Frontend { load_balancer, vip, .. }, group, table, slots } in served {
         state.vips.insert(*vip);
         for listener in &load_balancer.object.spec.listeners {
             let protocol = match listener.protocol {
                 ListenerProtocol::Tcp => 6,
                 ListenerProtocol::Udp => {
-                    state.fragments.insert(*vip, table.id);
+                    state.fragments.insert(*vip, *table);
                     17
                 }
             };
-            state.listeners.insert((*vip, protocol, listener.port), table.id);
+            state.listeners.insert((*vip, protocol, listener.port), *table);
         }
         if !load_balancer.object.spec.source_ranges.is_empty() {
             let of_family = load_balancer.source_ranges.iter().filter(|net| is_same_family(net.addr(), *vip));
             state.ranges.insert(*vip, disjoint(of_family.copied()));
         }
-        if group.has_local_target() {
+        if group.has_local_target() || slots.usable.contains(&LOCAL_TARGET) {
             state.local.insert(*vip);
         }
     }

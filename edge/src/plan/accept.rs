@@ -15,8 +15,8 @@ use crate::index::LoadBalancer;
 /// A load balancer, as far as it can be served.
 pub(super) struct Accepted<'a> {
     pub(super) object: &'a LoadBalancer,
-    /// Its own targets, or those of its node set.
-    pub(super) targets: &'a [EdgeTarget],
+    /// Its own targets, or those of its node set, if that exists.
+    pub(super) targets: Option<&'a [EdgeTarget]>,
     pub(super) vips: Vec<IpAddr>,
     pub(super) source_ranges: Vec<IpNet>,
     pub(super) problems: Vec<String>,
@@ -40,15 +40,15 @@ fn accept<'a>(
     let spec = &object.spec;
     let mut problems = Vec::new();
     let targets = match &spec.node_set {
-        None => spec.targets.as_slice(),
+        None => Some(spec.targets.as_slice()),
         Some(name) => {
             let set = inputs.index.node_set(name);
             if set.is_none() {
                 problems.push(format!(
-                    "EdgeNodeSet {name} does not exist. No target is used. The controller creates it."
+                    "EdgeNodeSet {name} does not exist. The last known targets stay in use. The controller creates the EdgeNodeSet."
                 ));
             }
-            set.map_or(&[][..], |set| set.targets.as_slice())
+            set.map(|set| set.targets.as_slice())
         }
     };
     let (source_ranges, unreadable) = parse_ranges(&spec.source_ranges);

@@ -45,6 +45,8 @@ pub(super) struct TargetGroup {
     pub(super) key: SlotTableKey,
     /// The first VIP that it serves.
     pub(super) vip: IpAddr,
+    /// False if it is a node set that does not exist.
+    pub(super) exists: bool,
     pub(super) candidates: Vec<Candidate>,
     /// Of all targets, also of refused ones; by node and address.
     pub(super) statuses: Arc<Vec<TargetStatus>>,
@@ -70,17 +72,19 @@ impl TargetGroup {
         vip: IpAddr,
     ) -> Self {
         let check = &load_balancer.object.spec.health_check;
-        let use_own_weights = load_balancer.targets.iter().any(|target| target.weight != 1);
+        let targets = load_balancer.targets.unwrap_or_default();
+        let use_own_weights = targets.iter().any(|target| target.weight != 1);
         let mut group = Self {
             key,
             vip,
+            exists: load_balancer.targets.is_some(),
             candidates: Vec::new(),
             statuses: Arc::default(),
             probes: Vec::new(),
             sources: Vec::new(),
         };
         let mut statuses = Vec::new();
-        for target in load_balancer.targets {
+        for target in targets {
             let mut of_family = target.addresses.iter().filter(|address| is_same_family(**address, vip));
             let Some(address) = of_family.next().copied() else { continue };
             let status = |state, reason, weight| TargetStatus {
@@ -112,6 +116,12 @@ impl TargetGroup {
 
     pub(super) fn has_local_target(&self) -> bool {
         self.candidates.iter().any(|candidate| candidate.is_local)
+    }
+
+    /// Whether a target is healthy, or none can turn out to be at its first probe.
+    pub(super) fn is_health_known(&self) -> bool {
+        let is = |state| self.candidates.iter().any(|candidate| candidate.state == state);
+        self.exists && (is(TargetState::Healthy) || !is(TargetState::Initial))
     }
 
     /// The healthy targets, or all where none is healthy (fail open). Every target gets an id, also an unhealthy one.
