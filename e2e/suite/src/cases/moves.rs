@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How soon the edge follows an endpoint: fifty moves from node to node with each steering, timed on the nodes' interfaces.
+//! How soon the edge follows an endpoint: fifty moves from node to node with each steering, at the same time, timed on the nodes'
+//! interfaces.
 //!
 //! A move makes the endpoint on one node ready and then the one on the other unready. Time runs from the `EndpointSlice`'s
 //! change, as a watch of the test's own sees it, to the first datagram at the node that joined and the last at the one that left.
@@ -40,39 +41,36 @@ const SILENCE: Duration = Duration::from_millis(150);
 /// How long a move may take.
 const LIMIT: Duration = Duration::from_secs(20);
 
-pub(super) async fn api_steering_follows_endpoint_moves(test: Arc<TestContext>) -> Result<()> {
-    report_moves(&test, "api").await
+pub(super) async fn both_steerings_follow_endpoint_moves(test: Arc<TestContext>) -> Result<()> {
+    let (api, health_check) = tokio::try_join!(moves_with(&test, "api"), moves_with(&test, "health-check"))?;
+    for (mode, MoveTimes { mut joined, mut left }) in [("api", api), ("health-check", health_check)] {
+        for (what, times) in [("joins", &mut joined), ("leaves", &mut left)] {
+            times.sort_unstable();
+            let mode = format!("{mode}, health checks every {INTERVAL}");
+            let mut row = vec![mode, what.to_owned(), times.len().to_string()];
+            row.extend([50, 90, 99, 100].map(|percent| ms(percentile(times, percent))));
+            let columns = ["steering", "a target", "moves", "p50 ms", "p90 ms", "p99 ms", "max ms"];
+            test.suite.report.row(
+                "From an EndpointSlice's change to the edge's first or last packet",
+                &columns,
+                row,
+            );
+        }
+    }
+    Ok(())
 }
 
-pub(super) async fn health_check_steering_follows_endpoint_moves(test: Arc<TestContext>) -> Result<()> {
-    report_moves(&test, "health-check").await
-}
-
-async fn report_moves(test: &TestContext, mode: &str) -> Result<()> {
+async fn moves_with(test: &TestContext, mode: &str) -> Result<MoveTimes> {
     let nodes: Vec<_> = test.nodes().into_iter().take(2).collect();
     let mut pods = Vec::new();
     for (node, ready) in nodes.iter().zip([true, false]) {
-        pods.push(test.backend(&format!("on-{}", node.name), "web", &node.name, ready, 0).await?);
+        pods.push(test.backend(&format!("{mode}-on-{}", node.name), mode, &node.name, ready, 0).await?);
     }
-    let spec = ServiceBuilder::new("web", "web")
+    let spec = ServiceBuilder::new(mode, mode)
         .steered(mode)
         .annotated("steerage.dev/health-check-interval", INTERVAL);
     let (_, vips) = test.serve(&spec).await?;
-    let MoveTimes { mut joined, mut left } =
-        measure_moves(test, &nodes, &pods, vips, MOVES, |_, _, _| ()).await?;
-    for (what, times) in [("joins", &mut joined), ("leaves", &mut left)] {
-        times.sort_unstable();
-        let mode = format!("{mode}, health checks every {INTERVAL}");
-        let mut row = vec![mode, what.to_owned(), times.len().to_string()];
-        row.extend([50, 90, 99, 100].map(|percent| ms(percentile(times, percent))));
-        let columns = ["steering", "a target", "moves", "p50 ms", "p90 ms", "p99 ms", "max ms"];
-        test.suite.report.row(
-            "From an EndpointSlice's change to the edge's first or last packet",
-            &columns,
-            row,
-        );
-    }
-    Ok(())
+    measure_moves(test, &nodes, &pods, vips, MOVES, |_, _, _| ()).await
 }
 
 /// How long the edge took for each move.
@@ -95,7 +93,7 @@ pub(crate) async fn measure_moves(
 ) -> Result<MoveTimes> {
     ensure!(nodes.len() == 2 && pods.len() == 2, "this takes two nodes");
     let IpAddr::V4(vip) = vips.ipv4 else { anyhow::bail!("{:?} is no IPv4 address", vips.ipv4) };
-    let mut changes = ready_pods(test);
+    let mut changes = ready_pods(test, pods);
     let sniffer = Sniffer::start(nodes, vip)?;
     let stop = Arc::new(AtomicBool::new(false));
     let probes = tokio::spawn(send_datagrams(vips.at(V4, PORT), Arc::clone(&stop)));
@@ -174,10 +172,11 @@ async fn changed(
     timeout(LIMIT, wait).await.context("the EndpointSlice does not change")?
 }
 
-/// The names of the ready pods, whenever the Service's IPv4 `EndpointSlice` changes.
-fn ready_pods(test: &TestContext) -> mpsc::UnboundedReceiver<(Duration, Vec<String>)> {
+/// The names of the ready ones among these pods, whenever the IPv4 `EndpointSlice` with any of them changes.
+fn ready_pods(test: &TestContext, pods: &[Pod]) -> mpsc::UnboundedReceiver<(Duration, Vec<String>)> {
     let (sender, receiver) = mpsc::unbounded_channel();
     let slices = test.api::<EndpointSlice>();
+    let pods: Vec<_> = pods.iter().map(ResourceExt::name_any).collect();
     tokio::spawn(async move {
         let stream = watcher(slices, watcher::Config::default()).default_backoff().applied_objects();
         let mut stream = stream.boxed();
@@ -186,11 +185,18 @@ fn ready_pods(test: &TestContext) -> mpsc::UnboundedReceiver<(Duration, Vec<Stri
             if slice.address_type != "IPv4" {
                 continue;
             }
-            let endpoints = slice.endpoints.into_iter().flatten();
+            let endpoints = slice.endpoints.into_iter().flatten().filter_map(|endpoint| {
+                let name = endpoint.target_ref?.name?;
+                pods.contains(&name)
+                    .then(|| (name, endpoint.conditions.and_then(|of| of.ready) == Some(true)))
+            });
+            let endpoints: Vec<_> = endpoints.collect();
+            if endpoints.is_empty() {
+                continue;
+            }
             let ready =
-                endpoints.filter(|endpoint| endpoint.conditions.as_ref().and_then(|c| c.ready) == Some(true));
-            let names = ready.filter_map(|endpoint| endpoint.target_ref?.name).collect();
-            if sender.send((now(), names)).is_err() {
+                endpoints.into_iter().filter_map(|(name, is_ready)| is_ready.then_some(name)).collect();
+            if sender.send((now(), ready)).is_err() {
                 return;
             }
         }
