@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, ensure};
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 use kube_runtime::{WatchStreamExt as _, watcher};
 use steerage_model::Family::V4;
 use tokio::net::UdpSocket;
