@@ -116,8 +116,8 @@ impl Workers {
             Ok((_, TaskResult::Owned(None))) => return false,
             Ok((id, TaskResult::Reconciled(outcome))) => (id, outcome),
             Err(error) => {
-                let uid = self.running.get(&error.id()).map(String::as_str);
-                tracing::error!(uid, %error, "reconcile task panicked; the resync repeats its requests");
+                let key = self.running.get(&error.id()).map(String::as_str);
+                tracing::error!(key, %error, "reconcile task panicked; the resync repeats its requests");
                 (error.id(), ReconcileOutcome::Failed(None, RequestBatch::default()))
             }
         };

@@ -226,7 +226,7 @@ impl Agent {
             self.dataplane.write(&self.ruleset, &difference)
         });
         let took = started.elapsed();
-        self.metrics.apply_seconds.observe(took.as_secs_f64());
+        self.metrics.write_duration.observe(took.as_secs_f64());
         match result {
             Ok(written) => {
                 state.retry = None;
@@ -253,10 +253,10 @@ impl Agent {
         } else {
             tracing::debug!(elements, full, took = %duration::rounded(took), "rules written");
         }
-        self.metrics.applies.inc();
-        self.metrics.full_applies.inc_by(u64::from(full));
+        self.metrics.writes.inc();
+        self.metrics.full_writes.inc_by(u64::from(full));
         self.metrics.elements.inc_by(u64::try_from(elements).unwrap_or(u64::MAX));
-        self.metrics.last_apply.set(jiff::Timestamp::now().as_second());
+        self.metrics.last_write.set(jiff::Timestamp::now().as_second());
         let desired = self.ruleset.desired();
         self.metrics.frontends.set(i64::try_from(desired.frontend_count()).unwrap_or(i64::MAX));
         if full {

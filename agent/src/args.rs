@@ -114,19 +114,19 @@ struct AgentArgs {
         value_name = "MODE"
     )]
     detect_local_mode: DetectLocalMode,
-    /// Take these networks for those of all pods; for --detect-local-mode cluster-cidr
+    /// Treat these networks as those of all pods; for --detect-local-mode cluster-cidr
     #[arg(long, env = "STEERAGE_CLUSTER_CIDR", value_delimiter = ',', value_name = "CIDR,…")]
     cluster_cidr: Vec<IpNet>,
-    /// Take traffic from this bridge for that of local pods; for --detect-local-mode bridge-interface
+    /// Treat traffic from this bridge as that of local pods; for --detect-local-mode bridge-interface
     #[arg(long, env = "STEERAGE_POD_BRIDGE_INTERFACE", value_name = "NAME", value_parser = interface)]
     pod_bridge_interface: Option<String>,
-    /// Take traffic from interfaces with this prefix, which no others may have, for that of local pods; for --detect-local-mode
-    /// interface-name-prefix
+    /// Treat traffic from interfaces with this name prefix as that of local pods. No other interface may have the prefix; for
+    /// --detect-local-mode interface-name-prefix
     #[arg(long, env = "STEERAGE_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX", value_parser = interface)]
     pod_interface_name_prefix: Option<String>,
-    /// Drop packets to these addresses that match no Service: a load balancer's pools, each a network, an address or first-last.
-    /// Not for addresses at which a load balancer terminates connections (ipMode Proxy). May be repeated
-    #[arg(long, env = "STEERAGE_DROP_UNASSIGNED_VIPS", value_name = "CIDR", value_delimiter = ',')]
+    /// Drop packets to these addresses that match no Service: CIDRs, addresses or ranges first-last, as in the load balancer's pools.
+    /// Do not list addresses at which a load balancer terminates connections (ipMode Proxy)
+    #[arg(long, env = "STEERAGE_DROP_UNASSIGNED_VIPS", value_name = "RANGE,…", value_delimiter = ',')]
     drop_unassigned_vips: Vec<AddressRange>,
     /// Serve the node's /healthz and /livez on these ports [default: 10356, and 10256 with --kube-proxy-replacement]
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT,…", value_delimiter = ',')]

@@ -16,15 +16,15 @@ use steerage_process::prometheus_client::registry::{Registry, Unit};
 #[derive(Debug, Clone)]
 pub struct Metrics {
     /// Changes written to the kernel.
-    pub applies: Counter,
+    pub writes: Counter,
     /// Writes that compared everything.
-    pub full_applies: Counter,
+    pub full_writes: Counter,
     /// Writes that failed.
     pub failures: Counter,
     /// Elements written.
     pub elements: Counter,
     /// Time of a write.
-    pub apply_seconds: Histogram,
+    pub write_duration: Histogram,
     /// Possible changes of the agent's tables by other programs.
     pub foreign_changes: Counter,
     /// UDP flows deleted.
@@ -34,7 +34,7 @@ pub struct Metrics {
     /// Health-check ports.
     pub health_ports: Gauge,
     /// Time of the last successful write, in seconds since 1970.
-    pub last_apply: Gauge,
+    pub last_write: Gauge,
     /// kube-proxy's metrics; registered separately.
     pub kube_proxy: KubeProxyMetrics,
 }
@@ -46,36 +46,41 @@ impl Metrics {
         let times =
             steerage_process::prometheus_client::metrics::histogram::exponential_buckets(0.000_05, 2.0, 20);
         let metrics = Self {
-            applies: Counter::default(),
-            full_applies: Counter::default(),
+            writes: Counter::default(),
+            full_writes: Counter::default(),
             failures: Counter::default(),
             elements: Counter::default(),
-            apply_seconds: Histogram::new(times),
+            write_duration: Histogram::new(times),
             foreign_changes: Counter::default(),
             flows: Counter::default(),
             frontends: Gauge::default(),
             health_ports: Gauge::default(),
-            last_apply: Gauge::default(),
+            last_write: Gauge::default(),
             kube_proxy: KubeProxyMetrics::default(),
         };
         let Self {
-            applies,
-            full_applies,
+            writes,
+            full_writes,
             failures,
             elements,
-            apply_seconds,
+            write_duration,
             foreign_changes,
             flows,
             frontends,
             health_ports,
-            last_apply,
+            last_write,
             kube_proxy: _,
         } = metrics.clone();
-        registry.register("applies", "Changes written to the kernel", applies);
-        registry.register("full_applies", "Writes that compared all rules with the kernel's", full_applies);
+        registry.register("writes", "Writes to nftables", writes);
+        registry.register("full_writes", "Writes that compared all rules with the kernel's", full_writes);
         registry.register("write_failures", "Failed writes to nftables", failures);
         registry.register("elements_written", "Elements of nftables sets and maps written", elements);
-        registry.register_with_unit("apply", "Time of a write to the kernel", Unit::Seconds, apply_seconds);
+        registry.register_with_unit(
+            "write_duration",
+            "Time of a write to nftables",
+            Unit::Seconds,
+            write_duration,
+        );
         registry.register(
             "foreign_changes",
             "Possible changes of the agent's tables by other programs",
@@ -85,10 +90,10 @@ impl Metrics {
         registry.register("frontends", "Addresses with protocol and port that are served", frontends);
         registry.register("health_ports", "Health-check node ports that are open", health_ports);
         registry.register_with_unit(
-            "last_apply_timestamp",
+            "last_write_timestamp",
             "Unix time of the last successful write",
             Unit::Seconds,
-            last_apply,
+            last_write,
         );
         metrics
     }

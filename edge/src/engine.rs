@@ -92,6 +92,8 @@ pub(crate) struct Engine {
     assignments: Assignments,
     synced_at: Option<Instant>,
     warmed_up: bool,
+    /// A VIP waits for probes of its new targets, for a limited time.
+    is_waiting: bool,
     last_inspection: Option<Instant>,
     /// Why the kernel does not hold the plan.
     kernel_error: Option<String>,
@@ -133,6 +135,7 @@ impl Engine {
             conflicts: AddressConflicts::default(),
             synced_at: None,
             warmed_up: !forwards,
+            is_waiting: false,
             last_inspection: None,
             kernel_error: None,
             is_leaving: false,
@@ -186,7 +189,7 @@ impl Engine {
                 }
                 _ = ticks.tick() => {
                     let changed = tokio::task::block_in_place(|| self.refresh())?;
-                    if !changed && self.warmed_up {
+                    if !changed && self.warmed_up && !self.is_waiting {
                         continue;
                     }
                 }
@@ -286,9 +289,10 @@ impl Engine {
         done(&mut self.gates.synced);
         let now = Instant::now();
         let inputs = PlanInputs { index: &self.index, host: &self.host, health: &self.health, now };
-        let Plan { forwarding, mut vips, monitored_vips, probes, statuses, assignments } =
+        let Plan { forwarding, mut vips, monitored_vips, probes, statuses, is_waiting, assignments } =
             plan(&inputs, &self.assignments);
         self.assignments = assignments;
+        self.is_waiting = is_waiting;
         self.health.retain(|probe, _| probes.contains(probe));
         self.prober.set_probes(&probes, |target| self.host.source_for(target));
         if self.membership.settled {
@@ -323,7 +327,7 @@ impl Engine {
             Err(error) => {
                 let error = steerage_model::chain(&error);
                 self.metrics.failures.inc();
-                tracing::error!(error, "ruleset not written; the last one stays in force, retrying");
+                tracing::error!(error, "ruleset not written; keeping the last one and retrying");
                 self.kernel_error = Some(error);
             }
         }
@@ -338,7 +342,7 @@ impl Engine {
         if let Some(error) = &self.kernel_error {
             for status in statuses.values_mut() {
                 status.problem = format!(
-                    "The ruleset is not written: {error}. The last one stays in force. The edge host retries."
+                    "The ruleset is not written: {error}. The last ruleset stays in force. The edge host retries."
                 );
             }
         }

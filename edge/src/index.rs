@@ -4,6 +4,8 @@
 //! An object that this version cannot read keeps its last readable form, also across a relist: a newer controller must not
 //! take traffic away from an older edge.
 
+use std::sync::Arc;
+
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget};
 use steerage_watch::{Event, Object, Store};
 
@@ -13,7 +15,7 @@ pub(crate) struct LoadBalancer {
     /// For owner references.
     pub(crate) uid: String,
     pub(crate) generation: i64,
-    pub(crate) spec: EdgeLoadBalancerSpec,
+    pub(crate) spec: Arc<EdgeLoadBalancerSpec>,
 }
 
 impl Object for LoadBalancer {
@@ -27,7 +29,7 @@ impl Object for LoadBalancer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeSet {
     pub(crate) name: String,
-    pub(crate) targets: Vec<EdgeTarget>,
+    pub(crate) targets: Arc<Vec<EdgeTarget>>,
 }
 
 impl Object for NodeSet {
@@ -79,7 +81,7 @@ mod tests {
     use super::*;
 
     fn node_set(name: &str) -> NodeSet {
-        NodeSet { name: name.to_owned(), targets: Vec::new() }
+        NodeSet { name: name.to_owned(), targets: Arc::default() }
     }
 
     fn index(events: Vec<Event<NodeSet>>) -> Index {

@@ -10,7 +10,7 @@ use std::time::Instant;
 use ipnet::IpNet;
 use steerage_edge_api::{ListenerProtocol, TargetStatus};
 
-use crate::forward::{ForwardingState, LOCAL_TARGET, SlotTable, slot_table_id};
+use crate::forward::{ForwardingState, SlotTable, slot_table_id};
 use crate::health::{HealthByProbe, Probe};
 use crate::host::HostNetwork;
 use crate::ids::{TableNumbers, TargetIds};
@@ -18,9 +18,11 @@ use crate::index::Index;
 use crate::slot_table::{self, WeightedTarget};
 
 mod accept;
+mod select;
 mod targets;
 
 use accept::{Accepted, accept_all};
+use select::{Frontend, Selection, TargetsInUse, select};
 use targets::{SlotTableKey, TargetGroup};
 
 /// What a plan follows from.
@@ -42,6 +44,8 @@ pub(crate) struct Plan {
     pub(crate) probes: HashSet<Probe>,
     /// By name of the load balancer.
     pub(crate) statuses: BTreeMap<String, LoadBalancerStatus>,
+    /// Whether a VIP waits for probes: it gets its new targets by a later plan, also if nothing changes.
+    pub(crate) is_waiting: bool,
     /// For the next plan.
     pub(crate) assignments: Assignments,
 }
@@ -57,17 +61,17 @@ pub(crate) struct LoadBalancerStatus {
     pub(crate) targets: Vec<Arc<Vec<TargetStatus>>>,
 }
 
-/// What one plan leaves to the next: ids, and slot tables, which are filled again only when their targets change.
+/// What one plan leaves to the next: ids, slot tables, which are filled again only when their targets change, and the targets that
+/// each VIP uses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Assignments {
     targets: TargetIds,
     numbers: TableNumbers,
     tables: HashMap<SlotTableKey, AssignedTable>,
-    /// The slot table of each VIP, by UID of its load balancer.
-    in_use: HashMap<(String, IpAddr), SlotTableKey>,
+    in_use: TargetsInUse,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct AssignedTable {
     number: u32,
     class: usize,
@@ -82,101 +86,57 @@ impl Assignments {
     }
 }
 
-/// A VIP that is served, and the position of its target group.
-struct Frontend<'a> {
-    load_balancer: &'a Accepted<'a>,
-    vip: IpAddr,
-    group: usize,
-}
-
-/// A frontend with its targets, and with its slot table.
-struct Served<'a> {
-    frontend: &'a Frontend<'a>,
-    group: &'a TargetGroup,
-    table: u32,
+/// The slot table of a target group.
+struct PlannedTable {
+    id: u32,
     slots: Arc<SlotTable>,
 }
 
 pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
     let accepted = accept_all(inputs);
-    let (groups, frontends) = group_targets(inputs, &accepted);
-    let (served, assignments) = assign(&groups, &frontends, previous, inputs.now);
+    let Selection { groups, frontends, in_use, is_waiting } = select(inputs, &accepted, &previous.in_use);
+    let (tables, assignments) = assign(&groups, &frontends, in_use, previous, inputs.now);
     let conflicts = &inputs.host.conflicts;
     Plan {
-        forwarding: forwarding(inputs.host, &groups, &served, &assignments),
+        forwarding: forwarding(inputs.host, &groups, &frontends, &tables, &assignments),
         vips: frontends.iter().map(|to| to.vip).filter(|vip| !conflicts.contains_key(vip)).collect(),
         monitored_vips: frontends.iter().map(|to| to.vip).collect(),
         probes: groups.iter().flat_map(|group| &group.probes).cloned().collect(),
         statuses: statuses(&accepted, &groups, &frontends),
+        is_waiting,
         assignments,
     }
 }
 
-/// Load balancers with the same targets and check share a group, which is planned once.
-fn group_targets<'a>(
-    inputs: &PlanInputs<'_>,
-    accepted: &'a [Accepted<'a>],
-) -> (Vec<TargetGroup>, Vec<Frontend<'a>>) {
-    let (mut groups, mut frontends) = (Vec::new(), Vec::new());
-    let mut positions = HashMap::new();
-    for load_balancer in accepted {
-        for vip in load_balancer.vips.iter().copied() {
-            let key = SlotTableKey::new(load_balancer.object, vip);
-            let group = *positions.entry(key).or_insert_with_key(|key| {
-                groups.push(TargetGroup::new(inputs, load_balancer, key.clone(), vip));
-                groups.len() - 1
-            });
-            frontends.push(Frontend { load_balancer, vip, group });
-        }
-    }
-    (groups, frontends)
-}
-
-/// Gives each frontend a slot table.
-fn assign<'a>(
-    groups: &'a [TargetGroup],
-    frontends: &'a [Frontend<'a>],
+/// A slot table for each group that a frontend uses, by position.
+fn assign(
+    groups: &[TargetGroup],
+    frontends: &[Frontend<'_>],
+    in_use: TargetsInUse,
     previous: &Assignments,
     now: Instant,
-) -> (Vec<Served<'a>>, Assignments) {
+) -> (BTreeMap<usize, PlannedTable>, Assignments) {
     let mut targets = previous.targets.clone();
     let mut numbers = previous.numbers.clone();
-    let mut tables = HashMap::with_capacity(groups.len());
-    for group in groups {
-        let before = previous.tables.get(&group.key);
+    let mut assigned = HashMap::with_capacity(groups.len());
+    let mut planned = BTreeMap::new();
+    let used: BTreeSet<usize> = frontends.iter().map(|frontend| frontend.group).collect();
+    for position in used {
+        let Some(group) = groups.get(position) else { continue };
         let class = slot_table::class(group.candidates.len());
         let members = group.members(&mut targets);
-        let table = match before {
-            Some(before) if !group.exists => before.clone(),
-            Some(before) if before.class == class && before.members == members => before.clone(),
-            before => AssignedTable {
-                number: before.map_or_else(|| numbers.assign(group.vip), |before| before.number),
-                class,
-                slots: Arc::new(fill(class, &members)),
-                members,
-            },
-        };
-        tables.insert(group.key.clone(), table);
+        let before = previous.tables.get(&group.key);
+        let number = before.map_or_else(|| numbers.assign(group.vip), |before| before.number);
+        let slots = before
+            .filter(|before| before.class == class && before.members == members)
+            .map_or_else(|| Arc::new(fill(class, &members)), |before| Arc::clone(&before.slots));
+        let id = slot_table_id(number, class, group.key.affinity);
+        planned.insert(position, PlannedTable { id, slots: Arc::clone(&slots) });
+        assigned.insert(group.key.clone(), AssignedTable { number, class, members, slots });
     }
-    let (mut served, mut in_use) = (Vec::with_capacity(frontends.len()), HashMap::new());
-    for frontend in frontends {
-        let Some(group) = groups.get(frontend.group) else { continue };
-        let owner = (frontend.load_balancer.object.uid.clone(), frontend.vip);
-        let last = previous.in_use.get(&owner).filter(|_| !group.is_health_known());
-        let before = last.and_then(|last| previous.tables.get_key_value(last));
-        let (key, table) = match before {
-            // A VIP that moves to other targets, as by a change of steering, keeps its last slot table until the health of the new
-            // ones is known: fail open would send packets to nodes that drop them.
-            Some((key, before)) => (key, tables.entry(key.clone()).or_insert_with(|| before.clone())),
-            None => (&group.key, tables.entry(group.key.clone()).or_default()),
-        };
-        let id = slot_table_id(table.number, table.class, key.affinity);
-        served.push(Served { frontend, group, table: id, slots: Arc::clone(&table.slots) });
-        in_use.insert(owner, key.clone());
-    }
-    targets.retain(&served.iter().flat_map(|served| &served.slots.usable).copied().collect(), now);
-    numbers.retain(tables.values().map(|table| table.number).collect());
-    (served, Assignments { targets, numbers, tables, in_use })
+    targets.retain(&planned.values().flat_map(|table| &table.slots.usable).copied().collect(), now);
+    numbers.retain(assigned.values().map(|table| table.number).collect());
+    (planned, Assignments { targets, numbers, tables: assigned, in_use })
 }
 
 fn fill(class: usize, members: &[WeightedTarget]) -> SlotTable {
@@ -190,32 +150,34 @@ fn fill(class: usize, members: &[WeightedTarget]) -> SlotTable {
 fn forwarding(
     host: &HostNetwork,
     groups: &[TargetGroup],
-    served: &[Served<'_>],
+    frontends: &[Frontend<'_>],
+    tables: &BTreeMap<usize, PlannedTable>,
     assignments: &Assignments,
 ) -> ForwardingState {
     let mut state = ForwardingState {
-        slot_tables: served.iter().map(|served| (served.table, Arc::clone(&served.slots))).collect(),
+        slot_tables: tables.values().map(|table| (table.id, Arc::clone(&table.slots))).collect(),
         targets: assignments.targets.addresses(),
         peers: host.peers.iter().map(|peer| peer.mac).collect(),
         ..ForwardingState::default()
     };
-    for Served { frontend: Frontend { load_balancer, vip, .. }, group, table, slots } in served {
+    for Frontend { load_balancer, vip, group, .. } in frontends {
+        let (Some(group), Some(table)) = (groups.get(*group), tables.get(group)) else { continue };
         state.vips.insert(*vip);
         for listener in &load_balancer.object.spec.listeners {
             let protocol = match listener.protocol {
                 ListenerProtocol::Tcp => 6,
                 ListenerProtocol::Udp => {
-                    state.fragments.insert(*vip, *table);
+                    state.fragments.insert(*vip, table.id);
                     17
                 }
             };
-            state.listeners.insert((*vip, protocol, listener.port), *table);
+            state.listeners.insert((*vip, protocol, listener.port), table.id);
         }
         if !load_balancer.object.spec.source_ranges.is_empty() {
             let of_family = load_balancer.source_ranges.iter().filter(|net| is_same_family(net.addr(), *vip));
             state.ranges.insert(*vip, disjoint(of_family.copied()));
         }
-        if group.has_local_target() || slots.usable.contains(&LOCAL_TARGET) {
+        if group.has_local_target() {
             state.local.insert(*vip);
         }
     }
@@ -245,9 +207,9 @@ fn statuses(
     };
     let mut statuses: BTreeMap<_, _> =
         accepted.iter().map(|accepted| (accepted.object.name.clone(), status(accepted))).collect();
-    for Frontend { load_balancer, group, .. } in frontends {
+    for Frontend { load_balancer, reported, .. } in frontends {
         let status = statuses.get_mut(&load_balancer.object.name);
-        if let (Some(status), Some(group)) = (status, groups.get(*group)) {
+        if let (Some(status), Some(group)) = (status, groups.get(*reported)) {
             status.targets.push(Arc::clone(&group.statuses));
         }
     }

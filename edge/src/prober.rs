@@ -132,7 +132,7 @@ async fn probe(probe: &Probe, source: Option<IpAddr>) -> io::Result<ProbeResult>
 async fn http(mut stream: TcpStream, to: SocketAddr, path: &str) -> io::Result<ProbeResult> {
     // The path must not inject headers.
     if !path.starts_with('/') || path.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
-        return Ok(ProbeResult::Failed(format!("{path:?} is not a path")));
+        return Ok(ProbeResult::Failed(format!("`{path}` is not a path")));
     }
     let version = env!("CARGO_PKG_VERSION");
     let request = format!(

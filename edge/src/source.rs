@@ -44,7 +44,7 @@ impl Projection for LoadBalancer {
             uid: object.uid().unwrap_or_default(),
             generation: object.metadata.generation.unwrap_or_default(),
             // One that is being deleted is served until it is gone: the controller decides when.
-            spec: object.spec,
+            spec: object.spec.into(),
         }
     }
 }
@@ -54,7 +54,7 @@ impl Projection for NodeSet {
     const NAME: &'static str = "edgenodesets";
 
     fn project(object: EdgeNodeSet) -> Self {
-        Self { name: object.name_any(), targets: object.spec.targets }
+        Self { name: object.name_any(), targets: object.spec.targets.into() }
     }
 }
 

@@ -119,7 +119,7 @@ impl VipOwner {
                     tracing::info!(%vip, "VIP removed from interface");
                     self.held.remove(&vip);
                 }
-                Err(error) => self.on_error(vip, &error, "cannot remove VIP; retrying"),
+                Err(error) => self.on_error(vip, &error, "VIP not removed; retrying"),
             }
         }
         send_if_changed(&self.published, self.held.clone());
@@ -138,7 +138,7 @@ impl VipOwner {
                     self.held.insert(vip);
                     added.insert(vip);
                 }
-                Err(error) => self.on_error(vip, &error, "cannot add VIP; retrying"),
+                Err(error) => self.on_error(vip, &error, "VIP not added; retrying"),
             }
         }
         let held = &self.held;
@@ -181,7 +181,10 @@ impl VipOwner {
         if self.failed.get(&vip) != Some(&error) {
             tracing::error!(%vip, error, "{message}");
         }
-        self.failed.insert(vip, error);
+        if self.failed.insert(vip, error).is_none() {
+            // The delay of those that failed before is not its own.
+            (self.backoff, self.retry_at) = (RETRY, None);
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ensures the load balancer of a managed Service: finalizer, structure, targets, status. Where the structure is in place, targets
-//! go first.
+//! go first, but not where a new check must decide about them.
+
+use std::time::Duration;
 
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
@@ -17,6 +19,9 @@ use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
 /// The consequence for a Service whose plan failed, by whether it has a load balancer.
 const KEPT: &str = "The previous load balancer is kept";
 const NOT_CREATED: &str = "No load balancer is created or changed";
+
+/// While targets are frozen, a change of them that had failed before is tried again after this time.
+const FROZEN_RETRY: Duration = Duration::from_mins(1);
 
 impl Reconciler {
     pub(super) async fn ensure(
@@ -91,9 +96,11 @@ impl Reconciler {
         targets: &TargetPlan,
         is_frozen: bool,
     ) -> ReconcileResult {
+        let is_probed_first =
+            applied.structure.as_ref().is_some_and(|(_, before)| is_check_first(*before, steering));
         let in_place = applied.structure.as_ref().map(|(in_place, _)| in_place.clone());
         let is_changed = applied.targets_digest != Some(targets.digest) && !is_frozen;
-        if let (Some(in_place), true) = (&in_place, is_changed)
+        if let (Some(in_place), true) = (&in_place, is_changed && !is_probed_first)
             && let again @ Progress::Again(_) =
                 self.set_targets(snapshot, applied, request, in_place, targets).await?
         {
@@ -122,7 +129,8 @@ impl Reconciler {
         applied.structure = Some((lb.clone(), steering));
         // `ensure` may have created target groups. Frozen targets stay untouched in those that existed.
         if is_frozen {
-            return Ok(Progress::Done);
+            let is_pending = applied.program_failed;
+            return Ok(if is_pending { Progress::Again(FROZEN_RETRY) } else { Progress::Done });
         }
         self.set_targets(snapshot, applied, request, lb, targets).await
     }
@@ -137,7 +145,7 @@ impl Reconciler {
     ) -> ReconcileResult {
         let set =
             self.provider.set_targets(lb, &targets.set(&snapshot.nodes)).await.inspect_err(|error| {
-                // Perhaps some targets were set: the next reconcile must not take the old digest for the truth.
+                // Some targets may have been set: the recorded digest may no longer match the provider.
                 applied.program_failed = true;
                 // The structure is not the one that was applied: the next try ensures it again.
                 if matches!(error, Error::Conflict(_)) {
@@ -319,4 +327,21 @@ fn plan_error(error: &PlanError, consequence: &str) -> ReasonMessage {
 /// Whether two structures request the same. The published addresses are a result, not a request.
 fn is_same_structure(a: &LoadBalancer, b: &LoadBalancer) -> bool {
     *a == LoadBalancer { published: a.published.clone(), ..b.clone() }
+}
+
+/// Whether the health check must change before the targets: nodes without an endpoint would pass the check of `api` steering.
+fn is_check_first(before: Steering, after: Steering) -> bool {
+    before != after && after == Steering::HealthCheck
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn change_to_health_check_steering_writes_the_check_before_the_targets() {
+        assert!(is_check_first(Steering::Api, Steering::HealthCheck));
+        assert!(!is_check_first(Steering::HealthCheck, Steering::Api), "exact targets pass any check");
+        assert!(!is_check_first(Steering::HealthCheck, Steering::HealthCheck));
+    }
 }

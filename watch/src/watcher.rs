@@ -117,7 +117,6 @@ impl Watches {
             listing: if kind.consistent() { Listing::Newest } else { Listing::Streamed },
             has_synced: false,
             refused: 0,
-            silent: 0,
             unfinished: 0,
             kind,
         };
@@ -134,7 +133,7 @@ const UNFINISHED: u32 = 3;
 /// After this many refused watches in a row the objects are listed again.
 const MAX_REFUSED: u32 = 5;
 
-/// After this many watches in a row without data in time the objects are listed again. After a restore of etcd, the API server
+/// After silence of this many times the limit of one watch the objects are listed again. After a restore of etcd, the API server
 /// accepts a watch from a version that it has not reached yet, and sends nothing until it has.
 const MAX_SILENT: u32 = 2;
 
@@ -165,8 +164,6 @@ struct Watcher<K: Kind> {
     has_synced: bool,
     /// Watches that the API server refused since the last event or bookmark.
     refused: u32,
-    /// Watches without data in time since the last event or bookmark.
-    silent: u32,
     /// Streamed lists that ended before they were complete.
     unfinished: u32,
 }
@@ -271,16 +268,19 @@ impl<K: Kind> Watcher<K> {
         }
         self.metrics.failure(kind, failure.reason());
         if self.transport.take_progress() {
-            (self.refused, self.silent) = (0, 0);
+            self.refused = 0;
         }
         let is_watch = is_start || matches!(error, Error::WatchError(_));
         self.refused += u32::from(self.has_synced && is_watch && failure.may_last());
-        self.silent += u32::from(self.has_synced && failure == Failure::Idle);
         let is_unfinished = self.listing == Listing::Streamed && !is_start && failure.is_end();
         self.unfinished += u32::from(is_unfinished);
-        if failure.needs_list() || self.refused >= MAX_REFUSED || self.silent >= MAX_SILENT {
-            (self.events, self.listing) = (None, Listing::Newest);
-            (self.refused, self.silent) = (0, 0);
+        let is_silent = self.has_synced && self.transport.take_silence(MAX_SILENT * self.timing.idle);
+        if failure.needs_list() || self.refused >= MAX_REFUSED {
+            (self.events, self.listing, self.refused) = (None, Listing::Newest, 0);
+        } else if is_silent {
+            // All nodes may notice together that an API server is silent, and must not all read etcd.
+            self.listing = if self.kind.consistent() { Listing::Newest } else { Listing::Cached };
+            (self.events, self.refused) = (None, 0);
         } else if self.listing == Listing::Streamed && self.unfinished >= UNFINISHED {
             (self.events, self.listing) = (None, Listing::Cached);
         }
@@ -290,7 +290,11 @@ impl<K: Kind> Watcher<K> {
             tracing::info!(kind, "resource not served by this API server; continuing without it");
             return;
         }
-        let retry_in = self.transport.fail();
+        let mut retry_in = self.transport.fail();
+        if is_silent {
+            retry_in = self.timing.idle.mul_f64(fastrand::f64() / 4.0);
+            self.transport.pause(retry_in);
+        }
         tracing::warn!(
             kind,
             reason = failure.reason(),

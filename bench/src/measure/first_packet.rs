@@ -82,5 +82,8 @@ fn applied(trial: &Trial<'_>) -> Result<Option<(f64, f64)>> {
         let line = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         Ok(line.with_context(|| format!("the agent has no metric {name}"))?.trim().parse()?)
     };
-    Ok(Some((value("steerage_agent_apply_seconds_count")?, value("steerage_agent_apply_seconds_sum")?)))
+    Ok(Some((
+        value("steerage_agent_write_duration_seconds_count")?,
+        value("steerage_agent_write_duration_seconds_sum")?,
+    )))
 }

@@ -116,8 +116,8 @@ pub struct Plan {
     pub edges: u8,
     /// The service proxy of the nodes.
     pub service_proxy: ServiceProxy,
-    /// Seconds without a heartbeat after which a node becomes `NotReady`.
-    pub node_grace_seconds: u32,
+    /// After this long without a heartbeat a node becomes `NotReady`; as kube-controller-manager takes it: `50s`.
+    pub node_monitor_grace_period: String,
 }
 
 impl Plan {
@@ -241,7 +241,7 @@ mod tests {
             workers,
             edges,
             service_proxy: ServiceProxy::KubeProxy,
-            node_grace_seconds: 50,
+            node_monitor_grace_period: "50s".to_owned(),
         }
     }
 

@@ -42,9 +42,9 @@ enum Verb {
         /// Choose the service proxy of the nodes; with `agent`, none runs before `install`.
         #[arg(long, value_enum, default_value = "kube-proxy")]
         service_proxy: ServiceProxy,
-        /// Mark a node `NotReady` after this many seconds without a heartbeat.
-        #[arg(long, default_value_t = 50)]
-        node_grace_seconds: u32,
+        /// Mark a node `NotReady` after this long without a heartbeat.
+        #[arg(long, value_name = "DURATION", default_value = "50s")]
+        node_monitor_grace_period: String,
     },
     /// Build the images, install the chart, start the edges, and wait until all are ready.
     Install {
@@ -185,8 +185,8 @@ impl Args {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let open = |name: &Name| Lab::open(&name.name);
         match self.verb {
-            Verb::Up { name, workers, edges, service_proxy, node_grace_seconds } => {
-                up::up(Plan { name: name.name, workers, edges, service_proxy, node_grace_seconds })?;
+            Verb::Up { name, workers, edges, service_proxy, node_monitor_grace_period } => {
+                up::up(Plan { name: name.name, workers, edges, service_proxy, node_monitor_grace_period })?;
             }
             Verb::Install { name, set, no_build, root } => {
                 let root = root.canonicalize().with_context(|| format!("reading {}", root.display()))?;

@@ -139,7 +139,7 @@ fn controller_manager(lab: &Lab) -> Vec<String> {
         ("service-cluster-ip-range", format!("{SERVICES_IPV4},{SERVICES_IPV6}")),
         // The lab derives each node's pod networks from its number.
         ("allocate-node-cidrs", "false".into()),
-        ("node-monitor-grace-period", format!("{}s", lab.plan.node_grace_seconds)),
+        ("node-monitor-grace-period", lab.plan.node_monitor_grace_period.clone()),
         ("leader-elect", "false".into()),
     ])
 }

@@ -142,7 +142,7 @@ mod tests {
             workers: 1,
             edges: 1,
             service_proxy: ServiceProxy::KubeProxy,
-            node_grace_seconds: 50,
+            node_monitor_grace_period: "50s".to_owned(),
         };
         let beside = chart_values(&plan, "1", "2");
         assert_eq!(beside["agent"]["kubeProxyReplacement"], false);

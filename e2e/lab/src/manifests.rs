@@ -150,7 +150,7 @@ mod tests {
             workers: 3,
             edges: 0,
             service_proxy: ServiceProxy::KubeProxy,
-            node_grace_seconds: 50,
+            node_monitor_grace_period: "50s".to_owned(),
         };
         let nodes = nodes(&plan);
         assert_eq!(nodes["items"].as_array().unwrap().len(), 4);

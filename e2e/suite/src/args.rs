@@ -26,10 +26,10 @@ enum ClusterKind {
 #[derive(Debug, Parser)]
 #[command(disable_version_flag = true)]
 pub struct Args {
-    /// Say which service proxy the cluster runs.
+    /// Expect this service proxy in the cluster.
     #[arg(long, value_enum, default_value = "kube-proxy")]
     service_proxy: ServiceProxy,
-    /// Say what made the cluster.
+    /// Expect a cluster of this command.
     #[arg(long, value_enum, default_value = "lab")]
     cluster: ClusterKind,
     /// Use the cluster of this name.

@@ -52,7 +52,7 @@ pub fn kill_container(suite: &Suite, pod: &Pod) -> Result<()> {
     suite.cluster(|cluster| cluster.exec(node, &["sh", "-c", &script])).map(drop)
 }
 
-/// Kills a node's kube-proxy, which is started again at once and then reads everything anew.
+/// Kills a node's kube-proxy, which is started again at once and then lists everything again.
 pub fn kill_kube_proxy(suite: &Suite, node: &Host) -> Result<()> {
     let script = "killed=1; for name in /proc/[0-9]*/comm; do if grep -qx kube-proxy $name 2>/dev/null; then \
          process=${name%/comm}; kill -9 ${process#/proc/} && killed=0; fi; done; exit $killed";

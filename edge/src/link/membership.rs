@@ -20,8 +20,8 @@ use crate::host::EdgePeer;
 
 /// Sending has recovered after this many heartbeats in a row: a full queue drops some of them.
 const RECOVERED: u32 = 50;
-/// No more hosts with this host's name are logged: anyone on the link can invent them.
-const MAX_NAMESAKES: usize = 16;
+/// Limit of logged MAC addresses with this host's name: any machine on the link can send such heartbeats.
+const MAX_DUPLICATE_NAMES: usize = 16;
 
 /// The edge hosts on the link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub(crate) struct HeartbeatLoop {
     membership: watch::Sender<Membership>,
     started: Instant,
     /// Other hosts with this host's name.
-    namesakes: BTreeSet<Mac>,
+    duplicate_names: BTreeSet<Mac>,
     /// After a heartbeat that was not sent, the number sent in a row since then, until sending has recovered.
     sent_since_failure: Option<u32>,
     /// Whether the last attempt to receive failed.
@@ -81,7 +81,7 @@ impl HeartbeatLoop {
         let started = Instant::now();
         let LocalHost { mac, name, group, timing, .. } = local.clone();
         let election = Election::new(name, mac, group, timing, started);
-        let namesakes = BTreeSet::new();
+        let duplicate_names = BTreeSet::new();
         let host = Self {
             socket,
             local,
@@ -90,7 +90,7 @@ impl HeartbeatLoop {
             leaving,
             membership,
             started,
-            namesakes,
+            duplicate_names,
             sent_since_failure: None,
             is_receive_failing: false,
         };
@@ -112,13 +112,15 @@ impl HeartbeatLoop {
                 }
                 frame = self.socket.receive() => match frame {
                     Ok(frame) => {
-                        self.is_receive_failing = false;
+                        if std::mem::take(&mut self.is_receive_failing) {
+                            tracing::info!("heartbeats received again");
+                        }
                         self.on_frame(&frame);
                     }
                     Err(error) => {
                         // The interface may be down for a moment.
                         if !std::mem::replace(&mut self.is_receive_failing, true) {
-                            tracing::warn!(%error, "heartbeats not received; retrying");
+                            tracing::warn!(%error, "heartbeats not received; this host may become active beside another; retrying");
                         }
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
@@ -139,10 +141,10 @@ impl HeartbeatLoop {
                     tracing::info!("heartbeats sent again");
                 }
             }
-            // Logged once: without heartbeats of each other, hosts are both active.
+            // Logged once per failure: hosts without each other's heartbeats are all active.
             Err(error) => {
                 if self.sent_since_failure.replace(0).is_none() {
-                    tracing::warn!(%error, "heartbeat not sent; retrying");
+                    tracing::warn!(%error, "heartbeat not sent; other hosts may take over; retrying");
                 }
             }
         }
@@ -150,8 +152,11 @@ impl HeartbeatLoop {
 
     fn on_frame(&mut self, frame: &[u8]) {
         let Some((from, heartbeat)) = heartbeat::decode(frame) else { return };
-        let is_namesake = heartbeat.host == self.local.name && from != self.local.mac;
-        if is_namesake && self.namesakes.len() < MAX_NAMESAKES && self.namesakes.insert(from) {
+        let is_duplicate_name = heartbeat.host == self.local.name && from != self.local.mac;
+        if is_duplicate_name
+            && self.duplicate_names.len() < MAX_DUPLICATE_NAMES
+            && self.duplicate_names.insert(from)
+        {
             tracing::warn!(
                 host = heartbeat.host,
                 mac = %display_mac(from),

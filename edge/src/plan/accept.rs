@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
-use steerage_edge_api::EdgeTarget;
 
 use super::PlanInputs;
+use super::targets::Targets;
 use crate::forward::display_mac;
 use crate::host::HostNetwork;
 use crate::index::LoadBalancer;
@@ -16,7 +17,7 @@ use crate::index::LoadBalancer;
 pub(super) struct Accepted<'a> {
     pub(super) object: &'a LoadBalancer,
     /// Its own targets, or those of its node set, if that exists.
-    pub(super) targets: Option<&'a [EdgeTarget]>,
+    pub(super) targets: Option<Targets>,
     pub(super) vips: Vec<IpAddr>,
     pub(super) source_ranges: Vec<IpNet>,
     pub(super) problems: Vec<String>,
@@ -40,15 +41,15 @@ fn accept<'a>(
     let spec = &object.spec;
     let mut problems = Vec::new();
     let targets = match &spec.node_set {
-        None => Some(spec.targets.as_slice()),
+        None => Some(Targets::Own(Arc::clone(spec))),
         Some(name) => {
             let set = inputs.index.node_set(name);
             if set.is_none() {
                 problems.push(format!(
-                    "EdgeNodeSet {name} does not exist. The last known targets stay in use. The controller creates the EdgeNodeSet."
+                    "EdgeNodeSet {name} does not exist. The load balancer keeps its last targets; a new one has none. The controller creates the EdgeNodeSet."
                 ));
             }
-            set.map(|set| set.targets.as_slice())
+            set.map(|set| Targets::OfNodeSet(Arc::clone(&set.targets)))
         }
     };
     let (source_ranges, unreadable) = parse_ranges(&spec.source_ranges);

@@ -5,9 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use steerage_edge_api::{EdgeTarget, HealthCheck, TargetState, TargetStatus};
+use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget, HealthCheck, TargetState, TargetStatus};
 
-use super::accept::Accepted;
 use super::{PlanInputs, is_same_family};
 use crate::forward::Mac;
 use crate::hash;
@@ -17,10 +16,11 @@ use crate::ids::TargetIds;
 use crate::index::LoadBalancer;
 use crate::slot_table::WeightedTarget;
 
-/// Load balancers with the same nodes, check and kind of hash share a slot table.
+/// Load balancers with the same targets, check and kind of hash share a slot table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SlotTableKey {
     owner: Owner,
+    check: HealthCheck,
     v6: bool,
     pub(super) affinity: bool,
 }
@@ -28,25 +28,50 @@ pub(super) struct SlotTableKey {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Owner {
     LoadBalancer(String),
-    NodeSet(String, HealthCheck),
+    NodeSet(String),
 }
 
 impl SlotTableKey {
     pub(super) fn new(object: &LoadBalancer, vip: IpAddr) -> Self {
         let owner = match &object.spec.node_set {
-            Some(set) => Owner::NodeSet(set.clone(), object.spec.health_check.clone()),
+            Some(set) => Owner::NodeSet(set.clone()),
             None => Owner::LoadBalancer(object.name.clone()),
         };
-        Self { owner, v6: vip.is_ipv6(), affinity: object.spec.affinity.is_some() }
+        let check = object.spec.health_check.clone();
+        Self { owner, check, v6: vip.is_ipv6(), affinity: object.spec.affinity.is_some() }
+    }
+}
+
+/// Targets as an object holds them, or held them last.
+#[derive(Clone, Debug)]
+pub(super) enum Targets {
+    Own(Arc<EdgeLoadBalancerSpec>),
+    OfNodeSet(Arc<Vec<EdgeTarget>>),
+}
+
+impl Targets {
+    /// Whether both are the same value in memory.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Own(a), Self::Own(b)) => Arc::ptr_eq(a, b),
+            (Self::OfNodeSet(a), Self::OfNodeSet(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+
+    fn as_slice(&self) -> &[EdgeTarget] {
+        match self {
+            Self::Own(spec) => &spec.targets,
+            Self::OfNodeSet(targets) => targets,
+        }
     }
 }
 
 pub(super) struct TargetGroup {
     pub(super) key: SlotTableKey,
+    pub(super) targets: Targets,
     /// The first VIP that it serves.
     pub(super) vip: IpAddr,
-    /// False if it is a node set that does not exist.
-    pub(super) exists: bool,
     pub(super) candidates: Vec<Candidate>,
     /// Of all targets, also of refused ones; by node and address.
     pub(super) statuses: Arc<Vec<TargetStatus>>,
@@ -65,26 +90,19 @@ pub(super) struct Candidate {
 }
 
 impl TargetGroup {
-    pub(super) fn new(
-        inputs: &PlanInputs<'_>,
-        load_balancer: &Accepted<'_>,
-        key: SlotTableKey,
-        vip: IpAddr,
-    ) -> Self {
-        let check = &load_balancer.object.spec.health_check;
-        let targets = load_balancer.targets.unwrap_or_default();
-        let use_own_weights = targets.iter().any(|target| target.weight != 1);
+    pub(super) fn new(inputs: &PlanInputs<'_>, key: SlotTableKey, targets: Targets, vip: IpAddr) -> Self {
+        let use_own_weights = targets.as_slice().iter().any(|target| target.weight != 1);
         let mut group = Self {
             key,
+            targets: targets.clone(),
             vip,
-            exists: load_balancer.targets.is_some(),
             candidates: Vec::new(),
             statuses: Arc::default(),
             probes: Vec::new(),
             sources: Vec::new(),
         };
         let mut statuses = Vec::new();
-        for target in targets {
+        for target in targets.as_slice() {
             let mut of_family = target.addresses.iter().filter(|address| is_same_family(**address, vip));
             let Some(address) = of_family.next().copied() else { continue };
             let status = |state, reason, weight| TargetStatus {
@@ -99,7 +117,7 @@ impl TargetGroup {
                 statuses.push(status(TargetState::Refused, reason, 0));
                 continue;
             }
-            let probe = Probe { address, check: check.clone() };
+            let probe = Probe { address, check: group.key.check.clone() };
             let TargetHealth { state, reason, weight } =
                 inputs.health.get(&probe).cloned().unwrap_or_default();
             let weight = if use_own_weights { target.weight } else { weight.unwrap_or(1) };
@@ -118,10 +136,9 @@ impl TargetGroup {
         self.candidates.iter().any(|candidate| candidate.is_local)
     }
 
-    /// Whether a target is healthy, or none can turn out to be at its first probe.
+    /// Whether no target waits for its first probe. One healthy target alone would get all connections for a moment.
     pub(super) fn is_health_known(&self) -> bool {
-        let is = |state| self.candidates.iter().any(|candidate| candidate.state == state);
-        self.exists && (is(TargetState::Healthy) || !is(TargetState::Initial))
+        self.candidates.iter().all(|candidate| candidate.state != TargetState::Initial)
     }
 
     /// The healthy targets, or all where none is healthy (fail open). Every target gets an id, also an unhealthy one.

@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, TargetState};
 use steerage_watch::Event;
 
+mod kept_targets;
+
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")
 }
@@ -44,7 +46,7 @@ fn index(load_balancers: &[Value]) -> Index {
             name: object.name_any(),
             uid: object.uid().unwrap_or_default(),
             generation: object.metadata.generation.unwrap_or_default(),
-            spec: object.spec,
+            spec: object.spec.into(),
         };
         index.apply(IndexEvent::LoadBalancer(Event::Apply(load_balancer)));
     }
@@ -195,82 +197,12 @@ fn load_balancers_of_one_node_set_share_a_slot_table() {
     assert!(missing.statuses["a"].problem.contains("EdgeNodeSet eligible does not exist"));
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": [target(1, 1), target(2, 1)]}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
-    let node_set = NodeSet { name: set.name_any(), targets: set.spec.targets };
+    let node_set = NodeSet { name: set.name_any(), targets: set.spec.targets.into() };
     index.apply(IndexEvent::NodeSet(Event::Apply(node_set)));
     let plan = plan_next(&index, &host(), &HealthByProbe::new(), Instant::now(), &Assignments::default());
     assert_eq!(plan.forwarding.slot_tables.len(), 1);
     assert_eq!(plan.forwarding.listeners.len(), 4);
     assert!(Arc::ptr_eq(&plan.statuses["a"].targets[0], &plan.statuses["b"].targets[0]));
-}
-
-/// A load balancer with the targets of a node set, and the node set.
-fn of_node_set(name: &str, vip: &str, targets: &[Value]) -> (Value, NodeSet) {
-    let mut load_balancer = load_balancer(name, vip, &[]);
-    load_balancer["spec"]["nodeSet"] = json!("eligible");
-    load_balancer["spec"]["healthCheck"]["port"] = json!(31000);
-    let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": targets}});
-    let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
-    (load_balancer, NodeSet { name: set.name_any(), targets: set.spec.targets })
-}
-
-#[test]
-fn change_of_steering_keeps_the_last_targets_until_a_probe_decides() {
-    let now = Instant::now();
-    let (vip, one) = ("10.0.0.100", BTreeSet::from([ip("10.0.0.1")]));
-    let api = index(&[load_balancer("a", vip, &[target(1, 1)])]);
-    let first = plan_next(&api, &host(), &HealthByProbe::new(), now, &Assignments::default());
-    let steered_by_api = plan_next(&api, &host(), &health(&first, &[]), now, &first.assignments);
-
-    let (changed, set) = of_node_set("a", vip, &[target(1, 1), target(2, 1)]);
-    let mut nodes = index(&[changed]);
-    let check = |index: &Index, health: &HealthByProbe, previous: &Plan| {
-        plan_next(index, &host(), health, now, &previous.assignments)
-    };
-    let no_set_yet = check(&nodes, &HealthByProbe::new(), &steered_by_api);
-    assert_eq!(reached(&no_set_yet, vip, 6, 80), one, "the node set does not exist yet");
-    nodes.apply(IndexEvent::NodeSet(Event::Apply(set)));
-    let unknown = check(&nodes, &HealthByProbe::new(), &no_set_yet);
-    assert_eq!(reached(&unknown, vip, 6, 80), one, "no probe has completed");
-    let mut results = health(&unknown, &["10.0.0.2"]);
-    let failed: HealthByProbe = results.extract_if(|probe, _| probe.address == ip("10.0.0.2")).collect();
-    let half = check(&nodes, &failed, &unknown);
-    assert_eq!(reached(&half, vip, 6, 80), one, "the other probe may still pass");
-    let all_failed = check(&nodes, &health(&unknown, &["10.0.0.1", "10.0.0.2"]), &half);
-    assert_eq!(reached(&all_failed, vip, 6, 80).len(), 2, "fail open, since every probe has completed");
-    let decided = check(&nodes, &results, &half);
-    assert_eq!(reached(&decided, vip, 6, 80), one, "the only healthy target");
-    assert_eq!(decided.assignments.tables.len(), 1, "the slot table of the last targets is forgotten");
-
-    let back = check(&api, &HealthByProbe::new(), &decided);
-    assert_eq!(reached(&back, vip, 6, 80), one);
-}
-
-#[test]
-fn new_owner_of_an_address_never_gets_the_targets_of_the_last_one() {
-    let now = Instant::now();
-    let first = plan(&[load_balancer("a", "10.0.0.100", &[target(1, 1)])], &host(), &HealthByProbe::new());
-    let mut successor = load_balancer("a", "10.0.0.100", &[target(2, 1)]);
-    successor["metadata"]["uid"] = json!("another");
-    successor["spec"]["affinity"] = json!({ "timeoutSeconds": 60 });
-    let next = plan_next(&index(&[successor]), &host(), &HealthByProbe::new(), now, &first.assignments);
-    assert_eq!(reached(&next, "10.0.0.100", 6, 80), [ip("10.0.0.2")].into());
-}
-
-#[test]
-fn deleted_node_set_keeps_its_last_targets() {
-    let (load_balancer, set) = of_node_set("a", "10.0.0.100", &[target(1, 1), target(2, 1)]);
-    let mut index = index(&[load_balancer]);
-    index.apply(IndexEvent::NodeSet(Event::Apply(set)));
-    let now = Instant::now();
-    let first = plan_next(&index, &host(), &HealthByProbe::new(), now, &Assignments::default());
-    let healthy = plan_next(&index, &host(), &health(&first, &["10.0.0.2"]), now, &first.assignments);
-    index.apply(IndexEvent::NodeSet(Event::Delete { key: "eligible".to_owned(), version: String::new() }));
-    let mut plan = healthy;
-    for _ in 0..2 {
-        plan = plan_next(&index, &host(), &HealthByProbe::new(), now, &plan.assignments);
-        assert_eq!(reached(&plan, "10.0.0.100", 6, 80), [ip("10.0.0.1")].into());
-    }
-    assert!(plan.statuses["a"].problem.contains("EdgeNodeSet eligible does not exist"));
 }
 
 #[test]

@@ -65,7 +65,7 @@ impl From<Failure> for Error {
                 Self::Throttled { after, message }
             }
             400 | 422 => Self::invalid(REJECTED_BY_API_SERVER, message),
-            _ => Self::Unavailable(message),
+            _ => Self::Unavailable(format!("The API server failed: {message}. Steerage retries.")),
         }
     }
 }

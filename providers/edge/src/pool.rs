@@ -35,7 +35,7 @@ impl Pool {
         for entry in &spec.addresses {
             match entry.parse() {
                 Ok(range) => ranges.push(range),
-                Err(problem) => problems.push(format!("{entry:?}: {problem}")),
+                Err(problem) => problems.push(format!("`{entry}` is invalid: {problem}. It is ignored.")),
             }
         }
         Self { name: name.into(), auto_assign: spec.auto_assign, ranges, problems }
@@ -71,7 +71,7 @@ impl std::str::FromStr for Range {
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let ip =
-            |text: &str| text.trim().parse::<IpAddr>().map_err(|_| format!("{text:?} is not an address"));
+            |text: &str| text.trim().parse::<IpAddr>().map_err(|_| format!("`{text}` is not an address"));
         if text.contains('/') {
             let net: IpNet = text.parse().map_err(|_| "not a CIDR".to_owned())?;
             return Ok(Self::of_net(net));

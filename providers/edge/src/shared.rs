@@ -145,7 +145,7 @@ impl Shared {
         self.allocation().waiting.remove(owner);
     }
 
-    /// A pool changed: what waits for an address may get one.
+    /// A pool changed: Services that wait for an address may get one.
     pub(crate) fn on_pool(&self) {
         self.notify_waiting();
         self.pools_are_stale();
@@ -163,9 +163,17 @@ impl Shared {
             return Ok(());
         }
         let _one_at_a_time = self.pool_lock.lock().await;
-        if !self.stale_pools.swap(false, Ordering::AcqRel) {
-            return Ok(());
+        while self.stale_pools.swap(false, Ordering::AcqRel) {
+            if !self.write_stale_pools().await? {
+                break;
+            }
         }
+        Ok(())
+    }
+
+    /// Whether all were written.
+    async fn write_stale_pools(&self) -> Result<bool, Error> {
+        let mut all_written = true;
         let taken = self.taken(&Allocation::default(), "");
         let stale: Vec<_> = self.pools.cache.read(|rows| {
             rows.filter_map(|entry| {
@@ -181,6 +189,7 @@ impl Shared {
                 Ok(changes) if changes.iter().any(is_edited) => self.on_pool(),
                 Ok(_) => {}
                 Err(failure) => {
+                    all_written = false;
                     self.pools_are_stale();
                     let error = Error::from(failure);
                     tracing::warn!(%pool, %error, "AddressPool status not written; retrying with the next change");
@@ -190,7 +199,7 @@ impl Shared {
                 }
             }
         }
-        Ok(())
+        Ok(all_written)
     }
 
     /// Protects a shared set from deletion until the load balancer that is about to use it does.
@@ -235,7 +244,7 @@ impl Shared {
         }
         tracing::warn!(
             node_set = entry.name,
-            "another program changed the EdgeNodeSet; comparing all load balancers"
+            "another program changed or deleted the EdgeNodeSet; reconciling all load balancers"
         );
         // All: one whose targets were refused does not name the set yet.
         let owners: Vec<Owner> =

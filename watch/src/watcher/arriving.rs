@@ -56,6 +56,13 @@ impl Arriving {
         }
     }
 
+    /// The connection ended: perhaps a proxy cuts connections that are silent for less than the limit.
+    fn on_end(&self) {
+        if self.answer == Answer::Watch && !self.has_data {
+            self.transport.on_silence(self.last.elapsed());
+        }
+    }
+
     /// Whether this end of the body is one that the library must not take for a normal one.
     fn is_early(&self) -> bool {
         self.answer == Answer::Watch && !self.has_ended && (!self.has_data || self.transport.is_listing())
@@ -78,15 +85,14 @@ impl http_body::Body for Arriving {
             }
             Poll::Ready(Some(Err(error))) => {
                 this.has_ended = true;
+                this.on_end();
                 // The library searches the text too.
                 let text = chain(&error).replace("unexpected EOF", "unexpected end");
                 Poll::Ready(Some(Err(TransportError::Broken(text))))
             }
             Poll::Ready(None) if this.is_early() => {
                 this.has_ended = true;
-                if !this.has_data {
-                    this.transport.on_silence();
-                }
+                this.on_end();
                 Poll::Ready(Some(Err(TransportError::Empty)))
             }
             Poll::Ready(None) => Poll::Ready(None),
@@ -96,7 +102,7 @@ impl http_body::Body for Arriving {
                 ready!(this.silence.as_mut().poll(context));
                 // The list may have been completed while the timer ran.
                 if this.last.elapsed() >= this.limit() {
-                    this.transport.on_silence();
+                    this.transport.on_silence(this.last.elapsed());
                     return Poll::Ready(Some(Err(TransportError::Silence(limit))));
                 }
             },

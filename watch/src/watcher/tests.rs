@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use futures::{Stream, StreamExt, stream};
+use futures::{Stream, StreamExt, future, stream};
 use http_body_util::StreamBody;
 use http_body_util::combinators::UnsyncBoxBody;
 use kube::client::Body;
@@ -31,6 +31,9 @@ enum End {
     /// The connection ends within a chunk: kube takes it for the normal end of a watch.
     Eof,
     Hang,
+    /// Close and break after a while.
+    CloseAfter(Duration),
+    BreakAfter(Duration),
 }
 
 type Answer = (u16, Vec<String>, End);
@@ -77,6 +80,8 @@ impl Script {
                     ))])
                     .boxed(),
                     End::Hang => stream::pending().boxed(),
+                    End::CloseAfter(delay) => after(delay, None).boxed(),
+                    End::BreakAfter(delay) => after(delay, Some(io::Error::other("reset"))).boxed(),
                 };
                 let body = UnsyncBoxBody::new(StreamBody::new(stream::iter(frames).chain(rest)));
                 let response = http::Response::builder().status(status).body(body);
@@ -104,6 +109,17 @@ impl Script {
     fn times(&self) -> Vec<Instant> {
         self.asked.lock().expect("lock").iter().map(|(_, at)| *at).collect()
     }
+}
+
+fn after(
+    delay: Duration,
+    error: Option<io::Error>,
+) -> impl Stream<Item = io::Result<http_body::Frame<Bytes>>> {
+    let end = async move {
+        tokio::time::sleep(delay).await;
+        error.map(Err)
+    };
+    stream::once(end).filter_map(future::ready)
 }
 
 fn node(name: &str, version: &str) -> Value {

@@ -53,8 +53,8 @@ struct Pace {
     is_listing: bool,
     /// Whether a watch brought an event or a bookmark since the last failure.
     has_progress: bool,
-    /// Whether the last response brought no data in time, or none at all.
-    is_silent: bool,
+    /// How long watches were open since the last data.
+    silence: Duration,
 }
 
 impl Transport {
@@ -67,7 +67,7 @@ impl Transport {
             is_failing: false,
             is_listing: false,
             has_progress: false,
-            is_silent: false,
+            silence: Duration::ZERO,
         };
         Self { kind, timing, staleness, pace: Arc::new(Mutex::new(pace)) }
     }
@@ -133,7 +133,7 @@ impl Transport {
         };
         // After an outage the response is the first sign of the API server; the next bookmark may be a minute away. But an
         // API server or a proxy that accepts watches and never sends anything must not look current.
-        if answer == Answer::Watch && !self.pace().is_silent {
+        if answer == Answer::Watch && self.pace().silence.is_zero() {
             self.staleness.record(self.kind);
         }
         Ok(response.map(|body| Arriving::new(body, self, answer)))
@@ -143,15 +143,26 @@ impl Transport {
     pub(super) fn record_data(&self) {
         self.staleness.record(self.kind);
         let mut pace = self.pace();
-        (pace.has_progress, pace.is_silent) = (true, false);
+        (pace.has_progress, pace.silence) = (true, Duration::ZERO);
         if std::mem::take(&mut pace.is_failing) {
             tracing::info!(kind = self.kind, "watch recovered");
         }
     }
 
-    /// No data arrived in time, or at all.
-    pub(super) fn on_silence(&self) {
-        self.pace().is_silent = true;
+    /// A watch was open for this long without data.
+    pub(super) fn on_silence(&self, duration: Duration) {
+        self.pace().silence += duration;
+    }
+
+    /// Whether watches were open for `limit` in all without data; asked again, the time begins anew.
+    pub(super) fn take_silence(&self, limit: Duration) -> bool {
+        let mut pace = self.pace();
+        let is_over = pace.silence >= limit;
+        if is_over {
+            // Not zero: the next response is no sign of life either.
+            pace.silence = Duration::from_nanos(1);
+        }
+        is_over
     }
 
     pub(super) fn is_listing(&self) -> bool {

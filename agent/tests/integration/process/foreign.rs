@@ -61,7 +61,7 @@ fn foreign_changes_are_repaired_and_other_tables_ignored() {
     // Another program commits to its own table, thousands of times and with thousands of elements.
     std::thread::sleep(Duration::from_secs(1));
     let counts = || {
-        ["foreign_changes", "full_applies", "applies"]
+        ["foreign_changes", "full_writes", "writes"]
             .map(|name| agent.metric(&format!("steerage_agent_{name}_total")))
     };
     let before = counts();

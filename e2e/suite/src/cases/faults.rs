@@ -171,7 +171,7 @@ pub(super) async fn steering_change_is_measured(test: Arc<TestContext>) -> Resul
         }
         Ok(())
     };
-    under_load(&test, "change to the other steering", Promise::None, clients, flip).await
+    under_load(&test, "change to the other steering", Promise::NothingLost, clients, flip).await
 }
 
 pub(super) async fn node_drain_is_measured(test: Arc<TestContext>) -> Result<()> {

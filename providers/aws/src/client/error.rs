@@ -47,7 +47,7 @@ impl From<CallError> for Error {
         let CallError { action, code, message } = failure;
         let text = format!("ELBv2 {action}: {code}: {message}");
         match code.as_str() {
-            "" => Self::Unavailable(format!("ELBv2 {action}: {message}")),
+            "" => Self::Unavailable(format!("AWS failed: ELBv2 {action}: {message}. Steerage retries.")),
             "Throttling" | "ThrottlingException" | "RequestLimitExceeded" | "TooManyRequestsException" => {
                 Self::Throttled { after: None, message: text }
             }
@@ -80,7 +80,7 @@ impl From<CallError> for Error {
             {
                 Self::invalid(crate::reasons::REJECTED_BY_PROVIDER, text)
             }
-            _ => Self::Unavailable(text),
+            _ => Self::Unavailable(format!("AWS failed: {text}. Steerage retries.")),
         }
     }
 }

@@ -9,6 +9,9 @@ use serde_json::json;
 use steerage_model::Key;
 use steerage_watch::Event;
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
 use super::*;
 
 fn pool(version: &str, range: &str) -> Value {
@@ -19,10 +22,15 @@ fn pool(version: &str, range: &str) -> Value {
 /// A pool is enlarged while its status is written. The watch then reports nothing, because the response was newer.
 #[tokio::test]
 async fn edit_in_the_response_to_a_status_write_is_not_lost() {
-    let service = tower::service_fn(|request: http::Request<Body>| async move {
+    let patches = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&patches);
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        count.fetch_add(1, Ordering::AcqRel);
         assert_eq!(request.method(), http::Method::PATCH);
-        let text = pool("101", "10.9.0.0/24").to_string();
-        Ok::<_, io::Error>(http::Response::new(Body::from(text.into_bytes())))
+        async move {
+            let text = pool("101", "10.9.0.0/24").to_string();
+            Ok::<_, io::Error>(http::Response::new(Body::from(text.into_bytes())))
+        }
     });
     let shared = Shared::new(&Client::new(service, "default"), "system");
     shared.activated.set(()).expect("set once");
@@ -34,5 +42,6 @@ async fn edit_in_the_response_to_a_status_write_is_not_lost() {
     shared.pools_are_stale();
     shared.write_pools().await.expect("written");
     assert_eq!(notified.next().now_or_never().flatten(), Some(owner));
-    assert!(shared.stale_pools.load(Ordering::Acquire), "the status is that of the old pool");
+    assert_eq!(patches.load(Ordering::Acquire), 2, "the status of the edited pool is written, too");
+    assert!(!shared.stale_pools.load(Ordering::Acquire));
 }

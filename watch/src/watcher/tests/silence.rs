@@ -83,8 +83,23 @@ async fn watches_that_stay_silent_lead_to_a_list() {
     assert_eq!(words, ["init", "listed a", "done", "init", "listed b", "done"]);
     assert_eq!(
         script.asked()[1..4],
-        ["watch=true resourceVersion=1200", "watch=true resourceVersion=1200", ""]
+        ["watch=true resourceVersion=1200", "watch=true resourceVersion=1200", "resourceVersion=0"]
     );
+}
+
+/// The same behind a proxy that cuts silent connections, after as long.
+#[tokio::test(start_paused = true)]
+async fn silent_watches_that_a_proxy_ends_lead_to_a_list() {
+    let idle = Timing::default().idle;
+    for end in [End::CloseAfter(idle / 6), End::BreakAfter(idle / 6)] {
+        let (first, second) = (list("1200", "", &[node("a", "1100")]), list("1001", "", &[node("b", "900")]));
+        let cuts = std::iter::repeat_with(|| watch(&[], end)).take(12);
+        let script = Script::new([first].into_iter().chain(cuts).chain([second]));
+        let watches = Watches::new(script.client(), &mut Registry::default());
+        let words: Vec<_> = watches.nodes().take(6).map(|event| word(&event)).collect().await;
+        assert_eq!(words, ["init", "listed a", "done", "init", "listed b", "done"]);
+        assert_eq!(script.asked().last().map(String::as_str), Some("resourceVersion=0"));
+    }
 }
 
 /// An API server that accepts watches but sends nothing must not look current.

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which target group each VIP uses: the one that its load balancer names, or its last one while that is safer.
+//!
+//! A VIP that gets other targets, as by a change of steering, keeps its last ones until all new ones have been probed, at most
+//! [`MAX_WAIT`]: fail open would send packets to nodes that drop them. It also keeps them while its node set does not exist. Kept
+//! targets are still probed. Edge hosts decide alone, so they may differ for as long.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::PlanInputs;
+use super::accept::Accepted;
+use super::targets::{SlotTableKey, TargetGroup, Targets};
+use crate::index::LoadBalancer;
+
+/// A probe that hangs must not keep a VIP on nodes that may be gone.
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(3);
+
+/// The targets of each VIP.
+pub(super) type TargetsInUse = HashMap<IpAddr, Arc<InUse>>;
+
+/// The targets that a VIP uses.
+#[derive(Clone, Debug)]
+pub(super) struct InUse {
+    /// The name and the UID of its load balancer: another one never gets these targets.
+    owner: (String, String),
+    key: SlotTableKey,
+    targets: Targets,
+    /// Since when the VIP waits for probes of other targets.
+    waiting_since: Option<Instant>,
+}
+
+/// A VIP that is served.
+pub(super) struct Frontend<'a> {
+    pub(super) load_balancer: &'a Accepted<'a>,
+    pub(super) vip: IpAddr,
+    /// The position of the group that it uses.
+    pub(super) group: usize,
+    /// The position of the group that the status is about: what the load balancer names.
+    pub(super) reported: usize,
+}
+
+pub(super) struct Selection<'a> {
+    pub(super) groups: Vec<TargetGroup>,
+    pub(super) frontends: Vec<Frontend<'a>>,
+    pub(super) in_use: TargetsInUse,
+    /// Whether a VIP waits for probes.
+    pub(super) is_waiting: bool,
+}
+
+/// The groups, each once.
+struct Groups<'a> {
+    inputs: &'a PlanInputs<'a>,
+    groups: Vec<TargetGroup>,
+    positions: HashMap<SlotTableKey, usize>,
+}
+
+impl Groups<'_> {
+    /// The position of the group with this key, which has these targets unless it exists.
+    fn position(&mut self, key: &SlotTableKey, targets: &Targets, vip: IpAddr) -> usize {
+        if let Some(position) = self.positions.get(key) {
+            return *position;
+        }
+        self.groups.push(TargetGroup::new(self.inputs, key.clone(), targets.clone(), vip));
+        let position = self.groups.len() - 1;
+        self.positions.insert(key.clone(), position);
+        position
+    }
+}
+
+pub(super) fn select<'a>(
+    inputs: &PlanInputs<'_>,
+    accepted: &'a [Accepted<'a>],
+    last: &TargetsInUse,
+) -> Selection<'a> {
+    let mut groups = Groups { inputs, groups: Vec::new(), positions: HashMap::new() };
+    let mut vips = Vec::new();
+    // Groups that are named come first: a kept one with the same key is then theirs, with the present targets.
+    for load_balancer in accepted {
+        for vip in load_balancer.vips.iter().copied() {
+            let key = SlotTableKey::new(load_balancer.object, vip);
+            let named = load_balancer.targets.as_ref().map(|targets| groups.position(&key, targets, vip));
+            vips.push((load_balancer, vip, key, named));
+        }
+    }
+    let mut selection =
+        Selection { groups: Vec::new(), frontends: Vec::new(), in_use: HashMap::new(), is_waiting: false };
+    let mut without_targets = Vec::new();
+    for (load_balancer, vip, key, named) in vips {
+        let object = load_balancer.object;
+        let last = last.get(&vip).filter(|last| last.owner.0 == object.name && last.owner.1 == object.uid);
+        let (used, waiting_since) = match (named, last) {
+            (Some(named), Some(last)) if is_kept(&groups, named, &key, last, inputs.now) => {
+                (groups.position(&last.key, &last.targets, vip), last.waiting_since.or(Some(inputs.now)))
+            }
+            (Some(named), _) => (named, None),
+            (None, Some(last)) => (groups.position(&last.key, &last.targets, vip), None),
+            (None, None) => {
+                without_targets.push((load_balancer, vip, key));
+                continue;
+            }
+        };
+        selection.is_waiting |= waiting_since.is_some();
+        selection.frontends.push(Frontend {
+            load_balancer,
+            vip,
+            group: used,
+            reported: named.unwrap_or(used),
+        });
+        if let Some(group) = groups.groups.get(used) {
+            selection.in_use.insert(vip, in_use(group, object, waiting_since, last));
+        }
+    }
+    let none = Targets::OfNodeSet(Arc::default());
+    for (load_balancer, vip, key) in without_targets {
+        let position = groups.position(&key, &none, vip);
+        selection.frontends.push(Frontend { load_balancer, vip, group: position, reported: position });
+    }
+    selection.groups = groups.groups;
+    selection
+}
+
+/// What the next plan has to know. It is the same value where nothing has changed.
+fn in_use(
+    group: &TargetGroup,
+    object: &LoadBalancer,
+    waiting_since: Option<Instant>,
+    last: Option<&Arc<InUse>>,
+) -> Arc<InUse> {
+    let is_same = |last: &&Arc<InUse>| {
+        last.key == group.key && last.targets.is_same(&group.targets) && last.waiting_since == waiting_since
+    };
+    last.filter(is_same).map_or_else(
+        || {
+            Arc::new(InUse {
+                owner: (object.name.clone(), object.uid.clone()),
+                key: group.key.clone(),
+                targets: group.targets.clone(),
+                waiting_since,
+            })
+        },
+        Arc::clone,
+    )
+}
+
+/// Whether a VIP keeps its last targets, although its load balancer names others.
+fn is_kept(groups: &Groups<'_>, named: usize, key: &SlotTableKey, last: &InUse, now: Instant) -> bool {
+    let is_known = groups.groups.get(named).is_none_or(TargetGroup::is_health_known);
+    let is_over = last.waiting_since.is_some_and(|since| now.duration_since(since) >= MAX_WAIT);
+    last.key != *key && !is_known && !is_over
+}
