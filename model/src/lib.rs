@@ -3,8 +3,8 @@
 //!
 //! Owns the projections that every part of Steerage works on (only the fields that Steerage uses), the rules that say which
 //! node is eligible and which endpoints count. `steerage-watch`
-//! creates the values; the controller, the agent and the providers read them. Also the one-line text of errors, [`chain`], for all
-//! log lines. No Kubernetes client, no I/O, no clock.
+//! creates the values; the controller, the agent and the providers read them. [`chain`] prints an error and its causes in one line,
+//! for logs. No Kubernetes client, no I/O, no clock.
 
 pub mod annotations;
 mod chain;

@@ -69,9 +69,9 @@ enum Verb {
     Exec {
         #[command(flatten)]
         name: Name,
-        /// The host.
+        /// Name of a node, an edge host, a client, or cp.
         host: String,
-        /// The command.
+        /// The command and its arguments.
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
@@ -95,35 +95,35 @@ enum Verb {
     KillNode {
         #[command(flatten)]
         name: Name,
-        /// The node.
+        /// Name of the node, such as node1.
         node: String,
     },
     /// Start a killed node and wait until it is ready.
     StartNode {
         #[command(flatten)]
         name: Name,
-        /// The node.
+        /// Name of the node, such as node1.
         node: String,
     },
     /// Disconnect a host from its network.
     Partition {
         #[command(flatten)]
         name: Name,
-        /// The host.
+        /// Name of a node, an edge host, a client, or cp.
         node: String,
     },
     /// Reconnect a partitioned host.
     Heal {
         #[command(flatten)]
         name: Name,
-        /// The host.
+        /// Name of a node, an edge host, a client, or cp.
         node: String,
     },
     /// Send a signal to the edge process of an edge host.
     KillEdge {
         #[command(flatten)]
         name: Name,
-        /// The edge host.
+        /// Name of the edge host, such as edge1.
         edge: String,
         /// Send this signal.
         #[arg(long, default_value = "SIGKILL")]
@@ -133,14 +133,14 @@ enum Verb {
     StartEdge {
         #[command(flatten)]
         name: Name,
-        /// The edge host.
+        /// Name of the edge host, such as edge1.
         edge: String,
     },
     /// Stop the edge process of an edge host (SIGTERM) and start it again.
     RestartEdge {
         #[command(flatten)]
         name: Name,
-        /// The edge host.
+        /// Name of the edge host, such as edge1.
         edge: String,
     },
     /// Kill the API server (SIGKILL).
@@ -162,7 +162,7 @@ enum Verb {
     Logs {
         #[command(flatten)]
         name: Name,
-        /// The component.
+        /// Name of the log, such as node1-kubelet.
         component: String,
     },
     /// Delete a lab.
@@ -175,7 +175,7 @@ enum Verb {
     NodeInit {
         #[command(flatten)]
         name: Name,
-        /// The node.
+        /// Name of the node, such as node1.
         node: String,
     },
 }

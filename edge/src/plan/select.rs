@@ -53,7 +53,7 @@ pub(super) struct Selection<'a> {
 /// The groups, each once.
 struct Groups<'a> {
     inputs: &'a PlanInputs<'a>,
-    groups: Vec<TargetGroup>,
+    list: Vec<TargetGroup>,
     positions: HashMap<SlotTableKey, usize>,
 }
 
@@ -63,8 +63,8 @@ impl Groups<'_> {
         if let Some(position) = self.positions.get(key) {
             return *position;
         }
-        self.groups.push(TargetGroup::new(self.inputs, key.clone(), targets.clone(), vip));
-        let position = self.groups.len() - 1;
+        self.list.push(TargetGroup::new(self.inputs, key.clone(), targets, vip));
+        let position = self.list.len() - 1;
         self.positions.insert(key.clone(), position);
         position
     }
@@ -75,7 +75,7 @@ pub(super) fn select<'a>(
     accepted: &'a [Accepted<'a>],
     last: &TargetsInUse,
 ) -> Selection<'a> {
-    let mut groups = Groups { inputs, groups: Vec::new(), positions: HashMap::new() };
+    let mut groups = Groups { inputs, list: Vec::new(), positions: HashMap::new() };
     let mut vips = Vec::new();
     // Groups that are named come first: a kept one with the same key is then theirs, with the present targets.
     for load_balancer in accepted {
@@ -109,7 +109,7 @@ pub(super) fn select<'a>(
             group: used,
             reported: named.unwrap_or(used),
         });
-        if let Some(group) = groups.groups.get(used) {
+        if let Some(group) = groups.list.get(used) {
             selection.in_use.insert(vip, in_use(group, object, waiting_since, last));
         }
     }
@@ -118,7 +118,7 @@ pub(super) fn select<'a>(
         let position = groups.position(&key, &none, vip);
         selection.frontends.push(Frontend { load_balancer, vip, group: position, reported: position });
     }
-    selection.groups = groups.groups;
+    selection.groups = groups.list;
     selection
 }
 
@@ -147,7 +147,7 @@ fn in_use(
 
 /// Whether a VIP keeps its last targets, although its load balancer names others.
 fn is_kept(groups: &Groups<'_>, named: usize, key: &SlotTableKey, last: &InUse, now: Instant) -> bool {
-    let is_known = groups.groups.get(named).is_none_or(TargetGroup::is_health_known);
+    let is_known = groups.list.get(named).is_none_or(TargetGroup::is_health_known);
     let is_over = last.waiting_since.is_some_and(|since| now.duration_since(since) >= MAX_WAIT);
     last.key != *key && !is_known && !is_over
 }

@@ -90,7 +90,7 @@ pub(super) struct Candidate {
 }
 
 impl TargetGroup {
-    pub(super) fn new(inputs: &PlanInputs<'_>, key: SlotTableKey, targets: Targets, vip: IpAddr) -> Self {
+    pub(super) fn new(inputs: &PlanInputs<'_>, key: SlotTableKey, targets: &Targets, vip: IpAddr) -> Self {
         let use_own_weights = targets.as_slice().iter().any(|target| target.weight != 1);
         let mut group = Self {
             key,

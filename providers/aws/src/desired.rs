@@ -84,22 +84,22 @@ fn check_supported(lb: &LoadBalancer) -> Result<(), Error> {
     let wrong = if !lb.families.contains(&Family::V4) {
         (
             reasons::IP_FAMILY_NOT_SUPPORTED,
-            "The AWS provider does not support IPv6-only Services. Add IPv4 to spec.ipFamilies.",
+            "The AWS provider does not support IPv6-only Services. No load balancer is created or changed. Add IPv4 to spec.ipFamilies.",
         )
     } else if !lb.requested_addresses.is_empty() {
         (
             reasons::ADDRESS_NOT_SUPPORTED,
-            "The AWS provider does not support requested addresses. Remove spec.loadBalancerIP and the annotation steerage.dev/addresses.",
+            "The AWS provider does not support requested addresses. No load balancer is created or changed. Remove spec.loadBalancerIP and the annotation steerage.dev/addresses.",
         )
     } else if lb.pool.is_some() {
         (
             reasons::ADDRESS_POOL_NOT_SUPPORTED,
-            "The AWS provider has no address pools. Remove the annotation steerage.dev/address-pool.",
+            "The AWS provider has no address pools. No load balancer is created or changed. Remove the annotation steerage.dev/address-pool.",
         )
     } else if !lb.source_ranges.is_empty() {
         (
             reasons::SOURCE_RANGES_NOT_SUPPORTED,
-            "The AWS provider does not enforce source ranges. Nothing is changed. Remove spec.loadBalancerSourceRanges, and restrict the nodes' security group instead.",
+            "The AWS provider does not enforce source ranges. No load balancer is created or changed. Remove spec.loadBalancerSourceRanges, and restrict the nodes' security group instead.",
         )
     } else {
         return Ok(());
@@ -113,7 +113,7 @@ fn scheme(config: &Config, lb: &LoadBalancer) -> Result<Scheme, Error> {
         Error::invalid(
             reasons::UNKNOWN_SCHEME,
             format!(
-                "Annotation {} has the unknown value `{text}`. Use internal or internet-facing.",
+                "Annotation {} has the unknown value `{text}`. No load balancer is created or changed. Use internal or internet-facing.",
                 annotations::SCHEME
             ),
         )
@@ -130,7 +130,7 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
             Protocol::Udp => "UDP",
             Protocol::Sctp => {
                 let message = format!(
-                    "Port {} uses SCTP, which network load balancers do not support. Remove the port, or use TCP or UDP.",
+                    "Port {} uses SCTP, which network load balancers do not support. No load balancer is created or changed. Remove the port, or use TCP or UDP.",
                     listener.port
                 );
                 return Err(Error::invalid(reasons::PROTOCOL_NOT_SUPPORTED, message));
@@ -138,7 +138,7 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
         };
         let Some(node_port) = listener.node_port else {
             let message = format!(
-                "Port {} has no node port, which instance targets need. Set spec.allocateLoadBalancerNodePorts to true.",
+                "Port {} has no node port, which instance targets need. No load balancer is created or changed. Set spec.allocateLoadBalancerNodePorts to true.",
                 listener.port
             );
             return Err(Error::invalid(reasons::NO_NODE_PORT, message));
@@ -146,7 +146,7 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
         let entry = ports.entry(listener.port).or_insert((protocol, node_port));
         if entry.1 != node_port {
             let message = format!(
-                "Port {} has node port {} for one protocol and {node_port} for the other, but a TCP_UDP listener supports only one. Set the same nodePort for both.",
+                "Port {} has node port {} for one protocol and {node_port} for the other, but a TCP_UDP listener supports only one. No load balancer is created or changed. Set the same nodePort for both.",
                 listener.port, entry.1
             );
             return Err(Error::invalid(reasons::NODE_PORTS_DIFFER, message));
@@ -157,7 +157,7 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
     }
     if ports.len() > MAX_LISTENERS {
         let message = format!(
-            "The Service has {} ports, but a network load balancer supports {MAX_LISTENERS} listeners. Split the Service.",
+            "The Service has {} ports, but a network load balancer supports {MAX_LISTENERS} listeners. No load balancer is created or changed. Split the Service.",
             ports.len()
         );
         return Err(Error::invalid(reasons::TOO_MANY_PORTS, message));
