@@ -9,7 +9,6 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::cluster::Host;
 use crate::pods::has_condition;
 use crate::suite::Suite;
 use crate::wait::{TIMEOUT, until};
@@ -50,13 +49,6 @@ pub fn kill_container(suite: &Suite, pod: &Pod) -> Result<()> {
          process=${{group%/cgroup}}; kill -9 ${{process#/proc/}} && killed=0; fi; done; exit $killed"
     );
     suite.cluster(|cluster| cluster.exec(node, &["sh", "-c", &script])).map(drop)
-}
-
-/// Kills a node's kube-proxy, which is started again at once and then lists everything again.
-pub fn kill_kube_proxy(suite: &Suite, node: &Host) -> Result<()> {
-    let script = "killed=1; for name in /proc/[0-9]*/comm; do if grep -qx kube-proxy $name 2>/dev/null; then \
-         process=${name%/comm}; kill -9 ${process#/proc/} && killed=0; fi; done; exit $killed";
-    suite.cluster(|cluster| cluster.exec(&node.name, &["sh", "-c", script])).map(drop)
 }
 
 /// How often a pod's first container was started again.

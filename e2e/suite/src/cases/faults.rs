@@ -108,9 +108,9 @@ pub(super) async fn absent_api_server_loses_no_packet(test: Arc<TestContext>) ->
     test.create(&ServiceBuilder::new("after", ECHO)).await?;
     let what = "the addresses of a Service made after the API server's return";
     until(what, TIMEOUT * 5, async || Vips::of(&test.service("after").await?)).await?;
+    // The watches of kube-controller-manager, which writes the EndpointSlices, and of kube-proxy back off for up to a minute. Until
+    // then nodes also keep rules of deleted Services.
     for node in test.suite.cluster(|cluster| cluster.nodes()) {
-        // kube-proxy's watches back off for up to a minute; until then its node also keeps rules of deleted Services.
-        system::kill_kube_proxy(&test.suite, &node)?;
         let what = format!("{} serving a Service made after the API server's return", node.name);
         let known = async || {
             ensure!(test.has_kube_proxy_rules(&node, "after")?, "its rules do not name it");
