@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::Service;
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt as _;
 use serde_json::json;
 use steerage_model::Family::{V4, V6};
@@ -59,17 +60,18 @@ pub(super) async fn address_without_a_service_is_silent(test: Arc<TestContext>) 
     ensure!(addresses.len() == 2, "one address of each family: {addresses:?}");
     test.delete("gone").await?;
     test.wait_deleted("gone").await?;
-    for pod in test.suite.backends().await? {
-        for to in &addresses {
-            let silence = async || match dial(pod, "http", *to, "hostname").await {
-                Ok(name) => Err(format!("{name} answers")),
-                Err(error) if error.is::<Elapsed>() => Ok(()),
-                Err(error) => Err(format!("{error:#}")),
-            };
-            until(format!("silence of {to} for pod {}", pod.name_any()), TIMEOUT, silence).await?;
-        }
-    }
-    Ok(())
+    let pods = test.suite.backends().await?;
+    let silences = pods.iter().flat_map(|pod| addresses.iter().map(move |to| silence(pod, *to)));
+    try_join_all(silences).await.map(drop)
+}
+
+async fn silence(pod: &Pod, to: SocketAddr) -> Result<()> {
+    let silence = async || match dial(pod, "http", to, "hostname").await {
+        Ok(name) => Err(format!("{name} answers")),
+        Err(error) if error.is::<Elapsed>() => Ok(()),
+        Err(error) => Err(format!("{error:#}")),
+    };
+    until(format!("silence of {to} for pod {}", pod.name_any()), TIMEOUT, silence).await
 }
 
 fn cluster_ips(service: &Service) -> Result<Vec<SocketAddr>> {
