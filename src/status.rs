@@ -54,12 +54,8 @@ pub(crate) fn refused_targets(
         .collect();
     let more = count.saturating_sub(shown.len());
     let rest = if more > 0 { format!("; and {more} more") } else { String::new() };
-    (count > 0).then(|| {
-        (
-            reasons::TARGETS_REFUSED,
-            format!("The provider cannot use some targets: {}{rest}. It uses the others.", shown.join("; ")),
-        )
-    })
+    (count > 0)
+        .then(|| (reasons::TARGETS_REFUSED, format!("Some targets are not used: {}{rest}", shown.join("; "))))
 }
 
 /// What the status follows from.

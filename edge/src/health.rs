@@ -18,8 +18,10 @@ pub(crate) struct Probe {
 pub(crate) enum ProbeResult {
     /// With the weight that the response asks for, if it does.
     Passed(Option<u32>),
-    /// With the reason.
+    /// The target answered otherwise, with the reason.
     Failed(String),
+    /// The connection was refused, broke, or brought no answer in time, with the reason.
+    Unanswered(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +36,11 @@ pub(crate) struct TargetHealth {
 
 impl Default for TargetHealth {
     fn default() -> Self {
-        Self { state: TargetState::Initial, reason: "no probe has completed yet".to_owned(), weight: None }
+        Self {
+            state: TargetState::Initial,
+            reason: "no probe has been answered yet".to_owned(),
+            weight: None,
+        }
     }
 }
 
@@ -43,10 +49,18 @@ pub(crate) type HealthByProbe = HashMap<Probe, TargetHealth>;
 /// The least time between two changes of a weight: each change moves connections.
 const WEIGHT_INTERVAL: Duration = Duration::from_secs(5);
 
+/// How long unanswered probes leave a target in its initial state: a node opens the health-check port of a new Service when its
+/// service proxy has read it.
+const INITIAL_LIMIT: Duration = Duration::from_secs(10);
+/// The first delay after such a probe; the next ones double, up to the interval.
+const INITIAL_DELAY: Duration = Duration::from_millis(100);
+
 /// Follows the probes of one target.
 #[derive(Debug, Default)]
 pub(crate) struct HealthTracker {
     health: TargetHealth,
+    /// When the first probe was not answered, and how many were not, in the initial state.
+    unanswered: Option<(Instant, u32)>,
     /// Probes in a row that contradict the state.
     contrary: u32,
     weight_changed: Option<Instant>,
@@ -68,7 +82,8 @@ impl HealthTracker {
                     self.health.reason.clear();
                 }
             }
-            ProbeResult::Failed(reason) => {
+            ProbeResult::Unanswered(_) if self.is_undecided(now) => {}
+            ProbeResult::Failed(reason) | ProbeResult::Unanswered(reason) => {
                 self.count_towards(TargetState::Unhealthy, check.unhealthy_threshold);
                 if self.health.state == TargetState::Unhealthy {
                     self.health.reason = reason;
@@ -78,12 +93,25 @@ impl HealthTracker {
         self.health != before
     }
 
+    /// The delay until the next probe while no probe has decided.
+    pub(crate) fn initial_delay(&self, interval: Duration) -> Option<Duration> {
+        let (_, count) = self.unanswered.filter(|_| self.health.state == TargetState::Initial)?;
+        Some(INITIAL_DELAY.saturating_mul(1 << (count - 1).min(10)).min(interval))
+    }
+
+    /// Whether an unanswered probe says nothing yet.
+    fn is_undecided(&mut self, now: Instant) -> bool {
+        let (since, count) = self.unanswered.get_or_insert((now, 0));
+        *count += 1;
+        self.health.state == TargetState::Initial && now.duration_since(*since) < INITIAL_LIMIT
+    }
+
     fn count_towards(&mut self, to: TargetState, threshold: u32) {
         if self.health.state == to {
             self.contrary = 0;
             return;
         }
-        // The first probe decides alone: until then the target is not used unless all targets are.
+        // The first answer decides alone: until then the target is not used unless all targets are.
         let needed = if self.health.state == TargetState::Initial { 1 } else { threshold.max(1) };
         self.contrary += 1;
         if self.contrary >= needed {
@@ -149,6 +177,31 @@ mod tests {
     fn first_probe_decides() {
         assert_eq!(states("+"), "h");
         assert_eq!(states("-"), "u");
+    }
+
+    #[test]
+    fn unanswered_probes_are_repeated_soon_and_decide_late() {
+        let (mut tracker, start) = (HealthTracker::default(), Instant::now());
+        let (mut now, mut delays) = (start, Vec::new());
+        let refused = || ProbeResult::Unanswered("refused".to_owned());
+        while !tracker.record(&check(), refused(), now) {
+            let delay = tracker.initial_delay(Duration::from_hours(1)).expect("soon");
+            delays.push(delay.as_millis());
+            now += delay;
+        }
+        assert_eq!(delays, [100, 200, 400, 800, 1600, 3200, 6400]);
+        assert_eq!(tracker.health().state, TargetState::Unhealthy);
+        assert_eq!(tracker.initial_delay(Duration::from_hours(1)), None, "the interval counts now");
+
+        let mut opened = HealthTracker::default();
+        assert!(!opened.record(&check(), refused(), start));
+        assert_eq!(opened.initial_delay(Duration::from_millis(30)), Some(Duration::from_millis(30)));
+        assert!(opened.record(&check(), ProbeResult::Passed(None), start));
+        assert_eq!(opened.health().state, TargetState::Healthy);
+        for state in [TargetState::Healthy, TargetState::Healthy, TargetState::Unhealthy] {
+            opened.record(&check(), refused(), start);
+            assert_eq!(opened.health().state, state, "after an answer the threshold counts");
+        }
     }
 
     #[test]

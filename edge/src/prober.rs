@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use steerage_edge_api::{HealthCheckProtocol, TargetState};
+use steerage_edge_api::HealthCheckProtocol;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
@@ -93,8 +93,8 @@ impl Worker {
             let Ok(permit) = self.permits.acquire().await else { return };
             let result = match tokio::time::timeout(limit, probe(&self.probe, self.source)).await {
                 Ok(Ok(result)) => result,
-                Ok(Err(error)) => ProbeResult::Failed(error.to_string()),
-                Err(_) => ProbeResult::Failed(format!("no response within {}", duration::display(limit))),
+                Ok(Err(error)) => ProbeResult::Unanswered(error.to_string()),
+                Err(_) => ProbeResult::Unanswered(format!("no response within {}", duration::display(limit))),
             };
             drop(permit);
             self.metrics.count_probe(matches!(result, ProbeResult::Passed(_)));
@@ -103,7 +103,9 @@ impl Worker {
             {
                 return;
             }
-            if std::mem::take(&mut first) && tracker.health().state != TargetState::Initial {
+            if let Some(delay) = tracker.initial_delay(interval) {
+                ticks.reset_after(delay);
+            } else if std::mem::take(&mut first) {
                 // Spread the probes of targets that were added together, by a hash of the address.
                 let spread = hash::bytes(self.probe.address.to_string().as_bytes()) % 1000;
                 tokio::time::sleep(interval.mul_f64(f64::from(u32::try_from(spread).unwrap_or(0)) / 1000.0))
@@ -171,7 +173,7 @@ fn parse_response(head: &str) -> ProbeResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use steerage_edge_api::HealthCheck;
+    use steerage_edge_api::{HealthCheck, TargetState};
     use tokio::net::TcpListener;
 
     #[test]
