@@ -188,7 +188,7 @@ impl Command {
     }
 }
 
-/// Succeeds once the tables are deleted: the API server may be out of reach for good.
+/// Succeeds once the tables are deleted: the API server may stay unreachable.
 fn clean_up_node(node: Option<String>, args: &ClientArgs) -> anyhow::Result<()> {
     let _none_runs = DebugSocket::open().context("a running agent would write the tables again")?;
     clean_up().context("cannot delete the tables")?;

@@ -56,7 +56,7 @@ impl Nft {
         self.send_batch(batch, Some(generation))
     }
 
-    /// Commits the batch that `plan` returns, if nobody has committed since `plan` began to read. Otherwise calls `plan`
+    /// Commits the batch that `plan` returns, if no program has committed since `plan` began to read. Otherwise calls `plan`
     /// again, a bounded number of times. Returns the generations before and after the commit, see [`Nft::generation`].
     pub fn transact<E: From<Error>>(
         &mut self,

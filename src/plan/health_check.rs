@@ -40,7 +40,7 @@ impl HealthCheckDefaults {
     }
 }
 
-/// Under the policy Local and health-check steering the check asks for this Service on the node; otherwise it asks for the node's
+/// Under the policy Local and health-check steering the check covers this Service on the node; otherwise it covers the node's
 /// service proxy.
 pub(crate) fn health_check(
     service: &Service,

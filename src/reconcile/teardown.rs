@@ -9,7 +9,7 @@ use crate::applied::AppliedState;
 use crate::{plan, reasons, status};
 
 impl Reconciler {
-    /// `exists` tells that the provider has something for the Service even if it carries no finalizer.
+    /// `exists`: the provider has resources for the Service, even without a finalizer.
     pub(super) async fn tear_down(
         &self,
         service: &Service,

@@ -20,7 +20,7 @@ pub struct Written {
 pub struct Dataplane {
     tables: Vec<FamilyTable>,
     state: KernelState,
-    /// Called on foreign changes; `None` once the monitor runs, or where nobody asked for one.
+    /// Called on foreign changes; `None` once the monitor runs, or where none is required.
     on_foreign_change: Option<ForeignChangeCallback>,
 }
 
@@ -109,7 +109,7 @@ impl Dataplane {
         Ok((written, state))
     }
 
-    /// Starts the monitor. The kernel is in sync if nobody else has written since our own writes began: then each led from one
+    /// Starts the monitor. The kernel is in sync if no other program has written since our own writes began: then each led from one
     /// generation of the ruleset to the next.
     fn start_monitor(
         &mut self,

@@ -54,7 +54,7 @@ impl FamilyTable {
 
     /// Makes the table match, whatever it holds now, in one transaction, and writes only what differs. If others commit so often
     /// that the table cannot be read, replaces it unread. Returns the number of elements written, and the generations of the
-    /// ruleset before the write and, if nobody else wrote, after it; 0, which no ruleset has, where that is not known.
+    /// ruleset before the write and, if no other program wrote, after it; 0, which no ruleset has, where that is not known.
     pub fn synchronise(
         &mut self,
         config: &RulesetConfig,

@@ -19,7 +19,7 @@ const FIRST_STEP: usize = 512;
 /// Time for the kernel's worker to grow a hash table.
 const PAUSE: Duration = Duration::from_micros(300);
 
-/// Creates the table with these elements. Returns the generations of the ruleset before it and, if nobody else writes, after it.
+/// Creates the table with these elements. Returns the generations of the ruleset before it and, if no other program writes, after it.
 pub(super) fn load(
     nft: &mut Nft,
     table: &Table,

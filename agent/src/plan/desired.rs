@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plans of all Services together: which Service owns a frontend that several ask for, and how many Services still need a
+//! The plans of all Services together: which Service owns a frontend that several have, and how many Services still need a
 //! shared address or timeout. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use super::{Action, Frontend, HealthPort, HealthPorts, ServicePlan};
 #[derive(Debug, Clone, Default)]
 pub struct Desired {
     services: BTreeMap<Key, ServiceRecord>,
-    /// The Services that ask for a frontend, sorted by key, each with its action. The first one owns it: any order will do as
+    /// The Services with a frontend, sorted by key, each with its action. The first one owns it: any order will do as
     /// long as all nodes agree.
     owners: BTreeMap<Frontend, Vec<(Key, Action)>>,
     cluster_addresses: Counted<IpAddr>,
@@ -116,7 +116,7 @@ impl Desired {
         self.owners.get(frontend)?.first().map(|(_, action)| action)
     }
 
-    /// The Services that ask for a frontend; the first one owns it.
+    /// The Services with this frontend; the first one owns it.
     pub fn owners(&self, frontend: &Frontend) -> impl Iterator<Item = &Key> {
         self.owners.get(frontend).into_iter().flatten().map(|(key, _)| key)
     }

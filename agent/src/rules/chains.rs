@@ -150,7 +150,7 @@ impl RuleBuilder<'_> {
             EndpointList::Local => {
                 rules.push(Rule::new().not_in_set(&SetId::Split.name(), &self.frontend()).goto("to-cluster"));
             }
-            // A port that no Service has. The sets tell apart a frontend whose last endpoint has just gone.
+            // A port that no Service has. The sets exclude a frontend whose last endpoint was just removed.
             EndpointList::Cluster => rules.push(
                 self.to_cluster_address()
                     .not_in_set(&SetId::Dropped.name(), &self.frontend())

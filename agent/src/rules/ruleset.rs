@@ -21,7 +21,7 @@ pub type StaleFlows = BTreeMap<Frontend, Arc<[SocketAddr]>>;
 pub enum KernelState {
     /// They hold what was written last.
     InSync,
-    /// Nothing was written yet, a write failed, somebody else wrote, or the configuration changed.
+    /// Nothing was written yet, a write failed, another program wrote, or the configuration changed.
     Unknown,
 }
 

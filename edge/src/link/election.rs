@@ -2,7 +2,7 @@
 //! Decides whether this host is the active one, which has the VIPs. Pure: `membership` passes heartbeats and the time.
 //!
 //! There is no vote and no Lease, so that takeover does not depend on the API server. Two active hosts for a moment are
-//! harmless, because both forward alike; no active host is an outage. So a host that hears no active one takes over. Of two
+//! harmless, because both forward alike; no active host is an outage. So a host that receives no heartbeat of an active one takes over. Of two
 //! active hosts the one that took over last stays active, because the link has seen its announcements last.
 
 use std::collections::BTreeMap;
@@ -139,7 +139,7 @@ impl Election {
         changed
     }
 
-    /// Hosts take over one after the other, by name: with the first one the others hear that it is active.
+    /// Hosts take over one after the other, by name: the first one's heartbeats stop the others.
     fn takeover_delay(&self, now: Instant) -> Duration {
         let is_before = |(mac, peer): &(&Mac, &Peer)| {
             self.is_alive(peer, now) && !peer.leaving && (&peer.host, *mac) < (&self.name, &self.mac)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The task that exchanges heartbeats with the other edge hosts, and tells the engine which hosts are there and which is active.
+//! The task that exchanges heartbeats with the other edge hosts, and passes the engine which hosts are there and which is active.
 //!
 //! It waits for nothing else, so that a slow kernel or API server never makes this host look dead.
 

@@ -16,7 +16,7 @@ pub(crate) struct Resources {
     /// By name.
     pub(crate) groups: BTreeMap<String, ObservedGroup>,
     pub(crate) listeners: Vec<ObservedListener>,
-    /// Listeners that someone else added to the load balancer. They are not changed.
+    /// Listeners that another program added to the load balancer. They are not changed.
     pub(crate) foreign_listeners: Vec<ObservedListener>,
 }
 
