@@ -3,14 +3,11 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args as Flags, Parser, Subcommand};
-use steerage_process::{Component, ProcessArgs, duration};
+use steerage_process::{ProcessArgs, duration};
 use steerage_watch::ClientArgs;
-
-use crate::compose;
 
 /// Default address of the administration server.
 pub(crate) const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 10359);
@@ -20,17 +17,17 @@ pub(crate) const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPEC
 #[command(version, name = "steerage-edge")]
 pub(crate) struct Args {
     #[command(subcommand)]
-    command: Option<Command>,
+    pub(crate) command: Option<Command>,
     #[command(flatten)]
-    edge: EdgeArgs,
+    pub(crate) edge: EdgeArgs,
     #[command(flatten)]
-    client: ClientArgs,
+    pub(crate) client: ClientArgs,
     #[command(flatten)]
-    process: ProcessArgs,
+    pub(crate) process: ProcessArgs,
 }
 
 #[derive(Subcommand, Clone, Copy, Debug)]
-enum Command {
+pub(crate) enum Command {
     /// Remove the nftables table and all VIPs of the edge from this host, and exit
     Cleanup,
 }
@@ -89,26 +86,6 @@ fn heartbeat_interval(text: &str) -> Result<Duration, String> {
         Ok(interval)
     } else {
         Err("must be from 20ms to 10s".to_owned())
-    }
-}
-
-impl Args {
-    /// Runs until the process may exit.
-    pub(crate) fn run(self) -> ExitCode {
-        let Self { command, edge, client, process } = self;
-        match command {
-            Some(Command::Cleanup) => match compose::cleanup() {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    eprintln!("steerage-edge cleanup: {error:#}");
-                    ExitCode::from(steerage_process::EXIT_FAILED)
-                }
-            },
-            None => {
-                let component = Component { name: "edge", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
-                steerage_process::run(component, &process, |process| compose::start(edge, client, process))
-            }
-        }
     }
 }
 

@@ -26,7 +26,23 @@ mod vips;
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use steerage_process::Component;
+
+use args::{ADMIN, Args, Command};
 
 fn main() -> ExitCode {
-    args::Args::parse().run()
+    let Args { command, edge, client, process } = Args::parse();
+    match command {
+        Some(Command::Cleanup) => match compose::cleanup() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("steerage-edge cleanup: {error:#}");
+                ExitCode::from(steerage_process::EXIT_FAILED)
+            }
+        },
+        None => {
+            let component = Component { name: "edge", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
+            steerage_process::run(component, &process, |process| compose::start(edge, client, process))
+        }
+    }
 }

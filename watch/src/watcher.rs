@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, stream::BoxStream};
+use kube::Client;
 use kube::api::Api;
-use kube::{Client, Error as ClientError};
 use kube_runtime::watcher::{self, Config, Error, InitialListStrategy, ListSemantic};
 use prometheus_client::registry::Registry;
 use steerage_model::{EndpointSlice, Key, Node, Service, chain};
@@ -17,11 +17,14 @@ use crate::metrics::Metrics;
 use crate::{EndpointSlices, Event, Kind, Nodes, Services, Staleness};
 
 mod arriving;
+mod connection;
+mod failure;
 mod item;
 mod transport;
 
+use connection::ConnectionState;
+use failure::Failure;
 use item::{Collection, Item};
-use transport::{Transport, TransportError};
 
 /// Timeouts and delays of watches.
 #[derive(Clone, Copy, Debug)]
@@ -107,11 +110,11 @@ impl Watches {
     /// All objects of a kind. At most one watch per kind: [`Staleness`] distinguishes them by [`Kind::name`].
     pub fn watch<K: Kind>(&self, kind: K) -> impl Stream<Item = Event<K::Object>> + Send + Unpin + use<K> {
         self.staleness.record(kind.name());
-        let transport = Transport::new(kind.name(), self.timing, self.staleness.clone());
+        let connection = ConnectionState::new(kind.name(), self.timing, self.staleness.clone());
         let watcher = Watcher {
-            api: Api::all_with(transport.wrap(&self.client), &Collection(kind.path())),
+            api: Api::all_with(transport::wrap(&self.client, &connection), &Collection(kind.path())),
             events: None,
-            transport,
+            connection,
             timing: self.timing,
             metrics: self.metrics.clone(),
             listing: if kind.consistent() { Listing::Newest } else { Listing::Streamed },
@@ -154,7 +157,7 @@ enum Listing {
 struct Watcher<K: Kind> {
     kind: K,
     api: Api<Item<K>>,
-    transport: Transport,
+    connection: ConnectionState,
     timing: Timing,
     metrics: Metrics,
     /// The library's stream. `None`: list, with a new one.
@@ -222,7 +225,7 @@ impl<K: Kind> Watcher<K> {
             }
             watcher::Event::InitDone => {
                 self.metrics.list(name);
-                self.transport.end_list();
+                self.connection.end_list();
                 (self.listing, self.has_synced) = (Listing::Newest, true);
                 Some(Event::InitDone)
             }
@@ -267,14 +270,14 @@ impl<K: Kind> Watcher<K> {
             return;
         }
         self.metrics.failure(kind, failure.reason());
-        if self.transport.take_progress() {
+        if self.connection.take_progress() {
             self.refused = 0;
         }
         let is_watch = is_start || matches!(error, Error::WatchError(_));
         self.refused += u32::from(self.has_synced && is_watch && failure.may_last());
         let is_unfinished = self.listing == Listing::Streamed && !is_start && failure.is_end();
         self.unfinished += u32::from(is_unfinished);
-        let is_silent = self.has_synced && self.transport.take_silence(MAX_SILENT * self.timing.idle);
+        let is_silent = self.has_synced && self.connection.take_silence(MAX_SILENT * self.timing.idle);
         if failure.needs_list() || self.refused >= MAX_REFUSED {
             (self.events, self.listing, self.refused) = (None, Listing::Newest, 0);
         } else if is_silent {
@@ -286,14 +289,14 @@ impl<K: Kind> Watcher<K> {
         }
         if failure == Failure::Missing && self.kind.may_be_missing() {
             // Spread: nodes that started together must not ask together.
-            self.transport.pause(self.timing.missing.mul_f64(0.75 + fastrand::f64() / 2.0));
+            self.connection.pause(self.timing.missing.mul_f64(0.75 + fastrand::f64() / 2.0));
             tracing::info!(kind, "resource not served by this API server; continuing without it");
             return;
         }
-        let mut retry_in = self.transport.fail();
+        let mut retry_in = self.connection.fail();
         if is_silent {
             retry_in = self.timing.idle.mul_f64(fastrand::f64() / 4.0);
-            self.transport.pause(retry_in);
+            self.connection.pause(retry_in);
         }
         tracing::warn!(
             kind,
@@ -311,103 +314,6 @@ enum Projected<T> {
     /// Steerage does not use it.
     Nothing,
     Unreadable,
-}
-
-/// Why a list or a watch failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failure {
-    /// The resource version, or the token of a list, is too old (410).
-    Expired,
-    /// The API server does not serve this resource (404).
-    Missing,
-    /// The API server finds the request invalid (400, 422).
-    Invalid,
-    /// This program may not read the objects (401, 403).
-    Denied,
-    /// The API server has no capacity, or none of its backends has (429, 503).
-    Busy,
-    /// The API server answered with another error.
-    Refused,
-    /// Unreadable data.
-    Malformed,
-    /// No data for too long.
-    Idle,
-    /// The watch ended before it brought data.
-    Empty,
-    /// No response, or the connection broke.
-    Cut,
-}
-
-impl Failure {
-    fn of(error: &Error) -> Self {
-        match error {
-            Error::NoResourceVersion => Self::Malformed,
-            Error::WatchError(status) => Self::of_status(status.code),
-            Error::InitialListFailed(error) | Error::WatchStartFailed(error) | Error::WatchFailed(error) => {
-                match error {
-                    ClientError::Api(status) => Self::of_status(status.code),
-                    ClientError::SerdeError(_) => Self::Malformed,
-                    _ => Self::of_connection(error),
-                }
-            }
-        }
-    }
-
-    fn of_connection(error: &ClientError) -> Self {
-        let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
-        while let Some(error) = next {
-            match error.downcast_ref() {
-                Some(TransportError::Silence(_)) => return Self::Idle,
-                Some(TransportError::Empty) => return Self::Empty,
-                _ => next = error.source(),
-            }
-        }
-        Self::Cut
-    }
-
-    fn of_status(code: u16) -> Self {
-        match code {
-            410 => Self::Expired,
-            404 => Self::Missing,
-            400 | 422 => Self::Invalid,
-            401 | 403 => Self::Denied,
-            429 | 503 => Self::Busy,
-            // The library takes an unreadable line of a watch for a status with defaults only.
-            0 => Self::Malformed,
-            _ => Self::Refused,
-        }
-    }
-
-    /// Whether the version that the watch has reached is of no use any more.
-    fn needs_list(self) -> bool {
-        matches!(self, Self::Expired | Self::Malformed)
-    }
-
-    /// Whether the API server may never accept the same watch again.
-    fn may_last(self) -> bool {
-        matches!(self, Self::Invalid | Self::Refused)
-    }
-
-    /// Whether a response that began ended too early.
-    fn is_end(self) -> bool {
-        matches!(self, Self::Idle | Self::Empty | Self::Cut)
-    }
-
-    /// The label in metrics.
-    fn reason(self) -> &'static str {
-        match self {
-            Self::Expired => "expired",
-            Self::Missing => "missing",
-            Self::Invalid => "invalid",
-            Self::Denied => "denied",
-            Self::Busy => "busy",
-            Self::Refused => "refused",
-            Self::Malformed => "malformed",
-            Self::Idle => "idle",
-            Self::Empty => "empty",
-            Self::Cut => "cut",
-        }
-    }
 }
 
 #[cfg(test)]

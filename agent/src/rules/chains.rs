@@ -7,9 +7,9 @@ use std::time::Duration;
 use ipnet::IpNet;
 use steerage_nft::{Chain, Ct, Direction, DynamicOp, Expression, Family, FibAddress, Meta, Reject, Rule};
 
-use super::base_ruleset::{RulesetChain, RulesetConfig, base_chains, with_digest};
 use super::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED};
 use super::layout::{LOCAL_OFFSET, SetId, affinity_name, classes};
+use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, with_digest};
 use crate::local_node::LocalPods;
 
 /// Bytes of an interface's name with its final zero.

@@ -18,13 +18,15 @@ mod elements;
 mod hash;
 mod layout;
 mod ruleset;
+mod ruleset_chain;
 mod slots;
 
-pub use base_ruleset::{BaseRuleset, RulesetChain, RulesetConfig};
+pub use base_ruleset::BaseRuleset;
 pub use elements::{Changes, Elements, affected_elements, all_elements, difference};
 pub use hash::endpoint_hash;
 pub use layout::{LOCAL_OFFSET, SetId, TABLE};
 pub use ruleset::{Difference, KernelState, Ruleset, StaleFlows};
+pub use ruleset_chain::{RulesetChain, RulesetConfig};
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use kube::client::Body;
 use steerage_model::chain;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::transport::{Transport, TransportError};
+use super::connection::{ConnectionState, TransportError};
 
 /// How a line of a watch begins that is an error instead of an event.
 const ERROR_LINE: &[u8] = br#"{"type":"ERROR""#;
@@ -27,7 +27,7 @@ pub(super) enum Answer {
 
 pub(super) struct Arriving {
     body: Body,
-    transport: Transport,
+    state: ConnectionState,
     answer: Answer,
     has_data: bool,
     has_ended: bool,
@@ -36,15 +36,15 @@ pub(super) struct Arriving {
 }
 
 impl Arriving {
-    pub(super) fn new(body: Body, transport: Transport, answer: Answer) -> Self {
-        let silence = Box::pin(sleep(transport.timing().call));
-        Self { body, transport, answer, has_data: false, has_ended: false, last: Instant::now(), silence }
+    pub(super) fn new(body: Body, state: ConnectionState, answer: Answer) -> Self {
+        let silence = Box::pin(sleep(state.timing().call));
+        Self { body, state, answer, has_data: false, has_ended: false, last: Instant::now(), silence }
     }
 
     /// The longest silence. A streamed list becomes a watch in the middle, so it is read when the silence is judged.
     fn limit(&self) -> Duration {
-        let timing = self.transport.timing();
-        if self.answer == Answer::Watch && !self.transport.is_listing() { timing.idle } else { timing.call }
+        let timing = self.state.timing();
+        if self.answer == Answer::Watch && !self.state.is_listing() { timing.idle } else { timing.call }
     }
 
     fn on_frame(&mut self, frame: &Frame<Bytes>) {
@@ -52,20 +52,20 @@ impl Arriving {
         self.has_data = true;
         self.last = Instant::now();
         if self.answer != Answer::Error && !is_error {
-            self.transport.record_data();
+            self.state.record_data();
         }
     }
 
     /// The connection ended: perhaps a proxy cuts connections that are silent for less than the limit.
     fn on_end(&self) {
         if self.answer == Answer::Watch && !self.has_data {
-            self.transport.on_silence(self.last.elapsed());
+            self.state.on_silence(self.last.elapsed());
         }
     }
 
     /// Whether this end of the body is one that the library must not take for a normal one.
     fn is_early(&self) -> bool {
-        self.answer == Answer::Watch && !self.has_ended && (!self.has_data || self.transport.is_listing())
+        self.answer == Answer::Watch && !self.has_ended && (!self.has_data || self.state.is_listing())
     }
 }
 
@@ -102,7 +102,7 @@ impl http_body::Body for Arriving {
                 ready!(this.silence.as_mut().poll(context));
                 // The list may have been completed while the timer ran.
                 if this.last.elapsed() >= this.limit() {
-                    this.transport.on_silence(this.last.elapsed());
+                    this.state.on_silence(this.last.elapsed());
                     return Poll::Ready(Some(Err(TransportError::Silence(limit))));
                 }
             },

@@ -116,9 +116,9 @@ pub(super) async fn busy_health_check_port_is_reported(test: Arc<TestContext>) -
     const PORT: u16 = 31_999;
     let mut busy = Vec::new();
     for node in test.nodes() {
-        for address in ["0.0.0.0", "[::]"] {
+        for address in ["[::]", "0.0.0.0"] {
             let listen = || TcpListener::bind(format!("{address}:{PORT}"));
-            // Fails where the first listener covers both families.
+            // Fails where the first listener covers both families, which no other order would occupy.
             if let Ok(listener) = steerage_lab::in_netns(&node.netns, listen)? {
                 busy.push(listener);
             }

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is known of one watch's connection: delays after failures, what arrived, and how long nothing did.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{Backoff, Staleness, Timing};
+
+/// Why a response failed, beside the client's own errors.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TransportError {
+    #[error("no response within {0:?}")]
+    NoResponse(Duration),
+    #[error("no data within {0:?}")]
+    Silence(Duration),
+    #[error("the watch ended before any data, or before the initial list was complete")]
+    Empty,
+    /// Only the text: the library takes some causes for the normal end of a watch, and reopens it without a delay.
+    #[error("the connection broke: {0}")]
+    Broken(String),
+    #[error(transparent)]
+    Client(#[from] kube::Error),
+}
+
+/// The state of one watch's connection. Clones share it.
+#[derive(Clone)]
+pub(super) struct ConnectionState {
+    kind: &'static str,
+    timing: Timing,
+    staleness: Staleness,
+    pace: Arc<Mutex<Pace>>,
+}
+
+struct Pace {
+    backoff: Backoff,
+    /// When the last failure happened.
+    failed_at: Option<Instant>,
+    /// Wait until then before the next request.
+    not_before: Option<Instant>,
+    /// Whether the last log line was a failure.
+    is_failing: bool,
+    /// Whether a streamed list is not complete yet.
+    is_listing: bool,
+    /// Whether a watch brought an event or a bookmark since the last failure.
+    has_progress: bool,
+    /// How long watches were open since the last data.
+    silence: Duration,
+}
+
+impl ConnectionState {
+    pub(super) fn new(kind: &'static str, timing: Timing, staleness: Staleness) -> Self {
+        let backoff = Backoff::new(timing.min_backoff, timing.max_backoff);
+        let pace = Pace {
+            backoff,
+            failed_at: None,
+            not_before: None,
+            is_failing: false,
+            is_listing: false,
+            has_progress: false,
+            silence: Duration::ZERO,
+        };
+        Self { kind, timing, staleness, pace: Arc::new(Mutex::new(pace)) }
+    }
+
+    /// Counts a failure. Returns the delay before the next request.
+    pub(super) fn fail(&self) -> Duration {
+        let now = Instant::now();
+        let mut pace = self.pace();
+        let forgotten = 2 * self.timing.max_backoff;
+        if pace.failed_at.is_none_or(|last| now.duration_since(last) > forgotten) {
+            pace.backoff.reset();
+        }
+        let delay = pace.backoff.next_delay();
+        (pace.failed_at, pace.not_before, pace.is_failing) = (Some(now), Some(now + delay), true);
+        delay
+    }
+
+    /// Whether a watch brought an event or a bookmark since the last call.
+    pub(super) fn take_progress(&self) -> bool {
+        std::mem::take(&mut self.pace().has_progress)
+    }
+
+    /// The list is complete.
+    pub(super) fn end_list(&self) {
+        self.pace().is_listing = false;
+    }
+
+    /// Makes the next request wait, without a failure.
+    pub(super) fn pause(&self, delay: Duration) {
+        self.pace().not_before = Some(Instant::now() + delay);
+    }
+
+    /// Data of a list, or an event or bookmark of a watch, arrived.
+    pub(super) fn record_data(&self) {
+        self.staleness.record(self.kind);
+        let mut pace = self.pace();
+        (pace.has_progress, pace.silence) = (true, Duration::ZERO);
+        if std::mem::take(&mut pace.is_failing) {
+            tracing::info!(kind = self.kind, "watch recovered");
+        }
+    }
+
+    /// A watch was open for this long without data.
+    pub(super) fn on_silence(&self, duration: Duration) {
+        self.pace().silence += duration;
+    }
+
+    /// Whether watches were open for `limit` in all without data; asked again, the time begins anew.
+    pub(super) fn take_silence(&self, limit: Duration) -> bool {
+        let mut pace = self.pace();
+        let is_over = pace.silence >= limit;
+        if is_over {
+            // Not zero: the next response is no sign of life either.
+            pace.silence = Duration::from_nanos(1);
+        }
+        is_over
+    }
+
+    pub(super) fn is_listing(&self) -> bool {
+        self.pace().is_listing
+    }
+
+    /// Begins a request, perhaps of a streamed list. Returns when it may be sent, unless at once.
+    pub(super) fn on_request(&self, is_listing: bool) -> Option<Instant> {
+        let mut pace = self.pace();
+        pace.is_listing = is_listing;
+        pace.not_before.take()
+    }
+
+    /// A watch was accepted. After an outage this is the first sign of the API server; the next bookmark may be a minute away. But
+    /// an API server or a proxy that accepts watches and never sends anything must not look current.
+    pub(super) fn on_watch(&self) {
+        if self.pace().silence.is_zero() {
+            self.staleness.record(self.kind);
+        }
+    }
+
+    pub(super) fn timing(&self) -> Timing {
+        self.timing
+    }
+
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
