@@ -99,11 +99,14 @@ impl HealthTracker {
         Some(INITIAL_DELAY.saturating_mul(1 << (count - 1).min(10)).min(interval))
     }
 
-    /// Whether an unanswered probe says nothing yet.
+    /// Counts an unanswered probe in the initial state; whether it says nothing yet.
     fn is_undecided(&mut self, now: Instant) -> bool {
+        if self.health.state != TargetState::Initial {
+            return false;
+        }
         let (since, count) = self.unanswered.get_or_insert((now, 0));
         *count += 1;
-        self.health.state == TargetState::Initial && now.duration_since(*since) < INITIAL_LIMIT
+        now.duration_since(*since) < INITIAL_LIMIT
     }
 
     fn count_towards(&mut self, to: TargetState, threshold: u32) {

@@ -118,7 +118,7 @@ pub(super) async fn busy_health_check_port_is_reported(test: Arc<TestContext>) -
     for node in test.nodes() {
         for address in ["[::]", "0.0.0.0"] {
             let listen = || TcpListener::bind(format!("{address}:{PORT}"));
-            // Fails where the first listener covers both families, which no other order would occupy.
+            // The first listener covers both families where it can. Then the second one fails.
             if let Ok(listener) = steerage_lab::in_netns(&node.netns, listen)? {
                 busy.push(listener);
             }
