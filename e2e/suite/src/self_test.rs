@@ -3,7 +3,8 @@
 //! where requests come, and on those of nodes, where answers leave.
 //!
 //! Each fault must be reported exactly as often as its rule counted it, with the right kind, and nothing else; without a fault
-//! nothing may be reported. Until all this is so, no measurement counts.
+//! nothing may be reported. Until all this is so, no measurement counts. A test in which something else was slow, and nothing more, is
+//! repeated: a machine that is busy for 200 ms delays answers, and the meter is right to say so.
 
 mod fault;
 
@@ -31,6 +32,8 @@ const MANY: usize = 10_000;
 const AT_ONCE: usize = 16;
 /// Connections and datagrams of the other tests.
 const FEW: usize = 100;
+/// How often a test is tried on a machine that is busy now and then.
+const ATTEMPTS: usize = 4;
 /// A port that the Service has and its backends do not.
 const CLOSED: u16 = 81;
 
@@ -87,11 +90,13 @@ impl Bench<'_> {
     fn reports_nothing_without_a_fault(&self) -> Result<()> {
         for family in [V4, V6] {
             let to = self.vips.at(family, PORT);
-            let measured = self.measure(async || connections(&echo(to), FEW, AT_ONCE).await)?;
-            self.record("no fault, TCP", &measured, &[], 0)?;
+            self.expect("no fault, TCP", &[], || {
+                Ok((self.measure(async || connections(&echo(to), FEW, AT_ONCE).await)?, 0))
+            })?;
             let from = self.client(to);
-            let measured = self.measure(async || datagrams(from, &[to]).await)?;
-            self.record("no fault, UDP", &measured, &[], 0)?;
+            self.expect("no fault, UDP", &[], || {
+                Ok((self.measure(async || datagrams(from, &[to]).await)?, 0))
+            })?;
         }
         Ok(())
     }
@@ -103,11 +108,14 @@ impl Bench<'_> {
             to.ip(),
             MANY / 2
         );
-        let fault = Fault::inject(self.test, self.edge(), &[(Hook::Ingress, &[rule])])?;
-        let measured = self.measure(async || connections(&echo(to), MANY, AT_ONCE).await)?;
-        let dropped = fault.end()?;
-        ensure!(dropped == 1, "the rule dropped {dropped} SYNs of {MANY} connections");
-        self.record("one SYN in 10,000 dropped", &measured, &[LossKind::SynRetransmitted], dropped)
+        let rules = [rule];
+        self.expect("one SYN in 10,000 dropped", &[LossKind::SynRetransmitted], || {
+            let fault = Fault::inject(self.test, self.edge(), &[(Hook::Ingress, &rules)])?;
+            let measured = self.measure(async || connections(&echo(to), MANY, AT_ONCE).await)?;
+            let dropped = fault.end()?;
+            ensure!(dropped == 1, "the rule dropped {dropped} SYNs of {MANY} connections");
+            Ok((measured, dropped))
+        })
     }
 
     /// Client and server send again after the same second: either may be the first.
@@ -136,23 +144,28 @@ impl Bench<'_> {
 
     fn reports_one_dropped(&self, what: &str, rule: &str, kinds: &[LossKind]) -> Result<()> {
         let to = self.vips.at(V4, PORT);
-        let node = self.test.nodes().into_iter().take(1).collect();
-        let fault = Fault::inject(self.test, node, &[(Hook::Egress, &[rule.to_owned()])])?;
-        let measured = self.measure(async || connections(&echo(to), FEW, 1).await)?;
-        let dropped = fault.end()?;
-        ensure!(dropped == 1, "the rule dropped {dropped} packets of {FEW} connections");
-        self.record(what, &measured, kinds, dropped)
+        let rules = [rule.to_owned()];
+        self.expect(what, kinds, || {
+            let node = self.test.nodes().into_iter().take(1).collect();
+            let fault = Fault::inject(self.test, node, &[(Hook::Egress, &rules)])?;
+            let measured = self.measure(async || connections(&echo(to), FEW, 1).await)?;
+            let dropped = fault.end()?;
+            ensure!(dropped == 1, "the rule dropped {dropped} packets of {FEW} connections");
+            Ok((measured, dropped))
+        })
     }
 
     fn reports_swapped_targets(&self) -> Result<()> {
         let [one, other] = [self.vips.at(V4, PORT), self.others.at(V4, PORT)];
         let rules = swap("daddr", "udp dport", one.ip(), other.ip());
-        let fault = Fault::inject(self.test, self.edge(), &[(Hook::Ingress, &rules)])?;
         let from = self.client(one);
-        let measured = self.measure(async || datagrams(from, &[one, other]).await)?;
-        let swapped = fault.end()?;
-        ensure!(swapped == 2 * FEW, "the rules swapped {swapped} datagrams");
-        self.record("targets of two Services swapped", &measured, &[LossKind::WrongSource], swapped)
+        self.expect("targets of two Services swapped", &[LossKind::WrongSource], || {
+            let fault = Fault::inject(self.test, self.edge(), &[(Hook::Ingress, &rules)])?;
+            let measured = self.measure(async || datagrams(from, &[one, other]).await)?;
+            let swapped = fault.end()?;
+            ensure!(swapped == 2 * FEW, "the rules swapped {swapped} datagrams");
+            Ok((measured, swapped))
+        })
     }
 
     /// In both directions, so that every packet has the addresses that the client expects.
@@ -161,22 +174,25 @@ impl Bench<'_> {
         let requests = swap("daddr", "tcp dport", one.ip(), other.ip());
         let answers = swap("saddr", "tcp sport", one.ip(), other.ip());
         let chains: [(Hook, &[String]); 2] = [(Hook::Ingress, &requests), (Hook::Egress, &answers)];
-        let fault = Fault::inject(self.test, self.test.nodes(), &chains)?;
-        let measured = self.measure(async || {
-            let mut observed = connections(&echo(one), FEW, AT_ONCE).await?;
-            let others = Target { address: other, backends: format!("{OTHER}-") };
-            observed.connections.extend(connections(&others, FEW, AT_ONCE).await?.connections);
-            Ok(observed)
-        })?;
-        let swapped = fault.end()?;
-        ensure!(swapped >= 4 * FEW, "the rules swapped {swapped} packets");
-        self.record("backends of two Services swapped", &measured, &[LossKind::WrongBackend], 2 * FEW)
+        self.expect("backends of two Services swapped", &[LossKind::WrongBackend], || {
+            let fault = Fault::inject(self.test, self.test.nodes(), &chains)?;
+            let measured = self.measure(async || {
+                let mut observed = connections(&echo(one), FEW, AT_ONCE).await?;
+                let others = Target { address: other, backends: format!("{OTHER}-") };
+                observed.connections.extend(connections(&others, FEW, AT_ONCE).await?.connections);
+                Ok(observed)
+            })?;
+            let swapped = fault.end()?;
+            ensure!(swapped >= 4 * FEW, "the rules swapped {swapped} packets");
+            Ok((measured, 2 * FEW))
+        })
     }
 
     fn reports_a_closed_port(&self) -> Result<()> {
         let to = self.vips.at(V4, CLOSED);
-        let measured = self.measure(async || connections(&echo(to), FEW, AT_ONCE).await)?;
-        self.record("closed port", &measured, &[LossKind::ConnectionRefused], FEW)
+        self.expect("closed port", &[LossKind::ConnectionRefused], || {
+            Ok((self.measure(async || connections(&echo(to), FEW, AT_ONCE).await)?, FEW))
+        })
     }
 
     fn edge(&self) -> Vec<Host> {
@@ -188,8 +204,34 @@ impl Bench<'_> {
         if to.is_ipv4() { client.ipv4.into() } else { client.ipv6.into() }
     }
 
-    /// Puts a row into the report and fails unless exactly what was injected is reported, as one of these kinds.
-    fn record(&self, what: &str, measured: &Measurement, kinds: &[LossKind], injected: usize) -> Result<()> {
+    /// Fails unless exactly what `attempt` injected is reported, as one of these kinds. Puts a row into the report for each attempt.
+    fn expect(
+        &self,
+        what: &str,
+        kinds: &[LossKind],
+        attempt: impl Fn() -> Result<(Measurement, usize)>,
+    ) -> Result<()> {
+        for left in (0..ATTEMPTS).rev() {
+            let (measured, injected) = attempt()?;
+            self.record(what, &measured);
+            let (fitting, others): (Vec<_>, Vec<_>) =
+                measured.losses.iter().partition(|loss| kinds.contains(&loss.kind));
+            if others.is_empty() && fitting.len() == injected {
+                return Ok(());
+            }
+            let certain = fitting.iter().filter(|loss| !loss.kind.is_slow()).count();
+            let only_slow = others.iter().all(|loss| loss.kind.is_slow());
+            let busy = only_slow && fitting.len() >= injected && certain <= injected;
+            ensure!(
+                busy && left > 0,
+                "{injected} of {kinds:?} was injected, {:?} is reported",
+                measured.losses
+            );
+        }
+        Ok(())
+    }
+
+    fn record(&self, what: &str, measured: &Measurement) {
         let columns = ["fault", "connections", "datagrams", "reported"];
         let row = vec![
             what.to_owned(),
@@ -198,13 +240,6 @@ impl Bench<'_> {
             measured.kinds(),
         ];
         self.test.suite.report.row("The meter's test of itself", &columns, row);
-        let fits = measured.losses.iter().all(|loss| kinds.contains(&loss.kind));
-        ensure!(
-            fits && measured.losses.len() == injected,
-            "{injected} of {kinds:?} was injected, {:?} is reported",
-            measured.losses
-        );
-        Ok(())
     }
 }
 

@@ -24,7 +24,7 @@ use tokio::time::sleep;
 use crate::meter::capture::now;
 use crate::meter::client::Target;
 use crate::meter::load::{AFTER, BEFORE, Client, Load};
-use crate::meter::loss::{Loss, LossKind, Measurement};
+use crate::meter::loss::{Loss, Measurement};
 use crate::pods::{deployment, has_condition};
 use crate::report::fine_ms;
 use crate::self_test;
@@ -39,9 +39,6 @@ use crate::wait::{TIMEOUT, until};
 const LINGER: u32 = 8;
 /// How long the API server is down.
 const ABSENCE: Duration = Duration::from_mins(1);
-
-/// Kinds of loss that a wait for a core causes too.
-const SLOW: [LossKind; 2] = [LossKind::SlowHandshake, LossKind::SlowAnswer];
 
 /// What an event may cost.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -108,15 +105,10 @@ pub(super) async fn absent_api_server_loses_no_packet(test: Arc<TestContext>) ->
     test.create(&ServiceBuilder::new("after", ECHO)).await?;
     let what = "the addresses of a Service made after the API server's return";
     until(what, TIMEOUT * 5, async || Vips::of(&test.service("after").await?)).await?;
-    // The watches of kube-controller-manager, which writes the EndpointSlices, and of kube-proxy back off for up to a minute. Until
-    // then nodes also keep rules of deleted Services.
+    // kube-proxy's watches back off for up to a minute, and until then its nodes keep rules of deleted Services. Started again, it
+    // lists at once.
     for node in test.suite.cluster(|cluster| cluster.nodes()) {
-        let what = format!("{} serving a Service made after the API server's return", node.name);
-        let known = async || {
-            ensure!(test.has_kube_proxy_rules(&node, "after")?, "its rules do not name it");
-            Ok(())
-        };
-        until(what, TIMEOUT * 5, known).await?;
+        test.suite.cluster(|cluster| cluster.exec(&node.name, &["pkill", "-x", "kube-proxy"]))?;
     }
     Ok(())
 }
@@ -306,16 +298,15 @@ async fn under_load(
     for (what, measured) in &measurements {
         record(test, event, at, what, measured);
         let kept = match promise {
-            // What is only slow is reported, and breaks no promise: on two busy cores a program waits for a core as long as for a
-            // packet that is sent again.
-            Promise::NothingLost => measured.losses.iter().all(|loss| SLOW.contains(&loss.kind)),
+            // What is only slow is reported, and breaks no promise.
+            Promise::NothingLost => measured.losses.iter().all(|loss| loss.kind.is_slow()),
             Promise::None => true,
         };
         if !kept {
             let times = times(at, &measured.losses);
             let _ =
                 write!(broken, "\n{what}: {} failed; lost: {}; {times}", measured.failed, measured.kinds());
-            if measured.losses.iter().any(|loss| SLOW.contains(&loss.kind)) {
+            if measured.losses.iter().any(|loss| loss.kind.is_slow()) {
                 broken.push_str("; what is slow was lost on the way back, or waited for a core");
             }
         }

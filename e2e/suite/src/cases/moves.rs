@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How soon the edge follows an endpoint: fifty moves from node to node with each steering, at the same time, timed on the nodes'
+//! How soon the edge follows an endpoint: moves from node to node with each steering, at the same time, timed on the nodes'
 //! interfaces.
 //!
 //! A move makes the endpoint on one node ready and then the one on the other unready. Time runs from the `EndpointSlice`'s
@@ -31,8 +31,10 @@ use crate::services::{PORT, ServiceBuilder, Vips};
 use crate::sniff::Sniffer;
 use crate::test_context::TestContext;
 
-const MOVES: usize = 50;
-/// Between two health checks; shorter than the default, so that fifty moves take less time. Thresholds are the default.
+const API_MOVES: usize = 50;
+/// Fewer, since each waits for several health checks on both nodes.
+const HEALTH_CHECK_MOVES: usize = 25;
+/// Between two health checks; shorter than the default, so that the moves take less time. Thresholds are the default.
 const INTERVAL: &str = "250ms";
 /// Between two datagrams, each from a port of its own.
 const EVERY: Duration = Duration::from_millis(5);
@@ -42,7 +44,10 @@ const SILENCE: Duration = Duration::from_millis(150);
 const LIMIT: Duration = Duration::from_secs(20);
 
 pub(super) async fn both_steerings_follow_endpoint_moves(test: Arc<TestContext>) -> Result<()> {
-    let (api, health_check) = tokio::try_join!(moves_with(&test, "api"), moves_with(&test, "health-check"))?;
+    let (api, health_check) = tokio::try_join!(
+        moves_with(&test, "api", API_MOVES),
+        moves_with(&test, "health-check", HEALTH_CHECK_MOVES)
+    )?;
     for (mode, MoveTimes { mut joined, mut left }) in [("api", api), ("health-check", health_check)] {
         for (what, times) in [("joins", &mut joined), ("leaves", &mut left)] {
             times.sort_unstable();
@@ -60,7 +65,7 @@ pub(super) async fn both_steerings_follow_endpoint_moves(test: Arc<TestContext>)
     Ok(())
 }
 
-async fn moves_with(test: &TestContext, mode: &str) -> Result<MoveTimes> {
+async fn moves_with(test: &TestContext, mode: &str, moves: usize) -> Result<MoveTimes> {
     let nodes: Vec<_> = test.nodes().into_iter().take(2).collect();
     let mut pods = Vec::new();
     for (node, ready) in nodes.iter().zip([true, false]) {
@@ -70,7 +75,7 @@ async fn moves_with(test: &TestContext, mode: &str) -> Result<MoveTimes> {
         .steered(mode)
         .annotated("steerage.dev/health-check-interval", INTERVAL);
     let (_, vips) = test.serve(&spec).await?;
-    measure_moves(test, &nodes, &pods, vips, MOVES, |_, _, _| ()).await
+    measure_moves(test, &nodes, &pods, vips, moves, |_, _, _| ()).await
 }
 
 /// How long the edge took for each move.

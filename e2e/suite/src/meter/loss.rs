@@ -119,6 +119,14 @@ impl Measurement {
     }
 }
 
+impl LossKind {
+    /// Whether a host that had no core for a while looks the same: on busy cores a program waits for one as long as for a packet that
+    /// is sent again.
+    pub fn is_slow(self) -> bool {
+        matches!(self, Self::SlowHandshake | Self::SlowAnswer)
+    }
+}
+
 impl fmt::Display for LossKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, formatter)
