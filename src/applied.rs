@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use steerage_model::{Condition, Ingress, Key, Service};
-use steerage_provider_api::{LoadBalancer, Owner, Steering};
+use steerage_provider_api::{LoadBalancer, Owner, Steering, TargetSet};
 
 use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
 
@@ -18,14 +18,16 @@ pub(crate) struct AppliedState {
     pub(crate) fingerprint: Option<u64>,
     /// The fingerprint of the Service whose legacy annotations could not be migrated.
     pub(crate) failed_migration: Option<u64>,
-    /// The structure in place, and the steering it was planned for.
-    pub(crate) structure: Option<(LoadBalancer, Steering)>,
-    /// The provider's last `ensure` or `set_targets` failed: what was in place may be gone or incomplete.
-    pub(crate) program_failed: bool,
-    /// The addresses or names that the provider gave for it.
+    /// The load balancer in place; `None` if the provider's last call failed or was not complete, and while `rejected`.
+    pub(crate) in_place: Option<LoadBalancer>,
+    /// The steering of the structure that was last accepted.
+    pub(crate) steering: Option<Steering>,
+    /// The load balancer that the provider rejected, and why.
+    pub(crate) rejected: Option<(LoadBalancer, ReasonMessage)>,
+    /// The targets that the provider was last given.
+    pub(crate) targets: Option<GivenTargets>,
+    /// The addresses or names that the provider gave.
     pub(crate) ingress: Vec<Ingress>,
-    /// The digest of the targets in place.
-    pub(crate) targets_digest: Option<u64>,
     /// Nodes that the provider refused as targets, with the reason.
     pub(crate) refused_targets: Vec<(String, String)>,
     /// The targets' health at the last read.
@@ -35,6 +37,14 @@ pub(crate) struct AppliedState {
     written_status: Option<WrittenStatus>,
     /// The last event of each topic.
     published: BTreeMap<&'static str, ReasonMessage>,
+}
+
+/// Targets that the provider was given.
+#[derive(Clone, Debug)]
+pub(crate) struct GivenTargets {
+    pub(crate) set: TargetSet,
+    /// Whether they are in place. Otherwise some may be.
+    pub(crate) is_complete: bool,
 }
 
 /// A written status, and the one that it replaced.
@@ -51,6 +61,14 @@ impl WrittenStatus {
 }
 
 impl AppliedState {
+    /// Why the provider rejects this load balancer, if it is the one that it rejected last.
+    pub(crate) fn rejection_of(&self, lb: &LoadBalancer) -> Option<ReasonMessage> {
+        self.rejected
+            .as_ref()
+            .filter(|(rejected, _)| rejected.has_structure_of(lb))
+            .map(|(_, why)| why.clone())
+    }
+
     /// Whether `desired` was written already, and the index does not show it yet.
     pub(crate) fn is_status_written(&self, service: &Service, desired: &DesiredStatus) -> bool {
         self.written_status.as_ref() == Some(&WrittenStatus::new(service, desired.clone()))

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use steerage_process::duration;
 use steerage_provider_api::{
-    EnsureOutcome, Error, LoadBalancer, Owner, Progress, Provider, SetTargetsOutcome, TargetHealth, TargetSet,
+    Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider, TargetHealth, TargetSet,
 };
 use tokio::time::Instant;
 
@@ -35,16 +35,12 @@ impl GuardedProvider {
         Self { inner, leadership, rate_limiter, metrics }
     }
 
-    pub(crate) async fn ensure(&self, lb: &LoadBalancer) -> Result<EnsureOutcome, Error> {
-        self.call("ensure", self.inner.ensure(lb)).await
+    pub(crate) async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
+        self.call("apply", self.inner.apply(lb, compare)).await
     }
 
-    pub(crate) async fn set_targets(
-        &self,
-        lb: &LoadBalancer,
-        set: &TargetSet,
-    ) -> Result<SetTargetsOutcome, Error> {
-        self.call("set_targets", self.inner.set_targets(lb, set)).await
+    pub(crate) async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
+        self.call("set_targets", self.inner.set_targets(owner, set)).await
     }
 
     pub(crate) async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {

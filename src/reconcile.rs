@@ -22,6 +22,7 @@ use crate::request_queue::ReconcileRequest;
 use crate::service_writer::{ServiceWriter, WriteError};
 
 mod ensure;
+mod program;
 mod teardown;
 
 /// Why a reconcile could not be completed.

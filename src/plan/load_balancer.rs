@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The structure of a Service's load balancer: everything but its targets.
+//! The structure of a Service's load balancer. Its targets are planned apart, because they depend on the steering that is in place.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash as _, Hasher as _};
@@ -7,11 +7,12 @@ use std::net::IpAddr;
 
 use steerage_model::annotations::{self, is_written_by_controller};
 use steerage_model::{Family, Service, ServicePort};
-use steerage_provider_api::{Addressing, Capabilities, Listener, LoadBalancer, Owner, Steering};
+use steerage_provider_api::{Addressing, Capabilities, Listener, LoadBalancer, Owner, Steering, TargetSet};
 
 use super::health_check::health_check;
 use super::{Config, PlanError};
 
+/// The load balancer without targets.
 pub(crate) fn load_balancer(
     service: &Service,
     steering: Steering,
@@ -30,6 +31,7 @@ pub(crate) fn load_balancer(
         published: service.ingress.iter().filter_map(|ingress| ingress.ip).collect(),
         source_ranges: service.source_ranges.clone(),
         annotations: annotations.map(|(name, value)| (name.clone(), value.clone())).collect(),
+        targets: TargetSet::default(),
     })
 }
 

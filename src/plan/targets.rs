@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The nodes that a Service's load balancer sends to, with a reason per node.
 
-use std::collections::{BTreeMap, hash_map::DefaultHasher};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use steerage_model::{EndpointSlice, IneligibleReason, Node, Service, TrafficPolicy, membership};
 use steerage_provider_api::{SharedSet, Steering, Target, TargetSet};
@@ -34,7 +34,31 @@ pub(crate) struct NodeTargets {
     by_name: BTreeMap<String, NodeTarget>,
     eligible: SharedTargets,
     agents: SharedTargets,
-    eligible_without_agent: Vec<String>,
+    eligible_without_agent: Arc<[String]>,
+}
+
+/// The targets of a shared set.
+#[derive(Clone, Debug, Default)]
+struct SharedTargets {
+    targets: Arc<[Target]>,
+    /// All of them, if no node is eligible.
+    ineligible: Vec<(String, IneligibleReason)>,
+}
+
+impl SharedTargets {
+    /// The eligible nodes. If there is none, all nodes: pods that still run there are better than nothing.
+    fn new<'a>(nodes: impl Iterator<Item = &'a NodeTarget> + Clone) -> Self {
+        let eligible: Arc<[Target]> =
+            nodes.clone().filter(|node| node.eligibility.is_ok()).map(|node| node.target.clone()).collect();
+        if !eligible.is_empty() {
+            return Self { targets: eligible, ineligible: Vec::new() };
+        }
+        let reason = |node: &NodeTarget| Some((node.target.node.clone(), node.eligibility.err()?));
+        Self {
+            targets: nodes.clone().map(|node| node.target.clone()).collect(),
+            ineligible: nodes.filter_map(reason).collect(),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -42,18 +66,6 @@ struct NodeTarget {
     target: Target,
     eligibility: Result<(), IneligibleReason>,
     has_agent: bool,
-}
-
-#[derive(Clone, Debug, Default)]
-struct SharedTargets {
-    targets: Vec<Target>,
-    digest: u64,
-}
-
-impl SharedTargets {
-    fn new(set: SharedSet, targets: Vec<Target>) -> Self {
-        Self { digest: digest(&(set, &targets)), targets }
-    }
 }
 
 impl NodeTargets {
@@ -68,14 +80,11 @@ impl NodeTargets {
                 (node.name.clone(), node_target)
             })
             .collect();
-        let eligible = |keep: fn(&NodeTarget) -> bool| -> Vec<Target> {
-            let kept = by_name.values().filter(|node| node.eligibility.is_ok() && keep(node));
-            kept.map(|node| node.target.clone()).collect()
-        };
+        let without_agent = by_name.values().filter(|node| node.eligibility.is_ok() && !node.has_agent);
         Self {
-            eligible: SharedTargets::new(SharedSet::Eligible, eligible(|_| true)),
-            agents: SharedTargets::new(SharedSet::Agents, eligible(|node| node.has_agent)),
-            eligible_without_agent: eligible(|node| !node.has_agent).into_iter().map(|t| t.node).collect(),
+            eligible: SharedTargets::new(by_name.values()),
+            agents: SharedTargets::new(by_name.values().filter(|node| node.has_agent)),
+            eligible_without_agent: without_agent.map(|node| node.target.node.clone()).collect(),
             by_name,
         }
     }
@@ -99,42 +108,14 @@ fn target(node: &Node) -> Target {
     }
 }
 
-fn digest(value: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
-}
-
 /// The targets of one load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TargetPlan {
-    source: TargetSource,
-    /// Equal for equal sets of targets.
-    pub(crate) digest: u64,
-    /// The number of targets.
-    pub(crate) count: usize,
-    /// Targets that are not eligible: no eligible node has an endpoint.
+    pub(crate) set: TargetSet,
+    /// Targets that are not eligible: no eligible node can serve the Service.
     pub(crate) ineligible: Vec<(String, IneligibleReason)>,
     /// Eligible nodes that cannot serve this Service because they have no agent.
-    pub(crate) without_agent: Vec<String>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum TargetSource {
-    Shared(SharedSet),
-    Own(Vec<Target>),
-}
-
-impl TargetPlan {
-    /// The targets themselves; `nodes` are those of the plan.
-    pub(crate) fn set(&self, nodes: &NodeTargets) -> TargetSet {
-        match &self.source {
-            TargetSource::Shared(set) => {
-                TargetSet { shared: Some(*set), targets: nodes.shared(*set).targets.clone() }
-            }
-            TargetSource::Own(targets) => TargetSet { shared: None, targets: targets.clone() },
-        }
-    }
+    pub(crate) without_agent: Arc<[String]>,
 }
 
 /// Why a node is a target, or is not.
@@ -144,8 +125,8 @@ pub(crate) enum TargetReason {
     Endpoints(u32),
     /// A target: all eligible nodes are.
     AllEligible,
-    /// A target although it is not eligible: no eligible node has an endpoint.
-    LastResort(u32, IneligibleReason),
+    /// A target although it is not eligible: no eligible node can serve the Service.
+    LastResort(IneligibleReason),
     /// No target: it has no endpoint of the Service.
     NoEndpoint,
     /// No target: it is not eligible.
@@ -160,12 +141,8 @@ impl fmt::Display for TargetReason {
             Self::Endpoints(1) => f.write_str("1 endpoint"),
             Self::Endpoints(count) => write!(f, "{count} endpoints"),
             Self::AllEligible => f.write_str("all eligible nodes are targets"),
-            Self::LastResort(count, why) => {
-                let s = if *count == 1 { "" } else { "s" };
-                write!(
-                    f,
-                    "{count} endpoint{s}: target although ineligible ({why}), no eligible node has an endpoint"
-                )
+            Self::LastResort(why) => {
+                write!(f, "target although ineligible ({why}): no eligible node can serve the Service")
             }
             Self::NoEndpoint => f.write_str("no endpoint"),
             Self::Ineligible(why) => write!(f, "{why}"),
@@ -178,7 +155,8 @@ impl fmt::Display for TargetReason {
 ///
 /// Under the policy Local and `api` steering: the eligible nodes with an endpoint. If there are none, the ineligible nodes with an
 /// endpoint. If there are none either although an endpoint is usable (it has no node, or an unknown one), all eligible nodes: a load
-/// balancer never goes to zero targets while the Service has a usable endpoint. In all other cases: all eligible nodes.
+/// balancer never goes to zero targets while the Service has a usable endpoint. In all other cases: all eligible nodes, or all nodes
+/// if none is eligible.
 pub(crate) fn targets(
     service: &Service,
     endpoints: &EndpointSummary,
@@ -190,11 +168,9 @@ pub(crate) fn targets(
     let set = if needs_agent { SharedSet::Agents } else { SharedSet::Eligible };
     let shared = nodes.shared(set);
     let mut plan = TargetPlan {
-        source: TargetSource::Shared(set),
-        digest: shared.digest,
-        count: shared.targets.len(),
-        ineligible: Vec::new(),
-        without_agent: if needs_agent { nodes.eligible_without_agent.clone() } else { Vec::new() },
+        set: TargetSet { shared: Some(set), targets: Arc::clone(&shared.targets) },
+        ineligible: shared.ineligible.clone(),
+        without_agent: if needs_agent { Arc::clone(&nodes.eligible_without_agent) } else { Arc::default() },
     };
     if (service.external_policy, steering) != (TrafficPolicy::Local, Steering::Api) {
         return plan;
@@ -208,18 +184,18 @@ pub(crate) fn targets(
             _ => {}
         }
     }
+    let mut ineligible = Vec::new();
     if chosen.is_empty() {
         for (node, count, why) in last_resort {
             chosen.push(weighted(node, count, config));
-            plan.ineligible.push((node.target.node.clone(), why));
+            ineligible.push((node.target.node.clone(), why));
         }
     }
     if chosen.is_empty() && endpoints.is_usable {
         return plan;
     }
-    plan.digest = digest(&chosen);
-    plan.count = chosen.len();
-    plan.source = TargetSource::Own(chosen);
+    plan.ineligible = ineligible;
+    plan.set = TargetSet { shared: None, targets: chosen.into() };
     plan
 }
 
@@ -252,13 +228,12 @@ pub(crate) fn target_reasons(
     nodes: &NodeTargets,
     plan: &TargetPlan,
 ) -> Vec<(String, TargetReason)> {
-    let own = matches!(plan.source, TargetSource::Own(_));
-    let steering = if own { Steering::Api } else { Steering::HealthCheck };
+    let steering = if plan.set.shared.is_none() { Steering::Api } else { Steering::HealthCheck };
     let reason = |(name, node): (&String, &NodeTarget)| {
         let count = endpoints.members.get(name).copied();
         let ineligible = plan.ineligible.iter().find(|(node, _)| node == name);
         let reason = match ineligible {
-            Some((_, why)) => TargetReason::LastResort(count.unwrap_or(1), *why),
+            Some((_, why)) => TargetReason::LastResort(*why),
             None => target_reason(node, count, service.is_labelled_for_agent(), steering),
         };
         (name.clone(), reason)

@@ -182,10 +182,8 @@ fn shown(
     mode: Steering,
 ) -> (String, TargetPlan) {
     let plan = targets(service, &EndpointSummary::new(slices.iter()), nodes, mode, &config());
-    let set = plan.set(nodes);
-    let list: Vec<String> = set.targets.iter().map(|t| format!("{}*{}", t.node, t.weight)).collect();
-    assert_eq!(list.len(), plan.count);
-    (format!("{}{}", set.shared.map_or("", SharedSet::as_str), list.join(",")), plan)
+    let list: Vec<String> = plan.set.targets.iter().map(|t| format!("{}*{}", t.node, t.weight)).collect();
+    (format!("{}{}", plan.set.shared.map_or("", SharedSet::as_str), list.join(",")), plan)
 }
 
 #[test]
@@ -227,7 +225,18 @@ fn other_modes_choose_all_eligible_nodes() {
     assert_eq!(shown(&cluster, &slices, &nodes, Steering::Api).0, "eligiblea*1,b*1");
     cluster.proxy_name = Some(names::PROXY_NAME.to_owned());
     let (list, plan) = shown(&cluster, &slices, &nodes, Steering::Api);
-    assert_eq!((list.as_str(), plan.without_agent.as_slice()), ("agentsa*1", &["b".to_owned()][..]));
+    assert_eq!((list.as_str(), &*plan.without_agent), ("agentsa*1", &["b".to_owned()][..]));
+}
+
+#[test]
+fn all_nodes_are_targets_while_none_is_eligible() {
+    let nodes = [node("leaving", |n| n.autoscaler_taint = true), node("out", |n| n.excluded = true)];
+    let nodes = NodeTargets::new(nodes.iter());
+    let slices = [slice(vec![Endpoint { node: None, ..ready("leaving", 1) }])];
+    for mode in [Steering::Api, Steering::HealthCheck] {
+        let (list, plan) = shown(&service(), &slices, &nodes, mode);
+        assert_eq!((list.as_str(), plan.ineligible.len()), ("eligibleleaving*1,out*1", 2), "{mode}");
+    }
 }
 
 #[test]
@@ -299,18 +308,17 @@ proptest! {
         for (i, node) in nodes.iter_mut().enumerate() {
             node.autoscaler_taint = tainted & (1 << i) != 0;
         }
-        let some_eligible = nodes.iter().any(|node| node.eligibility().is_ok());
         let view = NodeTargets::new(nodes.iter());
         let mode = if api { Steering::Api } else { Steering::HealthCheck };
         let usable = endpoints.iter().any(|e| e.ready || e.is_serving_terminating());
         let slices = [slice(endpoints.clone())];
         let (_, plan) = shown(&service(), &slices, &view, mode);
         prop_assert_eq!(EndpointSummary::new(slices.iter()).is_usable, usable);
-        if usable && some_eligible {
-            prop_assert!(plan.count > 0);
+        if usable {
+            prop_assert!(!plan.set.targets.is_empty());
         }
         if plan.ineligible.is_empty() {
-            for target in plan.set(&view).targets {
+            for target in plan.set.targets.iter() {
                 let node = nodes.iter().find(|node| node.name == target.node).expect("known");
                 prop_assert!(node.eligibility().is_ok());
             }

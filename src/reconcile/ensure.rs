@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ensures the load balancer of a managed Service: finalizer, structure, targets, status. Where the structure is in place, targets
-//! go first, but not where a new check must decide about them.
-
-use std::time::Duration;
+//! Ensures the load balancer of a managed Service: finalizer, load balancer with its targets, status.
 
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
-use steerage_provider_api::{Error, LoadBalancer, Progress, Steering};
+use steerage_provider_api::{Error, Progress};
 
+use super::program::PlannedTargets;
 use super::{ReconcileError, ReconcileResult, Reconciler};
 use crate::applied::AppliedState;
-use crate::cluster_index::Snapshot;
+use crate::cluster_index::{Snapshot, owner_of};
 use crate::plan::{self, LegacyRequest, PlanError, TargetPlan};
 use crate::reasons;
 use crate::request_queue::ReconcileRequest;
@@ -19,9 +17,6 @@ use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
 /// The consequence for a Service whose plan failed, by whether it has a load balancer.
 const KEPT: &str = "The previous load balancer is kept";
 const NOT_CREATED: &str = "No load balancer is created or changed";
-
-/// While targets are frozen, a change of them that had failed before is tried again after this time.
-const FROZEN_RETRY: Duration = Duration::from_mins(1);
 
 impl Reconciler {
     pub(super) async fn ensure(
@@ -38,130 +33,47 @@ impl Reconciler {
         self.ensure_finalizer(service, applied).await?;
         let wanted = plan::steering(service, &self.config)
             .and_then(|steering| Ok((plan::load_balancer(service, steering, &self.config)?, steering)));
-        let (lb, steering) = match (&wanted, &applied.structure) {
-            // An unsupported change keeps the load balancer, and its targets still follow the endpoints.
-            (Ok((lb, steering)), _) | (Err(_), Some((lb, steering))) => (lb.clone(), *steering),
-            (Err(error), None) => {
-                let targets = self.plan_targets(snapshot, self.config.default_steering);
-                let why = plan_error(error, NOT_CREATED);
-                self.report_status(snapshot, applied, &targets, Some(why), Vec::new()).await?;
-                return Ok(Progress::Done);
+        let (result, rejected, planned) = match wanted {
+            Ok((lb, steering)) => match applied.rejection_of(&lb).filter(|_| !request.full) {
+                Some(why) => {
+                    let (kept, planned) = self.keep_structure(snapshot, applied, request).await;
+                    (kept, Some(why), planned)
+                }
+                None => self.program_or_keep(snapshot, applied, request, lb, steering).await,
+            },
+            Err(error) => {
+                let (kept, planned) = self.keep_structure(snapshot, applied, request).await;
+                let consequence = if exists(service, applied) { KEPT } else { NOT_CREATED };
+                (kept, Some(plan_error(&error, consequence)), planned)
             }
         };
-        let targets = self.plan_targets(snapshot, steering);
-        let is_changed = applied.targets_digest.is_some_and(|digest| digest != targets.digest);
-        let frozen = self.frozen().filter(|_| is_changed);
-        let mut degraded: Vec<ReasonMessage> =
-            frozen.iter().map(|message| (reasons::TARGETS_FROZEN, message.clone())).collect();
-        let result =
-            self.program(snapshot, applied, request, (&lb, steering), &targets, frozen.is_some()).await;
         if matches!(result, Err(ReconcileError::Provider(Error::Conflict(_)))) {
             // The next try resolves it; not worth an event or a condition.
             return result;
         }
         if request.full
-            && let Ok(health) = self.provider.target_health(&lb.owner).await
+            && exists(service, applied)
+            && let Ok(health) = self.provider.target_health(&owner_of(service)).await
         {
             applied.health = Some(HealthSummary::new(&health));
         }
-        let unprogrammed = match (&wanted, &result) {
-            (Err(error), _) => {
-                let message = "Requested configuration is unsupported; keeping the previous one.";
-                degraded.push((reasons::UNSUPPORTED_CHANGE, message.to_owned()));
-                Some(plan_error(error, KEPT))
-            }
-            (_, Err(ReconcileError::Provider(error))) => Some((error.reason(), error.to_string())),
-            (_, Ok(Progress::Again(_))) => {
+        let PlannedTargets { plan: targets, frozen, .. } = planned;
+        let mut degraded: Vec<ReasonMessage> =
+            frozen.map(|message| (reasons::TARGETS_FROZEN, message)).into_iter().collect();
+        if rejected.is_some() && exists(service, applied) {
+            let message = "Requested configuration is unsupported; keeping the previous one.";
+            degraded.push((reasons::UNSUPPORTED_CHANGE, message.to_owned()));
+        }
+        let unprogrammed = rejected.or_else(|| match &result {
+            Err(ReconcileError::Provider(error)) => Some((error.reason(), error.to_string())),
+            Ok(Progress::Again(_)) => {
                 let message = "The provider has not completed the change. Steerage checks again.";
                 Some((reasons::PROGRESSING, message.to_owned()))
             }
             _ => None,
-        };
+        });
         self.report_status(snapshot, applied, &targets, unprogrammed, degraded).await?;
         result
-    }
-
-    fn plan_targets(&self, snapshot: &Snapshot, steering: Steering) -> TargetPlan {
-        let Snapshot { service, endpoints, nodes } = snapshot;
-        plan::targets(service, endpoints, nodes, steering, &self.config)
-    }
-
-    /// Writes the difference in structure and targets to the provider.
-    async fn program(
-        &self,
-        snapshot: &Snapshot,
-        applied: &mut AppliedState,
-        request: &ReconcileRequest,
-        (lb, steering): (&LoadBalancer, Steering),
-        targets: &TargetPlan,
-        is_frozen: bool,
-    ) -> ReconcileResult {
-        let is_probed_first =
-            applied.structure.as_ref().is_some_and(|(_, before)| is_check_first(*before, steering));
-        let in_place = applied.structure.as_ref().map(|(in_place, _)| in_place.clone());
-        let is_changed = applied.targets_digest != Some(targets.digest) && !is_frozen;
-        if let (Some(in_place), true) = (&in_place, is_changed && !is_probed_first)
-            && let again @ Progress::Again(_) =
-                self.set_targets(snapshot, applied, request, in_place, targets).await?
-        {
-            return Ok(again);
-        }
-        let is_in_place = in_place.is_some_and(|in_place| is_same_structure(&in_place, lb));
-        if is_in_place && !applied.program_failed && !request.full {
-            return Ok(Progress::Done);
-        }
-        if applied.structure.is_none() && applied.ingress.is_empty() && snapshot.service.ingress.is_empty() {
-            let ensuring = (reasons::ENSURING, "Creating the load balancer.".to_owned());
-            if applied.is_new_event("Ensure", Some(&ensuring)) {
-                self.events(&snapshot.service).normal("Ensure", ensuring.0, &ensuring.1);
-            }
-        }
-        let failed = std::mem::replace(&mut applied.program_failed, true);
-        let ensured = self.provider.ensure(lb).await?;
-        // Frozen targets stay as they are, also if the last change of them failed.
-        applied.program_failed = failed && is_frozen;
-        if !ensured.ingress.is_empty() {
-            applied.ingress = ensured.ingress;
-        }
-        if ensured.progress != Progress::Done {
-            return Ok(ensured.progress);
-        }
-        applied.structure = Some((lb.clone(), steering));
-        // `ensure` may have created target groups. Frozen targets stay untouched in those that existed.
-        if is_frozen {
-            let is_pending = applied.program_failed;
-            return Ok(if is_pending { Progress::Again(FROZEN_RETRY) } else { Progress::Done });
-        }
-        self.set_targets(snapshot, applied, request, lb, targets).await
-    }
-
-    async fn set_targets(
-        &self,
-        snapshot: &Snapshot,
-        applied: &mut AppliedState,
-        request: &ReconcileRequest,
-        lb: &LoadBalancer,
-        targets: &TargetPlan,
-    ) -> ReconcileResult {
-        let set =
-            self.provider.set_targets(lb, &targets.set(&snapshot.nodes)).await.inspect_err(|error| {
-                // Some targets may have been set: the recorded digest may no longer match the provider.
-                applied.program_failed = true;
-                // The structure is not the one that was applied: the next try ensures it again.
-                if matches!(error, Error::Conflict(_)) {
-                    applied.structure = None;
-                }
-            })?;
-        applied.refused_targets = set.refused;
-        if set.progress == Progress::Done && applied.targets_digest != Some(targets.digest) {
-            applied.targets_digest = Some(targets.digest);
-            if let Some(changed) = request.endpoints_changed {
-                self.metrics.targets_programmed(changed.elapsed());
-            }
-            tracing::info!(service = %snapshot.service.key, targets = targets.count, "targets set");
-            super::log_target_reasons(snapshot, targets);
-        }
-        Ok(set.progress)
     }
 
     /// Publishes events and writes the status, where they differ from the last ones.
@@ -202,7 +114,7 @@ impl Reconciler {
             ingress: (!applied.ingress.is_empty()).then(|| applied.ingress.clone()),
             has_usable_endpoint: endpoints.is_usable,
             has_selector: service.has_selector,
-            targets: targets.count,
+            targets: targets.set.targets.len(),
             health: applied.health.clone(),
             degraded,
         };
@@ -240,8 +152,8 @@ impl Reconciler {
         if !targets.ineligible.is_empty() {
             let nodes = list(&mut targets.ineligible.iter().map(|(node, _)| node.as_str()));
             let message = format!(
-                "All endpoints are on ineligible nodes: {nodes}. They stay targets. \
-                 Move the pods to eligible nodes."
+                "No eligible node can serve the Service. These ineligible nodes stay targets: {nodes}. \
+                 Make nodes eligible, or move the pods to eligible nodes."
             );
             found.push((reasons::ONLY_INELIGIBLE_NODES, message));
         }
@@ -324,24 +236,7 @@ fn plan_error(error: &PlanError, consequence: &str) -> ReasonMessage {
     (error.reason(), format!("{error}. {consequence}. {}.", error.remedy()))
 }
 
-/// Whether two structures request the same. The published addresses are a result, not a request.
-fn is_same_structure(a: &LoadBalancer, b: &LoadBalancer) -> bool {
-    *a == LoadBalancer { published: a.published.clone(), ..b.clone() }
-}
-
-/// Whether the health check must change before the targets: nodes without an endpoint would pass the check of `api` steering.
-fn is_check_first(before: Steering, after: Steering) -> bool {
-    before != after && after == Steering::HealthCheck
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn change_to_health_check_steering_writes_the_check_before_the_targets() {
-        assert!(is_check_first(Steering::Api, Steering::HealthCheck));
-        assert!(!is_check_first(Steering::HealthCheck, Steering::Api), "exact targets pass any check");
-        assert!(!is_check_first(Steering::HealthCheck, Steering::HealthCheck));
-    }
+/// Whether the Service has a load balancer.
+pub(super) fn exists(service: &Service, applied: &AppliedState) -> bool {
+    !applied.ingress.is_empty() || !service.ingress.is_empty()
 }

@@ -9,8 +9,7 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 use steerage_model::{IpMode, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, EnsureOutcome, LoadBalancer, Provider, SetTargetsOutcome, Steering,
-    TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, LoadBalancer, Outcome, Provider, Steering, TargetHealth, TargetSet,
 };
 use steerage_watch::{Backoff, Event};
 
@@ -45,11 +44,11 @@ impl Provider for Silent {
         }
     }
 
-    async fn ensure(&self, _: &LoadBalancer) -> Result<EnsureOutcome, Error> {
+    async fn apply(&self, _: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
         pending().await
     }
 
-    async fn set_targets(&self, _: &LoadBalancer, _: &TargetSet) -> Result<SetTargetsOutcome, Error> {
+    async fn set_targets(&self, _: &Owner, _: &TargetSet) -> Result<Outcome, Error> {
         pending().await
     }
 

@@ -70,6 +70,43 @@ async fn an_unknown_steering_keeps_the_previous_load_balancer() {
     cluster.condition("live", "Degraded", "False", "AsExpected").await;
 }
 
+/// Rejected by the provider or by the plan, and also after a restart: the new controller never saw the accepted structure.
+#[tokio::test]
+async fn rejected_services_follow_their_endpoints() {
+    requires!(KubeApiserver);
+    let cluster = Cluster::new("rejected", 9).await;
+    let annotated = |name: &str, value: &str| json!({"metadata": {"annotations": {name: value}}});
+    let controller = cluster.controller("one", &[]);
+    for service in ["provider", "plan"] {
+        cluster.service(service, annotated("steerage.dev/steering", "api")).await;
+        cluster.endpoints(service, &["node-a"]).await;
+        cluster.targets(service, &["node-a"]).await;
+        cluster.condition(service, "Programmed", "True", "Programmed").await;
+    }
+    cluster.change("provider", annotated("steerage.dev/addresses", "10.77.0.1")).await;
+    cluster.condition("provider", "Programmed", "False", "AddressOutsidePools").await;
+    // The check in place passes on every node: the targets must not follow the steering that is rejected with the addresses.
+    cluster.change("provider", annotated("steerage.dev/steering", "health-check")).await;
+    cluster.change("plan", annotated("steerage.dev/health-check-interval", "often")).await;
+    cluster.condition("plan", "Programmed", "False", "InvalidAnnotation").await;
+    for service in ["provider", "plan"] {
+        cluster.condition(service, "Degraded", "True", "UnsupportedChange").await;
+        cluster.endpoints(service, &["node-b"]).await;
+        cluster.targets(service, &["node-b"]).await;
+    }
+
+    controller.kill();
+    let _controller = cluster.controller("two", &[]);
+    for service in ["provider", "plan"] {
+        cluster.endpoints(service, &["node-a"]).await;
+        cluster.targets(service, &["node-a"]).await;
+        assert_eq!(cluster.programmed(service).await, "False");
+    }
+    cluster.change("provider", json!({"metadata": {"annotations": {"steerage.dev/addresses": null}}})).await;
+    cluster.targets("provider", &["set:eligible"]).await;
+    cluster.condition("provider", "Programmed", "True", "Programmed").await;
+}
+
 /// Not even after the requests that follow from the controller's own writes.
 #[tokio::test]
 async fn lost_load_balancer_without_an_address_stays_unprogrammed() {

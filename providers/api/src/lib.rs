@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The interface between the controller and the providers of load balancers.
 //!
-//! The controller plans plain values, [`LoadBalancer`] and [`TargetSet`], and passes them to a [`Provider`], which makes the cloud
-//! match them. This crate owns those values, the trait and its errors. It knows no cloud and does no I/O.
+//! The controller plans a plain value, a [`LoadBalancer`] with its [`TargetSet`], and passes it to a [`Provider`], which makes the
+//! cloud match it. This crate owns those values, the trait and its errors. It knows no cloud and does no I/O.
 
 mod capabilities;
 mod error;
@@ -13,5 +13,5 @@ mod targets;
 pub use capabilities::{Addressing, Capabilities, Steering};
 pub use error::Error;
 pub use load_balancer::{HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner};
-pub use provider::{EnsureOutcome, Progress, Provider, SetTargetsOutcome};
+pub use provider::{Compare, Outcome, Progress, Provider};
 pub use targets::{HealthState, SharedSet, Target, TargetHealth, TargetSet};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The planned structure of a load balancer: everything but its targets.
+//! The planned load balancer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use steerage_model::{Affinity, Family, Key, Protocol};
+
+use crate::TargetSet;
 
 /// The owner of a load balancer. The UID distinguishes a Service from one created again under the same name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,7 +68,7 @@ pub struct HealthCheck {
     pub unhealthy_threshold: u32,
 }
 
-/// The structure of a load balancer, without its targets.
+/// A load balancer as it should be: its structure, and its targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBalancer {
     /// The Service.
@@ -89,4 +91,34 @@ pub struct LoadBalancer {
     pub source_ranges: Vec<IpNet>,
     /// The Service's annotations; each provider reads its own.
     pub annotations: BTreeMap<String, String>,
+    /// The targets. All else is the structure.
+    pub targets: TargetSet,
+}
+
+impl LoadBalancer {
+    /// Whether both request the same structure. The published addresses are a result, not a request.
+    pub fn has_structure_of(&self, other: &Self) -> bool {
+        let Self {
+            owner,
+            families,
+            listeners,
+            health_check,
+            affinity,
+            requested_addresses,
+            pool,
+            published: _,
+            source_ranges,
+            annotations,
+            targets: _,
+        } = self;
+        *owner == other.owner
+            && *families == other.families
+            && *listeners == other.listeners
+            && *health_check == other.health_check
+            && *affinity == other.affinity
+            && *requested_addresses == other.requested_addresses
+            && *pool == other.pool
+            && *source_ranges == other.source_ranges
+            && *annotations == other.annotations
+    }
 }

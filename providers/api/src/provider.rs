@@ -18,20 +18,22 @@ pub enum Progress {
     Again(Duration),
 }
 
-/// The result of [`Provider::ensure`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EnsureOutcome {
-    /// Whether the change is complete.
-    pub progress: Progress,
-    /// The addresses or host names to publish in the Service's status; empty until they are final.
-    pub ingress: Vec<Ingress>,
+/// What a provider compares with what is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compare {
+    /// What it remembers, where its last call succeeded. Nothing is read for what did not change.
+    Remembered,
+    /// What is in place: somebody may have changed it.
+    InPlace,
 }
 
-/// The result of [`Provider::set_targets`].
+/// The result of [`Provider::apply`] and [`Provider::set_targets`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SetTargetsOutcome {
+pub struct Outcome {
     /// Whether the change is complete.
     pub progress: Progress,
+    /// The addresses or host names to publish in the Service's status; empty until they are final, and if none are known.
+    pub ingress: Vec<Ingress>,
     /// Nodes that the provider refused as targets, each with the reason and what to do. The others are in place.
     pub refused: Vec<(String, String)>,
 }
@@ -53,12 +55,14 @@ pub trait Provider: Send + Sync + 'static {
         owner.uid.clone()
     }
 
-    /// Creates or updates the load balancer's structure, without its targets. Deletes what an earlier Service of the same name left.
-    async fn ensure(&self, lb: &LoadBalancer) -> Result<EnsureOutcome, Error>;
+    /// Creates or updates the load balancer with its targets. The provider orders the steps so that clients are served after each:
+    /// targets are added before a listener needs them, and before others are removed. It sends only the difference, and continues
+    /// when one target is refused. Deletes what an earlier Service of the same name left.
+    async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error>;
 
-    /// Updates the targets of all target groups: adds before it removes, sends only the difference, and continues when one target
-    /// is refused. Called after a first successful `ensure`.
-    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<SetTargetsOutcome, Error>;
+    /// Updates only the targets of the load balancer as it is: the structure that its Service requests cannot be planned, or was
+    /// [rejected](Error::Invalid). Does nothing if there is none.
+    async fn set_targets(&self, owner: &Owner, targets: &TargetSet) -> Result<Outcome, Error>;
 
     /// Reads the health of the targets.
     async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error>;

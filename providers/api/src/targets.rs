@@ -2,6 +2,7 @@
 //! The planned targets of a load balancer, and their health as the provider reports it.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_model::Family;
@@ -47,8 +48,8 @@ impl SharedSet {
 pub struct TargetSet {
     /// The shared set that `targets` equals, with weight 1 each.
     pub shared: Option<SharedSet>,
-    /// The targets.
-    pub targets: Vec<Target>,
+    /// The targets. Load balancers with the same set share them.
+    pub targets: Arc<[Target]>,
 }
 
 /// The health of a target.

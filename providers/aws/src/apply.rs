@@ -11,14 +11,17 @@ use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, steps};
 use crate::observe::Resources;
 use crate::provider::{Aws, ServiceState};
+use crate::targets::RegisteredIds;
 use crate::{annotations, names, reasons, targets};
 
 impl Aws {
-    /// Applies the steps. Returns false while a target group to delete is still in use.
-    pub(crate) async fn apply(
+    /// Applies the steps. The instances are registered before a listener needs them; the others stay registered. Returns false while
+    /// a target group to delete is still in use.
+    pub(crate) async fn apply_steps(
         &self,
         owner: &Owner,
         wanted: &Desired,
+        instances: &BTreeMap<String, String>,
         resources: &mut Resources,
         entry: &mut ServiceState,
     ) -> Result<bool, Error> {
@@ -34,11 +37,36 @@ impl Aws {
             return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
         }
         let mut released = true;
-        for step in steps(wanted, &resources.groups, &resources.listeners) {
-            tracing::info!(service = %owner.service, ?step, "changing load balancer");
-            released &= self.step(step, &balancer, &tags, resources, entry).await?;
+        let steps = steps(wanted, &resources.groups, &resources.listeners);
+        let (of_groups, others) = steps.split_at(steps.iter().take_while(|step| step.is_of_group()).count());
+        for step in of_groups {
+            self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
+        }
+        self.register(wanted, instances, resources, entry).await?;
+        for step in others {
+            released &= self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
         Ok(released)
+    }
+
+    /// Registers the instances in all wanted target groups.
+    async fn register(
+        &self,
+        wanted: &Desired,
+        instances: &BTreeMap<String, String>,
+        resources: &Resources,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        entry.refused_targets.retain(instances);
+        for group in wanted.groups.iter().filter_map(|group| resources.groups.get(&group.name)) {
+            let mut known = entry.registered.remove(&group.arn);
+            let refused = &mut entry.refused_targets;
+            targets::add(&self.client, &group.arn, &mut known, instances, refused).await?;
+            if let Some(known) = known {
+                entry.registered.insert(group.arn.clone(), known);
+            }
+        }
+        Ok(())
     }
 
     async fn balancer(
@@ -71,12 +99,14 @@ impl Aws {
 
     async fn step(
         &self,
+        owner: &Owner,
         step: Step,
         balancer: &Balancer,
         tags: &BTreeMap<String, String>,
         resources: &mut Resources,
         entry: &mut ServiceState,
     ) -> Result<bool, Error> {
+        tracing::info!(service = %owner.service, ?step, "changing load balancer");
         let arn_of = |resources: &Resources, group: &str| {
             let group = resources.groups.get(group).map(|g| g.arn.clone());
             group.ok_or_else(|| Error::Conflict("a target group no longer exists".to_owned()))
@@ -84,6 +114,7 @@ impl Aws {
         match step {
             Step::CreateGroup(group) => {
                 let made = self.client.create_group(&group, &self.config.vpc, tags).await?;
+                entry.registered.insert(made.arn.clone(), RegisteredIds::of(&[]));
                 let health = group.health;
                 resources.groups.insert(group.name, ObservedGroup { health, only_200: true, ..made });
             }
@@ -110,12 +141,8 @@ impl Aws {
                     ..made
                 });
             }
-            Step::SwitchListener { arn, protocol, group, from_arn } => {
+            Step::SwitchListener { arn, protocol, group } => {
                 let group = arn_of(resources, &group)?;
-                if let Some(from) = from_arn.filter(|from| *from != group) {
-                    entry.registered.remove(&group);
-                    targets::copy_targets(&self.client, &from, &group, &mut entry.refused_targets).await?;
-                }
                 self.client.modify_listener(&arn, protocol, &group).await?;
                 if let Some(listener) = resources.listeners.iter_mut().find(|f| f.arn == arn) {
                     listener.protocol = protocol.map_or_else(|| listener.protocol.clone(), str::to_owned);

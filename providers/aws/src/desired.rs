@@ -207,7 +207,7 @@ pub(crate) mod tests {
     use std::time::Duration;
 
     use steerage_model::Key;
-    use steerage_provider_api::Owner;
+    use steerage_provider_api::{Owner, TargetSet};
 
     use super::*;
 
@@ -247,6 +247,7 @@ pub(crate) mod tests {
             published: Vec::new(),
             source_ranges: Vec::new(),
             annotations: BTreeMap::new(),
+            targets: TargetSet::default(),
         }
     }
 

@@ -43,12 +43,11 @@ pub(crate) enum Step {
         protocol: &'static str,
         group: String,
     },
-    /// Forwards to another group, after the targets of the present group are registered in it too.
+    /// Forwards to another group.
     SwitchListener {
         arn: String,
         protocol: Option<&'static str>,
         group: String,
-        from_arn: Option<String>,
     },
     DeleteListener {
         arn: String,
@@ -58,6 +57,13 @@ pub(crate) enum Step {
         name: String,
         arn: String,
     },
+}
+
+impl Step {
+    /// Whether the step prepares a target group. These come first: then targets are registered, and then listeners change.
+    pub(crate) fn is_of_group(&self) -> bool {
+        matches!(self, Self::CreateGroup(_) | Self::ModifyHealth { .. } | Self::SetAttributes { .. })
+    }
 }
 
 /// The steps from `groups` (by name) and `listeners` to `desired`.
@@ -97,7 +103,6 @@ pub(crate) fn steps(
                 arn: seen.arn.clone(),
                 protocol: (seen.protocol != listener.protocol).then_some(listener.protocol),
                 group: listener.group.clone(),
-                from_arn: seen.group_arn.clone(),
             });
         }
     }
@@ -211,7 +216,7 @@ mod tests {
             .map(|s| match s {
                 Step::CreateGroup(_) => "create",
                 Step::SetAttributes { .. } => "attributes",
-                Step::SwitchListener { protocol: None, from_arn: Some(_), .. } => "switch",
+                Step::SwitchListener { protocol: None, .. } => "switch",
                 Step::DeleteGroup { .. } => "delete",
                 _ => "other",
             })

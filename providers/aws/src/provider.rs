@@ -13,14 +13,14 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use steerage_model::{Ingress, Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, EnsureOutcome, Error, HealthState, LoadBalancer, Owner, Progress, Provider,
-    SetTargetsOutcome, Steering, TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, Error, HealthState, LoadBalancer, Outcome, Owner, Progress, Provider,
+    Steering, TargetHealth, TargetSet,
 };
 use tokio::sync::OnceCell;
 
 use crate::client::Client;
 use crate::config::Config;
-use crate::desired::desired;
+use crate::desired::{Desired, desired};
 use crate::inventory::Inventory;
 use crate::observe::{self, Observation, Resources};
 use crate::targets::{self, RefusedTargets, RegisteredIds};
@@ -51,8 +51,18 @@ pub(crate) struct ServiceState {
     /// Registered targets by ARN of the group.
     pub(crate) registered: HashMap<String, RegisteredIds>,
     pub(crate) refused_targets: RefusedTargets,
-    /// Node names by instance, from the last `set_targets`.
+    /// Node names by instance, from the last call with targets.
     nodes: BTreeMap<String, String>,
+    /// The structure that `resources` has, and what is published for it; `None` while a change is not complete.
+    complete: Option<(Desired, Vec<Ingress>)>,
+}
+
+impl ServiceState {
+    /// What is published, if the owner's load balancer is known to have this structure.
+    fn ingress_of(&self, owner: &Owner, wanted: &Desired) -> Option<Vec<Ingress>> {
+        self.resources.as_ref().filter(|(known, _)| known == owner)?;
+        self.complete.as_ref().filter(|(complete, _)| complete == wanted).map(|(_, ingress)| ingress.clone())
+    }
 }
 
 impl Aws {
@@ -141,6 +151,40 @@ impl Aws {
         Ok(gone)
     }
 
+    /// Makes the targets of all target groups the wanted ones. Returns the refused nodes, each with the reason.
+    async fn converge_targets(
+        &self,
+        entry: &mut ServiceState,
+        set: &TargetSet,
+    ) -> Result<Vec<(String, String)>, Error> {
+        let (instances, mut refused) = targets::instances(set);
+        entry.refused_targets.retain(&instances);
+        let groups = entry.resources.iter().flat_map(|(_, resources)| resources.groups.values());
+        let arns: Vec<String> = groups.map(|group| group.arn.clone()).collect();
+        for arn in arns {
+            let mut known = entry.registered.remove(&arn);
+            let outcome =
+                targets::converge(&self.client, &arn, &mut known, &instances, &mut entry.refused_targets)
+                    .await;
+            if let Some(known) = known {
+                entry.registered.insert(arn, known);
+            }
+            if let Err(failure) = outcome {
+                // The group may be gone, so the next call reads everything.
+                entry.resources = None;
+                return Err(failure.into());
+            }
+        }
+        for (id, node) in &instances {
+            if let Some(why) = entry.refused_targets.reason(id) {
+                refused.push((node.clone(), format!("AWS refuses instance {id}: {why}")));
+            }
+        }
+        refused.sort();
+        entry.nodes = instances;
+        Ok(refused)
+    }
+
     /// The hostname to publish; `None` until the load balancer is active, because resolvers cache for long that a name does not
     /// exist.
     async fn ingress(&self, resources: &mut Resources) -> Result<Option<Vec<Ingress>>, Error> {
@@ -185,75 +229,51 @@ impl Provider for Aws {
         owner.service.to_string()
     }
 
-    async fn ensure(&self, lb: &LoadBalancer) -> Result<EnsureOutcome, Error> {
+    async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let wanted = desired(&self.config, lb)?;
-        let mut entry = self.entry(&lb.owner.service).await?;
+        let mut guard = self.entry(&lb.owner.service).await?;
+        let entry = &mut *guard;
+        if compare == Compare::Remembered
+            && let Some(ingress) = entry.ingress_of(&lb.owner, &wanted)
+        {
+            let refused = self.converge_targets(entry, &lb.targets).await?;
+            return Ok(Outcome { progress: Progress::Done, ingress, refused });
+        }
+        entry.complete = None;
         let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
         entry.names.extend(wanted_names.iter().cloned());
         // Only the last exit caches the resources. After any other, the next call reads everything.
-        let waiting = |after| Ok(EnsureOutcome { progress: Progress::Again(after), ingress: Vec::new() });
-        let Some(mut resources) = self.observe(&lb.owner, &mut entry).await? else {
+        let waiting = |after| {
+            Ok(Outcome { progress: Progress::Again(after), ingress: Vec::new(), refused: Vec::new() })
+        };
+        let Some(mut resources) = self.observe(&lb.owner, entry).await? else {
             return waiting(RELEASE_POLL);
         };
-        if !self.apply(&lb.owner, &wanted, &mut resources, &mut entry).await? {
+        let (instances, _) = targets::instances(&lb.targets);
+        if !self.apply_steps(&lb.owner, &wanted, &instances, &mut resources, entry).await? {
             return waiting(RELEASE_POLL);
         }
         entry.names = wanted_names;
         let ingress = self.ingress(&mut resources).await?;
         entry.resources = Some((lb.owner.clone(), resources));
-        match ingress {
-            Some(ingress) => Ok(EnsureOutcome { progress: Progress::Done, ingress }),
-            None => waiting(ACTIVE_POLL),
-        }
+        let refused = self.converge_targets(entry, &lb.targets).await?;
+        let Some(ingress) = ingress else {
+            return Ok(Outcome { progress: Progress::Again(ACTIVE_POLL), ingress: Vec::new(), refused });
+        };
+        entry.complete = Some((wanted, ingress.clone()));
+        Ok(Outcome { progress: Progress::Done, ingress, refused })
     }
 
-    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<SetTargetsOutcome, Error> {
-        let wanted = desired(&self.config, lb)?;
-        let mut guard = self.entry(&lb.owner.service).await?;
+    async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
+        let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
-        let (instances, mut refused) = targets::instances(set);
-        entry.refused_targets.retain(&instances);
-        if entry.resources.as_ref().is_none_or(|(owner, _)| *owner != lb.owner) {
-            entry.names.extend(wanted.groups.iter().map(|g| g.name.clone()));
+        if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
             entry.registered.clear();
-            let seen = observe::read_all(&self.client, &self.config.cluster, &lb.owner, &entry.names).await?;
-            entry.resources = Some((lb.owner.clone(), seen.mine));
+            let seen = self.read(owner, entry).await?;
+            entry.resources = Some((owner.clone(), seen.mine));
         }
-        let groups =
-            entry.resources.as_ref().map(|(_, resources)| resources.groups.clone()).unwrap_or_default();
-        let mut progress = Progress::Done;
-        for group in &wanted.groups {
-            let Some(seen) = groups.get(&group.name) else {
-                // `ensure` has not created it yet.
-                progress = Progress::Again(RELEASE_POLL);
-                continue;
-            };
-            let mut known = entry.registered.remove(&seen.arn);
-            let outcome = targets::converge(
-                &self.client,
-                &seen.arn,
-                &mut known,
-                &instances,
-                &mut entry.refused_targets,
-            )
-            .await;
-            if let Some(known) = known {
-                entry.registered.insert(seen.arn.clone(), known);
-            }
-            if let Err(failure) = outcome {
-                // The group may be gone, so the next call reads everything.
-                entry.resources = None;
-                return Err(failure.into());
-            }
-        }
-        for (id, node) in &instances {
-            if let Some(why) = entry.refused_targets.reason(id) {
-                refused.push((node.clone(), format!("AWS refuses instance {id}: {why}")));
-            }
-        }
-        refused.sort();
-        entry.nodes = instances;
-        Ok(SetTargetsOutcome { progress, refused })
+        let refused = self.converge_targets(entry, set).await?;
+        Ok(Outcome { progress: Progress::Done, ingress: Vec::new(), refused })
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error> {

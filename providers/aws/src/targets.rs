@@ -64,7 +64,7 @@ impl RefusedTargets {
 /// The node names by instance, and the nodes that have no instance, each with a message.
 pub(crate) fn instances(set: &TargetSet) -> (BTreeMap<String, String>, Vec<(String, String)>) {
     let (mut instances, mut refused) = (BTreeMap::new(), Vec::new());
-    for target in &set.targets {
+    for target in set.targets.iter() {
         match instance(target) {
             Ok(id) => drop(instances.insert(id, target.node.clone())),
             Err(why) => refused.push((target.node.clone(), why)),
@@ -85,15 +85,14 @@ fn instance(target: &Target) -> Result<String, String> {
     }
 }
 
-/// Registers the wanted instances, then deregisters all others.
-pub(crate) async fn converge(
+/// Registers the wanted instances. Leaves `known` empty after an error, because the registered targets are then unknown.
+pub(crate) async fn add(
     client: &Client,
     group: &str,
     known: &mut Option<RegisteredIds>,
     wanted: &BTreeMap<String, String>,
     refused_targets: &mut RefusedTargets,
 ) -> Result<(), CallError> {
-    // Leaves `None` behind after an error, because the registered targets are then unknown.
     let mut now = match known.take().filter(RegisteredIds::is_fresh) {
         Some(now) => now,
         None => RegisteredIds::of(&client.targets(group).await?),
@@ -104,6 +103,20 @@ pub(crate) async fn converge(
         .cloned()
         .collect();
     now.ids.extend(register(client, group, &add, refused_targets).await?);
+    *known = Some(now);
+    Ok(())
+}
+
+/// Registers the wanted instances, then deregisters all others. Leaves `known` empty after an error.
+pub(crate) async fn converge(
+    client: &Client,
+    group: &str,
+    known: &mut Option<RegisteredIds>,
+    wanted: &BTreeMap<String, String>,
+    refused_targets: &mut RefusedTargets,
+) -> Result<(), CallError> {
+    add(client, group, known, wanted, refused_targets).await?;
+    let Some(mut now) = known.take() else { return Ok(()) };
     let remove: Vec<String> = now.ids.iter().filter(|id| !wanted.contains_key(*id)).cloned().collect();
     for batch in remove.chunks(BATCH) {
         tracing::info!(group, targets = ?batch, "deregistering targets");
@@ -112,21 +125,6 @@ pub(crate) async fn converge(
     now.ids.retain(|id| wanted.contains_key(id));
     *known = Some(now);
     Ok(())
-}
-
-/// Registers in `to` the targets of `from` that it lacks.
-pub(crate) async fn copy_targets(
-    client: &Client,
-    from: &str,
-    to: &str,
-    refused_targets: &mut RefusedTargets,
-) -> Result<(), CallError> {
-    let mut missing = RegisteredIds::of(&client.targets(from).await?).ids;
-    for id in RegisteredIds::of(&client.targets(to).await?).ids {
-        missing.remove(&id);
-    }
-    let missing: Vec<String> = missing.into_iter().collect();
-    register(client, to, &missing, refused_targets).await.map(drop)
 }
 
 /// Registers targets and returns those that AWS accepted. AWS refuses a whole call because of one bad target. Usually its
@@ -193,13 +191,14 @@ mod tests {
     fn provider_id_names_instance() {
         let set = TargetSet {
             shared: None,
-            targets: vec![
+            targets: [
                 target("a", Some("aws:///eu-west-1a/i-0abc")),
                 target("b", None),
                 target("c", Some("aws:///eu-west-1a/fargate-ip-10-0-0-1")),
                 target("d", Some("gce://project/zone/i-0abc")),
                 target("e", Some("aws:///i-0def")),
-            ],
+            ]
+            .into(),
         };
         let (found, refused) = instances(&set);
         assert_eq!(

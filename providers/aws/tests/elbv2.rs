@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use aws_sdk_elasticloadbalancingv2::types::LoadBalancerSchemeEnum;
 use moto::Moto;
 use steerage_model::{Affinity, Protocol};
-use steerage_provider_api::{Error, HealthState, Listener, LoadBalancer, Owner, Provider as _, TargetSet};
+use steerage_provider_api::{
+    Compare, Error, HealthState, Listener, LoadBalancer, Owner, Provider as _, TargetSet,
+};
 use steerage_provider_aws::{Aws, Scheme};
 use steerage_provider_conformance::{Harness as _, converge, fixture};
 use steerage_requirements::requires;
@@ -39,7 +41,8 @@ async fn made(instances: usize, listeners: Vec<Listener>) -> (Moto, Aws, LoadBal
     let moto = Moto::start(instances).await.unwrap();
     let provider = moto.fresh().await.unwrap();
     let lb = LoadBalancer { listeners, ..fixture::first(&moto, &fixture::owner("web", 1)) };
-    converge(&provider, &lb, &fixture::targets(&moto, &[0, 1])).await.unwrap();
+    let lb = fixture::with_targets(&moto, &lb, &[0, 1]);
+    converge(&provider, &lb).await.unwrap();
     moto.proxy().reset();
     (moto, provider, lb)
 }
@@ -61,7 +64,7 @@ async fn listener_protocol_changes_in_place_and_group_is_never_empty() {
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 53, 30053)]).await;
     let before = only_listener(&moto).await;
     lb.listeners.push(listener(Protocol::Udp, 53, 30053));
-    provider.ensure(&lb).await.unwrap();
+    provider.apply(&lb, Compare::Remembered).await.unwrap();
     let after = only_listener(&moto).await;
     assert_eq!(after.listener_arn, before.listener_arn);
     assert_eq!(after.protocol().unwrap().as_str(), "TCP_UDP");
@@ -87,7 +90,7 @@ async fn health_check_and_affinity_change_in_place() {
     lb.health_check.port = 32001;
     lb.health_check.unhealthy_threshold = 3;
     lb.affinity = Some(Affinity { timeout: std::time::Duration::from_mins(1) });
-    provider.ensure(&lb).await.unwrap();
+    provider.apply(&lb, Compare::Remembered).await.unwrap();
     let after = moto.groups().await.unwrap().remove(0);
     assert_eq!(after.target_group_arn, before.target_group_arn);
     assert_eq!(after.health_check_port(), Some("32001"));
@@ -100,19 +103,20 @@ async fn health_check_and_affinity_change_in_place() {
 async fn targets_are_batched_and_replaced_node_costs_two_calls() {
     requires!(Moto);
     let (moto, provider, lb) = made(252, vec![listener(Protocol::Tcp, 80, 30080)]).await;
-    let all = |range: std::ops::Range<usize>| TargetSet {
-        shared: None,
-        targets: range.map(|i| moto::target(format!("node-{i}"), &moto.instances[i])).collect(),
+    let set = async |range: std::ops::Range<usize>| {
+        let targets = range.map(|i| moto::target(format!("node-{i}"), &moto.instances[i])).collect();
+        let lb = LoadBalancer { targets: TargetSet { shared: None, targets }, ..lb.clone() };
+        provider.apply(&lb, Compare::Remembered).await.unwrap();
     };
-    provider.set_targets(&lb, &all(0..250)).await.unwrap();
+    set(0..250).await;
     assert_eq!(calls(&moto), ["RegisterTargets"; 3]);
     moto.proxy().reset();
-    provider.set_targets(&lb, &all(1..251)).await.unwrap();
+    set(1..251).await;
     assert_eq!(calls(&moto), ["RegisterTargets", "DeregisterTargets"]);
     moto.proxy().reset();
-    provider.set_targets(&lb, &all(1..251)).await.unwrap();
+    set(1..251).await;
     assert_eq!(calls(&moto), [""; 0]);
-    provider.set_targets(&lb, &all(1..2)).await.unwrap();
+    set(1..2).await;
     assert_eq!(calls(&moto), ["DeregisterTargets"; 3]);
 }
 
@@ -120,12 +124,11 @@ async fn targets_are_batched_and_replaced_node_costs_two_calls() {
 async fn deleted_resources_are_restored() {
     requires!(Moto);
     let (moto, provider, lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
-    let set = fixture::targets(&moto, &[0, 1]);
     let whole = moto.snapshot().await.unwrap();
 
     let arn = only_listener(&moto).await.listener_arn.unwrap();
     moto.elb.delete_listener().listener_arn(arn).send().await.unwrap();
-    converge(&provider, &lb, &set).await.unwrap();
+    converge(&provider, &lb).await.unwrap();
     assert_eq!(moto.snapshot().await.unwrap(), whole, "a listener");
 
     let group = moto.groups().await.unwrap().remove(0).target_group_arn.unwrap();
@@ -134,12 +137,12 @@ async fn deleted_resources_are_restored() {
     moto.elb.deregister_targets().target_group_arn(group).targets(gone).send().await.unwrap();
     let health = provider.target_health(&lb.owner).await.unwrap();
     assert_eq!(health.iter().map(|h| h.node.as_str()).collect::<Vec<_>>(), ["node-1"]);
-    converge(&provider, &lb, &set).await.unwrap();
+    converge(&provider, &lb).await.unwrap();
     assert_eq!(moto.snapshot().await.unwrap(), whole, "a target");
 
     let arn = moto.balancers().await.unwrap().remove(0).load_balancer_arn.unwrap();
     moto.elb.delete_load_balancer().load_balancer_arn(arn).send().await.unwrap();
-    converge(&provider, &lb, &set).await.unwrap();
+    converge(&provider, &lb).await.unwrap();
     assert_eq!(moto.snapshot().await.unwrap(), whole, "the load balancer");
 }
 
@@ -158,11 +161,11 @@ async fn foreign_listener_is_kept_and_conflict_is_reported() {
     foreign.send().await.unwrap();
     let before = moto.snapshot().await.unwrap();
     for instance in [&provider, &moto.fresh().await.unwrap()] {
-        converge(instance, &lb, &fixture::targets(&moto, &[0, 1])).await.unwrap();
+        converge(instance, &lb).await.unwrap();
         assert_eq!(moto.snapshot().await.unwrap(), before);
     }
     lb.listeners.push(listener(Protocol::Tcp, 81, 30081));
-    let error = provider.ensure(&lb).await.unwrap_err();
+    let error = provider.apply(&lb, Compare::Remembered).await.unwrap_err();
     assert_eq!(error.reason(), "ObjectNotOwned");
 }
 
@@ -172,12 +175,12 @@ async fn scheme_change_is_rejected_without_writes() {
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let key = "service.beta.kubernetes.io/aws-load-balancer-scheme".to_owned();
     lb.annotations = BTreeMap::from([(key, Scheme::InternetFacing.as_str().to_owned())]);
-    let error = provider.ensure(&lb).await.unwrap_err();
+    let error = provider.apply(&lb, Compare::Remembered).await.unwrap_err();
     assert_eq!(error.reason(), "SchemeImmutable");
     assert!(moto.proxy().writes().is_empty());
 
     lb.owner = fixture::owner("other", 1);
-    converge(&provider, &lb, &TargetSet::default()).await.unwrap();
+    converge(&provider, &lb).await.unwrap();
     let schemes: Vec<_> = moto.balancers().await.unwrap().into_iter().filter_map(|b| b.scheme).collect();
     assert_eq!(
         schemes.iter().map(LoadBalancerSchemeEnum::as_str).collect::<Vec<_>>(),
@@ -206,7 +209,8 @@ async fn unknown_subnet_is_invalid() {
     let mut config = moto.config.clone();
     config.subnets = vec!["subnet-00000000".to_owned()];
     let provider = moto.provider(config);
-    let error = provider.ensure(&fixture::first(&moto, &fixture::owner("web", 1))).await.unwrap_err();
+    let lb = fixture::first(&moto, &fixture::owner("web", 1));
+    let error = provider.apply(&lb, Compare::Remembered).await.unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
     assert!(error.to_string().contains("CreateLoadBalancer"), "{error}");
 }

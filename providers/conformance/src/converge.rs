@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use steerage_model::Ingress;
-use steerage_provider_api::{Error, LoadBalancer, Owner, Progress, Provider, SetTargetsOutcome, TargetSet};
+use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider, TargetSet};
 
 use crate::{Harness, Snapshot};
 
@@ -17,34 +16,34 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Allowed conflicts in a row, which occur while writes of another instance are not visible yet.
 const CONFLICTS: usize = 20;
 
-/// Calls `ensure` and `set_targets` until both are done. An error of the provider is the root of the returned error.
-pub async fn converge(
+/// Calls `apply` until it is done, each time with a comparison of what is in place. An error of the provider is the root of the
+/// returned error.
+pub async fn converge(provider: &impl Provider, lb: &LoadBalancer) -> anyhow::Result<Outcome> {
+    converge_from(provider, lb, Compare::InPlace).await
+}
+
+/// Like [`converge`], but the first call relies on what the provider remembers, as the controller's does when something changed.
+pub async fn converge_remembered(provider: &impl Provider, lb: &LoadBalancer) -> anyhow::Result<Outcome> {
+    converge_from(provider, lb, Compare::Remembered).await
+}
+
+async fn converge_from(
     provider: &impl Provider,
     lb: &LoadBalancer,
-    set: &TargetSet,
-) -> anyhow::Result<(Vec<Ingress>, SetTargetsOutcome)> {
+    mut compare: Compare,
+) -> anyhow::Result<Outcome> {
     let mut conflicts = 0;
     for _ in 0..ROUNDS {
-        match round(provider, lb, set).await {
-            Ok((ingress, targets, true)) => return Ok((ingress, targets)),
+        match provider.apply(lb, compare).await {
+            Ok(outcome) if outcome.progress == Progress::Done => return Ok(outcome),
             Ok(_) => conflicts = 0,
             Err(Error::Conflict(_)) if conflicts < CONFLICTS => conflicts += 1,
             Err(error) => return Err(error.into()),
         }
+        compare = Compare::InPlace;
         tokio::time::sleep(PAUSE).await;
     }
     anyhow::bail!("{}: not done after {ROUNDS} rounds", lb.owner)
-}
-
-async fn round(
-    provider: &impl Provider,
-    lb: &LoadBalancer,
-    set: &TargetSet,
-) -> Result<(Vec<Ingress>, SetTargetsOutcome, bool), Error> {
-    let ensured = provider.ensure(lb).await?;
-    let targets = provider.set_targets(lb, set).await?;
-    let done = ensured.progress == Progress::Done && targets.progress == Progress::Done;
-    Ok((ensured.ingress, targets, done))
 }
 
 /// Calls `delete` until it is done.
@@ -65,27 +64,27 @@ pub async fn converge_deleted(provider: &impl Provider, owner: &Owner) -> anyhow
 /// A state to reach.
 #[derive(Clone, Debug)]
 pub(crate) enum Goal {
-    /// The load balancer exists with these targets.
-    Present(Box<LoadBalancer>, TargetSet),
+    /// The load balancer exists with its targets.
+    Present(Box<LoadBalancer>),
     /// The owner has no objects.
     Absent(Owner),
 }
 
 impl Goal {
-    pub(crate) fn present(lb: LoadBalancer, set: TargetSet) -> Self {
-        Self::Present(Box::new(lb), set)
+    pub(crate) fn present(lb: LoadBalancer, targets: TargetSet) -> Self {
+        Self::Present(Box::new(LoadBalancer { targets, ..lb }))
     }
 
     pub(crate) fn owner(&self) -> &Owner {
         match self {
-            Self::Present(lb, _) => &lb.owner,
+            Self::Present(lb) => &lb.owner,
             Self::Absent(owner) => owner,
         }
     }
 
     pub(crate) async fn reach(&self, provider: &impl Provider) -> anyhow::Result<()> {
         match self {
-            Self::Present(lb, set) => converge(provider, lb, set).await.map(drop),
+            Self::Present(lb) => converge_remembered(provider, lb).await.map(drop),
             Self::Absent(owner) => converge_deleted(provider, owner).await,
         }
     }

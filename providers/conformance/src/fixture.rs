@@ -42,6 +42,11 @@ pub fn second(harness: &impl Harness, owner: &Owner) -> LoadBalancer {
     )
 }
 
+/// The load balancer with the targets of the harness with these indices.
+pub fn with_targets(harness: &impl Harness, lb: &LoadBalancer, indices: &[usize]) -> LoadBalancer {
+    LoadBalancer { targets: targets(harness, indices), ..lb.clone() }
+}
+
 /// The targets of the harness with these indices.
 pub fn targets(harness: &impl Harness, indices: &[usize]) -> TargetSet {
     TargetSet { shared: None, targets: indices.iter().map(|i| harness.target(*i)).collect() }
@@ -70,6 +75,7 @@ fn build(harness: &impl Harness, owner: &Owner, listeners: Vec<Listener>, interv
         published: Vec::new(),
         source_ranges: Vec::new(),
         annotations: BTreeMap::new(),
+        targets: TargetSet::default(),
     };
     harness.adapt(&mut lb);
     lb

@@ -66,7 +66,7 @@ pub trait Harness: Send + Sync {
         None
     }
 
-    /// The allowed number of reads for one `ensure` and `set_targets` when nothing has changed.
+    /// The allowed number of reads for one comparison of what is in place, when nothing has changed.
     fn steady_reads(&self) -> usize {
         2
     }

@@ -12,7 +12,7 @@ pub mod fixture;
 mod harness;
 mod proxy;
 
-pub use converge::{converge, converge_deleted};
+pub use converge::{converge, converge_deleted, converge_remembered};
 pub use harness::{Harness, Snapshot};
 pub use proxy::{
     Call, CallKind, CannedResponse, Connect, CutPoint, Fault, Io, Proxy, Request, Span, Upstream,

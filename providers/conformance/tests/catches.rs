@@ -15,13 +15,15 @@ async fn correct_provider_passes() {
 }
 
 /// The check that must detect each bug.
-const CAUGHT: [(Bug, &str); 16] = [
+const CAUGHT: [(Bug, &str); 18] = [
     (Bug::AlwaysWrites, "second_run_writes_nothing"),
     (Bug::ReadsTooMuch, "second_run_writes_nothing"),
+    (Bug::ForgetsWhatItDid, "second_run_writes_nothing"),
     (Bug::RemovesFirst, "new_targets_are_added_before_old_are_removed"),
     (Bug::SendsAll, "new_targets_are_added_before_old_are_removed"),
     (Bug::OneBadStopsAll, "refused_target_does_not_block_others"),
     (Bug::KeepsTheLast, "all_targets_can_be_removed"),
+    (Bug::SetsTargetsOfNothing, "targets_follow_without_a_structure"),
     (Bug::DeletesBlindly, "deletion_is_idempotent"),
     (Bug::RemembersOwners, "owned_lists_all_owners"),
     (Bug::IgnoresUid, "recreated_service_replaces_old_resources"),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The [`Provider`]: each method compares the wanted state with the caches, and writes the difference.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +11,11 @@ use kube::Client;
 use kube::api::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec};
-use steerage_model::{Ingress, IpMode, Protocol};
+use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTarget};
+use steerage_model::{Family, Ingress, IpMode, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, EnsureOutcome, Error, LoadBalancer, Owner, Progress, Provider,
-    SetTargetsOutcome, SharedSet, Steering, TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider, SharedSet,
+    Steering, TargetHealth, TargetSet,
 };
 use steerage_watch::Watches;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -22,7 +23,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::cache::follow;
 use crate::entry::{Change, Entry};
 use crate::objects::{LoadBalancerContent, NodeSetContent, Objects};
-use crate::shared::Shared;
+use crate::shared::{Shared, User};
 use crate::{health, spec};
 
 /// An object of the required name exists and is not managed by Steerage.
@@ -154,6 +155,31 @@ impl EdgeProvider {
         }
     }
 
+    /// The targets as the object has them, and the refused ones. A shared set is written first, and stays at least as long as the last
+    /// value.
+    async fn targets(
+        &self,
+        families: &[Family],
+        set: &TargetSet,
+    ) -> Result<(ObjectTargets, Vec<(String, String)>, Option<User<'_>>), Error> {
+        let (usable, refused) = spec::targets(families, set);
+        let Some(which) = set.shared else {
+            return Ok((ObjectTargets { node_set: None, own: usable }, refused, None));
+        };
+        let user = self.shared.about_to_use(which.as_str());
+        self.set_shared(which, EdgeNodeSetSpec { targets: spec::shared_targets(set) }).await?;
+        let targets = ObjectTargets { node_set: Some(which.as_str().to_owned()), own: Vec::new() };
+        Ok((targets, refused, Some(user)))
+    }
+
+    /// Deletes the shared set that a load balancer used until now, if no other does.
+    async fn drop_left(&self, left: Option<String>, now: &EdgeLoadBalancerSpec) -> Result<(), Error> {
+        match left.filter(|left| now.node_set.as_ref() != Some(left)) {
+            Some(left) => self.drop_unused(&left).await,
+            None => Ok(()),
+        }
+    }
+
     /// The owners of objects of earlier Services with the same name.
     fn predecessors(&self, owner: &Owner) -> Vec<Owner> {
         self.shared.balancers.cache.read(|rows| {
@@ -184,7 +210,8 @@ impl Provider for EdgeProvider {
         }
     }
 
-    async fn ensure(&self, lb: &LoadBalancer) -> Result<EnsureOutcome, Error> {
+    /// One write: the edge compares the whole object, and keeps the last targets until probes have decided about new ones.
+    async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
         self.shared.activate().await?;
         for predecessor in self.predecessors(&lb.owner) {
             self.delete(&predecessor).await?;
@@ -192,13 +219,16 @@ impl Provider for EdgeProvider {
         let entry = self.owned_entry(&lb.owner).await?;
         if entry.as_ref().is_some_and(|entry| entry.deleting) {
             // Its addresses stay reserved until it is deleted; then a new object is created.
-            return Ok(EnsureOutcome { progress: Progress::Again(HELD), ingress: Vec::new() });
+            return Ok(Outcome { progress: Progress::Again(HELD), ..nothing() });
         }
         let reservation = self.shared.allocate(lb)?;
+        let structure = spec::structure(lb, reservation.addresses.clone())?;
+        let (targets, refused, _user) = self.targets(&lb.families, &lb.targets).await?;
+        let wanted = EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..structure };
         let current =
             entry.as_ref().and_then(|entry| entry.content.as_ref().ok()).map(|content| &content.spec);
         let before = current.map(|spec| spec.addresses.clone());
-        let wanted = spec::structure(lb, reservation.addresses.clone(), current)?;
+        let left = current.and_then(|spec| spec.node_set.clone());
         if let Some(entry) = &entry {
             self.change(&lb.owner, entry, &wanted).await?;
         } else {
@@ -219,37 +249,28 @@ impl Provider for EdgeProvider {
             self.shared.pools_are_stale();
         }
         self.shared.write_pools().await?;
-        let ingress = wanted
-            .addresses
-            .iter()
-            .map(|ip| Ingress { ip: Some(*ip), hostname: None, ip_mode: Some(IpMode::Vip) })
-            .collect();
-        Ok(EnsureOutcome { progress: Progress::Done, ingress })
+        self.drop_left(left, &wanted).await?;
+        Ok(Outcome { progress: Progress::Done, ingress: ingress(&wanted), refused })
     }
 
-    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<SetTargetsOutcome, Error> {
+    async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
         self.shared.activate().await?;
-        let Some(entry) = self.owned_entry(&lb.owner).await? else {
-            return Err(Error::Conflict("the EdgeLoadBalancer is gone".to_owned()));
-        };
-        let (usable, refused) = spec::targets(&lb.families, set);
-        let _user = set.shared.map(|which| self.shared.about_to_use(which.as_str()));
-        let (node_set, targets) = match set.shared {
-            Some(which) => {
-                self.set_shared(which, EdgeNodeSetSpec { targets: spec::shared_targets(set) }).await?;
-                (Some(which.as_str().to_owned()), Vec::new())
-            }
-            None => (None, usable),
+        let Some(entry) = self.owned_entry(owner).await?.filter(|entry| !entry.deleting) else {
+            return Ok(nothing());
         };
         let Ok(content) = &entry.content else {
-            return Err(Error::Conflict("the EdgeLoadBalancer cannot be read".to_owned()));
+            return Err(Error::Unavailable(format!(
+                "EdgeLoadBalancer {} cannot be read by this version. Its targets stay as they are.",
+                spec::object_name(owner)
+            )));
         };
-        let left = content.spec.node_set.clone().filter(|old| Some(old) != node_set.as_ref());
-        self.change(&lb.owner, &entry, &spec::with_targets(&content.spec, node_set, targets)).await?;
-        if let Some(left) = left {
-            self.drop_unused(&left).await?;
-        }
-        Ok(SetTargetsOutcome { progress: Progress::Done, refused })
+        let families: Vec<Family> = content.spec.addresses.iter().map(|ip| Family::of(*ip)).collect();
+        let (targets, refused, _user) = self.targets(&families, set).await?;
+        let wanted =
+            EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..content.spec.clone() };
+        self.change(owner, &entry, &wanted).await?;
+        self.drop_left(content.spec.node_set.clone(), &wanted).await?;
+        Ok(Outcome { progress: Progress::Done, ingress: ingress(&wanted), refused })
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error> {
@@ -295,6 +316,22 @@ impl Provider for EdgeProvider {
     fn changes(&self) -> BoxStream<'static, Owner> {
         self.shared.notifier.subscribe()
     }
+}
+
+/// The targets in an object: a shared set, or its own.
+struct ObjectTargets {
+    node_set: Option<String>,
+    own: Vec<EdgeTarget>,
+}
+
+/// There is nothing to change, and no address.
+fn nothing() -> Outcome {
+    Outcome { progress: Progress::Done, ingress: Vec::new(), refused: Vec::new() }
+}
+
+fn ingress(spec: &EdgeLoadBalancerSpec) -> Vec<Ingress> {
+    let entry = |ip: &IpAddr| Ingress { ip: Some(*ip), hostname: None, ip_mode: Some(IpMode::Vip) };
+    spec.addresses.iter().map(entry).collect()
 }
 
 const ALL_SHARED: [SharedSet; 2] = [SharedSet::Eligible, SharedSet::Agents];

@@ -55,12 +55,8 @@ pub fn owner(labels: Option<&BTreeMap<String, String>>) -> Option<Owner> {
     Some(Owner { service, uid: text(SERVICE_UID)?.clone() })
 }
 
-/// The object's spec with these addresses; the targets are those of `current`, which [`with_targets`] changes.
-pub fn structure(
-    lb: &LoadBalancer,
-    addresses: Vec<IpAddr>,
-    current: Option<&api::EdgeLoadBalancerSpec>,
-) -> Result<api::EdgeLoadBalancerSpec, Error> {
+/// The object's spec with these addresses, and without targets.
+pub fn structure(lb: &LoadBalancer, addresses: Vec<IpAddr>) -> Result<api::EdgeLoadBalancerSpec, Error> {
     let service = &lb.owner.service;
     let (namespace, name) = (service.namespace().to_owned(), service.name().to_owned());
     Ok(api::EdgeLoadBalancerSpec {
@@ -72,8 +68,8 @@ pub fn structure(
             timeout_seconds: u32::try_from(affinity.timeout.as_secs()).unwrap_or(u32::MAX),
         }),
         source_ranges: lb.source_ranges.iter().map(ToString::to_string).collect(),
-        node_set: current.and_then(|spec| spec.node_set.clone()),
-        targets: current.map(|spec| spec.targets.clone()).unwrap_or_default(),
+        node_set: None,
+        targets: Vec::new(),
     })
 }
 
@@ -113,7 +109,7 @@ fn health_check(check: &HealthCheck) -> api::HealthCheck {
 /// the load balancer, and serves those families.
 pub fn targets(families: &[Family], set: &TargetSet) -> (Vec<api::EdgeTarget>, Vec<(String, String)>) {
     let (mut usable, mut refused) = (Vec::new(), Vec::new());
-    for target in &set.targets {
+    for target in set.targets.iter() {
         if target.addresses.iter().any(|address| families.contains(&Family::of(*address))) {
             usable.push(edge_target(target));
         } else {
@@ -137,15 +133,6 @@ fn edge_target(target: &Target) -> api::EdgeTarget {
         pod_cidrs: target.pod_cidrs.iter().map(ToString::to_string).collect(),
         weight: target.weight.max(1),
     }
-}
-
-/// The spec with these targets.
-pub fn with_targets(
-    spec: &api::EdgeLoadBalancerSpec,
-    node_set: Option<String>,
-    targets: Vec<api::EdgeTarget>,
-) -> api::EdgeLoadBalancerSpec {
-    api::EdgeLoadBalancerSpec { node_set, targets, ..spec.clone() }
 }
 
 /// The JSON merge patch (RFC 7396) from one value to another; `None` when they are equal. It contains only
@@ -210,7 +197,7 @@ mod tests {
     fn targets_without_an_address_of_the_family_are_refused() {
         let targets_of = |families: &[Family]| {
             let list = vec![target("a", &["10.0.0.1"]), target("b", &["fd00::1"]), target("c", &[])];
-            let (usable, refused) = targets(families, &TargetSet { shared: None, targets: list });
+            let (usable, refused) = targets(families, &TargetSet { shared: None, targets: list.into() });
             let names = |list: &[String]| list.join(",");
             let usable: Vec<_> = usable.into_iter().map(|t| t.node).collect();
             let refused: Vec<_> = refused.into_iter().map(|(node, _)| node).collect();

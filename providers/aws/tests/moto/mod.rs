@@ -10,7 +10,7 @@ use aws_credential_types::Credentials;
 use aws_sdk_elasticloadbalancingv2 as elb;
 use bytes::Bytes;
 use elb::types::{LoadBalancerAttribute, LoadBalancerTypeEnum, ProtocolEnum, Tag, TargetTypeEnum};
-use steerage_provider_api::{LoadBalancer, Owner, Provider as _, Target};
+use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _, Target};
 use steerage_provider_aws::{Aws, Config, Scheme};
 use steerage_provider_conformance::{Call, CannedResponse, Harness, Proxy, Snapshot, Upstream};
 use steerage_testmoto::{Server, classify, parameters};
@@ -168,7 +168,7 @@ impl Harness for Moto {
         // Finds the provider's names by letting it create and delete the load balancer.
         let endpoint = Some(format!("http://{}", self.server.addr()));
         let provider = self.provider(Config { endpoint, ..self.config.clone() });
-        provider.ensure(lb).await?;
+        provider.apply(lb, Compare::Remembered).await?;
         let (balancer, groups) = self.of(&lb.owner).await?;
         let balancers = self.balancers().await?;
         let balancer = balancers

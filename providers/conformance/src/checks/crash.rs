@@ -111,7 +111,7 @@ async fn survives_cut<H: Harness>(
     to.reach(&provider).await.with_context(|| format!("{cut} was cut"))?;
     ensure_same(&format!("{cut} was cut"), expected, &harness.snapshot().await?)?;
     let owners = match to {
-        Goal::Present(lb, _) => vec![lb.owner.clone()],
+        Goal::Present(lb) => vec![lb.owner.clone()],
         Goal::Absent(_) => Vec::new(),
     };
     let found = owned(harness).await?;

@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, bail, ensure};
-use steerage_provider_api::{Owner, Target, TargetSet};
+use steerage_provider_api::{LoadBalancer, Owner, Progress, Provider, Target, TargetSet};
 
-use crate::converge::Goal;
-use crate::{CutPoint, Harness, converge, fixture};
+use crate::converge::{Goal, ensure_same};
+use crate::{CutPoint, Harness, converge, converge_remembered, fixture};
 
 /// After every call of a change, all old or all new targets are registered, and the group is never empty. Calls that carry a
 /// difference do not name targets that stay.
@@ -17,18 +17,18 @@ pub async fn new_targets_are_added_before_old_are_removed<H: Harness>(harness: &
     for (from, to) in
         [(&[0, 1][..], &[1, 2][..]), (&[0, 1], &[2, 3]), (&[0], &[0, 1, 2, 3]), (&[0, 1, 2], &[1])]
     {
-        let (old, new) = (fixture::targets(harness, from), fixture::targets(harness, to));
+        let [old, new] = [from, to].map(|indices| fixture::with_targets(harness, &lb, indices));
         for call in 1.. {
             let provider = harness.fresh().await?;
-            converge(&provider, &lb, &old).await?;
+            converge(&provider, &old).await?;
             let proxy = harness.proxy();
             proxy.reset();
             proxy.crash_at(call, CutPoint::After);
             // The crash makes this fail; the check is about what it leaves behind.
-            let outcome = converge(&provider, &lb, &new).await;
+            let outcome = converge_remembered(&provider, &new).await;
             let (fault_fired, calls) = (proxy.fault_fired(), proxy.calls());
             proxy.reset();
-            let (olds, news) = (names(&old.targets), names(&new.targets));
+            let (olds, news) = (names(&old.targets.targets), names(&new.targets.targets));
             for (group, now) in harness.targets(&owner).await? {
                 ensure!(
                     now.is_superset(&olds) || now.is_superset(&news),
@@ -43,7 +43,7 @@ pub async fn new_targets_are_added_before_old_are_removed<H: Harness>(harness: &
             if !fault_fired {
                 outcome.context("no call was cut")?;
                 ensure!(call > 1, "the targets changed without a call");
-                ensure_targets(harness, &owner, &new.targets).await?;
+                ensure_targets(harness, &owner, &new.targets.targets).await?;
                 break;
             }
             // The next iteration starts from the old targets again.
@@ -56,16 +56,17 @@ pub async fn new_targets_are_added_before_old_are_removed<H: Harness>(harness: &
 pub async fn refused_target_does_not_block_others<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("refused", 1);
     let lb = fixture::first(harness, &owner);
+    let only_good = fixture::with_targets(harness, &lb, &[0, 1, 2]);
     let bad = harness.bad_target();
     let good = [harness.target(0), harness.target(1), harness.target(2)];
     let mut targets = good.to_vec();
     targets.insert(1, bad.clone());
-    let set = TargetSet { shared: None, targets };
+    let lb = LoadBalancer { targets: TargetSet { shared: None, targets: targets.into() }, ..lb };
     let provider = harness.fresh().await?;
     for round in ["first", "second", "with a fresh instance"] {
         let fresh = harness.fresh().await?;
         let instance = if round == "with a fresh instance" { &fresh } else { &provider };
-        let (_, outcome) = converge(instance, &lb, &set).await.with_context(|| round.to_owned())?;
+        let outcome = converge(instance, &lb).await.with_context(|| round.to_owned())?;
         match outcome.refused.as_slice() {
             [(node, reason)] if *node == bad.node && !reason.is_empty() => {}
             other => bail!("{round}: refused is {other:?}, not {} with a reason", bad.node),
@@ -73,7 +74,7 @@ pub async fn refused_target_does_not_block_others<H: Harness>(harness: &H) -> an
         ensure_targets(harness, &owner, &good).await.with_context(|| round.to_owned())?;
     }
     // Without the bad target nothing is refused.
-    let (_, outcome) = converge(&provider, &lb, &fixture::targets(harness, &[0, 1, 2])).await?;
+    let outcome = converge(&provider, &only_good).await?;
     ensure!(outcome.refused.is_empty(), "still refused: {:?}", outcome.refused);
     ensure_targets(harness, &owner, &good).await?;
     Goal::Absent(owner).reach(&provider).await
@@ -85,11 +86,40 @@ pub async fn all_targets_can_be_removed<H: Harness>(harness: &H) -> anyhow::Resu
     let lb = fixture::first(harness, &owner);
     let provider = harness.fresh().await?;
     for indices in [&[0, 1][..], &[], &[1, 2], &[]] {
-        let set = fixture::targets(harness, indices);
-        converge(&provider, &lb, &set).await?;
-        ensure_targets(harness, &owner, &set.targets).await?;
+        let lb = fixture::with_targets(harness, &lb, indices);
+        converge_remembered(&provider, &lb).await?;
+        ensure_targets(harness, &owner, &lb.targets.targets).await?;
     }
     Goal::Absent(owner).reach(&provider).await
+}
+
+/// Where no structure can be planned, the targets of the one in place follow all the same, also with a fresh instance. Nothing is
+/// created where there is none.
+pub async fn targets_follow_without_a_structure<H: Harness>(harness: &H) -> anyhow::Result<()> {
+    let owner = fixture::owner("kept", 1);
+    let empty = harness.snapshot().await?;
+    let lb = fixture::first(harness, &owner);
+    let provider = harness.fresh().await?;
+    set_targets(&provider, &owner, &fixture::targets(harness, &[0])).await?;
+    ensure_same("targets without a load balancer", &empty, &harness.snapshot().await?)?;
+    let last = fixture::with_targets(harness, &lb, &[2, 3]);
+    converge(&provider, &last).await?;
+    let expected = harness.snapshot().await?;
+    converge(&provider, &fixture::with_targets(harness, &lb, &[0, 1])).await?;
+    for (instance, indices) in [(provider, &[1, 2][..]), (harness.fresh().await?, &[2, 3])] {
+        let set = fixture::targets(harness, indices);
+        set_targets(&instance, &owner, &set).await?;
+        ensure_targets(harness, &owner, &set.targets).await?;
+    }
+    ensure_same("the last targets", &expected, &harness.snapshot().await?)?;
+    Goal::Absent(owner).reach(&harness.fresh().await?).await
+}
+
+async fn set_targets(provider: &impl Provider, owner: &Owner, set: &TargetSet) -> anyhow::Result<()> {
+    let outcome = provider.set_targets(owner, set).await?;
+    ensure!(outcome.progress == Progress::Done, "{outcome:?}");
+    ensure!(outcome.refused.is_empty(), "{outcome:?}");
+    Ok(())
 }
 
 async fn ensure_targets<H: Harness>(harness: &H, owner: &Owner, expected: &[Target]) -> anyhow::Result<()> {

@@ -13,8 +13,8 @@ use futures::stream::BoxStream;
 use hyper::{Method, StatusCode};
 use steerage_model::{Ingress, Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, EnsureOutcome, Error, LoadBalancer, Owner, Progress, Provider,
-    SetTargetsOutcome, Steering, TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider, Steering,
+    TargetHealth, TargetSet,
 };
 
 use super::server::{Fields, Objects, call, line, parse};
@@ -38,6 +38,8 @@ pub(crate) enum Bug {
     TrustsItsCache,
     ReplacesInPlace,
     DeletesTheOwnerFirst,
+    ForgetsWhatItDid,
+    SetsTargetsOfNothing,
 }
 
 pub(crate) struct Toy {
@@ -45,6 +47,8 @@ pub(crate) struct Toy {
     bug: Option<Bug>,
     made: Mutex<Vec<Owner>>,
     asked: Mutex<Option<LoadBalancer>>,
+    /// What the last call completed, and its result.
+    complete: Mutex<Option<(LoadBalancer, Outcome)>>,
 }
 
 static DRAWN: AtomicU32 = AtomicU32::new(0);
@@ -74,7 +78,7 @@ fn wanted(lb: &LoadBalancer) -> Fields {
 
 impl Toy {
     pub(crate) fn new(addr: SocketAddr, bug: Option<Bug>) -> Self {
-        Self { addr, bug, made: Mutex::default(), asked: Mutex::default() }
+        Self { addr, bug, made: Mutex::default(), asked: Mutex::default(), complete: Mutex::default() }
     }
 
     fn is(&self, bug: Bug) -> bool {
@@ -174,6 +178,48 @@ impl Toy {
         }
         Ok(())
     }
+
+    /// Returns the refused targets.
+    async fn put_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Vec<(String, String)>, Error> {
+        let objects = self.list().await?;
+        let prefix = target_prefix(&owner.service);
+        let has = |name: &String| objects.get(name).is_some_and(|f| self.owns(f, &owner.uid));
+        let name_of = |node: &str| format!("{prefix}{node}");
+        let wanted: BTreeSet<String> = set.targets.iter().map(|t| name_of(&t.node)).collect();
+        let mut gone: Vec<&String> =
+            objects.keys().filter(|n| n.starts_with(&prefix) && has(n) && !wanted.contains(*n)).collect();
+        if self.is(Bug::KeepsTheLast) && wanted.is_empty() {
+            gone.pop();
+        }
+        let changed = !gone.is_empty() || wanted.iter().any(|n| !has(n));
+        if self.is(Bug::RemovesFirst) {
+            for name in gone.drain(..) {
+                self.remove(name).await?;
+            }
+        }
+        let mut refused = Vec::new();
+        for target in set.targets.iter() {
+            let name = name_of(&target.node);
+            let method = match (has(&name), self.is(Bug::SendsAll) && changed) {
+                (true, false) => continue,
+                (true, true) => Method::PUT,
+                (false, _) => Method::POST,
+            };
+            let address = target.provider_id.as_deref().unwrap_or("bad");
+            let body = format!("owner={};addr={address}", owner.uid);
+            let (status, _) = self.call(method, &name, body).await?;
+            if status == StatusCode::UNPROCESSABLE_ENTITY {
+                if self.is(Bug::OneBadStopsAll) {
+                    return Err(Error::Unavailable(format!("{name} is bad")));
+                }
+                refused.push((target.node.clone(), "it has no address".to_owned()));
+            }
+        }
+        for name in gone {
+            self.remove(name).await?;
+        }
+        Ok(refused)
+    }
 }
 
 #[async_trait]
@@ -195,58 +241,38 @@ impl Provider for Toy {
         }
     }
 
-    async fn ensure(&self, lb: &LoadBalancer) -> Result<EnsureOutcome, Error> {
+    async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
+        let outcome = |refused| {
+            let hostname = Some(format!("{}.toy", lb.owner.service.name()));
+            let ingress = vec![Ingress { ip: None, hostname, ip_mode: None }];
+            Outcome { progress: Progress::Done, ingress, refused }
+        };
         let asked = self.asked.lock().unwrap().replace(lb.clone());
-        if !(self.is(Bug::TrustsItsCache) && asked.as_ref() == Some(lb)) {
+        let known = if self.is(Bug::ForgetsWhatItDid) { None } else { self.complete.lock().unwrap().take() };
+        let known = known.filter(|_| compare == Compare::Remembered);
+        if let Some((known, outcome)) = known.as_ref().filter(|(known, _)| known == lb) {
+            *self.complete.lock().unwrap() = Some((known.clone(), outcome.clone()));
+            return Ok(outcome.clone());
+        }
+        let known = if self.is(Bug::TrustsItsCache) { asked } else { known.map(|(known, _)| known) };
+        if !known.is_some_and(|known| known.has_structure_of(lb)) {
             self.make(lb).await?;
         }
         self.made.lock().unwrap().push(lb.owner.clone());
-        let hostname = Some(format!("{}.toy", lb.owner.service.name()));
-        Ok(EnsureOutcome {
-            progress: Progress::Done,
-            ingress: vec![Ingress { ip: None, hostname, ip_mode: None }],
-        })
+        let outcome = outcome(self.put_targets(&lb.owner, &lb.targets).await?);
+        *self.complete.lock().unwrap() = Some((lb.clone(), outcome.clone()));
+        Ok(outcome)
     }
 
-    async fn set_targets(&self, lb: &LoadBalancer, set: &TargetSet) -> Result<SetTargetsOutcome, Error> {
-        let objects = self.list().await?;
-        let prefix = target_prefix(&lb.owner.service);
-        let has = |name: &String| objects.get(name).is_some_and(|f| self.owns(f, &lb.owner.uid));
-        let name_of = |node: &str| format!("{prefix}{node}");
-        let wanted: BTreeSet<String> = set.targets.iter().map(|t| name_of(&t.node)).collect();
-        let mut gone: Vec<&String> =
-            objects.keys().filter(|n| n.starts_with(&prefix) && has(n) && !wanted.contains(*n)).collect();
-        if self.is(Bug::KeepsTheLast) && wanted.is_empty() {
-            gone.pop();
-        }
-        let changed = !gone.is_empty() || wanted.iter().any(|n| !has(n));
-        if self.is(Bug::RemovesFirst) {
-            for name in gone.drain(..) {
-                self.remove(name).await?;
-            }
-        }
-        let mut refused = Vec::new();
-        for target in &set.targets {
-            let name = name_of(&target.node);
-            let method = match (has(&name), self.is(Bug::SendsAll) && changed) {
-                (true, false) => continue,
-                (true, true) => Method::PUT,
-                (false, _) => Method::POST,
-            };
-            let address = target.provider_id.as_deref().unwrap_or("bad");
-            let body = format!("owner={};addr={address}", lb.owner.uid);
-            let (status, _) = self.call(method, &name, body).await?;
-            if status == StatusCode::UNPROCESSABLE_ENTITY {
-                if self.is(Bug::OneBadStopsAll) {
-                    return Err(Error::Unavailable(format!("{name} is bad")));
-                }
-                refused.push((target.node.clone(), "it has no address".to_owned()));
-            }
-        }
-        for name in gone {
-            self.remove(name).await?;
-        }
-        Ok(SetTargetsOutcome { progress: Progress::Done, refused })
+    async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
+        let exists =
+            self.list().await?.get(&lb_name(&owner.service)).is_some_and(|f| self.owns(f, &owner.uid));
+        let refused = if exists || self.is(Bug::SetsTargetsOfNothing) {
+            self.put_targets(owner, set).await?
+        } else {
+            Vec::new()
+        };
+        Ok(Outcome { progress: Progress::Done, ingress: Vec::new(), refused })
     }
 
     async fn target_health(&self, _owner: &Owner) -> Result<Vec<TargetHealth>, Error> {

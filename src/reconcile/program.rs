@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Gives the provider a Service's load balancer with its targets. Called by `ensure`, which reports the result.
+//!
+//! A rejected structure does not stop the targets: what exists keeps its structure, and its targets follow the endpoints.
+
+use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Steering, TargetSet};
+
+use super::ensure::exists;
+use super::{ReconcileError, ReconcileResult, Reconciler};
+use crate::applied::{AppliedState, GivenTargets};
+use crate::cluster_index::{Snapshot, owner_of};
+use crate::plan::{self, TargetPlan};
+use crate::reasons;
+use crate::request_queue::ReconcileRequest;
+use crate::status::ReasonMessage;
+
+/// The targets for the provider.
+pub(super) struct PlannedTargets {
+    pub(super) plan: TargetPlan,
+    /// Those of the plan, or the last ones.
+    set: TargetSet,
+    /// Why they are the last ones.
+    pub(super) frozen: Option<String>,
+}
+
+impl Reconciler {
+    /// Programs the load balancer. If it is rejected, what exists stays, and the second value says why.
+    pub(super) async fn program_or_keep(
+        &self,
+        snapshot: &Snapshot,
+        applied: &mut AppliedState,
+        request: &ReconcileRequest,
+        lb: LoadBalancer,
+        steering: Steering,
+    ) -> (ReconcileResult, Option<ReasonMessage>, PlannedTargets) {
+        let planned = self.plan_targets(snapshot, applied, steering);
+        let lb = LoadBalancer { targets: planned.set.clone(), ..lb };
+        let error = match self.program(snapshot, applied, request, &lb, steering, &planned).await {
+            Err(ReconcileError::Provider(error @ Error::Invalid { .. })) => error,
+            result => return (result, None, planned),
+        };
+        let why = (error.reason(), error.to_string());
+        applied.rejected = Some((lb, why.clone()));
+        let (kept, planned) = self.keep_structure(snapshot, applied, request).await;
+        // The error ends the retries: only a change of the Service or of the configuration helps, and either adds a request.
+        let result = match kept {
+            Ok(Progress::Done) => Err(error.into()),
+            other => other,
+        };
+        (result, Some(why), planned)
+    }
+
+    /// Passes the load balancer to the provider, unless it is in place.
+    async fn program(
+        &self,
+        snapshot: &Snapshot,
+        applied: &mut AppliedState,
+        request: &ReconcileRequest,
+        lb: &LoadBalancer,
+        steering: Steering,
+        planned: &PlannedTargets,
+    ) -> ReconcileResult {
+        let is_same = |before: &LoadBalancer| before.targets == lb.targets && before.has_structure_of(lb);
+        if applied.in_place.as_ref().is_some_and(is_same) && !request.full {
+            return Ok(Progress::Done);
+        }
+        let service = &snapshot.service;
+        if !exists(service, applied) {
+            let ensuring = (reasons::ENSURING, "Creating the load balancer.".to_owned());
+            if applied.is_new_event("Ensure", Some(&ensuring)) {
+                self.events(service).normal("Ensure", ensuring.0, &ensuring.1);
+            }
+        }
+        (applied.in_place, applied.rejected) = (None, None);
+        let result = self.provider.apply(lb, compare(request)).await;
+        if result.is_ok() {
+            applied.steering = Some(steering);
+        }
+        let progress = self.record(snapshot, applied, request, planned, result)?;
+        if progress == Progress::Done {
+            applied.in_place = Some(lb.clone());
+        }
+        Ok(progress)
+    }
+
+    /// The structure that the Service requests cannot be had. What exists keeps its own, and its targets follow the endpoints.
+    pub(super) async fn keep_structure(
+        &self,
+        snapshot: &Snapshot,
+        applied: &mut AppliedState,
+        request: &ReconcileRequest,
+    ) -> (ReconcileResult, PlannedTargets) {
+        // Where this process does not know the steering, only nodes with an endpoint are right whatever check is in place.
+        let steering = applied.steering.unwrap_or(Steering::Api);
+        let planned = self.plan_targets(snapshot, applied, steering);
+        let is_same = |given: &GivenTargets| given.is_complete && given.set == planned.set;
+        if applied.targets.as_ref().is_some_and(is_same) && !request.full {
+            return (Ok(Progress::Done), planned);
+        }
+        applied.in_place = None;
+        let result = self.provider.set_targets(&owner_of(&snapshot.service), &planned.set).await;
+        (self.record(snapshot, applied, request, &planned, result), planned)
+    }
+
+    /// The targets for a steering, or those that the provider was given last while a watch is stale.
+    fn plan_targets(
+        &self,
+        snapshot: &Snapshot,
+        applied: &AppliedState,
+        steering: Steering,
+    ) -> PlannedTargets {
+        let Snapshot { service, endpoints, nodes } = snapshot;
+        let plan = plan::targets(service, endpoints, nodes, steering, &self.config);
+        let last = applied.targets.as_ref().map(|given| &given.set).filter(|last| **last != plan.set);
+        let (set, frozen) = match last.and_then(|last| Some((last, self.frozen()?))) {
+            Some((last, why)) => (last.clone(), Some(why)),
+            None => (plan.set.clone(), None),
+        };
+        PlannedTargets { plan, set, frozen }
+    }
+
+    /// Records the result of a call that gave the provider these targets.
+    fn record(
+        &self,
+        snapshot: &Snapshot,
+        applied: &mut AppliedState,
+        request: &ReconcileRequest,
+        planned: &PlannedTargets,
+        result: Result<Outcome, Error>,
+    ) -> ReconcileResult {
+        let set = &planned.set;
+        let is_complete = result.as_ref().is_ok_and(|outcome| outcome.progress == Progress::Done);
+        // A provider rejects a structure before it sets targets.
+        if !matches!(result, Err(Error::Invalid { .. })) {
+            let given = GivenTargets { set: set.clone(), is_complete };
+            let before = applied.targets.replace(given);
+            if is_complete && !before.is_some_and(|before| before.is_complete && before.set == *set) {
+                if let Some(changed) = request.endpoints_changed {
+                    self.metrics.targets_programmed(changed.elapsed());
+                }
+                tracing::info!(service = %snapshot.service.key, targets = set.targets.len(), "targets set");
+                super::log_target_reasons(snapshot, &planned.plan);
+            }
+        }
+        let outcome = result?;
+        if !outcome.ingress.is_empty() {
+            applied.ingress = outcome.ingress;
+        }
+        applied.refused_targets = outcome.refused;
+        Ok(outcome.progress)
+    }
+}
+
+/// A request for a full comparison follows a failure, a change at the provider, or the resync.
+fn compare(request: &ReconcileRequest) -> Compare {
+    if request.full { Compare::InPlace } else { Compare::Remembered }
+}
