@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use steerage_model::{Condition, Ingress, Key, Service};
 use steerage_provider_api::{LoadBalancer, Owner, Steering, TargetSet};
+use tokio::time::Instant;
 
 use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
 
@@ -30,8 +31,12 @@ pub(crate) struct AppliedState {
     pub(crate) ingress: Vec<Ingress>,
     /// Nodes that the provider refused as targets, with the reason.
     pub(crate) refused_targets: Vec<(String, String)>,
+    /// When the provider may accept refused targets.
+    pub(crate) retry_refused_at: Option<Instant>,
     /// The targets' health at the last read.
     pub(crate) health: Option<HealthSummary>,
+    /// When to read it again; `None` if the provider notifies.
+    pub(crate) health_due_at: Option<Instant>,
     /// The finalizer was written, and the index does not show it yet.
     pub(crate) finalizer_pending: bool,
     written_status: Option<WrittenStatus>,
@@ -61,6 +66,11 @@ impl WrittenStatus {
 }
 
 impl AppliedState {
+    /// When to reconcile again although nothing changed.
+    pub(crate) fn due_at(&self) -> Option<Instant> {
+        self.retry_refused_at.into_iter().chain(self.health_due_at).min()
+    }
+
     /// Why the provider rejects this load balancer, if it is the one that it rejected last.
     pub(crate) fn rejection_of(&self, lb: &LoadBalancer) -> Option<ReasonMessage> {
         self.rejected

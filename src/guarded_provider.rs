@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use steerage_process::duration;
 use steerage_provider_api::{
-    Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider, TargetHealth, TargetSet,
+    Compare, Error, Health, LoadBalancer, Outcome, Owner, Progress, Provider, TargetSet,
 };
 use tokio::time::Instant;
 
@@ -47,7 +47,7 @@ impl GuardedProvider {
         self.call("delete", self.inner.delete(owner)).await
     }
 
-    pub(crate) async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error> {
+    pub(crate) async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
         self.call("target_health", self.inner.target_health(owner)).await
     }
 

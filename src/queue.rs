@@ -47,15 +47,18 @@ pub(crate) struct Queue<R> {
     slots: BTreeMap<String, Slot<R>>,
     urgent: BTreeSet<(Instant, String)>,
     normal: BTreeSet<(Instant, String)>,
+    /// What is not due yet, when it was added.
+    delayed: BTreeSet<(Instant, String)>,
     backoff: Backoff,
 }
 
 impl<R: Request> Queue<R> {
     pub(crate) fn new(backoff: Backoff) -> Self {
-        Self { slots: BTreeMap::new(), urgent: BTreeSet::new(), normal: BTreeSet::new(), backoff }
+        let (urgent, normal, delayed) = Default::default();
+        Self { slots: BTreeMap::new(), urgent, normal, delayed, backoff }
     }
 
-    /// The number of keys that wait.
+    /// The number of keys that are due and wait for a worker.
     pub(crate) fn depth(&self) -> usize {
         self.urgent.len() + self.normal.len()
     }
@@ -82,14 +85,15 @@ impl<R: Request> Queue<R> {
                     (false, 1..) => (due, failures),
                     _ => (due.min(now), 0),
                 };
-                self.insert_waiting(key, due, merged, failures);
+                self.insert_waiting(key, due, merged, failures, now);
             }
-            None => self.insert_waiting(key, now, request, 0),
+            None => self.insert_waiting(key, now, request, 0, now),
         }
     }
 
     /// The next key that is due. It counts as running until [`Queue::finish`].
     pub(crate) fn start_next(&mut self, now: Instant) -> Option<(String, R)> {
+        self.promote(now);
         let due = |set: &BTreeSet<(Instant, String)>| set.first().filter(|(due, _)| *due <= now).cloned();
         let (_, key) = match (due(&self.urgent), due(&self.normal)) {
             (Some(urgent), Some(normal)) if normal.0 + STARVATION_LIMIT >= urgent.0 => urgent,
@@ -112,7 +116,7 @@ impl<R: Request> Queue<R> {
         let (mut request, delay, failures) = match (outcome, next.is_some()) {
             (ReconcileOutcome::Done, _) => {
                 if let Some(next) = next {
-                    self.insert_waiting(key, now, next, 0);
+                    self.insert_waiting(key, now, next, 0, now);
                 }
                 return;
             }
@@ -127,16 +131,38 @@ impl<R: Request> Queue<R> {
         if let Some(next) = next {
             request.merge(next);
         }
-        self.insert_waiting(key, now + delay, request, failures);
+        self.insert_waiting(key, now + delay, request, failures, now);
     }
 
     /// When the next key is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        [&self.urgent, &self.normal].into_iter().filter_map(|set| set.first()).map(|(due, _)| *due).min()
+        let sets = [&self.urgent, &self.normal, &self.delayed];
+        sets.into_iter().filter_map(|set| set.first()).map(|(due, _)| *due).min()
     }
 
-    fn insert_waiting(&mut self, key: &str, due: Instant, request: R, failures: u32) {
-        let set = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
+    /// Moves what has become due to the others that wait for a worker.
+    fn promote(&mut self, now: Instant) {
+        while let Some((due, key)) = self.delayed.pop_first() {
+            if due > now {
+                self.delayed.insert((due, key));
+                return;
+            }
+            let is_urgent = self.slots.get(&key).is_some_and(
+                |slot| matches!(&slot.state, SlotState::Waiting { request, .. } if request.is_urgent()),
+            );
+            let set = if is_urgent { &mut self.urgent } else { &mut self.normal };
+            set.insert((due, key));
+        }
+    }
+
+    fn insert_waiting(&mut self, key: &str, due: Instant, request: R, failures: u32, now: Instant) {
+        let set = if due > now {
+            &mut self.delayed
+        } else if request.is_urgent() {
+            &mut self.urgent
+        } else {
+            &mut self.normal
+        };
         set.insert((due, key.to_owned()));
         self.slots.insert(key.to_owned(), Slot { state: SlotState::Waiting { due, request }, failures });
     }
@@ -145,8 +171,9 @@ impl<R: Request> Queue<R> {
         let Slot { state: SlotState::Waiting { due, request }, failures } = self.slots.remove(key)? else {
             return None;
         };
+        let place = (due, key.to_owned());
         let set = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
-        set.remove(&(due, key.to_owned()));
+        let _ = set.remove(&place) || self.delayed.remove(&place);
         Some((due, request, failures))
     }
 }

@@ -11,6 +11,7 @@ use steerage_process::duration;
 use steerage_provider_api::{Error, Owner, Progress};
 use steerage_watch::Staleness;
 use steerage_watch::events::{Recorder, ServiceRecorder};
+use tokio::time::Instant;
 
 use crate::applied::{AppliedState, AppliedStates};
 use crate::cluster_index::{ClusterIndex, Snapshot};
@@ -24,6 +25,9 @@ use crate::service_writer::{ServiceWriter, WriteError};
 mod ensure;
 mod program;
 mod teardown;
+
+/// The shortest wait for what is due, also if a reconcile ended before it got to it.
+const MIN_WAIT: Duration = Duration::from_secs(1);
 
 /// Why a reconcile could not be completed.
 #[derive(Debug, thiserror::Error)]
@@ -83,13 +87,14 @@ impl Reconciler {
             None => (Ok(Progress::Done), false, false),
         };
         let is_done = matches!(result, Ok(Progress::Done));
+        let due_at = applied.due_at().filter(|_| keep_if_done);
         if (is_done && keep_if_done) || (!is_done && keep_if_not_done) {
             self.applied.put(owner, applied);
         } else {
             self.applied.remove(owner);
         }
         self.metrics.load_balancers.set(i64::try_from(self.applied.len()).unwrap_or(i64::MAX));
-        self.outcome(owner, request, result)
+        self.outcome(owner, request, result, due_at)
     }
 
     fn is_managed(&self, service: &Service) -> bool {
@@ -101,16 +106,25 @@ impl Reconciler {
         owner: &Owner,
         request: &ReconcileRequest,
         result: ReconcileResult,
+        due_at: Option<Instant>,
     ) -> ReconcileOutcome<ReconcileRequest> {
         let service = &owner.service;
-        let again = ReconcileRequest { full: true, ..request.clone() };
+        // Not in full: the provider forgets what it cannot be sure of. Otherwise every event during a wait would compare everything.
+        let again = ReconcileRequest { full: false, ..request.clone() };
+        let done = match due_at {
+            Some(at) => ReconcileOutcome::RequeueAfter(
+                at.saturating_duration_since(Instant::now()).max(MIN_WAIT),
+                ReconcileRequest::default(),
+            ),
+            None => ReconcileOutcome::Done,
+        };
         let (label, outcome) = match result {
-            Ok(Progress::Done) => ("done", ReconcileOutcome::Done),
+            Ok(Progress::Done) => ("done", done),
             Ok(Progress::Again(after)) => ("again", ReconcileOutcome::RequeueAfter(after, again)),
             // Only a change of the Service or of the configuration helps, and either adds a request.
             Err(ReconcileError::Provider(Error::Invalid { reason, message })) => {
                 tracing::warn!(%service, reason, message, "provider rejected the Service; waiting for a change");
-                ("refused", ReconcileOutcome::Done)
+                ("refused", done)
             }
             Err(ReconcileError::Provider(error)) => {
                 let after = if let Error::Throttled { after, .. } = &error { *after } else { None };

@@ -70,8 +70,8 @@ enum TaskResult {
 struct Workers {
     requests: Arc<RequestQueue>,
     tasks: JoinSet<TaskResult>,
-    /// The key of each task, so that the key of a task that panicked is not lost.
-    running: BTreeMap<Id, String>,
+    /// The key and the requests of each task, so that those of a task that panicked are not lost.
+    running: BTreeMap<Id, (String, RequestBatch)>,
     reconciler: Arc<Reconciler>,
     options: WorkerOptions,
 }
@@ -97,10 +97,10 @@ impl Workers {
         while self.tasks.len() < self.options.workers
             && let Some((key, batch)) = self.requests.start_next()
         {
-            let reconciler = Arc::clone(&self.reconciler);
+            let (reconciler, requests) = (Arc::clone(&self.reconciler), batch.clone());
             let task =
                 self.tasks.spawn(async move { TaskResult::Reconciled(reconcile(&reconciler, batch).await) });
-            self.running.insert(task.id(), key);
+            self.running.insert(task.id(), (key, requests));
         }
         let depth = i64::try_from(self.requests.depth()).unwrap_or(i64::MAX);
         self.reconciler.metrics.workqueue_depth.set(depth);
@@ -116,12 +116,12 @@ impl Workers {
             Ok((_, TaskResult::Owned(None))) => return false,
             Ok((id, TaskResult::Reconciled(outcome))) => (id, outcome),
             Err(error) => {
-                let key = self.running.get(&error.id()).map(String::as_str);
-                tracing::error!(key, %error, "reconcile task panicked; the resync repeats its requests");
-                (error.id(), ReconcileOutcome::Failed(None, RequestBatch::default()))
+                let (key, requests) = self.running.get(&error.id()).cloned().unwrap_or_default();
+                tracing::error!(key, %error, "reconcile task panicked; retrying after the backoff");
+                (error.id(), ReconcileOutcome::Failed(None, requests))
             }
         };
-        if let Some(key) = self.running.remove(&id) {
+        if let Some((key, _)) = self.running.remove(&id) {
             self.requests.finish(&key, outcome);
         }
         true

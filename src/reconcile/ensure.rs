@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ensures the load balancer of a managed Service: finalizer, load balancer with its targets, status.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
 use steerage_provider_api::{Error, Progress};
+use tokio::time::Instant;
 
-use super::program::PlannedTargets;
+use super::program::{PlannedTargets, is_due};
 use super::{ReconcileError, ReconcileResult, Reconciler};
 use crate::applied::AppliedState;
 use crate::cluster_index::{Snapshot, owner_of};
@@ -17,6 +20,9 @@ use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
 /// The consequence for a Service whose plan failed, by whether it has a load balancer.
 const KEPT: &str = "The previous load balancer is kept";
 const NOT_CREATED: &str = "No load balancer is created or changed";
+
+/// Wait before the health of the targets is read again after a failure.
+const HEALTH_RETRY: Duration = Duration::from_secs(30);
 
 impl Reconciler {
     pub(super) async fn ensure(
@@ -51,11 +57,9 @@ impl Reconciler {
             // The next try resolves it; not worth an event or a condition.
             return result;
         }
-        if request.full
-            && exists(service, applied)
-            && let Ok(health) = self.provider.target_health(&owner_of(service)).await
-        {
-            applied.health = Some(HealthSummary::new(&health));
+        let is_health_due = request.full || applied.health.is_none() || is_due(applied.health_due_at);
+        if exists(service, applied) && is_health_due {
+            self.read_health(service, applied).await;
         }
         let PlannedTargets { plan: targets, frozen, .. } = planned;
         let mut degraded: Vec<ReasonMessage> =
@@ -74,6 +78,23 @@ impl Reconciler {
         });
         self.report_status(snapshot, applied, &targets, unprogrammed, degraded).await?;
         result
+    }
+
+    /// An error keeps what was read last: it says nothing about the targets.
+    async fn read_health(&self, service: &Service, applied: &mut AppliedState) {
+        let due = match self.provider.target_health(&owner_of(service)).await {
+            Ok(health) => {
+                applied.health = Some(HealthSummary::new(&health.targets));
+                health.due
+            }
+            Err(error) => {
+                tracing::debug!(service = %service.key, %error, "health of the targets not read; retrying");
+                Some(HEALTH_RETRY)
+            }
+        };
+        // With jitter, so that load balancers made at once are not read at once for ever.
+        let spread = 0.9 + fastrand::f64() * 0.2;
+        applied.health_due_at = due.map(|due| Instant::now() + due.mul_f64(spread));
     }
 
     /// Publishes events and writes the status, where they differ from the last ones.

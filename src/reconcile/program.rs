@@ -4,6 +4,7 @@
 //! A rejected structure does not stop the targets: what exists keeps its structure, and its targets follow the endpoints.
 
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Steering, TargetSet};
+use tokio::time::Instant;
 
 use super::ensure::exists;
 use super::{ReconcileError, ReconcileResult, Reconciler};
@@ -61,7 +62,10 @@ impl Reconciler {
         planned: &PlannedTargets,
     ) -> ReconcileResult {
         let is_same = |before: &LoadBalancer| before.targets == lb.targets && before.has_structure_of(lb);
-        if applied.in_place.as_ref().is_some_and(is_same) && !request.full {
+        if applied.in_place.as_ref().is_some_and(is_same)
+            && !request.full
+            && !is_due(applied.retry_refused_at)
+        {
             return Ok(Progress::Done);
         }
         let service = &snapshot.service;
@@ -71,7 +75,7 @@ impl Reconciler {
                 self.events(service).normal("Ensure", ensuring.0, &ensuring.1);
             }
         }
-        (applied.in_place, applied.rejected) = (None, None);
+        (applied.in_place, applied.rejected, applied.retry_refused_at) = (None, None, None);
         let result = self.provider.apply(lb, compare(request)).await;
         if result.is_ok() {
             applied.steering = Some(steering);
@@ -94,10 +98,11 @@ impl Reconciler {
         let steering = applied.steering.unwrap_or(Steering::Api);
         let planned = self.plan_targets(snapshot, applied, steering);
         let is_same = |given: &GivenTargets| given.is_complete && given.set == planned.set;
-        if applied.targets.as_ref().is_some_and(is_same) && !request.full {
+        let is_same = applied.targets.as_ref().is_some_and(is_same);
+        if is_same && !request.full && !is_due(applied.retry_refused_at) {
             return (Ok(Progress::Done), planned);
         }
-        applied.in_place = None;
+        (applied.in_place, applied.retry_refused_at) = (None, None);
         let result = self.provider.set_targets(&owner_of(&snapshot.service), &planned.set).await;
         (self.record(snapshot, applied, request, &planned, result), planned)
     }
@@ -147,11 +152,17 @@ impl Reconciler {
             applied.ingress = outcome.ingress;
         }
         applied.refused_targets = outcome.refused;
+        applied.retry_refused_at = outcome.retry_refused.map(|after| Instant::now() + after);
         Ok(outcome.progress)
     }
 }
 
-/// A request for a full comparison follows a failure, a change at the provider, or the resync.
+/// Whether this time has come.
+pub(super) fn is_due(at: Option<Instant>) -> bool {
+    at.is_some_and(|at| at <= Instant::now())
+}
+
+/// A request for a full comparison follows a change at the provider, or the resync. After a failure the provider remembers nothing.
 fn compare(request: &ReconcileRequest) -> Compare {
     if request.full { Compare::InPlace } else { Compare::Remembered }
 }

@@ -2,14 +2,16 @@
 //! What a reconcile does while the cluster changes beside it.
 
 use std::future::pending;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use kube::Client;
 use prometheus_client::registry::Registry;
-use steerage_model::{IpMode, Protocol};
+use serde_json::json;
+use steerage_model::{Ingress, IpMode, Protocol, ServicePort};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, LoadBalancer, Outcome, Provider, Steering, TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, Health, LoadBalancer, Outcome, Provider, Steering, TargetSet,
 };
 use steerage_watch::{Backoff, Event};
 
@@ -52,7 +54,7 @@ impl Provider for Silent {
         pending().await
     }
 
-    async fn target_health(&self, _: &Owner) -> Result<Vec<TargetHealth>, Error> {
+    async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
         pending().await
     }
 
@@ -69,8 +71,24 @@ impl Provider for Silent {
     }
 }
 
-/// A reconciler whose API server never answers either.
-fn reconciler() -> Reconciler {
+/// A reconciler whose API server never answers.
+fn reconciler(provider: Arc<dyn Provider>) -> Reconciler {
+    let silent =
+        tower::service_fn(|_| pending::<Result<http::Response<kube::client::Body>, std::io::Error>>());
+    reconciler_with(provider, Client::new(silent, "default"))
+}
+
+/// An API server that accepts every write.
+fn accepting() -> Client {
+    let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+        let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "default"}});
+        let body = kube::client::Body::from(service.to_string().into_bytes());
+        Ok::<_, std::io::Error>(http::Response::new(body))
+    });
+    Client::new(service, "default")
+}
+
+fn reconciler_with(provider: Arc<dyn Provider>, client: Client) -> Reconciler {
     let classes = ManagedClasses { provider: "edge", serve_unset: false };
     let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
@@ -79,17 +97,14 @@ fn reconciler() -> Reconciler {
     for event in [Event::Init, Event::InitApply(service()), Event::InitDone] {
         cluster.on_service(event);
     }
-    let service =
-        tower::service_fn(|_| pending::<Result<http::Response<kube::client::Body>, std::io::Error>>());
-    let client = Client::new(service, "default");
     let mut registry = Registry::default();
     let metrics = Metrics::new(&mut registry);
     let limiter = RateLimiter::new(1000.0, 1000);
     Reconciler {
-        provider: GuardedProvider::new(Arc::new(Silent), Leadership::default(), limiter, metrics.clone()),
+        provider: GuardedProvider::new(Arc::clone(&provider), Leadership::held(), limiter, metrics.clone()),
         cluster,
         config: Config {
-            capabilities: Silent.capabilities(),
+            capabilities: provider.capabilities(),
             default_steering: Steering::Api,
             classes,
             proxy_healthz_port: 10256,
@@ -114,10 +129,83 @@ fn reconciler() -> Reconciler {
 /// Otherwise a change of a node, or the end of the Service, during the first reconcile would add no request for it.
 #[tokio::test]
 async fn owner_is_known_while_its_first_reconcile_runs() {
-    let reconciler = reconciler();
+    let reconciler = reconciler(Arc::new(Silent));
     let owner = owner_of(&service());
     let request = ReconcileRequest::FULL;
     let mut running = std::pin::pin!(reconciler.reconcile(&owner, &request));
     assert!(futures::poll!(&mut running).is_pending());
     assert_eq!(reconciler.applied.owners(), std::slice::from_ref(&owner));
+}
+
+/// A provider whose calls succeed at once and are counted. It refuses a target, and does not notify of health.
+#[derive(Default)]
+struct Polled {
+    applied: AtomicUsize,
+    health_read: AtomicUsize,
+}
+
+#[async_trait]
+impl Provider for Polled {
+    fn name(&self) -> &'static str {
+        "edge"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Silent.capabilities()
+    }
+
+    async fn apply(&self, _: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
+        self.applied.fetch_add(1, Ordering::AcqRel);
+        let ip = "10.9.0.1".parse().ok();
+        Ok(Outcome {
+            progress: Progress::Done,
+            ingress: vec![Ingress { ip, hostname: None, ip_mode: Some(IpMode::Vip) }],
+            refused: vec![("node".to_owned(), "stopped".to_owned())],
+            retry_refused: Some(Duration::from_mins(1)),
+        })
+    }
+
+    async fn set_targets(&self, _: &Owner, _: &TargetSet) -> Result<Outcome, Error> {
+        pending().await
+    }
+
+    async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
+        self.health_read.fetch_add(1, Ordering::AcqRel);
+        Ok(Health { targets: Vec::new(), due: Some(Duration::from_secs(10)) })
+    }
+
+    async fn delete(&self, _: &Owner) -> Result<Progress, Error> {
+        pending().await
+    }
+
+    async fn owned(&self) -> Result<Vec<Owner>, Error> {
+        pending().await
+    }
+
+    fn changes(&self) -> BoxStream<'static, Owner> {
+        Box::pin(futures::stream::pending())
+    }
+}
+
+/// Between the times that the provider gave, other requests read and try nothing.
+#[tokio::test(start_paused = true)]
+async fn health_and_refused_targets_are_looked_at_again_when_due() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = reconciler_with(Arc::<Polled>::clone(&provider), accepting());
+    let mut whole = service();
+    whole.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
+    whole.ports =
+        vec![ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: Some(30080) }];
+    reconciler.cluster.on_service(Event::Apply(whole));
+    let owner = owner_of(&service());
+    let mut seen = Vec::new();
+    for wait in [0, 1, 11, 60] {
+        tokio::time::advance(Duration::from_secs(wait)).await;
+        let outcome = reconciler.reconcile(&owner, &ReconcileRequest::default()).await;
+        let ReconcileOutcome::RequeueAfter(after, request) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(request, ReconcileRequest::default());
+        assert!((1..=11).contains(&after.as_secs()), "{after:?}");
+        seen.push((provider.applied.load(Ordering::Acquire), provider.health_read.load(Ordering::Acquire)));
+    }
+    assert_eq!(seen, [(1, 1), (1, 1), (1, 2), (2, 3)]);
 }

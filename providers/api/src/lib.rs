@@ -13,5 +13,5 @@ mod targets;
 pub use capabilities::{Addressing, Capabilities, Steering};
 pub use error::Error;
 pub use load_balancer::{HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner};
-pub use provider::{Compare, Outcome, Progress, Provider};
+pub use provider::{Compare, Health, Outcome, Progress, Provider};
 pub use targets::{HealthState, SharedSet, Target, TargetHealth, TargetSet};

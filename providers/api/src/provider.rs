@@ -14,8 +14,17 @@ use crate::{Capabilities, Error, LoadBalancer, Owner, TargetHealth, TargetSet};
 pub enum Progress {
     /// The change is complete.
     Done,
-    /// Call again with the same arguments after this time.
+    /// Call again with the same arguments after this time. Other calls may come before.
     Again(Duration),
+}
+
+/// What [`Provider::target_health`] read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// The health of each target.
+    pub targets: Vec<TargetHealth>,
+    /// When to read it again; `None` if the provider notifies of changes.
+    pub due: Option<Duration>,
 }
 
 /// What a provider compares with what is wanted.
@@ -36,6 +45,8 @@ pub struct Outcome {
     pub ingress: Vec<Ingress>,
     /// Nodes that the provider refused as targets, each with the reason and what to do. The others are in place.
     pub refused: Vec<(String, String)>,
+    /// When to call again although the change is complete: a refused target may be accepted by then.
+    pub retry_refused: Option<Duration>,
 }
 
 /// A provider of load balancers: a cloud, or `steerage-edge`.
@@ -65,7 +76,7 @@ pub trait Provider: Send + Sync + 'static {
     async fn set_targets(&self, owner: &Owner, targets: &TargetSet) -> Result<Outcome, Error>;
 
     /// Reads the health of the targets.
-    async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error>;
+    async fn target_health(&self, owner: &Owner) -> Result<Health, Error>;
 
     /// Deletes everything of `owner`. Succeeds if there is nothing.
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error>;

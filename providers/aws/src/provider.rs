@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use aws_config::timeout::TimeoutConfig;
@@ -13,8 +13,8 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use steerage_model::{Ingress, Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, HealthState, LoadBalancer, Outcome, Owner, Progress, Provider,
-    Steering, TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, Error, Health, HealthState, LoadBalancer, Outcome, Owner, Progress,
+    Provider, Steering, TargetHealth, TargetSet,
 };
 use tokio::sync::OnceCell;
 
@@ -30,6 +30,13 @@ use crate::{names, reasons};
 const ACTIVE_POLL: Duration = Duration::from_secs(10);
 /// Try again after this time to delete target groups, which a deleted load balancer still uses for seconds.
 const RELEASE_POLL: Duration = Duration::from_secs(5);
+/// Read health again after this time, because AWS does not notify.
+const HEALTH_POLL: Duration = Duration::from_mins(1);
+/// The same while no target is healthy.
+const HEALTH_POLL_UNDECIDED: Duration = Duration::from_secs(15);
+/// All Services together read the health of at most one target group in this time. AWS refills the calls that only read at about
+/// ten a second.
+const HEALTH_READ_SHARE: Duration = Duration::from_millis(500);
 
 /// The AWS provider.
 pub struct Aws {
@@ -53,15 +60,24 @@ pub(crate) struct ServiceState {
     pub(crate) refused_targets: RefusedTargets,
     /// Node names by instance, from the last call with targets.
     nodes: BTreeMap<String, String>,
-    /// The structure that `resources` has, and what is published for it; `None` while a change is not complete.
-    complete: Option<(Desired, Vec<Ingress>)>,
+    /// The structure that `resources` has; `None` while a change of it is not complete.
+    complete: Option<Complete>,
+}
+
+/// A structure that is in place at AWS.
+struct Complete {
+    structure: Desired,
+    /// What is published; `None` until the load balancer is active.
+    ingress: Option<Vec<Ingress>>,
+    /// When AWS was last asked whether it is active.
+    asked: Instant,
 }
 
 impl ServiceState {
-    /// What is published, if the owner's load balancer is known to have this structure.
-    fn ingress_of(&self, owner: &Owner, wanted: &Desired) -> Option<Vec<Ingress>> {
-        self.resources.as_ref().filter(|(known, _)| known == owner)?;
-        self.complete.as_ref().filter(|(complete, _)| complete == wanted).map(|(_, ingress)| ingress.clone())
+    /// Whether the owner's load balancer is known to have this structure.
+    fn is_complete(&self, owner: &Owner, wanted: &Desired) -> bool {
+        self.resources.as_ref().is_some_and(|(known, _)| known == owner)
+            && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
     }
 }
 
@@ -185,6 +201,27 @@ impl Aws {
         Ok(refused)
     }
 
+    /// Sets the targets of a load balancer whose structure is in place, and asks whether it is active.
+    async fn finish(&self, entry: &mut ServiceState, set: &TargetSet) -> Result<Outcome, Error> {
+        let refused = self.converge_targets(entry, set).await?;
+        let outcome = Outcome { retry_refused: retry(entry), refused, ..nothing() };
+        let (Some(complete), Some((_, resources))) = (&mut entry.complete, &mut entry.resources) else {
+            return Ok(Outcome { progress: Progress::Again(RELEASE_POLL), ..outcome });
+        };
+        let asked = complete.asked.elapsed();
+        if complete.ingress.is_none() && asked >= ACTIVE_POLL {
+            complete.asked = Instant::now();
+            complete.ingress = self.ingress(resources).await?;
+        }
+        Ok(match &complete.ingress {
+            Some(ingress) => Outcome { ingress: ingress.clone(), ..outcome },
+            None => Outcome {
+                progress: Progress::Again(ACTIVE_POLL.saturating_sub(complete.asked.elapsed())),
+                ..outcome
+            },
+        })
+    }
+
     /// The hostname to publish; `None` until the load balancer is active, because resolvers cache for long that a name does not
     /// exist.
     async fn ingress(&self, resources: &mut Resources) -> Result<Option<Vec<Ingress>>, Error> {
@@ -233,35 +270,25 @@ impl Provider for Aws {
         let wanted = desired(&self.config, lb)?;
         let mut guard = self.entry(&lb.owner.service).await?;
         let entry = &mut *guard;
-        if compare == Compare::Remembered
-            && let Some(ingress) = entry.ingress_of(&lb.owner, &wanted)
-        {
-            let refused = self.converge_targets(entry, &lb.targets).await?;
-            return Ok(Outcome { progress: Progress::Done, ingress, refused });
+        if compare == Compare::Remembered && entry.is_complete(&lb.owner, &wanted) {
+            return self.finish(entry, &lb.targets).await;
         }
         entry.complete = None;
         let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
         entry.names.extend(wanted_names.iter().cloned());
         // Only the last exit caches the resources. After any other, the next call reads everything.
-        let waiting = |after| {
-            Ok(Outcome { progress: Progress::Again(after), ingress: Vec::new(), refused: Vec::new() })
-        };
         let Some(mut resources) = self.observe(&lb.owner, entry).await? else {
-            return waiting(RELEASE_POLL);
+            return Ok(Outcome { progress: Progress::Again(RELEASE_POLL), ..nothing() });
         };
         let (instances, _) = targets::instances(&lb.targets);
         if !self.apply_steps(&lb.owner, &wanted, &instances, &mut resources, entry).await? {
-            return waiting(RELEASE_POLL);
+            return Ok(Outcome { progress: Progress::Again(RELEASE_POLL), ..nothing() });
         }
         entry.names = wanted_names;
         let ingress = self.ingress(&mut resources).await?;
         entry.resources = Some((lb.owner.clone(), resources));
-        let refused = self.converge_targets(entry, &lb.targets).await?;
-        let Some(ingress) = ingress else {
-            return Ok(Outcome { progress: Progress::Again(ACTIVE_POLL), ingress: Vec::new(), refused });
-        };
-        entry.complete = Some((wanted, ingress.clone()));
-        Ok(Outcome { progress: Progress::Done, ingress, refused })
+        entry.complete = Some(Complete { structure: wanted, ingress, asked: Instant::now() });
+        self.finish(entry, &lb.targets).await
     }
 
     async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
@@ -273,10 +300,10 @@ impl Provider for Aws {
             entry.resources = Some((owner.clone(), seen.mine));
         }
         let refused = self.converge_targets(entry, set).await?;
-        Ok(Outcome { progress: Progress::Done, ingress: Vec::new(), refused })
+        Ok(Outcome { retry_refused: retry(entry), refused, ..nothing() })
     }
 
-    async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error> {
+    async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
         let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
         let groups: Vec<String> = match &entry.resources {
@@ -285,6 +312,7 @@ impl Provider for Aws {
             }
             _ => self.read(owner, entry).await?.mine.groups.into_values().map(|g| g.arn).collect(),
         };
+        let read = groups.len();
         let mut worst: BTreeMap<String, TargetHealth> = BTreeMap::new();
         for arn in groups {
             let targets = self.client.targets(&arn).await?;
@@ -303,7 +331,12 @@ impl Provider for Aws {
                 }
             }
         }
-        Ok(worst.into_values().collect())
+        let targets: Vec<TargetHealth> = worst.into_values().collect();
+        let is_steady = targets.iter().any(|target| target.state == HealthState::Healthy);
+        let base = if is_steady { HEALTH_POLL } else { HEALTH_POLL_UNDECIDED };
+        let services = self.services.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let reads = u32::try_from(services * read).unwrap_or(u32::MAX);
+        Ok(Health { targets, due: Some(base.max(HEALTH_READ_SHARE.saturating_mul(reads))) })
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
@@ -328,6 +361,16 @@ impl Provider for Aws {
         // AWS sends no notifications; the controller's resync finds changes.
         futures::stream::pending().boxed()
     }
+}
+
+/// There is nothing to report.
+fn nothing() -> Outcome {
+    Outcome { progress: Progress::Done, ingress: Vec::new(), refused: Vec::new(), retry_refused: None }
+}
+
+/// When to try refused targets again.
+fn retry(entry: &ServiceState) -> Option<Duration> {
+    (!entry.refused_targets.is_empty()).then_some(targets::RETRY_REFUSED_AFTER)
 }
 
 /// Order of health states: a node has the worst state of its ports.

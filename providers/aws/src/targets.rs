@@ -13,7 +13,7 @@ const BATCH: usize = 100;
 /// Read the targets from AWS again after this time, to repair changes by others.
 const MAX_CACHE_AGE: Duration = Duration::from_mins(10);
 /// Wait before a refused target is tried again.
-const RETRY_REFUSED_AFTER: Duration = Duration::from_mins(1);
+pub(crate) const RETRY_REFUSED_AFTER: Duration = Duration::from_mins(1);
 
 /// The registered instances of a target group, as last read or changed.
 #[derive(Clone, Debug)]
@@ -44,6 +44,10 @@ pub(crate) struct RefusedTargets {
 impl RefusedTargets {
     fn add(&mut self, id: &str, why: &str) {
         self.refused.insert(id.to_owned(), (why.to_owned(), Instant::now()));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.refused.is_empty()
     }
 
     fn must_wait(&self, id: &str) -> bool {

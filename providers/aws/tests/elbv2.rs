@@ -135,7 +135,7 @@ async fn deleted_resources_are_restored() {
     let gone =
         aws_sdk_elasticloadbalancingv2::types::TargetDescription::builder().id(&moto.instances[0]).build();
     moto.elb.deregister_targets().target_group_arn(group).targets(gone).send().await.unwrap();
-    let health = provider.target_health(&lb.owner).await.unwrap();
+    let health = provider.target_health(&lb.owner).await.unwrap().targets;
     assert_eq!(health.iter().map(|h| h.node.as_str()).collect::<Vec<_>>(), ["node-1"]);
     converge(&provider, &lb).await.unwrap();
     assert_eq!(moto.snapshot().await.unwrap(), whole, "a target");
@@ -194,12 +194,12 @@ async fn target_health_names_nodes_and_reasons() {
     let (moto, provider, lb) =
         made(4, vec![listener(Protocol::Tcp, 80, 30080), listener(Protocol::Udp, 53, 30053)]).await;
     moto.stop(0).unwrap();
-    let health = provider.target_health(&lb.owner).await.unwrap();
+    let health = provider.target_health(&lb.owner).await.unwrap().targets;
     let states: Vec<_> = health.iter().map(|h| (h.node.as_str(), h.state)).collect();
     assert_eq!(states, [("node-0", HealthState::Unused), ("node-1", HealthState::Healthy)]);
     assert!(health[0].reason.contains("Target.InvalidState"), "{:?}", health[0]);
     let nobody: Owner = fixture::owner("nobody", 1);
-    assert!(provider.target_health(&nobody).await.unwrap().is_empty());
+    assert!(provider.target_health(&nobody).await.unwrap().targets.is_empty());
 }
 
 #[tokio::test]

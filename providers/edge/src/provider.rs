@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTarget};
 use steerage_model::{Family, Ingress, IpMode, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider, SharedSet,
-    Steering, TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, Error, Health, LoadBalancer, Outcome, Owner, Progress, Provider,
+    SharedSet, Steering, TargetSet,
 };
 use steerage_watch::Watches;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -250,7 +250,7 @@ impl Provider for EdgeProvider {
         }
         self.shared.write_pools().await?;
         self.drop_left(left, &wanted).await?;
-        Ok(Outcome { progress: Progress::Done, ingress: ingress(&wanted), refused })
+        Ok(Outcome { ingress: ingress(&wanted), refused, ..nothing() })
     }
 
     async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
@@ -270,18 +270,19 @@ impl Provider for EdgeProvider {
             EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..content.spec.clone() };
         self.change(owner, &entry, &wanted).await?;
         self.drop_left(content.spec.node_set.clone(), &wanted).await?;
-        Ok(Outcome { progress: Progress::Done, ingress: ingress(&wanted), refused })
+        Ok(Outcome { ingress: ingress(&wanted), refused, ..nothing() })
     }
 
-    async fn target_health(&self, owner: &Owner) -> Result<Vec<TargetHealth>, Error> {
+    async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
         self.shared.activate().await?;
         let name = spec::object_name(owner);
         // Reports are named after the load balancer and the host.
         let prefix = format!("{name}.");
-        Ok(self.shared.health.cache.read_prefix(&prefix, |rows| {
+        let targets = self.shared.health.cache.read_prefix(&prefix, |rows| {
             let reports = rows.filter_map(|entry| Some(&entry.content.as_ref().ok()?.spec));
             health::targets(reports.filter(|report| report.load_balancer == name))
-        }))
+        });
+        Ok(Health { targets, due: None })
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
@@ -326,7 +327,7 @@ struct ObjectTargets {
 
 /// There is nothing to change, and no address.
 fn nothing() -> Outcome {
-    Outcome { progress: Progress::Done, ingress: Vec::new(), refused: Vec::new() }
+    Outcome { progress: Progress::Done, ingress: Vec::new(), refused: Vec::new(), retry_refused: None }
 }
 
 fn ingress(spec: &EdgeLoadBalancerSpec) -> Vec<Ingress> {

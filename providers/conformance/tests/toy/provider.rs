@@ -13,8 +13,8 @@ use futures::stream::BoxStream;
 use hyper::{Method, StatusCode};
 use steerage_model::{Ingress, Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider, Steering,
-    TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, Error, Health, LoadBalancer, Outcome, Owner, Progress, Provider,
+    Steering, TargetSet,
 };
 
 use super::server::{Fields, Objects, call, line, parse};
@@ -245,7 +245,7 @@ impl Provider for Toy {
         let outcome = |refused| {
             let hostname = Some(format!("{}.toy", lb.owner.service.name()));
             let ingress = vec![Ingress { ip: None, hostname, ip_mode: None }];
-            Outcome { progress: Progress::Done, ingress, refused }
+            Outcome { progress: Progress::Done, ingress, refused, retry_refused: None }
         };
         let asked = self.asked.lock().unwrap().replace(lb.clone());
         let known = if self.is(Bug::ForgetsWhatItDid) { None } else { self.complete.lock().unwrap().take() };
@@ -272,11 +272,11 @@ impl Provider for Toy {
         } else {
             Vec::new()
         };
-        Ok(Outcome { progress: Progress::Done, ingress: Vec::new(), refused })
+        Ok(Outcome { progress: Progress::Done, ingress: Vec::new(), refused, retry_refused: None })
     }
 
-    async fn target_health(&self, _owner: &Owner) -> Result<Vec<TargetHealth>, Error> {
-        Ok(Vec::new())
+    async fn target_health(&self, _owner: &Owner) -> Result<Health, Error> {
+        Ok(Health::default())
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
