@@ -37,6 +37,10 @@ pub(crate) struct AppliedState {
     pub(crate) health: Option<HealthSummary>,
     /// When to read it again; `None` if the provider notifies.
     pub(crate) health_due_at: Option<Instant>,
+    /// When to compare everything with the provider, although nothing is known to have changed.
+    pub(crate) compare_at: Option<Instant>,
+    /// The Service was paused at the last reconcile.
+    pub(crate) is_paused: bool,
     /// The finalizer was written, and the index does not show it yet.
     pub(crate) finalizer_pending: bool,
     written_status: Option<WrittenStatus>,
@@ -68,7 +72,14 @@ impl WrittenStatus {
 impl AppliedState {
     /// When to reconcile again although nothing changed.
     pub(crate) fn due_at(&self) -> Option<Instant> {
-        self.retry_refused_at.into_iter().chain(self.health_due_at).min()
+        self.retry_refused_at.into_iter().chain(self.health_due_at).chain(self.compare_at).min()
+    }
+
+    /// Nothing is due, and nothing is known to be in place.
+    pub(crate) fn pause(&mut self) {
+        self.is_paused = true;
+        (self.in_place, self.retry_refused_at, self.health_due_at, self.compare_at) =
+            (None, None, None, None);
     }
 
     /// Why the provider rejects this load balancer, if it is the one that it rejected last.

@@ -90,6 +90,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
             applied,
             staleness: watches.staleness().clone(),
             freeze_targets_after,
+            resync_period: workers.resync_period,
             migrate_legacy_annotations,
         });
         workers::run(reconciler, requests, changes, workers, stop.clone()).await;

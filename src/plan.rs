@@ -13,7 +13,9 @@ pub(crate) use error::PlanError;
 pub(crate) use health_check::{HealthCheckDefaults, nonzero_duration};
 pub(crate) use legacy::{LegacyRequest, kubectl_patch, legacy_request};
 pub(crate) use load_balancer::{fingerprint, load_balancer};
-pub(crate) use managed::{ManagedClasses, finalizer, has_managed_class, is_managed, owned_finalizers};
+pub(crate) use managed::{
+    ManagedClasses, finalizer, has_managed_class, is_managed, is_paused, owned_finalizers,
+};
 pub(crate) use steering::steering;
 pub(crate) use targets::{EndpointSummary, NodeTargets, TargetPlan, target_reasons, targets};
 

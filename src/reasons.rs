@@ -62,7 +62,7 @@ reasons! {
         TARGETS_REFUSED = "TargetsRefused";
         /// The Service is labelled for the agent, and some nodes have no agent.
         NODES_WITHOUT_AGENT = "NodesWithoutAgent";
-        /// All nodes with an endpoint are ineligible; they stay targets.
+        /// No eligible node can serve the Service; ineligible nodes stay targets.
         ONLY_INELIGIBLE_NODES = "OnlyIneligibleNodes";
         /// The provider does not support `sessionAffinity: ClientIP`.
         AFFINITY_NOT_SUPPORTED = "AffinityNotSupported";
@@ -70,6 +70,8 @@ reasons! {
         TARGETS_FROZEN = "TargetsFrozen";
         /// The requested configuration is unsupported; the previous load balancer is kept.
         UNSUPPORTED_CHANGE = "UnsupportedChange";
+        /// The annotation `steerage.dev/paused` is `true`.
+        PAUSED = "Paused";
     }
 
     "Normal" {

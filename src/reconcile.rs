@@ -21,8 +21,10 @@ use crate::plan::{self, Config, TargetPlan};
 use crate::queue::ReconcileOutcome;
 use crate::request_queue::ReconcileRequest;
 use crate::service_writer::{ServiceWriter, WriteError};
+use program::is_due;
 
 mod ensure;
+mod pause;
 mod program;
 mod teardown;
 
@@ -51,6 +53,8 @@ pub(crate) struct Reconciler {
     pub(crate) staleness: Staleness,
     /// Targets are frozen after this long without watch data; `None` disables.
     pub(crate) freeze_targets_after: Option<Duration>,
+    /// Every load balancer is compared with the provider about this often.
+    pub(crate) resync_period: Duration,
     /// Whether Services are patched to what their legacy annotations request.
     pub(crate) migrate_legacy_annotations: bool,
 }
@@ -71,10 +75,21 @@ impl Reconciler {
         let is_known = known.is_some();
         let exists = is_known || request.exists_at_provider;
         let mut applied = known.unwrap_or_default();
-        if request.full {
+        let full = request.full || is_due(applied.compare_at) || applied.is_paused;
+        let request = &ReconcileRequest { full, ..request.clone() };
+        if full {
             applied.forget_pending_writes();
         }
+        if full || applied.compare_at.is_none() {
+            // Spread, so that load balancers that were compared at once drift apart.
+            let period = self.resync_period.mul_f64(0.8 + fastrand::f64() * 0.4);
+            applied.compare_at = Some(Instant::now() + period);
+        }
+        applied.is_paused = false;
         let (result, keep_if_done, keep_if_not_done) = match &snapshot {
+            Some(Snapshot { service, .. }) if self.is_paused(service) => {
+                (self.pause(service, &mut applied).await, true, true)
+            }
             Some(snapshot) if self.is_managed(&snapshot.service) => {
                 applied.fingerprint = Some(plan::fingerprint(&snapshot.service));
                 (self.ensure(snapshot, &mut applied, request).await, true, true)
@@ -99,6 +114,13 @@ impl Reconciler {
 
     fn is_managed(&self, service: &Service) -> bool {
         plan::is_managed(service, &self.config.classes)
+    }
+
+    /// Whether the Service is this controller's, and paused. Also one that is being deleted.
+    fn is_paused(&self, service: &Service) -> bool {
+        let is_ours =
+            self.is_managed(service) || !plan::owned_finalizers(service, &self.config.classes).is_empty();
+        is_ours && plan::is_paused(service) == Ok(true)
     }
 
     fn outcome(

@@ -114,6 +114,18 @@ pub(crate) fn desired(inputs: &StatusInputs, generation: Option<i64>) -> Desired
     DesiredStatus { ingress: inputs.ingress.clone(), conditions }
 }
 
+/// The status of a paused Service: what was published last stays.
+pub(crate) fn paused((reason, message): ReasonMessage, generation: Option<i64>) -> DesiredStatus {
+    let degraded = Condition {
+        kind: names::DEGRADED.to_owned(),
+        status: "True".to_owned(),
+        reason: reason.to_owned(),
+        message,
+        observed_generation: generation,
+    };
+    DesiredStatus { ingress: None, conditions: vec![degraded] }
+}
+
 pub(crate) fn no_endpoints(has_selector: bool) -> ReasonMessage {
     let message = if has_selector {
         "The Service has no endpoint that takes traffic. Connections fail. \

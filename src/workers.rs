@@ -23,7 +23,7 @@ const LIST_RETRY: Duration = Duration::from_secs(30);
 pub(crate) struct WorkerOptions {
     /// Tasks at a time.
     pub(crate) workers: usize,
-    /// Compare every load balancer with the provider about this often.
+    /// List the provider's load balancers about this often.
     pub(crate) resync_period: Duration,
 }
 
@@ -38,7 +38,7 @@ pub(crate) async fn run(
     let mut workers =
         Workers { requests, tasks: JoinSet::new(), running: BTreeMap::new(), reconciler, options };
     workers.add_all();
-    let mut resync_at = Instant::now();
+    let mut list_at = Instant::now();
     loop {
         workers.start_tasks();
         let due = workers.next_due();
@@ -48,12 +48,12 @@ pub(crate) async fn run(
             Some(owner) = provider_changes.next() => workers.requests.add(&owner, ReconcileRequest::FULL, true),
             Some(ended) = workers.tasks.join_next_with_id() => {
                 if !workers.on_task_end(ended) {
-                    resync_at = resync_at.min(Instant::now() + LIST_RETRY);
+                    list_at = list_at.min(Instant::now() + LIST_RETRY);
                 }
             }
-            () = sleep_until(resync_at) => {
-                workers.resync();
-                resync_at = Instant::now() + options.resync_period.mul_f64(0.8 + fastrand::f64() * 0.4);
+            () = sleep_until(list_at) => {
+                workers.list_owned();
+                list_at = Instant::now() + options.resync_period.mul_f64(0.8 + fastrand::f64() * 0.4);
             }
             () = async { match due { Some(due) => sleep_until(due).await, None => std::future::pending().await } } => {}
         }
@@ -127,11 +127,8 @@ impl Workers {
         true
     }
 
-    /// Requests a full comparison of every load balancer, and lists what exists at the provider.
-    fn resync(&mut self) {
-        for owner in self.reconciler.applied.owners() {
-            self.requests.add(&owner, ReconcileRequest::FULL, false);
-        }
+    /// Lists what exists at the provider. Each load balancer is compared on a schedule of its own.
+    fn list_owned(&mut self) {
         let reconciler = Arc::clone(&self.reconciler);
         self.tasks.spawn(async move {
             match reconciler.provider.owned().await {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which Services this controller manages, and which finalizers are its own.
+//! Which Services this controller manages, which of them are paused, and which finalizers are its own.
 
 use steerage_model::{Service, ServiceKind, annotations, names};
+
+use super::PlanError;
 
 /// Which Services this controller manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +20,18 @@ pub(crate) fn is_managed(service: &Service, classes: &ManagedClasses) -> bool {
         return false;
     }
     has_managed_class(service, classes) || (service.class.is_none() && classes.serve_unset)
+}
+
+/// Whether the Service asks that nothing of it be changed.
+pub(crate) fn is_paused(service: &Service) -> Result<bool, PlanError> {
+    let Some(value) = service.annotations.get(annotations::PAUSED).map(|value| value.trim()) else {
+        return Ok(false);
+    };
+    value.parse().map_err(|_| PlanError::InvalidAnnotation {
+        name: annotations::PAUSED,
+        value: value.to_owned(),
+        problem: "write true or false".to_owned(),
+    })
 }
 
 /// Whether the Service names this controller's class.
@@ -78,6 +92,20 @@ mod tests {
                 (alone, with_unset),
                 "{class:?}"
             );
+        }
+    }
+
+    #[test]
+    fn only_true_pauses_and_other_words_are_refused() {
+        let paused = |value: &str| {
+            let mut service = service(None);
+            service.annotations.insert(annotations::PAUSED.to_owned(), value.to_owned());
+            is_paused(&service).map_err(|error| error.reason())
+        };
+        assert_eq!(is_paused(&service(None)), Ok(false));
+        assert_eq!((paused("true"), paused(" false ")), (Ok(true), Ok(false)));
+        for value in ["yes", "True", "1", ""] {
+            assert_eq!(paused(value), Err("InvalidAnnotation"), "{value:?}");
         }
     }
 

@@ -37,7 +37,8 @@ impl Reconciler {
             return Ok(Progress::Done);
         }
         self.ensure_finalizer(service, applied).await?;
-        let wanted = plan::steering(service, &self.config)
+        let wanted = plan::is_paused(service)
+            .and_then(|_| plan::steering(service, &self.config))
             .and_then(|steering| Ok((plan::load_balancer(service, steering, &self.config)?, steering)));
         let (result, rejected, planned) = match wanted {
             Ok((lb, steering)) => match applied.rejection_of(&lb).filter(|_| !request.full) {

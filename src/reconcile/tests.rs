@@ -72,7 +72,7 @@ impl Provider for Silent {
 }
 
 /// A reconciler whose API server never answers.
-fn reconciler(provider: Arc<dyn Provider>) -> Reconciler {
+fn reconciler(provider: &Arc<dyn Provider>) -> Reconciler {
     let silent =
         tower::service_fn(|_| pending::<Result<http::Response<kube::client::Body>, std::io::Error>>());
     reconciler_with(provider, Client::new(silent, "default"))
@@ -88,7 +88,7 @@ fn accepting() -> Client {
     Client::new(service, "default")
 }
 
-fn reconciler_with(provider: Arc<dyn Provider>, client: Client) -> Reconciler {
+fn reconciler_with(provider: &Arc<dyn Provider>, client: Client) -> Reconciler {
     let classes = ManagedClasses { provider: "edge", serve_unset: false };
     let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
@@ -101,7 +101,7 @@ fn reconciler_with(provider: Arc<dyn Provider>, client: Client) -> Reconciler {
     let metrics = Metrics::new(&mut registry);
     let limiter = RateLimiter::new(1000.0, 1000);
     Reconciler {
-        provider: GuardedProvider::new(Arc::clone(&provider), Leadership::held(), limiter, metrics.clone()),
+        provider: GuardedProvider::new(Arc::clone(provider), Leadership::held(), limiter, metrics.clone()),
         cluster,
         config: Config {
             capabilities: provider.capabilities(),
@@ -122,6 +122,7 @@ fn reconciler_with(provider: Arc<dyn Provider>, client: Client) -> Reconciler {
         applied,
         staleness: Staleness::default(),
         freeze_targets_after: None,
+        resync_period: Duration::from_mins(10),
         migrate_legacy_annotations: false,
     }
 }
@@ -129,7 +130,7 @@ fn reconciler_with(provider: Arc<dyn Provider>, client: Client) -> Reconciler {
 /// Otherwise a change of a node, or the end of the Service, during the first reconcile would add no request for it.
 #[tokio::test]
 async fn owner_is_known_while_its_first_reconcile_runs() {
-    let reconciler = reconciler(Arc::new(Silent));
+    let reconciler = reconciler(&(Arc::new(Silent) as Arc<dyn Provider>));
     let owner = owner_of(&service());
     let request = ReconcileRequest::FULL;
     let mut running = std::pin::pin!(reconciler.reconcile(&owner, &request));
@@ -191,7 +192,7 @@ impl Provider for Polled {
 #[tokio::test(start_paused = true)]
 async fn health_and_refused_targets_are_looked_at_again_when_due() {
     let provider = Arc::new(Polled::default());
-    let reconciler = reconciler_with(Arc::<Polled>::clone(&provider), accepting());
+    let reconciler = reconciler_with(&(Arc::clone(&provider) as Arc<dyn Provider>), accepting());
     let mut whole = service();
     whole.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
     whole.ports =

@@ -57,6 +57,48 @@ async fn a_service_gets_a_load_balancer_and_loses_it_with_its_type_or_deletion()
     assert!(controller.stop(), "the process exits successfully");
 }
 
+/// Neither its targets follow, nor is it deleted, nor is a change by hand repaired, until the pause ends.
+#[tokio::test]
+async fn a_paused_service_stays_as_it_is() {
+    requires!(KubeApiserver);
+    let cluster = Cluster::new("paused", 9).await;
+    let paused =
+        |value: serde_json::Value| json!({"metadata": {"annotations": {"steerage.dev/paused": value}}});
+    let controller = cluster.controller("one", &["--default-steering", "api"]);
+    for service in ["live", "leaving"] {
+        cluster.service(service, json!({})).await;
+        cluster.endpoints(service, &["node-a"]).await;
+        cluster.targets(service, &["node-a"]).await;
+        cluster.condition(service, "Programmed", "True", "Programmed").await;
+        cluster.change(service, paused(json!("true"))).await;
+        cluster.condition(service, "Degraded", "True", "Paused").await;
+        cluster.event(service, "Paused").await;
+    }
+    cluster.endpoints("live", &["node-b"]).await;
+    cluster.delete("leaving").await;
+    let by_hand = Patch::Merge(json!({"spec": {"targets": []}}));
+    let balancer = cluster.balancer_of("live").await.expect("a load balancer").name_any();
+    cluster.balancers().patch(&balancer, &PatchParams::default(), &by_hand).await.expect("a change by hand");
+    // Also a controller that never saw the Service before.
+    controller.kill();
+    let _controller = cluster.controller("two", &["--default-steering", "api"]);
+    cluster.service("after", json!({})).await;
+    cluster.condition("after", "Programmed", "True", "Programmed").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    cluster.targets("live", &[]).await;
+    cluster.targets("leaving", &["node-a"]).await;
+
+    cluster.change("live", paused(json!(null))).await;
+    cluster.targets("live", &["node-b"]).await;
+    cluster.condition("live", "Degraded", "False", "AsExpected").await;
+    cluster.change("leaving", paused(json!("false"))).await;
+    eventually("the Service to go", async || {
+        cluster.services().get_opt("leaving").await.ok()?.is_none().then_some(())
+    })
+    .await;
+    assert!(cluster.balancer_of("leaving").await.is_none());
+}
+
 #[tokio::test]
 async fn endpoints_change_targets_under_api_steering_and_cost_no_write_under_health_check_steering() {
     requires!(KubeApiserver);
