@@ -10,6 +10,7 @@ use steerage_model::{Condition, Ingress, Key, Service};
 use steerage_provider_api::{LoadBalancer, Owner, Steering, TargetSet};
 use tokio::time::Instant;
 
+use crate::plan::{NodeChange, NodeDependence};
 use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
 
 /// What was last applied for one load balancer.
@@ -27,6 +28,8 @@ pub(crate) struct AppliedState {
     pub(crate) rejected: Option<(LoadBalancer, ReasonMessage)>,
     /// The targets that the provider was last given.
     pub(crate) targets: Option<GivenTargets>,
+    /// The nodes on which the last plan depended; `None` before the first.
+    pub(crate) depends: Option<NodeDependence>,
     /// The addresses or names that the provider gave.
     pub(crate) ingress: Vec<Ingress>,
     /// Nodes that the provider refused as targets, with the reason.
@@ -145,6 +148,18 @@ impl AppliedStates {
         self.lock(|states| states.len())
     }
 
+    /// The owners for which a change of nodes may change the plan.
+    pub(crate) fn concerned_by(&self, change: &NodeChange, shared_sets: bool) -> Vec<Owner> {
+        let is_concerned = |state: &AppliedState| {
+            state.depends.as_ref().is_none_or(|plan| change.concerns(plan, shared_sets))
+        };
+        self.lock(|states| {
+            let concerned = states.iter().filter(|(_, state)| is_concerned(state));
+            concerned.map(|(owner, _)| owner.clone()).collect()
+        })
+    }
+
+    #[cfg(test)]
     pub(crate) fn owners(&self) -> Vec<Owner> {
         self.lock(|states| states.keys().cloned().collect())
     }

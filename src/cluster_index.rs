@@ -4,6 +4,7 @@
 //! The watches apply events under one lock; every change becomes a request in the queue at once. A reconcile takes one
 //! [`Snapshot`] under the same lock, so that all it reads is of one moment.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _};
@@ -15,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::applied::AppliedStates;
-use crate::plan::{self, EndpointSummary, ManagedClasses, NodeTargets};
+use crate::plan::{self, EndpointSummary, ManagedClasses, NodeChange, NodeTargets};
 use crate::request_queue::{ReconcileRequest, RequestQueue};
 
 /// What the cluster says of one Service, at one moment.
@@ -31,6 +32,19 @@ struct Inner {
     index: Index,
     /// Prepared once for all plans until a node changes.
     nodes: Option<Arc<NodeTargets>>,
+    /// Grows with every change of a node.
+    node_generation: u64,
+    /// Nodes that changed since `told`.
+    changed_nodes: BTreeSet<String>,
+    /// What the last [`ClusterIndex::take_node_change`] compared with.
+    told: Arc<NodeTargets>,
+}
+
+impl Inner {
+    fn nodes(&mut self) -> Arc<NodeTargets> {
+        let Self { index, nodes, node_generation, .. } = self;
+        Arc::clone(nodes.get_or_insert_with(|| Arc::new(NodeTargets::new(index.nodes(), *node_generation))))
+    }
 }
 
 #[derive(Debug)]
@@ -102,6 +116,8 @@ impl ClusterIndex {
         let changed = dirty.services.into_iter().map(changed).collect();
         if !dirty.nodes.is_empty() {
             inner.nodes = None;
+            inner.node_generation += 1;
+            inner.changed_nodes.extend(dirty.nodes);
             self.requests.set_nodes_changed();
         }
         if inner.index.has_synced() {
@@ -133,12 +149,34 @@ impl ClusterIndex {
     /// The Service of this UID, with its endpoints and all nodes; `None` if it is gone.
     pub(crate) fn snapshot(&self, owner: &Owner) -> Option<Snapshot> {
         let mut inner = self.lock();
-        let Inner { index, nodes } = &mut *inner;
+        let nodes = inner.nodes();
+        let index = &inner.index;
         let service = index.service(&owner.service).filter(|service| service.uid == owner.uid)?.clone();
         let slices: Vec<_> = index.slices(&owner.service).collect();
         let endpoints = EndpointSummary::new(slices.iter().copied());
-        let nodes = nodes.get_or_insert_with(|| Arc::new(NodeTargets::new(index.nodes())));
-        Some(Snapshot { service, endpoints, nodes: Arc::clone(nodes) })
+        Some(Snapshot { service, endpoints, nodes })
+    }
+
+    /// What changed about nodes since the last call, if anything did.
+    pub(crate) fn take_node_change(&self) -> Option<NodeChange> {
+        let mut inner = self.lock();
+        let changed = std::mem::take(&mut inner.changed_nodes);
+        if changed.is_empty() {
+            return None;
+        }
+        let now = inner.nodes();
+        let before = std::mem::replace(&mut inner.told, Arc::clone(&now));
+        Some(NodeChange::between(&before, &now, changed))
+    }
+
+    /// The nodes now.
+    pub(crate) fn nodes(&self) -> Arc<NodeTargets> {
+        self.lock().nodes()
+    }
+
+    /// The generation of the nodes now.
+    pub(crate) fn node_generation(&self) -> u64 {
+        self.lock().node_generation
     }
 
     /// The owners of all Services that this controller manages or has to clean up after.

@@ -43,6 +43,10 @@ impl GuardedProvider {
         self.call("set_targets", self.inner.set_targets(owner, set)).await
     }
 
+    pub(crate) async fn set_shared(&self, set: &TargetSet) -> Result<(), Error> {
+        self.call("set_shared", self.inner.set_shared(set)).await
+    }
+
     pub(crate) async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         self.call("delete", self.inner.delete(owner)).await
     }

@@ -6,6 +6,7 @@ mod health_check;
 mod legacy;
 mod load_balancer;
 mod managed;
+mod node_change;
 mod steering;
 mod targets;
 
@@ -16,6 +17,7 @@ pub(crate) use load_balancer::{fingerprint, load_balancer};
 pub(crate) use managed::{
     ManagedClasses, finalizer, has_managed_class, is_managed, is_paused, owned_finalizers,
 };
+pub(crate) use node_change::{NodeChange, NodeDependence};
 pub(crate) use steering::steering;
 pub(crate) use targets::{EndpointSummary, NodeTargets, TargetPlan, target_reasons, targets};
 

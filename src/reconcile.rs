@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use steerage_model::{Service, ServiceKind};
 use steerage_process::duration;
-use steerage_provider_api::{Error, Owner, Progress};
+use steerage_provider_api::{Error, Owner, Progress, SharedSet};
 use steerage_watch::Staleness;
 use steerage_watch::events::{Recorder, ServiceRecorder};
 use tokio::time::Instant;
@@ -109,7 +109,16 @@ impl Reconciler {
             self.applied.remove(owner);
         }
         self.metrics.load_balancers.set(i64::try_from(self.applied.len()).unwrap_or(i64::MAX));
-        self.outcome(owner, request, result, due_at)
+        let outcome = self.outcome(owner, request, result, due_at);
+        // A node that changed meanwhile was compared with the plan before this one.
+        let is_outdated = keep_if_done
+            && snapshot.is_some_and(|snapshot| snapshot.nodes.generation != self.cluster.node_generation());
+        match outcome {
+            ReconcileOutcome::Done | ReconcileOutcome::RequeueAfter(..) if is_outdated => {
+                ReconcileOutcome::RequeueAfter(Duration::ZERO, ReconcileRequest::default())
+            }
+            outcome => outcome,
+        }
     }
 
     fn is_managed(&self, service: &Service) -> bool {
@@ -172,6 +181,15 @@ impl Reconciler {
     async fn delete_orphan(&self, owner: &Owner) -> ReconcileResult {
         tracing::info!(service = %owner.service, uid = owner.uid, "Service is gone; deleting its load balancer");
         Ok(self.provider.delete(owner).await?)
+    }
+
+    /// Gives the provider a shared set as it is now. `None` while targets are frozen.
+    pub(crate) async fn set_shared(&self, set: SharedSet) -> Option<Result<(), Error>> {
+        if self.frozen().is_some() {
+            return None;
+        }
+        let set = self.cluster.nodes().set(set);
+        Some(self.provider.set_shared(&set).await)
     }
 
     /// Why targets must not change now, if a watch is stale.

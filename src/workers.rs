@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use steerage_provider_api::Owner;
+use steerage_provider_api::{Owner, SharedSet};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +18,8 @@ use crate::request_queue::{ReconcileRequest, RequestBatch, RequestQueue};
 
 /// Wait before listing the provider's load balancers again after a failure.
 const LIST_RETRY: Duration = Duration::from_secs(30);
+/// Wait before a shared set is written again after a failure, or while targets are frozen.
+const SET_RETRY: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkerOptions {
@@ -35,11 +37,19 @@ pub(crate) async fn run(
     options: WorkerOptions,
     stop: CancellationToken,
 ) {
-    let mut workers =
-        Workers { requests, tasks: JoinSet::new(), running: BTreeMap::new(), reconciler, options };
+    let mut workers = Workers {
+        requests,
+        tasks: JoinSet::new(),
+        running: BTreeMap::new(),
+        sets: BTreeMap::new(),
+        set_write: None,
+        reconciler,
+        options,
+    };
     workers.add_all();
     let mut list_at = Instant::now();
     loop {
+        workers.start_set_write();
         workers.start_tasks();
         let due = workers.next_due();
         tokio::select! {
@@ -65,6 +75,8 @@ enum TaskResult {
     Reconciled(ReconcileOutcome<RequestBatch>),
     /// The owners of everything at the provider; `None` if the list failed.
     Owned(Option<Vec<Owner>>),
+    /// A shared set was written, or is to be written again after a time.
+    SetWritten(Option<Duration>),
 }
 
 struct Workers {
@@ -72,6 +84,10 @@ struct Workers {
     tasks: JoinSet<TaskResult>,
     /// The key and the requests of each task, so that those of a task that panicked are not lost.
     running: BTreeMap<Id, (String, RequestBatch)>,
+    /// Shared sets to write, and when.
+    sets: BTreeMap<SharedSet, Instant>,
+    /// The running write of a shared set.
+    set_write: Option<(Id, SharedSet)>,
     reconciler: Arc<Reconciler>,
     options: WorkerOptions,
 }
@@ -85,11 +101,49 @@ impl Workers {
         }
     }
 
-    fn add_for_nodes(&self) {
-        if self.requests.take_nodes_changed() {
-            for owner in self.reconciler.applied.owners() {
-                self.requests.add(&owner, ReconcileRequest::default(), false);
-            }
+    /// Requests what a change of nodes concerns: load balancers, and shared sets where the provider stores them.
+    fn add_for_nodes(&mut self) {
+        if !self.requests.take_nodes_changed() {
+            return;
+        }
+        let Some(change) = self.reconciler.cluster.take_node_change() else { return };
+        let shared_sets = self.reconciler.config.capabilities.shared_sets;
+        for owner in self.reconciler.applied.concerned_by(&change, shared_sets) {
+            self.requests.add(&owner, ReconcileRequest::default(), false);
+        }
+        if shared_sets {
+            let now = Instant::now();
+            self.sets.extend(change.sets.into_iter().map(|set| (set, now)));
+        }
+    }
+
+    /// Writes the shared sets that are due, one at a time: a write takes the newest nodes when it begins.
+    fn start_set_write(&mut self) {
+        let now = Instant::now();
+        if self.set_write.is_some() {
+            return;
+        }
+        let Some(set) = self.sets.iter().find(|(_, due)| **due <= now).map(|(set, _)| *set) else { return };
+        self.sets.remove(&set);
+        let reconciler = Arc::clone(&self.reconciler);
+        let task = self.tasks.spawn(async move {
+            let retry = match reconciler.set_shared(set).await {
+                Some(Ok(())) => None,
+                Some(Err(error)) => {
+                    let retry_in = steerage_process::duration::display(SET_RETRY);
+                    tracing::warn!(set = set.as_str(), %error, %retry_in, "shared set of targets not written; retrying");
+                    Some(SET_RETRY)
+                }
+                None => Some(SET_RETRY),
+            };
+            TaskResult::SetWritten(retry)
+        });
+        self.set_write = Some((task.id(), set));
+    }
+
+    fn on_set_write_end(&mut self, retry: Option<Duration>) {
+        if let (Some((_, set)), Some(after)) = (self.set_write.take(), retry) {
+            self.sets.entry(set).or_insert(Instant::now() + after);
         }
     }
 
@@ -114,6 +168,15 @@ impl Workers {
                 return true;
             }
             Ok((_, TaskResult::Owned(None))) => return false,
+            Ok((_, TaskResult::SetWritten(retry))) => {
+                self.on_set_write_end(retry);
+                return true;
+            }
+            Err(error) if self.set_write.is_some_and(|(id, _)| id == error.id()) => {
+                tracing::error!(%error, "task that writes a shared set panicked; retrying");
+                self.on_set_write_end(Some(SET_RETRY));
+                return true;
+            }
             Ok((id, TaskResult::Reconciled(outcome))) => (id, outcome),
             Err(error) => {
                 let (key, requests) = self.running.get(&error.id()).cloned().unwrap_or_default();
@@ -149,9 +212,11 @@ impl Workers {
         }
     }
 
-    /// When the next key is due, if a worker is free for it.
+    /// When the next key is due, if a worker is free for it, or the next shared set.
     fn next_due(&self) -> Option<Instant> {
-        (self.tasks.len() < self.options.workers).then(|| self.requests.next_due()).flatten()
+        let request = (self.tasks.len() < self.options.workers).then(|| self.requests.next_due()).flatten();
+        let set = self.sets.values().min().filter(|_| self.set_write.is_none()).copied();
+        request.into_iter().chain(set).min()
     }
 }
 

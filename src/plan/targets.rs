@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use steerage_model::{EndpointSlice, IneligibleReason, Node, Service, TrafficPolicy, membership};
+use steerage_model::{EndpointSlice, Family, IneligibleReason, Node, Service, TrafficPolicy, membership};
 use steerage_provider_api::{SharedSet, Steering, Target, TargetSet};
 
 use super::Config;
+use super::node_change::NodeDependence;
 
 /// What the plan needs of a Service's endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,33 +32,50 @@ impl EndpointSummary {
 /// All nodes as possible targets, prepared once for the plans of many Services.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeTargets {
+    /// Grows with every change of a node.
+    pub(crate) generation: u64,
     by_name: BTreeMap<String, NodeTarget>,
     eligible: SharedTargets,
     agents: SharedTargets,
-    eligible_without_agent: Arc<[String]>,
 }
 
 /// The targets of a shared set.
 #[derive(Clone, Debug, Default)]
-struct SharedTargets {
-    targets: Arc<[Target]>,
-    /// All of them, if no node is eligible.
+pub(super) struct SharedTargets {
+    pub(super) targets: Arc<[Target]>,
+    pub(super) exceptions: SetExceptions,
+}
+
+/// What a shared set's users report of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SetExceptions {
+    is_empty: bool,
+    /// All targets, if no node is eligible.
     ineligible: Vec<(String, IneligibleReason)>,
+    /// Targets that lack an address of a family, each with the family.
+    unreachable: Vec<(String, Family)>,
+    /// Eligible nodes that are no targets, because they have no agent.
+    without_agent: Arc<[String]>,
 }
 
 impl SharedTargets {
     /// The eligible nodes. If there is none, all nodes: pods that still run there are better than nothing.
     fn new<'a>(nodes: impl Iterator<Item = &'a NodeTarget> + Clone) -> Self {
-        let eligible: Arc<[Target]> =
-            nodes.clone().filter(|node| node.eligibility.is_ok()).map(|node| node.target.clone()).collect();
-        if !eligible.is_empty() {
-            return Self { targets: eligible, ineligible: Vec::new() };
+        let mut exceptions = SetExceptions::default();
+        let eligible = nodes.clone().filter(|node| node.eligibility.is_ok());
+        let mut targets: Arc<[Target]> = eligible.map(|node| node.target.clone()).collect();
+        if targets.is_empty() {
+            let reason = |node: &NodeTarget| Some((node.target.node.clone(), node.eligibility.err()?));
+            targets = nodes.clone().map(|node| node.target.clone()).collect();
+            exceptions.ineligible = nodes.filter_map(reason).collect();
         }
-        let reason = |node: &NodeTarget| Some((node.target.node.clone(), node.eligibility.err()?));
-        Self {
-            targets: nodes.clone().map(|node| node.target.clone()).collect(),
-            ineligible: nodes.filter_map(reason).collect(),
+        exceptions.is_empty = targets.is_empty();
+        for target in targets.iter() {
+            let has = |family| target.addresses.iter().any(|address| Family::of(*address) == family);
+            let lacking = [Family::V4, Family::V6].into_iter().filter(|family| !has(*family));
+            exceptions.unreachable.extend(lacking.map(|family| (target.node.clone(), family)));
         }
+        Self { targets, exceptions }
     }
 }
 
@@ -69,7 +87,7 @@ struct NodeTarget {
 }
 
 impl NodeTargets {
-    pub(crate) fn new<'a>(nodes: impl Iterator<Item = &'a Node>) -> Self {
+    pub(crate) fn new<'a>(nodes: impl Iterator<Item = &'a Node>, generation: u64) -> Self {
         let by_name: BTreeMap<String, NodeTarget> = nodes
             .map(|node| {
                 let node_target = NodeTarget {
@@ -81,15 +99,19 @@ impl NodeTargets {
             })
             .collect();
         let without_agent = by_name.values().filter(|node| node.eligibility.is_ok() && !node.has_agent);
-        Self {
-            eligible: SharedTargets::new(by_name.values()),
-            agents: SharedTargets::new(by_name.values().filter(|node| node.has_agent)),
-            eligible_without_agent: without_agent.map(|node| node.target.node.clone()).collect(),
-            by_name,
-        }
+        let without_agent = without_agent.map(|node| node.target.node.clone()).collect();
+        let mut agents = SharedTargets::new(by_name.values().filter(|node| node.has_agent));
+        agents.exceptions.without_agent = without_agent;
+        Self { generation, eligible: SharedTargets::new(by_name.values()), agents, by_name }
     }
 
-    fn shared(&self, set: SharedSet) -> &SharedTargets {
+    /// A shared set, for the provider.
+    pub(crate) fn set(&self, set: SharedSet) -> TargetSet {
+        let targets = Arc::clone(&self.shared(set).targets);
+        TargetSet { shared: Some(set), generation: self.generation, targets }
+    }
+
+    pub(super) fn shared(&self, set: SharedSet) -> &SharedTargets {
         match set {
             SharedSet::Eligible => &self.eligible,
             SharedSet::Agents => &self.agents,
@@ -116,6 +138,8 @@ pub(crate) struct TargetPlan {
     pub(crate) ineligible: Vec<(String, IneligibleReason)>,
     /// Eligible nodes that cannot serve this Service because they have no agent.
     pub(crate) without_agent: Arc<[String]>,
+    /// The nodes on which the plan depends.
+    pub(crate) depends: NodeDependence,
 }
 
 /// Why a node is a target, or is not.
@@ -168,13 +192,15 @@ pub(crate) fn targets(
     let set = if needs_agent { SharedSet::Agents } else { SharedSet::Eligible };
     let shared = nodes.shared(set);
     let mut plan = TargetPlan {
-        set: TargetSet { shared: Some(set), targets: Arc::clone(&shared.targets) },
-        ineligible: shared.ineligible.clone(),
-        without_agent: if needs_agent { Arc::clone(&nodes.eligible_without_agent) } else { Arc::default() },
+        set: nodes.set(set),
+        ineligible: shared.exceptions.ineligible.clone(),
+        without_agent: Arc::clone(&shared.exceptions.without_agent),
+        depends: NodeDependence { set: Some(set), members: Vec::new() },
     };
     if (service.external_policy, steering) != (TrafficPolicy::Local, Steering::Api) {
         return plan;
     }
+    plan.depends.members = endpoints.members.keys().cloned().collect();
     let (mut chosen, mut last_resort) = (Vec::new(), Vec::new());
     for (name, count) in &endpoints.members {
         let Some(node) = nodes.by_name.get(name) else { continue };
@@ -195,7 +221,9 @@ pub(crate) fn targets(
         return plan;
     }
     plan.ineligible = ineligible;
-    plan.set = TargetSet { shared: None, targets: chosen.into() };
+    plan.set = TargetSet::own(chosen);
+    // The nodes without an agent are reported also where the targets are chosen one by one.
+    plan.depends.set = Some(set).filter(|_| needs_agent);
     plan
 }
 

@@ -22,6 +22,7 @@ fn config() -> Config {
             ip_mode: Some(IpMode::Vip),
             ipv6: true,
             weights: true,
+            shared_sets: true,
             affinity: true,
             health_interval: (Duration::from_millis(100), Duration::from_mins(5)),
         },
@@ -194,7 +195,7 @@ fn api_steering_chooses_nodes_with_endpoints_and_falls_back_before_it_is_empty()
         node("gone", |n| n.autoscaler_taint = true),
         node("out", |n| n.excluded = true),
     ];
-    let nodes = NodeTargets::new(nodes.iter());
+    let nodes = NodeTargets::new(nodes.iter(), 1);
     let of = |endpoints: Vec<Endpoint>| shown(&service(), &[slice(endpoints)], &nodes, Steering::Api);
     assert_eq!(of(vec![ready("a", 1), ready("a", 2), ready("b", 3)]).0, "a*2,b*1");
     assert_eq!(of(vec![ready("a", 1), ready("gone", 2)]).0, "a*1");
@@ -217,7 +218,7 @@ fn other_modes_choose_all_eligible_nodes() {
         node("b", |_| ()),
         node("x", |n| n.deleting = true),
     ];
-    let nodes = NodeTargets::new(nodes.iter());
+    let nodes = NodeTargets::new(nodes.iter(), 1);
     let slices = [slice(vec![ready("a", 1)])];
     assert_eq!(shown(&service(), &slices, &nodes, Steering::HealthCheck).0, "eligiblea*1,b*1");
     let mut cluster = service();
@@ -231,7 +232,7 @@ fn other_modes_choose_all_eligible_nodes() {
 #[test]
 fn all_nodes_are_targets_while_none_is_eligible() {
     let nodes = [node("leaving", |n| n.autoscaler_taint = true), node("out", |n| n.excluded = true)];
-    let nodes = NodeTargets::new(nodes.iter());
+    let nodes = NodeTargets::new(nodes.iter(), 1);
     let slices = [slice(vec![Endpoint { node: None, ..ready("leaving", 1) }])];
     for mode in [Steering::Api, Steering::HealthCheck] {
         let (list, plan) = shown(&service(), &slices, &nodes, mode);
@@ -242,7 +243,7 @@ fn all_nodes_are_targets_while_none_is_eligible() {
 #[test]
 fn every_node_has_a_reason() {
     let nodes = [node("a", |_| ()), node("b", |_| ()), node("x", |n| n.deleting = true)];
-    let nodes = NodeTargets::new(nodes.iter());
+    let nodes = NodeTargets::new(nodes.iter(), 1);
     let slices = [slice(vec![ready("a", 1)])];
     let reasons = |mode| {
         let (_, plan) = shown(&service(), &slices, &nodes, mode);
@@ -308,7 +309,7 @@ proptest! {
         for (i, node) in nodes.iter_mut().enumerate() {
             node.autoscaler_taint = tainted & (1 << i) != 0;
         }
-        let view = NodeTargets::new(nodes.iter());
+        let view = NodeTargets::new(nodes.iter(), 1);
         let mode = if api { Steering::Api } else { Steering::HealthCheck };
         let usable = endpoints.iter().any(|e| e.ready || e.is_serving_terminating());
         let slices = [slice(endpoints.clone())];
@@ -325,7 +326,52 @@ proptest! {
         }
         let mut turned = endpoints;
         turned.reverse();
-        let (_, again) = shown(&service(), &[slice(turned)], &NodeTargets::new(nodes.iter().rev()), mode);
+        let (_, again) = shown(&service(), &[slice(turned)], &NodeTargets::new(nodes.iter().rev(), 1), mode);
         prop_assert_eq!(plan, again, "the order of events does not matter");
+    }
+
+    #[test]
+    fn a_plan_that_a_change_of_nodes_does_not_concern_stays_the_same(
+        endpoints in proptest::collection::vec(endpoint(), 0..4),
+        before in proptest::collection::vec(0u8..7, 3),
+        after in proptest::collection::vec(0u8..7, 3),
+        (api, cluster, labelled) in any::<(bool, bool, bool)>(),
+    ) {
+        let nodes = |states: &[u8]| -> Vec<Node> {
+            let of = |(name, state): (&str, &u8)| {
+                let mut node = node(name, |_| ());
+                match state {
+                    0 => return None,
+                    1 => node.autoscaler_taint = true,
+                    2 => node.excluded = true,
+                    3 => node.addresses.push("fd00::1".parse().expect("ip")),
+                    4 => node.agent = Some(NodeAgent { mode: "labelled".to_owned(), version: "1".to_owned() }),
+                    _ => {}
+                }
+                Some(node)
+            };
+            ["a", "b", "c"].into_iter().zip(states).filter_map(of).collect()
+        };
+        let changed = ["a", "b", "c"].into_iter().zip(before.iter().zip(&after));
+        let changed = changed.filter(|(_, (old, new))| old != new).map(|(name, _)| name.to_owned()).collect();
+        let [old, new] = [nodes(&before), nodes(&after)].map(|list| NodeTargets::new(list.iter(), 1));
+        let mut service = service();
+        service.external_policy = if cluster { TrafficPolicy::Cluster } else { TrafficPolicy::Local };
+        service.proxy_name = labelled.then(|| names::PROXY_NAME.to_owned());
+        let mode = if api { Steering::Api } else { Steering::HealthCheck };
+        let slices = [slice(endpoints)];
+        let (was, plan) = shown(&service, &slices, &old, mode);
+        let (is, next) = shown(&service, &slices, &new, mode);
+        let change = NodeChange::between(&old, &new, changed);
+        if !change.concerns(&plan.depends, false) {
+            prop_assert_eq!(&plan, &next);
+        }
+        if !change.concerns(&plan.depends, true) {
+            // The shared set itself may be another: the provider gets it apart.
+            prop_assert_eq!(plan.set.shared, next.set.shared);
+            prop_assert!(plan.set.shared.is_some() || was == is, "{} became {}", was, is);
+            prop_assert_eq!((&plan.ineligible, &plan.without_agent), (&next.ineligible, &next.without_agent));
+            prop_assert_eq!(plan.set.targets.is_empty(), next.set.targets.is_empty());
+        }
     }
 }

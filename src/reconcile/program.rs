@@ -111,11 +111,12 @@ impl Reconciler {
     fn plan_targets(
         &self,
         snapshot: &Snapshot,
-        applied: &AppliedState,
+        applied: &mut AppliedState,
         steering: Steering,
     ) -> PlannedTargets {
         let Snapshot { service, endpoints, nodes } = snapshot;
         let plan = plan::targets(service, endpoints, nodes, steering, &self.config);
+        applied.depends = Some(plan.depends.clone());
         let last = applied.targets.as_ref().map(|given| &given.set).filter(|last| **last != plan.set);
         let (set, frozen) = match last.and_then(|last| Some((last, self.frozen()?))) {
             Some((last, why)) => (last.clone(), Some(why)),

@@ -41,6 +41,7 @@ impl Provider for Silent {
             ip_mode: Some(IpMode::Vip),
             ipv6: true,
             weights: true,
+            shared_sets: true,
             affinity: true,
             health_interval: (Duration::from_secs(1), Duration::from_mins(1)),
         }

@@ -134,11 +134,25 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_write_under_hea
     }
     assert_eq!(cluster.writes(&kinds).await, before);
 
-    // A new node becomes a target of all Services.
+    // A new node becomes a target of all Services, by one write.
+    let [balancers, sets] = [&["edgeloadbalancers"][..], &["edgenodesets"]];
+    let before = (cluster.writes(balancers).await, cluster.writes(sets).await);
     cluster.node("node-c", "10.1.0.3").await;
     eventually("the new node to join the shared set", async || {
         let set = shared_set(&cluster).await?;
         (set == ["node-a", "node-b", "node-c"]).then_some(())
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((cluster.writes(balancers).await, cluster.writes(sets).await), (before.0, before.1 + 1));
+
+    // A node that becomes ineligible leaves the Services that have it as a target of their own.
+    cluster.endpoints("by-api", &["node-a", "node-c"]).await;
+    cluster.targets("by-api", &["node-a", "node-c"]).await;
+    cluster.exclude("node-c").await;
+    cluster.targets("by-api", &["node-a"]).await;
+    eventually("the excluded node to leave the shared set", async || {
+        (shared_set(&cluster).await? == ["node-a", "node-b"]).then_some(())
     })
     .await;
     // Without endpoints, a Service under api steering has no targets, and its condition says so.

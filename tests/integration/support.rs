@@ -95,6 +95,14 @@ impl Cluster {
         api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.expect("node status");
     }
 
+    /// Labels a node so that load balancers do not use it.
+    pub(crate) async fn exclude(&self, node: &str) {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let labels =
+            json!({"metadata": {"labels": {"node.kubernetes.io/exclude-from-external-load-balancers": ""}}});
+        api.patch(node, &PatchParams::default(), &Patch::Merge(labels)).await.expect("node");
+    }
+
     pub(crate) async fn provider_id(&self, node: &str, id: &str) {
         let api: Api<Node> = Api::all(self.client.clone());
         let patch = Patch::Merge(json!({"spec": {"providerID": id}}));

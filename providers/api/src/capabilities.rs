@@ -67,6 +67,9 @@ pub struct Capabilities {
     pub ipv6: bool,
     /// Whether targets can have different weights.
     pub weights: bool,
+    /// Whether the provider stores a shared set once. Then its changes reach all load balancers that use it by
+    /// [`Provider::set_shared`](crate::Provider::set_shared), without another call for each.
+    pub shared_sets: bool,
     /// Whether the load balancer supports `sessionAffinity: ClientIP`.
     pub affinity: bool,
     /// The shortest and the longest health-check interval.

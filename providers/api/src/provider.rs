@@ -75,6 +75,13 @@ pub trait Provider: Send + Sync + 'static {
     /// [rejected](Error::Invalid). Does nothing if there is none.
     async fn set_targets(&self, owner: &Owner, targets: &TargetSet) -> Result<Outcome, Error>;
 
+    /// Replaces a shared set for all load balancers that use it; an older value than the last one changes nothing. Only called with
+    /// the capability [`shared_sets`](Capabilities::shared_sets). [`Provider::apply`] contains the set too, for the first load
+    /// balancer that uses it.
+    async fn set_shared(&self, _set: &TargetSet) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Reads the health of the targets.
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error>;
 

@@ -48,8 +48,17 @@ impl SharedSet {
 pub struct TargetSet {
     /// The shared set that `targets` equals, with weight 1 each.
     pub shared: Option<SharedSet>,
+    /// Of two values of a shared set the one with the larger number is the newer one; 0 if it is not shared.
+    pub generation: u64,
     /// The targets. Load balancers with the same set share them.
     pub targets: Arc<[Target]>,
+}
+
+impl TargetSet {
+    /// Targets that are no shared set.
+    pub fn own(targets: impl Into<Arc<[Target]>>) -> Self {
+        Self { shared: None, generation: 0, targets: targets.into() }
+    }
 }
 
 /// The health of a target.

@@ -256,6 +256,7 @@ impl Provider for Aws {
             ip_mode: None,
             ipv6: false,
             weights: false,
+            shared_sets: false,
             affinity: true,
             health_interval: (Duration::from_secs(5), Duration::from_mins(5)),
         }

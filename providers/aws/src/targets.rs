@@ -193,17 +193,13 @@ mod tests {
 
     #[test]
     fn provider_id_names_instance() {
-        let set = TargetSet {
-            shared: None,
-            targets: [
-                target("a", Some("aws:///eu-west-1a/i-0abc")),
-                target("b", None),
-                target("c", Some("aws:///eu-west-1a/fargate-ip-10-0-0-1")),
-                target("d", Some("gce://project/zone/i-0abc")),
-                target("e", Some("aws:///i-0def")),
-            ]
-            .into(),
-        };
+        let set = TargetSet::own([
+            target("a", Some("aws:///eu-west-1a/i-0abc")),
+            target("b", None),
+            target("c", Some("aws:///eu-west-1a/fargate-ip-10-0-0-1")),
+            target("d", Some("gce://project/zone/i-0abc")),
+            target("e", Some("aws:///i-0def")),
+        ]);
         let (found, refused) = instances(&set);
         assert_eq!(
             found.into_iter().collect::<Vec<_>>(),

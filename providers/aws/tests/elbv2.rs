@@ -104,8 +104,8 @@ async fn targets_are_batched_and_replaced_node_costs_two_calls() {
     requires!(Moto);
     let (moto, provider, lb) = made(252, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let set = async |range: std::ops::Range<usize>| {
-        let targets = range.map(|i| moto::target(format!("node-{i}"), &moto.instances[i])).collect();
-        let lb = LoadBalancer { targets: TargetSet { shared: None, targets }, ..lb.clone() };
+        let targets = range.map(|i| moto::target(format!("node-{i}"), &moto.instances[i]));
+        let lb = LoadBalancer { targets: TargetSet::own(targets.collect::<Vec<_>>()), ..lb.clone() };
         provider.apply(&lb, Compare::Remembered).await.unwrap();
     };
     set(0..250).await;

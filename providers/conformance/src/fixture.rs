@@ -49,7 +49,7 @@ pub fn with_targets(harness: &impl Harness, lb: &LoadBalancer, indices: &[usize]
 
 /// The targets of the harness with these indices.
 pub fn targets(harness: &impl Harness, indices: &[usize]) -> TargetSet {
-    TargetSet { shared: None, targets: indices.iter().map(|i| harness.target(*i)).collect() }
+    TargetSet::own(indices.iter().map(|i| harness.target(*i)).collect::<Vec<_>>())
 }
 
 fn listener(name: &str, protocol: Protocol, port: u16, node_port: u16) -> Listener {

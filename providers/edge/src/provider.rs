@@ -11,7 +11,7 @@ use kube::Client;
 use kube::api::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTarget};
+use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget};
 use steerage_model::{Family, Ingress, IpMode, Protocol};
 use steerage_provider_api::{
     Addressing, Capabilities, Compare, Error, Health, LoadBalancer, Outcome, Owner, Progress, Provider,
@@ -97,11 +97,18 @@ impl EdgeProvider {
     }
 
     /// Writes a shared node set if it differs. Fails if an object of that name is not Steerage's.
-    async fn set_shared(&self, which: SharedSet, wanted: EdgeNodeSetSpec) -> Result<(), Error> {
+    async fn write_shared(&self, which: SharedSet, set: &TargetSet) -> Result<(), Error> {
         let _one_at_a_time = self.shared.node_set_lock.lock().await;
         let sets = &self.shared.node_sets;
         let name = which.as_str();
-        self.shared.want_set(name, Some(wanted.clone()));
+        let wanted = self.shared.offer_set(which, set);
+        self.shared.want_set(name, Some(Arc::clone(&wanted)));
+        let is_same = |entry: &Entry<NodeSetContent>| {
+            entry.managed && entry.content.as_ref().is_ok_and(|content| content.spec == *wanted)
+        };
+        if sets.cache.read(|rows| rows.filter(|entry| entry.name == name && is_same(entry)).count() == 1) {
+            return Ok(());
+        }
         let known = match sets.cache.get(name) {
             Some(entry) if !entry.managed => {
                 let new = sets.reread(name).await?;
@@ -118,7 +125,7 @@ impl EdgeProvider {
                 let labels = [(spec::MANAGED_BY.to_owned(), spec::MANAGER.to_owned())].into();
                 let metadata =
                     ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..Default::default() };
-                match sets.create(metadata, &wanted).await {
+                match sets.create(metadata, &*wanted).await {
                     Err(failure) if failure.code() == Some(409) => {
                         sets.reread(name).await?;
                         Err(failure.into())
@@ -132,11 +139,9 @@ impl EdgeProvider {
                 );
                 Err(Error::invalid(OBJECT_NOT_OWNED, message))
             }
+            Some(entry) if is_same(&entry) => Ok(()),
             Some(entry) => {
-                if entry.content.as_ref().is_ok_and(|content| content.spec == wanted) {
-                    return Ok(());
-                }
-                let patch = json!({"spec": to_value(&wanted)?});
+                let patch = json!({"spec": to_value(&*wanted)?});
                 Ok(sets.patch(name, &entry, patch).await?)
             }
         }
@@ -162,12 +167,13 @@ impl EdgeProvider {
         families: &[Family],
         set: &TargetSet,
     ) -> Result<(ObjectTargets, Vec<(String, String)>, Option<User<'_>>), Error> {
-        let (usable, refused) = spec::targets(families, set);
+        let refused = spec::refused(families, set);
         let Some(which) = set.shared else {
-            return Ok((ObjectTargets { node_set: None, own: usable }, refused, None));
+            let own = spec::targets(families, set);
+            return Ok((ObjectTargets { node_set: None, own }, refused, None));
         };
         let user = self.shared.about_to_use(which.as_str());
-        self.set_shared(which, EdgeNodeSetSpec { targets: spec::shared_targets(set) }).await?;
+        self.write_shared(which, set).await?;
         let targets = ObjectTargets { node_set: Some(which.as_str().to_owned()), own: Vec::new() };
         Ok((targets, refused, Some(user)))
     }
@@ -205,6 +211,7 @@ impl Provider for EdgeProvider {
             ip_mode: Some(IpMode::Vip),
             ipv6: true,
             weights: true,
+            shared_sets: true,
             affinity: true,
             health_interval: (Duration::from_millis(100), Duration::from_hours(1)),
         }
@@ -271,6 +278,17 @@ impl Provider for EdgeProvider {
         self.change(owner, &entry, &wanted).await?;
         self.drop_left(content.spec.node_set.clone(), &wanted).await?;
         Ok(Outcome { ingress: ingress(&wanted), refused, ..nothing() })
+    }
+
+    async fn set_shared(&self, set: &TargetSet) -> Result<(), Error> {
+        self.shared.activate().await?;
+        let Some(which) = set.shared else { return Ok(()) };
+        // Also while nobody uses the set: an older value that comes later must not count.
+        self.shared.offer_set(which, set);
+        if self.shared.is_used(which.as_str()) {
+            self.write_shared(which, set).await?;
+        }
+        Ok(())
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {

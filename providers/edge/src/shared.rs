@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kube::Client;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use steerage_edge_api::{
     AddressPool, AddressPoolSpec, EdgeLoadBalancer, EdgeNodeSet, EdgeNodeSetSpec, EdgeTargetHealth,
 };
-use steerage_provider_api::{Error, LoadBalancer, Owner};
+use steerage_provider_api::{Error, LoadBalancer, Owner, SharedSet, TargetSet};
 use tokio::sync::OnceCell;
 
 use crate::allocate::unchanged;
@@ -33,14 +33,23 @@ pub(crate) struct Shared {
     pub(crate) notifier: Notifier,
     /// Held while a shared set is compared and written, so that one of many load balancers writes it.
     pub(crate) node_set_lock: tokio::sync::Mutex<()>,
-    /// What the shared sets must contain, by name.
-    wanted_sets: Mutex<BTreeMap<String, EdgeNodeSetSpec>>,
+    /// The newest value of each shared set, by name.
+    offered_sets: Mutex<BTreeMap<&'static str, OfferedSet>>,
+    /// What the shared sets that load balancers use must contain, by name.
+    wanted_sets: Mutex<BTreeMap<String, Arc<EdgeNodeSetSpec>>>,
     /// The number of calls that are about to make a load balancer use a shared set.
     users: Mutex<BTreeMap<&'static str, usize>>,
     allocation: Mutex<Allocation>,
     activated: OnceCell<()>,
     pool_lock: tokio::sync::Mutex<()>,
     stale_pools: AtomicBool,
+}
+
+/// A value of a shared set.
+#[derive(Debug)]
+struct OfferedSet {
+    generation: u64,
+    spec: Arc<EdgeNodeSetSpec>,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +69,7 @@ impl Shared {
             health: Objects::new::<EdgeTargetHealth>(client, namespace, "edgetargethealths"),
             notifier: Notifier::default(),
             node_set_lock: tokio::sync::Mutex::default(),
+            offered_sets: Mutex::default(),
             wanted_sets: Mutex::default(),
             users: Mutex::default(),
             allocation: Mutex::default(),
@@ -217,8 +227,20 @@ impl Shared {
             })
     }
 
+    /// The newest value of a shared set: this one, or a newer one that came before.
+    pub(crate) fn offer_set(&self, which: SharedSet, set: &TargetSet) -> Arc<EdgeNodeSetSpec> {
+        let mut offered = self.offered_sets.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = offered.get(which.as_str()).filter(|newest| newest.generation >= set.generation);
+        if let Some(newest) = newest {
+            return Arc::clone(&newest.spec);
+        }
+        let spec = Arc::new(EdgeNodeSetSpec { targets: spec::shared_targets(set) });
+        offered.insert(which.as_str(), OfferedSet { generation: set.generation, spec: Arc::clone(&spec) });
+        spec
+    }
+
     /// Records what a shared set must contain; `None` if it is not needed any more.
-    pub(crate) fn want_set(&self, set: &str, wanted: Option<EdgeNodeSetSpec>) {
+    pub(crate) fn want_set(&self, set: &str, wanted: Option<Arc<EdgeNodeSetSpec>>) {
         let mut sets = self.wanted_sets.lock().unwrap_or_else(PoisonError::into_inner);
         match wanted {
             Some(wanted) => drop(sets.insert(set.to_owned(), wanted)),
@@ -234,7 +256,7 @@ impl Shared {
             let sets = self.wanted_sets.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(wanted) = sets.get(entry.name.as_str()) else { return };
             // The watch may deliver a write of the provider before its response arrives.
-            if content.is_some_and(|content| content.spec == *wanted) {
+            if content.is_some_and(|content| content.spec == **wanted) {
                 return;
             }
         }

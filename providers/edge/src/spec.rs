@@ -105,20 +105,24 @@ fn health_check(check: &HealthCheck) -> api::HealthCheck {
     }
 }
 
-/// The targets that the edge can use, and the refused ones with the reason. A target needs an address of at least one family of
-/// the load balancer, and serves those families.
-pub fn targets(families: &[Family], set: &TargetSet) -> (Vec<api::EdgeTarget>, Vec<(String, String)>) {
-    let (mut usable, mut refused) = (Vec::new(), Vec::new());
-    for target in set.targets.iter() {
-        if target.addresses.iter().any(|address| families.contains(&Family::of(*address))) {
-            usable.push(edge_target(target));
-        } else {
-            let names: Vec<String> = families.iter().map(ToString::to_string).collect();
-            refused
-                .push((target.node.clone(), format!("the node has no InternalIP of {}", names.join(" or "))));
-        }
-    }
-    (usable, refused)
+/// The targets that the edge can use: those with an address of at least one family of the load balancer. A target serves the families
+/// of which it has one.
+pub fn targets(families: &[Family], set: &TargetSet) -> Vec<api::EdgeTarget> {
+    set.targets.iter().filter(|target| is_usable(families, target)).map(edge_target).collect()
+}
+
+/// The other targets, each with the reason.
+pub fn refused(families: &[Family], set: &TargetSet) -> Vec<(String, String)> {
+    let refused = set.targets.iter().filter(|target| !is_usable(families, target));
+    let reason = |target: &Target| {
+        let names: Vec<String> = families.iter().map(ToString::to_string).collect();
+        (target.node.clone(), format!("the node has no InternalIP of {}", names.join(" or ")))
+    };
+    refused.map(reason).collect()
+}
+
+fn is_usable(families: &[Family], target: &Target) -> bool {
+    target.addresses.iter().any(|address| families.contains(&Family::of(*address)))
 }
 
 /// The targets of a shared set: every node with an address, because load balancers of both families use it.
@@ -197,7 +201,8 @@ mod tests {
     fn targets_without_an_address_of_the_family_are_refused() {
         let targets_of = |families: &[Family]| {
             let list = vec![target("a", &["10.0.0.1"]), target("b", &["fd00::1"]), target("c", &[])];
-            let (usable, refused) = targets(families, &TargetSet { shared: None, targets: list.into() });
+            let set = TargetSet::own(list);
+            let (usable, refused) = (targets(families, &set), refused(families, &set));
             let names = |list: &[String]| list.join(",");
             let usable: Vec<_> = usable.into_iter().map(|t| t.node).collect();
             let refused: Vec<_> = refused.into_iter().map(|(node, _)| node).collect();

@@ -61,7 +61,7 @@ pub async fn refused_target_does_not_block_others<H: Harness>(harness: &H) -> an
     let good = [harness.target(0), harness.target(1), harness.target(2)];
     let mut targets = good.to_vec();
     targets.insert(1, bad.clone());
-    let lb = LoadBalancer { targets: TargetSet { shared: None, targets: targets.into() }, ..lb };
+    let lb = LoadBalancer { targets: TargetSet::own(targets), ..lb };
     let provider = harness.fresh().await?;
     for round in ["first", "second", "with a fresh instance"] {
         let fresh = harness.fresh().await?;

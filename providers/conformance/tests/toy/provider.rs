@@ -236,6 +236,7 @@ impl Provider for Toy {
             ip_mode: None,
             ipv6: false,
             weights: false,
+            shared_sets: false,
             affinity: false,
             health_interval: (Duration::from_secs(1), Duration::from_mins(1)),
         }

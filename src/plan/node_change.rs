@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which load balancers a change of nodes concerns. A node of thousands must not cost a plan for every Service.
+
+use std::collections::BTreeSet;
+
+use steerage_provider_api::SharedSet;
+
+use super::NodeTargets;
+
+/// The nodes on which a plan depends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeDependence {
+    /// The shared set that it uses, or reports of.
+    pub(super) set: Option<SharedSet>,
+    /// Nodes that it looked at one by one, known or not.
+    pub(super) members: Vec<String>,
+}
+
+/// Nodes that changed, and what that means for the shared sets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeChange {
+    nodes: BTreeSet<String>,
+    /// Sets with other targets.
+    pub(crate) sets: Vec<SharedSet>,
+    /// Sets of which their users have something else to report.
+    exceptions: Vec<SharedSet>,
+}
+
+impl NodeChange {
+    /// The change from `old` to `new`, which differ in `nodes` only.
+    pub(crate) fn between(old: &NodeTargets, new: &NodeTargets, nodes: BTreeSet<String>) -> Self {
+        let both = |set: &SharedSet| (old.shared(*set), new.shared(*set));
+        let sets = [SharedSet::Eligible, SharedSet::Agents];
+        let has_other_targets = |set: &SharedSet| both(set).0.targets != both(set).1.targets;
+        let has_other_exceptions = |set: &SharedSet| both(set).0.exceptions != both(set).1.exceptions;
+        Self {
+            nodes,
+            sets: sets.into_iter().filter(has_other_targets).collect(),
+            exceptions: sets.into_iter().filter(has_other_exceptions).collect(),
+        }
+    }
+
+    /// Whether a plan may differ. `shared_sets`: the provider changes a shared set for all at once.
+    pub(crate) fn concerns(&self, plan: &NodeDependence, shared_sets: bool) -> bool {
+        let is_other =
+            |set: SharedSet| self.exceptions.contains(&set) || (!shared_sets && self.sets.contains(&set));
+        plan.set.is_some_and(is_other) || plan.members.iter().any(|node| self.nodes.contains(node))
+    }
+}
