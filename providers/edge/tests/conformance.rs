@@ -19,9 +19,10 @@ use kube::{Client, Config, ResourceExt as _};
 use prometheus_client::registry::Registry;
 use serde_json::json;
 use steerage_edge_api::{AddressPool, EdgeLoadBalancer, EdgeNodeSet};
-use steerage_provider_api::{LoadBalancer, Owner, Target};
+use steerage_provider_api::{LoadBalancer, Owner, Provider as _, SharedSet, Target, TargetSet};
 use steerage_provider_conformance::{
-    CallKind, CannedResponse, Harness, Proxy, Request, Snapshot, Upstream, run,
+    CallKind, CannedResponse, Harness, Proxy, Request, Snapshot, Upstream, converge, converge_deleted,
+    fixture, run,
 };
 use steerage_provider_edge::{EdgeProvider, spec};
 use steerage_requirements::requires;
@@ -234,4 +235,40 @@ async fn edge_provider_conforms() {
     requires!(KubeApiserver);
     let edge = Edge::start().await.expect("a harness");
     run(&edge).await.expect("conforms");
+    shared_set_changes_for_all_its_users_by_one_write(&edge).await.expect("shared sets");
+}
+
+/// An older value that comes later changes nothing, a set that nobody uses is not written, and the last user takes it away.
+async fn shared_set_changes_for_all_its_users_by_one_write(edge: &Edge) -> anyhow::Result<()> {
+    let set = |generation, nodes: &[usize]| TargetSet {
+        shared: Some(SharedSet::Eligible),
+        generation,
+        targets: nodes.iter().map(|node| edge.target(*node)).collect(),
+    };
+    let nodes = async || -> anyhow::Result<Vec<String>> {
+        let object = edge.node_sets().get("eligible").await?;
+        let targets = object.data["spec"]["targets"].as_array().cloned().unwrap_or_default();
+        Ok(targets.iter().filter_map(|target| Some(target["node"].as_str()?.to_owned())).collect())
+    };
+    let provider = edge.fresh().await?;
+    provider.set_shared(&set(1, &[0])).await?;
+    anyhow::ensure!(edge.node_sets().get_opt("eligible").await?.is_none(), "nobody uses it");
+    let owners = ["one", "two"].map(|name| fixture::owner(name, 1));
+    for owner in &owners {
+        converge(&provider, &LoadBalancer { targets: set(1, &[0]), ..fixture::first(edge, owner) }).await?;
+    }
+    anyhow::ensure!(nodes().await? == ["node-0"]);
+    edge.proxy().reset();
+    provider.set_shared(&set(2, &[0, 1])).await?;
+    anyhow::ensure!(nodes().await? == ["node-0", "node-1"]);
+    provider.set_shared(&set(1, &[0])).await?;
+    converge(&provider, &LoadBalancer { targets: set(1, &[0]), ..fixture::first(edge, &owners[0]) }).await?;
+    anyhow::ensure!(nodes().await? == ["node-0", "node-1"], "an older value came later");
+    let writes = edge.proxy().writes();
+    anyhow::ensure!(writes.len() == 1, "{writes:?}");
+    for owner in &owners {
+        converge_deleted(&provider, owner).await?;
+    }
+    anyhow::ensure!(edge.node_sets().get_opt("eligible").await?.is_none(), "nobody uses it any more");
+    Ok(())
 }

@@ -30,7 +30,7 @@ use crate::report::fine_ms;
 use crate::self_test;
 use crate::service_proxy::ServiceProxy;
 use crate::services::{PORT, ServiceBuilder, Vips};
-use crate::suite::{ECHO, OTHER};
+use crate::suite::{COMMON, ECHO, OTHER};
 use crate::system;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
@@ -195,9 +195,27 @@ pub(super) async fn node_death_is_measured(test: Arc<TestContext>) -> Result<()>
     // Not the first node: a single controller may run there, and most of DNS.
     let nodes = test.nodes();
     let node = nodes.last().context("no nodes")?;
+    let shared = TestContext { suite: Arc::clone(&test.suite), namespace: COMMON.to_owned() };
+    let mut backends = shared.pods(ECHO).await?;
+    backends.extend(shared.pods(OTHER).await?);
+    backends.retain(|pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&node.name));
     let kill = async || test.suite.cluster(|cluster| cluster.kill_node(&node.name));
     let outcome = under_load(&test, "node death", Promise::None, clients, kill).await;
     test.suite.cluster(|cluster| cluster.start_node(&node.name))?;
+    // Those of the next case: one that becomes ready while it measures is sent to before kube-proxy knows it.
+    until("the shared backends after the node's death", TIMEOUT * 3, async || -> Result<()> {
+        for pod in &backends {
+            let now = shared.api::<Pod>().get(&pod.name_any()).await?;
+            ensure!(
+                system::restarts(&now) > system::restarts(pod),
+                "{} was not started again",
+                pod.name_any()
+            );
+            ensure!(has_condition(&now, "Ready"), "{} is not ready", pod.name_any());
+        }
+        Ok(())
+    })
+    .await?;
     outcome
 }
 
