@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand, ValueEnum as _};
 use steerage_process::duration;
 
+use crate::controller;
 use crate::host;
 use crate::measure::{self, Measure, Settings};
 use crate::report::Report;
@@ -29,6 +30,8 @@ pub struct Args {
 enum Command {
     /// The agent and kube-proxy in nftables mode, one after the other against one real API server
     Agent(Proxies),
+    /// The controller with the edge's provider against one real API server
+    Controller(controller::Flags),
 }
 
 #[derive(Debug, clap::Args)]
@@ -71,8 +74,10 @@ struct Proxies {
 impl Args {
     /// Measures and prints the results.
     pub fn run(self) -> Result<()> {
-        let Self { command: Command::Agent(proxies) } = self;
-        proxies.run()
+        match self.command {
+            Command::Agent(proxies) => proxies.run(),
+            Command::Controller(flags) => flags.run(),
+        }
     }
 }
 

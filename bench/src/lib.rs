@@ -7,6 +7,7 @@
 
 pub mod args;
 pub mod cluster;
+pub mod controller;
 pub mod host;
 pub mod measure;
 pub mod objects;

@@ -34,13 +34,20 @@ struct Metric {
 }
 
 /// All metrics, in the order of their first value.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Report {
+    /// What our program and its peer are called.
+    titles: [&'static str; 2],
     names: Vec<String>,
     metrics: BTreeMap<String, Metric>,
 }
 
 impl Report {
+    /// An empty report on these programs.
+    pub fn new(ours: &'static str, peer: &'static str) -> Self {
+        Self { titles: [ours, peer], names: Vec::new(), metrics: BTreeMap::new() }
+    }
+
     /// Adds the value of one run.
     pub fn add(&mut self, name: &str, unit: &'static str, better: Better, who: Who, value: f64) {
         self.values(name, unit, better, who).values.push(value);
@@ -72,7 +79,7 @@ impl Report {
                 let mut side =
                     json!({ "median": median, "min": min, "max": max, "runs": values.values.len() });
                 if who == Who::Peer {
-                    side["name"] = json!(who.title());
+                    side["name"] = json!(self.titles[1]);
                 }
                 if values.unfinished {
                     side["unfinished"] = json!(true);
@@ -91,8 +98,7 @@ impl Report {
     pub fn markdown(&self) -> String {
         let mut text = format!(
             "| metric | unit | {} | {} | ratio |\n| --- | --- | --- | --- | --- |\n",
-            Who::Ours.title(),
-            Who::Peer.title()
+            self.titles[0], self.titles[1]
         );
         for name in &self.names {
             let metric = &self.metrics[name];
@@ -176,7 +182,7 @@ mod tests {
     use super::*;
 
     fn report() -> Report {
-        let mut report = Report::default();
+        let mut report = Report::new("agent", "kube-proxy");
         for value in [1.0, 3.0, 2.0] {
             report.add("time", "s", Better::Less, Who::Ours, value);
             report.add("time", "s", Better::Less, Who::Peer, value * 100.0);

@@ -115,7 +115,7 @@ pub fn run(
         Ok((*who, testbed, pods))
     };
     let testbeds: Result<Vec<_>> = settings.subjects.iter().map(testbed).collect();
-    let report = Report::default();
+    let report = Report::new(Who::Ours.title(), Who::Peer.title());
     let mut bench =
         Bench { settings, programs, cluster, testbeds: testbeds?, report, side: Side::A, churn_changes: 0 };
     let mut abandoned = BTreeSet::new();
