@@ -41,7 +41,7 @@ INVALID = {
 # All that is ever granted. A right that is added here is added for a reason that stands beside it in the chart.
 RIGHTS = {
     "ClusterRole/steerage-controller": {
-        "/services": "list patch watch",
+        "/services": "get list patch watch",
         "/services/status": "patch",
         "/nodes": "list watch",
         "discovery.k8s.io/endpointslices": "list watch",

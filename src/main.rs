@@ -20,6 +20,7 @@ mod reconcile;
 #[cfg(test)]
 mod reference;
 mod request_queue;
+mod service_reader;
 mod service_writer;
 mod status;
 mod workers;

@@ -46,6 +46,14 @@ impl Leadership {
         clock::now().as_millis() < u128::from(self.until.load(Ordering::Acquire))
     }
 
+    /// Held for a day, for tests of what the lease holder does.
+    #[cfg(test)]
+    pub(crate) fn held() -> Self {
+        let leadership = Self::default();
+        leadership.set(Some(clock::now() + Duration::from_hours(24)));
+        leadership
+    }
+
     fn set(&self, until: Option<Duration>) {
         let until = until.map_or(0, |until| u64::try_from(until.as_millis()).unwrap_or(0));
         self.until.store(until, Ordering::Release);
