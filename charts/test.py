@@ -177,6 +177,14 @@ class Rights(unittest.TestCase):
                     found.setdefault(name, {})[path] = " ".join(sorted(rule["verbs"]))
         self.assertEqual(RIGHTS, found)
 
+    def test_a_controller_of_a_cloud_reads_the_cluster_s_uid(self):
+        def of_namespaces(values):
+            rules = render(values)["ClusterRole/steerage-controller"]["rules"]
+            return [(rule.get("resourceNames"), rule["verbs"]) for rule in rules if "namespaces" in rule["resources"]]
+
+        self.assertEqual([(["kube-system"], ["get"])], of_namespaces(AWS))
+        self.assertEqual([], of_namespaces(POOLS))
+
     def test_an_agent_in_kube_proxy_s_place_knows_the_networks_of_services(self):
         rules = render(SWITCHES)["ClusterRole/steerage-agent"]["rules"]
         of_cidrs = [rule["verbs"] for rule in rules if "servicecidrs" in rule["resources"]]

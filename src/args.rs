@@ -17,7 +17,7 @@ use steerage_watch::{Backoff, ClientArgs, Watches};
 
 use crate::controller::{self, Components};
 use crate::plan::{self, HealthCheckDefaults, ManagedClasses};
-use crate::{lease, workers};
+use crate::{cluster_uid, lease, workers};
 
 /// Default address of the administration server.
 pub(crate) const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 9580);
@@ -178,13 +178,16 @@ pub(crate) fn run(args: Args) -> ExitCode {
     let component = Component { name: "controller", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
     let process_args = args.process.clone();
     steerage_process::run(component, &process_args, |process| async move {
-        let components = args.compose(&process).await?;
-        controller::run(process, components).await
+        match args.compose(&process).await? {
+            Some(components) => controller::run(process, components).await,
+            None => Ok(()),
+        }
     })
 }
 
 impl Args {
-    async fn compose(self, process: &Process) -> anyhow::Result<Components> {
+    /// `None` if the process stops before everything was read that the components need.
+    async fn compose(self, process: &Process) -> anyhow::Result<Option<Components>> {
         let Self {
             provider,
             default_steering,
@@ -218,7 +221,10 @@ impl Args {
         });
         let watches =
             process.metrics().register("controller_watch", |registry| Watches::new(client.clone(), registry));
-        let provider = new_provider(provider, &client, &watches, &namespace, aws, process).await?;
+        let Some(provider) = new_provider(provider, &client, &watches, &namespace, aws, process).await?
+        else {
+            return Ok(None);
+        };
         let health = HealthCheckDefaults {
             interval: health_check_interval,
             timeout: health_check_timeout,
@@ -242,7 +248,7 @@ impl Args {
             Some(identity) => identity,
             None => host_name()?,
         };
-        Ok(Components {
+        Ok(Some(Components {
             config: plan::Config {
                 capabilities,
                 default_steering,
@@ -271,10 +277,11 @@ impl Args {
             provider_qps,
             freeze_targets_after: (!freeze_targets_after.is_zero()).then_some(freeze_targets_after),
             migrate_legacy_annotations,
-        })
+        }))
     }
 }
 
+/// `None` if the process stops first.
 async fn new_provider(
     name: ProviderName,
     client: &Client,
@@ -282,8 +289,8 @@ async fn new_provider(
     namespace: &str,
     aws: AwsArgs,
     process: &Process,
-) -> anyhow::Result<Arc<dyn Provider>> {
-    Ok(match name {
+) -> anyhow::Result<Option<Arc<dyn Provider>>> {
+    Ok(Some(match name {
         ProviderName::Edge => {
             // A watch of the edge's objects without data must not freeze targets.
             let edge = Arc::new(EdgeProvider::new(client, &watches.dispensable(), namespace));
@@ -298,8 +305,16 @@ async fn new_provider(
             });
             edge
         }
-        ProviderName::Aws => Arc::new(Aws::connect(aws.try_into()?).await),
-    })
+        ProviderName::Aws => {
+            // Wrong flags fail before the API server has to answer.
+            steerage_provider_aws::Config::new(aws.clone(), String::new())?;
+            let Some(uid) = cluster_uid::read(client, process.shutdown(), cluster_uid::PATIENCE).await?
+            else {
+                return Ok(None);
+            };
+            Arc::new(Aws::connect(steerage_provider_aws::Config::new(aws, uid)?).await)
+        }
+    }))
 }
 
 /// A quiet watch delivers a bookmark about once a minute: a shorter limit would freeze targets of a healthy cluster.

@@ -8,6 +8,7 @@ use clap::Parser as _;
 mod applied;
 mod args;
 mod cluster_index;
+mod cluster_uid;
 mod controller;
 mod guarded_provider;
 mod lease;

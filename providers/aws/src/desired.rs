@@ -210,10 +210,11 @@ pub(crate) mod tests {
     use steerage_provider_api::Owner;
 
     use super::*;
+    use crate::config::ClusterId;
 
     pub(crate) fn config() -> Config {
         Config {
-            cluster: "test".to_owned(),
+            cluster: ClusterId { name: "test".to_owned(), uid: "cluster-1".to_owned() },
             vpc: "vpc-1".to_owned(),
             subnets: vec!["subnet-a".to_owned()],
             region: None,

@@ -18,6 +18,6 @@ mod provider;
 mod reasons;
 mod targets;
 
-pub use config::{AwsArgs, Config, ConfigError, Scheme};
+pub use config::{AwsArgs, ClusterId, Config, ConfigError, Scheme};
 pub use provider::Aws;
 pub use reasons::REASONS;

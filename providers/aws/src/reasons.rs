@@ -63,7 +63,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         OBJECT_NOT_OWNED,
         "A resource or listener that Steerage needs exists, but is not of this Service.",
-        "Delete it, or set another `--aws-cluster-name`.",
+        "As the message says: delete it, set another `--aws-cluster-name`, or hand the resource over to this cluster.",
     ),
     (
         LOAD_BALANCER_FAILED,

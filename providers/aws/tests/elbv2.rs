@@ -10,8 +10,10 @@ use std::collections::BTreeMap;
 use aws_sdk_elasticloadbalancingv2::types::LoadBalancerSchemeEnum;
 use moto::Moto;
 use steerage_model::{Affinity, Protocol};
-use steerage_provider_api::{Error, HealthState, Listener, LoadBalancer, Owner, Provider as _, TargetSet};
-use steerage_provider_aws::{Aws, Scheme};
+use steerage_provider_api::{
+    Error, HealthState, Listener, LoadBalancer, Owner, Progress, Provider as _, TargetSet,
+};
+use steerage_provider_aws::{Aws, Config, Scheme};
 use steerage_provider_conformance::{Harness as _, converge, fixture};
 use steerage_requirements::requires;
 
@@ -164,6 +166,45 @@ async fn foreign_listener_is_kept_and_conflict_is_reported() {
     lb.listeners.push(listener(Protocol::Tcp, 81, 30081));
     let error = provider.ensure(&lb).await.unwrap_err();
     assert_eq!(error.reason(), "ObjectNotOwned");
+}
+
+/// A copy of a cluster starts with the flags and the Services of the original.
+#[tokio::test]
+async fn cluster_of_the_same_name_is_not_touched() {
+    requires!(Moto);
+    let (moto, original, lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
+    let before = moto.snapshot().await.unwrap();
+    let copy = moto.provider(copy_config(&moto));
+    assert_eq!(copy.owned().await.unwrap(), []);
+    assert_eq!(original.owned().await.unwrap(), [lb.owner.clone()]);
+
+    let restored = Owner { uid: "another".to_owned(), ..lb.owner.clone() };
+    for owner in [lb.owner.clone(), restored] {
+        assert_eq!(copy.delete(&owner).await.unwrap(), Progress::Done);
+        assert!(copy.target_health(&owner).await.unwrap().is_empty());
+        let error = copy.ensure(&LoadBalancer { owner, ..lb.clone() }).await.unwrap_err();
+        assert_eq!(error.reason(), "ObjectNotOwned");
+        for word in
+            ["--aws-cluster-name `conformance`", "steerage.dev/cluster-uid", "`cluster-1`", "`cluster-2`"]
+        {
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+    assert!(moto.proxy().writes().is_empty());
+    assert_eq!(moto.snapshot().await.unwrap(), before);
+
+    // An operator hands the resources over.
+    moto.hand_over("cluster-2").await.unwrap();
+    assert_eq!(copy.owned().await.unwrap(), [lb.owner.clone()]);
+    assert_eq!(original.owned().await.unwrap(), []);
+    converge(&moto.provider(copy_config(&moto)), &lb, &fixture::targets(&moto, &[0, 1])).await.unwrap();
+    assert!(moto.proxy().writes().is_empty());
+}
+
+fn copy_config(moto: &Moto) -> Config {
+    let mut config = moto.config.clone();
+    config.cluster.uid = "cluster-2".to_owned();
+    config
 }
 
 #[tokio::test]
