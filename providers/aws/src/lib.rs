@@ -14,6 +14,7 @@ mod diff;
 mod inventory;
 mod names;
 mod observe;
+pub mod peers;
 mod provider;
 mod reasons;
 mod targets;

@@ -176,7 +176,7 @@ async fn cluster_of_the_same_name_is_not_touched() {
     let before = moto.snapshot().await.unwrap();
     let copy = moto.provider(copy_config(&moto));
     assert_eq!(copy.owned().await.unwrap(), []);
-    assert_eq!(original.owned().await.unwrap(), [lb.owner.clone()]);
+    assert_eq!(original.owned().await.unwrap(), std::slice::from_ref(&lb.owner));
 
     let restored = Owner { uid: "another".to_owned(), ..lb.owner.clone() };
     for owner in [lb.owner.clone(), restored] {
@@ -195,7 +195,7 @@ async fn cluster_of_the_same_name_is_not_touched() {
 
     // An operator hands the resources over.
     moto.hand_over("cluster-2").await.unwrap();
-    assert_eq!(copy.owned().await.unwrap(), [lb.owner.clone()]);
+    assert_eq!(copy.owned().await.unwrap(), std::slice::from_ref(&lb.owner));
     assert_eq!(original.owned().await.unwrap(), []);
     converge(&moto.provider(copy_config(&moto)), &lb, &fixture::targets(&moto, &[0, 1])).await.unwrap();
     assert!(moto.proxy().writes().is_empty());
@@ -203,7 +203,7 @@ async fn cluster_of_the_same_name_is_not_touched() {
 
 fn copy_config(moto: &Moto) -> Config {
     let mut config = moto.config.clone();
-    config.cluster.uid = "cluster-2".to_owned();
+    "cluster-2".clone_into(&mut config.cluster.uid);
     config
 }
 
