@@ -11,6 +11,8 @@ mod client;
 mod config;
 mod desired;
 mod diff;
+#[cfg(test)]
+mod iam_policy;
 mod inventory;
 mod names;
 mod observe;
