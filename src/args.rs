@@ -148,6 +148,16 @@ pub(crate) struct Args {
         value_parser = plan::nonzero_duration
     )]
     resync_period: Duration,
+    /// Delete a load balancer whose Service this process never knew only if it is found without a Service again after this long; 0s
+    /// deletes it at once
+    #[arg(
+        long,
+        env = "STEERAGE_ORPHAN_GRACE_PERIOD",
+        default_value = "10m",
+        value_name = "DURATION",
+        value_parser = duration::parse
+    )]
+    orphan_grace_period: Duration,
     /// Freeze targets after this long without watch data; 0s disables, else at least 5m
     #[arg(
         long,
@@ -208,6 +218,7 @@ impl Args {
             concurrent_service_syncs,
             provider_qps,
             resync_period,
+            orphan_grace_period,
             freeze_targets_after,
             client,
             process: _,
@@ -268,7 +279,11 @@ impl Args {
                     ..lease::LeaseTiming::default()
                 },
             },
-            workers: workers::WorkerOptions { workers: usize::from(concurrent_service_syncs), resync_period },
+            workers: workers::WorkerOptions {
+                workers: usize::from(concurrent_service_syncs),
+                resync_period,
+                orphan_grace_period,
+            },
             backoff: Backoff::new(Duration::from_millis(250), Duration::from_mins(5)),
             client,
             watches,

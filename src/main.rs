@@ -13,6 +13,7 @@ mod controller;
 mod guarded_provider;
 mod lease;
 mod metrics;
+mod orphans;
 mod plan;
 mod queue;
 mod rate_limit;

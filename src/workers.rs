@@ -12,6 +12,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::orphans::OrphanTracker;
 use crate::queue::{ReconcileOutcome, Request as _};
 use crate::reconcile::Reconciler;
 use crate::request_queue::{ReconcileRequest, RequestBatch, RequestQueue};
@@ -25,6 +26,8 @@ pub(crate) struct WorkerOptions {
     pub(crate) workers: usize,
     /// Compare every load balancer with the provider about this often.
     pub(crate) resync_period: Duration,
+    /// Delete a load balancer that only the provider's list names only if a second list names it after this time.
+    pub(crate) orphan_grace_period: Duration,
 }
 
 /// Works until `stop`, then waits for the running tasks.
@@ -35,30 +38,42 @@ pub(crate) async fn run(
     options: WorkerOptions,
     stop: CancellationToken,
 ) {
-    let mut workers =
-        Workers { requests, tasks: JoinSet::new(), running: BTreeMap::new(), reconciler, options };
+    let mut workers = Workers {
+        requests,
+        tasks: JoinSet::new(),
+        running: BTreeMap::new(),
+        listing: None,
+        list_at: None,
+        orphans: OrphanTracker::new(options.orphan_grace_period),
+        reconciler,
+        options,
+    };
     workers.add_all();
     let mut resync_at = Instant::now();
     loop {
         workers.start_tasks();
-        let due = workers.next_due();
+        let (due, list_at) = (workers.next_due(), workers.list_at);
         tokio::select! {
             () = stop.cancelled() => break,
             () = workers.requests.changed() => workers.add_for_nodes(),
             Some(owner) = provider_changes.next() => workers.requests.add(&owner, ReconcileRequest::FULL, true),
-            Some(ended) = workers.tasks.join_next_with_id() => {
-                if !workers.on_task_end(ended) {
-                    resync_at = resync_at.min(Instant::now() + LIST_RETRY);
-                }
-            }
+            Some(ended) = workers.tasks.join_next_with_id() => workers.on_task_end(ended),
             () = sleep_until(resync_at) => {
                 workers.resync();
                 resync_at = Instant::now() + options.resync_period.mul_f64(0.8 + fastrand::f64() * 0.4);
             }
-            () = async { match due { Some(due) => sleep_until(due).await, None => std::future::pending().await } } => {}
+            () = sleep_until_some(list_at) => workers.list(),
+            () = sleep_until_some(due) => {}
         }
     }
     while workers.tasks.join_next().await.is_some() {}
+}
+
+async fn sleep_until_some(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
 }
 
 enum TaskResult {
@@ -72,6 +87,11 @@ struct Workers {
     tasks: JoinSet<TaskResult>,
     /// The key of each task, so that the key of a task that panicked is not lost.
     running: BTreeMap<Id, String>,
+    /// The task that lists the provider's load balancers.
+    listing: Option<Id>,
+    /// List them then, beside the resync: after a failure, or to look for an orphan again.
+    list_at: Option<Instant>,
+    orphans: OrphanTracker,
     reconciler: Arc<Reconciler>,
     options: WorkerOptions,
 }
@@ -106,15 +126,14 @@ impl Workers {
         self.reconciler.metrics.workqueue_depth.set(depth);
     }
 
-    /// `false` if the provider's load balancers could not be listed.
-    fn on_task_end(&mut self, ended: Result<(Id, TaskResult), JoinError>) -> bool {
+    fn on_task_end(&mut self, ended: Result<(Id, TaskResult), JoinError>) {
         let (id, outcome) = match ended {
-            Ok((_, TaskResult::Owned(Some(owners)))) => {
-                self.add_orphans(&owners);
-                return true;
-            }
-            Ok((_, TaskResult::Owned(None))) => return false,
+            Ok((_, TaskResult::Owned(owners))) => return self.on_listed(owners.as_deref()),
             Ok((id, TaskResult::Reconciled(outcome))) => (id, outcome),
+            Err(error) if self.listing == Some(error.id()) => {
+                tracing::error!(%error, "task panicked that lists the provider's load balancers; retrying");
+                return self.on_listed(None);
+            }
             Err(error) => {
                 let key = self.running.get(&error.id()).map(String::as_str);
                 tracing::error!(key, %error, "reconcile task panicked; the resync repeats its requests");
@@ -124,7 +143,6 @@ impl Workers {
         if let Some(key) = self.running.remove(&id) {
             self.requests.finish(&key, outcome);
         }
-        true
     }
 
     /// Requests a full comparison of every load balancer, and lists what exists at the provider.
@@ -132,8 +150,17 @@ impl Workers {
         for owner in self.reconciler.applied.owners() {
             self.requests.add(&owner, ReconcileRequest::FULL, false);
         }
+        self.list();
+    }
+
+    /// Starts to list the provider's load balancers, unless a task does already.
+    fn list(&mut self) {
+        self.list_at = None;
+        if self.listing.is_some() {
+            return;
+        }
         let reconciler = Arc::clone(&self.reconciler);
-        self.tasks.spawn(async move {
+        let task = self.tasks.spawn(async move {
             match reconciler.provider.owned().await {
                 Ok(owners) => TaskResult::Owned(Some(owners)),
                 Err(error) => {
@@ -142,13 +169,28 @@ impl Workers {
                 }
             }
         });
+        self.listing = Some(task.id());
     }
 
-    /// Requests the deletion of what the provider has for Services that are gone or not managed.
-    fn add_orphans(&self, owners: &[Owner]) {
-        for owner in self.reconciler.cluster.unmanaged(owners) {
+    /// `owners`: those of everything at the provider; `None` if the list failed.
+    fn on_listed(&mut self, owners: Option<&[Owner]>) {
+        self.listing = None;
+        let now = Instant::now();
+        let Some(owners) = owners else {
+            self.list_at = Some(now + LIST_RETRY);
+            return;
+        };
+        let (unmanaged, gone) = self.reconciler.cluster.unmanaged(owners);
+        // This process saw the Service, and so its end.
+        let (known, orphans): (Vec<_>, Vec<_>) =
+            gone.into_iter().partition(|owner| self.reconciler.applied.get(owner).is_some());
+        let due = self.orphans.compare(orphans.into_iter().collect(), now);
+        self.list_at = self.orphans.next_due(now);
+        let found = i64::try_from(self.orphans.len()).unwrap_or(i64::MAX);
+        self.reconciler.metrics.orphaned_load_balancers.set(found);
+        for owner in unmanaged.iter().chain(&known).chain(&due) {
             let request = ReconcileRequest { exists_at_provider: true, ..ReconcileRequest::default() };
-            self.requests.add(&owner, request, false);
+            self.requests.add(owner, request, false);
         }
     }
 
