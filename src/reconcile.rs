@@ -175,4 +175,4 @@ fn log_target_reasons(snapshot: &Snapshot, targets: &TargetPlan) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -224,3 +224,68 @@ async fn reconcile(reconciler: &Reconciler, batch: RequestBatch) -> ReconcileOut
         (None, None) => ReconcileOutcome::Done,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use steerage_model::{Key, Service};
+    use steerage_watch::{Backoff, Event};
+
+    use super::*;
+    use crate::applied::AppliedState;
+    use crate::cluster_index::tests::service;
+    use crate::reconcile::tests::{reconciler, silent_client};
+
+    fn owner(name: &str) -> Owner {
+        Owner { service: Key::new("default", name), uid: name.to_owned() }
+    }
+
+    /// The owners whose deletion is requested.
+    fn requested(requests: &RequestQueue) -> Vec<String> {
+        let mut found: Vec<_> = std::iter::from_fn(|| requests.start_next())
+            .flat_map(|(_, RequestBatch(batch))| batch)
+            .filter(|(_, request)| request.exists_at_provider)
+            .map(|(owner, _)| owner.uid)
+            .collect();
+        found.sort();
+        found
+    }
+
+    /// No list starts without the resync's timer, so it needs no provider.
+    #[tokio::test]
+    async fn only_an_orphan_that_this_process_never_knew_waits() {
+        let reconciler = Arc::new(reconciler(Arc::default(), silent_client()));
+        reconciler.applied.put(&owner("seen"), AppliedState::default());
+        let mut deleting = Service { key: Key::new("default", "deleting"), ..service() };
+        (deleting.uid, deleting.deleting) = ("deleting".to_owned(), true);
+        reconciler.cluster.on_service(Event::Apply(deleting));
+
+        let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
+        let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
+        let grace = Duration::from_mins(10);
+        let mut workers = Workers {
+            requests: Arc::clone(&requests),
+            tasks: JoinSet::new(),
+            running: BTreeMap::new(),
+            listing: None,
+            list_at: None,
+            orphans: OrphanTracker::new(grace),
+            reconciler: Arc::clone(&reconciler),
+            options: WorkerOptions { workers: 1, resync_period: grace, orphan_grace_period: grace },
+        };
+        let managed = crate::cluster_index::owner_of(&service());
+        let listed = [managed, owner("seen"), owner("deleting"), owner("unknown")];
+        let before = Instant::now();
+        workers.on_listed(Some(&listed));
+        assert_eq!(requested(&requests), ["deleting", "seen"]);
+        assert_eq!(reconciler.metrics.orphaned_load_balancers.get(), 1);
+        assert!(workers.list_at.is_some_and(|at| at >= before + grace), "it is looked for again");
+
+        workers.orphans = OrphanTracker::new(Duration::ZERO);
+        workers.on_listed(Some(&listed[3..]));
+        assert_eq!(requested(&requests), ["unknown"]);
+
+        workers.on_listed(None);
+        assert!(workers.list_at.is_some_and(|at| at < before + grace), "a failed list is repeated");
+        assert_eq!(requested(&requests), [""; 0], "and nothing else");
+    }
+}

@@ -27,7 +27,7 @@ use crate::request_queue::RequestQueue;
 
 /// A provider that counts deletions, and answers nothing else.
 #[derive(Default)]
-struct Silent {
+pub(crate) struct Silent {
     deletions: AtomicUsize,
 }
 
@@ -77,14 +77,14 @@ impl Provider for Silent {
 }
 
 /// An API server that never answers.
-fn silent_client() -> Client {
+pub(crate) fn silent_client() -> Client {
     let service =
         tower::service_fn(|_| pending::<Result<http::Response<kube::client::Body>, std::io::Error>>());
     Client::new(service, "default")
 }
 
 /// A reconciler that knows one Service.
-fn reconciler(provider: Arc<Silent>, client: Client) -> Reconciler {
+pub(crate) fn reconciler(provider: Arc<Silent>, client: Client) -> Reconciler {
     let classes = ManagedClasses { provider: "edge", serve_unset: false };
     let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
