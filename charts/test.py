@@ -41,7 +41,7 @@ INVALID = {
 # All that is ever granted. A right that is added here is added for a reason that stands beside it in the chart.
 RIGHTS = {
     "ClusterRole/steerage-controller": {
-        "/services": "list patch watch",
+        "/services": "get list patch watch",
         "/services/status": "patch",
         "/nodes": "list watch",
         "discovery.k8s.io/endpointslices": "list watch",
@@ -176,6 +176,14 @@ class Rights(unittest.TestCase):
                     path = "/".join([rule["apiGroups"][0], resource, *rule.get("resourceNames", [])])
                     found.setdefault(name, {})[path] = " ".join(sorted(rule["verbs"]))
         self.assertEqual(RIGHTS, found)
+
+    def test_a_controller_of_a_cloud_reads_the_cluster_s_uid(self):
+        def of_namespaces(values):
+            rules = render(values)["ClusterRole/steerage-controller"]["rules"]
+            return [(rule.get("resourceNames"), rule["verbs"]) for rule in rules if "namespaces" in rule["resources"]]
+
+        self.assertEqual([(["kube-system"], ["get"])], of_namespaces(AWS))
+        self.assertEqual([], of_namespaces(POOLS))
 
     def test_an_agent_in_kube_proxy_s_place_knows_the_networks_of_services(self):
         rules = render(SWITCHES)["ClusterRole/steerage-agent"]["rules"]

@@ -17,7 +17,7 @@ use steerage_watch::{Backoff, ClientArgs, Watches};
 
 use crate::controller::{self, Components};
 use crate::plan::{self, HealthCheckDefaults, ManagedClasses};
-use crate::{lease, workers};
+use crate::{cluster_uid, lease, workers};
 
 /// Default address of the administration server.
 pub(crate) const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 9580);
@@ -148,6 +148,16 @@ pub(crate) struct Args {
         value_parser = plan::nonzero_duration
     )]
     resync_period: Duration,
+    /// Delete a load balancer whose Service this process never knew only if it is found without a Service again after this long; 0s
+    /// deletes it at once
+    #[arg(
+        long,
+        env = "STEERAGE_ORPHAN_GRACE_PERIOD",
+        default_value = "10m",
+        value_name = "DURATION",
+        value_parser = duration::parse
+    )]
+    orphan_grace_period: Duration,
     /// Freeze targets after this long without watch data; 0s disables, else at least 5m
     #[arg(
         long,
@@ -178,13 +188,16 @@ pub(crate) fn run(args: Args) -> ExitCode {
     let component = Component { name: "controller", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
     let process_args = args.process.clone();
     steerage_process::run(component, &process_args, |process| async move {
-        let components = args.compose(&process).await?;
-        controller::run(process, components).await
+        match args.compose(&process).await? {
+            Some(components) => controller::run(process, components).await,
+            None => Ok(()),
+        }
     })
 }
 
 impl Args {
-    async fn compose(self, process: &Process) -> anyhow::Result<Components> {
+    /// `None` if the process stops before everything was read that the components need.
+    async fn compose(self, process: &Process) -> anyhow::Result<Option<Components>> {
         let Self {
             provider,
             default_steering,
@@ -205,6 +218,7 @@ impl Args {
             concurrent_service_syncs,
             provider_qps,
             resync_period,
+            orphan_grace_period,
             freeze_targets_after,
             client,
             process: _,
@@ -218,7 +232,10 @@ impl Args {
         });
         let watches =
             process.metrics().register("controller_watch", |registry| Watches::new(client.clone(), registry));
-        let provider = new_provider(provider, &client, &watches, &namespace, aws, process).await?;
+        let Some(provider) = new_provider(provider, &client, &watches, &namespace, aws, process).await?
+        else {
+            return Ok(None);
+        };
         let health = HealthCheckDefaults {
             interval: health_check_interval,
             timeout: health_check_timeout,
@@ -242,7 +259,7 @@ impl Args {
             Some(identity) => identity,
             None => host_name()?,
         };
-        Ok(Components {
+        Ok(Some(Components {
             config: plan::Config {
                 capabilities,
                 default_steering,
@@ -262,7 +279,11 @@ impl Args {
                     ..lease::LeaseTiming::default()
                 },
             },
-            workers: workers::WorkerOptions { workers: usize::from(concurrent_service_syncs), resync_period },
+            workers: workers::WorkerOptions {
+                workers: usize::from(concurrent_service_syncs),
+                resync_period,
+                orphan_grace_period,
+            },
             backoff: Backoff::new(Duration::from_millis(250), Duration::from_mins(5)),
             client,
             watches,
@@ -271,10 +292,11 @@ impl Args {
             provider_qps,
             freeze_targets_after: (!freeze_targets_after.is_zero()).then_some(freeze_targets_after),
             migrate_legacy_annotations,
-        })
+        }))
     }
 }
 
+/// `None` if the process stops first.
 async fn new_provider(
     name: ProviderName,
     client: &Client,
@@ -282,8 +304,8 @@ async fn new_provider(
     namespace: &str,
     aws: AwsArgs,
     process: &Process,
-) -> anyhow::Result<Arc<dyn Provider>> {
-    Ok(match name {
+) -> anyhow::Result<Option<Arc<dyn Provider>>> {
+    Ok(Some(match name {
         ProviderName::Edge => {
             // A watch of the edge's objects without data must not freeze targets.
             let edge = Arc::new(EdgeProvider::new(client, &watches.dispensable(), namespace));
@@ -298,8 +320,16 @@ async fn new_provider(
             });
             edge
         }
-        ProviderName::Aws => Arc::new(Aws::connect(aws.try_into()?).await),
-    })
+        ProviderName::Aws => {
+            // Wrong flags fail before the API server has to answer.
+            steerage_provider_aws::Config::new(aws.clone(), String::new())?;
+            let Some(uid) = cluster_uid::read(client, process.shutdown(), cluster_uid::PATIENCE).await?
+            else {
+                return Ok(None);
+            };
+            Arc::new(Aws::connect(steerage_provider_aws::Config::new(aws, uid)?).await)
+        }
+    }))
 }
 
 /// A quiet watch delivers a bookmark about once a minute: a shorter limit would freeze targets of a healthy cluster.

@@ -184,14 +184,18 @@ impl ClusterIndex {
         self.lock().index.services().filter(|service| self.is_ours(service)).map(owner_of).collect()
     }
 
-    /// Those of `owners` whose Service is gone or not managed.
-    pub(crate) fn unmanaged(&self, owners: &[Owner]) -> Vec<Owner> {
+    /// Those of `owners` whose Service is not managed, and those whose Service is gone.
+    pub(crate) fn unmanaged(&self, owners: &[Owner]) -> (Vec<Owner>, Vec<Owner>) {
         let inner = self.lock();
-        let managed = |owner: &Owner| {
-            let service = inner.index.service(&owner.service).filter(|service| service.uid == owner.uid);
-            service.is_some_and(|service| plan::is_managed(service, &self.classes))
-        };
-        owners.iter().filter(|owner| !managed(owner)).cloned().collect()
+        let (mut unmanaged, mut gone) = (Vec::new(), Vec::new());
+        for owner in owners {
+            match inner.index.service(&owner.service).filter(|service| service.uid == owner.uid) {
+                Some(service) if plan::is_managed(service, &self.classes) => {}
+                Some(_) => unmanaged.push(owner.clone()),
+                None => gone.push(owner.clone()),
+            }
+        }
+        (unmanaged, gone)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -20,6 +20,7 @@ use crate::plan::Config;
 use crate::rate_limit::RateLimiter;
 use crate::reconcile::Reconciler;
 use crate::request_queue::RequestQueue;
+use crate::service_reader::ServiceReader;
 use crate::service_writer::ServiceWriter;
 use crate::workers;
 
@@ -81,6 +82,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
         let changes = provider.changes();
         let rate_limiter = RateLimiter::new(f64::from(provider_qps), provider_qps.saturating_mul(2));
         let reconciler = Arc::new(Reconciler {
+            reader: ServiceReader::new(client.clone()),
             writer: ServiceWriter::new(client.clone(), config.classes.provider),
             provider: GuardedProvider::new(provider, leadership, rate_limiter, metrics.clone()),
             cluster,

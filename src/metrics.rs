@@ -30,6 +30,7 @@ pub(crate) struct Metrics {
     pub(crate) workqueue_depth: Gauge,
     pub(crate) leader: Gauge,
     pub(crate) load_balancers: Gauge,
+    pub(crate) orphaned_load_balancers: Gauge,
 }
 
 fn call_histogram() -> Histogram {
@@ -45,9 +46,17 @@ impl Metrics {
             workqueue_depth: Gauge::default(),
             leader: Gauge::default(),
             load_balancers: Gauge::default(),
+            orphaned_load_balancers: Gauge::default(),
         };
-        let Self { reconciles, calls, target_programming, workqueue_depth, leader, load_balancers } =
-            metrics.clone();
+        let Self {
+            reconciles,
+            calls,
+            target_programming,
+            workqueue_depth,
+            leader,
+            load_balancers,
+            orphaned_load_balancers,
+        } = metrics.clone();
         registry.register("reconciles", "Reconciles of one load balancer, by result", reconciles);
         registry.register(
             "provider_call_duration_seconds",
@@ -62,6 +71,11 @@ impl Metrics {
         registry.register("workqueue_depth", "Serialisation keys that wait for a worker", workqueue_depth);
         registry.register("leader", "1 while this process holds the Lease", leader);
         registry.register("load_balancers", "Load balancers that this process manages", load_balancers);
+        registry.register(
+            "orphaned_load_balancers",
+            "Load balancers at the provider whose Service is gone and that this process never managed",
+            orphaned_load_balancers,
+        );
         metrics
     }
 

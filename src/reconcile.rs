@@ -20,6 +20,7 @@ use crate::metrics::Metrics;
 use crate::plan::{self, Config, TargetPlan};
 use crate::queue::ReconcileOutcome;
 use crate::request_queue::ReconcileRequest;
+use crate::service_reader::{ReadError, ServiceReader};
 use crate::service_writer::{ServiceWriter, WriteError};
 use program::is_due;
 
@@ -38,6 +39,10 @@ enum ReconcileError {
     Provider(#[from] Error),
     #[error(transparent)]
     Write(#[from] WriteError),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error("the API server still has the Service, but the watch does not show it")]
+    MissedByWatch,
 }
 
 type ReconcileResult = Result<Progress, ReconcileError>;
@@ -46,6 +51,7 @@ pub(crate) struct Reconciler {
     pub(crate) provider: GuardedProvider,
     pub(crate) cluster: Arc<ClusterIndex>,
     pub(crate) config: Config,
+    pub(crate) reader: ServiceReader,
     pub(crate) writer: ServiceWriter,
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Metrics,
@@ -98,7 +104,8 @@ impl Reconciler {
                 let result = self.tear_down(&snapshot.service, owner, &mut applied, exists).await;
                 (result, false, is_known)
             }
-            None if exists => (self.delete_orphan(owner).await, false, true),
+            // An owner that only the provider named stays unknown, so that the next comparison checks it again.
+            None if exists => (self.delete_orphan(owner).await, false, is_known),
             None => (Ok(Progress::Done), false, false),
         };
         let is_done = matches!(result, Ok(Progress::Done));
@@ -168,6 +175,14 @@ impl Reconciler {
                 tracing::warn!(%service, error, "Service not written; retrying after the backoff");
                 ("failed", ReconcileOutcome::Failed(None, again))
             }
+            Err(error @ (ReconcileError::Read(_) | ReconcileError::MissedByWatch)) => {
+                let error = steerage_model::chain(&error);
+                tracing::warn!(
+                    %service, uid = owner.uid, error,
+                    "load balancer without a Service kept; checking again after the backoff"
+                );
+                ("failed", ReconcileOutcome::Failed(None, again))
+            }
         };
         self.metrics.reconciled(label);
         outcome
@@ -175,12 +190,6 @@ impl Reconciler {
 
     fn events<'a>(&'a self, service: &'a Service) -> ServiceRecorder<'a> {
         ServiceRecorder::new(&self.recorder, service)
-    }
-
-    /// Deletes a load balancer whose Service is gone.
-    async fn delete_orphan(&self, owner: &Owner) -> ReconcileResult {
-        tracing::info!(service = %owner.service, uid = owner.uid, "Service is gone; deleting its load balancer");
-        Ok(self.provider.delete(owner).await?)
     }
 
     /// Gives the provider a shared set as it is now. `None` while targets are frozen.
@@ -221,4 +230,4 @@ fn log_target_reasons(snapshot: &Snapshot, targets: &TargetPlan) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

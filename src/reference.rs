@@ -8,6 +8,7 @@ use clap::CommandFactory as _;
 use steerage_model::{AgentMode, annotations, names};
 use steerage_process::{EXIT_FAILED, EXIT_FORCED, Metrics};
 use steerage_provider_api::Error;
+use steerage_provider_aws::peers;
 use steerage_provider_edge::spec;
 use steerage_reference::{table, wrap};
 
@@ -60,6 +61,20 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
         "## Annotations on a Service of the provider `aws`\n\n{}",
         table(["annotation", "value", "meaning"], rows)
     );
+    let rows = peers::PEER_ANNOTATIONS.iter().map(|peer| {
+        let more = if peer.suffix.ends_with('.') { "…" } else { "" };
+        let name = code(&format!("{}{}{more}", peers::PREFIX, peer.suffix));
+        let accepted: Vec<_> = peer.accepted.iter().map(|value| code(value)).collect();
+        let accepted = if accepted.is_empty() { "none".to_owned() } else { accepted.join(", ") };
+        [name, accepted, peer.why.trim_end_matches('.').to_owned()]
+    });
+    let of_peers = format!(
+        "## Annotations of AWS's other controllers\n\n{}\n\n{}",
+        wrap(
+            "The provider `aws` accepts a value that requests what Steerage does anyway, and refuses the Service otherwise              (`AnnotationNotSupported`). It refuses other names that begin with              `service.beta.kubernetes.io/aws-load-balancer-` too (`UnknownAnnotation`)."
+        ),
+        table(["annotation", "accepted values", "why, or what to use"], rows)
+    );
     let modes = [AgentMode::Labelled, AgentMode::KubeProxyReplacement].map(|mode| code(mode.name()));
     let rows = [
         (names::AGENT_MODE, modes.join(" or "), "Written by the agent: which Services it serves on the node"),
@@ -108,7 +123,7 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
         "annotations.md",
         "Annotations, labels and finalizers",
         "[The guide](../annotations.md) explains how they work together.",
-        &[of_services, of_aws, of_nodes, others],
+        &[of_services, of_aws, of_peers, of_nodes, others],
     )
 }
 

@@ -12,6 +12,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::orphans::OrphanTracker;
 use crate::queue::{ReconcileOutcome, Request as _};
 use crate::reconcile::Reconciler;
 use crate::request_queue::{ReconcileRequest, RequestBatch, RequestQueue};
@@ -27,6 +28,8 @@ pub(crate) struct WorkerOptions {
     pub(crate) workers: usize,
     /// List the provider's load balancers about this often.
     pub(crate) resync_period: Duration,
+    /// Delete a load balancer that only the provider's list names only if a second list names it after this time.
+    pub(crate) orphan_grace_period: Duration,
 }
 
 /// Works until `stop`, then waits for the running tasks.
@@ -43,32 +46,39 @@ pub(crate) async fn run(
         running: BTreeMap::new(),
         sets: BTreeMap::new(),
         set_write: None,
+        listing: None,
+        list_at: None,
+        orphans: OrphanTracker::new(options.orphan_grace_period),
         reconciler,
         options,
     };
     workers.add_all();
-    let mut list_at = Instant::now();
+    let mut resync_at = Instant::now();
     loop {
         workers.start_set_write();
         workers.start_tasks();
-        let due = workers.next_due();
+        let (due, list_at) = (workers.next_due(), workers.list_at);
         tokio::select! {
             () = stop.cancelled() => break,
             () = workers.requests.changed() => workers.add_for_nodes(),
             Some(owner) = provider_changes.next() => workers.requests.add(&owner, ReconcileRequest::FULL, true),
-            Some(ended) = workers.tasks.join_next_with_id() => {
-                if !workers.on_task_end(ended) {
-                    list_at = list_at.min(Instant::now() + LIST_RETRY);
-                }
+            Some(ended) = workers.tasks.join_next_with_id() => workers.on_task_end(ended),
+            () = sleep_until(resync_at) => {
+                workers.list();
+                resync_at = Instant::now() + options.resync_period.mul_f64(0.8 + fastrand::f64() * 0.4);
             }
-            () = sleep_until(list_at) => {
-                workers.list_owned();
-                list_at = Instant::now() + options.resync_period.mul_f64(0.8 + fastrand::f64() * 0.4);
-            }
-            () = async { match due { Some(due) => sleep_until(due).await, None => std::future::pending().await } } => {}
+            () = sleep_until_some(list_at) => workers.list(),
+            () = sleep_until_some(due) => {}
         }
     }
     while workers.tasks.join_next().await.is_some() {}
+}
+
+async fn sleep_until_some(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
 }
 
 enum TaskResult {
@@ -88,6 +98,11 @@ struct Workers {
     sets: BTreeMap<SharedSet, Instant>,
     /// The running write of a shared set.
     set_write: Option<(Id, SharedSet)>,
+    /// The task that lists the provider's load balancers.
+    listing: Option<Id>,
+    /// List them then, beside the resync: after a failure, or to look for an orphan again.
+    list_at: Option<Instant>,
+    orphans: OrphanTracker,
     reconciler: Arc<Reconciler>,
     options: WorkerOptions,
 }
@@ -160,24 +175,19 @@ impl Workers {
         self.reconciler.metrics.workqueue_depth.set(depth);
     }
 
-    /// `false` if the provider's load balancers could not be listed.
-    fn on_task_end(&mut self, ended: Result<(Id, TaskResult), JoinError>) -> bool {
+    fn on_task_end(&mut self, ended: Result<(Id, TaskResult), JoinError>) {
         let (id, outcome) = match ended {
-            Ok((_, TaskResult::Owned(Some(owners)))) => {
-                self.add_orphans(&owners);
-                return true;
-            }
-            Ok((_, TaskResult::Owned(None))) => return false,
-            Ok((_, TaskResult::SetWritten(retry))) => {
-                self.on_set_write_end(retry);
-                return true;
-            }
+            Ok((_, TaskResult::Owned(owners))) => return self.on_listed(owners.as_deref()),
+            Ok((_, TaskResult::SetWritten(retry))) => return self.on_set_write_end(retry),
             Err(error) if self.set_write.is_some_and(|(id, _)| id == error.id()) => {
                 tracing::error!(%error, "task that writes a shared set panicked; retrying");
-                self.on_set_write_end(Some(SET_RETRY));
-                return true;
+                return self.on_set_write_end(Some(SET_RETRY));
             }
             Ok((id, TaskResult::Reconciled(outcome))) => (id, outcome),
+            Err(error) if self.listing == Some(error.id()) => {
+                tracing::error!(%error, "task panicked that lists the provider's load balancers; retrying");
+                return self.on_listed(None);
+            }
             Err(error) => {
                 let (key, requests) = self.running.get(&error.id()).cloned().unwrap_or_default();
                 tracing::error!(key, %error, "reconcile task panicked; retrying after the backoff");
@@ -187,13 +197,17 @@ impl Workers {
         if let Some((key, _)) = self.running.remove(&id) {
             self.requests.finish(&key, outcome);
         }
-        true
     }
 
-    /// Lists what exists at the provider. Each load balancer is compared on a schedule of its own.
-    fn list_owned(&mut self) {
+    /// Starts to list the provider's load balancers, unless a task does already. Each load balancer is compared on a schedule of its
+    /// own.
+    fn list(&mut self) {
+        self.list_at = None;
+        if self.listing.is_some() {
+            return;
+        }
         let reconciler = Arc::clone(&self.reconciler);
-        self.tasks.spawn(async move {
+        let task = self.tasks.spawn(async move {
             match reconciler.provider.owned().await {
                 Ok(owners) => TaskResult::Owned(Some(owners)),
                 Err(error) => {
@@ -202,13 +216,28 @@ impl Workers {
                 }
             }
         });
+        self.listing = Some(task.id());
     }
 
-    /// Requests the deletion of what the provider has for Services that are gone or not managed.
-    fn add_orphans(&self, owners: &[Owner]) {
-        for owner in self.reconciler.cluster.unmanaged(owners) {
+    /// `owners`: those of everything at the provider; `None` if the list failed.
+    fn on_listed(&mut self, owners: Option<&[Owner]>) {
+        self.listing = None;
+        let now = Instant::now();
+        let Some(owners) = owners else {
+            self.list_at = Some(now + LIST_RETRY);
+            return;
+        };
+        let (unmanaged, gone) = self.reconciler.cluster.unmanaged(owners);
+        // This process saw the Service, and so its end.
+        let (known, orphans): (Vec<_>, Vec<_>) =
+            gone.into_iter().partition(|owner| self.reconciler.applied.get(owner).is_some());
+        let due = self.orphans.compare(orphans.into_iter().collect(), now);
+        self.list_at = self.orphans.next_due(now);
+        let found = i64::try_from(self.orphans.len()).unwrap_or(i64::MAX);
+        self.reconciler.metrics.orphaned_load_balancers.set(found);
+        for owner in unmanaged.iter().chain(&known).chain(&due) {
             let request = ReconcileRequest { exists_at_provider: true, ..ReconcileRequest::default() };
-            self.requests.add(&owner, request, false);
+            self.requests.add(owner, request, false);
         }
     }
 
@@ -242,5 +271,72 @@ async fn reconcile(reconciler: &Reconciler, batch: RequestBatch) -> ReconcileOut
         (Some(after), _) => ReconcileOutcome::Failed(after, rest),
         (None, Some(after)) => ReconcileOutcome::RequeueAfter(after, rest),
         (None, None) => ReconcileOutcome::Done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_model::{Key, Service};
+    use steerage_watch::{Backoff, Event};
+
+    use super::*;
+    use crate::applied::AppliedState;
+    use crate::cluster_index::tests::service;
+    use crate::reconcile::tests::{Silent, reconciler, silent_client};
+
+    fn owner(name: &str) -> Owner {
+        Owner { service: Key::new("default", name), uid: name.to_owned() }
+    }
+
+    /// The owners whose deletion is requested.
+    fn requested(requests: &RequestQueue) -> Vec<String> {
+        let mut found: Vec<_> = std::iter::from_fn(|| requests.start_next())
+            .flat_map(|(_, RequestBatch(batch))| batch)
+            .filter(|(_, request)| request.exists_at_provider)
+            .map(|(owner, _)| owner.uid)
+            .collect();
+        found.sort();
+        found
+    }
+
+    /// No list starts without the resync's timer, so it needs no provider.
+    #[tokio::test]
+    async fn only_an_orphan_that_this_process_never_knew_waits() {
+        let reconciler = Arc::new(reconciler(Arc::new(Silent::default()), silent_client()));
+        reconciler.applied.put(&owner("seen"), AppliedState::default());
+        let mut deleting = Service { key: Key::new("default", "deleting"), ..service() };
+        (deleting.uid, deleting.deleting) = ("deleting".to_owned(), true);
+        reconciler.cluster.on_service(Event::Apply(deleting));
+
+        let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
+        let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
+        let grace = Duration::from_mins(10);
+        let mut workers = Workers {
+            requests: Arc::clone(&requests),
+            tasks: JoinSet::new(),
+            running: BTreeMap::new(),
+            sets: BTreeMap::new(),
+            set_write: None,
+            listing: None,
+            list_at: None,
+            orphans: OrphanTracker::new(grace),
+            reconciler: Arc::clone(&reconciler),
+            options: WorkerOptions { workers: 1, resync_period: grace, orphan_grace_period: grace },
+        };
+        let managed = crate::cluster_index::owner_of(&service());
+        let listed = [managed, owner("seen"), owner("deleting"), owner("unknown")];
+        let before = Instant::now();
+        workers.on_listed(Some(&listed));
+        assert_eq!(requested(&requests), ["deleting", "seen"]);
+        assert_eq!(reconciler.metrics.orphaned_load_balancers.get(), 1);
+        assert!(workers.list_at.is_some_and(|at| at >= before + grace), "it is looked for again");
+
+        workers.orphans = OrphanTracker::new(Duration::ZERO);
+        workers.on_listed(Some(&listed[3..]));
+        assert_eq!(requested(&requests), ["unknown"]);
+
+        workers.on_listed(None);
+        assert!(workers.list_at.is_some_and(|at| at < before + grace), "a failed list is repeated");
+        assert_eq!(requested(&requests), [""; 0], "and nothing else");
     }
 }

@@ -41,15 +41,17 @@ pub(crate) struct Leadership {
 }
 
 impl Leadership {
-    /// Held for ever.
-    #[cfg(test)]
-    pub(crate) fn held() -> Self {
-        Self { until: Arc::new(AtomicU64::new(u64::MAX)) }
-    }
-
     /// Whether a write may begin now. It must end within five seconds, before another controller may begin one.
     pub(crate) fn is_held(&self) -> bool {
         clock::now().as_millis() < u128::from(self.until.load(Ordering::Acquire))
+    }
+
+    /// Held for a day, for tests of what the lease holder does.
+    #[cfg(test)]
+    pub(crate) fn held() -> Self {
+        let leadership = Self::default();
+        leadership.set(Some(clock::now() + Duration::from_hours(24)));
+        leadership
     }
 
     fn set(&self, until: Option<Duration>) {

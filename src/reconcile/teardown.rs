@@ -4,11 +4,21 @@
 use steerage_model::{Service, annotations};
 use steerage_provider_api::{Owner, Progress};
 
-use super::{ReconcileResult, Reconciler};
+use super::{ReconcileError, ReconcileResult, Reconciler};
 use crate::applied::AppliedState;
 use crate::{plan, reasons, status};
 
 impl Reconciler {
+    /// Deletes a load balancer whose Service is gone. The API server must confirm that: the watch of a new lease holder may lag,
+    /// and a list skips a Service that is unreadable. If it has the Service, the watch shows it soon, whatever becomes of it.
+    pub(super) async fn delete_orphan(&self, owner: &Owner) -> ReconcileResult {
+        if self.reader.get(&owner.service).await?.is_some_and(|service| service.uid == owner.uid) {
+            return Err(ReconcileError::MissedByWatch);
+        }
+        tracing::info!(service = %owner.service, uid = owner.uid, "Service is gone; deleting its load balancer");
+        Ok(self.provider.delete(owner).await?)
+    }
+
     /// `exists`: the provider has resources for the Service, even without a finalizer.
     pub(super) async fn tear_down(
         &self,

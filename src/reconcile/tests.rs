@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use kube::Client;
 use prometheus_client::registry::Registry;
-use serde_json::json;
+use serde_json::{Value, json};
 use steerage_model::{Ingress, IpMode, Protocol, ServicePort};
 use steerage_provider_api::{
     Addressing, Capabilities, Compare, Health, LoadBalancer, Outcome, Provider, Steering, TargetSet,
@@ -24,8 +24,11 @@ use crate::plan::{HealthCheckDefaults, ManagedClasses};
 use crate::rate_limit::RateLimiter;
 use crate::request_queue::RequestQueue;
 
-/// A provider that never answers.
-struct Silent;
+/// A provider that counts deletions, and answers nothing else.
+#[derive(Default)]
+pub(crate) struct Silent {
+    deletions: AtomicUsize,
+}
 
 #[async_trait]
 impl Provider for Silent {
@@ -60,7 +63,8 @@ impl Provider for Silent {
     }
 
     async fn delete(&self, _: &Owner) -> Result<Progress, Error> {
-        pending().await
+        self.deletions.fetch_add(1, Ordering::Relaxed);
+        Ok(Progress::Done)
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
@@ -72,11 +76,11 @@ impl Provider for Silent {
     }
 }
 
-/// A reconciler whose API server never answers.
-fn reconciler(provider: &Arc<dyn Provider>) -> Reconciler {
-    let silent =
+/// An API server that never answers.
+pub(crate) fn silent_client() -> Client {
+    let service =
         tower::service_fn(|_| pending::<Result<http::Response<kube::client::Body>, std::io::Error>>());
-    reconciler_with(provider, Client::new(silent, "default"))
+    Client::new(service, "default")
 }
 
 /// An API server that accepts every write.
@@ -89,7 +93,8 @@ fn accepting() -> Client {
     Client::new(service, "default")
 }
 
-fn reconciler_with(provider: &Arc<dyn Provider>, client: Client) -> Reconciler {
+/// A reconciler that knows one Service.
+pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconciler {
     let classes = ManagedClasses { provider: "edge", serve_unset: false };
     let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
@@ -102,7 +107,6 @@ fn reconciler_with(provider: &Arc<dyn Provider>, client: Client) -> Reconciler {
     let metrics = Metrics::new(&mut registry);
     let limiter = RateLimiter::new(1000.0, 1000);
     Reconciler {
-        provider: GuardedProvider::new(Arc::clone(provider), Leadership::held(), limiter, metrics.clone()),
         cluster,
         config: Config {
             capabilities: provider.capabilities(),
@@ -117,6 +121,8 @@ fn reconciler_with(provider: &Arc<dyn Provider>, client: Client) -> Reconciler {
                 unhealthy_threshold: 2,
             },
         },
+        provider: GuardedProvider::new(provider, Leadership::held(), limiter, metrics.clone()),
+        reader: ServiceReader::new(client.clone()),
         writer: ServiceWriter::new(client.clone(), "edge"),
         recorder: Recorder::new(client, "controller", "test", &mut registry).0,
         metrics,
@@ -131,12 +137,50 @@ fn reconciler_with(provider: &Arc<dyn Provider>, client: Client) -> Reconciler {
 /// Otherwise a change of a node, or the end of the Service, during the first reconcile would add no request for it.
 #[tokio::test]
 async fn owner_is_known_while_its_first_reconcile_runs() {
-    let reconciler = reconciler(&(Arc::new(Silent) as Arc<dyn Provider>));
+    let reconciler = reconciler(Arc::new(Silent::default()), silent_client());
     let owner = owner_of(&service());
     let request = ReconcileRequest::FULL;
     let mut running = std::pin::pin!(reconciler.reconcile(&owner, &request));
     assert!(futures::poll!(&mut running).is_pending());
     assert_eq!(reconciler.applied.owners(), std::slice::from_ref(&owner));
+}
+
+/// Reconciles an owner that the watch does not show, with an API server that gives this answer. Returns the number of deletions, and
+/// whether the request is repeated.
+async fn reconcile_orphan(status: u16, answer: Value) -> (usize, bool) {
+    let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        assert_eq!(request.uri().path(), "/api/v1/namespaces/default/services/lost");
+        let body = kube::client::Body::from(answer.to_string().into_bytes());
+        let response = http::Response::builder().status(status).body(body).unwrap();
+        async { Ok::<_, std::io::Error>(response) }
+    });
+    let provider = Arc::<Silent>::default();
+    let reconciler = reconciler(Arc::<Silent>::clone(&provider), Client::new(service, "default"));
+    let owner = Owner { service: steerage_model::Key::new("default", "lost"), uid: "u-1".to_owned() };
+    let request = ReconcileRequest { exists_at_provider: true, ..ReconcileRequest::default() };
+    let outcome = reconciler.reconcile(&owner, &request).await;
+    assert!(reconciler.applied.owners().is_empty(), "it stays unknown");
+    (provider.deletions.load(Ordering::Relaxed), matches!(outcome, ReconcileOutcome::Failed(None, _)))
+}
+
+/// A Service of the managed class with this UID and type.
+fn stored(uid: &str, kind: &str) -> Value {
+    let metadata = json!({"name": "lost", "namespace": "default", "uid": uid});
+    json!({"metadata": metadata, "spec": {"type": kind, "loadBalancerClass": "steerage.dev/edge"}})
+}
+
+#[tokio::test]
+async fn load_balancer_is_deleted_only_if_the_api_server_has_no_such_service() {
+    let not_found = json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404});
+    assert_eq!(reconcile_orphan(404, not_found.clone()).await, (1, false));
+    assert_eq!(reconcile_orphan(200, stored("u-2", "LoadBalancer")).await, (1, false), "created again");
+    assert_eq!(reconcile_orphan(200, stored("u-1", "LoadBalancer")).await, (0, true), "missed by the watch");
+    assert_eq!(reconcile_orphan(200, stored("u-1", "Unheard")).await, (0, true), "unreadable");
+    assert_eq!(reconcile_orphan(404, json!("a proxy's page")).await, (0, true), "not an API server");
+    for code in [403, 429, 500] {
+        let failure = json!({"kind": "Status", "status": "Failure", "code": code});
+        assert_eq!(reconcile_orphan(code, failure).await, (0, true), "{code}");
+    }
 }
 
 /// A provider whose calls succeed at once and are counted. It refuses a target, and does not notify of health.
@@ -153,7 +197,7 @@ impl Provider for Polled {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Silent.capabilities()
+        Silent::default().capabilities()
     }
 
     async fn apply(&self, _: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
@@ -193,7 +237,7 @@ impl Provider for Polled {
 #[tokio::test(start_paused = true)]
 async fn health_and_refused_targets_are_looked_at_again_when_due() {
     let provider = Arc::new(Polled::default());
-    let reconciler = reconciler_with(&(Arc::clone(&provider) as Arc<dyn Provider>), accepting());
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
     let mut whole = service();
     whole.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
     whole.ports =

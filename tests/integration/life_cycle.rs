@@ -186,13 +186,16 @@ async fn services_deleted_while_no_controller_ran_are_cleaned_up() {
     cluster.services().patch("stripped", &PatchParams::default(), &stripped).await.expect("strip");
     cluster.services().delete("stripped", &DeleteParams::default()).await.expect("delete");
     let kept = cluster.balancer_of("kept").await.expect("balancer");
-    let _controller = cluster.controller("two", &[]);
+    let _controller = cluster.controller("two", &["--orphan-grace-period", "5s"]);
     for service in ["deleted", "stripped"] {
         eventually(&format!("{service} to be cleaned up"), async || {
             let gone = cluster.services().get_opt(service).await.ok()?.is_none();
             (gone && cluster.balancer_of(service).await.is_none()).then_some(())
         })
         .await;
+        if service == "deleted" {
+            assert!(cluster.balancer_of("stripped").await.is_some(), "deleted in its grace period");
+        }
     }
     assert_eq!(
         cluster.balancer_of("kept").await.expect("balancer").metadata.generation,

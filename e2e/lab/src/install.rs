@@ -123,7 +123,12 @@ fn chart_values(plan: &Plan, controller: &str, agent: &str) -> Value {
         agent["apiServer"] = format!("{}:{API_PORT}", plan.control_plane().ipv4).into();
     }
     json!({
-        "controller": { "serveUnsetClass": true, "podAnnotations": annotations(controller) },
+        "controller": {
+            "serveUnsetClass": true,
+            "podAnnotations": annotations(controller),
+            // Tests wait for the deletion of orphans: found twice, but not ten minutes apart.
+            "extraArgs": ["--orphan-grace-period=2s"],
+        },
         "agent": agent,
         "edge": {
             "addressPools": [{ "name": "lab", "addresses": [VIPS_IPV4, VIPS_IPV6], "autoAssign": true }],

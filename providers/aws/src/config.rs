@@ -33,7 +33,7 @@ impl Scheme {
 #[command(next_help_heading = "AWS")]
 pub struct AwsArgs {
     /// Tag all AWS resources with this name of the cluster, unique in account and region. The controller changes only resources
-    /// with this tag; a new name orphans existing load balancers. Required with --provider aws
+    /// with this tag and the cluster's UID; a new name orphans existing load balancers. Required with --provider aws
     #[arg(long, env = "STEERAGE_AWS_CLUSTER_NAME", value_name = "NAME")]
     pub aws_cluster_name: Option<String>,
 
@@ -59,11 +59,20 @@ pub struct AwsArgs {
     pub aws_scheme: Scheme,
 }
 
+/// A cluster, as the tags of its AWS resources name it. Clusters with the same name, such as a copy, differ in the UID.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterId {
+    /// Value of `--aws-cluster-name`; names of resources depend on it.
+    pub name: String,
+    /// UID of the namespace `kube-system`. It never changes.
+    pub uid: String,
+}
+
 /// Validated settings of the provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Name of the cluster.
-    pub cluster: String,
+    /// The cluster whose resources the provider changes.
+    pub cluster: ClusterId,
     /// VPC of the nodes.
     pub vpc: String,
     /// Subnets of new load balancers, sorted.
@@ -87,15 +96,18 @@ pub enum ConfigError {
     ClusterTooLong,
 }
 
-impl TryFrom<AwsArgs> for Config {
-    type Error = ConfigError;
-
-    fn try_from(args: AwsArgs) -> Result<Self, ConfigError> {
+impl Config {
+    /// Checks the flags. `cluster_uid` is the UID of the namespace `kube-system`.
+    ///
+    /// # Errors
+    ///
+    /// If a required flag is missing, or the cluster's name is too long.
+    pub fn new(args: AwsArgs, cluster_uid: String) -> Result<Self, ConfigError> {
         let AwsArgs { aws_cluster_name, aws_vpc_id, mut aws_subnets, aws_region, aws_endpoint, aws_scheme } =
             args;
-        let cluster =
+        let name =
             aws_cluster_name.filter(|c| !c.is_empty()).ok_or(ConfigError::Missing("--aws-cluster-name"))?;
-        if cluster.chars().count() > 256 {
+        if name.chars().count() > 256 {
             return Err(ConfigError::ClusterTooLong);
         }
         aws_subnets.retain(|s| !s.is_empty());
@@ -105,7 +117,7 @@ impl TryFrom<AwsArgs> for Config {
             return Err(ConfigError::Missing("--aws-subnets"));
         }
         Ok(Self {
-            cluster,
+            cluster: ClusterId { name, uid: cluster_uid },
             vpc: aws_vpc_id.filter(|v| !v.is_empty()).ok_or(ConfigError::Missing("--aws-vpc-id"))?,
             subnets: aws_subnets,
             region: aws_region,
@@ -124,7 +136,7 @@ mod tests {
     fn parse(line: &[&str]) -> Result<Config, ConfigError> {
         let command = AwsArgs::augment_args(clap::Command::new("test"));
         let matches = command.try_get_matches_from(std::iter::once(&"test").chain(line)).unwrap();
-        AwsArgs::from_arg_matches(&matches).unwrap().try_into()
+        Config::new(AwsArgs::from_arg_matches(&matches).unwrap(), "uid-1".to_owned())
     }
 
     #[test]
@@ -137,6 +149,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.subnets, ["subnet-a", "subnet-b"]);
         assert_eq!(config.scheme, Scheme::Internal);
+        assert_eq!(config.cluster, ClusterId { name: "c".to_owned(), uid: "uid-1".to_owned() });
         let config = parse(&[
             "--aws-cluster-name=c",
             "--aws-vpc-id=vpc-1",

@@ -7,7 +7,7 @@ use steerage_model::{Family, Protocol};
 use steerage_provider_api::{Error, HealthCheck, HealthProtocol, Listener, LoadBalancer};
 
 use crate::config::{Config, Scheme};
-use crate::{annotations, names, reasons};
+use crate::{annotations, names, peers, reasons};
 
 /// AWS's limit for one network load balancer.
 const MAX_LISTENERS: usize = 50;
@@ -56,6 +56,7 @@ pub(crate) struct Desired {
 /// The wanted resources. Returns [`Error::Invalid`] if AWS or this provider does not support them.
 pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> {
     check_supported(lb)?;
+    peers::check(&lb.annotations)?;
     let mut listeners: Vec<DesiredListener> = Vec::new();
     let mut groups: Vec<DesiredGroup> = Vec::new();
     for (port, (protocol, node_port)) in merge_ports(&lb.listeners)? {
@@ -107,16 +108,43 @@ fn check_supported(lb: &LoadBalancer) -> Result<(), Error> {
     Err(Error::invalid(wrong.0, wrong.1))
 }
 
+/// The scheme by annotation, else by flag. Nothing else decides whether a load balancer is public.
 fn scheme(config: &Config, lb: &LoadBalancer) -> Result<Scheme, Error> {
-    let Some(text) = lb.annotations.get(annotations::SCHEME) else { return Ok(config.scheme) };
-    Scheme::parse(text).ok_or_else(|| {
-        Error::invalid(
-            reasons::UNKNOWN_SCHEME,
-            format!(
-                "Annotation {} has the unknown value `{text}`. No load balancer is created or changed. Use internal or internet-facing.",
-                annotations::SCHEME
-            ),
-        )
+    let by_internal = |text: &str| match text {
+        "true" => Some(Scheme::Internal),
+        "false" => Some(Scheme::InternetFacing),
+        _ => None,
+    };
+    let named = annotated_scheme(lb, annotations::SCHEME, Scheme::parse, "internal or internet-facing")?;
+    let internal = annotated_scheme(lb, annotations::INTERNAL, by_internal, "true or false")?;
+    if let (Some(named), Some(internal)) = (named, internal)
+        && named != internal
+    {
+        let message = format!(
+            "Annotation {} requests an {} load balancer, and {} an {} one. No load balancer is created or changed. Remove {}.",
+            annotations::SCHEME,
+            named.as_str(),
+            annotations::INTERNAL,
+            internal.as_str(),
+            annotations::INTERNAL
+        );
+        return Err(Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message));
+    }
+    Ok(named.or(internal).unwrap_or(config.scheme))
+}
+
+fn annotated_scheme(
+    lb: &LoadBalancer,
+    name: &str,
+    parse: impl Fn(&str) -> Option<Scheme>,
+    values: &str,
+) -> Result<Option<Scheme>, Error> {
+    let Some(text) = lb.annotations.get(name).map(|text| text.trim()) else { return Ok(None) };
+    parse(text).map(Some).ok_or_else(|| {
+        let message = format!(
+            "Annotation {name} has the unknown value `{text}`. No load balancer is created or changed. Use {values}."
+        );
+        Error::invalid(reasons::UNKNOWN_SCHEME, message)
     })
 }
 
@@ -210,10 +238,11 @@ pub(crate) mod tests {
     use steerage_provider_api::{Owner, TargetSet};
 
     use super::*;
+    use crate::config::ClusterId;
 
     pub(crate) fn config() -> Config {
         Config {
-            cluster: "test".to_owned(),
+            cluster: ClusterId { name: "test".to_owned(), uid: "cluster-1".to_owned() },
             vpc: "vpc-1".to_owned(),
             subnets: vec!["subnet-a".to_owned()],
             region: None,
@@ -293,8 +322,13 @@ pub(crate) mod tests {
         assert_eq!(reason(&LoadBalancer { requested_addresses, ..web.clone() }), "AddressNotSupported");
         let source_ranges = vec!["192.0.2.0/24".parse().unwrap()];
         assert_eq!(reason(&LoadBalancer { source_ranges, ..web.clone() }), "SourceRangesNotSupported");
-        let annotations = BTreeMap::from([(annotations::SCHEME.to_owned(), "public".to_owned())]);
-        assert_eq!(reason(&LoadBalancer { annotations, ..web }), "UnknownScheme");
+        let annotated = |name: &str, value: &str| {
+            let annotations = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+            reason(&LoadBalancer { annotations, ..web.clone() })
+        };
+        assert_eq!(annotated(annotations::SCHEME, "public"), "UnknownScheme");
+        let ranges = "service.beta.kubernetes.io/load-balancer-source-ranges";
+        assert_eq!(annotated(ranges, "192.0.2.0/24"), "SourceRangesNotSupported");
     }
 
     #[test]
@@ -303,6 +337,26 @@ pub(crate) mod tests {
         assert_eq!(desired(&config(), &lb).unwrap().scheme, Scheme::Internal);
         lb.annotations.insert(annotations::SCHEME.to_owned(), "internet-facing".to_owned());
         assert_eq!(desired(&config(), &lb).unwrap().scheme, Scheme::InternetFacing);
+    }
+
+    /// By the name that every version of the peers knows; ignored, it would make a private Service public.
+    #[test]
+    fn internal_annotation_is_obeyed_and_must_agree_with_the_scheme() {
+        let public = Config { scheme: Scheme::InternetFacing, ..config() };
+        let of = |internal: &str, scheme: Option<&str>| {
+            let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
+            lb.annotations.insert(annotations::INTERNAL.to_owned(), internal.to_owned());
+            lb.annotations.extend(scheme.map(|scheme| (annotations::SCHEME.to_owned(), scheme.to_owned())));
+            desired(&public, &lb).map(|desired| desired.scheme).map_err(|error| error.reason())
+        };
+        assert_eq!(of("true", None), Ok(Scheme::Internal));
+        assert_eq!(of("false", None), Ok(Scheme::InternetFacing));
+        assert_eq!(of("true", Some("internal")), Ok(Scheme::Internal));
+        assert_eq!(of("true", Some("internet-facing")), Err("ConflictingAnnotations"));
+        assert_eq!(of("false", Some("internal")), Err("ConflictingAnnotations"));
+        for unclear in ["", "0.0.0.0/0", "yes"] {
+            assert_eq!(of(unclear, None), Err("UnknownScheme"), "{unclear}");
+        }
     }
 
     #[test]

@@ -10,7 +10,8 @@ use steerage_model::Key;
 use steerage_provider_api::{Error, Owner};
 
 use crate::client::Client;
-use crate::names;
+use crate::config::ClusterId;
+use crate::names::{self, Ownership};
 
 /// Owners, each with the name of one resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,17 +21,29 @@ pub(crate) struct Inventory {
 
 impl Inventory {
     /// Lists load balancers and target groups. Reads the tags of those whose name has this cluster's prefix.
-    pub(crate) async fn read(client: &Client, cluster: &str) -> Result<Self, Error> {
+    pub(crate) async fn read(client: &Client, cluster: &ClusterId) -> Result<Self, Error> {
         let prefix = names::prefix(cluster);
         let mut found = client.all_balancers().await?;
         found.extend(client.all_groups().await?);
         found.retain(|(name, _)| name.starts_with(&prefix));
         let arns: Vec<String> = found.iter().map(|(_, arn)| arn.clone()).collect();
         let tags = client.tags(&arns).await?;
-        let owned = found
-            .into_iter()
-            .filter_map(|(name, arn)| Some((names::owner(cluster, tags.get(&arn)?)?, name)))
-            .collect();
+        let (mut owned, mut other_clusters) = (Vec::new(), Vec::new());
+        for (name, arn) in found {
+            match tags.get(&arn).map(|tags| names::ownership(cluster, tags)) {
+                Some(Ownership::Ours(owner)) => owned.push((owner, name)),
+                Some(Ownership::SameName(_)) => other_clusters.push(name),
+                Some(Ownership::Foreign) | None => {}
+            }
+        }
+        if let Some(example) = other_clusters.first() {
+            tracing::warn!(
+                cluster = cluster.name,
+                count = other_clusters.len(),
+                example,
+                "another cluster has the same --aws-cluster-name; not touching its AWS resources"
+            );
+        }
         Ok(Self { owned })
     }
 

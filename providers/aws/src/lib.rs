@@ -11,13 +11,16 @@ mod client;
 mod config;
 mod desired;
 mod diff;
+#[cfg(test)]
+mod iam_policy;
 mod inventory;
 mod names;
 mod observe;
+pub mod peers;
 mod provider;
 mod reasons;
 mod targets;
 
-pub use config::{AwsArgs, Config, ConfigError, Scheme};
+pub use config::{AwsArgs, ClusterId, Config, ConfigError, Scheme};
 pub use provider::Aws;
 pub use reasons::REASONS;

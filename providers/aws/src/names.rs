@@ -8,8 +8,12 @@ use std::collections::BTreeMap;
 use steerage_model::Key;
 use steerage_provider_api::Owner;
 
+use crate::config::ClusterId;
+
 /// Tag: the cluster's name.
 pub(crate) const CLUSTER_TAG: &str = "steerage.dev/cluster";
+/// Tag: the cluster's UID.
+pub(crate) const CLUSTER_UID_TAG: &str = "steerage.dev/cluster-uid";
 /// Tag: `namespace/name` of the Service.
 pub(crate) const SERVICE_TAG: &str = "steerage.dev/service";
 /// Tag: the Service's UID.
@@ -18,20 +22,21 @@ pub(crate) const UID_TAG: &str = "steerage.dev/uid";
 /// Characters of the Service's name in a resource name, for people.
 const SHOWN: usize = 12;
 
-/// The prefix of all names of a cluster: 9 characters.
-pub(crate) fn prefix(cluster: &str) -> String {
-    format!("st-{}-", &digest(&[cluster])[..5])
+/// The prefix of all names of a cluster: 9 characters. Names do not depend on the cluster's UID, so that a restored cluster finds
+/// its resources after their hand-over.
+pub(crate) fn prefix(cluster: &ClusterId) -> String {
+    format!("st-{}-", &digest(&[&cluster.name])[..5])
 }
 
 /// The name of a Service's load balancer. It does not depend on the UID, so a re-created Service finds the resources of its
 /// predecessor.
-pub(crate) fn load_balancer(cluster: &str, service: &Key) -> String {
+pub(crate) fn load_balancer(cluster: &ClusterId, service: &Key) -> String {
     name(cluster, service, &["load-balancer"])
 }
 
 /// The name of a Service's target group. It depends on everything that cannot change in place: protocol, node port and VPC.
 pub(crate) fn target_group(
-    cluster: &str,
+    cluster: &ClusterId,
     service: &Key,
     protocol: &str,
     node_port: u16,
@@ -41,7 +46,7 @@ pub(crate) fn target_group(
 }
 
 /// At most 32 letters, digits and hyphens. No hyphen is first, last or next to another.
-fn name(cluster: &str, service: &Key, parts: &[&str]) -> String {
+fn name(cluster: &ClusterId, service: &Key, parts: &[&str]) -> String {
     let mut shown = String::new();
     for c in service.name().chars().take(SHOWN) {
         if c.is_ascii_alphanumeric() {
@@ -50,8 +55,10 @@ fn name(cluster: &str, service: &Key, parts: &[&str]) -> String {
             shown.push('-');
         }
     }
-    let whole: Vec<&str> =
-        [cluster, service.namespace(), service.name()].into_iter().chain(parts.iter().copied()).collect();
+    let whole: Vec<&str> = [cluster.name.as_str(), service.namespace(), service.name()]
+        .into_iter()
+        .chain(parts.iter().copied())
+        .collect();
     let hash = &digest(&whole)[..10];
     match shown.trim_end_matches('-') {
         "" => format!("{}{hash}", prefix(cluster)),
@@ -75,9 +82,10 @@ fn digest(parts: &[&str]) -> String {
 }
 
 /// The tags that mark a resource as the owner's.
-pub(crate) fn tags(cluster: &str, owner: &Owner) -> BTreeMap<String, String> {
+pub(crate) fn tags(cluster: &ClusterId, owner: &Owner) -> BTreeMap<String, String> {
     [
-        (CLUSTER_TAG, cluster.to_owned()),
+        (CLUSTER_TAG, cluster.name.clone()),
+        (CLUSTER_UID_TAG, cluster.uid.clone()),
         (SERVICE_TAG, owner.service.to_string()),
         (UID_TAG, owner.uid.clone()),
     ]
@@ -85,13 +93,41 @@ pub(crate) fn tags(cluster: &str, owner: &Owner) -> BTreeMap<String, String> {
     .into()
 }
 
-/// The owner according to the tags; `None` if the resource is not this cluster's.
-pub(crate) fn owner(cluster: &str, tags: &BTreeMap<String, String>) -> Option<Owner> {
-    if tags.get(CLUSTER_TAG)? != cluster {
-        return None;
+/// The cluster and Service to which a resource belongs, according to its tags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ownership {
+    /// A Service of this cluster.
+    Ours(Owner),
+    /// Another cluster with this cluster's name. The UID is absent if someone removed the tag.
+    SameName(Option<String>),
+    /// Anything else.
+    Foreign,
+}
+
+/// Reads the tags of a resource.
+pub(crate) fn ownership(cluster: &ClusterId, tags: &BTreeMap<String, String>) -> Ownership {
+    let get = |key: &str| tags.get(key).map(String::as_str);
+    if get(CLUSTER_TAG) != Some(&cluster.name) {
+        return Ownership::Foreign;
     }
-    let (namespace, name) = tags.get(SERVICE_TAG)?.split_once('/')?;
-    Some(Owner { service: Key::new(namespace, name), uid: tags.get(UID_TAG)?.clone() })
+    let uid = get(CLUSTER_UID_TAG);
+    if uid != Some(&cluster.uid) {
+        return Ownership::SameName(uid.map(str::to_owned));
+    }
+    match (get(SERVICE_TAG).and_then(|service| service.split_once('/')), get(UID_TAG)) {
+        (Some((namespace, name)), Some(uid)) => {
+            Ownership::Ours(Owner { service: Key::new(namespace, name), uid: uid.to_owned() })
+        }
+        _ => Ownership::Foreign,
+    }
+}
+
+/// The owner according to the tags; `None` if the resource is not this cluster's.
+pub(crate) fn owner(cluster: &ClusterId, tags: &BTreeMap<String, String>) -> Option<Owner> {
+    match ownership(cluster, tags) {
+        Ownership::Ours(owner) => Some(owner),
+        Ownership::SameName(_) | Ownership::Foreign => None,
+    }
 }
 
 #[cfg(test)]
@@ -100,9 +136,14 @@ mod tests {
 
     use super::*;
 
+    fn cluster(name: &str) -> ClusterId {
+        ClusterId { name: name.to_owned(), uid: "cluster-1".to_owned() }
+    }
+
     proptest! {
         #[test]
-        fn every_name_is_one_that_elbv2_takes(cluster in ".{1,40}", namespace in "[a-z0-9-]{1,63}", service in ".{0,63}") {
+        fn every_name_is_one_that_elbv2_takes(name in ".{1,40}", namespace in "[a-z0-9-]{1,63}", service in ".{0,63}") {
+            let cluster = cluster(&name);
             let key = Key::new(namespace, service);
             let names =
                 [load_balancer(&cluster, &key), target_group(&cluster, &key, "TCP_UDP", 32767, "vpc-0123456789abcdef0")];
@@ -119,13 +160,13 @@ mod tests {
     fn names_depend_on_every_part() {
         let (a, b) = (Key::new("a", "web"), Key::new("b", "web"));
         let mut names = vec![
-            load_balancer("c", &a),
-            load_balancer("c", &b),
-            load_balancer("d", &a),
-            target_group("c", &a, "TCP", 30080, "vpc-1"),
-            target_group("c", &a, "UDP", 30080, "vpc-1"),
-            target_group("c", &a, "TCP", 30081, "vpc-1"),
-            target_group("c", &a, "TCP", 30080, "vpc-2"),
+            load_balancer(&cluster("c"), &a),
+            load_balancer(&cluster("c"), &b),
+            load_balancer(&cluster("d"), &a),
+            target_group(&cluster("c"), &a, "TCP", 30080, "vpc-1"),
+            target_group(&cluster("c"), &a, "UDP", 30080, "vpc-1"),
+            target_group(&cluster("c"), &a, "TCP", 30081, "vpc-1"),
+            target_group(&cluster("c"), &a, "TCP", 30080, "vpc-2"),
         ];
         names.sort();
         names.dedup();
@@ -134,20 +175,30 @@ mod tests {
 
     #[test]
     fn names_never_change_between_versions() {
-        assert_eq!(load_balancer("prod", &Key::new("shop", "web")), "st-4bs33-web-eubxlamuit");
+        assert_eq!(load_balancer(&cluster("prod"), &Key::new("shop", "web")), "st-4bs33-web-eubxlamuit");
     }
 
     #[test]
     fn owner_needs_all_tags() {
-        let owner_of = |cluster: &str, tags: &BTreeMap<String, String>| owner(cluster, tags);
-        let owner = Owner { service: Key::new("shop", "web"), uid: "u1".to_owned() };
-        let tags = tags("prod", &owner);
-        assert_eq!(owner_of("prod", &tags), Some(owner));
-        assert_eq!(owner_of("test", &tags), None);
+        let owned = Owner { service: Key::new("shop", "web"), uid: "u1".to_owned() };
+        let tags = tags(&cluster("prod"), &owned);
+        assert_eq!(owner(&cluster("prod"), &tags), Some(owned));
+        assert_eq!(ownership(&cluster("test"), &tags), Ownership::Foreign);
         for key in tags.keys() {
             let mut less = tags.clone();
             less.remove(key);
-            assert_eq!(owner_of("prod", &less), None, "without {key}");
+            assert_eq!(owner(&cluster("prod"), &less), None, "without {key}");
         }
+    }
+
+    #[test]
+    fn copy_of_a_cluster_owns_nothing_of_the_original() {
+        let owned = Owner { service: Key::new("shop", "web"), uid: "u1".to_owned() };
+        let mut tags = tags(&cluster("prod"), &owned);
+        let copy = ClusterId { uid: "cluster-2".to_owned(), ..cluster("prod") };
+        assert_eq!(ownership(&copy, &tags), Ownership::SameName(Some("cluster-1".to_owned())));
+        tags.remove(CLUSTER_UID_TAG);
+        assert_eq!(ownership(&copy, &tags), Ownership::SameName(None));
+        assert_eq!(load_balancer(&copy, &owned.service), load_balancer(&cluster("prod"), &owned.service));
     }
 }

@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use steerage_provider_api::{Error, Owner};
 
 use crate::client::{Balancer, Client};
+use crate::config::ClusterId;
 use crate::diff::{ObservedGroup, ObservedListener};
-use crate::names;
+use crate::names::{self, Ownership};
 
 /// The resources of one owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,14 +28,14 @@ pub(crate) struct Observation {
     pub(crate) mine: Resources,
     /// Resources of the same Service with another UID, without listeners and attributes.
     pub(crate) stale: Resources,
-    /// Resources that have a wanted name but not the tags of this Service.
-    pub(crate) foreign: BTreeSet<String>,
+    /// For each resource that has a wanted name but not the tags of this Service: what is wrong and what to do.
+    pub(crate) foreign: Vec<String>,
 }
 
 /// Reads the load balancer, its target groups and the target groups with the given names, and the tags of all of them.
 pub(crate) async fn read_all(
     client: &Client,
-    cluster: &str,
+    cluster: &ClusterId,
     owner: &Owner,
     groups: &BTreeSet<String>,
 ) -> Result<Observation, Error> {
@@ -53,26 +54,25 @@ pub(crate) async fn read_all(
     let arns: Vec<String> =
         balancer.iter().map(|b| b.arn.clone()).chain(found.values().map(|g| g.arn.clone())).collect();
     let tags = if arns.is_empty() { BTreeMap::new() } else { client.tags(&arns).await? };
-    // Some(true): this owner. Some(false): the same Service with another UID. None: another owner.
-    let is_owners = |arn: &str| {
-        let found = names::owner(cluster, tags.get(arn)?)?;
-        (found.service == owner.service).then_some(found.uid == owner.uid)
-    };
+    let ownership =
+        |arn: &str| tags.get(arn).map_or(Ownership::Foreign, |tags| names::ownership(cluster, tags));
     let mut seen = Observation::default();
     if let Some(balancer) = balancer {
-        match is_owners(&balancer.arn) {
-            Some(true) => seen.mine.balancer = Some(balancer),
-            Some(false) => seen.stale.balancer = Some(balancer),
-            None => drop(seen.foreign.insert(balancer.name)),
+        match ownership(&balancer.arn) {
+            Ownership::Ours(found) if found == *owner => seen.mine.balancer = Some(balancer),
+            Ownership::Ours(found) if found.service == owner.service => seen.stale.balancer = Some(balancer),
+            other => seen.foreign.push(not_owned(cluster, &balancer.name, &other)),
         }
     }
     for (name, group) in found {
-        match is_owners(&group.arn) {
-            Some(true) => drop(seen.mine.groups.insert(name, group)),
-            Some(false) => drop(seen.stale.groups.insert(name, group)),
-            None if groups.contains(&name) => drop(seen.foreign.insert(name)),
+        match ownership(&group.arn) {
+            Ownership::Ours(found) if found == *owner => drop(seen.mine.groups.insert(name, group)),
+            Ownership::Ours(found) if found.service == owner.service => {
+                seen.stale.groups.insert(name, group);
+            }
+            other if groups.contains(&name) => seen.foreign.push(not_owned(cluster, &name, &other)),
             // Used by a foreign listener of this load balancer.
-            None => {}
+            _ => {}
         }
     }
     for group in seen.mine.groups.values_mut() {
@@ -88,6 +88,26 @@ pub(crate) async fn read_all(
         (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.into_iter().partition(ours);
     }
     Ok(seen)
+}
+
+/// What is wrong with a resource that has a wanted name, and what to do.
+fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
+    let ClusterId { name: cluster, uid: own } = cluster;
+    let tag = names::CLUSTER_UID_TAG;
+    match ownership {
+        Ownership::SameName(uid) => {
+            let found = uid.as_deref().map_or("missing".to_owned(), |uid| format!("`{uid}`"));
+            format!(
+                "The AWS resource {name} belongs to another cluster with the same --aws-cluster-name `{cluster}`: its tag {tag} \
+                 is {found}, and the UID of this cluster is `{own}`. It is not changed. Set another --aws-cluster-name for \
+                 one of the clusters. If this cluster replaces the other one, set the tag to the UID of this cluster."
+            )
+        }
+        Ownership::Ours(_) | Ownership::Foreign => format!(
+            "The AWS resource {name} exists without the tags of this Service. It is not changed. Delete it, or set another \
+             --aws-cluster-name."
+        ),
+    }
 }
 
 /// Reads the known resources again, with two calls. Returns `None` if a resource appeared or vanished; then `read_all` must

@@ -135,10 +135,7 @@ impl Aws {
         }
         entry.registered.clear();
         let seen = self.read(owner, entry).await?;
-        if let Some(name) = seen.foreign.first() {
-            let message = format!(
-                "The AWS resource {name} exists without the tags of this Service. It is not changed. Delete it, or set another --aws-cluster-name."
-            );
+        if let Some(message) = seen.foreign.first() {
             return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
         }
         if !self.delete_resources(owner, &seen.stale, entry).await? {

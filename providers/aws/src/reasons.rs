@@ -9,6 +9,12 @@ pub(crate) const ADDRESS_POOL_NOT_SUPPORTED: &str = "AddressPoolNotSupported";
 pub(crate) const SOURCE_RANGES_NOT_SUPPORTED: &str = "SourceRangesNotSupported";
 /// A scheme that AWS does not have.
 pub(crate) const UNKNOWN_SCHEME: &str = "UnknownScheme";
+/// Two annotations that exclude each other.
+pub(crate) const CONFLICTING_ANNOTATIONS: &str = "ConflictingAnnotations";
+/// An annotation of another controller, which this provider would not obey.
+pub(crate) const ANNOTATION_NOT_SUPPORTED: &str = "AnnotationNotSupported";
+/// An annotation about AWS load balancers that no controller knows.
+pub(crate) const UNKNOWN_ANNOTATION: &str = "UnknownAnnotation";
 /// A change of the scheme, which AWS refuses.
 pub(crate) const SCHEME_IMMUTABLE: &str = "SchemeImmutable";
 /// Two node ports for one listener.
@@ -41,13 +47,29 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (ADDRESS_POOL_NOT_SUPPORTED, "The Service names an AddressPool.", "Remove `steerage.dev/address-pool`."),
     (
         SOURCE_RANGES_NOT_SUPPORTED,
-        "The Service has `spec.loadBalancerSourceRanges`, which would not filter anything.",
+        "The Service has `spec.loadBalancerSourceRanges` or the annotation `service.beta.kubernetes.io/load-balancer-source-ranges`, \
+         which would not filter anything.",
         "Remove them, and restrict the nodes' security group.",
     ),
     (
         UNKNOWN_SCHEME,
-        "The annotation for the scheme has an unknown value.",
-        "Use `internal` or `internet-facing`.",
+        "An annotation for the scheme has an unknown value.",
+        "Use a value that the message names.",
+    ),
+    (
+        CONFLICTING_ANNOTATIONS,
+        "The two annotations for the scheme contradict each other.",
+        "Remove `service.beta.kubernetes.io/aws-load-balancer-internal`.",
+    ),
+    (
+        ANNOTATION_NOT_SUPPORTED,
+        "An annotation of AWS's other controllers requests what Steerage does not do.",
+        "Remove the annotation, or set a value that the message names.",
+    ),
+    (
+        UNKNOWN_ANNOTATION,
+        "An annotation `service.beta.kubernetes.io/aws-load-balancer-…` has a name that no controller knows.",
+        "Correct the name; the message has the nearest known one.",
     ),
     (
         SCHEME_IMMUTABLE,
@@ -63,7 +85,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         OBJECT_NOT_OWNED,
         "A resource or listener that Steerage needs exists, but is not of this Service.",
-        "Delete it, or set another `--aws-cluster-name`.",
+        "As the message says: delete it, set another `--aws-cluster-name`, or hand the resource over to this cluster.",
     ),
     (
         LOAD_BALANCER_FAILED,

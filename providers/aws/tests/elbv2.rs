@@ -11,9 +11,9 @@ use aws_sdk_elasticloadbalancingv2::types::LoadBalancerSchemeEnum;
 use moto::Moto;
 use steerage_model::{Affinity, Protocol};
 use steerage_provider_api::{
-    Compare, Error, HealthState, Listener, LoadBalancer, Owner, Provider as _, TargetSet,
+    Compare, Error, HealthState, Listener, LoadBalancer, Owner, Progress, Provider as _, TargetSet,
 };
-use steerage_provider_aws::{Aws, Scheme};
+use steerage_provider_aws::{Aws, Config, Scheme};
 use steerage_provider_conformance::{Harness as _, converge, fixture};
 use steerage_requirements::requires;
 
@@ -167,6 +167,45 @@ async fn foreign_listener_is_kept_and_conflict_is_reported() {
     lb.listeners.push(listener(Protocol::Tcp, 81, 30081));
     let error = provider.apply(&lb, Compare::Remembered).await.unwrap_err();
     assert_eq!(error.reason(), "ObjectNotOwned");
+}
+
+/// A copy of a cluster starts with the flags and the Services of the original.
+#[tokio::test]
+async fn cluster_of_the_same_name_is_not_touched() {
+    requires!(Moto);
+    let (moto, original, lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
+    let before = moto.snapshot().await.unwrap();
+    let copy = moto.provider(copy_config(&moto));
+    assert_eq!(copy.owned().await.unwrap(), []);
+    assert_eq!(original.owned().await.unwrap(), std::slice::from_ref(&lb.owner));
+
+    let restored = Owner { uid: "another".to_owned(), ..lb.owner.clone() };
+    for owner in [lb.owner.clone(), restored] {
+        assert_eq!(copy.delete(&owner).await.unwrap(), Progress::Done);
+        assert!(copy.target_health(&owner).await.unwrap().targets.is_empty());
+        let error = copy.apply(&LoadBalancer { owner, ..lb.clone() }, Compare::Remembered).await.unwrap_err();
+        assert_eq!(error.reason(), "ObjectNotOwned");
+        for word in
+            ["--aws-cluster-name `conformance`", "steerage.dev/cluster-uid", "`cluster-1`", "`cluster-2`"]
+        {
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+    assert!(moto.proxy().writes().is_empty());
+    assert_eq!(moto.snapshot().await.unwrap(), before);
+
+    // An operator hands the resources over.
+    moto.hand_over("cluster-2").await.unwrap();
+    assert_eq!(copy.owned().await.unwrap(), std::slice::from_ref(&lb.owner));
+    assert_eq!(original.owned().await.unwrap(), []);
+    converge(&moto.provider(copy_config(&moto)), &lb).await.unwrap();
+    assert!(moto.proxy().writes().is_empty());
+}
+
+fn copy_config(moto: &Moto) -> Config {
+    let mut config = moto.config.clone();
+    "cluster-2".clone_into(&mut config.cluster.uid);
+    config
 }
 
 #[tokio::test]

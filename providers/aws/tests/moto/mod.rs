@@ -11,7 +11,7 @@ use aws_sdk_elasticloadbalancingv2 as elb;
 use bytes::Bytes;
 use elb::types::{LoadBalancerAttribute, LoadBalancerTypeEnum, ProtocolEnum, Tag, TargetTypeEnum};
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _, Target};
-use steerage_provider_aws::{Aws, Config, Scheme};
+use steerage_provider_aws::{Aws, ClusterId, Config, Scheme};
 use steerage_provider_conformance::{Call, CannedResponse, Harness, Proxy, Snapshot, Upstream};
 use steerage_testmoto::{Server, classify, parameters};
 
@@ -43,7 +43,7 @@ impl Moto {
         let direct =
             elb::config::Builder::from(&sdk).endpoint_url(format!("http://{}", server.addr())).build();
         let config = Config {
-            cluster: "conformance".to_owned(),
+            cluster: ClusterId { name: "conformance".to_owned(), uid: "cluster-1".to_owned() },
             vpc,
             subnets,
             region: None,
@@ -105,6 +105,20 @@ impl Moto {
             }
         }
         Ok((balancer, groups))
+    }
+
+    /// Has all resources carry this UID of a cluster, as an operator does after a restore.
+    pub(crate) async fn hand_over(&self, cluster_uid: &str) -> anyhow::Result<()> {
+        let mut arns = Vec::new();
+        for balancer in self.balancers().await? {
+            let arn = balancer.load_balancer_arn.unwrap_or_default();
+            arns.extend(self.listeners(&arn).await?.into_iter().filter_map(|l| l.listener_arn));
+            arns.push(arn);
+        }
+        arns.extend(self.groups().await?.into_iter().filter_map(|g| g.target_group_arn));
+        let tag = Tag::builder().key("steerage.dev/cluster-uid").value(cluster_uid).build();
+        self.elb.add_tags().set_resource_arns(Some(arns)).tags(tag).send().await?;
+        Ok(())
     }
 
     fn node(&self, id: &str) -> String {

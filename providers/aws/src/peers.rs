@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The annotations of AWS's other controllers, and which of them Steerage accepts. Pure. `desired` checks each Service with it, so
+//! that an annotation is never ignored: a load balancer that looks configured would be more open than its owner believes.
+//!
+//! `docs/reference/annotations.md` lists the table.
+
+use std::collections::BTreeMap;
+
+use steerage_provider_api::Error;
+
+use crate::{annotations, reasons};
+
+/// All names in [`PEER_ANNOTATIONS`] start with it.
+pub const PREFIX: &str = "service.beta.kubernetes.io/";
+/// Every annotation that starts with it concerns a load balancer of AWS.
+const AWS_PREFIX: &str = "service.beta.kubernetes.io/aws-load-balancer-";
+/// The annotation that precedes the field `spec.loadBalancerSourceRanges`.
+const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+
+/// An annotation that another controller reads, and Steerage does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerAnnotation {
+    /// The name after [`PREFIX`]. If it ends with a dot, more follows in the annotation.
+    pub suffix: &'static str,
+    /// Values that are accepted, because they request what Steerage does anyway.
+    pub accepted: &'static [&'static str],
+    /// Why other values are refused, or what to use instead: a sentence.
+    pub why: &'static str,
+}
+
+const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'static str) -> PeerAnnotation {
+    PeerAnnotation { suffix, accepted, why }
+}
+
+const ATTRIBUTES: &str =
+    "Attributes of load balancers are not supported yet. Steerage keeps what you set by other means.";
+const GROUP_ATTRIBUTES: &str = "Steerage sets these attributes of target groups itself.";
+const SECURITY_GROUPS: &str = "Security groups are not supported yet. Restrict the nodes' security group.";
+const TLS: &str = "TLS listeners are not supported yet.";
+const ADDRESSES: &str = "Requested addresses are not supported yet.";
+const IPV6: &str = "IPv6 is not supported yet.";
+const CLASSIC: &str = "It concerns classic load balancers, which Steerage does not create.";
+const QUIC: &str = "QUIC is not supported.";
+const HEALTH_CHECK: &str = "The check is that of the node's service proxy, chosen by externalTrafficPolicy.";
+
+/// Every annotation of the AWS Load Balancer Controller and of AWS's cloud controller manager for network load balancers, except
+/// those in [`annotations::ALL`].
+pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
+    peer("actions.", &[], "Weighted target groups are not supported yet."),
+    peer("aws-load-balancer-access-log-emit-interval", &[], CLASSIC),
+    peer("aws-load-balancer-access-log-enabled", &["false"], ATTRIBUTES),
+    peer("aws-load-balancer-access-log-s3-bucket-name", &[], ATTRIBUTES),
+    peer("aws-load-balancer-access-log-s3-bucket-prefix", &[], ATTRIBUTES),
+    peer("aws-load-balancer-additional-resource-tags", &[], "Further tags are not supported yet."),
+    peer("aws-load-balancer-alpn-policy", &["None"], TLS),
+    peer("aws-load-balancer-attributes", &[], ATTRIBUTES),
+    peer("aws-load-balancer-backend-protocol", &["tcp"], TLS),
+    peer("aws-load-balancer-connection-draining-enabled", &[], CLASSIC),
+    peer("aws-load-balancer-connection-draining-timeout", &[], CLASSIC),
+    peer("aws-load-balancer-connection-idle-timeout", &[], CLASSIC),
+    peer("aws-load-balancer-cross-zone-load-balancing-enabled", &["false"], ATTRIBUTES),
+    peer("aws-load-balancer-disable-nlb-sg", &["true"], SECURITY_GROUPS),
+    peer("aws-load-balancer-eip-allocations", &[], ADDRESSES),
+    peer("aws-load-balancer-enable-icmp-for-path-mtu-discovery", &[], SECURITY_GROUPS),
+    peer("aws-load-balancer-enable-prefix-for-ipv6-source-nat", &["off"], IPV6),
+    peer(
+        "aws-load-balancer-enable-tcp-udp-listener",
+        &["true"],
+        "A port with TCP and UDP always has one TCP_UDP listener.",
+    ),
+    peer("aws-load-balancer-extra-security-groups", &[], CLASSIC),
+    peer(
+        "aws-load-balancer-healthcheck-healthy-threshold",
+        &[],
+        "Use the annotation steerage.dev/health-check-healthy-threshold.",
+    ),
+    peer(
+        "aws-load-balancer-healthcheck-interval",
+        &[],
+        "Use the annotation steerage.dev/health-check-interval.",
+    ),
+    peer("aws-load-balancer-healthcheck-path", &["/healthz"], HEALTH_CHECK),
+    peer("aws-load-balancer-healthcheck-port", &[], HEALTH_CHECK),
+    peer("aws-load-balancer-healthcheck-protocol", &["HTTP", "http"], HEALTH_CHECK),
+    peer("aws-load-balancer-healthcheck-success-codes", &["200"], HEALTH_CHECK),
+    peer(
+        "aws-load-balancer-healthcheck-timeout",
+        &[],
+        "Use the annotation steerage.dev/health-check-timeout.",
+    ),
+    peer(
+        "aws-load-balancer-healthcheck-unhealthy-threshold",
+        &[],
+        "Use the annotation steerage.dev/health-check-unhealthy-threshold.",
+    ),
+    peer("aws-load-balancer-inbound-sg-rules-on-private-link-traffic", &[], SECURITY_GROUPS),
+    peer("aws-load-balancer-ip-address-type", &["ipv4"], IPV6),
+    peer("aws-load-balancer-ipv6-addresses", &[], IPV6),
+    peer("aws-load-balancer-listener-attributes.", &[], "Attributes of listeners are not supported yet."),
+    peer("aws-load-balancer-manage-backend-security-group-rules", &["false"], SECURITY_GROUPS),
+    peer("aws-load-balancer-minimum-load-balancer-capacity", &[], "Reserved capacity is not supported."),
+    peer(
+        "aws-load-balancer-multi-cluster-target-group",
+        &["false"],
+        "Target groups of several clusters are not supported.",
+    ),
+    peer(
+        "aws-load-balancer-name",
+        &[],
+        "Steerage chooses the name, so that it finds the load balancer again.",
+    ),
+    peer("aws-load-balancer-nlb-target-type", &["instance"], "IP targets are not supported yet."),
+    peer("aws-load-balancer-private-ipv4-addresses", &[], ADDRESSES),
+    peer("aws-load-balancer-proxy-protocol", &[], GROUP_ATTRIBUTES),
+    peer("aws-load-balancer-proxy-protocol-per-target-group", &[], GROUP_ATTRIBUTES),
+    peer("aws-load-balancer-quic-enabled-containers", &[], QUIC),
+    peer("aws-load-balancer-quic-enabled-ports", &[], QUIC),
+    peer("aws-load-balancer-security-group-prefix-lists", &[], SECURITY_GROUPS),
+    peer("aws-load-balancer-security-groups", &[], SECURITY_GROUPS),
+    peer("aws-load-balancer-source-nat-ipv6-prefixes", &[], IPV6),
+    peer("aws-load-balancer-ssl-cert", &[], TLS),
+    peer("aws-load-balancer-ssl-negotiation-policy", &[], TLS),
+    peer("aws-load-balancer-ssl-ports", &[], TLS),
+    peer("aws-load-balancer-subnets", &[], "All load balancers use the subnets of --aws-subnets."),
+    peer("aws-load-balancer-target-group-attributes", &[], GROUP_ATTRIBUTES),
+    peer("aws-load-balancer-target-node-labels", &[], "A choice of nodes by labels is not supported yet."),
+    peer(
+        "aws-load-balancer-type",
+        &["nlb", "external"],
+        "Steerage creates network load balancers with instance targets.",
+    ),
+    peer("load-balancer-source-ranges", &[], "Steerage would not enforce them."),
+];
+
+/// Refuses an annotation that another controller would obey, or whose name nobody knows.
+pub(crate) fn check(annotations: &BTreeMap<String, String>) -> Result<(), Error> {
+    for (name, value) in annotations {
+        let Some(suffix) = name.strip_prefix(PREFIX) else { continue };
+        if annotations::ALL.iter().any(|known| known.name == name) {
+            continue;
+        }
+        let is_it = |peer: &&PeerAnnotation| {
+            suffix == peer.suffix || (peer.suffix.ends_with('.') && suffix.starts_with(peer.suffix))
+        };
+        match PEER_ANNOTATIONS.iter().find(is_it) {
+            Some(peer) if peer.accepted.contains(&value.trim()) => {}
+            // As for the field, an empty list is none.
+            Some(_) if name == SOURCE_RANGES && value.trim().is_empty() => {}
+            Some(peer) => return Err(refused(name, peer)),
+            None if name.starts_with(AWS_PREFIX) => return Err(unknown(name)),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+fn refused(name: &str, peer: &PeerAnnotation) -> Error {
+    let PeerAnnotation { accepted, why, .. } = peer;
+    if name == SOURCE_RANGES {
+        let message = format!(
+            "The AWS provider does not enforce source ranges. No load balancer is created or changed. Remove the annotation {name}, \
+             and restrict the nodes' security group instead."
+        );
+        return Error::invalid(reasons::SOURCE_RANGES_NOT_SUPPORTED, message);
+    }
+    let or =
+        if accepted.is_empty() { String::new() } else { format!(", or set it to {}", accepted.join(" or ")) };
+    let what = if accepted.is_empty() { "is not supported" } else { "has an unsupported value" };
+    let message = format!(
+        "Annotation {name} {what}. {why} No load balancer is created or changed. Remove the annotation{or}."
+    );
+    Error::invalid(reasons::ANNOTATION_NOT_SUPPORTED, message)
+}
+
+fn unknown(name: &str) -> Error {
+    let known = PEER_ANNOTATIONS.iter().map(|peer| format!("{PREFIX}{}", peer.suffix));
+    let known = known.chain(annotations::ALL.iter().map(|known| known.name.to_owned()));
+    let nearest = known.min_by_key(|known| strsim::levenshtein(name, known)).unwrap_or_default();
+    let message = format!(
+        "Annotation {name} is unknown. The nearest known one is {nearest}. No load balancer is created or changed. Correct or \
+         remove the annotation."
+    );
+    Error::invalid(reasons::UNKNOWN_ANNOTATION, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(suffix: &str, value: &str) -> Result<(), (&'static str, String)> {
+        let annotations = BTreeMap::from([(format!("{PREFIX}{suffix}"), value.to_owned())]);
+        check(&annotations).map_err(|error| (error.reason(), error.to_string()))
+    }
+
+    #[test]
+    fn table_is_sorted_and_without_supported_annotations() {
+        let names: Vec<_> = PEER_ANNOTATIONS.iter().map(|peer| peer.suffix).collect();
+        assert!(names.is_sorted_by(|a, b| a < b));
+        for known in annotations::ALL {
+            assert!(names.iter().all(|suffix| format!("{PREFIX}{suffix}") != known.name), "{}", known.name);
+        }
+        assert!(PEER_ANNOTATIONS.iter().all(|peer| peer.why.ends_with('.')));
+    }
+
+    #[test]
+    fn every_peer_annotation_is_refused_by_name_unless_it_requests_what_is_done_anyway() {
+        for peer in PEER_ANNOTATIONS {
+            let suffix = if peer.suffix.ends_with('.') {
+                format!("{}TCP-80", peer.suffix)
+            } else {
+                peer.suffix.to_owned()
+            };
+            for value in peer.accepted {
+                assert_eq!(checked(&suffix, value), Ok(()), "{suffix}");
+            }
+            let (_, message) = checked(&suffix, "surprise").unwrap_err();
+            assert!(message.contains(&suffix), "{message}");
+        }
+        let (reason, message) = checked("aws-load-balancer-nlb-target-type", "ip").unwrap_err();
+        assert_eq!(reason, "AnnotationNotSupported");
+        assert!(message.contains("IP targets") && message.contains("or set it to instance"), "{message}");
+    }
+
+    #[test]
+    fn unknown_annotation_is_refused_with_the_nearest_name() {
+        for (typo, nearest) in [
+            ("aws-load-balancer-schema", "aws-load-balancer-scheme."),
+            ("aws-load-balancer-intrenal", "aws-load-balancer-internal."),
+            ("aws-load-balancer-security-group", "aws-load-balancer-security-groups."),
+        ] {
+            let (reason, message) = checked(typo, "true").unwrap_err();
+            assert_eq!(reason, "UnknownAnnotation");
+            assert!(
+                message.contains(typo) && message.contains(&format!("is {PREFIX}{nearest}")),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn source_ranges_are_refused_like_the_field() {
+        let (reason, _) = checked("load-balancer-source-ranges", "192.0.2.0/24").unwrap_err();
+        assert_eq!(reason, "SourceRangesNotSupported");
+        assert_eq!(checked("load-balancer-source-ranges", " "), Ok(()));
+    }
+
+    #[test]
+    fn annotations_of_others_are_accepted() {
+        assert_eq!(checked("aws-load-balancer-scheme", "internal"), Ok(()));
+        assert_eq!(checked("azure-load-balancer-internal", "true"), Ok(()));
+        assert_eq!(checked("external-traffic", "OnlyLocal"), Ok(()));
+    }
+}
