@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use steerage_model::Family;
 use steerage_provider_api::SharedSet;
 
 use super::NodeTargets;
@@ -12,6 +13,8 @@ use super::NodeTargets;
 pub(crate) struct NodeDependence {
     /// The shared set that it uses, or reports of.
     pub(super) set: Option<SharedSet>,
+    /// The Service's only family: nodes without an address of it are reported.
+    pub(super) family: Option<Family>,
     /// Nodes that it looked at one by one, known or not.
     pub(super) members: Vec<String>,
 }
@@ -24,6 +27,8 @@ pub(crate) struct NodeChange {
     pub(crate) sets: Vec<SharedSet>,
     /// Sets of which their users have something else to report.
     exceptions: Vec<SharedSet>,
+    /// The same, for users with this family alone.
+    lacking: Vec<(SharedSet, Family)>,
 }
 
 impl NodeChange {
@@ -33,7 +38,12 @@ impl NodeChange {
         let sets = [SharedSet::Eligible, SharedSet::Agents];
         let has_other_targets = |set: &SharedSet| both(set).0.targets != both(set).1.targets;
         let has_other_exceptions = |set: &SharedSet| both(set).0.exceptions != both(set).1.exceptions;
+        let lacks_others = |(set, family): &(SharedSet, Family)| {
+            both(set).0.lacking.get(family) != both(set).1.lacking.get(family)
+        };
+        let pairs = sets.into_iter().flat_map(|set| [(set, Family::V4), (set, Family::V6)]);
         Self {
+            lacking: pairs.filter(lacks_others).collect(),
             nodes,
             sets: sets.into_iter().filter(has_other_targets).collect(),
             exceptions: sets.into_iter().filter(has_other_exceptions).collect(),
@@ -42,8 +52,11 @@ impl NodeChange {
 
     /// Whether a plan may differ. `shared_sets`: the provider changes a shared set for all at once.
     pub(crate) fn concerns(&self, plan: &NodeDependence, shared_sets: bool) -> bool {
-        let is_other =
-            |set: SharedSet| self.exceptions.contains(&set) || (!shared_sets && self.sets.contains(&set));
+        let is_other = |set: SharedSet| {
+            self.exceptions.contains(&set)
+                || plan.family.is_some_and(|family| self.lacking.contains(&(set, family)))
+                || (!shared_sets && self.sets.contains(&set))
+        };
         plan.set.is_some_and(is_other) || plan.members.iter().any(|node| self.nodes.contains(node))
     }
 }

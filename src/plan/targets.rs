@@ -44,16 +44,16 @@ pub(crate) struct NodeTargets {
 pub(super) struct SharedTargets {
     pub(super) targets: Arc<[Target]>,
     pub(super) exceptions: SetExceptions,
+    /// Targets that have an address, but not of this family: load balancers with this family alone report them.
+    pub(super) lacking: BTreeMap<Family, Vec<String>>,
 }
 
-/// What a shared set's users report of it.
+/// What all users of a shared set report of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SetExceptions {
     is_empty: bool,
     /// All targets, if no node is eligible.
     ineligible: Vec<(String, IneligibleReason)>,
-    /// Targets that lack an address of a family, each with the family.
-    unreachable: Vec<(String, Family)>,
     /// Eligible nodes that are no targets, because they have no agent.
     without_agent: Arc<[String]>,
 }
@@ -70,12 +70,15 @@ impl SharedTargets {
             exceptions.ineligible = nodes.filter_map(reason).collect();
         }
         exceptions.is_empty = targets.is_empty();
-        for target in targets.iter() {
+        let mut lacking = BTreeMap::<Family, Vec<String>>::new();
+        // A node that has no address yet is about to get one; it is no exception worth a condition on every Service.
+        for target in targets.iter().filter(|target| !target.addresses.is_empty()) {
             let has = |family| target.addresses.iter().any(|address| Family::of(*address) == family);
-            let lacking = [Family::V4, Family::V6].into_iter().filter(|family| !has(*family));
-            exceptions.unreachable.extend(lacking.map(|family| (target.node.clone(), family)));
+            for family in [Family::V4, Family::V6].into_iter().filter(|family| !has(*family)) {
+                lacking.entry(family).or_default().push(target.node.clone());
+            }
         }
-        Self { targets, exceptions }
+        Self { targets, exceptions, lacking }
     }
 }
 
@@ -195,7 +198,7 @@ pub(crate) fn targets(
         set: nodes.set(set),
         ineligible: shared.exceptions.ineligible.clone(),
         without_agent: Arc::clone(&shared.exceptions.without_agent),
-        depends: NodeDependence { set: Some(set), members: Vec::new() },
+        depends: NodeDependence { set: Some(set), family: only_family(service), members: Vec::new() },
     };
     if (service.external_policy, steering) != (TrafficPolicy::Local, Steering::Api) {
         return plan;
@@ -225,6 +228,15 @@ pub(crate) fn targets(
     // The nodes without an agent are reported also where the targets are chosen one by one.
     plan.depends.set = Some(set).filter(|_| needs_agent);
     plan
+}
+
+/// The family of a Service that has only one.
+fn only_family(service: &Service) -> Option<Family> {
+    match (&service.families[..], &service.cluster_ips[..]) {
+        ([only], _) => Some(*only),
+        ([], [only]) => Some(Family::of(*only)),
+        _ => None,
+    }
 }
 
 fn weighted(node: &NodeTarget, count: u32, config: &Config) -> Target {

@@ -9,7 +9,9 @@ use steerage_model::{
     Affinity, Endpoint, EndpointSlice, Family, IpMode, Key, Node, NodeAgent, Protocol, Service, ServiceKind,
     ServicePort, TrafficPolicy, annotations, names,
 };
-use steerage_provider_api::{Addressing, Capabilities, HealthProtocol, SharedSet, Steering};
+use steerage_provider_api::{
+    Addressing, Capabilities, HealthProtocol, SharedSet, Steering, Target, TargetSet,
+};
 
 use super::*;
 
@@ -335,7 +337,7 @@ proptest! {
         endpoints in proptest::collection::vec(endpoint(), 0..4),
         before in proptest::collection::vec(0u8..7, 3),
         after in proptest::collection::vec(0u8..7, 3),
-        (api, cluster, labelled) in any::<(bool, bool, bool)>(),
+        (api, cluster, labelled, ipv6) in any::<(bool, bool, bool, bool)>(),
     ) {
         let nodes = |states: &[u8]| -> Vec<Node> {
             let of = |(name, state): (&str, &u8)| {
@@ -345,6 +347,7 @@ proptest! {
                     1 => node.autoscaler_taint = true,
                     2 => node.excluded = true,
                     3 => node.addresses.push("fd00::1".parse().expect("ip")),
+                    5 => node.addresses = vec!["fd00::1".parse().expect("ip")],
                     4 => node.agent = Some(NodeAgent { mode: "labelled".to_owned(), version: "1".to_owned() }),
                     _ => {}
                 }
@@ -358,6 +361,8 @@ proptest! {
         let mut service = service();
         service.external_policy = if cluster { TrafficPolicy::Cluster } else { TrafficPolicy::Local };
         service.proxy_name = labelled.then(|| names::PROXY_NAME.to_owned());
+        let family = if ipv6 { Family::V6 } else { Family::V4 };
+        service.families = vec![family];
         let mode = if api { Steering::Api } else { Steering::HealthCheck };
         let slices = [slice(endpoints)];
         let (was, plan) = shown(&service, &slices, &old, mode);
@@ -372,6 +377,12 @@ proptest! {
             prop_assert!(plan.set.shared.is_some() || was == is, "{} became {}", was, is);
             prop_assert_eq!((&plan.ineligible, &plan.without_agent), (&next.ineligible, &next.without_agent));
             prop_assert_eq!(plan.set.targets.is_empty(), next.set.targets.is_empty());
+            let lacking = |set: &TargetSet| -> Vec<String> {
+                let has = |target: &Target| target.addresses.iter().any(|address| Family::of(*address) == family);
+                let lacking = set.targets.iter().filter(|target| !target.addresses.is_empty() && !has(target));
+                lacking.map(|target| target.node.clone()).collect()
+            };
+            prop_assert!(plan.set.shared.is_none() || lacking(&plan.set) == lacking(&next.set));
         }
     }
 }

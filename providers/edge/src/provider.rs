@@ -167,11 +167,15 @@ impl EdgeProvider {
         families: &[Family],
         set: &TargetSet,
     ) -> Result<(ObjectTargets, Vec<(String, String)>, Option<User<'_>>), Error> {
-        let refused = spec::refused(families, set);
+        let mut refused = spec::refused(families, set);
         let Some(which) = set.shared else {
             let own = spec::targets(families, set);
             return Ok((ObjectTargets { node_set: None, own }, refused, None));
         };
+        // A node that has no address yet changes the set when it gets one.
+        let without_address =
+            |node: &str| set.targets.iter().any(|target| target.node == node && target.addresses.is_empty());
+        refused.retain(|(node, _)| !without_address(node));
         let user = self.shared.about_to_use(which.as_str());
         self.write_shared(which, set).await?;
         let targets = ObjectTargets { node_set: Some(which.as_str().to_owned()), own: Vec::new() };
