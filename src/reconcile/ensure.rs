@@ -8,7 +8,7 @@ use steerage_model::{Service, annotations, names};
 use steerage_provider_api::{Error, Progress};
 use tokio::time::Instant;
 
-use super::program::{PlannedTargets, is_due};
+use super::program::{PlannedTargets, exists, is_due};
 use super::{ReconcileError, ReconcileResult, Reconciler};
 use crate::applied::AppliedState;
 use crate::cluster_index::{Snapshot, owner_of};
@@ -256,9 +256,4 @@ impl Reconciler {
 /// What is wrong, what happens now, what to do.
 fn plan_error(error: &PlanError, consequence: &str) -> ReasonMessage {
     (error.reason(), format!("{error}. {consequence}. {}.", error.remedy()))
-}
-
-/// Whether the Service has a load balancer.
-pub(super) fn exists(service: &Service, applied: &AppliedState) -> bool {
-    !applied.ingress.is_empty() || !service.ingress.is_empty()
 }

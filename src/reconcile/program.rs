@@ -3,10 +3,10 @@
 //!
 //! A rejected structure does not stop the targets: what exists keeps its structure, and its targets follow the endpoints.
 
+use steerage_model::Service;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Steering, TargetSet};
 use tokio::time::Instant;
 
-use super::ensure::exists;
 use super::{ReconcileError, ReconcileResult, Reconciler};
 use crate::applied::{AppliedState, GivenTargets};
 use crate::cluster_index::{Snapshot, owner_of};
@@ -166,4 +166,9 @@ pub(super) fn is_due(at: Option<Instant>) -> bool {
 /// A request for a full comparison follows a change at the provider, or the resync. After a failure the provider remembers nothing.
 fn compare(request: &ReconcileRequest) -> Compare {
     if request.full { Compare::InPlace } else { Compare::Remembered }
+}
+
+/// Whether the Service has a load balancer.
+pub(super) fn exists(service: &Service, applied: &AppliedState) -> bool {
+    !applied.ingress.is_empty() || !service.ingress.is_empty()
 }
