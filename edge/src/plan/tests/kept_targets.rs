@@ -220,6 +220,30 @@ fn vip_waits_while_all_new_targets_refuse() {
 }
 
 #[test]
+fn last_group_without_a_target_is_not_kept() {
+    let mut planner = Planner::new();
+    let empty = of_three_nodes(checked(&[], 10256));
+    planner.plan(&empty);
+    let next = of_three_nodes(of_node_set(31000));
+    assert!(!planner.plan(&next).is_waiting);
+    assert_eq!(planner.reached(), [1, 2, 3]);
+    assert_eq!(planner.plan.probes.len(), 3);
+}
+
+#[test]
+fn last_group_without_a_healthy_target_is_kept_until_a_new_target_is_healthy() {
+    let (mut planner, last) = steered_by_health_checks();
+    planner.probed(&last, 31000, &[], &[1]);
+    let next = of_three_nodes(of_node_set(32000));
+    planner.plan(&next);
+    assert!(planner.plan.is_waiting, "no group is known to be better");
+    planner.probed(&next, 32000, &[2], &[]);
+    assert!(!planner.plan.is_waiting);
+    assert_eq!(planner.reached(), [2]);
+    assert!(planner.plan.probes.iter().all(|probe| probe.check.port == 32000), "the last group is forgotten");
+}
+
+#[test]
 fn probes_are_urgent_while_no_target_of_the_group_is_healthy() {
     let index = of_three_nodes(of_node_set(31000));
     let mut planner = Planner::new();
