@@ -289,17 +289,26 @@ impl Engine {
         done(&mut self.gates.synced);
         let now = Instant::now();
         let inputs = PlanInputs { index: &self.index, host: &self.host, health: &self.health, now };
-        let Plan { forwarding, mut vips, monitored_vips, probes, statuses, is_waiting, assignments } =
-            plan(&inputs, &self.assignments);
+        let Plan {
+            forwarding,
+            mut vips,
+            monitored_vips,
+            probes,
+            urgent_probes,
+            statuses,
+            is_waiting,
+            assignments,
+        } = plan(&inputs, &self.assignments);
         self.assignments = assignments;
         self.is_waiting = is_waiting;
         self.health.retain(|probe, _| probes.contains(probe));
-        self.prober.set_probes(&probes, |target| self.host.source_for(target));
+        self.prober.set_probes(&probes, &urgent_probes, |target| self.host.source_for(target));
         if self.membership.settled {
             // Not before: an edge host that is not known yet would be taken for a foreign one.
             send_if_changed(&self.outputs.monitored_vips, monitored_vips);
         }
         let synced_at = *self.synced_at.get_or_insert(now);
+        // A target counts once its first probe has ended, answered or not: one that refuses must not delay all VIPs.
         self.warmed_up |= self.health.len() == probes.len() || now.duration_since(synced_at) >= WARM_UP_LIMIT;
         if !self.warmed_up {
             self.vips.sync_vips(self.role(), &self.vips.held().clone());

@@ -44,34 +44,49 @@ impl Default for TargetHealth {
     }
 }
 
+/// Of every probe that was tried at least once, answered or not.
 pub(crate) type HealthByProbe = HashMap<Probe, TargetHealth>;
 
 /// The least time between two changes of a weight: each change moves connections.
 const WEIGHT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long unanswered probes leave a target in its initial state: a node opens the health-check port of a new Service when its
-/// service proxy has read it.
+/// An unanswered probe that ends sooner leaves a target in its initial state: a node opens the health-check port of a new Service
+/// when its service proxy has read the Service.
 const INITIAL_LIMIT: Duration = Duration::from_secs(10);
-/// The first delay after such a probe; the next ones double, up to the interval.
+/// The first delay after such a probe; the next ones double, up to the interval and to the end of the limit.
 const INITIAL_DELAY: Duration = Duration::from_millis(100);
 
 /// Follows the probes of one target.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct HealthTracker {
     health: TargetHealth,
-    /// When the first probe was not answered, and how many were not, in the initial state.
-    unanswered: Option<(Instant, u32)>,
+    started: Instant,
+    /// Probes without an answer in the initial state.
+    unanswered: u32,
+    was_healthy: bool,
     /// Probes in a row that contradict the state.
     contrary: u32,
     weight_changed: Option<Instant>,
 }
 
 impl HealthTracker {
+    /// Before the first probe, which begins now.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            health: TargetHealth::default(),
+            started: now,
+            unanswered: 0,
+            was_healthy: false,
+            contrary: 0,
+            weight_changed: None,
+        }
+    }
+
     pub(crate) fn health(&self) -> &TargetHealth {
         &self.health
     }
 
-    /// Whether the health has changed.
+    /// Whether the health has changed. The first probe always changes it.
     pub(crate) fn record(&mut self, check: &HealthCheck, result: ProbeResult, now: Instant) -> bool {
         let before = self.health.clone();
         match result {
@@ -80,9 +95,15 @@ impl HealthTracker {
                 self.set_weight(weight, now);
                 if self.health.state == TargetState::Healthy {
                     self.health.reason.clear();
+                    self.was_healthy = true;
                 }
             }
-            ProbeResult::Unanswered(_) if self.is_undecided(now) => {}
+            ProbeResult::Unanswered(reason) if self.is_undecided(now) => {
+                self.unanswered += 1;
+                if self.unanswered == 1 {
+                    self.health.reason = reason;
+                }
+            }
             ProbeResult::Failed(reason) | ProbeResult::Unanswered(reason) => {
                 self.count_towards(TargetState::Unhealthy, check.unhealthy_threshold);
                 if self.health.state == TargetState::Unhealthy {
@@ -94,19 +115,18 @@ impl HealthTracker {
     }
 
     /// The delay until the next probe while no probe has decided.
-    pub(crate) fn initial_delay(&self, interval: Duration) -> Option<Duration> {
-        let (_, count) = self.unanswered.filter(|_| self.health.state == TargetState::Initial)?;
-        Some(INITIAL_DELAY.saturating_mul(1 << (count - 1).min(10)).min(interval))
+    pub(crate) fn initial_delay(&self, interval: Duration, now: Instant) -> Option<Duration> {
+        if self.health.state != TargetState::Initial || self.unanswered == 0 {
+            return None;
+        }
+        let delay = INITIAL_DELAY.saturating_mul(1 << (self.unanswered - 1).min(10));
+        let rest = INITIAL_LIMIT.saturating_sub(now.duration_since(self.started));
+        Some(delay.min(interval).min(rest))
     }
 
-    /// Counts an unanswered probe in the initial state; whether it says nothing yet.
-    fn is_undecided(&mut self, now: Instant) -> bool {
-        if self.health.state != TargetState::Initial {
-            return false;
-        }
-        let (since, count) = self.unanswered.get_or_insert((now, 0));
-        *count += 1;
-        now.duration_since(*since) < INITIAL_LIMIT
+    /// Whether an unanswered probe that ends now says nothing yet.
+    fn is_undecided(&self, now: Instant) -> bool {
+        self.health.state == TargetState::Initial && now.duration_since(self.started) < INITIAL_LIMIT
     }
 
     fn count_towards(&mut self, to: TargetState, threshold: u32) {
@@ -114,8 +134,11 @@ impl HealthTracker {
             self.contrary = 0;
             return;
         }
-        // The first answer decides alone: until then the target is not used unless all targets are.
-        let needed = if self.health.state == TargetState::Initial { 1 } else { threshold.max(1) };
+        // The first answer decides alone: until then the target is not used unless all targets are. So does the first pass: a new
+        // Service's node answers 503 until a pod is ready.
+        let is_first =
+            self.health.state == TargetState::Initial || to == TargetState::Healthy && !self.was_healthy;
+        let needed = if is_first { 1 } else { threshold.max(1) };
         self.contrary += 1;
         if self.contrary >= needed {
             self.health.state = to;
@@ -152,8 +175,8 @@ mod tests {
     }
 
     fn states(results: &str) -> String {
-        let mut tracker = HealthTracker::default();
         let now = Instant::now();
+        let mut tracker = HealthTracker::new(now);
         let state = |result| {
             let result = if result == '+' {
                 ProbeResult::Passed(None)
@@ -173,7 +196,7 @@ mod tests {
     #[test]
     fn thresholds_count_consecutive_probes() {
         assert_eq!(states("+--+---"), "hhhhhhu");
-        assert_eq!(states("-+-++"), "uuuuh");
+        assert_eq!(states("+---+-++"), "hhhuuuuh");
     }
 
     #[test]
@@ -183,22 +206,36 @@ mod tests {
     }
 
     #[test]
+    fn first_pass_decides_and_later_ones_count() {
+        assert_eq!(states("----+"), "uuuuh");
+        assert_eq!(states("-+---+-++"), "uhhhuuuuh");
+    }
+
+    #[test]
     fn unanswered_probes_are_repeated_soon_and_decide_late() {
-        let (mut tracker, start) = (HealthTracker::default(), Instant::now());
+        let start = Instant::now();
+        let mut tracker = HealthTracker::new(start);
         let (mut now, mut delays) = (start, Vec::new());
         let refused = || ProbeResult::Unanswered("refused".to_owned());
-        while !tracker.record(&check(), refused(), now) {
-            let delay = tracker.initial_delay(Duration::from_hours(1)).expect("soon");
+        while tracker.health().state == TargetState::Initial {
+            let is_first = now == start;
+            assert_eq!(tracker.record(&check(), refused(), now), is_first, "sent once");
+            assert_eq!(tracker.health().reason, "refused");
+            let delay = tracker.initial_delay(Duration::from_hours(1), now).expect("soon");
             delays.push(delay.as_millis());
             now += delay;
+            if now >= start + INITIAL_LIMIT {
+                assert!(tracker.record(&check(), refused(), now));
+            }
         }
-        assert_eq!(delays, [100, 200, 400, 800, 1600, 3200, 6400]);
+        assert_eq!(delays, [100, 200, 400, 800, 1600, 3200, 3700]);
         assert_eq!(tracker.health().state, TargetState::Unhealthy);
-        assert_eq!(tracker.initial_delay(Duration::from_hours(1)), None, "the interval counts now");
+        assert_eq!(tracker.initial_delay(Duration::from_hours(1), now), None, "the interval counts now");
 
-        let mut opened = HealthTracker::default();
-        assert!(!opened.record(&check(), refused(), start));
-        assert_eq!(opened.initial_delay(Duration::from_millis(30)), Some(Duration::from_millis(30)));
+        let mut opened = HealthTracker::new(start);
+        assert!(opened.record(&check(), refused(), start));
+        let interval = Duration::from_millis(30);
+        assert_eq!(opened.initial_delay(interval, start), Some(interval));
         assert!(opened.record(&check(), ProbeResult::Passed(None), start));
         assert_eq!(opened.health().state, TargetState::Healthy);
         for state in [TargetState::Healthy, TargetState::Healthy, TargetState::Unhealthy] {
@@ -208,19 +245,37 @@ mod tests {
     }
 
     #[test]
+    fn slow_first_probe_decides_if_it_ends_after_the_limit() {
+        let start = Instant::now();
+        let mut tracker = HealthTracker::new(start);
+        let result = ProbeResult::Unanswered("no response within 20s".to_owned());
+        assert!(tracker.record(&check(), result, start + Duration::from_secs(20)));
+        assert_eq!(tracker.health().state, TargetState::Unhealthy);
+    }
+
+    #[test]
     fn reason_is_set_while_unhealthy() {
-        let (mut tracker, now) = (HealthTracker::default(), Instant::now());
+        let now = Instant::now();
+        let mut tracker = HealthTracker::new(now);
         assert!(tracker.record(&check(), ProbeResult::Failed("status 503".to_owned()), now));
         assert_eq!(tracker.health().reason, "status 503");
         assert!(!tracker.record(&check(), ProbeResult::Failed("status 503".to_owned()), now), "nothing new");
-        tracker.record(&check(), ProbeResult::Passed(None), now);
         assert!(tracker.record(&check(), ProbeResult::Passed(None), now));
         assert_eq!(tracker.health().reason, "");
+        for (result, reason) in [("-", ""), ("-", ""), ("-", "status 503"), ("+", "status 503"), ("+", "")] {
+            let result = match result {
+                "+" => ProbeResult::Passed(None),
+                _ => ProbeResult::Failed("status 503".to_owned()),
+            };
+            tracker.record(&check(), result, now);
+            assert_eq!(tracker.health().reason, reason);
+        }
     }
 
     #[test]
     fn weights_are_bounded_and_rate_limited() {
-        let (mut tracker, start) = (HealthTracker::default(), Instant::now());
+        let start = Instant::now();
+        let mut tracker = HealthTracker::new(start);
         let mut weight = |weight, seconds| {
             tracker.record(&check(), ProbeResult::Passed(weight), start + Duration::from_secs(seconds));
             tracker.health().weight

@@ -76,6 +76,8 @@ impl TargetIds {
 pub(crate) struct TableNumbers {
     /// The numbers that the kernel held when this process started, by VIP.
     adopted: Arc<HashMap<IpAddr, u32>>,
+    /// All numbers that the kernel held then. They are never given to another VIP.
+    reserved: Arc<HashSet<u32>>,
     used: HashSet<u32>,
     last: u32,
 }
@@ -85,8 +87,9 @@ impl TableNumbers {
     pub(crate) fn adopt(written: &ForwardingState) -> Self {
         let number = |table: &u32| table & NUMBER_MASK;
         let adopted = written.listeners.iter().map(|((vip, ..), table)| (*vip, number(table))).collect();
-        let last = written.slot_tables.keys().map(number).max().unwrap_or(0);
-        Self { adopted: Arc::new(adopted), used: HashSet::new(), last }
+        let reserved: HashSet<_> = written.slot_tables.keys().map(number).collect();
+        let last = reserved.iter().copied().max().unwrap_or(0);
+        Self { adopted: Arc::new(adopted), reserved: Arc::new(reserved), used: HashSet::new(), last }
     }
 
     /// The number of a new slot table that serves `vip`.
@@ -94,15 +97,50 @@ impl TableNumbers {
         // Two VIPs may have shared a slot table that they no longer share: the second gets a new number.
         let adopted = self.adopted.get(&vip).copied().filter(|number| !self.used.contains(number));
         let number = adopted.unwrap_or_else(|| {
-            self.last = (self.last + 1) & NUMBER_MASK;
-            self.last
+            // Once all numbers have been given out, they begin again, while old tables may still have theirs.
+            loop {
+                self.last = (self.last + 1) & NUMBER_MASK;
+                if self.is_free(self.last) {
+                    break self.last;
+                }
+            }
         });
         self.used.insert(number);
         number
     }
 
+    /// An id of zero would mean no slot table.
+    fn is_free(&self, number: u32) -> bool {
+        number != 0 && !self.used.contains(&number) && !self.reserved.contains(&number)
+    }
+
     /// Frees all numbers but these.
     pub(crate) fn retain(&mut self, used: HashSet<u32>) {
         self.used = used;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::forward::slot_table_id;
+
+    #[test]
+    fn new_number_skips_numbers_in_use() {
+        let vip = |number: u8| IpAddr::from([10, 0, 0, number]);
+        let mut written = ForwardingState::default();
+        for (vip, number) in [(vip(1), NUMBER_MASK), (vip(2), 2)] {
+            let id = slot_table_id(number, 0, false);
+            written.slot_tables.insert(id, Arc::default());
+            written.listeners.insert((vip, 6, 80), id);
+        }
+        let mut numbers = TableNumbers::adopt(&written);
+        // The largest number is in use: the next ones are zero, which is none, and 2, which belongs to another VIP.
+        let new = [numbers.assign(vip(3)), numbers.assign(vip(4))];
+        assert_eq!(new, [1, 3]);
+        assert_eq!((numbers.assign(vip(1)), numbers.assign(vip(2))), (NUMBER_MASK, 2));
+        numbers.retain([1, 3].into());
+        numbers.last = 0;
+        assert_eq!(numbers.assign(vip(5)), 4, "1 and 3 are in use, 2 was");
     }
 }

@@ -15,6 +15,7 @@ mod index;
 mod link;
 mod metrics;
 mod plan;
+mod probe_schedule;
 mod prober;
 #[cfg(test)]
 mod reference;

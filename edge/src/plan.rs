@@ -42,6 +42,8 @@ pub(crate) struct Plan {
     /// All VIPs, also those in conflict: the detection checks each.
     pub(crate) monitored_vips: BTreeSet<IpAddr>,
     pub(crate) probes: HashSet<Probe>,
+    /// Those of groups without a healthy target.
+    pub(crate) urgent_probes: HashSet<Probe>,
     /// By name of the load balancer.
     pub(crate) statuses: BTreeMap<String, LoadBalancerStatus>,
     /// Whether a VIP waits for probes: it gets its new targets by a later plan, also if nothing changes.
@@ -102,6 +104,12 @@ pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
         vips: frontends.iter().map(|to| to.vip).filter(|vip| !conflicts.contains_key(vip)).collect(),
         monitored_vips: frontends.iter().map(|to| to.vip).collect(),
         probes: groups.iter().flat_map(|group| &group.probes).cloned().collect(),
+        urgent_probes: groups
+            .iter()
+            .filter(|group| !group.has_healthy())
+            .flat_map(|group| &group.probes)
+            .cloned()
+            .collect(),
         statuses: statuses(&accepted, &groups, &frontends),
         is_waiting,
         assignments,

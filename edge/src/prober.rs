@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 use steerage_edge_api::HealthCheckProtocol;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::MissedTickBehavior;
 
 use steerage_process::duration;
 
+use crate::channel::send_if_changed;
 use crate::hash;
 use crate::health::{HealthTracker, Probe, ProbeResult, TargetHealth};
 use crate::metrics::Metrics;
+use crate::probe_schedule::ProbeSchedule;
 
 const CONCURRENT_PROBES: usize = 512;
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
@@ -28,10 +29,22 @@ const MAX_HEAD: usize = 8192;
 
 #[derive(Debug)]
 pub(crate) struct Prober {
-    tasks: HashMap<Probe, JoinHandle<()>>,
+    tasks: HashMap<Probe, ProbeTask>,
     permits: Arc<Semaphore>,
     changes: mpsc::UnboundedSender<(Probe, TargetHealth)>,
     metrics: Metrics,
+}
+
+#[derive(Debug)]
+struct ProbeTask {
+    handle: JoinHandle<()>,
+    is_urgent: watch::Sender<bool>,
+}
+
+impl Drop for ProbeTask {
+    fn drop(&mut self) {
+        self.handle.abort();
+    }
 }
 
 impl Prober {
@@ -40,56 +53,54 @@ impl Prober {
         Self { tasks: HashMap::new(), permits: Arc::new(Semaphore::new(CONCURRENT_PROBES)), changes, metrics }
     }
 
-    /// Probes exactly these, each from the source address that `source` returns.
-    pub(crate) fn set_probes(&mut self, probes: &HashSet<Probe>, source: impl Fn(IpAddr) -> Option<IpAddr>) {
-        self.tasks.retain(|probe, task| {
-            let keep = probes.contains(probe);
-            if !keep {
-                task.abort();
-            }
-            keep
-        });
+    /// Probes exactly these, each from the source address that `source` returns. Those in `urgent` are probed sooner.
+    pub(crate) fn set_probes(
+        &mut self,
+        probes: &HashSet<Probe>,
+        urgent: &HashSet<Probe>,
+        source: impl Fn(IpAddr) -> Option<IpAddr>,
+    ) {
+        self.tasks.retain(|probe, _| probes.contains(probe));
         for probe in probes {
-            if !self.tasks.contains_key(probe) {
-                let worker = Worker {
-                    probe: probe.clone(),
-                    source: source(probe.address),
-                    permits: Arc::clone(&self.permits),
-                    changes: self.changes.clone(),
-                    metrics: self.metrics.clone(),
-                };
-                self.tasks.insert(probe.clone(), tokio::spawn(worker.run()));
+            let is_urgent = urgent.contains(probe);
+            if let Some(task) = self.tasks.get(probe) {
+                send_if_changed(&task.is_urgent, is_urgent);
+                continue;
             }
+            let (sender, receiver) = watch::channel(is_urgent);
+            let worker = Worker {
+                probe: probe.clone(),
+                source: source(probe.address),
+                is_urgent: receiver,
+                permits: Arc::clone(&self.permits),
+                changes: self.changes.clone(),
+                metrics: self.metrics.clone(),
+            };
+            let task = ProbeTask { handle: tokio::spawn(worker.run()), is_urgent: sender };
+            self.tasks.insert(probe.clone(), task);
         }
-    }
-}
-
-impl Drop for Prober {
-    fn drop(&mut self) {
-        self.tasks.values().for_each(JoinHandle::abort);
     }
 }
 
 struct Worker {
     probe: Probe,
     source: Option<IpAddr>,
+    /// Whether no target of its group is healthy.
+    is_urgent: watch::Receiver<bool>,
     permits: Arc<Semaphore>,
     changes: mpsc::UnboundedSender<(Probe, TargetHealth)>,
     metrics: Metrics,
 }
 
 impl Worker {
-    async fn run(self) {
+    async fn run(mut self) {
         let check = &self.probe.check;
         let interval = Duration::from_millis(check.interval_milliseconds.into()).max(MIN_INTERVAL);
         let limit = Duration::from_millis(check.timeout_milliseconds.max(1).into());
-        let mut tracker = HealthTracker::default();
-        let mut first = true;
-        let mut ticks = tokio::time::interval(interval);
-        // No burst after a probe that took longer than the interval.
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let started = Instant::now();
+        let mut tracker = HealthTracker::new(started);
+        let mut schedule = ProbeSchedule::new(interval, spread(self.probe.address), started);
         loop {
-            ticks.tick().await;
             let Ok(permit) = self.permits.acquire().await else { return };
             let result = match tokio::time::timeout(limit, probe(&self.probe, self.source)).await {
                 Ok(Ok(result)) => result,
@@ -98,22 +109,29 @@ impl Worker {
             };
             drop(permit);
             self.metrics.count_probe(matches!(result, ProbeResult::Passed(_)));
-            if tracker.record(check, result, Instant::now())
+            let now = Instant::now();
+            schedule.record(&result, now);
+            if tracker.record(check, result, now)
                 && self.changes.send((self.probe.clone(), tracker.health().clone())).is_err()
             {
                 return;
             }
-            if let Some(delay) = tracker.initial_delay(interval) {
-                ticks.reset_after(delay);
-            } else if std::mem::take(&mut first) {
-                // Spread the probes of targets that were added together, by a hash of the address.
-                let spread = hash::bytes(self.probe.address.to_string().as_bytes()) % 1000;
-                tokio::time::sleep(interval.mul_f64(f64::from(u32::try_from(spread).unwrap_or(0)) / 1000.0))
-                    .await;
-                ticks.reset();
+            let initial_delay = tracker.initial_delay(interval, now);
+            loop {
+                schedule.set_urgent(*self.is_urgent.borrow_and_update(), Instant::now());
+                tokio::select! {
+                    () = tokio::time::sleep_until(schedule.due(initial_delay).into()) => break,
+                    changed = self.is_urgent.changed() => if changed.is_err() { return },
+                }
             }
         }
     }
+}
+
+/// From 0 to 1. Targets that were added together must not be probed together.
+fn spread(address: IpAddr) -> f64 {
+    let thousandths = hash::bytes(address.to_string().as_bytes()) % 1000;
+    f64::from(u32::try_from(thousandths).unwrap_or(0)) / 1000.0
 }
 
 /// Each probe opens a connection: the question is whether the node accepts new ones. A process that no longer listens still
@@ -221,20 +239,37 @@ mod tests {
         Probe { address: address.ip(), check }
     }
 
+    const GOOD: &str = "HTTP/1.1 200 OK\r\n\r\n";
+    const BAD: &str = "HTTP/1.1 503 Service Unavailable\r\n\r\n";
+
+    #[tokio::test]
+    async fn urgent_target_does_not_wait_for_its_interval() {
+        let address = server(vec![BAD, GOOD]).await;
+        let (changes, mut heard) = mpsc::unbounded_channel();
+        let mut prober = Prober::new(changes, Metrics::default());
+        let mut probe = probe_of(address, HealthCheckProtocol::Http);
+        probe.check.interval_milliseconds = 3_600_000;
+        let probes: HashSet<_> = [probe].into();
+        prober.set_probes(&probes, &HashSet::new(), |_| None);
+        assert_eq!(heard.recv().await.expect("a change").1.state, TargetState::Unhealthy);
+        // The plan knows only now that no target is healthy.
+        prober.set_probes(&probes, &probes, |_| None);
+        let soon = tokio::time::timeout(Duration::from_secs(20), heard.recv()).await.expect("soon");
+        assert_eq!(soon.expect("a change").1.state, TargetState::Healthy);
+    }
+
     #[tokio::test]
     async fn only_transitions_are_sent() {
-        const GOOD: &str = "HTTP/1.1 200 OK\r\n\r\n";
-        const BAD: &str = "HTTP/1.1 503 Service Unavailable\r\n\r\n";
         let address = server(vec![GOOD, GOOD, BAD, GOOD, BAD, BAD, GOOD]).await;
         let (changes, mut heard) = mpsc::unbounded_channel();
         let mut prober = Prober::new(changes, Metrics::default());
         let probe = probe_of(address, HealthCheckProtocol::Http);
-        prober.set_probes(&[probe.clone()].into(), |_| None);
+        prober.set_probes(&[probe.clone()].into(), &HashSet::new(), |_| None);
         for state in [TargetState::Healthy, TargetState::Unhealthy, TargetState::Healthy] {
             let (of, seen) = heard.recv().await.expect("a change");
             assert_eq!((of, seen.state), (probe.clone(), state));
         }
-        prober.set_probes(&HashSet::new(), |_| None);
+        prober.set_probes(&HashSet::new(), &HashSet::new(), |_| None);
         assert!(prober.tasks.is_empty());
     }
 

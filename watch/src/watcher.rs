@@ -31,7 +31,8 @@ use item::{Collection, Item};
 pub struct Timing {
     /// A list, or the start of a watch, fails after this long without data.
     pub call: Duration,
-    /// A watch is reopened after this long without data. Longer than the interval of bookmarks, a minute.
+    /// A watch is reopened after this long without data, and up to a sixteenth more at random. Longer than the interval of
+    /// bookmarks, a minute.
     pub idle: Duration,
     /// The longest `timeoutSeconds` of a watch.
     pub watch: Duration,
@@ -110,7 +111,9 @@ impl Watches {
     /// All objects of a kind. At most one watch per kind: [`Staleness`] distinguishes them by [`Kind::name`].
     pub fn watch<K: Kind>(&self, kind: K) -> impl Stream<Item = Event<K::Object>> + Send + Unpin + use<K> {
         self.staleness.record(kind.name());
-        let connection = ConnectionState::new(kind.name(), self.timing, self.staleness.clone());
+        let timing =
+            Timing { idle: self.timing.idle.mul_f64(1.0 + fastrand::f64() * SILENCE_SPREAD), ..self.timing };
+        let connection = ConnectionState::new(kind.name(), timing, self.staleness.clone());
         let watcher = Watcher {
             api: Api::all_with(transport::wrap(&self.client, &connection), &Collection(kind.path())),
             events: None,
@@ -139,6 +142,10 @@ const MAX_REFUSED: u32 = 5;
 /// After silence of this many times the limit of one watch the objects are listed again. After a restore of etcd, the API server
 /// accepts a watch from a version that it has not reached yet, and sends nothing until it has.
 const MAX_SILENT: u32 = 2;
+
+/// Each watch draws its own limit, up to this part longer: all nodes may notice together that an API server is silent, and must
+/// not list together. The list begins after less than five minutes, the least limit on staleness.
+const SILENCE_SPREAD: f64 = 1.0 / 16.0;
 
 type Events<K> = BoxStream<'static, Result<watcher::Event<Item<K>>, Error>>;
 
@@ -273,30 +280,27 @@ impl<K: Kind> Watcher<K> {
         if self.connection.take_progress() {
             self.refused = 0;
         }
-        let is_watch = is_start || matches!(error, Error::WatchError(_));
-        self.refused += u32::from(self.has_synced && is_watch && failure.may_last());
-        let is_unfinished = self.listing == Listing::Streamed && !is_start && failure.is_end();
-        self.unfinished += u32::from(is_unfinished);
-        let is_silent = self.has_synced && self.connection.take_silence(MAX_SILENT * self.timing.idle);
-        if failure.needs_list() || self.refused >= MAX_REFUSED {
-            (self.events, self.listing, self.refused) = (None, Listing::Newest, 0);
-        } else if is_silent {
-            // All nodes may notice together that an API server is silent, and must not all read etcd.
-            self.listing = if self.kind.consistent() { Listing::Newest } else { Listing::Cached };
-            (self.events, self.refused) = (None, 0);
-        } else if self.listing == Listing::Streamed && self.unfinished >= UNFINISHED {
-            (self.events, self.listing) = (None, Listing::Cached);
-        }
         if failure == Failure::Missing && self.kind.may_be_missing() {
             // Spread: nodes that started together must not ask together.
             self.connection.pause(self.timing.missing.mul_f64(0.75 + fastrand::f64() / 2.0));
             tracing::info!(kind, "resource not served by this API server; continuing without it");
             return;
         }
-        let mut retry_in = self.connection.fail();
-        if is_silent {
-            retry_in = self.timing.idle.mul_f64(fastrand::f64() / 4.0);
-            self.connection.pause(retry_in);
+        // Before the silence is judged: the delay is part of it.
+        let retry_in = self.connection.fail();
+        let is_watch = is_start || matches!(error, Error::WatchError(_));
+        self.refused += u32::from(self.has_synced && is_watch && failure.may_last());
+        let is_unfinished = self.listing == Listing::Streamed && !is_start && failure.is_end();
+        self.unfinished += u32::from(is_unfinished);
+        let is_silent = self.has_synced && self.connection.take_silence();
+        if failure.needs_list() || self.refused >= MAX_REFUSED {
+            (self.events, self.listing, self.refused) = (None, Listing::Newest, 0);
+        } else if is_silent {
+            // From the cache: all nodes must not read etcd when an API server is silent.
+            self.listing = if self.kind.consistent() { Listing::Newest } else { Listing::Cached };
+            (self.events, self.refused) = (None, 0);
+        } else if self.listing == Listing::Streamed && self.unfinished >= UNFINISHED {
+            (self.events, self.listing) = (None, Listing::Cached);
         }
         tracing::warn!(
             kind,

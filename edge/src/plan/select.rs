@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which target group each VIP uses: the one that its load balancer names, or its last one while that is safer.
 //!
-//! A VIP that gets other targets, as by a change of steering, keeps its last ones until all new ones have been probed, at most
-//! [`MAX_WAIT`]: fail open would send packets to nodes that drop them. It also keeps them while its node set does not exist. Kept
-//! targets are still probed. Edge hosts decide alone, so they may differ for as long.
+//! A VIP that gets other targets, as by a change of steering, keeps its last ones until all new ones have been tried and one is
+//! healthy, at most [`MAX_WAIT`]: fail open would send packets to nodes that drop them. Last targets of which none is healthy are
+//! no safer. A VIP also keeps its last targets while its node set does not exist. Kept targets are still probed. Edge hosts decide
+//! alone, so they may differ for as long.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -63,10 +64,26 @@ impl Groups<'_> {
         if let Some(position) = self.positions.get(key) {
             return *position;
         }
-        self.list.push(TargetGroup::new(self.inputs, key.clone(), targets, vip));
-        let position = self.list.len() - 1;
-        self.positions.insert(key.clone(), position);
+        self.push(TargetGroup::new(self.inputs, key.clone(), targets, vip))
+    }
+
+    fn push(&mut self, group: TargetGroup) -> usize {
+        let position = self.list.len();
+        self.positions.insert(group.key.clone(), position);
+        self.list.push(group);
         position
+    }
+
+    /// The position of the VIP's last group, if it is safer than the one that the load balancer names, whose health is unknown.
+    fn kept(&mut self, named: usize, last: &InUse, vip: IpAddr) -> Option<usize> {
+        let is_served = self.list.get(named).is_some_and(TargetGroup::has_healthy);
+        let is_safer =
+            |group: &TargetGroup| !group.candidates.is_empty() && (group.has_healthy() || !is_served);
+        if let Some(position) = self.positions.get(&last.key) {
+            return self.list.get(*position).is_some_and(is_safer).then_some(*position);
+        }
+        let group = TargetGroup::new(self.inputs, last.key.clone(), &last.targets, vip);
+        is_safer(&group).then(|| self.push(group))
     }
 }
 
@@ -92,8 +109,11 @@ pub(super) fn select<'a>(
         let object = load_balancer.object;
         let last = last.get(&vip).filter(|last| last.owner.0 == object.name && last.owner.1 == object.uid);
         let (used, waiting_since) = match (named, last) {
-            (Some(named), Some(last)) if is_kept(&groups, named, &key, last, inputs.now) => {
-                (groups.position(&last.key, &last.targets, vip), last.waiting_since.or(Some(inputs.now)))
+            (Some(named), Some(last)) if may_wait(&groups, named, &key, last, inputs.now) => {
+                match groups.kept(named, last, vip) {
+                    Some(kept) => (kept, last.waiting_since.or(Some(inputs.now))),
+                    None => (named, None),
+                }
             }
             (Some(named), _) => (named, None),
             (None, Some(last)) => (groups.position(&last.key, &last.targets, vip), None),
@@ -145,8 +165,8 @@ fn in_use(
     )
 }
 
-/// Whether a VIP keeps its last targets, although its load balancer names others.
-fn is_kept(groups: &Groups<'_>, named: usize, key: &SlotTableKey, last: &InUse, now: Instant) -> bool {
+/// Whether a VIP may keep its last targets, although its load balancer names others.
+fn may_wait(groups: &Groups<'_>, named: usize, key: &SlotTableKey, last: &InUse, now: Instant) -> bool {
     let is_known = groups.list.get(named).is_none_or(TargetGroup::is_health_known);
     let is_over = last.waiting_since.is_some_and(|since| now.duration_since(since) >= MAX_WAIT);
     last.key != *key && !is_known && !is_over

@@ -86,7 +86,15 @@ pub(super) struct Candidate {
     name_hash: u64,
     weight: u32,
     state: TargetState,
+    /// Whether its first probe has ended, answered or not.
+    is_tried: bool,
     is_local: bool,
+}
+
+impl Candidate {
+    fn is_healthy(&self) -> bool {
+        self.state == TargetState::Healthy
+    }
 }
 
 impl TargetGroup {
@@ -118,14 +126,15 @@ impl TargetGroup {
                 continue;
             }
             let probe = Probe { address, check: group.key.check.clone() };
-            let TargetHealth { state, reason, weight } =
-                inputs.health.get(&probe).cloned().unwrap_or_default();
+            let health = inputs.health.get(&probe);
+            let is_tried = health.is_some();
+            let TargetHealth { state, reason, weight } = health.cloned().unwrap_or_default();
             let weight = if use_own_weights { target.weight } else { weight.unwrap_or(1) };
             group.probes.push(probe);
             group.sources.extend(sources(inputs.host, target, address));
             statuses.push(status(state, reason, weight));
             let name_hash = hash::bytes(target.node.as_bytes());
-            group.candidates.push(Candidate { address, name_hash, weight, state, is_local });
+            group.candidates.push(Candidate { address, name_hash, weight, state, is_tried, is_local });
         }
         statuses.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
         group.statuses = Arc::new(statuses);
@@ -136,18 +145,24 @@ impl TargetGroup {
         self.candidates.iter().any(|candidate| candidate.is_local)
     }
 
-    /// Whether no target waits for its first probe. One healthy target alone would get all connections for a moment.
+    pub(super) fn has_healthy(&self) -> bool {
+        self.candidates.iter().any(Candidate::is_healthy)
+    }
+
+    /// Whether all targets were tried, and one is healthy or none will soon be. One healthy target alone would get all connections
+    /// for a moment; and while all refuse their first probes, the ports of a new Service may not be open yet.
     pub(super) fn is_health_known(&self) -> bool {
-        self.candidates.iter().all(|candidate| candidate.state != TargetState::Initial)
+        let is_decided = |candidate: &Candidate| candidate.state != TargetState::Initial;
+        self.candidates.iter().all(|candidate| candidate.is_tried)
+            && (self.has_healthy() || self.candidates.iter().all(is_decided))
     }
 
     /// The healthy targets, or all where none is healthy (fail open). Every target gets an id, also an unhealthy one.
     pub(super) fn members(&self, ids: &mut TargetIds) -> Vec<WeightedTarget> {
-        let is_healthy = |candidate: &Candidate| candidate.state == TargetState::Healthy;
-        let any_healthy = self.candidates.iter().any(is_healthy);
+        let any_healthy = self.has_healthy();
         let member = |candidate: &Candidate| {
             let id = ids.assign(candidate.address, candidate.is_local);
-            (!any_healthy || is_healthy(candidate)).then_some(WeightedTarget {
+            (!any_healthy || candidate.is_healthy()).then_some(WeightedTarget {
                 id,
                 hash: candidate.name_hash,
                 weight: candidate.weight,

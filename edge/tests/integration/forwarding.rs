@@ -2,9 +2,9 @@
 //! One edge host with real TCP and UDP packets of both families, in network namespaces.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use steerage_requirements::requires;
 
 use crate::testbed::net::{Connection, Load, query_udp, query_udp_from, within};
@@ -148,6 +148,49 @@ fn unhealthy_targets_are_avoided_until_all_fail() {
             .map(|targets| targets.iter().map(|target| target["state"].clone()).collect())
             .unwrap_or_default();
         states == ["Unhealthy", "Unhealthy", "Unhealthy", "Unhealthy", "Healthy", "Healthy"]
+    });
+}
+
+#[test]
+fn target_that_is_ready_late_does_not_wait_for_its_interval() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 3);
+    for node in &testbed.nodes {
+        node.healthy.store(false, Ordering::Relaxed);
+    }
+    testbed.apply_load_balancer(&[0, 1, 2], |lb| {
+        lb["spec"]["healthCheck"]["intervalMilliseconds"] = json!(3_600_000);
+    });
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    testbed.nodes[1].healthy.store(true, Ordering::Relaxed);
+    testbed.wait_until_served_by(&[1]);
+}
+
+#[test]
+fn refusing_target_does_not_delay_a_restart() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(2, 2);
+    testbed.apply_load_balancer(&[0, 1], |lb| {
+        // The second edge host, on which no program runs.
+        let refusing = json!({"node": "refusing", "addresses": ["10.0.0.12", "fd00::12"], "weight": 1});
+        lb["spec"]["targets"].as_array_mut().expect("targets").push(refusing);
+    });
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0, 1]);
+    testbed.kill(0);
+    let begun = Instant::now();
+    testbed.start_ready(0);
+    let elapsed = begun.elapsed();
+    assert!(elapsed < Duration::from_millis(2500), "ready after {elapsed:?}");
+    eventually("the reason is reported before the target is unhealthy", || {
+        let health = testbed.target_health(0);
+        let is_refusing = |target: &Value| {
+            target["node"] == "refusing"
+                && target["state"] == "Initial"
+                && target["reason"].as_str().is_some_and(|reason| reason.contains("refused"))
+        };
+        health["spec"]["targets"].as_array().is_some_and(|targets| targets.iter().any(is_refusing))
     });
 }
 

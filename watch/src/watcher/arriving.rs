@@ -43,8 +43,12 @@ impl Arriving {
 
     /// The longest silence. A streamed list becomes a watch in the middle, so it is read when the silence is judged.
     fn limit(&self) -> Duration {
-        let timing = self.state.timing();
-        if self.answer == Answer::Watch && !self.state.is_listing() { timing.idle } else { timing.call }
+        if self.is_watching() { self.state.silence_limit() } else { self.state.timing().call }
+    }
+
+    /// Whether this is a watch whose list, if it streams one, is complete.
+    fn is_watching(&self) -> bool {
+        self.answer == Answer::Watch && !self.state.is_listing()
     }
 
     fn on_frame(&mut self, frame: &Frame<Bytes>) {
@@ -58,7 +62,14 @@ impl Arriving {
 
     /// The connection ended: perhaps a proxy cuts connections that are silent for less than the limit.
     fn on_end(&self) {
-        if self.answer == Answer::Watch && !self.has_data {
+        if !self.has_data {
+            self.record_silence();
+        }
+    }
+
+    /// A list that stays silent says nothing about the watch.
+    fn record_silence(&self) {
+        if self.is_watching() {
             self.state.on_silence(self.last.elapsed());
         }
     }
@@ -102,7 +113,7 @@ impl http_body::Body for Arriving {
                 ready!(this.silence.as_mut().poll(context));
                 // The list may have been completed while the timer ran.
                 if this.last.elapsed() >= this.limit() {
-                    this.state.on_silence(this.last.elapsed());
+                    this.record_silence();
                     return Poll::Ready(Some(Err(TransportError::Silence(limit))));
                 }
             },

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::MAX_SILENT;
 use crate::{Backoff, Staleness, Timing};
 
 /// Why a response failed, beside the client's own errors.
@@ -45,8 +46,10 @@ struct Pace {
     is_listing: bool,
     /// Whether a watch brought an event or a bookmark since the last failure.
     has_progress: bool,
-    /// How long watches were open since the last data.
+    /// How long watches were open since the last data, with the delays between them.
     silence: Duration,
+    /// Whether the last request opened a watch that stayed silent.
+    was_silent: bool,
 }
 
 impl ConnectionState {
@@ -60,6 +63,7 @@ impl ConnectionState {
             is_listing: false,
             has_progress: false,
             silence: Duration::ZERO,
+            was_silent: false,
         };
         Self { kind, timing, staleness, pace: Arc::new(Mutex::new(pace)) }
     }
@@ -73,6 +77,11 @@ impl ConnectionState {
             pace.backoff.reset();
         }
         let delay = pace.backoff.next_delay();
+        // Staleness grows during the delay too. It does not count as silence while the API server cannot be reached: the watch then
+        // continues where it was.
+        if std::mem::take(&mut pace.was_silent) {
+            pace.silence += delay;
+        }
         (pace.failed_at, pace.not_before, pace.is_failing) = (Some(now), Some(now + delay), true);
         delay
     }
@@ -104,13 +113,25 @@ impl ConnectionState {
 
     /// A watch was open for this long without data.
     pub(super) fn on_silence(&self, duration: Duration) {
-        self.pace().silence += duration;
+        let mut pace = self.pace();
+        pace.silence += duration;
+        pace.was_silent = !pace.silence.is_zero();
     }
 
-    /// Whether watches were open for `limit` in all without data; asked again, the time begins anew.
-    pub(super) fn take_silence(&self, limit: Duration) -> bool {
+    /// How long a watch may stay silent: it also ends when all silent watches together have reached their limit.
+    pub(super) fn silence_limit(&self) -> Duration {
+        let rest = self.max_silence().saturating_sub(self.pace().silence);
+        if rest.is_zero() { self.timing.idle } else { rest.min(self.timing.idle) }
+    }
+
+    fn max_silence(&self) -> Duration {
+        MAX_SILENT * self.timing.idle
+    }
+
+    /// Whether watches were silent for too long in all; asked again, the time begins anew.
+    pub(super) fn take_silence(&self) -> bool {
         let mut pace = self.pace();
-        let is_over = pace.silence >= limit;
+        let is_over = pace.silence >= self.max_silence();
         if is_over {
             // Not zero: the next response is no sign of life either.
             pace.silence = Duration::from_nanos(1);

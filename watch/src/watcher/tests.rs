@@ -43,6 +43,8 @@ type Answer = (u16, Vec<String>, End);
 struct Script {
     /// Whether the API server streams lists.
     streams: bool,
+    /// How every watch ends, without data. The answers are then for lists alone.
+    cut: Option<End>,
     answers: Arc<Mutex<VecDeque<Answer>>>,
     asked: Arc<Mutex<Vec<(String, Instant)>>>,
 }
@@ -50,11 +52,16 @@ struct Script {
 impl Script {
     fn new(answers: impl IntoIterator<Item = Answer>) -> Self {
         let answers = Arc::new(Mutex::new(answers.into_iter().collect()));
-        Self { streams: false, answers, asked: Arc::default() }
+        Self { streams: false, cut: None, answers, asked: Arc::default() }
     }
 
     fn streaming(answers: impl IntoIterator<Item = Answer>) -> Self {
         Self { streams: true, ..Self::new(answers) }
+    }
+
+    /// A proxy cuts all watches.
+    fn cutting(lists: impl IntoIterator<Item = Answer>, end: End) -> Self {
+        Self { cut: Some(end), ..Self::new(lists) }
     }
 
     fn client(&self) -> Client {
@@ -67,7 +74,9 @@ impl Script {
                     Some(refused(422))
                 } else {
                     script.asked.lock().expect("lock").push((request.uri().to_string(), Instant::now()));
-                    script.answers.lock().expect("lock").pop_front()
+                    let cut = script.cut.filter(|_| request.uri().to_string().contains("watch=true"));
+                    cut.map(|end| watch(&[], end))
+                        .or_else(|| script.answers.lock().expect("lock").pop_front())
                 };
                 let (status, chunks, end) = answer.unwrap_or((200, Vec::new(), End::Hang));
                 let frames = chunks.into_iter().map(|text| Ok(http_body::Frame::data(Bytes::from(text))));
@@ -104,6 +113,14 @@ impl Script {
             rest.collect::<Vec<_>>().join(" ")
         };
         asked.iter().map(|(uri, _)| query(uri)).collect()
+    }
+
+    /// When lists were asked for, and when the request before each was.
+    fn lists(&self) -> Vec<(Instant, Option<Instant>)> {
+        let times = self.times();
+        let is_list = |(_, query): &(usize, String)| !query.contains("watch=true");
+        let asked = self.asked().into_iter().enumerate().filter(is_list);
+        asked.map(|(at, _)| (times[at], at.checked_sub(1).map(|before| times[before]))).collect()
     }
 
     fn times(&self) -> Vec<Instant> {

@@ -177,3 +177,80 @@ fn new_owner_of_an_address_never_gets_the_targets_of_the_last_one() {
         assert_eq!(planner.reached(), [2], "{name} {uid}");
     }
 }
+
+/// These nodes refuse their first probes of this port.
+fn refuse(planner: &mut Planner, index: &Index, port: u16, refusing: &[u8]) {
+    let is_refusing =
+        |probe: &&Probe| refusing.iter().any(|number| probe.address == ip(&format!("10.0.0.{number}")));
+    for probe in planner.plan.probes.iter().filter(|probe| probe.check.port == port).filter(is_refusing) {
+        planner.health.insert(
+            probe.clone(),
+            TargetHealth { reason: "connection refused".to_owned(), ..TargetHealth::default() },
+        );
+    }
+    planner.plan(index);
+}
+
+#[test]
+fn one_refusing_node_does_not_make_a_vip_wait() {
+    let (mut planner, _) = steered_by_health_checks();
+    let next = of_three_nodes(of_node_set(32000));
+    planner.plan(&next);
+    refuse(&mut planner, &next, 32000, &[3]);
+    planner.probed(&next, 32000, &[], &[1]);
+    assert!(planner.plan.is_waiting, "node 2 was not tried");
+    planner.probed(&next, 32000, &[2], &[]);
+    assert!(!planner.plan.is_waiting);
+    assert_eq!(planner.reached(), [2]);
+    assert_eq!(planner.plan.statuses["a"].targets[0][2].reason, "connection refused");
+}
+
+#[test]
+fn vip_waits_while_all_new_targets_refuse() {
+    let (mut planner, _) = steered_by_health_checks();
+    let next = of_three_nodes(of_node_set(32000));
+    planner.plan(&next);
+    refuse(&mut planner, &next, 32000, &[1, 2, 3]);
+    assert!(planner.plan.is_waiting, "their ports may open a moment later");
+    assert_eq!(planner.reached(), [1]);
+    planner.probed(&next, 32000, &[], &[1]);
+    assert!(planner.plan.is_waiting, "nodes 2 and 3 may still open theirs");
+    planner.probed(&next, 32000, &[], &[2, 3]);
+    assert_eq!(planner.reached(), [1, 2, 3], "fail open");
+}
+
+#[test]
+fn last_group_without_a_target_is_not_kept() {
+    let mut planner = Planner::new();
+    let empty = of_three_nodes(checked(&[], 10256));
+    planner.plan(&empty);
+    let next = of_three_nodes(of_node_set(31000));
+    assert!(!planner.plan(&next).is_waiting);
+    assert_eq!(planner.reached(), [1, 2, 3]);
+    assert_eq!(planner.plan.probes.len(), 3);
+}
+
+#[test]
+fn last_group_without_a_healthy_target_is_kept_until_a_new_target_is_healthy() {
+    let (mut planner, last) = steered_by_health_checks();
+    planner.probed(&last, 31000, &[], &[1]);
+    let next = of_three_nodes(of_node_set(32000));
+    planner.plan(&next);
+    assert!(planner.plan.is_waiting, "no group is known to be better");
+    planner.probed(&next, 32000, &[2], &[]);
+    assert!(!planner.plan.is_waiting);
+    assert_eq!(planner.reached(), [2]);
+    assert!(planner.plan.probes.iter().all(|probe| probe.check.port == 32000), "the last group is forgotten");
+}
+
+#[test]
+fn probes_are_urgent_while_no_target_of_the_group_is_healthy() {
+    let index = of_three_nodes(of_node_set(31000));
+    let mut planner = Planner::new();
+    planner.plan(&index);
+    assert_eq!(planner.plan.urgent_probes, planner.plan.probes);
+    planner.probed(&index, 31000, &[], &[1, 2, 3]);
+    assert_eq!(planner.plan.urgent_probes.len(), 3);
+    planner.probed(&index, 31000, &[2], &[]);
+    assert!(planner.plan.urgent_probes.is_empty());
+}
