@@ -148,8 +148,8 @@ pub(crate) struct Args {
         value_parser = plan::nonzero_duration
     )]
     resync_period: Duration,
-    /// Delete a load balancer whose Service this process never knew only if it is found without a Service again after this long; 0s
-    /// deletes it at once
+    /// Wait this long before deleting a load balancer whose Service is gone and was never seen by this process; a second list must
+    /// confirm it. 0s deletes it after one list
     #[arg(
         long,
         env = "STEERAGE_ORPHAN_GRACE_PERIOD",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the UID of the cluster, which is that of the namespace `kube-system`: it lives as long as the cluster, and a copy of the
-//! cluster has another one. Called by `args` at the start.
+//! Reads the UID of the cluster, which is that of the namespace `kube-system`: it lives as long as the cluster. A cluster that is set
+//! up again has another one; a copy of etcd has the same. Called by `args` at the start.
 
 use std::time::Duration;
 

@@ -31,7 +31,7 @@ impl OrphanTracker {
             self.found.entry(owner).or_insert_with_key(|owner| {
                 tracing::warn!(
                     service = %owner.service, uid = owner.uid, delete_in = %duration::display(self.grace_period),
-                    "load balancer found whose Service is gone; deleting it if it is found again"
+                    "load balancer has no Service; deleting it after the grace period if a list still has it"
                 );
                 now
             });

@@ -179,7 +179,7 @@ impl Reconciler {
                 let error = steerage_model::chain(&error);
                 tracing::warn!(
                     %service, uid = owner.uid, error,
-                    "load balancer without a Service kept; checking again after the backoff"
+                    "Service not confirmed as deleted; keeping its load balancer and checking again"
                 );
                 ("failed", ReconcileOutcome::Failed(None, again))
             }

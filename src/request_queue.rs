@@ -88,7 +88,7 @@ impl RequestQueue {
         self.changed.notify_one();
     }
 
-    /// Records that a node changed; the workers then add a request for every load balancer.
+    /// Records that a node changed. The workers then add requests for the load balancers that the change affects.
     pub(crate) fn set_nodes_changed(&self) {
         self.lock().nodes_changed = true;
         self.changed.notify_one();

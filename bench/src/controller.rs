@@ -38,7 +38,7 @@ pub struct Flags {
     /// Measure with this number of nodes [default: 5000; with --quick 200]
     #[arg(long, value_name = "COUNT")]
     nodes: Option<u32>,
-    /// Endpoints of each Service
+    /// Give each Service this many endpoints
     #[arg(long, value_name = "COUNT", default_value_t = 10)]
     endpoints: u32,
     /// Repeat restarts and changes of nodes this many times [default: 5; with --quick 3]
@@ -127,7 +127,7 @@ impl Bench {
         let program = self.start()?;
         let took = program.wait_done(self.world.services())?;
         self.world.ensure_programmed()?;
-        self.add("first start: to all load balancers programmed", "s", Better::Less, took.as_secs_f64());
+        self.add("first start: time until all load balancers are programmed", "s", Better::Less, took.as_secs_f64());
         self.add("first start: CPU", "s", Better::Less, program.cpu_seconds());
         Ok(program)
     }
@@ -140,7 +140,7 @@ impl Bench {
         let cpu = program.cpu_seconds();
         program.wait_quiet()?;
         let writes = self.world.writes()? - before;
-        self.add("restart: to all load balancers compared", "s", Better::Less, took.as_secs_f64());
+        self.add("restart: time until all load balancers are compared", "s", Better::Less, took.as_secs_f64());
         self.add("restart: CPU", "s", Better::Less, cpu);
         self.add("restart: writes", "", Better::Less, writes);
         self.add("restart: peak resident memory", "MiB", Better::Less, program.peak_mebibytes());
@@ -162,7 +162,7 @@ impl Bench {
         program.wait_quiet()?;
         let cpu = program.cpu_seconds() - cpu - idle * begun.elapsed().as_secs_f64();
         let writes = self.world.writes()? - writes;
-        self.add(&format!("a node {verb}: to its set written"), "s", Better::Less, took.as_secs_f64());
+        self.add(&format!("a node {verb}: time until the node set is written"), "s", Better::Less, took.as_secs_f64());
         self.add(&format!("a node {verb}: CPU"), "s", Better::Less, cpu.max(0.0));
         self.add(&format!("a node {verb}: writes"), "", Better::Less, writes);
         Ok(())
@@ -175,8 +175,8 @@ impl Bench {
         let share = (program.cpu_seconds() - cpu) / begun.elapsed().as_secs_f64() * 100.0;
         let seconds = |percent| percentile(&moved.delays, percent).unwrap_or_default();
         let what = format!("{} changes of endpoints per second", number(moved.per_second));
-        self.add(&format!("{what}: to the targets written, p50"), "s", Better::Less, seconds(50));
-        self.add(&format!("{what}: to the targets written, p99"), "s", Better::Less, seconds(99));
+        self.add(&format!("{what}: time until the targets are written, p50"), "s", Better::Less, seconds(50));
+        self.add(&format!("{what}: time until the targets are written, p99"), "s", Better::Less, seconds(99));
         self.add(&format!("{what}: CPU"), "% of a core", Better::Less, share);
         Ok(())
     }

@@ -44,7 +44,7 @@ annotations! {
     HEALTH_CHECK_HEALTHY_THRESHOLD = "steerage.dev/health-check-healthy-threshold", "1 to 100";
     /// Consecutive failed checks that make a target unhealthy.
     HEALTH_CHECK_UNHEALTHY_THRESHOLD = "steerage.dev/health-check-unhealthy-threshold", "1 to 100";
-    /// `true` pauses Steerage for the Service: its load balancer and targets are neither changed nor deleted.
+    /// `true` pauses Steerage for the Service: its load balancer and its own targets are neither created, changed nor deleted.
     PAUSED = "steerage.dev/paused", "`true` or `false`";
     /// Legacy form of `spec.externalTrafficPolicy`; takes precedence over the alpha annotation.
     BETA_EXTERNAL_TRAFFIC = "service.beta.kubernetes.io/external-traffic", "`OnlyLocal` or `Global`";

@@ -66,7 +66,8 @@ impl Reconciler {
         let mut degraded: Vec<ReasonMessage> =
             frozen.map(|message| (reasons::TARGETS_FROZEN, message)).into_iter().collect();
         if rejected.is_some() && exists(service, applied) {
-            let message = "Requested configuration is unsupported; keeping the previous one.";
+            let message = "The requested configuration is unsupported. The load balancer keeps its previous one, and its \
+                           targets still follow the endpoints. The condition steerage.dev/Programmed says what to fix.";
             degraded.push((reasons::UNSUPPORTED_CHANGE, message.to_owned()));
         }
         let unprogrammed = rejected.or_else(|| match &result {
@@ -93,7 +94,7 @@ impl Reconciler {
                 Some(HEALTH_RETRY)
             }
         };
-        // With jitter, so that load balancers made at once are not read at once for ever.
+        // With jitter, so that load balancers created together are not always read together.
         let spread = 0.9 + fastrand::f64() * 0.2;
         applied.health_due_at = due.map(|due| Instant::now() + due.mul_f64(spread));
     }

@@ -13,8 +13,8 @@ impl Reconciler {
     /// Reports the pause. When it ends, everything is compared: somebody may have changed the load balancer by hand.
     pub(super) async fn pause(&self, service: &Service, applied: &mut AppliedState) -> ReconcileResult {
         applied.pause();
-        let message = "Annotation steerage.dev/paused is true. The load balancer and its targets are neither \
-                       changed nor deleted. Remove the annotation to resume.";
+        let message = "Annotation steerage.dev/paused is true. The load balancer and its own targets are neither \
+                       created, changed nor deleted. Remove the annotation to resume.";
         let paused = (reasons::PAUSED, message.to_owned());
         if applied.is_new_event("Pause", Some(&paused)) {
             self.events(service).warning("Pause", paused.0, &paused.1);

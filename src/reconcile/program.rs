@@ -87,7 +87,7 @@ impl Reconciler {
         Ok(progress)
     }
 
-    /// The structure that the Service requests cannot be had. What exists keeps its own, and its targets follow the endpoints.
+    /// The requested structure is unsupported. The existing load balancer keeps its own, and its targets follow the endpoints.
     pub(super) async fn keep_structure(
         &self,
         snapshot: &Snapshot,

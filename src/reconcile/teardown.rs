@@ -10,7 +10,7 @@ use crate::{plan, reasons, status};
 
 impl Reconciler {
     /// Deletes a load balancer whose Service is gone. The API server must confirm that: the watch of a new lease holder may lag,
-    /// and a list skips a Service that is unreadable. If it has the Service, the watch shows it soon, whatever becomes of it.
+    /// and a list skips a Service that is unreadable. If the Service still exists, the watch will deliver it.
     pub(super) async fn delete_orphan(&self, owner: &Owner) -> ReconcileResult {
         if self.reader.get(&owner.service).await?.is_some_and(|service| service.uid == owner.uid) {
             return Err(ReconcileError::MissedByWatch);

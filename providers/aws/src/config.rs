@@ -33,7 +33,7 @@ impl Scheme {
 #[command(next_help_heading = "AWS")]
 pub struct AwsArgs {
     /// Tag all AWS resources with this name of the cluster, unique in account and region. The controller changes only resources
-    /// with this tag and the cluster's UID; a new name orphans existing load balancers. Required with --provider aws
+    /// with this tag and the cluster's UID; after a change, existing load balancers are no longer managed. Required with --provider aws
     #[arg(long, env = "STEERAGE_AWS_CLUSTER_NAME", value_name = "NAME")]
     pub aws_cluster_name: Option<String>,
 

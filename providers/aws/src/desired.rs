@@ -121,12 +121,13 @@ fn scheme(config: &Config, lb: &LoadBalancer) -> Result<Scheme, Error> {
         && named != internal
     {
         let message = format!(
-            "Annotation {} requests an {} load balancer, and {} an {} one. No load balancer is created or changed. Remove {}.",
+            "Annotation {} requests an {} load balancer, and {} an {} one. No load balancer is created or changed. Decide which \
+             is right, and keep only {} with that value.",
             annotations::SCHEME,
             named.as_str(),
             annotations::INTERNAL,
             internal.as_str(),
-            annotations::INTERNAL
+            annotations::SCHEME
         );
         return Err(Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message));
     }

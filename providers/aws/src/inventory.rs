@@ -41,7 +41,7 @@ impl Inventory {
                 cluster = cluster.name,
                 count = other_clusters.len(),
                 example,
-                "another cluster has the same --aws-cluster-name; not touching its AWS resources"
+                "AWS resources with this --aws-cluster-name have the UID of another cluster, or none; leaving them unchanged"
             );
         }
         Ok(Self { owned })

@@ -98,9 +98,11 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
         Ownership::SameName(uid) => {
             let found = uid.as_deref().map_or("missing".to_owned(), |uid| format!("`{uid}`"));
             format!(
-                "The AWS resource {name} belongs to another cluster with the same --aws-cluster-name `{cluster}`: its tag {tag} \
-                 is {found}, and the UID of this cluster is `{own}`. It is not changed. Set another --aws-cluster-name for \
-                 one of the clusters. If this cluster replaces the other one, set the tag to the UID of this cluster."
+                "The AWS resource {name} has this cluster's --aws-cluster-name `{cluster}`, but its tag {tag} is {found}, and the \
+                 UID of this cluster is `{own}`. It is not changed. If this cluster is a copy, set another --aws-cluster-name \
+                 here. If this cluster replaces another one, follow \"Copied and restored clusters\" in docs/providers/aws.md: \
+                 the tags {tag} and {} must change together, or the load balancer is deleted.",
+                names::UID_TAG
             )
         }
         Ownership::Ours(_) | Ownership::Foreign => format!(
