@@ -127,7 +127,12 @@ impl Bench {
         let program = self.start()?;
         let took = program.wait_done(self.world.services())?;
         self.world.ensure_programmed()?;
-        self.add("first start: time until all load balancers are programmed", "s", Better::Less, took.as_secs_f64());
+        self.add(
+            "first start: time until all load balancers are programmed",
+            "s",
+            Better::Less,
+            took.as_secs_f64(),
+        );
         self.add("first start: CPU", "s", Better::Less, program.cpu_seconds());
         Ok(program)
     }
@@ -140,7 +145,12 @@ impl Bench {
         let cpu = program.cpu_seconds();
         program.wait_quiet()?;
         let writes = self.world.writes()? - before;
-        self.add("restart: time until all load balancers are compared", "s", Better::Less, took.as_secs_f64());
+        self.add(
+            "restart: time until all load balancers are compared",
+            "s",
+            Better::Less,
+            took.as_secs_f64(),
+        );
         self.add("restart: CPU", "s", Better::Less, cpu);
         self.add("restart: writes", "", Better::Less, writes);
         self.add("restart: peak resident memory", "MiB", Better::Less, program.peak_mebibytes());
@@ -162,7 +172,12 @@ impl Bench {
         program.wait_quiet()?;
         let cpu = program.cpu_seconds() - cpu - idle * begun.elapsed().as_secs_f64();
         let writes = self.world.writes()? - writes;
-        self.add(&format!("a node {verb}: time until the node set is written"), "s", Better::Less, took.as_secs_f64());
+        self.add(
+            &format!("a node {verb}: time until the node set is written"),
+            "s",
+            Better::Less,
+            took.as_secs_f64(),
+        );
         self.add(&format!("a node {verb}: CPU"), "s", Better::Less, cpu.max(0.0));
         self.add(&format!("a node {verb}: writes"), "", Better::Less, writes);
         Ok(())

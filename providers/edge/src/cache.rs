@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _};
+use steerage_model::Key;
+use steerage_provider_api::Owner;
 use steerage_watch::{Event, Store, is_older};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -27,11 +29,13 @@ struct Inner<S: Eq> {
     /// The last known versions of objects that the provider deleted, by name and UID. Until the watch delivers the deletion, its
     /// late events must not bring the objects back.
     forgotten: BTreeMap<(String, String), String>,
+    /// The owners of objects by Service: several if it was deleted and created again.
+    owners: BTreeMap<Key, Vec<Owner>>,
 }
 
 impl<S: Eq> Default for Cache<S> {
     fn default() -> Self {
-        let inner = Inner { store: Store::default(), forgotten: BTreeMap::new() };
+        let inner = Inner { store: Store::default(), forgotten: BTreeMap::new(), owners: BTreeMap::new() };
         Self { inner: Mutex::new(inner), listed: watch::Sender::new(false) }
     }
 }
@@ -64,11 +68,16 @@ impl<S: Clone + Eq> Cache<S> {
         look(&mut entries.take_while(|entry| entry.name.starts_with(prefix)))
     }
 
+    /// The owners of objects of this Service.
+    pub(crate) fn owners_of(&self, service: &Key) -> Vec<Owner> {
+        self.lock().owners.get(service).cloned().unwrap_or_default()
+    }
+
     /// Applies an event of the watch, or a response to a write of the provider as [`Event::Apply`].
     pub(crate) fn apply(&self, event: Event<Entry<S>>) -> Vec<Change<S>> {
         let mut changes = Vec::new();
         let mut inner = self.lock();
-        let Inner { store, forgotten } = &mut *inner;
+        let Inner { store, forgotten, owners } = &mut *inner;
         match &event {
             // Neither the list nor the watch after it contains what was deleted before.
             Event::Init => forgotten.clear(),
@@ -83,7 +92,10 @@ impl<S: Clone + Eq> Cache<S> {
             }
             Event::InitKeep(_) | Event::InitDone => {}
         }
-        store.apply(event, |old, new| changes.push(Change { old: old.cloned(), new: new.cloned() }));
+        store.apply(event, |old, new| {
+            count_owner(owners, old, new);
+            changes.push(Change { old: old.cloned(), new: new.cloned() });
+        });
         let has_synced = store.has_synced();
         self.listed.send_if_modified(|listed| std::mem::replace(listed, has_synced) != has_synced);
         changes
@@ -92,16 +104,34 @@ impl<S: Clone + Eq> Cache<S> {
     /// Removes an object that the provider deleted.
     pub(crate) fn forget(&self, name: &str, uid: &str) {
         let mut inner = self.lock();
-        let Inner { store, forgotten } = &mut *inner;
+        let Inner { store, forgotten, owners } = &mut *inner;
         let key = name.to_owned();
         let known = store.get(&key).filter(|entry| entry.uid == uid);
         let Some(version) = known.map(|entry| entry.version.clone()) else { return };
         forgotten.insert((key.clone(), uid.to_owned()), version.clone());
-        store.apply(Event::Delete { key, version }, |_, _| {});
+        store.apply(Event::Delete { key, version }, |old, new| count_owner(owners, old, new));
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<S>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps the owners by Service current.
+fn count_owner<S>(owners: &mut BTreeMap<Key, Vec<Owner>>, old: Option<&Entry<S>>, new: Option<&Entry<S>>) {
+    if let Some(owner) = old.and_then(|entry| entry.owner.as_ref())
+        && let Some(of_service) = owners.get_mut(&owner.service)
+    {
+        // One entry for each object, also where two objects name the same owner.
+        if let Some(place) = of_service.iter().position(|known| known == owner) {
+            of_service.swap_remove(place);
+        }
+        if of_service.is_empty() {
+            owners.remove(&owner.service);
+        }
+    }
+    if let Some(owner) = new.and_then(|entry| entry.owner.as_ref()) {
+        owners.entry(owner.service.clone()).or_default().push(owner.clone());
     }
 }
 

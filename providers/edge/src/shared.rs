@@ -35,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) node_set_lock: tokio::sync::Mutex<()>,
     /// The newest value of each shared set, by name.
     offered_sets: Mutex<BTreeMap<&'static str, OfferedSet>>,
+    /// The last version of each shared set that was compared, and the equal value.
+    known_sets: Mutex<BTreeMap<&'static str, (String, Arc<EdgeNodeSetSpec>)>>,
     /// What the shared sets that load balancers use must contain, by name.
     wanted_sets: Mutex<BTreeMap<String, Arc<EdgeNodeSetSpec>>>,
     /// The number of calls that are about to make a load balancer use a shared set.
@@ -70,6 +72,7 @@ impl Shared {
             notifier: Notifier::default(),
             node_set_lock: tokio::sync::Mutex::default(),
             offered_sets: Mutex::default(),
+            known_sets: Mutex::default(),
             wanted_sets: Mutex::default(),
             users: Mutex::default(),
             allocation: Mutex::default(),
@@ -237,6 +240,17 @@ impl Shared {
         let spec = Arc::new(EdgeNodeSetSpec { targets: spec::shared_targets(set) });
         offered.insert(which.as_str(), OfferedSet { generation: set.generation, spec: Arc::clone(&spec) });
         spec
+    }
+
+    /// Whether this version of a shared set was found equal to this value.
+    pub(crate) fn is_known_set(&self, set: &str, version: &str, wanted: &Arc<EdgeNodeSetSpec>) -> bool {
+        let known = self.known_sets.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(set).is_some_and(|(known, spec)| known == version && Arc::ptr_eq(spec, wanted))
+    }
+
+    /// Records that this version of a shared set equals this value.
+    pub(crate) fn set_known(&self, set: &'static str, version: String, wanted: Arc<EdgeNodeSetSpec>) {
+        self.known_sets.lock().unwrap_or_else(PoisonError::into_inner).insert(set, (version, wanted));
     }
 
     /// Records what a shared set must contain; `None` if it is not needed any more.

@@ -124,3 +124,31 @@ fn objects_are_read_by_prefix() {
     let names = cache.read_prefix("lb-1.", |rows| rows.map(|entry| entry.name.clone()).collect::<Vec<_>>());
     assert_eq!(names, ["lb-1.host-a", "lb-1.host-b"]);
 }
+
+/// Of a Service that was deleted and created again, both are found, until their objects go.
+#[test]
+fn owners_are_found_by_service() {
+    let cache = Cache::default();
+    let owned = |name: &str, version: &str, uid: &str| Entry {
+        owner: Some(Owner { service: Key::new("shop", "web"), uid: uid.to_owned() }),
+        ..entry(name, version)
+    };
+    let uids = |cache: &Cache<u8>| {
+        let mut uids: Vec<_> = cache.owners_of(&Key::new("shop", "web")).into_iter().map(|o| o.uid).collect();
+        uids.sort();
+        uids.concat()
+    };
+    for (object, expected) in
+        [(owned("a", "1", "u"), "u"), (owned("b", "2", "v"), "uv"), (owned("a", "3", "u"), "uv")]
+    {
+        cache.apply(Event::Apply(object));
+        assert_eq!(uids(&cache), expected);
+    }
+    cache.apply(Event::Apply(owned("c", "4", "v")));
+    cache.apply(delete("b", "5"));
+    assert_eq!(uids(&cache), "uv", "another object names the same owner");
+    cache.forget("a", "");
+    cache.apply(Event::Apply(entry("c", "6")));
+    assert_eq!(uids(&cache), "");
+    assert!(cache.owners_of(&Key::new("shop", "other")).is_empty());
+}
