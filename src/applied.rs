@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use steerage_model::{Condition, Ingress, Key, Service};
+use steerage_model::{Condition, Ingress, Key, Service, TrafficPolicy};
 use steerage_provider_api::{LoadBalancer, Owner, Steering, TargetSet};
 use tokio::time::Instant;
 
@@ -22,8 +22,8 @@ pub(crate) struct AppliedState {
     pub(crate) failed_migration: Option<u64>,
     /// The load balancer in place; `None` if the provider's last call failed or was not complete, and while `rejected`.
     pub(crate) in_place: Option<LoadBalancer>,
-    /// The steering of the structure that was last accepted.
-    pub(crate) steering: Option<Steering>,
+    /// The steering and the policy of the structure in place; `None` if the provider's last call may have changed a part of it.
+    pub(crate) accepted: Option<(Steering, TrafficPolicy)>,
     /// The load balancer that the provider rejected, and why.
     pub(crate) rejected: Option<(LoadBalancer, ReasonMessage)>,
     /// The targets that the provider was last given.
@@ -34,6 +34,8 @@ pub(crate) struct AppliedState {
     pub(crate) ingress: Vec<Ingress>,
     /// Nodes that the provider refused as targets, with the reason.
     pub(crate) refused_targets: Vec<(String, String)>,
+    /// When to look at frozen targets again.
+    pub(crate) frozen_until: Option<Instant>,
     /// When the provider may accept refused targets.
     pub(crate) retry_refused_at: Option<Instant>,
     /// The targets' health at the last read.
@@ -75,14 +77,15 @@ impl WrittenStatus {
 impl AppliedState {
     /// When to reconcile again although nothing changed.
     pub(crate) fn due_at(&self) -> Option<Instant> {
-        self.retry_refused_at.into_iter().chain(self.health_due_at).chain(self.compare_at).min()
+        let due = [self.retry_refused_at, self.health_due_at, self.compare_at, self.frozen_until];
+        due.into_iter().flatten().min()
     }
 
     /// Nothing is due, and nothing is known to be in place.
     pub(crate) fn pause(&mut self) {
         self.is_paused = true;
-        (self.in_place, self.retry_refused_at, self.health_due_at, self.compare_at) =
-            (None, None, None, None);
+        (self.in_place, self.retry_refused_at, self.frozen_until) = (None, None, None);
+        (self.health_due_at, self.compare_at) = (None, None);
     }
 
     /// Why the provider rejects this load balancer, if it is the one that it rejected last.

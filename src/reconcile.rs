@@ -147,8 +147,9 @@ impl Reconciler {
         due_at: Option<Instant>,
     ) -> ReconcileOutcome<ReconcileRequest> {
         let service = &owner.service;
-        // Not in full: the provider forgets what it cannot be sure of. Otherwise every event during a wait would compare everything.
-        let again = ReconcileRequest { full: false, ..request.clone() };
+        // A wait is repeated not in full: otherwise every event during it would compare everything. The provider forgets what it cannot
+        // be sure of. A failure may come before the comparison, so it repeats the request as it is.
+        let again = request.clone();
         let done = match due_at {
             Some(at) => ReconcileOutcome::RequeueAfter(
                 at.saturating_duration_since(Instant::now()).max(MIN_WAIT),
@@ -158,7 +159,9 @@ impl Reconciler {
         };
         let (label, outcome) = match result {
             Ok(Progress::Done) => ("done", done),
-            Ok(Progress::Again(after)) => ("again", ReconcileOutcome::RequeueAfter(after, again)),
+            Ok(Progress::Again(after)) => {
+                ("again", ReconcileOutcome::RequeueAfter(after, ReconcileRequest { full: false, ..again }))
+            }
             // Only a change of the Service or of the configuration helps, and either adds a request.
             Err(ReconcileError::Provider(Error::Invalid { reason, message })) => {
                 tracing::warn!(%service, reason, message, "provider rejected the Service; waiting for a change");

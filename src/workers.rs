@@ -53,6 +53,7 @@ pub(crate) async fn run(
         options,
     };
     workers.add_all();
+    workers.add_sets();
     let mut resync_at = Instant::now();
     loop {
         workers.start_set_write();
@@ -113,6 +114,14 @@ impl Workers {
         self.requests.clear();
         for owner in self.reconciler.cluster.owners() {
             self.requests.add(&owner, ReconcileRequest::FULL, true);
+        }
+    }
+
+    /// Requests all shared sets: nodes may have changed while nobody led, and the load balancers that use them may be paused.
+    fn add_sets(&mut self) {
+        if self.reconciler.config.capabilities.shared_sets {
+            let now = Instant::now();
+            self.sets.extend([SharedSet::Eligible, SharedSet::Agents].map(|set| (set, now)));
         }
     }
 

@@ -64,7 +64,8 @@ impl SharedTargets {
         let mut exceptions = SetExceptions::default();
         let eligible = nodes.clone().filter(|node| node.eligibility.is_ok());
         let mut targets: Arc<[Target]> = eligible.map(|node| node.target.clone()).collect();
-        if targets.is_empty() {
+        // A node that has just registered may have no address: it is no target yet.
+        if targets.iter().all(|target| target.addresses.is_empty()) {
             let reason = |node: &NodeTarget| Some((node.target.node.clone(), node.eligibility.err()?));
             targets = nodes.clone().map(|node| node.target.clone()).collect();
             exceptions.ineligible = nodes.filter_map(reason).collect();

@@ -3,6 +3,8 @@
 //!
 //! A rejected structure does not stop the targets: what exists keeps its structure, and its targets follow the endpoints.
 
+use std::time::Duration;
+
 use steerage_model::Service;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Steering, TargetSet};
 use tokio::time::Instant;
@@ -14,6 +16,9 @@ use crate::plan::{self, TargetPlan};
 use crate::reasons;
 use crate::request_queue::ReconcileRequest;
 use crate::status::ReasonMessage;
+
+/// Wait before frozen targets are looked at again: the thaw is no event.
+const FROZEN_RETRY: Duration = Duration::from_secs(5);
 
 /// The targets for the provider.
 pub(super) struct PlannedTargets {
@@ -76,9 +81,10 @@ impl Reconciler {
             }
         }
         (applied.in_place, applied.rejected, applied.retry_refused_at) = (None, None, None);
+        applied.accepted = None;
         let result = self.provider.apply(lb, compare(request)).await;
         if result.is_ok() {
-            applied.steering = Some(steering);
+            applied.accepted = Some((steering, service.external_policy));
         }
         let progress = self.record(snapshot, applied, request, planned, result)?;
         if progress == Progress::Done {
@@ -94,8 +100,12 @@ impl Reconciler {
         applied: &mut AppliedState,
         request: &ReconcileRequest,
     ) -> (ReconcileResult, PlannedTargets) {
-        // Where this process does not know the steering, only nodes with an endpoint are right whatever check is in place.
-        let steering = applied.steering.unwrap_or(Steering::Api);
+        // The check in place was made for one steering and policy. Where it is unknown or was made for another policy, only nodes with
+        // an endpoint are right: they pass any check.
+        let steering = match applied.accepted {
+            Some((steering, policy)) if policy == snapshot.service.external_policy => steering,
+            _ => Steering::Api,
+        };
         let planned = self.plan_targets(snapshot, applied, steering);
         let is_same = |given: &GivenTargets| given.is_complete && given.set == planned.set;
         let is_same = applied.targets.as_ref().is_some_and(is_same);
@@ -122,6 +132,7 @@ impl Reconciler {
             Some((last, why)) => (last.clone(), Some(why)),
             None => (plan.set.clone(), None),
         };
+        applied.frozen_until = frozen.as_ref().map(|_| Instant::now() + FROZEN_RETRY);
         PlannedTargets { plan, set, frozen }
     }
 
@@ -136,7 +147,7 @@ impl Reconciler {
     ) -> ReconcileResult {
         let set = &planned.set;
         let is_complete = result.as_ref().is_ok_and(|outcome| outcome.progress == Progress::Done);
-        // A provider rejects a structure before it sets targets.
+        // A rejected structure leaves the targets as they were, or adds some that are wanted.
         if !matches!(result, Err(Error::Invalid { .. })) {
             let given = GivenTargets { set: set.clone(), is_complete };
             let before = applied.targets.replace(given);

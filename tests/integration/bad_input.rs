@@ -95,6 +95,17 @@ async fn rejected_services_follow_their_endpoints() {
         cluster.targets(service, &["node-b"]).await;
     }
 
+    // A rejected change of the policy: the check in place asks the node, which passes without an endpoint too.
+    cluster.service("policy", json!({"spec": {"externalTrafficPolicy": "Cluster"}})).await;
+    cluster.endpoints("policy", &["node-b"]).await;
+    cluster.targets("policy", &["set:eligible"]).await;
+    cluster.condition("policy", "Programmed", "True", "Programmed").await;
+    let mut change = annotated("steerage.dev/addresses", "10.77.0.1");
+    change["spec"] = json!({"externalTrafficPolicy": "Local"});
+    cluster.change("policy", change).await;
+    cluster.condition("policy", "Programmed", "False", "AddressOutsidePools").await;
+    cluster.targets("policy", &["node-b"]).await;
+
     controller.kill();
     let _controller = cluster.controller("two", &[]);
     for service in ["provider", "plan"] {

@@ -274,17 +274,21 @@ impl Provider for Aws {
         entry.complete = None;
         let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
         entry.names.extend(wanted_names.iter().cloned());
-        // Only the last exit caches the resources. After any other, the next call reads everything.
+        // After an error the next call reads everything.
         let Some(mut resources) = self.observe(&lb.owner, entry).await? else {
             return Ok(Outcome { progress: Progress::Again(RELEASE_POLL), ..nothing() });
         };
         let (instances, _) = targets::instances(&lb.targets);
-        if !self.apply_steps(&lb.owner, &wanted, &instances, &mut resources, entry).await? {
-            return Ok(Outcome { progress: Progress::Again(RELEASE_POLL), ..nothing() });
-        }
-        entry.names = wanted_names;
+        let released = self.apply_steps(&lb.owner, &wanted, &instances, &mut resources, entry).await?;
         let ingress = self.ingress(&mut resources).await?;
         entry.resources = Some((lb.owner.clone(), resources));
+        if !released {
+            // An old target group is still in use, perhaps by another program's listener, and for long. Targets follow meanwhile.
+            let refused = self.converge_targets(entry, &lb.targets).await?;
+            let progress = Progress::Again(RELEASE_POLL);
+            return Ok(Outcome { progress, ingress: ingress.unwrap_or_default(), refused, ..nothing() });
+        }
+        entry.names = wanted_names;
         entry.complete = Some(Complete { structure: wanted, ingress, asked: Instant::now() });
         self.finish(entry, &lb.targets).await
     }

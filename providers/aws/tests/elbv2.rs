@@ -208,6 +208,35 @@ fn copy_config(moto: &Moto) -> Config {
     config
 }
 
+/// The listener of another program keeps an old target group in use. Targets follow in both groups.
+#[tokio::test]
+async fn targets_follow_while_an_old_group_stays_in_use() {
+    requires!(Moto);
+    let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
+    let ours = only_listener(&moto).await;
+    let foreign = moto
+        .elb
+        .create_listener()
+        .load_balancer_arn(ours.load_balancer_arn().unwrap())
+        .port(81)
+        .protocol("TCP".into())
+        .set_default_actions(ours.default_actions.clone());
+    foreign.send().await.unwrap();
+    lb.listeners = vec![listener(Protocol::Tcp, 80, 30081)];
+    let outcome = provider.apply(&lb, Compare::InPlace).await.unwrap();
+    assert!(matches!(outcome.progress, Progress::Again(_)), "{outcome:?}");
+    for indices in [&[1, 2][..], &[0]] {
+        let lb = fixture::with_targets(&moto, &lb, indices);
+        let outcome = provider.apply(&lb, Compare::Remembered).await.unwrap();
+        assert!(matches!(outcome.progress, Progress::Again(_)), "{outcome:?}");
+        let groups = moto.groups().await.unwrap();
+        assert_eq!(groups.len(), 2);
+        for group in groups {
+            assert_eq!(moto.ids(group.target_group_arn().unwrap()).await.unwrap().len(), indices.len());
+        }
+    }
+}
+
 #[tokio::test]
 async fn scheme_change_is_rejected_without_writes() {
     requires!(Moto);
