@@ -40,18 +40,7 @@ pub(crate) async fn run(
     options: WorkerOptions,
     stop: CancellationToken,
 ) {
-    let mut workers = Workers {
-        requests,
-        tasks: JoinSet::new(),
-        running: BTreeMap::new(),
-        sets: BTreeMap::new(),
-        set_write: None,
-        listing: None,
-        list_at: None,
-        orphans: OrphanTracker::new(options.orphan_grace_period),
-        reconciler,
-        options,
-    };
+    let mut workers = Workers::new(reconciler, requests, options);
     workers.add_all();
     workers.add_sets();
     let mut resync_at = Instant::now();
@@ -109,6 +98,21 @@ struct Workers {
 }
 
 impl Workers {
+    fn new(reconciler: Arc<Reconciler>, requests: Arc<RequestQueue>, options: WorkerOptions) -> Self {
+        Self {
+            requests,
+            tasks: JoinSet::new(),
+            running: BTreeMap::new(),
+            sets: BTreeMap::new(),
+            set_write: None,
+            listing: None,
+            list_at: None,
+            orphans: OrphanTracker::new(options.orphan_grace_period),
+            reconciler,
+            options,
+        }
+    }
+
     /// Requests everything in full: a new leader knows nothing of what is in place.
     fn add_all(&self) {
         self.requests.clear();
@@ -121,7 +125,7 @@ impl Workers {
     fn add_sets(&mut self) {
         if self.reconciler.config.capabilities.shared_sets {
             let now = Instant::now();
-            self.sets.extend([SharedSet::Eligible, SharedSet::Agents].map(|set| (set, now)));
+            self.sets.extend(SharedSet::ALL.map(|set| (set, now)));
         }
     }
 
@@ -320,18 +324,8 @@ mod tests {
         let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
         let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
         let grace = Duration::from_mins(10);
-        let mut workers = Workers {
-            requests: Arc::clone(&requests),
-            tasks: JoinSet::new(),
-            running: BTreeMap::new(),
-            sets: BTreeMap::new(),
-            set_write: None,
-            listing: None,
-            list_at: None,
-            orphans: OrphanTracker::new(grace),
-            reconciler: Arc::clone(&reconciler),
-            options: WorkerOptions { workers: 1, resync_period: grace, orphan_grace_period: grace },
-        };
+        let options = WorkerOptions { workers: 1, resync_period: grace, orphan_grace_period: grace };
+        let mut workers = Workers::new(Arc::clone(&reconciler), Arc::clone(&requests), options);
         let managed = crate::cluster_index::owner_of(&service());
         let listed = [managed, owner("seen"), owner("deleting"), owner("unknown")];
         let before = Instant::now();

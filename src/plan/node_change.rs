@@ -35,7 +35,7 @@ impl NodeChange {
     /// The change from `old` to `new`, which differ in `nodes` only.
     pub(crate) fn between(old: &NodeTargets, new: &NodeTargets, nodes: BTreeSet<String>) -> Self {
         let both = |set: &SharedSet| (old.shared(*set), new.shared(*set));
-        let sets = [SharedSet::Eligible, SharedSet::Agents];
+        let sets = SharedSet::ALL;
         let has_other_targets = |set: &SharedSet| both(set).0.targets != both(set).1.targets;
         let has_other_exceptions = |set: &SharedSet| both(set).0.exceptions != both(set).1.exceptions;
         let lacks_others = |(set, family): &(SharedSet, Family)| {

@@ -49,6 +49,13 @@ pub struct Outcome {
     pub retry_refused: Option<Duration>,
 }
 
+impl Outcome {
+    /// A complete change with nothing to report.
+    pub fn done() -> Self {
+        Self { progress: Progress::Done, ingress: Vec::new(), refused: Vec::new(), retry_refused: None }
+    }
+}
+
 /// A provider of load balancers: a cloud, or `steerage-edge`.
 ///
 /// Every method converges from any partial state, writes nothing if nothing differs, and touches only what it owns. Calls with the

@@ -34,6 +34,9 @@ pub enum SharedSet {
 }
 
 impl SharedSet {
+    /// Every shared set.
+    pub const ALL: [Self; 2] = [Self::Eligible, Self::Agents];
+
     /// Its name, valid as an object name.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -201,7 +201,7 @@ impl Aws {
     /// Sets the targets of a load balancer whose structure is in place, and asks whether it is active.
     async fn finish(&self, entry: &mut ServiceState, set: &TargetSet) -> Result<Outcome, Error> {
         let refused = self.converge_targets(entry, set).await?;
-        let outcome = Outcome { retry_refused: retry(entry), refused, ..nothing() };
+        let outcome = Outcome { retry_refused: retry(entry), refused, ..Outcome::done() };
         let (Some(complete), Some((_, resources))) = (&mut entry.complete, &mut entry.resources) else {
             return Ok(Outcome { progress: Progress::Again(RELEASE_POLL), ..outcome });
         };
@@ -276,7 +276,7 @@ impl Provider for Aws {
         entry.names.extend(wanted_names.iter().cloned());
         // After an error the next call reads everything.
         let Some(mut resources) = self.observe(&lb.owner, entry).await? else {
-            return Ok(Outcome { progress: Progress::Again(RELEASE_POLL), ..nothing() });
+            return Ok(Outcome { progress: Progress::Again(RELEASE_POLL), ..Outcome::done() });
         };
         let (instances, _) = targets::instances(&lb.targets);
         let released = self.apply_steps(&lb.owner, &wanted, &instances, &mut resources, entry).await?;
@@ -286,7 +286,12 @@ impl Provider for Aws {
             // An old target group is still in use, perhaps by another program's listener, and for long. Targets follow meanwhile.
             let refused = self.converge_targets(entry, &lb.targets).await?;
             let progress = Progress::Again(RELEASE_POLL);
-            return Ok(Outcome { progress, ingress: ingress.unwrap_or_default(), refused, ..nothing() });
+            return Ok(Outcome {
+                progress,
+                ingress: ingress.unwrap_or_default(),
+                refused,
+                ..Outcome::done()
+            });
         }
         entry.names = wanted_names;
         entry.complete = Some(Complete { structure: wanted, ingress, asked: Instant::now() });
@@ -302,7 +307,7 @@ impl Provider for Aws {
             entry.resources = Some((owner.clone(), seen.mine));
         }
         let refused = self.converge_targets(entry, set).await?;
-        Ok(Outcome { retry_refused: retry(entry), refused, ..nothing() })
+        Ok(Outcome { retry_refused: retry(entry), refused, ..Outcome::done() })
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
@@ -363,11 +368,6 @@ impl Provider for Aws {
         // AWS sends no notifications; the controller's resync finds changes.
         futures::stream::pending().boxed()
     }
-}
-
-/// There is nothing to report.
-fn nothing() -> Outcome {
-    Outcome { progress: Progress::Done, ingress: Vec::new(), refused: Vec::new(), retry_refused: None }
 }
 
 /// When to try refused targets again.

@@ -51,6 +51,19 @@ fn calls(moto: &Moto) -> Vec<String> {
     moto.proxy().calls().into_iter().map(|c| c.name).collect()
 }
 
+/// Another program's listener on port 81, for the target group of the only one.
+async fn add_foreign_listener(moto: &Moto) {
+    let ours = only_listener(moto).await;
+    let foreign = moto
+        .elb
+        .create_listener()
+        .load_balancer_arn(ours.load_balancer_arn().unwrap())
+        .port(81)
+        .protocol("TCP".into())
+        .set_default_actions(ours.default_actions.clone());
+    foreign.send().await.unwrap();
+}
+
 async fn only_listener(moto: &Moto) -> aws_sdk_elasticloadbalancingv2::types::Listener {
     let balancer = moto.balancers().await.unwrap().remove(0);
     let mut listeners = moto.listeners(balancer.load_balancer_arn().unwrap()).await.unwrap();
@@ -150,15 +163,7 @@ async fn deleted_resources_are_restored() {
 async fn foreign_listener_is_kept_and_conflict_is_reported() {
     requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
-    let ours = only_listener(&moto).await;
-    let foreign = moto
-        .elb
-        .create_listener()
-        .load_balancer_arn(ours.load_balancer_arn().unwrap())
-        .port(81)
-        .protocol("TCP".into())
-        .set_default_actions(ours.default_actions.clone());
-    foreign.send().await.unwrap();
+    add_foreign_listener(&moto).await;
     let before = moto.snapshot().await.unwrap();
     for instance in [&provider, &moto.fresh().await.unwrap()] {
         converge(instance, &lb).await.unwrap();
@@ -213,15 +218,7 @@ fn copy_config(moto: &Moto) -> Config {
 async fn targets_follow_while_an_old_group_stays_in_use() {
     requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
-    let ours = only_listener(&moto).await;
-    let foreign = moto
-        .elb
-        .create_listener()
-        .load_balancer_arn(ours.load_balancer_arn().unwrap())
-        .port(81)
-        .protocol("TCP".into())
-        .set_default_actions(ours.default_actions.clone());
-    foreign.send().await.unwrap();
+    add_foreign_listener(&moto).await;
     lb.listeners = vec![listener(Protocol::Tcp, 80, 30081)];
     let outcome = provider.apply(&lb, Compare::InPlace).await.unwrap();
     assert!(matches!(outcome.progress, Progress::Again(_)), "{outcome:?}");

@@ -174,15 +174,11 @@ impl EdgeProvider {
         families: &[Family],
         set: &TargetSet,
     ) -> Result<(ObjectTargets, Vec<(String, String)>, Option<User<'_>>), Error> {
-        let mut refused = spec::refused(families, set);
+        let refused = spec::refused(families, set);
         let Some(which) = set.shared else {
             let own = spec::targets(families, set);
             return Ok((ObjectTargets { node_set: None, own }, refused, None));
         };
-        // A node that has no address yet changes the set when it gets one.
-        let without_address =
-            |node: &str| set.targets.iter().any(|target| target.node == node && target.addresses.is_empty());
-        refused.retain(|(node, _)| !without_address(node));
         let user = self.shared.about_to_use(which.as_str());
         self.write_shared(which, set).await?;
         let targets = ObjectTargets { node_set: Some(which.as_str().to_owned()), own: Vec::new() };
@@ -234,7 +230,7 @@ impl Provider for EdgeProvider {
         let entry = self.owned_entry(&lb.owner).await?;
         if entry.as_ref().is_some_and(|entry| entry.deleting) {
             // Its addresses stay reserved until it is deleted; then a new object is created.
-            return Ok(Outcome { progress: Progress::Again(HELD), ..nothing() });
+            return Ok(Outcome { progress: Progress::Again(HELD), ..Outcome::done() });
         }
         let reservation = self.shared.allocate(lb)?;
         let structure = spec::structure(lb, reservation.addresses.clone())?;
@@ -265,13 +261,13 @@ impl Provider for EdgeProvider {
         }
         self.shared.write_pools().await?;
         self.drop_left(left, &wanted).await?;
-        Ok(Outcome { ingress: ingress(&wanted), refused, ..nothing() })
+        Ok(Outcome { ingress: ingress(&wanted), refused, ..Outcome::done() })
     }
 
     async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
         self.shared.activate().await?;
         let Some(entry) = self.owned_entry(owner).await?.filter(|entry| !entry.deleting) else {
-            return Ok(nothing());
+            return Ok(Outcome::done());
         };
         let Ok(content) = &entry.content else {
             return Err(Error::Unavailable(format!(
@@ -285,7 +281,7 @@ impl Provider for EdgeProvider {
             EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..content.spec.clone() };
         self.change(owner, &entry, &wanted).await?;
         self.drop_left(content.spec.node_set.clone(), &wanted).await?;
-        Ok(Outcome { ingress: ingress(&wanted), refused, ..nothing() })
+        Ok(Outcome { ingress: ingress(&wanted), refused, ..Outcome::done() })
     }
 
     async fn set_shared(&self, set: &TargetSet) -> Result<(), Error> {
@@ -327,7 +323,7 @@ impl Provider for EdgeProvider {
         }
         self.shared.write_pools().await?;
         // Also when an earlier call deleted the object and then failed.
-        for which in node_set.iter().map(String::as_str).chain(ALL_SHARED.map(SharedSet::as_str)) {
+        for which in node_set.iter().map(String::as_str).chain(SharedSet::ALL.map(SharedSet::as_str)) {
             self.drop_unused(which).await?;
         }
         Ok(Progress::Done)
@@ -351,17 +347,10 @@ struct ObjectTargets {
     own: Vec<EdgeTarget>,
 }
 
-/// There is nothing to change, and no address.
-fn nothing() -> Outcome {
-    Outcome { progress: Progress::Done, ingress: Vec::new(), refused: Vec::new(), retry_refused: None }
-}
-
 fn ingress(spec: &EdgeLoadBalancerSpec) -> Vec<Ingress> {
     let entry = |ip: &IpAddr| Ingress { ip: Some(*ip), hostname: None, ip_mode: Some(IpMode::Vip) };
     spec.addresses.iter().map(entry).collect()
 }
-
-const ALL_SHARED: [SharedSet; 2] = [SharedSet::Eligible, SharedSet::Agents];
 
 fn to_value(spec: &impl serde::Serialize) -> Result<Value, Error> {
     serde_json::to_value(spec)

@@ -111,9 +111,13 @@ pub fn targets(families: &[Family], set: &TargetSet) -> Vec<api::EdgeTarget> {
     set.targets.iter().filter(|target| is_usable(families, target)).map(edge_target).collect()
 }
 
-/// The other targets, each with the reason.
+/// The other targets, each with the reason. In a shared set a node that has no address yet is none of them: it changes the set when it
+/// gets one.
 pub fn refused(families: &[Family], set: &TargetSet) -> Vec<(String, String)> {
-    let refused = set.targets.iter().filter(|target| !is_usable(families, target));
+    let is_refused = |target: &&Target| {
+        !is_usable(families, target) && (set.shared.is_none() || !target.addresses.is_empty())
+    };
+    let refused = set.targets.iter().filter(is_refused);
     let reason = |target: &Target| {
         let names: Vec<String> = families.iter().map(ToString::to_string).collect();
         (target.node.clone(), format!("the node has no InternalIP of {}", names.join(" or ")))

@@ -246,7 +246,7 @@ impl Provider for Toy {
         let outcome = |refused| {
             let hostname = Some(format!("{}.toy", lb.owner.service.name()));
             let ingress = vec![Ingress { ip: None, hostname, ip_mode: None }];
-            Outcome { progress: Progress::Done, ingress, refused, retry_refused: None }
+            Outcome { ingress, refused, ..Outcome::done() }
         };
         let asked = self.asked.lock().unwrap().replace(lb.clone());
         let known = if self.is(Bug::ForgetsWhatItDid) { None } else { self.complete.lock().unwrap().take() };
@@ -273,7 +273,7 @@ impl Provider for Toy {
         } else {
             Vec::new()
         };
-        Ok(Outcome { progress: Progress::Done, ingress: Vec::new(), refused, retry_refused: None })
+        Ok(Outcome { refused, ..Outcome::done() })
     }
 
     async fn target_health(&self, _owner: &Owner) -> Result<Health, Error> {
