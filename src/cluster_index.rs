@@ -229,6 +229,7 @@ fn follow_kind<T: Object + Send + 'static>(
     process.spawn(name, async move {
         loop {
             let event = tokio::select! {
+                biased;
                 () = stop.cancelled() => return Ok(()),
                 event = events.next() => event,
             };

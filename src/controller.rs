@@ -72,6 +72,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
 
     let working = async {
         tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             () = cluster.synced() => {}
         }
@@ -83,7 +84,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
         let rate_limiter = RateLimiter::new(f64::from(provider_qps), provider_qps.saturating_mul(2));
         let reconciler = Arc::new(Reconciler {
             reader: ServiceReader::new(client.clone()),
-            writer: ServiceWriter::new(client.clone(), config.classes.provider),
+            writer: ServiceWriter::new(client.clone(), config.classes.provider, leadership.clone()),
             provider: GuardedProvider::new(provider, leadership, rate_limiter, metrics.clone()),
             cluster,
             config,
@@ -101,6 +102,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
     };
     let (mut holding, mut working) = (std::pin::pin!(holding), std::pin::pin!(working));
     let result = tokio::select! {
+        biased;
         // Without the Lease nothing may be written: the work is dropped at once.
         lost = &mut holding => lost,
         () = &mut working => {

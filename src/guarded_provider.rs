@@ -71,10 +71,13 @@ impl GuardedProvider {
         let before = Instant::now();
         let result = match tokio::time::timeout(DEADLINE, call).await {
             Ok(result) => result,
-            Err(_) => Err(Error::Unavailable({
+            Err(_) => {
+                self.leadership.write_given_up();
                 let deadline = duration::display(DEADLINE);
-                format!("The provider did not answer within {deadline}. Steerage retries.")
-            })),
+                Err(Error::Unavailable(format!(
+                    "The provider did not answer within {deadline}. Steerage retries."
+                )))
+            }
         };
         self.metrics.called(name, result.as_ref().err().map_or("ok", Error::reason), before.elapsed());
         result

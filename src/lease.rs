@@ -9,7 +9,7 @@
 //! Called by the composition root. Writers ask [`Leadership::is_held`] first. The process ends when the Lease is lost.
 
 mod candidate;
-mod clock;
+pub(crate) mod clock;
 mod holder;
 mod record;
 

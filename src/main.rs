@@ -24,6 +24,8 @@ mod reference;
 mod request_queue;
 mod service_reader;
 mod service_writer;
+#[cfg(test)]
+mod simulation;
 mod status;
 mod workers;
 

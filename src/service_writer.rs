@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes to Services: finalizers, status, and the migration of legacy annotations.
 //!
-//! Every write names the UID, so that it cannot change a Service created again under the same name.
+//! Every write names the UID, so that it cannot change a Service created again under the same name. It begins only while this
+//! process leads.
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 use steerage_model::{Key, Service, annotations};
 use steerage_process::duration;
 
+use crate::lease::Leadership;
 use crate::plan;
 
 /// A write that began under the Lease must end before another controller can hold it.
@@ -19,6 +21,8 @@ const DEADLINE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
+    #[error("this controller no longer holds the Lease")]
+    NotLeading,
     #[error("the API server did not answer within {}", duration::display(DEADLINE))]
     Deadline,
     #[error("the API server rejected the patch: {0}")]
@@ -31,11 +35,12 @@ pub(crate) enum WriteError {
 pub(crate) struct ServiceWriter {
     client: Client,
     provider: &'static str,
+    leadership: Leadership,
 }
 
 impl ServiceWriter {
-    pub(crate) fn new(client: Client, provider: &'static str) -> Self {
-        Self { client, provider }
+    pub(crate) fn new(client: Client, provider: &'static str, leadership: Leadership) -> Self {
+        Self { client, provider, leadership }
     }
 
     /// Called before anything is created that the finalizer must outlive.
@@ -82,6 +87,9 @@ impl ServiceWriter {
         subresource: Option<&str>,
         patch: &Patch<Value>,
     ) -> Result<(), WriteError> {
+        if !self.leadership.is_held() {
+            return Err(WriteError::NotLeading);
+        }
         let api: Api<KubeService> = Api::namespaced(self.client.clone(), key.namespace());
         let params = PatchParams::default();
         let call = async {
@@ -91,7 +99,10 @@ impl ServiceWriter {
             }
         };
         match tokio::time::timeout(DEADLINE, call).await {
-            Err(_) => Err(WriteError::Deadline),
+            Err(_) => {
+                self.leadership.write_given_up();
+                Err(WriteError::Deadline)
+            }
             Ok(Ok(_)) => Ok(()),
             // The Service is gone, and nothing is left to write.
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),

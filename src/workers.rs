@@ -49,10 +49,12 @@ pub(crate) async fn run(
         workers.start_tasks();
         let (due, list_at) = (workers.next_due(), workers.list_at);
         tokio::select! {
+            // In this order nothing starves: tasks that ended are few, and requests that were added are handled all at once.
+            biased;
             () = stop.cancelled() => break,
+            Some(ended) = workers.tasks.join_next_with_id() => workers.on_task_end(ended),
             () = workers.requests.changed() => workers.add_for_nodes(),
             Some(owner) = provider_changes.next() => workers.requests.add(&owner, ReconcileRequest::FULL, true),
-            Some(ended) = workers.tasks.join_next_with_id() => workers.on_task_end(ended),
             () = sleep_until(resync_at) => {
                 workers.list();
                 resync_at = Instant::now() + options.resync_period.mul_f64(0.8 + fastrand::f64() * 0.4);

@@ -52,6 +52,20 @@ pub struct Process {
 }
 
 impl Process {
+    /// A process without logs, signals and an administration server, for a caller that supervises it: also the errors of its tasks.
+    pub fn unsupervised(component: Component) -> (Self, mpsc::UnboundedReceiver<anyhow::Error>) {
+        let (failed, failures) = mpsc::unbounded_channel();
+        let process = Self {
+            component,
+            readiness: Readiness::default(),
+            metrics: Metrics::new(component.name, component.version),
+            shutdown: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            failed,
+        };
+        (process, failures)
+    }
+
     /// The program.
     pub fn component(&self) -> Component {
         self.component
@@ -141,15 +155,7 @@ where
             admin = %admin_server.address(),
             "starting"
         );
-        let (failed, failures) = mpsc::unbounded_channel();
-        let process = Process {
-            component,
-            readiness: Readiness::default(),
-            metrics: Metrics::new(component.name, component.version),
-            shutdown: CancellationToken::new(),
-            tasks: TaskTracker::new(),
-            failed,
-        };
+        let (process, failures) = Process::unsupervised(component);
         let served = tokio::spawn(admin_server.serve(process.metrics.clone(), process.readiness.clone()));
         let code =
             supervise(process.clone(), signals, failures, admin.shutdown_grace_period, body(process)).await;

@@ -8,6 +8,35 @@ use nix::time::{ClockId, clock_gettime};
 /// Time since boot, including suspends (`CLOCK_BOOTTIME`, see `clock_gettime(2)`). `std::time::Instant` stops during a suspend, so a
 /// lease would seem held after it expired.
 pub(super) fn now() -> Duration {
+    #[cfg(test)]
+    if let Some(now) = simulated::now() {
+        return now;
+    }
     // Available since Linux 2.6.39. If it fails, every lease counts as expired.
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::MAX, Duration::from)
+}
+
+#[cfg(test)]
+pub(crate) use simulated::simulate;
+
+/// The paused clock of a simulation, which runs in one thread.
+#[cfg(test)]
+mod simulated {
+    use std::cell::Cell;
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+
+    thread_local! {
+        static STARTED: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+
+    /// From now on this thread uses the runtime's clock.
+    pub(crate) fn simulate() {
+        STARTED.set(Some(Instant::now()));
+    }
+
+    pub(super) fn now() -> Option<Duration> {
+        STARTED.get().map(|started| Duration::from_hours(1) + started.elapsed())
+    }
 }

@@ -38,12 +38,31 @@ pub(crate) enum LeaseError {
 pub(crate) struct Leadership {
     /// Milliseconds of [`clock::now`]; zero if the Lease is not held.
     until: Arc<AtomicU64>,
+    /// When the last write was given up whose effect may still come, in the same unit; zero if there was none.
+    given_up: Arc<AtomicU64>,
 }
+
+/// A write that was given up has its effect within this time, or never.
+const LATEST_EFFECT: Duration = Duration::from_secs(5);
 
 impl Leadership {
     /// Whether a write may begin now. It must end within five seconds, before another controller may begin one.
     pub(crate) fn is_held(&self) -> bool {
         clock::now().as_millis() < u128::from(self.until.load(Ordering::Acquire))
+    }
+
+    /// Records that a write was given up without an answer.
+    pub(crate) fn write_given_up(&self) {
+        self.given_up.store(u64::try_from(clock::now().as_millis()).unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    /// The time in which a write that was given up may still have its effect.
+    fn until_settled(&self) -> Duration {
+        let given_up = self.given_up.load(Ordering::Acquire);
+        if given_up == 0 {
+            return Duration::ZERO;
+        }
+        (Duration::from_millis(given_up) + LATEST_EFFECT).saturating_sub(clock::now())
     }
 
     /// Held for a day, for tests of what the lease holder does.
@@ -184,10 +203,13 @@ impl HeldLease {
         }
     }
 
-    /// Releases the Lease if this process holds it, so that the next candidate does not wait. Tries twice: a renewal whose answer was
+    /// Releases the Lease if this process holds it, so that the next candidate does not wait; but not before the last write that was
+    /// given up can no longer have an effect. Tries twice: a renewal whose answer was
     /// lost makes the first attempt fail.
     async fn release(&mut self) {
+        let settled = self.leadership.until_settled();
         self.leadership.set(None);
+        tokio::time::sleep(settled).await;
         for _ in 0..2 {
             let LeaseOptions { name, identity, timing, .. } = &self.options;
             let released = async {

@@ -123,7 +123,7 @@ pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconci
         },
         provider: GuardedProvider::new(provider, Leadership::held(), limiter, metrics.clone()),
         reader: ServiceReader::new(client.clone()),
-        writer: ServiceWriter::new(client.clone(), "edge"),
+        writer: ServiceWriter::new(client.clone(), "edge", Leadership::held()),
         recorder: Recorder::new(client, "controller", "test", &mut registry).0,
         metrics,
         applied,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a test needs of the machine: root, commands, a Kubernetes API server, moto. A test that lacks something skips with a
 //! printed reason, so that `hack/test quick` passes for everybody. With `STEERAGE_REQUIRE_ALL=1`, which `hack/test` sets, it fails
-//! instead, so that nothing is skipped there. A dependency of tests only.
+//! instead, so that nothing is skipped there. With `STEERAGE_QUICK=1`, which `hack/test quick` sets, it skips whatever the machine
+//! has, so that quick means the same for everybody. A dependency of tests only.
 
 mod netns;
 
@@ -37,6 +38,9 @@ impl Requirement {
     /// # Errors
     /// If the requirement is not met.
     pub fn check(self) -> Result<(), String> {
+        if !matches!(self, Self::Program(_) | Self::Variable(_)) && variable("STEERAGE_QUICK").is_some() {
+            return Err(format!("{} are left out by hack/test quick", self.as_str()));
+        }
         match self {
             Self::Root => root(),
             Self::NetworkNamespace => network_namespace(),
@@ -44,6 +48,16 @@ impl Requirement {
             Self::KubeApiserver => kube_apiserver().map(drop),
             Self::Moto => moto_python().map(drop),
             Self::Variable(name) => variable(name).map(drop).ok_or_else(|| format!("{name} is not set")),
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Root => "tests as root",
+            Self::NetworkNamespace => "tests with packets",
+            Self::KubeApiserver => "tests on an API server",
+            Self::Moto => "tests on moto",
+            Self::Program(name) | Self::Variable(name) => name,
         }
     }
 }

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The whole controller in a simulated world: up to three replicas, the API server and the cloud in one thread with paused time,
+//! and everything random from one seed.
+//!
+//! The replicas run `controller::run` with the real Kubernetes client; only its transport and the provider are simulated. In chaos,
+//! Services, endpoints and nodes change while calls are slow, refused, lost before or after their effect, watches lag or are cut,
+//! lists are old, networks part, and replicas crash, also right after any call. Then all faults end, and the world must converge.
+//!
+//! [`invariants`] says what must hold. A failed seed prints how to run it again.
+
+mod api_server;
+mod chaos;
+mod cloud;
+mod invariants;
+mod link;
+mod objects;
+mod process;
+mod watch_stream;
+mod world;
+
+use std::ops::Range;
+
+use world::Report;
+
+/// Seeds in a run without `STEERAGE_SIMULATION_SEEDS`.
+const SEEDS: Range<u64> = 0..if cfg!(debug_assertions) { 50 } else { 2000 };
+/// `FROM..TO`, or one seed.
+const VARIABLE: &str = "STEERAGE_SIMULATION_SEEDS";
+
+fn run(seed: u64) -> Result<Report, String> {
+    fastrand::seed(seed);
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().start_paused(true).build().map_err(|error| error.to_string())?;
+    runtime.block_on(chaos::run(seed))
+}
+
+fn seeds() -> Range<u64> {
+    let Ok(text) = std::env::var(VARIABLE) else { return SEEDS };
+    let parse = |text: &str| text.parse::<u64>().unwrap_or_else(|_| panic!("{VARIABLE}: {text} is no seed"));
+    match text.split_once("..") {
+        Some((from, to)) => parse(from)..parse(to),
+        None => parse(&text)..parse(&text) + 1,
+    }
+}
+
+#[test]
+fn every_seed_keeps_the_invariants() {
+    let (seeds, mut failed, mut sum) = (seeds(), Vec::new(), Report::default());
+    let count = seeds.end - seeds.start;
+    for seed in seeds {
+        match run(seed) {
+            Ok(report) => sum.add(&report),
+            Err(why) => {
+                failed.push(seed);
+                eprintln!(
+                    "seed {seed}: {why}\nRun it again: {VARIABLE}={seed} cargo test --workspace --bin steerage -- simulation --nocapture\n"
+                );
+            }
+        }
+    }
+    eprintln!("{count} seeds: {sum:?}");
+    assert!(failed.is_empty(), "{} of {count} seeds failed: {failed:?}", failed.len());
+    assert!(count < 100 || sum.shows_every_fault(), "a fault never happened: {sum:?}");
+}
+
+/// Otherwise a failed seed could not be run again.
+#[test]
+fn equal_seeds_have_equal_histories() {
+    for seed in 0..10 {
+        let (first, second) = (run(seed).expect("passes"), run(seed).expect("passes"));
+        assert_eq!(first, second, "seed {seed}");
+    }
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The objects of the simulated API server as JSON, and the patches that the controller sends.
+
+use serde_json::{Map, Value, json};
+use steerage_model::{Key, names};
+
+/// The kinds that the simulated API server stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Resource {
+    Services,
+    EndpointSlices,
+    Nodes,
+    Leases,
+}
+
+impl Resource {
+    /// By a path such as `/api/v1/namespaces/shop/services/web/status`: the resource, the namespace, and what follows the plural.
+    pub(super) fn of_path(path: &str) -> Option<(Self, String, Vec<String>)> {
+        let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+        let (namespace, rest) = match parts.as_slice() {
+            ["api", _, "namespaces", namespace, rest @ ..] | ["apis", _, _, "namespaces", namespace, rest @ ..] => {
+                (*namespace, rest)
+            }
+            ["api", _, rest @ ..] | ["apis", _, _, rest @ ..] => ("", rest),
+            _ => return None,
+        };
+        let (plural, rest) = rest.split_first()?;
+        let resource = match *plural {
+            "services" => Self::Services,
+            "endpointslices" => Self::EndpointSlices,
+            "nodes" => Self::Nodes,
+            "leases" => Self::Leases,
+            _ => return None,
+        };
+        Some((resource, namespace.to_owned(), rest.iter().map(|part| (*part).to_owned()).collect()))
+    }
+
+    pub(super) fn kind(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Services => ("v1", "Service"),
+            Self::EndpointSlices => ("discovery.k8s.io/v1", "EndpointSlice"),
+            Self::Nodes => ("v1", "Node"),
+            Self::Leases => ("coordination.k8s.io/v1", "Lease"),
+        }
+    }
+}
+
+/// What the scenario chooses about a Service.
+#[derive(Clone, Debug)]
+pub(super) struct ServiceSpec {
+    pub(super) ports: Vec<u16>,
+    pub(super) is_local: bool,
+    pub(super) annotations: Map<String, Value>,
+}
+
+pub(super) fn service(key: &Key, uid: &str, number: u16, spec: &ServiceSpec) -> Value {
+    let ports: Vec<Value> = spec
+        .ports
+        .iter()
+        .map(|port| json!({"name": format!("p{port}"), "protocol": "TCP", "port": port, "nodePort": 30000 + port}))
+        .collect();
+    let mut service = json!({
+        "metadata": {
+            "namespace": key.namespace(), "name": key.name(), "uid": uid, "generation": 1,
+            "annotations": spec.annotations,
+        },
+        "spec": {
+            "type": "LoadBalancer", "loadBalancerClass": "steerage.dev/edge", "selector": {"app": key.name()},
+            "clusterIP": format!("10.96.0.{}", number % 250 + 1), "clusterIPs": [format!("10.96.0.{}", number % 250 + 1)],
+            "ipFamilies": ["IPv4"], "ports": ports,
+            "externalTrafficPolicy": if spec.is_local { "Local" } else { "Cluster" },
+        },
+        "status": {"loadBalancer": {}},
+    });
+    if spec.is_local {
+        service["spec"]["healthCheckNodePort"] = json!(32000);
+    }
+    service
+}
+
+/// The slice of a Service, with one ready endpoint on each of these nodes.
+pub(super) fn slice(service: &Key, ports: &[u16], nodes: &[String]) -> Value {
+    let endpoint = |(index, node): (usize, &String)| {
+        json!({"addresses": [format!("10.0.0.{}", index + 1)], "nodeName": node, "conditions": {"ready": true}})
+    };
+    json!({
+        "metadata": {
+            "namespace": service.namespace(), "name": format!("{}-a", service.name()),
+            "labels": {names::SLICE_SERVICE_LABEL: service.name()},
+        },
+        "addressType": "IPv4",
+        "endpoints": nodes.iter().enumerate().map(endpoint).collect::<Vec<_>>(),
+        "ports": ports.iter().map(|port| json!({"name": format!("p{port}"), "protocol": "TCP", "port": port})).collect::<Vec<_>>(),
+    })
+}
+
+pub(super) fn node(name: &str, number: u16, is_excluded: bool) -> Value {
+    let mut labels = json!({});
+    if is_excluded {
+        labels[names::EXCLUDE_LABEL] = json!("");
+    }
+    json!({
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"providerID": format!("sim:///{name}")},
+        "status": {"addresses": [{"type": "InternalIP", "address": format!("192.0.2.{number}")}]},
+    })
+}
+
+/// Applies a patch of the controller, strategic or merge, as far as the controller uses them.
+pub(super) fn patch(object: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else { return };
+    for (key, value) in patch {
+        if key == "uid" {
+            continue;
+        }
+        if let Some(list) = key.strip_prefix("$deleteFromPrimitiveList/") {
+            let gone = value.as_array().cloned().unwrap_or_default();
+            if let Some(present) = object.get_mut(list).and_then(Value::as_array_mut) {
+                present.retain(|entry| !gone.contains(entry));
+            }
+            continue;
+        }
+        match (key.as_str(), value) {
+            (_, Value::Null) => {
+                if let Some(object) = object.as_object_mut() {
+                    object.remove(key);
+                }
+            }
+            ("finalizers", Value::Array(added)) => {
+                let mut all = object.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
+                all.extend(added.iter().filter(|entry| !all.contains(entry)).cloned().collect::<Vec<_>>());
+                object[key] = Value::Array(all);
+            }
+            ("conditions", Value::Array(changed)) => {
+                let mut all = object.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
+                for condition in changed {
+                    let old = all.iter().position(|old| old["type"] == condition["type"]);
+                    match (old, condition.get("$patch")) {
+                        (Some(at), Some(_)) => drop(all.remove(at)),
+                        (Some(at), None) => patch_into(&mut all[at], condition),
+                        (None, Some(_)) => {}
+                        (None, None) => all.push(condition.clone()),
+                    }
+                }
+                object[key] = Value::Array(all);
+            }
+            (_, Value::Object(_)) => {
+                if !object.get(key).is_some_and(Value::is_object) {
+                    object[key] = json!({});
+                }
+                self::patch(&mut object[key], value);
+            }
+            _ => object[key] = value.clone(),
+        }
+    }
+}
+
+fn patch_into(object: &mut Value, changes: &Value) {
+    for (key, value) in changes.as_object().into_iter().flatten() {
+        object[key] = value.clone();
+    }
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One process of a replica: the real controller with a simulated network.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use steerage_process::{Component, Process};
+use steerage_provider_api::{Provider as _, Steering};
+use steerage_watch::{Backoff, Watches};
+use tokio::task::JoinHandle;
+use tokio::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::api_server;
+use super::cloud::SimulatedProvider;
+use super::world::{ProcessId, ProcessState, SharedWorld};
+use crate::controller::{self, Components};
+use crate::lease::{LeaseOptions, LeaseTiming};
+use crate::plan::{Config, HealthCheckDefaults, ManagedClasses};
+use crate::workers::WorkerOptions;
+
+pub(super) const NAMESPACE: &str = "steerage-system";
+pub(super) const LEASE: &str = "steerage-controller";
+/// Short, so that a run is.
+pub(super) const RESYNC: Duration = Duration::from_mins(2);
+
+/// The flags that the plans depend on.
+pub(super) fn config(shared_sets: bool, provider: &SimulatedProvider) -> Config {
+    let default_steering = if shared_sets { Steering::HealthCheck } else { Steering::Api };
+    Config {
+        capabilities: provider.capabilities(),
+        default_steering,
+        classes: ManagedClasses { provider: "edge", serve_unset: false },
+        proxy_healthz_port: 10256,
+        agent_healthz_port: 10356,
+        health: HealthCheckDefaults {
+            interval: None,
+            timeout: None,
+            healthy_threshold: 2,
+            unhealthy_threshold: 2,
+        },
+    }
+}
+
+pub(super) struct Running {
+    pub(super) id: ProcessId,
+    shutdown: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    /// Starts a replica's next process.
+    pub(super) fn start(world: &SharedWorld, replica: usize) -> Self {
+        let (id, shared_sets) = {
+            let mut world = world.lock();
+            let (id, now) = (world.processes.len(), Instant::now());
+            let identity = format!("replica-{replica}-{id}");
+            world.record("process started", &identity);
+            world.processes.push(ProcessState {
+                identity,
+                is_alive: true,
+                api_cut: now,
+                cloud_cut: now,
+                watches_cut: now,
+            });
+            (id, world.cloud.shared_sets)
+        };
+        let admin = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
+        let component = Component { name: "controller", version: "0", admin };
+        let (process, failures) = Process::unsupervised(component);
+        let client = api_server::client(world, id);
+        let provider = SimulatedProvider::new(world, id);
+        let identity = world.lock().identity(id).to_owned();
+        let components = Components {
+            watches: process.metrics().register("watch", |registry| Watches::new(client.clone(), registry)),
+            client,
+            config: config(shared_sets, &provider),
+            provider: Arc::new(provider),
+            lease: LeaseOptions {
+                namespace: NAMESPACE.to_owned(),
+                name: LEASE.to_owned(),
+                identity: identity.clone(),
+                timing: LeaseTiming::default(),
+            },
+            workers: WorkerOptions { workers: 4, resync_period: RESYNC, orphan_grace_period: RESYNC },
+            backoff: Backoff::new(Duration::from_secs(1), Duration::from_mins(1)),
+            identity,
+            provider_qps: 1000,
+            freeze_targets_after: None,
+            migrate_legacy_annotations: false,
+        };
+        let shutdown = process.shutdown().clone();
+        let world = world.clone();
+        let task = tokio::spawn(async move {
+            let result = controller::run(process, components).await;
+            drop(failures);
+            let mut world = world.lock();
+            let why = result.err().map_or_else(String::new, |error| error.to_string());
+            let details = format!("{} {why}", world.identity(id));
+            world.record("process ended", &details);
+            world.processes[id].is_alive = false;
+            world.crashing.push(id);
+            world.wake.notify_one();
+        });
+        Self { id, shutdown, task }
+    }
+
+    /// Ends the process as SIGTERM does.
+    pub(super) fn terminate(&self) {
+        self.shutdown.cancel();
+    }
+
+    /// Ends the process at once: nothing of it runs on, and it answers no call.
+    pub(super) fn kill(self, world: &SharedWorld) {
+        world.lock().processes[self.id].is_alive = false;
+        self.task.abort();
+        self.shutdown.cancel();
+    }
+}
