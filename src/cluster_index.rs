@@ -12,7 +12,6 @@ use steerage_model::{EndpointSlice, Key, Node, Service};
 use steerage_process::Process;
 use steerage_provider_api::Owner;
 use steerage_watch::{Event, Index, Object, Watches};
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::applied::AppliedStates;
@@ -50,7 +49,6 @@ impl Inner {
 #[derive(Debug)]
 pub(crate) struct ClusterIndex {
     inner: Mutex<Inner>,
-    synced: watch::Sender<bool>,
     classes: ManagedClasses,
     requests: Arc<RequestQueue>,
     applied: Arc<AppliedStates>,
@@ -71,7 +69,7 @@ impl ClusterIndex {
         requests: Arc<RequestQueue>,
         applied: Arc<AppliedStates>,
     ) -> Self {
-        Self { inner: Mutex::default(), synced: watch::Sender::new(false), classes, requests, applied }
+        Self { inner: Mutex::default(), classes, requests, applied }
     }
 
     pub(crate) fn on_service(&self, event: Event<Service>) {
@@ -120,9 +118,6 @@ impl ClusterIndex {
             inner.changed_nodes.extend(dirty.nodes);
             self.requests.set_nodes_changed();
         }
-        if inner.index.has_synced() {
-            self.synced.send_if_modified(|synced| !std::mem::replace(synced, true));
-        }
         changed
     }
 
@@ -138,12 +133,6 @@ impl ClusterIndex {
     /// Whether this controller manages the Service, or has to clean up after it.
     fn is_ours(&self, service: &Service) -> bool {
         plan::is_managed(service, &self.classes) || !plan::owned_finalizers(service, &self.classes).is_empty()
-    }
-
-    /// Returns once all three kinds have been listed.
-    pub(crate) async fn synced(&self) {
-        // The sender is held by `self`, so the wait cannot fail.
-        let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
     }
 
     /// The Service of this UID, with its endpoints and all nodes; `None` if it is gone.

@@ -74,7 +74,9 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = cluster.synced() => {}
+            // An earlier holder of the Lease may have seen more than this process' watches have brought: what it has built must not
+            // be taken down because of an old view.
+            () = watches.relist() => {}
         }
         let (recorder, recording) = process.metrics().register("controller", |registry| {
             Recorder::new(client.clone(), "controller", &identity, registry)

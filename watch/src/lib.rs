@@ -11,6 +11,7 @@ pub mod events;
 mod index;
 mod kind;
 mod metrics;
+mod relist;
 mod staleness;
 mod store;
 mod watcher;

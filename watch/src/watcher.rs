@@ -14,6 +14,7 @@ use prometheus_client::registry::Registry;
 use steerage_model::{EndpointSlice, Key, Node, Service, chain};
 
 use crate::metrics::Metrics;
+use crate::relist::Relist;
 use crate::{EndpointSlices, Event, Kind, Nodes, Services, Staleness};
 
 mod arriving;
@@ -64,6 +65,7 @@ pub struct Watches {
     timing: Timing,
     metrics: Metrics,
     staleness: Staleness,
+    relist: Relist,
 }
 
 impl Watches {
@@ -74,13 +76,21 @@ impl Watches {
 
     /// Like [`Watches::new`], with other timeouts and delays.
     pub fn with_timing(client: Client, registry: &mut Registry, timing: Timing) -> Self {
-        Self { client, timing, metrics: Metrics::new(registry), staleness: Staleness::default() }
+        let (staleness, relist) = Default::default();
+        Self { client, timing, metrics: Metrics::new(registry), staleness, relist }
     }
 
     /// The same watches with a [`Staleness`] of their own: for resources that the program can run without.
     #[must_use]
     pub fn dispensable(&self) -> Self {
         Self { staleness: Staleness::default(), ..self.clone() }
+    }
+
+    /// Lists everything again, with all writes that succeeded before. Returns when all users have taken the lists from their streams.
+    ///
+    /// Watches alone never go back, but another process may have seen more: a list may come from an old cache, and a watch may lag.
+    pub async fn relist(&self) {
+        self.relist.run().await;
     }
 
     /// The time since each watch last brought data.
@@ -111,6 +121,9 @@ impl Watches {
     /// All objects of a kind. At most one watch per kind: [`Staleness`] distinguishes them by [`Kind::name`].
     pub fn watch<K: Kind>(&self, kind: K) -> impl Stream<Item = Event<K::Object>> + Send + Unpin + use<K> {
         self.staleness.record(kind.name());
+        if !kind.may_be_missing() {
+            self.relist.add(kind.name());
+        }
         let timing =
             Timing { idle: self.timing.idle.mul_f64(1.0 + fastrand::f64() * SILENCE_SPREAD), ..self.timing };
         let connection = ConnectionState::new(kind.name(), timing, self.staleness.clone());
@@ -120,6 +133,9 @@ impl Watches {
             connection,
             timing: self.timing,
             metrics: self.metrics.clone(),
+            relist: self.relist.clone(),
+            served: 0,
+            taken: None,
             listing: if kind.consistent() { Listing::Newest } else { Listing::Streamed },
             has_synced: false,
             refused: 0,
@@ -167,6 +183,11 @@ struct Watcher<K: Kind> {
     connection: ConnectionState,
     timing: Timing,
     metrics: Metrics,
+    relist: Relist,
+    /// The requests of new lists that the library's stream serves.
+    served: u64,
+    /// The same when the last event completed a list.
+    taken: Option<u64>,
     /// The library's stream. `None`: list, with a new one.
     events: Option<Events<K>>,
     listing: Listing,
@@ -180,12 +201,26 @@ struct Watcher<K: Kind> {
 
 impl<K: Kind> Watcher<K> {
     async fn next(&mut self) -> Event<K::Object> {
+        if let Some(request) = self.taken.take() {
+            self.relist.complete(self.kind.name(), request);
+        }
         loop {
+            let relist = self.relist.changed();
+            let requested = self.relist.requested();
+            if requested > self.served {
+                (self.events, self.listing) = (None, Listing::Newest);
+            }
             if self.events.is_none() {
+                self.served = if self.listing == Listing::Newest { requested } else { 0 };
                 self.events = Some(watcher::watcher(self.api.clone(), self.config()).boxed());
             }
             let Some(events) = &mut self.events else { continue };
-            match events.next().await {
+            let event = tokio::select! {
+                biased;
+                event = events.next() => event,
+                () = relist => continue,
+            };
+            match event {
                 Some(Ok(event)) => {
                     if let Some(event) = self.convert(event) {
                         return event;
@@ -234,6 +269,7 @@ impl<K: Kind> Watcher<K> {
                 self.metrics.list(name);
                 self.connection.end_list();
                 (self.listing, self.has_synced) = (Listing::Newest, true);
+                self.taken = Some(self.served);
                 Some(Event::InitDone)
             }
             watcher::Event::Apply(item) => {
