@@ -52,13 +52,18 @@ impl ApiServer {
     }
 
     pub(super) fn list(&self, resource: Resource) -> impl Iterator<Item = (&Key, &Value)> {
-        self.objects.iter().filter(move |((kind, _), _)| *kind == resource).map(|((_, key), object)| (key, object))
+        self.objects
+            .iter()
+            .filter(move |((kind, _), _)| *kind == resource)
+            .map(|((_, key), object)| (key, object))
     }
 
     /// The objects of a kind as they were at a version.
     pub(super) fn list_at(&self, resource: Resource, version: u64) -> Vec<Value> {
         let mut objects = BTreeMap::new();
-        for change in self.history.iter().filter(|change| change.resource == resource && change.version <= version) {
+        for change in
+            self.history.iter().filter(|change| change.resource == resource && change.version <= version)
+        {
             match change.kind {
                 "DELETED" => drop(objects.remove(&change.key)),
                 _ => drop(objects.insert(change.key.clone(), change.object.clone())),
@@ -195,10 +200,15 @@ fn handle(
             });
             (StatusCode::OK, list)
         }
-        ("GET", Some(key)) => match world.api.get(resource, &key) {
-            Some(object) => (StatusCode::OK, object.clone()),
-            None => failed(StatusCode::NOT_FOUND, "NotFound"),
-        },
+        ("GET", Some(key)) => {
+            if resource == Resource::Services {
+                world.record("Service read", &details);
+            }
+            match world.api.get(resource, &key) {
+                Some(object) => (StatusCode::OK, object.clone()),
+                None => failed(StatusCode::NOT_FOUND, "NotFound"),
+            }
+        }
         ("POST", None) => {
             let key = Key::new(&namespace, body["metadata"]["name"].as_str().unwrap_or_default());
             if world.api.get(resource, &key).is_some() {

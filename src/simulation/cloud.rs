@@ -10,8 +10,8 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use steerage_model::{Ingress, IpMode, Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, Health, HealthCheck, HealthState, Listener, LoadBalancer, Outcome,
-    Owner, Progress, Provider, SharedSet, Steering, TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, Error, Health, HealthCheck, HealthState, Listener, LoadBalancer,
+    Outcome, Owner, Progress, Provider, SharedSet, Steering, TargetHealth, TargetSet,
 };
 use tokio::time::{Duration, Instant};
 
@@ -104,7 +104,9 @@ impl SimulatedProvider {
     ) -> Result<(), Error> {
         let owner = owner.clone();
         self.write(what, owner.to_string(), move |cloud| {
-            if let Some(balancer) = cloud.balancers.get_mut(&owner.service).filter(|found| found.owner == owner) {
+            if let Some(balancer) =
+                cloud.balancers.get_mut(&owner.service).filter(|found| found.owner == owner)
+            {
                 change(balancer);
             }
         })
@@ -158,7 +160,10 @@ impl SimulatedProvider {
         if let Some(shared) = set.shared.filter(|_| self.shared_sets) {
             self.write_set(set, compare).await?;
             if found.targets != StoredTargets::Shared(shared) {
-                self.change(owner, "targets shared", move |found| found.targets = StoredTargets::Shared(shared)).await?;
+                self.change(owner, "targets shared", move |found| {
+                    found.targets = StoredTargets::Shared(shared)
+                })
+                .await?;
             }
             return between.await;
         }
@@ -173,7 +178,8 @@ impl SimulatedProvider {
         }
         between.await?;
         if !present.is_subset(&wanted) {
-            self.change(owner, "targets removed", move |found| found.targets = StoredTargets::Own(wanted)).await?;
+            self.change(owner, "targets removed", move |found| found.targets = StoredTargets::Own(wanted))
+                .await?;
         }
         Ok(())
     }
@@ -261,7 +267,9 @@ impl Provider for SimulatedProvider {
         let owner = &lb.owner;
         let remembered = {
             let remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
-            remembered.get(owner).is_some_and(|known| known.has_structure_of(lb) && known.targets == lb.targets)
+            remembered
+                .get(owner)
+                .is_some_and(|known| known.has_structure_of(lb) && known.targets == lb.targets)
         };
         if !(remembered && compare == Compare::Remembered) {
             self.remember(owner, None);
@@ -312,7 +320,8 @@ impl Provider for SimulatedProvider {
             .read(move |cloud| cloud.balancers.get(&service).map(|found| cloud.targets_of(found)))
             .await?
             .unwrap_or_default();
-        let health = |node| TargetHealth { node, family: None, state: HealthState::Healthy, reason: String::new() };
+        let health =
+            |node| TargetHealth { node, family: None, state: HealthState::Healthy, reason: String::new() };
         let due = (!self.shared_sets).then_some(Duration::from_mins(1));
         Ok(Health { targets: targets.into_iter().map(health).collect(), due })
     }

@@ -4,6 +4,7 @@
 //! - At most one writer: only the holder of the Lease changes anything.
 //! - No load balancer is deleted while its Service exists.
 //! - A load balancer with targets never loses all of them while an endpoint is usable.
+//! - Calls are bounded by what happened, and in a quiet world by the comparisons alone.
 //! - At the end, every Service has what a fresh plan of the true cluster wants, nothing else is left at the cloud, no finalizer is
 //!   stuck, and nothing is written any more.
 
@@ -46,7 +47,10 @@ pub(super) fn on_cloud_write(
     for (key, earlier) in before {
         let is_deleted = world.cloud.balancers.get(key).is_none_or(|now| now.owner != earlier.owner);
         if is_deleted && is_live(world, &earlier.owner) {
-            world.violation(format!("{identity} deletes the load balancer of {}, which exists", earlier.owner));
+            world.violation(format!(
+                "{identity} deletes the load balancer of {}, which exists",
+                earlier.owner
+            ));
         }
     }
     let emptied: Vec<Owner> = {
@@ -55,7 +59,7 @@ pub(super) fn on_cloud_write(
         balancers.filter(|owner| had_targets.contains(owner) && !now.contains(owner)).cloned().collect()
     };
     for owner in emptied {
-        // Every Service has an endpoint on the first node, which is never removed.
+        // Every Service always has an endpoint, and there is always an eligible node.
         if is_live(world, &owner) {
             world.violation(format!("{identity} removes all targets of {owner}"));
         }
@@ -64,7 +68,8 @@ pub(super) fn on_cloud_write(
 
 fn check_writer(world: &mut World, process: ProcessId, what: &str) {
     let lease = world.api.get(Resource::Leases, &Key::new(NAMESPACE, LEASE));
-    let holder = lease.and_then(|lease| lease["spec"]["holderIdentity"].as_str()).unwrap_or_default().to_owned();
+    let holder =
+        lease.and_then(|lease| lease["spec"]["holderIdentity"].as_str()).unwrap_or_default().to_owned();
     let identity = world.identity(process).to_owned();
     if holder != identity {
         world.violation(format!("{identity} {what}, and the Lease is held by `{holder}`"));
@@ -73,7 +78,8 @@ fn check_writer(world: &mut World, process: ProcessId, what: &str) {
 
 fn is_live(world: &World, owner: &Owner) -> bool {
     world.api.get(Resource::Services, &owner.service).is_some_and(|service| {
-        service["metadata"]["uid"] == owner.uid.as_str() && service["metadata"].get("deletionTimestamp").is_none()
+        service["metadata"]["uid"] == owner.uid.as_str()
+            && service["metadata"].get("deletionTimestamp").is_none()
     })
 }
 
@@ -86,7 +92,9 @@ fn index(world: &World, provider: &SimulatedProvider) -> ClusterIndex {
     let json = |resource| world.api.list(resource).map(|(_, object)| object.to_string()).collect::<Vec<_>>();
     index.on_service(Event::Init);
     for text in json(Resource::Services) {
-        index.on_service(Event::InitApply(Services::project(&text, &mut Vec::new()).expect("valid").expect("used")));
+        index.on_service(Event::InitApply(
+            Services::project(&text, &mut Vec::new()).expect("valid").expect("used"),
+        ));
     }
     index.on_service(Event::InitDone);
     index.on_slice(Event::Init);
@@ -97,7 +105,8 @@ fn index(world: &World, provider: &SimulatedProvider) -> ClusterIndex {
     index.on_slice(Event::InitDone);
     index.on_node(Event::Init);
     for text in json(Resource::Nodes) {
-        index.on_node(Event::InitApply(Nodes::project(&text, &mut Vec::new()).expect("valid").expect("used")));
+        index
+            .on_node(Event::InitApply(Nodes::project(&text, &mut Vec::new()).expect("valid").expect("used")));
     }
     index.on_node(Event::InitDone);
     index
@@ -133,14 +142,21 @@ pub(super) fn at_end(shared: &SharedWorld, provider: &SimulatedProvider) -> Vec<
         let steering = plan::steering(&service, &config).expect("a valid annotation");
         let lb = plan::load_balancer(&service, steering, &config).expect("a valid Service");
         let targets = plan::targets(&service, &snapshot.endpoints, &snapshot.nodes, steering, &config);
-        let targets: BTreeSet<String> = targets.set.targets.iter().map(|target| target.node.clone()).collect();
+        let targets: BTreeSet<String> =
+            targets.set.targets.iter().map(|target| target.node.clone()).collect();
         let found = world.cloud.targets_of(balancer);
         // Those of a rejected Service depend on the steering that its load balancer has.
         if !is_rejected && found != targets {
             wrong.push(format!("{owner} has the targets {found:?}, wanted {targets:?}"));
         }
-        if !is_rejected && (balancer.listeners != lb.listeners || balancer.health_check.as_ref() != Some(&lb.health_check)) {
-            wrong.push(format!("{owner} has the listeners {:?}, wanted {:?}", balancer.listeners, lb.listeners));
+        if !is_rejected
+            && (balancer.listeners != lb.listeners
+                || balancer.health_check.as_ref() != Some(&lb.health_check))
+        {
+            wrong.push(format!(
+                "{owner} has the listeners {:?}, wanted {:?}",
+                balancer.listeners, lb.listeners
+            ));
         }
         if found.contains("by-hand") {
             wrong.push(format!("{owner} keeps a target that was added by hand"));
@@ -159,6 +175,66 @@ pub(super) fn at_end(shared: &SharedWorld, provider: &SimulatedProvider) -> Vec<
     }
     for balancer in world.cloud.balancers.values().filter(|balancer| !wanted.contains(&balancer.owner)) {
         wrong.push(format!("the load balancer of {} is left", balancer.owner));
+    }
+    wrong
+}
+
+/// Calls so far.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Calls {
+    cloud_writes: u64,
+    cloud_reads: u64,
+    patches: u64,
+    service_reads: u64,
+}
+
+impl Calls {
+    pub(super) fn of(world: &World) -> Self {
+        let count = |what| world.report().count(what);
+        Self {
+            cloud_writes: world.cloud.writes,
+            cloud_reads: world.cloud.reads,
+            patches: count("Service patched"),
+            service_reads: count("Service read"),
+        }
+    }
+}
+
+/// `quiet`: the calls when nothing happened any more.
+pub(super) fn within_budget(world: &World, quiet: Calls) -> Vec<String> {
+    let now = Calls::of(world);
+    let services = u64::from(super::chaos::SERVICES);
+    let mut wrong = Vec::new();
+    if (now.cloud_writes, now.patches, now.service_reads)
+        != (quiet.cloud_writes, quiet.patches, quiet.service_reads)
+    {
+        wrong.push(format!("something is written or read in a quiet world: {quiet:?}, then {now:?}"));
+    }
+    // A comparison at four fifths of the period is the earliest; it reads twice. Health is read every minute, a tenth earlier.
+    let periods = super::chaos::QUIET.as_secs() * 5 / (process::RESYNC.as_secs() * 4) + 1;
+    let minutes = super::chaos::QUIET.as_secs() * 10 / (9 * 60) + 1;
+    let reads = now.cloud_reads - quiet.cloud_reads;
+    if reads > periods + services * (2 * periods + minutes) {
+        wrong.push(format!("{reads} reads of the cloud in a quiet world"));
+    }
+    let count = |what| world.report().count(what);
+    let of_one = count("Service created")
+        + count("Service changed")
+        + count("Service deleted")
+        + count("endpoints")
+        + count("change by hand")
+        + count("call refused")
+        + count("request lost")
+        + count("answer lost")
+        + count("call slow")
+        + count("finalizers removed by hand");
+    let of_all = count("node") + count("node gone") + count("process started") + count("part from the cloud");
+    let causes = of_one + services * of_all;
+    // Creation takes three writes and four patches: the finalizer, and a status for each stage.
+    for (what, calls) in [("writes to the cloud", now.cloud_writes), ("patches of Services", now.patches)] {
+        if calls > 3 * causes {
+            wrong.push(format!("{calls} {what} for {causes} causes"));
+        }
     }
     wrong
 }

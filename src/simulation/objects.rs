@@ -18,9 +18,8 @@ impl Resource {
     pub(super) fn of_path(path: &str) -> Option<(Self, String, Vec<String>)> {
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
         let (namespace, rest) = match parts.as_slice() {
-            ["api", _, "namespaces", namespace, rest @ ..] | ["apis", _, _, "namespaces", namespace, rest @ ..] => {
-                (*namespace, rest)
-            }
+            ["api", _, "namespaces", namespace, rest @ ..]
+            | ["apis", _, _, "namespaces", namespace, rest @ ..] => (*namespace, rest),
             ["api", _, rest @ ..] | ["apis", _, _, rest @ ..] => ("", rest),
             _ => return None,
         };
@@ -80,9 +79,7 @@ pub(super) fn service(key: &Key, uid: &str, number: u16, spec: &ServiceSpec) -> 
 
 /// The slice of a Service, with one ready endpoint on each of these nodes.
 pub(super) fn slice(service: &Key, ports: &[u16], nodes: &[String]) -> Value {
-    let endpoint = |(index, node): (usize, &String)| {
-        json!({"addresses": [format!("10.0.0.{}", index + 1)], "nodeName": node, "conditions": {"ready": true}})
-    };
+    let endpoint = |(index, node): (usize, &String)| json!({"addresses": [format!("10.0.0.{}", index + 1)], "nodeName": node, "conditions": {"ready": true}});
     json!({
         "metadata": {
             "namespace": service.namespace(), "name": format!("{}-a", service.name()),

@@ -68,9 +68,22 @@ impl Report {
 
     pub(super) fn shows_every_fault(&self) -> bool {
         let faults = [
-            "call refused", "request lost", "answer lost", "call slow", "crash after a call", "crash", "shutdown",
-            "watch cut", "watch expired", "old list", "part from the API server", "part from the cloud",
-            "late effect", "change by hand", "conflict of versions", "Service created again",
+            "call refused",
+            "request lost",
+            "answer lost",
+            "call slow",
+            "crash after a call",
+            "crash",
+            "shutdown",
+            "watch cut",
+            "watch expired",
+            "old list",
+            "part from the API server",
+            "part from the cloud",
+            "late effect",
+            "change by hand",
+            "conflict of versions",
+            "Service created again",
         ];
         faults.iter().all(|what| self.count(what) > 0)
     }
