@@ -13,6 +13,7 @@ use steerage_model::Key;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::invariants::{self, LoadBalancers};
 use super::link::{self, Failed, Link};
 use super::objects::{self, Resource};
 use super::watch_stream;
@@ -215,7 +216,25 @@ fn handle(
                 world.record("conflict of versions", &details);
                 return failed(StatusCode::CONFLICT, "AlreadyExists");
             }
-            (StatusCode::CREATED, world.api.put(resource, &key, body))
+            let mut object = body;
+            if object["metadata"].get("uid").is_none() {
+                let uid = format!("object-{}", world.api.version() + 1);
+                object["metadata"]["uid"] = json!(uid);
+            }
+            (
+                StatusCode::CREATED,
+                write(world, process, resource, &details, |world| world.api.put(resource, &key, object)),
+            )
+        }
+        ("DELETE", Some(key)) => {
+            let Some(old) = world.api.get(resource, &key).cloned() else {
+                return failed(StatusCode::NOT_FOUND, "NotFound");
+            };
+            if body["preconditions"].get("uid").is_some_and(|uid| *uid != old["metadata"]["uid"]) {
+                return failed(StatusCode::CONFLICT, "Conflict");
+            }
+            write(world, process, resource, &details, |world| world.api.delete(resource, &key));
+            (StatusCode::OK, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
         }
         ("PUT", Some(key)) => {
             let Some(old) = world.api.get(resource, &key) else {
@@ -232,6 +251,25 @@ fn handle(
     }
 }
 
+/// Writes an object of a replica, and checks the invariants. Nobody else writes the Lease.
+fn write<T>(
+    world: &mut World,
+    process: ProcessId,
+    resource: Resource,
+    details: &str,
+    write: impl FnOnce(&mut World) -> T,
+) -> T {
+    if resource == Resource::Leases {
+        return write(world);
+    }
+    let what = if resource == Resource::Services { "Service patched" } else { "edge object written" };
+    world.record(what, details);
+    let before = LoadBalancers::of(world);
+    let result = write(world);
+    invariants::on_write(world, process, details, &before);
+    result
+}
+
 fn patch(
     world: &mut World,
     process: ProcessId,
@@ -242,7 +280,11 @@ fn patch(
     let Some(old) = world.api.get(resource, key).cloned() else {
         return (StatusCode::NOT_FOUND, status_json(StatusCode::NOT_FOUND, "NotFound"));
     };
-    if body["metadata"].get("uid").is_some_and(|uid| *uid != old["metadata"]["uid"]) {
+    let is_other =
+        |field: &str| body["metadata"].get(field).is_some_and(|value| *value != old["metadata"][field]);
+    let details = format!("{} {resource:?} {key}", world.identity(process));
+    if is_other("uid") || is_other("resourceVersion") {
+        world.record("conflict of versions", &details);
         return (StatusCode::CONFLICT, status_json(StatusCode::CONFLICT, "Conflict"));
     }
     let mut object = old.clone();
@@ -250,12 +292,12 @@ fn patch(
     if object == old {
         return (StatusCode::OK, old);
     }
-    let identity = world.identity(process).to_owned();
-    world.record("Service patched", &format!("{identity} {key}"));
-    super::invariants::on_service_patch(world, process, key);
-    let object = world.api.put(resource, key, object);
-    if object["metadata"].get("deletionTimestamp").is_some() {
-        world.api.delete(resource, key);
-    }
+    let object = write(world, process, resource, &details, |world| {
+        let object = world.api.put(resource, key, object);
+        if object["metadata"].get("deletionTimestamp").is_some() {
+            world.api.delete(resource, key);
+        }
+        object
+    });
     (StatusCode::OK, object)
 }

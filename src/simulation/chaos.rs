@@ -5,15 +5,17 @@ use serde_json::{Map, Value, json};
 use steerage_model::{Key, annotations};
 use tokio::time::{Duration, Instant, sleep_until};
 
-use super::cloud::{self, SimulatedProvider, UNSUPPORTED};
+use super::cloud::{self, UNSUPPORTED};
 use super::invariants::{self, Calls};
 use super::objects::{self, Resource, ServiceSpec};
-use super::process::{RESYNC, Running};
+use super::process::{NAMESPACE, RESYNC, Running};
 use super::world::{Faults, Report, SharedWorld, World};
 use crate::lease::clock;
 
 const NODES: u16 = 5;
 pub(super) const SERVICES: u16 = 4;
+/// Addresses in the edge's pool: one fewer than Services.
+pub(super) const POOL_SIZE: usize = 3;
 /// The end of a run, in which nothing happens.
 pub(super) const QUIET: Duration = Duration::from_mins(4);
 
@@ -28,7 +30,7 @@ struct Scenario {
 
 pub(super) async fn run(seed: u64) -> Result<Report, String> {
     clock::simulate();
-    let world = SharedWorld::new(seed, seed % 2 == 0);
+    let world = SharedWorld::new(seed);
     let mut scenario = Scenario { world: world.clone(), replicas: Vec::new(), restarts: Vec::new(), uids: 0 };
     scenario.begin();
     let minutes = world.lock().rng.u64(2..12);
@@ -43,7 +45,7 @@ pub(super) async fn run(seed: u64) -> Result<Report, String> {
     scenario.supervise_until(Instant::now() + RESYNC * 3).await;
     let before = Calls::of(&world.lock());
     scenario.supervise_until(Instant::now() + QUIET).await;
-    let mut wrong = invariants::at_end(&world, &SimulatedProvider::new(&world, 0));
+    let mut wrong = invariants::at_end(&world);
     wrong.extend(invariants::within_budget(&world.lock(), before));
     for running in scenario.replicas.into_iter().flatten() {
         running.kill(&world);
@@ -55,6 +57,8 @@ impl Scenario {
     fn begin(&mut self) {
         let replicas = {
             let mut world = self.world.lock();
+            let pool = objects::pool(NAMESPACE, "public", "198.51.100.4-198.51.100.6");
+            world.api.put(Resource::AddressPools, &Key::new(NAMESPACE, "public"), pool);
             for number in 0..NODES {
                 if number == 0 || world.rng.bool() {
                     put_node(&mut world, number, false);
@@ -195,7 +199,7 @@ impl Scenario {
                 world.api.changed.notify_waiters();
                 world.api.compacted = world.api.version();
             }
-            85..=89 => cloud::drift(&mut self.world.lock(), &key),
+            85..=89 => self.change_by_hand(&key),
             _ => {}
         }
     }
@@ -221,6 +225,26 @@ impl Scenario {
         let mut world = self.world.lock();
         world.record("Service deleted", &key.to_string());
         world.api.delete(Resource::Services, key);
+    }
+
+    /// Somebody changes or deletes what the provider has made.
+    fn change_by_hand(&mut self, service: &Key) {
+        let mut world = self.world.lock();
+        cloud::drift(&mut world, service);
+        let resource = if world.rng.bool() { Resource::EdgeNodeSets } else { Resource::EdgeLoadBalancers };
+        let keys: Vec<Key> = world.api.list(resource).map(|(key, _)| key.clone()).collect();
+        if keys.is_empty() {
+            return;
+        }
+        let key = keys[world.rng.usize(0..keys.len())].clone();
+        world.record("change by hand", &format!("{resource:?} {key}"));
+        if world.rng.bool() {
+            world.api.delete(resource, &key);
+        } else if let Some(mut object) = world.api.get(resource, &key).cloned() {
+            let targets = json!([{"node": "by-hand", "addresses": ["192.0.2.200"]}]);
+            object["spec"]["targets"] = targets;
+            world.api.put(resource, &key, object);
+        }
     }
 
     /// Somebody removes the finalizers of a Service that is being deleted.

@@ -15,9 +15,9 @@ use steerage_provider_api::{
 };
 use tokio::time::{Duration, Instant};
 
-use super::invariants;
+use super::invariants::{self, LoadBalancers};
 use super::link::{self, Failed, Link};
-use super::world::{ProcessId, SharedWorld, World};
+use super::world::{ProcessId, ProviderKind, SharedWorld, World};
 
 /// A Service with this annotation is rejected.
 pub(super) const UNSUPPORTED: &str = "steerage.dev/unsupported-by-simulation";
@@ -40,8 +40,8 @@ pub(super) struct Balancer {
     active_at: Instant,
 }
 
+#[derive(Default)]
 pub(super) struct Cloud {
-    pub(super) shared_sets: bool,
     /// Names are unique: an earlier Service's load balancer is in the way of the next one's.
     pub(super) balancers: BTreeMap<Key, Balancer>,
     pub(super) sets: BTreeMap<SharedSet, BTreeSet<String>>,
@@ -52,11 +52,6 @@ pub(super) struct Cloud {
 }
 
 impl Cloud {
-    pub(super) fn new(shared_sets: bool) -> Self {
-        let (balancers, sets) = Default::default();
-        Self { shared_sets, balancers, sets, made: 0, writes: 0, reads: 0 }
-    }
-
     /// The nodes that a load balancer sends to.
     pub(super) fn targets_of(&self, balancer: &Balancer) -> BTreeSet<String> {
         match &balancer.targets {
@@ -78,7 +73,7 @@ pub(super) struct SimulatedProvider {
 
 impl SimulatedProvider {
     pub(super) fn new(world: &SharedWorld, process: ProcessId) -> Self {
-        let shared_sets = world.lock().cloud.shared_sets;
+        let shared_sets = world.lock().provider == ProviderKind::Shared;
         let (remembered, generations) = Default::default();
         Self { world: world.clone(), process, shared_sets, remembered, generations }
     }
@@ -125,10 +120,9 @@ impl SimulatedProvider {
             let identity = world.identity(process).to_owned();
             world.record(what, &format!("{identity} {details}"));
             world.cloud.writes += 1;
-            let before = world.cloud.balancers.clone();
-            let had_targets = invariants::with_targets(world);
+            let before = LoadBalancers::of(world);
             change(&mut world.cloud);
-            invariants::on_cloud_write(world, process, &before, &had_targets);
+            invariants::on_write(world, process, "changes the cloud", &before);
         };
         link::call(&self.world, self.process, Link::Cloud, effect).await.map_err(error)
     }
@@ -229,6 +223,20 @@ impl SimulatedProvider {
     }
 }
 
+pub(super) fn capabilities(shared_sets: bool) -> Capabilities {
+    Capabilities {
+        steerings: &[Steering::Api, Steering::HealthCheck],
+        protocols: &[Protocol::Tcp],
+        addressing: Addressing::NodePort,
+        ip_mode: Some(IpMode::Vip),
+        ipv6: false,
+        weights: false,
+        shared_sets,
+        affinity: true,
+        health_interval: (Duration::from_secs(1), Duration::from_mins(1)),
+    }
+}
+
 fn error(failed: Failed) -> Error {
     match failed {
         Failed::Refused => Error::Throttled { after: None, message: "simulated".to_owned() },
@@ -243,17 +251,7 @@ impl Provider for SimulatedProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            steerings: &[Steering::Api, Steering::HealthCheck],
-            protocols: &[Protocol::Tcp],
-            addressing: Addressing::NodePort,
-            ip_mode: Some(IpMode::Vip),
-            ipv6: false,
-            weights: false,
-            shared_sets: self.shared_sets,
-            affinity: true,
-            health_interval: (Duration::from_secs(1), Duration::from_mins(1)),
-        }
+        capabilities(self.shared_sets)
     }
 
     fn serialization_key(&self, owner: &Owner) -> String {

@@ -4,6 +4,8 @@
 use serde_json::{Map, Value, json};
 use steerage_model::{Key, names};
 
+const EDGE_API: &str = "steerage.dev/v1alpha1";
+
 /// The kinds that the simulated API server stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Resource {
@@ -11,6 +13,10 @@ pub(super) enum Resource {
     EndpointSlices,
     Nodes,
     Leases,
+    AddressPools,
+    EdgeLoadBalancers,
+    EdgeNodeSets,
+    EdgeTargetHealths,
 }
 
 impl Resource {
@@ -29,6 +35,10 @@ impl Resource {
             "endpointslices" => Self::EndpointSlices,
             "nodes" => Self::Nodes,
             "leases" => Self::Leases,
+            "addresspools" => Self::AddressPools,
+            "edgeloadbalancers" => Self::EdgeLoadBalancers,
+            "edgenodesets" => Self::EdgeNodeSets,
+            "edgetargethealths" => Self::EdgeTargetHealths,
             _ => return None,
         };
         Some((resource, namespace.to_owned(), rest.iter().map(|part| (*part).to_owned()).collect()))
@@ -40,6 +50,10 @@ impl Resource {
             Self::EndpointSlices => ("discovery.k8s.io/v1", "EndpointSlice"),
             Self::Nodes => ("v1", "Node"),
             Self::Leases => ("coordination.k8s.io/v1", "Lease"),
+            Self::AddressPools => (EDGE_API, "AddressPool"),
+            Self::EdgeLoadBalancers => (EDGE_API, "EdgeLoadBalancer"),
+            Self::EdgeNodeSets => (EDGE_API, "EdgeNodeSet"),
+            Self::EdgeTargetHealths => (EDGE_API, "EdgeTargetHealth"),
         }
     }
 }
@@ -103,11 +117,19 @@ pub(super) fn node(name: &str, number: u16, is_excluded: bool) -> Value {
     })
 }
 
+pub(super) fn pool(namespace: &str, name: &str, addresses: &str) -> Value {
+    json!({
+        "metadata": {"namespace": namespace, "name": name, "uid": name},
+        "spec": {"addresses": [addresses], "autoAssign": true},
+    })
+}
+
 /// Applies a patch of the controller, strategic or merge, as far as the controller uses them.
 pub(super) fn patch(object: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else { return };
     for (key, value) in patch {
-        if key == "uid" {
+        // Preconditions, which the caller has checked.
+        if key == "uid" || key == "resourceVersion" {
             continue;
         }
         if let Some(list) = key.strip_prefix("$deleteFromPrimitiveList/") {

@@ -5,15 +5,16 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use steerage_process::{Component, Process};
-use steerage_provider_api::{Provider as _, Steering};
+use steerage_provider_api::{Provider, Steering};
+use steerage_provider_edge::EdgeProvider;
 use steerage_watch::{Backoff, Watches};
 use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::api_server;
-use super::cloud::SimulatedProvider;
-use super::world::{ProcessId, ProcessState, SharedWorld};
+use super::cloud::{self, SimulatedProvider};
+use super::world::{ProcessId, ProcessState, ProviderKind, SharedWorld};
 use crate::controller::{self, Components};
 use crate::lease::{LeaseOptions, LeaseTiming};
 use crate::plan::{Config, HealthCheckDefaults, ManagedClasses};
@@ -25,10 +26,14 @@ pub(super) const LEASE: &str = "steerage-controller";
 pub(super) const RESYNC: Duration = Duration::from_mins(2);
 
 /// The flags that the plans depend on.
-pub(super) fn config(shared_sets: bool, provider: &SimulatedProvider) -> Config {
-    let default_steering = if shared_sets { Steering::HealthCheck } else { Steering::Api };
+pub(super) fn config(provider: ProviderKind) -> Config {
+    let default_steering = if provider == ProviderKind::Own { Steering::Api } else { Steering::HealthCheck };
+    let capabilities = match provider {
+        ProviderKind::Edge => steerage_provider_edge::capabilities(),
+        _ => cloud::capabilities(provider == ProviderKind::Shared),
+    };
     Config {
-        capabilities: provider.capabilities(),
+        capabilities,
         default_steering,
         classes: ManagedClasses { provider: "edge", serve_unset: false },
         proxy_healthz_port: 10256,
@@ -51,7 +56,7 @@ pub(super) struct Running {
 impl Running {
     /// Starts a replica's next process.
     pub(super) fn start(world: &SharedWorld, replica: usize) -> Self {
-        let (id, shared_sets) = {
+        let (id, kind) = {
             let mut world = world.lock();
             let (id, now) = (world.processes.len(), Instant::now());
             let identity = format!("replica-{replica}-{id}");
@@ -63,19 +68,23 @@ impl Running {
                 cloud_cut: now,
                 watches_cut: now,
             });
-            (id, world.cloud.shared_sets)
+            (id, world.provider)
         };
         let admin = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
         let component = Component { name: "controller", version: "0", admin };
         let (process, failures) = Process::unsupervised(component);
         let client = api_server::client(world, id);
-        let provider = SimulatedProvider::new(world, id);
+        let watches = process.metrics().register("watch", |registry| Watches::new(client.clone(), registry));
+        let provider: Arc<dyn Provider> = match kind {
+            ProviderKind::Edge => Arc::new(EdgeProvider::new(&client, &watches.dispensable(), NAMESPACE)),
+            _ => Arc::new(SimulatedProvider::new(world, id)),
+        };
         let identity = world.lock().identity(id).to_owned();
         let components = Components {
-            watches: process.metrics().register("watch", |registry| Watches::new(client.clone(), registry)),
+            watches,
             client,
-            config: config(shared_sets, &provider),
-            provider: Arc::new(provider),
+            config: config(kind),
+            provider,
             lease: LeaseOptions {
                 namespace: NAMESPACE.to_owned(),
                 name: LEASE.to_owned(),

@@ -14,6 +14,17 @@ use super::cloud::Cloud;
 /// The index of a replica's process in [`World::processes`]. A restarted replica is another process.
 pub(super) type ProcessId = usize;
 
+/// The provider of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProviderKind {
+    /// A simulated cloud, where each load balancer has its own targets.
+    Own,
+    /// The same with shared sets.
+    Shared,
+    /// The real provider of the edge, whose objects are in the API server.
+    Edge,
+}
+
 /// How often something goes wrong. All zero after chaos.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Faults {
@@ -94,6 +105,7 @@ pub(super) struct World {
     pub(super) faults: Faults,
     pub(super) api: ApiServer,
     pub(super) cloud: Cloud,
+    pub(super) provider: ProviderKind,
     pub(super) processes: Vec<ProcessState>,
     /// Processes that crash now.
     pub(super) crashing: Vec<ProcessId>,
@@ -110,13 +122,15 @@ pub(super) struct World {
 pub(super) struct SharedWorld(Arc<Mutex<World>>);
 
 impl SharedWorld {
-    pub(super) fn new(seed: u64, shared_sets: bool) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
+        let provider = [ProviderKind::Own, ProviderKind::Shared, ProviderKind::Edge][(seed % 3) as usize];
         let is_logged = std::env::var(super::VARIABLE).is_ok_and(|text| text.parse::<u64>().is_ok());
         Self(Arc::new(Mutex::new(World {
             rng: fastrand::Rng::with_seed(seed),
             faults: Faults::default(),
             api: ApiServer::default(),
-            cloud: Cloud::new(shared_sets),
+            cloud: Cloud::default(),
+            provider,
             processes: Vec::new(),
             crashing: Vec::new(),
             violations: Vec::new(),

@@ -80,10 +80,12 @@ impl Watches {
         Self { client, timing, metrics: Metrics::new(registry), staleness, relist }
     }
 
-    /// The same watches with a [`Staleness`] of their own: for resources that the program can run without.
+    /// The same watches with a [`Staleness`] of their own, and without [`Watches::relist`]: for resources that the program can run
+    /// without.
     #[must_use]
     pub fn dispensable(&self) -> Self {
-        Self { staleness: Staleness::default(), ..self.clone() }
+        let (staleness, relist) = Default::default();
+        Self { staleness, relist, ..self.clone() }
     }
 
     /// Lists everything again, with all writes that succeeded before. Returns when all users have taken the lists from their streams.

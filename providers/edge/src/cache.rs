@@ -11,7 +11,7 @@ use futures::{Stream, StreamExt as _};
 use steerage_model::Key;
 use steerage_provider_api::Owner;
 use steerage_watch::{Event, Store, is_older};
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::entry::{Change, Entry};
@@ -20,7 +20,7 @@ use crate::entry::{Change, Entry};
 #[derive(Debug)]
 pub(crate) struct Cache<S: Eq> {
     inner: Mutex<Inner<S>>,
-    listed: watch::Sender<bool>,
+    listed: Notify,
 }
 
 #[derive(Debug)]
@@ -36,15 +36,20 @@ struct Inner<S: Eq> {
 impl<S: Eq> Default for Cache<S> {
     fn default() -> Self {
         let inner = Inner { store: Store::default(), forgotten: BTreeMap::new(), owners: BTreeMap::new() };
-        Self { inner: Mutex::new(inner), listed: watch::Sender::new(false) }
+        Self { inner: Mutex::new(inner), listed: Notify::new() }
     }
 }
 
 impl<S: Clone + Eq> Cache<S> {
     /// Returns when a first list is complete.
     pub(crate) async fn listed(&self) {
-        // The sender is held by `self`, so the wait cannot fail.
-        let _ = self.listed.subscribe().wait_for(|listed| *listed).await;
+        loop {
+            let listed = self.listed.notified();
+            if self.lock().store.has_synced() {
+                return;
+            }
+            listed.await;
+        }
     }
 
     /// One object.
@@ -96,8 +101,9 @@ impl<S: Clone + Eq> Cache<S> {
             count_owner(owners, old, new);
             changes.push(Change { old: old.cloned(), new: new.cloned() });
         });
-        let has_synced = store.has_synced();
-        self.listed.send_if_modified(|listed| std::mem::replace(listed, has_synced) != has_synced);
+        if store.has_synced() {
+            self.listed.notify_waiters();
+        }
         changes
     }
 

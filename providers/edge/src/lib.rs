@@ -23,7 +23,7 @@ pub use allocate::{
 };
 pub use calls::REJECTED_BY_API_SERVER;
 pub use pool::{Pool, Range};
-pub use provider::{EdgeProvider, OBJECT_NOT_OWNED};
+pub use provider::{EdgeProvider, OBJECT_NOT_OWNED, capabilities};
 
 /// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
 pub const REASONS: &[(&str, &str, &str)] = &[

@@ -29,6 +29,21 @@ use crate::{health, spec};
 /// An object of the required name exists and is not managed by Steerage.
 pub const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
 
+/// What the edge supports.
+pub fn capabilities() -> Capabilities {
+    Capabilities {
+        steerings: &[Steering::Api, Steering::HealthCheck],
+        protocols: &[Protocol::Tcp, Protocol::Udp],
+        addressing: Addressing::Vip,
+        ip_mode: Some(IpMode::Vip),
+        ipv6: true,
+        weights: true,
+        shared_sets: true,
+        affinity: true,
+        health_interval: (Duration::from_millis(100), Duration::from_hours(1)),
+    }
+}
+
 /// Retry interval while a finalizer of another program holds a deleted object.
 const HELD: Duration = Duration::from_secs(2);
 
@@ -208,17 +223,7 @@ impl Provider for EdgeProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            steerings: &[Steering::Api, Steering::HealthCheck],
-            protocols: &[Protocol::Tcp, Protocol::Udp],
-            addressing: Addressing::Vip,
-            ip_mode: Some(IpMode::Vip),
-            ipv6: true,
-            weights: true,
-            shared_sets: true,
-            affinity: true,
-            health_interval: (Duration::from_millis(100), Duration::from_hours(1)),
-        }
+        capabilities()
     }
 
     /// One write: the edge compares the whole object, and keeps the last targets until probes have decided about new ones.
