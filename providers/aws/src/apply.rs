@@ -61,7 +61,7 @@ impl Aws {
         for group in wanted.groups.iter().filter_map(|group| resources.groups.get(&group.name)) {
             let mut known = entry.registered.remove(&group.arn);
             let refused = &mut entry.refused_targets;
-            targets::add(&self.client, &group.arn, &mut known, instances, refused).await?;
+            targets::add(&*self.client, &group.arn, &mut known, instances, refused).await?;
             if let Some(known) = known {
                 entry.registered.insert(group.arn.clone(), known);
             }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use steerage_model::Key;
 use steerage_provider_api::{Error, Owner};
 
-use crate::client::Client;
+use crate::client::{Elbv2, read_tags};
 use crate::config::ClusterId;
 use crate::names::{self, Ownership};
 
@@ -21,13 +21,14 @@ pub(crate) struct Inventory {
 
 impl Inventory {
     /// Lists load balancers and target groups. Reads the tags of those whose name has this cluster's prefix.
-    pub(crate) async fn read(client: &Client, cluster: &ClusterId) -> Result<Self, Error> {
+    pub(crate) async fn read(client: &dyn Elbv2, cluster: &ClusterId) -> Result<Self, Error> {
         let prefix = names::prefix(cluster);
-        let mut found = client.all_balancers().await?;
-        found.extend(client.all_groups().await?);
+        let balancers = client.all_balancers().await?.into_iter().map(|b| (b.name, b.arn));
+        let mut found: Vec<(String, String)> = balancers.collect();
+        found.extend(client.all_groups().await?.into_iter().map(|g| (g.name, g.group.arn)));
         found.retain(|(name, _)| name.starts_with(&prefix));
         let arns: Vec<String> = found.iter().map(|(_, arn)| arn.clone()).collect();
-        let tags = client.tags(&arns).await?;
+        let tags = read_tags(client, &arns).await?;
         let (mut owned, mut other_clusters) = (Vec::new(), Vec::new());
         for (name, arn) in found {
             match tags.get(&arn).map(|tags| names::ownership(cluster, tags)) {

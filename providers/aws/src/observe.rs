@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_provider_api::{Error, Owner};
 
-use crate::client::{Balancer, Client};
+use crate::client::{Balancer, Elbv2, read_tags};
 use crate::config::ClusterId;
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::names::{self, Ownership};
@@ -34,7 +34,7 @@ pub(crate) struct Observation {
 
 /// Reads the load balancer, its target groups and the target groups with the given names, and the tags of all of them.
 pub(crate) async fn read_all(
-    client: &Client,
+    client: &dyn Elbv2,
     cluster: &ClusterId,
     owner: &Owner,
     groups: &BTreeSet<String>,
@@ -53,7 +53,7 @@ pub(crate) async fn read_all(
     }
     let arns: Vec<String> =
         balancer.iter().map(|b| b.arn.clone()).chain(found.values().map(|g| g.arn.clone())).collect();
-    let tags = if arns.is_empty() { BTreeMap::new() } else { client.tags(&arns).await? };
+    let tags = if arns.is_empty() { BTreeMap::new() } else { read_tags(client, &arns).await? };
     let ownership =
         |arn: &str| tags.get(arn).map_or(Ownership::Foreign, |tags| names::ownership(cluster, tags));
     let mut seen = Observation::default();
@@ -81,7 +81,7 @@ pub(crate) async fn read_all(
     if let Some(balancer) = &seen.mine.balancer {
         let listeners = client.listeners(&balancer.arn).await?.unwrap_or_default();
         let arns: Vec<String> = listeners.iter().map(|f| f.arn.clone()).collect();
-        let tags = if arns.is_empty() { BTreeMap::new() } else { client.tags(&arns).await? };
+        let tags = if arns.is_empty() { BTreeMap::new() } else { read_tags(client, &arns).await? };
         let ours = |listener: &ObservedListener| {
             tags.get(&listener.arn).is_some_and(|t| names::owner(cluster, t).is_some())
         };
@@ -114,7 +114,7 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
 
 /// Reads the known resources again, with two calls. Returns `None` if a resource appeared or vanished; then `read_all` must
 /// read everything. Does not read the attributes of target groups.
-pub(crate) async fn refresh(client: &Client, known: &Resources) -> Result<Option<Resources>, Error> {
+pub(crate) async fn refresh(client: &dyn Elbv2, known: &Resources) -> Result<Option<Resources>, Error> {
     let Some(balancer) = &known.balancer else { return Ok(None) };
     let Some(listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
     let mut groups = client.groups_of(&balancer.arn).await?;

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use aws_config::timeout::TimeoutConfig;
@@ -17,8 +17,9 @@ use steerage_provider_api::{
     Provider, Steering, TargetHealth, TargetSet,
 };
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
-use crate::client::Client;
+use crate::client::{Client, Elbv2};
 use crate::config::Config;
 use crate::desired::{Desired, desired};
 use crate::inventory::Inventory;
@@ -41,7 +42,7 @@ const HEALTH_READ_SHARE: Duration = Duration::from_millis(500);
 /// The AWS provider.
 pub struct Aws {
     pub(crate) config: Config,
-    pub(crate) client: Client,
+    pub(crate) client: Arc<dyn Elbv2>,
     services: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<ServiceState>>>>,
     /// Names of each Service's resources when this process started.
     inventory: OnceCell<BTreeMap<Key, BTreeSet<String>>>,
@@ -99,12 +100,17 @@ impl Aws {
     /// A provider with the credentials, region and HTTP client of `sdk`.
     pub fn new(config: Config, sdk: &SdkConfig) -> Self {
         let client = Client::new(sdk, config.endpoint.as_deref());
+        Self::over(config, Arc::new(client))
+    }
+
+    /// A provider that makes its calls through `client`.
+    pub(crate) fn over(config: Config, client: Arc<dyn Elbv2>) -> Self {
         Self { config, client, services: Mutex::default(), inventory: OnceCell::new() }
     }
 
     async fn entry(&self, service: &Key) -> Result<tokio::sync::OwnedMutexGuard<ServiceState>, Error> {
         let inventory = self.inventory.get_or_try_init(|| async {
-            Inventory::read(&self.client, &self.config.cluster).await.map(Inventory::by_service)
+            Inventory::read(&*self.client, &self.config.cluster).await.map(Inventory::by_service)
         });
         let inventory = inventory.await?;
         let entry = {
@@ -121,7 +127,7 @@ impl Aws {
     }
 
     async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
-        observe::read_all(&self.client, &self.config.cluster, owner, &entry.names).await
+        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names).await
     }
 
     /// The owner's current resources. Deletes resources of the same Service with another UID first, and returns `None` while
@@ -129,7 +135,7 @@ impl Aws {
     async fn observe(&self, owner: &Owner, entry: &mut ServiceState) -> Result<Option<Resources>, Error> {
         if let Some((known_owner, known)) = entry.resources.take()
             && known_owner == *owner
-            && let Some(resources) = observe::refresh(&self.client, &known).await?
+            && let Some(resources) = observe::refresh(&*self.client, &known).await?
         {
             return Ok(Some(resources));
         }
@@ -177,7 +183,7 @@ impl Aws {
         for arn in arns {
             let mut known = entry.registered.remove(&arn);
             let outcome =
-                targets::converge(&self.client, &arn, &mut known, &instances, &mut entry.refused_targets)
+                targets::converge(&*self.client, &arn, &mut known, &instances, &mut entry.refused_targets)
                     .await;
             if let Some(known) = known {
                 entry.registered.insert(arn, known);
@@ -361,7 +367,7 @@ impl Provider for Aws {
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
-        Ok(Inventory::read(&self.client, &self.config.cluster).await?.owners())
+        Ok(Inventory::read(&*self.client, &self.config.cluster).await?.owners())
     }
 
     fn changes(&self) -> BoxStream<'static, Owner> {

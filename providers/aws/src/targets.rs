@@ -2,11 +2,13 @@
 //! The targets of a target group: their instances, and the calls that change them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use steerage_provider_api::{HealthState, Target, TargetSet};
 
-use crate::client::{CallError, Client, RegisteredTarget};
+use tokio::time::Instant;
+
+use crate::client::{CallError, Elbv2, RegisteredTarget};
 
 /// Targets in one call. AWS documents no limit, but sometimes rejects large calls.
 const BATCH: usize = 100;
@@ -91,7 +93,7 @@ fn instance(target: &Target) -> Result<String, String> {
 
 /// Registers the wanted instances. Leaves `known` empty after an error, because the registered targets are then unknown.
 pub(crate) async fn add(
-    client: &Client,
+    client: &dyn Elbv2,
     group: &str,
     known: &mut Option<RegisteredIds>,
     wanted: &BTreeMap<String, String>,
@@ -113,7 +115,7 @@ pub(crate) async fn add(
 
 /// Registers the wanted instances, then deregisters all others. Leaves `known` empty after an error.
 pub(crate) async fn converge(
-    client: &Client,
+    client: &dyn Elbv2,
     group: &str,
     known: &mut Option<RegisteredIds>,
     wanted: &BTreeMap<String, String>,
@@ -134,7 +136,7 @@ pub(crate) async fn converge(
 /// Registers targets and returns those that AWS accepted. AWS refuses a whole call because of one bad target. Usually its
 /// message names the target. Otherwise the call is halved until the bad target is alone.
 async fn register(
-    client: &Client,
+    client: &dyn Elbv2,
     group: &str,
     ids: &[String],
     refused_targets: &mut RefusedTargets,

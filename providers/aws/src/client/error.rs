@@ -7,7 +7,7 @@ use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use steerage_model::chain;
 use steerage_provider_api::Error;
 
-pub(super) type Result<T, E = CallError> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = CallError> = std::result::Result<T, E>;
 
 /// A failed call.
 #[derive(Debug)]
@@ -35,6 +35,16 @@ impl CallError {
 
     pub(crate) fn is(&self, code: &str) -> bool {
         self.code == code
+    }
+
+    /// Whether a resource that the call names does not exist, or is not visible yet.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self.code.as_str(), "LoadBalancerNotFound" | "TargetGroupNotFound" | "ListenerNotFound")
+    }
+
+    /// Whether another resource has the name.
+    pub(crate) fn is_duplicate(&self) -> bool {
+        matches!(self.code.as_str(), "DuplicateLoadBalancerName" | "DuplicateTargetGroupName")
     }
 
     pub(crate) fn message(&self) -> &str {
