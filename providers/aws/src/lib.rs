@@ -19,6 +19,8 @@ mod observe;
 pub mod peers;
 mod provider;
 mod reasons;
+#[cfg(test)]
+mod standin;
 mod targets;
 
 pub use config::{AwsArgs, ClusterId, Config, ConfigError, Scheme};

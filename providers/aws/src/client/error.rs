@@ -33,6 +33,12 @@ impl CallError {
         }
     }
 
+    /// A failure that a stand-in makes up. Without a code, AWS did not answer.
+    #[cfg(test)]
+    pub(crate) fn made_up(action: &'static str, code: &str, message: impl Into<String>) -> Self {
+        Self { action, code: code.to_owned(), message: message.into() }
+    }
+
     pub(crate) fn is(&self, code: &str) -> bool {
         self.code == code
     }
