@@ -249,6 +249,7 @@ pub(crate) mod tests {
             region: None,
             endpoint: None,
             scheme: Scheme::Internal,
+            settle: Duration::from_secs(10),
         }
     }
 

@@ -1,40 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The resources that this cluster owns in the region.
+//! The resources that this cluster owns in the region, from lists with many resources in each call.
 //!
-//! The provider lists them once when it starts: no other call finds a target group that no load balancer uses, as after a
-//! crash. `owned` lists them again. Everything else looks resources up by name.
+//! The provider reads them once when it starts, for the first comparison of each Service: no other call finds a target group that
+//! no load balancer uses, as after a crash. `owned` reads them again. Everything else looks resources up by ARN or name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_model::Key;
 use steerage_provider_api::{Error, Owner};
+use tokio::time::Instant;
 
-use crate::client::{Elbv2, read_tags};
+use crate::client::{Balancer, Elbv2, ListedGroup, read_tags};
 use crate::config::ClusterId;
 use crate::names::{self, Ownership};
 
-/// Owners, each with the name of one resource.
+/// The listed resources of one owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) balancer: Option<Balancer>,
+    pub(crate) groups: Vec<ListedGroup>,
+}
+
+#[derive(Clone, Debug)]
 pub(crate) struct Inventory {
-    owned: Vec<(Owner, String)>,
+    pub(crate) read: Instant,
+    /// All names with this cluster's prefix, whoever has them.
+    names: BTreeSet<String>,
+    owned: BTreeMap<Owner, Listed>,
+    /// All owners, until `owned` returned them.
+    pub(crate) owners: Option<Vec<Owner>>,
 }
 
 impl Inventory {
     /// Lists load balancers and target groups. Reads the tags of those whose name has this cluster's prefix.
     pub(crate) async fn read(client: &dyn Elbv2, cluster: &ClusterId) -> Result<Self, Error> {
         let prefix = names::prefix(cluster);
-        let balancers = client.all_balancers().await?.into_iter().map(|b| (b.name, b.arn));
-        let mut found: Vec<(String, String)> = balancers.collect();
-        found.extend(client.all_groups().await?.into_iter().map(|g| (g.name, g.group.arn)));
-        found.retain(|(name, _)| name.starts_with(&prefix));
-        let arns: Vec<String> = found.iter().map(|(_, arn)| arn.clone()).collect();
-        let tags = read_tags(client, &arns).await?;
-        let (mut owned, mut other_clusters) = (Vec::new(), Vec::new());
-        for (name, arn) in found {
-            match tags.get(&arn).map(|tags| names::ownership(cluster, tags)) {
-                Some(Ownership::Ours(owner)) => owned.push((owner, name)),
-                Some(Ownership::SameName(_)) => other_clusters.push(name),
-                Some(Ownership::Foreign) | None => {}
+        let read = Instant::now();
+        let mut balancers = client.all_balancers().await?;
+        balancers.retain(|balancer| balancer.name.starts_with(&prefix));
+        let mut groups = client.all_groups().await?;
+        groups.retain(|group| group.name.starts_with(&prefix));
+        let arns = balancers.iter().map(|b| b.arn.clone()).chain(groups.iter().map(|g| g.group.arn.clone()));
+        let tags = read_tags(client, &arns.collect::<Vec<_>>()).await?;
+        let names = balancers.iter().map(|b| b.name.clone()).chain(groups.iter().map(|g| g.name.clone()));
+        let mut inventory = Self { read, names: names.collect(), owned: BTreeMap::new(), owners: None };
+        let mut other_clusters = Vec::new();
+        let mut owner = |name: &str, arn: &str| match names::ownership(cluster, tags.get(arn)?) {
+            Ownership::Ours(owner) => Some(owner),
+            Ownership::SameName(_) => {
+                other_clusters.push(name.to_owned());
+                None
+            }
+            Ownership::Foreign => None,
+        };
+        for balancer in balancers {
+            if let Some(owner) = owner(&balancer.name, &balancer.arn) {
+                inventory.owned.entry(owner).or_default().balancer = Some(balancer);
+            }
+        }
+        for group in groups {
+            if let Some(owner) = owner(&group.name, &group.group.arn) {
+                inventory.owned.entry(owner).or_default().groups.push(group);
             }
         }
         if let Some(example) = other_clusters.first() {
@@ -45,21 +71,18 @@ impl Inventory {
                 "AWS resources with this --aws-cluster-name have the UID of another cluster, or none; leaving them unchanged"
             );
         }
-        Ok(Self { owned })
+        inventory.owners = Some(inventory.owned.keys().cloned().collect());
+        Ok(inventory)
     }
 
-    /// All owners, sorted.
-    pub(crate) fn owners(&self) -> Vec<Owner> {
-        let owners: BTreeSet<&Owner> = self.owned.iter().map(|(owner, _)| owner).collect();
-        owners.into_iter().cloned().collect()
+    /// Takes out the resources of the Service, for each UID of the Service: they change from now on.
+    pub(crate) fn take(&mut self, service: &Key) -> BTreeMap<Owner, Listed> {
+        let owners: Vec<Owner> = self.owned.keys().filter(|owner| owner.service == *service).cloned().collect();
+        owners.into_iter().filter_map(|owner| self.owned.remove_entry(&owner)).collect()
     }
 
-    /// The names of each Service's resources, for any UID of the Service.
-    pub(crate) fn by_service(self) -> BTreeMap<Key, BTreeSet<String>> {
-        let mut services: BTreeMap<Key, BTreeSet<String>> = BTreeMap::new();
-        for (owner, name) in self.owned {
-            services.entry(owner.service).or_default().insert(name);
-        }
-        services
+    /// Whether a resource in the region has the name.
+    pub(crate) fn has_name(&self, name: &str) -> bool {
+        self.names.contains(name)
     }
 }

@@ -9,8 +9,12 @@ pub mod annotations;
 mod apply;
 mod client;
 mod config;
+mod delete;
 mod desired;
 mod diff;
+mod finish;
+mod first_look;
+mod health;
 #[cfg(test)]
 mod iam_policy;
 mod inventory;
@@ -19,8 +23,10 @@ mod observe;
 pub mod peers;
 mod provider;
 mod reasons;
+mod registered;
 #[cfg(test)]
 mod standin;
+mod state;
 mod targets;
 
 pub use config::{AwsArgs, ClusterId, Config, ConfigError, Scheme};

@@ -54,18 +54,19 @@ pub(crate) async fn read_all(
     let arns: Vec<String> =
         balancer.iter().map(|b| b.arn.clone()).chain(found.values().map(|g| g.arn.clone())).collect();
     let tags = if arns.is_empty() { BTreeMap::new() } else { read_tags(client, &arns).await? };
-    let ownership =
-        |arn: &str| tags.get(arn).map_or(Ownership::Foreign, |tags| names::ownership(cluster, tags));
+    let ownership = |name: &str, arn: &str| {
+        tags.get(arn).map(|tags| names::ownership(cluster, tags)).ok_or_else(|| not_visible(name))
+    };
     let mut seen = Observation::default();
     if let Some(balancer) = balancer {
-        match ownership(&balancer.arn) {
+        match ownership(&balancer.name, &balancer.arn)? {
             Ownership::Ours(found) if found == *owner => seen.mine.balancer = Some(balancer),
             Ownership::Ours(found) if found.service == owner.service => seen.stale.balancer = Some(balancer),
             other => seen.foreign.push(not_owned(cluster, &balancer.name, &other)),
         }
     }
     for (name, group) in found {
-        match ownership(&group.arn) {
+        match ownership(&name, &group.arn)? {
             Ownership::Ours(found) if found == *owner => drop(seen.mine.groups.insert(name, group)),
             Ownership::Ours(found) if found.service == owner.service => {
                 seen.stale.groups.insert(name, group);
@@ -82,12 +83,20 @@ pub(crate) async fn read_all(
         let listeners = client.listeners(&balancer.arn).await?.unwrap_or_default();
         let arns: Vec<String> = listeners.iter().map(|f| f.arn.clone()).collect();
         let tags = if arns.is_empty() { BTreeMap::new() } else { read_tags(client, &arns).await? };
+        if let Some(new) = listeners.iter().find(|listener| !tags.contains_key(&listener.arn)) {
+            return Err(not_visible(&format!("{}:{}", balancer.name, new.port)));
+        }
         let ours = |listener: &ObservedListener| {
             tags.get(&listener.arn).is_some_and(|t| names::owner(cluster, t).is_some())
         };
         (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.into_iter().partition(ours);
     }
     Ok(seen)
+}
+
+/// A read shows a resource that another read does not show: it is new, or just deleted. Whose it is, is unknown.
+pub(crate) fn not_visible(name: &str) -> Error {
+    Error::Conflict(format!("AWS does not show the tags of {name} yet"))
 }
 
 /// What is wrong with a resource that has a wanted name, and what to do.
@@ -113,8 +122,12 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
 }
 
 /// Reads the known resources again, with two calls. Returns `None` if a resource appeared or vanished; then `read_all` must
-/// read everything. Does not read the attributes of target groups.
-pub(crate) async fn refresh(client: &dyn Elbv2, known: &Resources) -> Result<Option<Resources>, Error> {
+/// read everything. Does not read the attributes of target groups. No listener needs the groups that are leaving.
+pub(crate) async fn refresh(
+    client: &dyn Elbv2,
+    known: &Resources,
+    is_leaving: impl Fn(&str) -> bool,
+) -> Result<Option<Resources>, Error> {
     let Some(balancer) = &known.balancer else { return Ok(None) };
     let Some(listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
     let mut groups = client.groups_of(&balancer.arn).await?;
@@ -123,12 +136,14 @@ pub(crate) async fn refresh(client: &dyn Elbv2, known: &Resources) -> Result<Opt
     };
     let (ours, theirs) = (arns(&known.listeners), arns(&known.foreign_listeners));
     if arns(&listeners) != &ours | &theirs
-        || !known.groups.iter().all(|(name, g)| groups.get(name).is_some_and(|s| s.arn == g.arn))
+        || !known.groups.iter().all(|(name, g)| is_leaving(name) || groups.get(name).is_some_and(|s| s.arn == g.arn))
     {
         return Ok(None);
     }
     // Ignores groups that only a foreign listener uses.
     groups.retain(|name, _| known.groups.contains_key(name));
+    let leaving = known.groups.iter().filter(|(name, _)| is_leaving(name));
+    groups.extend(leaving.map(|(name, group)| (name.clone(), group.clone())));
     for (name, group) in &mut groups {
         group.attributes = known.groups.get(name).map(|g| g.attributes.clone()).unwrap_or_default();
     }

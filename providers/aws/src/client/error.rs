@@ -48,9 +48,9 @@ impl CallError {
         matches!(self.code.as_str(), "LoadBalancerNotFound" | "TargetGroupNotFound" | "ListenerNotFound")
     }
 
-    /// Whether another resource has the name.
-    pub(crate) fn is_duplicate(&self) -> bool {
-        matches!(self.code.as_str(), "DuplicateLoadBalancerName" | "DuplicateTargetGroupName")
+    /// Whether the call may have changed something all the same.
+    pub(crate) fn leaves_open(&self) -> bool {
+        self.code.is_empty() || self.code.starts_with("Internal") || self.code.starts_with("Service")
     }
 
     pub(crate) fn message(&self) -> &str {

@@ -94,7 +94,8 @@ impl Harness for OnStandIn {
     type Provider = Aws;
 
     async fn fresh(&self) -> anyhow::Result<Aws> {
-        Ok(Aws::over(config(), Arc::clone(&self.cloud) as _))
+        let config = crate::Config { settle: Duration::ZERO, ..config() };
+        Ok(Aws::over(config, Arc::clone(&self.cloud) as _))
     }
 
     fn proxy(&self) -> &Proxy {

@@ -31,8 +31,8 @@ pub(crate) struct MadeCall {
     pub(crate) kind: Kind,
 }
 
-/// Says what is wrong with a state, if anything is.
-pub(crate) type Invariant = Box<dyn Fn(&Cloud, &Delays, Instant) -> Option<String> + Send>;
+/// Says what is wrong with a change from one state to another, if anything is.
+pub(crate) type Invariant = Box<dyn Fn(&Cloud, &Cloud) -> Option<String> + Send>;
 
 struct Inner {
     /// Every state since the start, the newest last: reads may see an older one.
@@ -136,9 +136,8 @@ impl StandIn {
             let now = Instant::now();
             let mut cloud = inner.newest().clone();
             let done = act(&mut cloud, now)?;
-            if let Some(wrong) =
-                inner.invariant.as_ref().and_then(|invariant| invariant(&cloud, &self.delays, now))
-            {
+            let wrong = inner.invariant.as_ref().and_then(|invariant| invariant(inner.newest(), &cloud));
+            if let Some(wrong) = wrong {
                 inner.violations.push(format!("after {name}: {wrong}"));
             }
             inner.history.push((now, cloud));
