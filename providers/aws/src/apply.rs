@@ -13,6 +13,7 @@ use crate::diff::{ObservedGroup, ObservedListener, Step, steps};
 use crate::names::Ownership;
 use crate::observe::Resources;
 use crate::provider::Aws;
+use crate::registered::RegisteredIds;
 use crate::state::ServiceState;
 use crate::targets::Limits;
 use crate::{annotations, names, reasons, targets};
@@ -156,6 +157,7 @@ impl Aws {
             Step::CreateGroup(group) => {
                 let made = self.client.create_group(&group, &self.config.vpc, tags).await?;
                 entry.unproven.insert(made.arn.clone());
+                entry.registered.entry(made.arn.clone()).or_insert_with(RegisteredIds::new);
                 let health = group.health;
                 resources.groups.insert(group.name, ObservedGroup { health, only_200: true, ..made });
             }

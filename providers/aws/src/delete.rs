@@ -55,7 +55,9 @@ impl Aws {
         let seen = self.read(owner, entry).await?;
         if entry.resources.is_none() {
             // The others were never created.
-            entry.names.retain(|name| seen.mine.groups.contains_key(name) || seen.stale.groups.contains_key(name));
+            entry
+                .names
+                .retain(|name| seen.mine.groups.contains_key(name) || seen.stale.groups.contains_key(name));
         }
         Ok(Ok(seen.mine))
     }

@@ -55,7 +55,12 @@ fn shows(listed: &Listed, wanted: &Desired) -> bool {
 
 impl Aws {
     /// Uses the list for a Service's first comparison. False if the list is no help, or does not show what is wanted.
-    pub(crate) fn compare_with_list(&self, owner: &Owner, wanted: &Desired, entry: &mut ServiceState) -> bool {
+    pub(crate) fn compare_with_list(
+        &self,
+        owner: &Owner,
+        wanted: &Desired,
+        entry: &mut ServiceState,
+    ) -> bool {
         let FirstLook::Owned(listed_owner, listed) = &entry.first_look else { return false };
         if listed_owner != owner || entry.written.is_some() || !shows(listed, wanted) {
             return false;

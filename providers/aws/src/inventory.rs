@@ -77,7 +77,8 @@ impl Inventory {
 
     /// Takes out the resources of the Service, for each UID of the Service: they change from now on.
     pub(crate) fn take(&mut self, service: &Key) -> BTreeMap<Owner, Listed> {
-        let owners: Vec<Owner> = self.owned.keys().filter(|owner| owner.service == *service).cloned().collect();
+        let owners: Vec<Owner> =
+            self.owned.keys().filter(|owner| owner.service == *service).cloned().collect();
         owners.into_iter().filter_map(|owner| self.owned.remove_entry(&owner)).collect()
     }
 

@@ -53,7 +53,7 @@ pub(crate) async fn read_all(
     }
     let arns: Vec<String> =
         balancer.iter().map(|b| b.arn.clone()).chain(found.values().map(|g| g.arn.clone())).collect();
-    let tags = if arns.is_empty() { BTreeMap::new() } else { read_tags(client, &arns).await? };
+    let tags = read_tags(client, &arns).await?;
     let ownership = |name: &str, arn: &str| {
         tags.get(arn).map(|tags| names::ownership(cluster, tags)).ok_or_else(|| not_visible(name))
     };
@@ -80,18 +80,43 @@ pub(crate) async fn read_all(
         group.attributes = client.attributes(&group.arn).await?;
     }
     if let Some(balancer) = &seen.mine.balancer {
-        let listeners = client.listeners(&balancer.arn).await?.unwrap_or_default();
-        let arns: Vec<String> = listeners.iter().map(|f| f.arn.clone()).collect();
-        let tags = if arns.is_empty() { BTreeMap::new() } else { read_tags(client, &arns).await? };
-        if let Some(new) = listeners.iter().find(|listener| !tags.contains_key(&listener.arn)) {
-            return Err(not_visible(&format!("{}:{}", balancer.name, new.port)));
-        }
-        let ours = |listener: &ObservedListener| {
-            tags.get(&listener.arn).is_some_and(|t| names::owner(cluster, t).is_some())
-        };
-        (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.into_iter().partition(ours);
+        let listeners = listeners(client, cluster, balancer).await?;
+        (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.unwrap_or_default();
     }
     Ok(seen)
+}
+
+/// Our listeners of a load balancer, and those of others; `None` if it does not exist.
+async fn listeners(
+    client: &dyn Elbv2,
+    cluster: &ClusterId,
+    balancer: &Balancer,
+) -> Result<Option<(Vec<ObservedListener>, Vec<ObservedListener>)>, Error> {
+    let Some(listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
+    let arns: Vec<String> = listeners.iter().map(|f| f.arn.clone()).collect();
+    let tags = read_tags(client, &arns).await?;
+    if let Some(new) = listeners.iter().find(|listener| !tags.contains_key(&listener.arn)) {
+        return Err(not_visible(&format!("{}:{}", balancer.name, new.port)));
+    }
+    let ours = |listener: &ObservedListener| {
+        tags.get(&listener.arn).is_some_and(|t| names::owner(cluster, t).is_some())
+    };
+    Ok(Some(listeners.into_iter().partition(ours)))
+}
+
+/// Reads what a list does not show of these resources: attributes and listeners. Returns `None` if the load balancer is gone.
+pub(crate) async fn fill(
+    client: &dyn Elbv2,
+    cluster: &ClusterId,
+    mut listed: Resources,
+) -> Result<Option<Resources>, Error> {
+    let Some(balancer) = &listed.balancer else { return Ok(None) };
+    let Some(listeners) = listeners(client, cluster, balancer).await? else { return Ok(None) };
+    (listed.listeners, listed.foreign_listeners) = listeners;
+    for group in listed.groups.values_mut() {
+        group.attributes = client.attributes(&group.arn).await?;
+    }
+    Ok(Some(listed))
 }
 
 /// A read shows a resource that another read does not show: it is new, or just deleted. Whose it is, is unknown.
@@ -136,7 +161,10 @@ pub(crate) async fn refresh(
     };
     let (ours, theirs) = (arns(&known.listeners), arns(&known.foreign_listeners));
     if arns(&listeners) != &ours | &theirs
-        || !known.groups.iter().all(|(name, g)| is_leaving(name) || groups.get(name).is_some_and(|s| s.arn == g.arn))
+        || !known
+            .groups
+            .iter()
+            .all(|(name, g)| is_leaving(name) || groups.get(name).is_some_and(|s| s.arn == g.arn))
     {
         return Ok(None);
     }

@@ -170,15 +170,20 @@ impl Aws {
         let owner = &lb.owner;
         let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
         entry.names.extend(wanted_names.iter().cloned());
-        entry.drop_partial();
         entry.leaving.retain(|name, _| !wanted_names.contains(name));
-        let mut resources = if matches!(std::mem::take(&mut entry.first_look), FirstLook::Nothing) {
-            Resources::default()
-        } else {
-            match self.observe(owner, entry, compare).await? {
+        let is_listed = entry.is_partial && entry.is_complete(owner, &wanted);
+        let listed = entry.take_partial().filter(|_| is_listed);
+        let filled = match listed {
+            Some(listed) => observe::fill(&*self.client, &self.config.cluster, listed).await?,
+            None => None,
+        };
+        let is_new = matches!(std::mem::take(&mut entry.first_look), FirstLook::Nothing);
+        let mut resources = match filled.or_else(|| is_new.then(Resources::default)) {
+            Some(resources) => resources,
+            None => match self.observe(owner, entry, compare).await? {
                 Ok(resources) => resources,
                 Err(wait) => return Ok(Some(wait)),
-            }
+            },
         };
         let (instances, _) = targets::instances(&lb.targets);
         let before = resources.balancer.clone();
@@ -237,7 +242,8 @@ impl Provider for Aws {
         let mut limits = Limits { compare, settle: self.config.settle };
         if self.compare_with_list(&lb.owner, &wanted, entry) {
             limits.compare = Compare::Remembered;
-        } else if compare == Compare::InPlace || !entry.is_complete(&lb.owner, &wanted) || entry.must_verify() {
+        } else if compare == Compare::InPlace || !entry.is_complete(&lb.owner, &wanted) || entry.must_verify()
+        {
             if let Some(wait) = self.restructure(lb, wanted, entry, compare).await? {
                 return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
             }

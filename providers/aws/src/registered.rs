@@ -29,7 +29,8 @@ pub(crate) struct RegisteredIds {
     ids: BTreeMap<String, HealthState>,
     /// Instances of a call whose answer left open what it did.
     doubtful: BTreeSet<String>,
-    read: Instant,
+    /// `None` for a new group, which no read may show yet.
+    read: Option<Instant>,
     written: Option<Instant>,
     /// Since when targets that must leave wait.
     held: Option<Instant>,
@@ -45,12 +46,17 @@ impl RegisteredIds {
         Self {
             ids: registered.map(|t| (t.id.clone(), t.state)).collect(),
             doubtful: BTreeSet::new(),
-            read: Instant::now(),
+            read: Some(Instant::now()),
             written: None,
             held: None,
             looked: None,
             listing: targets.to_vec(),
         }
+    }
+
+    /// Of a group that was created a moment ago.
+    pub(crate) fn new() -> Self {
+        Self { read: None, written: Some(Instant::now()), ..Self::of(&[]) }
     }
 
     /// Takes over a listing, unless it may be older than the last change. Then only the states count.
@@ -65,7 +71,8 @@ impl RegisteredIds {
 
     /// The listing, if it was made a moment ago and nothing was changed since.
     pub(crate) fn just_read(&self) -> Option<Vec<RegisteredTarget>> {
-        (self.written.is_none() && self.read.elapsed() < SHARED_AGE).then(|| self.listing.clone())
+        let is_recent = self.read.is_some_and(|read| read.elapsed() < SHARED_AGE);
+        (self.written.is_none() && is_recent).then(|| self.listing.clone())
     }
 
     pub(crate) fn is_settled(&self, settle: Duration) -> bool {
@@ -75,7 +82,7 @@ impl RegisteredIds {
     /// Whether a read would tell more. What was changed in the last seconds may be newer than a read.
     pub(crate) fn is_reliable(&self, limits: Limits) -> bool {
         limits.compare == Compare::Remembered
-            || self.read.elapsed() < MAX_CACHE_AGE
+            || self.read.is_some_and(|read| read.elapsed() < MAX_CACHE_AGE)
             || !self.is_settled(limits.settle)
     }
 

@@ -119,18 +119,22 @@ impl ServiceState {
             && listed == owner
         {
             let groups = found.groups.iter().map(|listed| (listed.name.clone(), listed.group.clone()));
-            let resources =
-                Resources { balancer: found.balancer.clone(), groups: groups.collect(), ..Resources::default() };
+            let resources = Resources {
+                balancer: found.balancer.clone(),
+                groups: groups.collect(),
+                ..Resources::default()
+            };
             self.resources = Some((owner.clone(), resources));
             self.is_partial = true;
         }
     }
 
-    /// Forgets resources of which only a list is known.
-    pub(crate) fn drop_partial(&mut self) {
-        if std::mem::take(&mut self.is_partial) {
-            self.resources = None;
-        }
+    /// Takes out resources of which only a list is known.
+    pub(crate) fn take_partial(&mut self) -> Option<Resources> {
+        let is_partial = std::mem::take(&mut self.is_partial);
+        let (_, listed) = if is_partial { self.resources.take()? } else { return None };
+        self.complete = None;
+        Some(listed)
     }
 
     /// Takes the resources out before a change. They stay unknown if the change is abandoned.

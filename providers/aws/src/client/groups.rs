@@ -78,12 +78,7 @@ impl GroupCalls for Client {
         Ok(pairs.collect())
     }
 
-    async fn create_group(
-        &self,
-        wanted: &DesiredGroup,
-        vpc: &str,
-        tags: &Tags,
-    ) -> Result<ObservedGroup> {
+    async fn create_group(&self, wanted: &DesiredGroup, vpc: &str, tags: &Tags) -> Result<ObservedGroup> {
         let call = self
             .elb
             .create_target_group()
@@ -104,11 +99,7 @@ impl GroupCalls for Client {
         call.send().await.map(drop).map_err(CallError::of("ModifyTargetGroup"))
     }
 
-    async fn set_attributes(
-        &self,
-        group: &str,
-        attributes: &BTreeMap<&'static str, String>,
-    ) -> Result<()> {
+    async fn set_attributes(&self, group: &str, attributes: &BTreeMap<&'static str, String>) -> Result<()> {
         let one =
             |(key, value): (&&str, &String)| TargetGroupAttribute::builder().key(*key).value(value).build();
         let call = self

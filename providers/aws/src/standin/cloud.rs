@@ -168,12 +168,14 @@ impl Cloud {
 
     /// The instances that clients of a listener reach: the healthy ones, or all if none is healthy.
     pub(crate) fn serving(&self, delays: &Delays, group: &Group, now: Instant) -> (bool, Vec<String>) {
-        let is_healthy = |id: &str, r: &Registration| {
-            self.health(delays, group, id, r, now).0 == HealthState::Healthy
-        };
+        let is_healthy =
+            |id: &str, r: &Registration| self.health(delays, group, id, r, now).0 == HealthState::Healthy;
         let registered: Vec<_> = group.targets.iter().filter(|(_, r)| r.draining.is_none()).collect();
-        let healthy: Vec<String> =
-            registered.iter().filter(|((id, _), r)| is_healthy(id, r)).map(|((id, _), _)| id.clone()).collect();
+        let healthy: Vec<String> = registered
+            .iter()
+            .filter(|((id, _), r)| is_healthy(id, r))
+            .map(|((id, _), _)| id.clone())
+            .collect();
         if healthy.is_empty() {
             return (false, registered.iter().map(|((id, _), _)| id.clone()).collect());
         }

@@ -34,7 +34,8 @@ fn defaults(protocol: &str) -> BTreeMap<String, String> {
 }
 
 fn found<'a>(cloud: &'a mut Cloud, action: &'static str, arn: &str) -> Result<&'a mut Group> {
-    let missing = || CallError::made_up(action, "TargetGroupNotFound", format!("Target groups '{arn}' not found"));
+    let missing =
+        || CallError::made_up(action, "TargetGroupNotFound", format!("Target groups '{arn}' not found"));
     cloud.groups.get_mut(arn).ok_or_else(missing)
 }
 
@@ -140,7 +141,8 @@ impl GroupCalls for StandIn {
 
     async fn delete_group(&self, arn: &str) -> Result<bool> {
         self.write("DeleteTargetGroup", Kind::Mutation, arn.to_owned(), |cloud, now| {
-            let is_held = |group: &Group| group.used.is_some() || group.held_until.is_some_and(|until| now < until);
+            let is_held =
+                |group: &Group| group.used.is_some() || group.held_until.is_some_and(|until| now < until);
             if cloud.groups.get(arn).is_some_and(is_held) {
                 return Ok(false);
             }

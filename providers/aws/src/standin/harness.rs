@@ -66,7 +66,6 @@ impl OnStandIn {
         start_instances(&cloud, 6);
         Self { cloud, proxy }
     }
-
 }
 
 /// One line for each object, without ARNs and times.

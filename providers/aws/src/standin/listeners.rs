@@ -31,7 +31,8 @@ fn check_group(
     if found.protocol != protocol {
         return refuse("IncompatibleProtocols", format!("{protocol} listener, {} group", found.protocol));
     }
-    let other = cloud.listeners.values().any(|forward| forward.group == group && forward.balancer != balancer);
+    let other =
+        cloud.listeners.values().any(|forward| forward.group == group && forward.balancer != balancer);
     if other {
         return refuse("TargetGroupAssociationLimit", "one load balancer for a group".to_owned());
     }
@@ -41,7 +42,8 @@ fn check_group(
     groups.push(&group);
     groups.sort();
     groups.dedup();
-    let targets: usize = groups.iter().filter_map(|arn| cloud.groups.get(*arn)).map(|g| g.registered().count()).sum();
+    let targets: usize =
+        groups.iter().filter_map(|arn| cloud.groups.get(*arn)).map(|g| g.registered().count()).sum();
     if targets > quota {
         return refuse("TooManyTargets", format!("{targets} targets, at most {quota}"));
     }

@@ -5,10 +5,10 @@
 
 mod balancers;
 mod buckets;
-mod cloud;
-mod faults;
+pub(crate) mod cloud;
+pub(crate) mod faults;
 mod groups;
-mod harness;
+pub(crate) mod harness;
 mod listeners;
 mod targets;
 mod tests;

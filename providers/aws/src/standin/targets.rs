@@ -50,8 +50,10 @@ impl TargetCalls for StandIn {
             }
             let found = cloud.groups.get_mut(group).ok_or_else(|| missing(action, group))?;
             for id in ids {
-                let registration =
-                    found.targets.entry((id.clone(), found.port)).or_insert(Registration { since: now, draining: None });
+                let registration = found
+                    .targets
+                    .entry((id.clone(), found.port))
+                    .or_insert(Registration { since: now, draining: None });
                 if registration.draining.is_some() {
                     *registration = Registration { since: now, draining: None };
                 }

@@ -15,7 +15,9 @@ async fn resource_whose_tags_are_not_visible_yet_is_not_foreign() {
     for seed in 0..40 {
         let cloud = standin(seed);
         let lb = wanted(&[(80, 30080)], &[0, 1]);
-        let _ = tokio::time::timeout(Duration::from_millis(1000), provider(&cloud).apply(&lb, Compare::InPlace)).await;
+        let _ =
+            tokio::time::timeout(Duration::from_millis(1000), provider(&cloud).apply(&lb, Compare::InPlace))
+                .await;
         let aws = provider(&cloud);
         let result = apply(&aws, &lb, Compare::InPlace).await;
         assert!(result.is_ok(), "seed {seed}: {result:?}");
@@ -29,7 +31,8 @@ async fn deletion_right_after_an_unanswered_creation_leaves_nothing() {
         let cloud = standin(seed);
         let (aws, lb) = (provider(&cloud), wanted(&[(80, 30080)], &[0, 1]));
         for cut in [450, 600, 700] {
-            let _ = tokio::time::timeout(Duration::from_millis(cut), aws.apply(&lb, Compare::Remembered)).await;
+            let _ =
+                tokio::time::timeout(Duration::from_millis(cut), aws.apply(&lb, Compare::Remembered)).await;
             delete(&aws, &lb.owner).await.unwrap();
             let left = cloud.cloud();
             assert!(left.balancers.is_empty() && left.groups.is_empty(), "seed {seed}, cut {cut}: {left:?}");
@@ -83,5 +86,7 @@ async fn throttled_reads_are_reported() {
         throttled |= matches!(aws.owned().await, Err(Error::Throttled { .. }));
     }
     assert!(throttled);
-    assert!(cloud.take_calls().iter().all(|call| call.kind == Kind::Read && call.name.starts_with("Describe")));
+    assert!(
+        cloud.take_calls().iter().all(|call| call.kind == Kind::Read && call.name.starts_with("Describe"))
+    );
 }

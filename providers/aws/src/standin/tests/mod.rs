@@ -3,4 +3,6 @@
 
 mod consistency;
 mod driver;
+mod economy;
+mod order;
 mod schedule;

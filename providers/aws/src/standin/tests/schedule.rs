@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Random schedules: what is wanted changes, calls fail, the provider restarts or a call is abandoned at any moment.
 //!
-//! A failure names its seed, and `STEERAGE_SEED` runs only that one.
+//! A failure names its seed, and `STEERAGE_SEED` runs only that one. `STEERAGE_SEEDS` runs so many.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -55,21 +55,11 @@ fn plant_foreign(cloud: &StandIn) {
         let arn = cloud.arn("loadbalancer/net", &name);
         let created = tokio::time::Instant::now();
         let tags = Tags::from([("team".to_owned(), "other".to_owned())]);
-        let other = NetworkLb {
-            name,
-            scheme: Scheme::Internal,
-            subnets: Vec::new(),
-            tags: tags.clone(),
-            created,
-        };
+        let other =
+            NetworkLb { name, scheme: Scheme::Internal, subnets: Vec::new(), tags: tags.clone(), created };
         cloud.balancers.insert(arn.clone(), other);
-        let forward = Forward {
-            balancer: arn,
-            port: 80,
-            protocol: "TCP".to_owned(),
-            group: String::new(),
-            tags,
-        };
+        let forward =
+            Forward { balancer: arn, port: 80, protocol: "TCP".to_owned(), group: String::new(), tags };
         let arn = cloud.arn("listener/net", "other");
         cloud.listeners.insert(arn, forward);
     });
@@ -157,8 +147,13 @@ async fn run(seed: u64) {
     let result = snapshot(&cloud.cloud());
     let differs = |(name, content): &(&String, &String)| expected.get(*name) != Some(*content);
     let surplus: Vec<_> = result.iter().filter(differs).collect();
-    let missing: Vec<_> = expected.iter().filter(|(name, content)| result.get(*name) != Some(*content)).collect();
-    assert!(surplus.is_empty() && missing.is_empty(), "{}: {surplus:#?} instead of {missing:#?}", context("the result differs"));
+    let missing: Vec<_> =
+        expected.iter().filter(|(name, content)| result.get(*name) != Some(*content)).collect();
+    assert!(
+        surplus.is_empty() && missing.is_empty(),
+        "{}: {surplus:#?} instead of {missing:#?}",
+        context("the result differs")
+    );
     let owned: BTreeSet<Owner> = aws.owned().await.expect(&context("owned")).into_iter().collect();
     let exist = wishes.iter().filter(|(_, wish)| wish.is_some()).map(|(owner, _)| owner.clone()).collect();
     assert_eq!(owned, exist, "{}", context("owned"));
@@ -166,8 +161,9 @@ async fn run(seed: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn every_schedule_converges_and_empties_no_group() {
-    let only = std::env::var("STEERAGE_SEED").ok().map(|seed| seed.parse().unwrap());
-    for seed in only.map_or(0..SEEDS, |seed: u64| seed..seed + 1) {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let all = 0..number("STEERAGE_SEEDS").unwrap_or(SEEDS);
+    for seed in number("STEERAGE_SEED").map_or(all, |seed| seed..seed + 1) {
         run(seed).await;
     }
 }
