@@ -240,13 +240,13 @@ impl Provider for Aws {
         let mut guard = self.entry(&lb.owner.service).await?;
         let entry = &mut *guard;
         let mut limits = Limits { compare, settle: self.config.settle };
+        let is_remembered = compare == Compare::Remembered && !entry.must_verify();
         if self.compare_with_list(&lb.owner, &wanted, entry) {
             limits.compare = Compare::Remembered;
-        } else if compare == Compare::InPlace || !entry.is_complete(&lb.owner, &wanted) || entry.must_verify()
+        } else if !(is_remembered && entry.is_complete(&lb.owner, &wanted))
+            && let Some(wait) = self.restructure(lb, wanted, entry, compare).await?
         {
-            if let Some(wait) = self.restructure(lb, wanted, entry, compare).await? {
-                return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
-            }
+            return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
         }
         self.finish(entry, &lb.targets, limits).await
     }

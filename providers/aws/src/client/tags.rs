@@ -16,7 +16,7 @@ pub(crate) async fn read(client: &dyn Elbv2, arns: &[String]) -> Result<BTreeMap
         match client.tags(&batch).await {
             Ok(some) => tags.extend(some),
             Err(failure) if failure.is_not_found() => {
-                batches.extend(without_missing(&batch, failure.message()))
+                batches.extend(without_missing(&batch, failure.message()));
             }
             Err(failure) => return Err(failure),
         }

@@ -16,7 +16,7 @@ async fn resource_whose_tags_are_not_visible_yet_is_not_foreign() {
         let cloud = standin(seed);
         let lb = wanted(&[(80, 30080)], &[0, 1]);
         let _ =
-            tokio::time::timeout(Duration::from_millis(1000), provider(&cloud).apply(&lb, Compare::InPlace))
+            tokio::time::timeout(Duration::from_secs(1), provider(&cloud).apply(&lb, Compare::InPlace))
                 .await;
         let aws = provider(&cloud);
         let result = apply(&aws, &lb, Compare::InPlace).await;
