@@ -96,7 +96,13 @@ impl Aws {
         let limits = Limits { compare: Compare::Remembered, settle: self.config.settle };
         for group in wanted.groups.iter().filter_map(|group| resources.groups.get(&group.name)) {
             let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
-            targets::add(&*self.client, &group.arn, known, instances, refused, limits).await?;
+            match targets::add(&*self.client, &group.arn, known, instances, refused, limits).await {
+                // Others leave the group afterwards, which makes room.
+                Err(failure)
+                    if failure.is_quota() && known.get(&group.arn).is_some_and(|known| !known.is_empty()) => {
+                }
+                other => other?,
+            }
         }
         Ok(())
     }

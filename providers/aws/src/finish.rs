@@ -74,11 +74,13 @@ impl Aws {
         entry.refused_targets.retain(&instances);
         let groups = entry.resources.iter().flat_map(|(_, resources)| resources.groups.values());
         let arns: Vec<String> = groups.map(|group| group.arn.clone()).collect();
-        let mut held: Option<Duration> = None;
+        let (mut held, mut exceeded) = (None::<Duration>, None);
         for arn in arns {
             let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
             match targets::converge(&*self.client, &arn, known, &instances, refused, limits).await {
                 Ok(wait) => held = held.into_iter().chain(wait).min(),
+                // The other groups follow all the same.
+                Err(failure) if failure.is_quota() => exceeded = exceeded.or(Some(failure)),
                 Err(failure) => {
                     if failure.is_not_found() {
                         // The next call reads everything.
@@ -92,6 +94,9 @@ impl Aws {
             if let Some(why) = entry.refused_targets.reason(id) {
                 refused.push((node.clone(), format!("AWS refuses instance {id}: {why}")));
             }
+        }
+        if let Some(failure) = exceeded {
+            return Err(failure.into());
         }
         refused.sort();
         entry.nodes = instances;

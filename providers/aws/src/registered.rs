@@ -96,6 +96,20 @@ impl RegisteredIds {
         all.into_iter().filter(|id| !wanted.contains_key(*id)).cloned().collect()
     }
 
+    /// Those of the others that may leave to make room: not the last one while no wanted one is registered.
+    pub(crate) fn replaceable(&self, wanted: &BTreeMap<String, String>) -> Vec<String> {
+        let mut others = self.others(wanted);
+        if !self.ids.keys().any(|id| wanted.contains_key(id) && self.has(id)) {
+            others.pop();
+        }
+        others
+    }
+
+    /// Whether any target is registered.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
     /// Notes a call with these instances that is about to be made, so that an abandoned one leaves them doubtful. Returns those that
     /// were doubtful before.
     pub(crate) fn doubt(&mut self, ids: &[String]) -> BTreeSet<String> {

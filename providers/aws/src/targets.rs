@@ -109,6 +109,11 @@ pub(crate) async fn add(
             }
             Err(failure) => {
                 known.restore(before, &failure);
+                if failure.is_quota() && batch.len() > 1 {
+                    let (left, right) = batch.split_at(batch.len() / 2);
+                    batches.extend([left.to_vec(), right.to_vec()]);
+                    continue;
+                }
                 if !failure.is("InvalidTarget") {
                     return Err(failure);
                 }
@@ -123,7 +128,8 @@ pub(crate) async fn add(
     Ok(())
 }
 
-/// Registers the wanted instances, then deregisters all others. Returns when to call again if it waits with the latter.
+/// Registers the wanted instances, then deregisters all others. Returns when to call again if it waits with the latter. Where the
+/// quota has no room for both, others leave first, but the last one only after a wanted one is registered.
 pub(crate) async fn converge(
     client: &dyn Elbv2,
     group: &str,
@@ -132,10 +138,19 @@ pub(crate) async fn converge(
     refused_targets: &mut RefusedTargets,
     limits: Limits,
 ) -> Result<Option<Duration>, CallError> {
-    add(client, group, registered, wanted, refused_targets, limits).await?;
+    while let Err(failure) = add(client, group, registered, wanted, refused_targets, limits).await {
+        let leave = match registered.get(group) {
+            Some(known) if failure.is_quota() => known.replaceable(wanted),
+            _ => return Err(failure),
+        };
+        if leave.is_empty() {
+            return Err(failure);
+        }
+        remove(client, group, registered, &leave).await?;
+    }
     let Some(known) = registered.get_mut(group) else { return Ok(None) };
-    let remove = known.others(wanted);
-    if remove.is_empty() {
+    let others = known.others(wanted);
+    if others.is_empty() {
         known.release();
         return Ok(None);
     }
@@ -145,7 +160,18 @@ pub(crate) async fn converge(
     if let Some(wait) = known.hold(wanted) {
         return Ok(Some(wait));
     }
-    for batch in remove.chunks(BATCH) {
+    remove(client, group, registered, &others).await?;
+    Ok(None)
+}
+
+async fn remove(
+    client: &dyn Elbv2,
+    group: &str,
+    registered: &mut HashMap<String, RegisteredIds>,
+    ids: &[String],
+) -> Result<(), CallError> {
+    let Some(known) = registered.get_mut(group) else { return Ok(()) };
+    for batch in ids.chunks(BATCH) {
         tracing::info!(group, targets = ?batch, "deregistering targets");
         let before = known.doubt(batch);
         if let Err(failure) = client.deregister(group, batch).await {
@@ -154,7 +180,7 @@ pub(crate) async fn converge(
         }
         known.set_deregistered(batch);
     }
-    Ok(None)
+    Ok(())
 }
 
 /// The targets of a refused batch that are certainly bad, and the batches in which to try the others.

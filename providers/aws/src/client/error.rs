@@ -48,6 +48,11 @@ impl CallError {
         matches!(self.code.as_str(), "LoadBalancerNotFound" | "TargetGroupNotFound" | "ListenerNotFound")
     }
 
+    /// Whether a quota is used up.
+    pub(crate) fn is_quota(&self) -> bool {
+        self.code.starts_with("TooMany") && self.code != "TooManyRequestsException"
+    }
+
     /// Whether the call may have changed something all the same.
     pub(crate) fn leaves_open(&self) -> bool {
         self.code.is_empty() || self.code.starts_with("Internal") || self.code.starts_with("Service")

@@ -7,6 +7,7 @@ use steerage_provider_api::{Compare, Error, Provider as _};
 
 use super::driver::{apply, delete, provider, standin, wanted};
 use crate::standin::Kind;
+use crate::standin::harness::snapshot;
 
 /// After a crash, a new process finds a load balancer whose tags another read does not show yet. That is no foreign load balancer:
 /// the error would be final.
@@ -16,8 +17,7 @@ async fn resource_whose_tags_are_not_visible_yet_is_not_foreign() {
         let cloud = standin(seed);
         let lb = wanted(&[(80, 30080)], &[0, 1]);
         let _ =
-            tokio::time::timeout(Duration::from_secs(1), provider(&cloud).apply(&lb, Compare::InPlace))
-                .await;
+            tokio::time::timeout(Duration::from_secs(1), provider(&cloud).apply(&lb, Compare::InPlace)).await;
         let aws = provider(&cloud);
         let result = apply(&aws, &lb, Compare::InPlace).await;
         assert!(result.is_ok(), "seed {seed}: {result:?}");
@@ -89,4 +89,34 @@ async fn throttled_reads_are_reported() {
     assert!(
         cloud.take_calls().iter().all(|call| call.kind == Kind::Read && call.name.starts_with("Describe"))
     );
+}
+
+/// For a name that exists with the same settings, AWS returns the existing resource. Here it appeared after the provider's list.
+#[tokio::test(start_paused = true)]
+async fn name_that_others_took_after_the_start_is_not_adopted() {
+    for of_group in [false, true] {
+        let (cloud, account) = (standin(1), standin(1));
+        let (aws, lb) = (provider(&cloud), wanted(&[(80, 30080)], &[0, 1]));
+        assert_eq!(aws.owned().await.unwrap(), []);
+        // The same names, with the tags of another cluster.
+        apply(&provider(&account), &lb, Compare::InPlace).await.unwrap();
+        let mut others = account.cloud();
+        others.listeners.clear();
+        let tags = others.balancers.values_mut().map(|b| &mut b.tags);
+        let tags = tags.chain(others.groups.values_mut().map(|g| &mut g.tags));
+        tags.for_each(|tags| drop(tags.insert("steerage.dev/cluster-uid".to_owned(), "other".to_owned())));
+        for group in others.groups.values_mut() {
+            group.targets.clear();
+            group.attributes.insert("preserve_client_ip.enabled".to_owned(), "false".to_owned());
+        }
+        if of_group {
+            others.balancers.clear();
+        }
+        cloud.change(|cloud| *cloud = others);
+        let before = snapshot(&cloud.cloud());
+        let error = apply(&aws, &lb, Compare::Remembered).await.unwrap_err();
+        assert_eq!(error.reason(), "ObjectNotOwned");
+        delete(&aws, &lb.owner).await.unwrap();
+        assert_eq!(snapshot(&cloud.cloud()), before);
+    }
 }

@@ -11,7 +11,7 @@ use steerage_provider_api::{
 use crate::Aws;
 use crate::desired::tests::{config, planned};
 use crate::standin::harness::{start_instances, target};
-use crate::standin::{Delays, StandIn};
+use crate::standin::{Delays, Quotas, StandIn};
 use steerage_model::Protocol;
 
 /// Calls before a test gives up: far more than the minutes of a new load balancer need.
@@ -19,7 +19,11 @@ const ROUNDS: u32 = 500;
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 pub(super) fn standin(seed: u64) -> Arc<StandIn> {
-    let cloud = Arc::new(StandIn::new(Delays::real(), seed));
+    standin_with(seed, Quotas::default())
+}
+
+pub(super) fn standin_with(seed: u64, quotas: Quotas) -> Arc<StandIn> {
+    let cloud = Arc::new(StandIn { quotas, ..StandIn::new(Delays::real(), seed) });
     start_instances(&cloud, 6);
     cloud
 }

@@ -5,4 +5,5 @@ mod consistency;
 mod driver;
 mod economy;
 mod order;
+mod quotas;
 mod schedule;
