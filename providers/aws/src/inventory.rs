@@ -5,14 +5,18 @@
 //! no load balancer uses, as after a crash. `owned` reads them again. Everything else looks resources up by ARN or name.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use steerage_model::Key;
 use steerage_provider_api::{Error, Owner};
 use tokio::time::Instant;
 
-use crate::client::{Balancer, Elbv2, ListedGroup, read_tags};
+use crate::client::{Balancer, Elbv2, ListedGroup, TAGS_BATCH, Tags, read_tags};
 use crate::config::ClusterId;
 use crate::names::{self, Ownership};
+
+/// A list that takes longer begins again.
+const MAX_READING: Duration = Duration::from_mins(1);
 
 /// The listed resources of one owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,17 +35,59 @@ pub(crate) struct Inventory {
     pub(crate) owners: Option<Vec<Owner>>,
 }
 
-impl Inventory {
+/// Lists that are being read. After a failure, as by throttling, the next try continues.
+#[derive(Debug, Default)]
+pub(crate) struct Reading {
+    started: Option<Instant>,
+    balancers: Option<Vec<Balancer>>,
+    groups: Option<Vec<ListedGroup>>,
+    /// The resources whose tags were read, and the tags of those that exist.
+    asked: BTreeSet<String>,
+    tags: BTreeMap<String, Tags>,
+}
+
+impl Reading {
     /// Lists load balancers and target groups. Reads the tags of those whose name has this cluster's prefix.
-    pub(crate) async fn read(client: &dyn Elbv2, cluster: &ClusterId) -> Result<Self, Error> {
+    pub(crate) async fn complete(
+        &mut self,
+        client: &dyn Elbv2,
+        cluster: &ClusterId,
+    ) -> Result<Inventory, Error> {
+        if self.started.is_none_or(|started| started.elapsed() > MAX_READING) {
+            *self = Self { started: Some(Instant::now()), ..Self::default() };
+        }
         let prefix = names::prefix(cluster);
-        let read = Instant::now();
-        let mut balancers = client.all_balancers().await?;
-        balancers.retain(|balancer| balancer.name.starts_with(&prefix));
-        let mut groups = client.all_groups().await?;
-        groups.retain(|group| group.name.starts_with(&prefix));
-        let arns = balancers.iter().map(|b| b.arn.clone()).chain(groups.iter().map(|g| g.group.arn.clone()));
-        let tags = read_tags(client, &arns.collect::<Vec<_>>()).await?;
+        if self.balancers.is_none() {
+            let mut found = client.all_balancers().await?;
+            found.retain(|balancer| balancer.name.starts_with(&prefix));
+            self.balancers = Some(found);
+        }
+        if self.groups.is_none() {
+            let mut found = client.all_groups().await?;
+            found.retain(|group| group.name.starts_with(&prefix));
+            self.groups = Some(found);
+        }
+        let balancers = self.balancers.iter().flatten().map(|b| &b.arn);
+        let arns = balancers.chain(self.groups.iter().flatten().map(|g| &g.group.arn));
+        let rest: Vec<String> = arns.filter(|arn| !self.asked.contains(*arn)).cloned().collect();
+        for some in rest.chunks(TAGS_BATCH) {
+            self.tags.extend(read_tags(client, some).await?);
+            self.asked.extend(some.iter().cloned());
+        }
+        let Self { started, balancers, groups, tags, .. } = std::mem::take(self);
+        let read = started.unwrap_or_else(Instant::now);
+        Ok(Inventory::new(cluster, read, balancers.unwrap_or_default(), groups.unwrap_or_default(), &tags))
+    }
+}
+
+impl Inventory {
+    fn new(
+        cluster: &ClusterId,
+        read: Instant,
+        balancers: Vec<Balancer>,
+        groups: Vec<ListedGroup>,
+        tags: &BTreeMap<String, Tags>,
+    ) -> Self {
         let names = balancers.iter().map(|b| b.name.clone()).chain(groups.iter().map(|g| g.name.clone()));
         let mut inventory = Self { read, names: names.collect(), owned: BTreeMap::new(), owners: None };
         let mut other_clusters = Vec::new();
@@ -72,7 +118,7 @@ impl Inventory {
             );
         }
         inventory.owners = Some(inventory.owned.keys().cloned().collect());
-        Ok(inventory)
+        inventory
     }
 
     /// Takes out the resources of the Service, for each UID of the Service: they change from now on.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The AWS provider: `ELBv2` network load balancers with instance targets.
 //!
-//! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. `names`, `desired` and
-//! `diff` decide and do no I/O. `client` makes the calls. `provider` combines them. No other crate sees an AWS type, and this
-//! crate uses nothing of Kubernetes.
+//! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. `names`, `desired`, `diff`,
+//! `registered` and `state` decide and do no I/O. `client` makes the calls. `provider` combines them: `first_look` and `restructure`
+//! bring the structure in place, `finish` what follows. No other crate sees an AWS type, and this crate uses nothing of Kubernetes.
 
 pub mod annotations;
 mod apply;
@@ -24,6 +24,7 @@ pub mod peers;
 mod provider;
 mod reasons;
 mod registered;
+mod restructure;
 #[cfg(test)]
 mod standin;
 mod state;

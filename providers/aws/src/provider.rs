@@ -2,7 +2,7 @@
 //! The provider: caches the resources of each Service and reconciles them. The controller calls it. It never waits until AWS
 //! finishes a change; the controller calls again.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,31 +19,34 @@ use steerage_provider_api::{
 };
 use tokio::time::Instant;
 
-use crate::apply::Stepped;
 use crate::client::{Client, Elbv2};
 use crate::config::Config;
-use crate::desired::{Desired, desired};
+use crate::desired::desired;
 use crate::first_look::first_look;
-use crate::inventory::Inventory;
-use crate::observe::{self, Observation, Resources};
-use crate::state::{Complete, Condemned, FirstLook, ServiceState};
-use crate::targets::{self, Limits};
-use crate::{names, reasons};
+use crate::inventory::{Inventory, Reading};
+use crate::names;
+use crate::observe::{self, Observation};
+use crate::state::ServiceState;
+use crate::targets::Limits;
 
 /// Try again after this time to delete target groups, which a deleted load balancer still uses for seconds.
 pub(crate) const RELEASE_POLL: Duration = Duration::from_secs(5);
 /// When the provider starts, one list serves the first comparisons and `owned` for this time.
 const LIST_AGE: Duration = Duration::from_secs(30);
-/// Look again after this time for a created resource that AWS does not show yet.
-const VISIBLE_POLL: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+struct Lists {
+    /// What existed when this process started. Each Service's part is taken out by its first call.
+    inventory: Option<Inventory>,
+    reading: Reading,
+}
 
 /// The AWS provider.
 pub struct Aws {
     pub(crate) config: Config,
     pub(crate) client: Arc<dyn Elbv2>,
     services: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<ServiceState>>>>,
-    /// What existed when this process started. Each Service's part is taken out by its first call.
-    inventory: tokio::sync::Mutex<Option<Inventory>>,
+    lists: tokio::sync::Mutex<Lists>,
     /// Whether this process created or deleted anything.
     is_changed: AtomicBool,
     /// When the next Service may read what its first comparison left out.
@@ -77,7 +80,7 @@ impl Aws {
             config,
             client,
             services: Mutex::default(),
-            inventory: tokio::sync::Mutex::default(),
+            lists: tokio::sync::Mutex::default(),
             is_changed: AtomicBool::default(),
             next_verify: Mutex::new(Instant::now()),
         }
@@ -99,10 +102,11 @@ impl Aws {
         };
         let mut entry = entry.lock_owned().await;
         if !entry.initialized {
-            let mut inventory = self.inventory.lock().await;
-            let inventory = match &mut *inventory {
+            let mut lists = self.lists.lock().await;
+            let Lists { inventory, reading } = &mut *lists;
+            let inventory = match inventory {
                 Some(inventory) => inventory,
-                none => none.insert(Inventory::read(&*self.client, &self.config.cluster).await?),
+                none => none.insert(reading.complete(&*self.client, &self.config.cluster).await?),
             };
             let balancer = names::load_balancer(&self.config.cluster, service);
             (entry.first_look, entry.names) = first_look(inventory, service, &balancer);
@@ -113,100 +117,6 @@ impl Aws {
 
     pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
         observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names).await
-    }
-
-    /// The owner's current resources. Deletes resources of the same Service with another UID first, and returns when to call again
-    /// while their deletion is not complete, or while reads may show an old state.
-    async fn observe(
-        &self,
-        owner: &Owner,
-        entry: &mut ServiceState,
-        compare: Compare,
-    ) -> Result<Result<Resources, Duration>, Error> {
-        if let Some(wait) = self.execute(entry).await? {
-            return Ok(Err(wait));
-        }
-        let unsettled = entry.unsettled(self.config.settle);
-        if let Some(known) = entry.take_resources(owner) {
-            if compare == Compare::Remembered || unsettled.is_some() {
-                return Ok(Ok(known));
-            }
-            let is_leaving = |name: &str| entry.leaving.contains_key(name);
-            match observe::refresh(&*self.client, &known, is_leaving).await {
-                Ok(Some(resources)) => return Ok(Ok(resources)),
-                Ok(None) => {}
-                Err(error) => {
-                    entry.resources = Some((owner.clone(), known));
-                    return Err(error);
-                }
-            }
-        } else if let Some(wait) = unsettled {
-            return Ok(Err(wait));
-        }
-        entry.unproven.clear();
-        entry.leaving.clear();
-        entry.registered.retain(|_, known| !known.is_settled(self.config.settle));
-        let seen = self.read(owner, entry).await?;
-        if let Some(message) = seen.foreign.first() {
-            return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
-        }
-        if seen.stale != Resources::default() {
-            entry.condemned = Some(Condemned::new(owner, &seen.stale));
-            if let Some(wait) = self.execute(entry).await? {
-                return Ok(Err(wait));
-            }
-        }
-        Ok(Ok(seen.mine))
-    }
-
-    /// Makes the structure the wanted one. Returns when to call again; `None` if it is in place.
-    async fn restructure(
-        &self,
-        lb: &LoadBalancer,
-        wanted: Desired,
-        entry: &mut ServiceState,
-        compare: Compare,
-    ) -> Result<Option<Duration>, Error> {
-        let owner = &lb.owner;
-        let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
-        entry.names.extend(wanted_names.iter().cloned());
-        entry.leaving.retain(|name, _| !wanted_names.contains(name));
-        let is_listed = entry.is_partial && entry.is_complete(owner, &wanted);
-        let listed = entry.take_partial().filter(|_| is_listed);
-        let filled = match listed {
-            Some(listed) => observe::fill(&*self.client, &self.config.cluster, listed).await?,
-            None => None,
-        };
-        let is_new = matches!(std::mem::take(&mut entry.first_look), FirstLook::Nothing);
-        let mut resources = match filled.or_else(|| is_new.then(Resources::default)) {
-            Some(resources) => resources,
-            None => match self.observe(owner, entry, compare).await? {
-                Ok(resources) => resources,
-                Err(wait) => return Ok(Some(wait)),
-            },
-        };
-        let (instances, _) = targets::instances(&lb.targets);
-        let before = resources.balancer.clone();
-        match self.apply_steps(owner, &wanted, &instances, &mut resources, entry).await {
-            Ok(Stepped::Done) => {}
-            Ok(Stepped::Unproven) => {
-                entry.resources = Some((owner.clone(), resources));
-                return Ok(Some(VISIBLE_POLL));
-            }
-            Err(error) => {
-                entry.put_back(owner, resources, &error);
-                return Err(error);
-            }
-        }
-        // A new load balancer needs minutes: asking at once would only cost a call.
-        let mut ingress = None;
-        if before.is_some_and(|balancer| balancer.active || compare == Compare::InPlace) {
-            ingress = self.ingress(&mut resources).await?;
-        }
-        entry.resources = Some((owner.clone(), resources));
-        entry.names = wanted_names.into_iter().chain(entry.leaving.keys().cloned()).collect();
-        entry.complete = Some(Complete { structure: wanted, ingress, asked: Instant::now(), verify: None });
-        Ok(None)
     }
 }
 
@@ -284,7 +194,8 @@ impl Provider for Aws {
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
-        let mut inventory = self.inventory.lock().await;
+        let mut lists = self.lists.lock().await;
+        let Lists { inventory, reading } = &mut *lists;
         let is_first = inventory.is_none();
         if !is_first
             && !self.is_changed.load(Ordering::Relaxed)
@@ -293,7 +204,7 @@ impl Provider for Aws {
         {
             return Ok(owners);
         }
-        let mut read = Inventory::read(&*self.client, &self.config.cluster).await?;
+        let mut read = reading.complete(&*self.client, &self.config.cluster).await?;
         let owners = read.owners.take().unwrap_or_default();
         if is_first {
             *inventory = Some(read);

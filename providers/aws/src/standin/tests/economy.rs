@@ -8,6 +8,7 @@ use steerage_model::Key;
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Progress, Provider as _};
 
 use super::driver::{apply, delete, provider, standin, wanted};
+use crate::standin::faults::Faults;
 use crate::standin::{Kind, StandIn};
 
 const SERVICES: usize = 100;
@@ -51,6 +52,19 @@ async fn restart_reads_lists_and_the_targets_of_each_group() {
     let of = |name: &str| calls.iter().filter(|call| call.name == name).count();
     assert_eq!((of("DescribeLoadBalancers"), of("DescribeTargetGroups"), of("DescribeTags")), (1, 1, 10));
     assert_eq!((of("DescribeTargetHealth"), calls.len()), (SERVICES, SERVICES + 12));
+}
+
+/// Throttled again and again, the lists of the start still make progress with every call that AWS answers.
+#[tokio::test(start_paused = true)]
+async fn throttled_lists_continue_where_they_stopped() {
+    let cloud = filled(SERVICES).await;
+    cloud.set_faults(Faults::Random(0.5));
+    let (aws, mut tries) = (provider(&cloud), 1);
+    while aws.owned().await.is_err() {
+        tries += 1;
+    }
+    let calls = cloud.take_calls().len();
+    assert!(tries > 1 && calls == 12 + tries - 1, "{calls} calls in {tries} tries");
 }
 
 /// Somebody changed an attribute and a listener while no provider ran. Lists do not show it.
