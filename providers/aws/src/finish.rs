@@ -30,13 +30,17 @@ impl Aws {
         let mut waits: Vec<Duration> = held.into_iter().chain(released).collect();
         let mut ingress = Vec::new();
         if let (Some(complete), Some((_, resources))) = (&mut entry.complete, &mut entry.resources) {
-            if complete.ingress.is_none() && complete.asked.elapsed() >= ACTIVE_POLL {
-                complete.asked = Instant::now();
+            let since_asked = complete.asked.map(|asked| asked.elapsed());
+            if complete.ingress.is_none() && since_asked.is_none_or(|since| since >= ACTIVE_POLL) {
+                complete.asked = Some(Instant::now());
                 complete.ingress = self.ingress(resources).await?;
             }
-            match &complete.ingress {
-                Some(known) => ingress.clone_from(known),
-                None => waits.push(ACTIVE_POLL.saturating_sub(complete.asked.elapsed())),
+            match (&complete.ingress, complete.asked) {
+                (Some(known), _) => ingress.clone_from(known),
+                (None, asked) => {
+                    let since_asked = asked.map_or(ACTIVE_POLL, |asked| asked.elapsed());
+                    waits.push(ACTIVE_POLL.saturating_sub(since_asked));
+                }
             }
         }
         let progress = waits.into_iter().min().map_or(Progress::Done, Progress::Again);
@@ -45,7 +49,7 @@ impl Aws {
 
     /// The hostname to publish; `None` until the load balancer is active, because resolvers cache for long that a name does not
     /// exist.
-    pub(crate) async fn ingress(&self, resources: &mut Resources) -> Result<Option<Vec<Ingress>>, Error> {
+    async fn ingress(&self, resources: &mut Resources) -> Result<Option<Vec<Ingress>>, Error> {
         let Some(known) = &resources.balancer else { return Ok(None) };
         if !known.active {
             let Some(now) = self.client.balancer_at(&known.arn).await? else { return Ok(None) };
@@ -118,7 +122,8 @@ impl Aws {
             for arn in stay {
                 let Some(known) = entry.registered.get_mut(arn) else { continue };
                 if known.needs_look(&entry.nodes) {
-                    known.look(&self.client.targets(arn).await?);
+                    let settle = self.config.settle;
+                    known.look(&targets::listing(&*self.client, arn, known, settle).await?);
                 }
                 if known.is_undecided() {
                     return Ok(Some(HOLD_POLL));

@@ -74,7 +74,7 @@ impl Aws {
             return false;
         }
         let (structure, verify) = (wanted.clone(), Some(self.verify_slot()));
-        entry.complete = Some(Complete { structure, ingress, asked: Instant::now(), verify });
+        entry.complete = Some(Complete { structure, ingress, asked: None, verify });
         entry.shares_health = true;
         true
     }

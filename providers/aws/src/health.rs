@@ -10,6 +10,7 @@ use crate::client::RegisteredTarget;
 use crate::provider::Aws;
 use crate::registered::RegisteredIds;
 use crate::state::ServiceState;
+use crate::targets;
 
 /// Read health again after this time, because AWS does not notify.
 const HEALTH_POLL: Duration = Duration::from_mins(1);
@@ -63,7 +64,10 @@ impl Aws {
         if shares && let Some(known) = entry.registered.get(arn).and_then(RegisteredIds::just_read) {
             return Ok(known);
         }
-        let targets = self.client.targets(arn).await?;
+        let targets = match entry.registered.get(arn) {
+            Some(known) => targets::listing(&*self.client, arn, known, self.config.settle).await?,
+            None => self.client.targets(arn).await?,
+        };
         match entry.registered.get_mut(arn) {
             Some(known) => known.refresh(&targets, self.config.settle),
             None => drop(entry.registered.insert(arn.to_owned(), RegisteredIds::of(&targets))),

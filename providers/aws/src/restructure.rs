@@ -74,12 +74,14 @@ impl Aws {
         let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
         entry.names.extend(wanted_names.iter().cloned());
         entry.leaving.retain(|name, _| !wanted_names.contains(name));
-        let is_listed = entry.is_partial && entry.is_complete(owner, &wanted);
-        let listed = entry.take_partial().filter(|_| is_listed);
+        // A failure leaves what the list said as it is.
+        let listed =
+            entry.resources.as_ref().filter(|_| entry.is_partial && entry.is_complete(owner, &wanted));
         let filled = match listed {
-            Some(listed) => observe::fill(&*self.client, &self.config.cluster, listed).await?,
+            Some((_, listed)) => observe::fill(&*self.client, &self.config.cluster, listed.clone()).await?,
             None => None,
         };
+        entry.drop_partial();
         let is_new = matches!(std::mem::take(&mut entry.first_look), FirstLook::Nothing);
         let mut resources = match filled.or_else(|| is_new.then(Resources::default)) {
             Some(resources) => resources,
@@ -89,7 +91,7 @@ impl Aws {
             },
         };
         let (instances, _) = targets::instances(&lb.targets);
-        let before = resources.balancer.clone();
+        let is_created = resources.balancer.is_none();
         match self.apply_steps(owner, &wanted, &instances, &mut resources, entry).await {
             Ok(Stepped::Done) => {}
             Ok(Stepped::Unproven) => {
@@ -102,13 +104,10 @@ impl Aws {
             }
         }
         // A new load balancer needs minutes: asking at once would only cost a call.
-        let mut ingress = None;
-        if before.is_some_and(|balancer| balancer.active || compare == Compare::InPlace) {
-            ingress = self.ingress(&mut resources).await?;
-        }
+        let asked = is_created.then(Instant::now);
         entry.resources = Some((owner.clone(), resources));
         entry.names = wanted_names.into_iter().chain(entry.leaving.keys().cloned()).collect();
-        entry.complete = Some(Complete { structure: wanted, ingress, asked: Instant::now(), verify: None });
+        entry.complete = Some(Complete { structure: wanted, ingress: None, asked, verify: None });
         Ok(None)
     }
 }

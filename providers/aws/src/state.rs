@@ -66,8 +66,8 @@ pub(crate) struct Complete {
     pub(crate) structure: Desired,
     /// What is published; `None` until the load balancer is active.
     pub(crate) ingress: Option<Vec<Ingress>>,
-    /// When AWS was last asked whether it is active.
-    pub(crate) asked: Instant,
+    /// When AWS was last asked whether it is active; `None` before the first time.
+    pub(crate) asked: Option<Instant>,
     /// When the listeners and attributes must be read: so far only lists were.
     pub(crate) verify: Option<Instant>,
 }
@@ -129,12 +129,11 @@ impl ServiceState {
         }
     }
 
-    /// Takes out resources of which only a list is known.
-    pub(crate) fn take_partial(&mut self) -> Option<Resources> {
-        let is_partial = std::mem::take(&mut self.is_partial);
-        let (_, listed) = if is_partial { self.resources.take()? } else { return None };
-        self.complete = None;
-        Some(listed)
+    /// Forgets resources of which only a list is known.
+    pub(crate) fn drop_partial(&mut self) {
+        if std::mem::take(&mut self.is_partial) {
+            (self.resources, self.complete) = (None, None);
+        }
     }
 
     /// Takes the resources out before a change. They stay unknown if the change is abandoned.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, Target, TargetSet};
 use tokio::time::Instant;
 
-use crate::client::{CallError, Elbv2};
+use crate::client::{CallError, Elbv2, RegisteredTarget};
 use crate::registered::RegisteredIds;
 
 /// Targets in one call. AWS documents no limit, but sometimes rejects large calls.
@@ -155,13 +155,26 @@ pub(crate) async fn converge(
         return Ok(None);
     }
     if known.needs_look(wanted) {
-        known.look(&client.targets(group).await?);
+        known.look(&listing(client, group, known, limits.settle).await?);
     }
     if let Some(wait) = known.hold(wanted) {
         return Ok(Some(wait));
     }
     remove(client, group, registered, &others).await?;
     Ok(None)
+}
+
+/// The targets of a group. AWS may not show a new group yet, which has none that are healthy.
+pub(crate) async fn listing(
+    client: &dyn Elbv2,
+    group: &str,
+    known: &RegisteredIds,
+    settle: Duration,
+) -> Result<Vec<RegisteredTarget>, CallError> {
+    match client.targets(group).await {
+        Err(failure) if failure.is_not_found() && !known.is_settled(settle) => Ok(Vec::new()),
+        other => other,
+    }
 }
 
 async fn remove(

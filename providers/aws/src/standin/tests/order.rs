@@ -16,7 +16,11 @@ const LIMIT: Duration = Duration::from_secs(5 * 60 + 30);
 
 /// A Service with target 0, healthy.
 async fn serving() -> (Arc<StandIn>, Aws) {
-    let cloud = standin(3);
+    serving_with(3).await
+}
+
+async fn serving_with(seed: u64) -> (Arc<StandIn>, Aws) {
+    let cloud = standin(seed);
     let aws = provider(&cloud);
     apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
     tokio::time::sleep(Duration::from_mins(5)).await;
@@ -107,4 +111,15 @@ async fn replaced_group_stays_until_the_new_one_is_healthy() {
     assert!(start.elapsed() > Duration::from_mins(2) && start.elapsed() < Duration::from_mins(3));
     // The steps, and a look each 15 s.
     assert!(cloud.take_calls().len() <= 18);
+}
+
+/// Right after its creation, AWS may not show the new group.
+#[tokio::test(start_paused = true)]
+async fn new_group_that_is_not_visible_yet_is_no_error() {
+    for seed in 0..20 {
+        let (_, aws) = serving_with(seed).await;
+        let lb = wanted(&[(80, 30081)], &[0]);
+        aws.apply(&lb, Compare::Remembered).await.unwrap();
+        aws.target_health(&lb.owner).await.unwrap();
+    }
 }
