@@ -94,6 +94,12 @@ async fn run(seed: u64) -> anyhow::Result<()> {
     cloud.set_faults(Faults::Random(0.07));
     let mut aws = provider(&cloud);
     for _ in 0..STEPS {
+        let (sick, passes) = (format!("i-{}", random.usize(0..6)), random.bool());
+        cloud.change(|cloud| {
+            if let Some(instance) = cloud.instances.get_mut(&sick).filter(|found| found.passes.0 != passes) {
+                instance.passes = (passes, tokio::time::Instant::now());
+            }
+        });
         let index = random.usize(0..3);
         let owner = owner(index);
         let next = (random.u8(0..5) > 0).then(|| wish(&mut random, &owner));
