@@ -1,22 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Applies the steps of `diff` to AWS, and records in `Resources` what each call changed.
+//! Applies the steps of `diff` to AWS, and records in `Resources` what each call changed. `provider` calls it.
 
 use std::collections::BTreeMap;
 
-use steerage_provider_api::{Error, Owner};
+use steerage_provider_api::{Compare, Error, Owner};
+use tokio::time::Instant;
 
-use crate::client::Balancer;
+use crate::client::{Balancer, Tags, read_tags};
 use crate::config::Config;
 use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, steps};
+use crate::names::Ownership;
 use crate::observe::Resources;
-use crate::provider::{Aws, ServiceState};
-use crate::targets::RegisteredIds;
+use crate::provider::Aws;
+use crate::registered::RegisteredIds;
+use crate::state::ServiceState;
+use crate::targets::Limits;
 use crate::{annotations, names, reasons, targets};
 
+/// How far the steps have come.
+pub(crate) enum Stepped {
+    Done,
+    /// AWS does not show the tags of a created resource yet.
+    Unproven,
+}
+
 impl Aws {
-    /// Applies the steps. The instances are registered before a listener needs them; the others stay registered. Returns false while
-    /// a target group to delete is still in use.
+    /// Applies the steps. The instances are registered before a listener needs them; the others stay registered. Groups that are no
+    /// longer wanted are left for later.
     pub(crate) async fn apply_steps(
         &self,
         owner: &Owner,
@@ -24,9 +35,9 @@ impl Aws {
         instances: &BTreeMap<String, String>,
         resources: &mut Resources,
         entry: &mut ServiceState,
-    ) -> Result<bool, Error> {
+    ) -> Result<Stepped, Error> {
         let tags = names::tags(&self.config.cluster, owner);
-        let balancer = self.balancer(owner, wanted, resources, &tags).await?;
+        let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
         if let Some(taken) =
             resources.foreign_listeners.iter().find(|f| wanted.listeners.iter().any(|w| w.port == f.port))
         {
@@ -36,7 +47,14 @@ impl Aws {
             );
             return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
         }
-        let mut released = true;
+        for step in steps(wanted, &resources.groups, &resources.listeners) {
+            if matches!(step, Step::CreateGroup(_)) {
+                self.step(owner, step, &balancer, &tags, resources, entry).await?;
+            }
+        }
+        if !self.prove(owner, entry).await? {
+            return Ok(Stepped::Unproven);
+        }
         let steps = steps(wanted, &resources.groups, &resources.listeners);
         let (of_groups, others) = steps.split_at(steps.iter().take_while(|step| step.is_of_group()).count());
         for step in of_groups {
@@ -44,9 +62,26 @@ impl Aws {
         }
         self.register(wanted, instances, resources, entry).await?;
         for step in others {
-            released &= self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
+            self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
-        Ok(released)
+        Ok(Stepped::Done)
+    }
+
+    /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while
+    /// AWS does not show them.
+    async fn prove(&self, owner: &Owner, entry: &mut ServiceState) -> Result<bool, Error> {
+        if entry.unproven.is_empty() {
+            return Ok(true);
+        }
+        let arns: Vec<String> = entry.unproven.iter().cloned().collect();
+        for (arn, tags) in read_tags(&*self.client, &arns).await? {
+            match names::ownership(&self.config.cluster, &tags) {
+                Ownership::Ours(found) if found == *owner => drop(entry.unproven.remove(&arn)),
+                // The next call reads everything, and says what is wrong or deletes what an earlier Service left.
+                _ => return Err(Error::Conflict(format!("{arn} exists with other tags"))),
+            }
+        }
+        Ok(entry.unproven.is_empty())
     }
 
     /// Registers the instances in all wanted target groups.
@@ -58,12 +93,15 @@ impl Aws {
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
         entry.refused_targets.retain(instances);
+        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle };
         for group in wanted.groups.iter().filter_map(|group| resources.groups.get(&group.name)) {
-            let mut known = entry.registered.remove(&group.arn);
-            let refused = &mut entry.refused_targets;
-            targets::add(&self.client, &group.arn, &mut known, instances, refused).await?;
-            if let Some(known) = known {
-                entry.registered.insert(group.arn.clone(), known);
+            let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
+            match targets::add(&*self.client, &group.arn, known, instances, refused, limits).await {
+                // Others leave the group afterwards, which makes room.
+                Err(failure)
+                    if failure.is_quota() && known.get(&group.arn).is_some_and(|known| !known.is_empty()) => {
+                }
+                other => other?,
             }
         }
         Ok(())
@@ -74,7 +112,8 @@ impl Aws {
         owner: &Owner,
         wanted: &Desired,
         resources: &mut Resources,
-        tags: &BTreeMap<String, String>,
+        entry: &mut ServiceState,
+        tags: &Tags,
     ) -> Result<Balancer, Error> {
         let Some(balancer) = &resources.balancer else {
             tracing::info!(
@@ -82,7 +121,10 @@ impl Aws {
                 "creating load balancer"
             );
             let Config { subnets, .. } = &self.config;
+            self.note_change();
+            entry.written = Some(Instant::now());
             let made = self.client.create_balancer(&wanted.name, wanted.scheme, subnets, tags).await?;
+            entry.unproven.insert(made.arn.clone());
             resources.balancer = Some(made.clone());
             return Ok(made);
         };
@@ -102,11 +144,17 @@ impl Aws {
         owner: &Owner,
         step: Step,
         balancer: &Balancer,
-        tags: &BTreeMap<String, String>,
+        tags: &Tags,
         resources: &mut Resources,
         entry: &mut ServiceState,
-    ) -> Result<bool, Error> {
+    ) -> Result<(), Error> {
+        if let Step::DeleteGroup { name, .. } = step {
+            entry.leaving.entry(name).or_insert_with(Instant::now);
+            return Ok(());
+        }
         tracing::info!(service = %owner.service, ?step, "changing load balancer");
+        self.note_change();
+        entry.written = Some(Instant::now());
         let arn_of = |resources: &Resources, group: &str| {
             let group = resources.groups.get(group).map(|g| g.arn.clone());
             group.ok_or_else(|| Error::Conflict("a target group no longer exists".to_owned()))
@@ -114,7 +162,8 @@ impl Aws {
         match step {
             Step::CreateGroup(group) => {
                 let made = self.client.create_group(&group, &self.config.vpc, tags).await?;
-                entry.registered.insert(made.arn.clone(), RegisteredIds::of(&[]));
+                entry.unproven.insert(made.arn.clone());
+                entry.registered.entry(made.arn.clone()).or_insert_with(RegisteredIds::new);
                 let health = group.health;
                 resources.groups.insert(group.name, ObservedGroup { health, only_200: true, ..made });
             }
@@ -153,14 +202,8 @@ impl Aws {
                 self.client.delete_listener(&arn).await?;
                 resources.listeners.retain(|f| f.arn != arn);
             }
-            Step::DeleteGroup { name, arn } => {
-                entry.registered.remove(&arn);
-                if !self.client.delete_group(&arn).await? {
-                    return Ok(false);
-                }
-                resources.groups.remove(&name);
-            }
+            Step::DeleteGroup { .. } => {}
         }
-        Ok(true)
+        Ok(())
     }
 }

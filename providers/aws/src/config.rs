@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The provider's flags and the settings from them. The controller flattens [`AwsArgs`] into its own flags.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
 
 /// Whether a load balancer is reached from the Internet.
@@ -83,7 +85,12 @@ pub struct Config {
     pub endpoint: Option<String>,
     /// Scheme for Services without the annotation.
     pub scheme: Scheme,
+    /// Time after which every read shows a change. AWS promises none.
+    pub settle: Duration,
 }
+
+/// `ELBv2` usually shows a change within a second.
+const SETTLE: Duration = Duration::from_secs(10);
 
 /// A missing or invalid flag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -123,6 +130,7 @@ impl Config {
             region: aws_region,
             endpoint: aws_endpoint,
             scheme: aws_scheme,
+            settle: SETTLE,
         })
     }
 }

@@ -10,7 +10,7 @@ use crate::config::{Config, Scheme};
 use crate::{annotations, names, peers, reasons};
 
 /// AWS's limit for one network load balancer.
-const MAX_LISTENERS: usize = 50;
+pub(crate) const MAX_LISTENERS: usize = 50;
 
 /// A health check within the limits of `ELBv2`. Interval and timeout are in seconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -249,6 +249,7 @@ pub(crate) mod tests {
             region: None,
             endpoint: None,
             scheme: Scheme::Internal,
+            settle: Duration::from_secs(10),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::desired::{Desired, DesiredGroup, HealthCheckSettings};
+use crate::desired::{Desired, DesiredGroup, HealthCheckSettings, MAX_LISTENERS};
 
 /// An existing target group of this cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +88,13 @@ pub(crate) fn steps(
             steps.push(Step::SetAttributes { group: group.name.clone(), attributes });
         }
     }
+    let unwanted = listeners.iter().filter(|s| desired.listeners.iter().all(|f| f.port != s.port));
+    let unwanted = unwanted.map(|seen| Step::DeleteListener { arn: seen.arn.clone() });
+    let added = desired.listeners.iter().filter(|f| listeners.iter().all(|s| s.port != f.port)).count();
+    let delete_first = listeners.len() + added > MAX_LISTENERS;
+    if delete_first {
+        steps.extend(unwanted.clone());
+    }
     for listener in &desired.listeners {
         let Some(seen) = listeners.iter().find(|f| f.port == listener.port) else {
             steps.push(Step::CreateListener {
@@ -106,8 +113,8 @@ pub(crate) fn steps(
             });
         }
     }
-    for seen in listeners.iter().filter(|s| desired.listeners.iter().all(|f| f.port != s.port)) {
-        steps.push(Step::DeleteListener { arn: seen.arn.clone() });
+    if !delete_first {
+        steps.extend(unwanted);
     }
     for (name, seen) in groups.iter().filter(|(name, _)| desired.groups.iter().all(|g| g.name != **name)) {
         steps.push(Step::DeleteGroup { name: name.clone(), arn: seen.arn.clone() });

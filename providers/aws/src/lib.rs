@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The AWS provider: `ELBv2` network load balancers with instance targets.
 //!
-//! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. `names`, `desired` and
-//! `diff` decide and do no I/O. `client` makes the calls. `provider` combines them. No other crate sees an AWS type, and this
-//! crate uses nothing of Kubernetes.
+//! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. `names`, `desired`, `diff`,
+//! `registered` and `state` decide and do no I/O. `client` makes the calls. `provider` combines them: `first_look` and `restructure`
+//! bring the structure in place, `finish` what follows. No other crate sees an AWS type, and this crate uses nothing of Kubernetes.
 
 pub mod annotations;
 mod apply;
 mod client;
 mod config;
+mod delete;
 mod desired;
 mod diff;
+mod finish;
+mod first_look;
+mod health;
 #[cfg(test)]
 mod iam_policy;
 mod inventory;
@@ -19,6 +23,11 @@ mod observe;
 pub mod peers;
 mod provider;
 mod reasons;
+mod registered;
+mod restructure;
+#[cfg(test)]
+mod standin;
+mod state;
 mod targets;
 
 pub use config::{AwsArgs, ClusterId, Config, ConfigError, Scheme};

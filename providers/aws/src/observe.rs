@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_provider_api::{Error, Owner};
 
-use crate::client::{Balancer, Client};
+use crate::client::{Balancer, Elbv2, read_tags};
 use crate::config::ClusterId;
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::names::{self, Ownership};
@@ -34,7 +34,7 @@ pub(crate) struct Observation {
 
 /// Reads the load balancer, its target groups and the target groups with the given names, and the tags of all of them.
 pub(crate) async fn read_all(
-    client: &Client,
+    client: &dyn Elbv2,
     cluster: &ClusterId,
     owner: &Owner,
     groups: &BTreeSet<String>,
@@ -53,19 +53,20 @@ pub(crate) async fn read_all(
     }
     let arns: Vec<String> =
         balancer.iter().map(|b| b.arn.clone()).chain(found.values().map(|g| g.arn.clone())).collect();
-    let tags = if arns.is_empty() { BTreeMap::new() } else { client.tags(&arns).await? };
-    let ownership =
-        |arn: &str| tags.get(arn).map_or(Ownership::Foreign, |tags| names::ownership(cluster, tags));
+    let tags = read_tags(client, &arns).await?;
+    let ownership = |name: &str, arn: &str| {
+        tags.get(arn).map(|tags| names::ownership(cluster, tags)).ok_or_else(|| not_visible(name))
+    };
     let mut seen = Observation::default();
     if let Some(balancer) = balancer {
-        match ownership(&balancer.arn) {
+        match ownership(&balancer.name, &balancer.arn)? {
             Ownership::Ours(found) if found == *owner => seen.mine.balancer = Some(balancer),
             Ownership::Ours(found) if found.service == owner.service => seen.stale.balancer = Some(balancer),
             other => seen.foreign.push(not_owned(cluster, &balancer.name, &other)),
         }
     }
     for (name, group) in found {
-        match ownership(&group.arn) {
+        match ownership(&name, &group.arn)? {
             Ownership::Ours(found) if found == *owner => drop(seen.mine.groups.insert(name, group)),
             Ownership::Ours(found) if found.service == owner.service => {
                 seen.stale.groups.insert(name, group);
@@ -79,15 +80,48 @@ pub(crate) async fn read_all(
         group.attributes = client.attributes(&group.arn).await?;
     }
     if let Some(balancer) = &seen.mine.balancer {
-        let listeners = client.listeners(&balancer.arn).await?.unwrap_or_default();
-        let arns: Vec<String> = listeners.iter().map(|f| f.arn.clone()).collect();
-        let tags = if arns.is_empty() { BTreeMap::new() } else { client.tags(&arns).await? };
-        let ours = |listener: &ObservedListener| {
-            tags.get(&listener.arn).is_some_and(|t| names::owner(cluster, t).is_some())
-        };
-        (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.into_iter().partition(ours);
+        let listeners = listeners(client, cluster, balancer).await?;
+        (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.unwrap_or_default();
     }
     Ok(seen)
+}
+
+/// Our listeners of a load balancer, and those of others; `None` if it does not exist.
+async fn listeners(
+    client: &dyn Elbv2,
+    cluster: &ClusterId,
+    balancer: &Balancer,
+) -> Result<Option<(Vec<ObservedListener>, Vec<ObservedListener>)>, Error> {
+    let Some(listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
+    let arns: Vec<String> = listeners.iter().map(|f| f.arn.clone()).collect();
+    let tags = read_tags(client, &arns).await?;
+    if let Some(new) = listeners.iter().find(|listener| !tags.contains_key(&listener.arn)) {
+        return Err(not_visible(&format!("{}:{}", balancer.name, new.port)));
+    }
+    let ours = |listener: &ObservedListener| {
+        tags.get(&listener.arn).is_some_and(|t| names::owner(cluster, t).is_some())
+    };
+    Ok(Some(listeners.into_iter().partition(ours)))
+}
+
+/// Reads what a list does not show of these resources: attributes and listeners. Returns `None` if the load balancer is gone.
+pub(crate) async fn fill(
+    client: &dyn Elbv2,
+    cluster: &ClusterId,
+    mut listed: Resources,
+) -> Result<Option<Resources>, Error> {
+    let Some(balancer) = &listed.balancer else { return Ok(None) };
+    let Some(listeners) = listeners(client, cluster, balancer).await? else { return Ok(None) };
+    (listed.listeners, listed.foreign_listeners) = listeners;
+    for group in listed.groups.values_mut() {
+        group.attributes = client.attributes(&group.arn).await?;
+    }
+    Ok(Some(listed))
+}
+
+/// A read shows a resource that another read does not show: it is new, or just deleted. Whose it is, is unknown.
+pub(crate) fn not_visible(name: &str) -> Error {
+    Error::Conflict(format!("AWS does not show the tags of {name} yet"))
 }
 
 /// What is wrong with a resource that has a wanted name, and what to do.
@@ -113,8 +147,12 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
 }
 
 /// Reads the known resources again, with two calls. Returns `None` if a resource appeared or vanished; then `read_all` must
-/// read everything. Does not read the attributes of target groups.
-pub(crate) async fn refresh(client: &Client, known: &Resources) -> Result<Option<Resources>, Error> {
+/// read everything. Does not read the attributes of target groups. No listener needs the groups that are leaving.
+pub(crate) async fn refresh(
+    client: &dyn Elbv2,
+    known: &Resources,
+    is_leaving: impl Fn(&str) -> bool,
+) -> Result<Option<Resources>, Error> {
     let Some(balancer) = &known.balancer else { return Ok(None) };
     let Some(listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
     let mut groups = client.groups_of(&balancer.arn).await?;
@@ -123,12 +161,17 @@ pub(crate) async fn refresh(client: &Client, known: &Resources) -> Result<Option
     };
     let (ours, theirs) = (arns(&known.listeners), arns(&known.foreign_listeners));
     if arns(&listeners) != &ours | &theirs
-        || !known.groups.iter().all(|(name, g)| groups.get(name).is_some_and(|s| s.arn == g.arn))
+        || !known
+            .groups
+            .iter()
+            .all(|(name, g)| is_leaving(name) || groups.get(name).is_some_and(|s| s.arn == g.arn))
     {
         return Ok(None);
     }
     // Ignores groups that only a foreign listener uses.
     groups.retain(|name, _| known.groups.contains_key(name));
+    let leaving = known.groups.iter().filter(|(name, _)| is_leaving(name));
+    groups.extend(leaving.map(|(name, group)| (name.clone(), group.clone())));
     for (name, group) in &mut groups {
         group.attributes = known.groups.get(name).map(|g| g.attributes.clone()).unwrap_or_default();
     }

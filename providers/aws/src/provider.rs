@@ -2,83 +2,55 @@
 //! The provider: caches the resources of each Service and reconciles them. The controller calls it. It never waits until AWS
 //! finishes a change; the controller calls again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use steerage_model::{Ingress, Key, Protocol};
+use steerage_model::{Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, Health, HealthState, LoadBalancer, Outcome, Owner, Progress,
-    Provider, Steering, TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, Error, Health, LoadBalancer, Outcome, Owner, Progress, Provider,
+    Steering, TargetSet,
 };
-use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
-use crate::client::Client;
+use crate::client::{Client, Elbv2};
 use crate::config::Config;
-use crate::desired::{Desired, desired};
-use crate::inventory::Inventory;
-use crate::observe::{self, Observation, Resources};
-use crate::targets::{self, RefusedTargets, RegisteredIds};
-use crate::{names, reasons};
+use crate::desired::desired;
+use crate::first_look::first_look;
+use crate::inventory::{Inventory, Reading};
+use crate::names;
+use crate::observe::{self, Observation};
+use crate::state::ServiceState;
+use crate::targets::Limits;
 
-/// Check again after this time whether a new load balancer is active, which takes minutes.
-const ACTIVE_POLL: Duration = Duration::from_secs(10);
 /// Try again after this time to delete target groups, which a deleted load balancer still uses for seconds.
-const RELEASE_POLL: Duration = Duration::from_secs(5);
-/// Read health again after this time, because AWS does not notify.
-const HEALTH_POLL: Duration = Duration::from_mins(1);
-/// The same while no target is healthy.
-const HEALTH_POLL_UNDECIDED: Duration = Duration::from_secs(15);
-/// All Services together read the health of at most one target group in this time. AWS refills the calls that only read at about
-/// ten a second.
-const HEALTH_READ_SHARE: Duration = Duration::from_millis(500);
+pub(crate) const RELEASE_POLL: Duration = Duration::from_secs(5);
+/// When the provider starts, one list serves the first comparisons and `owned` for this time.
+const LIST_AGE: Duration = Duration::from_secs(30);
+
+#[derive(Default)]
+struct Lists {
+    /// What existed when this process started. Each Service's part is taken out by its first call.
+    inventory: Option<Inventory>,
+    reading: Reading,
+}
 
 /// The AWS provider.
 pub struct Aws {
     pub(crate) config: Config,
-    pub(crate) client: Client,
+    pub(crate) client: Arc<dyn Elbv2>,
     services: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<ServiceState>>>>,
-    /// Names of each Service's resources when this process started.
-    inventory: OnceCell<BTreeMap<Key, BTreeSet<String>>>,
-}
-
-/// The cached state of one Service.
-#[derive(Default)]
-pub(crate) struct ServiceState {
-    initialized: bool,
-    /// Names of target groups that may exist.
-    names: BTreeSet<String>,
-    /// The owner's resources; `None` before everything was read, and after every error.
-    resources: Option<(Owner, Resources)>,
-    /// Registered targets by ARN of the group.
-    pub(crate) registered: HashMap<String, RegisteredIds>,
-    pub(crate) refused_targets: RefusedTargets,
-    /// Node names by instance, from the last call with targets.
-    nodes: BTreeMap<String, String>,
-    /// The structure that `resources` has; `None` while a change of it is not complete.
-    complete: Option<Complete>,
-}
-
-/// A structure that is in place at AWS.
-struct Complete {
-    structure: Desired,
-    /// What is published; `None` until the load balancer is active.
-    ingress: Option<Vec<Ingress>>,
-    /// When AWS was last asked whether it is active.
-    asked: Instant,
-}
-
-impl ServiceState {
-    /// Whether the owner's load balancer is known to have this structure.
-    fn is_complete(&self, owner: &Owner, wanted: &Desired) -> bool {
-        self.resources.as_ref().is_some_and(|(known, _)| known == owner)
-            && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
-    }
+    lists: tokio::sync::Mutex<Lists>,
+    /// Whether this process created or deleted anything.
+    is_changed: AtomicBool,
+    /// When the next Service may read what its first comparison left out.
+    pub(crate) next_verify: Mutex<Instant>,
 }
 
 impl Aws {
@@ -99,143 +71,52 @@ impl Aws {
     /// A provider with the credentials, region and HTTP client of `sdk`.
     pub fn new(config: Config, sdk: &SdkConfig) -> Self {
         let client = Client::new(sdk, config.endpoint.as_deref());
-        Self { config, client, services: Mutex::default(), inventory: OnceCell::new() }
+        Self::over(config, Arc::new(client))
+    }
+
+    /// A provider that makes its calls through `client`.
+    pub(crate) fn over(config: Config, client: Arc<dyn Elbv2>) -> Self {
+        Self {
+            config,
+            client,
+            services: Mutex::default(),
+            lists: tokio::sync::Mutex::default(),
+            is_changed: AtomicBool::default(),
+            next_verify: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Something is about to be created, changed or deleted.
+    pub(crate) fn note_change(&self) {
+        self.is_changed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn services_known(&self) -> usize {
+        self.services.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     async fn entry(&self, service: &Key) -> Result<tokio::sync::OwnedMutexGuard<ServiceState>, Error> {
-        let inventory = self.inventory.get_or_try_init(|| async {
-            Inventory::read(&self.client, &self.config.cluster).await.map(Inventory::by_service)
-        });
-        let inventory = inventory.await?;
         let entry = {
             let mut services = self.services.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(services.entry(service.clone()).or_default())
         };
         let mut entry = entry.lock_owned().await;
         if !entry.initialized {
+            let mut lists = self.lists.lock().await;
+            let Lists { inventory, reading } = &mut *lists;
+            let inventory = match inventory {
+                Some(inventory) => inventory,
+                none => none.insert(reading.complete(&*self.client, &self.config.cluster).await?),
+            };
+            let balancer = names::load_balancer(&self.config.cluster, service);
+            (entry.first_look, entry.names) = first_look(inventory, service, &balancer);
             entry.initialized = true;
-            entry.names = inventory.get(service).cloned().unwrap_or_default();
-            entry.names.remove(&names::load_balancer(&self.config.cluster, service));
         }
         Ok(entry)
     }
 
-    async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
-        observe::read_all(&self.client, &self.config.cluster, owner, &entry.names).await
-    }
-
-    /// The owner's current resources. Deletes resources of the same Service with another UID first, and returns `None` while
-    /// their deletion is not complete.
-    async fn observe(&self, owner: &Owner, entry: &mut ServiceState) -> Result<Option<Resources>, Error> {
-        if let Some((known_owner, known)) = entry.resources.take()
-            && known_owner == *owner
-            && let Some(resources) = observe::refresh(&self.client, &known).await?
-        {
-            return Ok(Some(resources));
-        }
-        entry.registered.clear();
-        let seen = self.read(owner, entry).await?;
-        if let Some(message) = seen.foreign.first() {
-            return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
-        }
-        if !self.delete_resources(owner, &seen.stale, entry).await? {
-            return Ok(None);
-        }
-        Ok(Some(seen.mine))
-    }
-
-    /// Deletes resources. Returns false while a target group is still in use and so still exists.
-    async fn delete_resources(
-        &self,
-        owner: &Owner,
-        resources: &Resources,
-        entry: &mut ServiceState,
-    ) -> Result<bool, Error> {
-        if let Some(balancer) = &resources.balancer {
-            tracing::info!(service = %owner.service, name = balancer.name, "deleting load balancer");
-            self.client.delete_balancer(&balancer.arn).await?;
-        }
-        let mut gone = true;
-        for (name, group) in &resources.groups {
-            tracing::info!(service = %owner.service, name, "deleting target group");
-            entry.registered.remove(&group.arn);
-            gone &= self.client.delete_group(&group.arn).await?;
-        }
-        Ok(gone)
-    }
-
-    /// Makes the targets of all target groups the wanted ones. Returns the refused nodes, each with the reason.
-    async fn converge_targets(
-        &self,
-        entry: &mut ServiceState,
-        set: &TargetSet,
-    ) -> Result<Vec<(String, String)>, Error> {
-        let (instances, mut refused) = targets::instances(set);
-        entry.refused_targets.retain(&instances);
-        let groups = entry.resources.iter().flat_map(|(_, resources)| resources.groups.values());
-        let arns: Vec<String> = groups.map(|group| group.arn.clone()).collect();
-        for arn in arns {
-            let mut known = entry.registered.remove(&arn);
-            let outcome =
-                targets::converge(&self.client, &arn, &mut known, &instances, &mut entry.refused_targets)
-                    .await;
-            if let Some(known) = known {
-                entry.registered.insert(arn, known);
-            }
-            if let Err(failure) = outcome {
-                // The group may be gone, so the next call reads everything.
-                entry.resources = None;
-                return Err(failure.into());
-            }
-        }
-        for (id, node) in &instances {
-            if let Some(why) = entry.refused_targets.reason(id) {
-                refused.push((node.clone(), format!("AWS refuses instance {id}: {why}")));
-            }
-        }
-        refused.sort();
-        entry.nodes = instances;
-        Ok(refused)
-    }
-
-    /// Sets the targets of a load balancer whose structure is in place, and asks whether it is active.
-    async fn finish(&self, entry: &mut ServiceState, set: &TargetSet) -> Result<Outcome, Error> {
-        let refused = self.converge_targets(entry, set).await?;
-        let outcome = Outcome { retry_refused: retry(entry), refused, ..Outcome::done() };
-        let (Some(complete), Some((_, resources))) = (&mut entry.complete, &mut entry.resources) else {
-            return Ok(Outcome { progress: Progress::Again(RELEASE_POLL), ..outcome });
-        };
-        let asked = complete.asked.elapsed();
-        if complete.ingress.is_none() && asked >= ACTIVE_POLL {
-            complete.asked = Instant::now();
-            complete.ingress = self.ingress(resources).await?;
-        }
-        Ok(match &complete.ingress {
-            Some(ingress) => Outcome { ingress: ingress.clone(), ..outcome },
-            None => Outcome {
-                progress: Progress::Again(ACTIVE_POLL.saturating_sub(complete.asked.elapsed())),
-                ..outcome
-            },
-        })
-    }
-
-    /// The hostname to publish; `None` until the load balancer is active, because resolvers cache for long that a name does not
-    /// exist.
-    async fn ingress(&self, resources: &mut Resources) -> Result<Option<Vec<Ingress>>, Error> {
-        let Some(known) = &resources.balancer else { return Ok(None) };
-        if !known.active {
-            let Some(now) = self.client.balancer_at(&known.arn).await? else { return Ok(None) };
-            if let Some(why) = &now.failed {
-                let message = format!(
-                    "AWS could not create the load balancer {}: {why}. It stays unusable. Re-create the Service.",
-                    now.name
-                );
-                return Err(Error::invalid(reasons::LOAD_BALANCER_FAILED, message));
-            }
-            resources.balancer = Some(now);
-        }
-        let active = resources.balancer.as_ref().filter(|b| b.active);
-        Ok(active.map(|b| vec![Ingress { ip: None, hostname: Some(b.hostname.clone()), ip_mode: None }]))
+    pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
+        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names).await
     }
 }
 
@@ -268,120 +149,71 @@ impl Provider for Aws {
         let wanted = desired(&self.config, lb)?;
         let mut guard = self.entry(&lb.owner.service).await?;
         let entry = &mut *guard;
-        if compare == Compare::Remembered && entry.is_complete(&lb.owner, &wanted) {
-            return self.finish(entry, &lb.targets).await;
+        let mut limits = Limits { compare, settle: self.config.settle };
+        let is_remembered = compare == Compare::Remembered && !entry.must_verify();
+        if self.compare_with_list(&lb.owner, &wanted, entry) {
+            limits.compare = Compare::Remembered;
+        } else if !(is_remembered && entry.is_complete(&lb.owner, &wanted))
+            && let Some(wait) = self.restructure(lb, wanted, entry, compare).await?
+        {
+            return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
         }
-        entry.complete = None;
-        let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
-        entry.names.extend(wanted_names.iter().cloned());
-        // After an error the next call reads everything.
-        let Some(mut resources) = self.observe(&lb.owner, entry).await? else {
-            return Ok(Outcome { progress: Progress::Again(RELEASE_POLL), ..Outcome::done() });
-        };
-        let (instances, _) = targets::instances(&lb.targets);
-        let released = self.apply_steps(&lb.owner, &wanted, &instances, &mut resources, entry).await?;
-        let ingress = self.ingress(&mut resources).await?;
-        entry.resources = Some((lb.owner.clone(), resources));
-        if !released {
-            // An old target group is still in use, perhaps by another program's listener, and for long. Targets follow meanwhile.
-            let refused = self.converge_targets(entry, &lb.targets).await?;
-            let progress = Progress::Again(RELEASE_POLL);
-            return Ok(Outcome {
-                progress,
-                ingress: ingress.unwrap_or_default(),
-                refused,
-                ..Outcome::done()
-            });
-        }
-        entry.names = wanted_names;
-        entry.complete = Some(Complete { structure: wanted, ingress, asked: Instant::now() });
-        self.finish(entry, &lb.targets).await
+        self.finish(entry, &lb.targets, limits).await
     }
 
     async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
         let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
+        entry.adopt_list(owner);
         if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
-            entry.registered.clear();
             let seen = self.read(owner, entry).await?;
             entry.resources = Some((owner.clone(), seen.mine));
+            entry.complete = None;
         }
-        let refused = self.converge_targets(entry, set).await?;
-        Ok(Outcome { retry_refused: retry(entry), refused, ..Outcome::done() })
+        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle };
+        let (refused, held) = self.converge_targets(entry, set, limits).await?;
+        let progress = held.map_or(Progress::Done, Progress::Again);
+        Ok(Outcome { progress, retry_refused: entry.again(), refused, ..Outcome::done() })
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
         let mut guard = self.entry(&owner.service).await?;
-        let entry = &mut *guard;
-        let groups: Vec<String> = match &entry.resources {
-            Some((known, resources)) if known == owner => {
-                resources.groups.values().map(|g| g.arn.clone()).collect()
-            }
-            _ => self.read(owner, entry).await?.mine.groups.into_values().map(|g| g.arn).collect(),
-        };
-        let read = groups.len();
-        let mut worst: BTreeMap<String, TargetHealth> = BTreeMap::new();
-        for arn in groups {
-            let targets = self.client.targets(&arn).await?;
-            entry.registered.insert(arn, RegisteredIds::of(&targets));
-            for target in targets {
-                let node = entry.nodes.get(&target.id).cloned().unwrap_or(target.id);
-                let found = TargetHealth {
-                    node: node.clone(),
-                    family: None,
-                    state: target.state,
-                    reason: target.reason,
-                };
-                match worst.get(&node) {
-                    Some(known) if rank(known.state) >= rank(found.state) => {}
-                    _ => drop(worst.insert(node, found)),
-                }
-            }
-        }
-        let targets: Vec<TargetHealth> = worst.into_values().collect();
-        let is_steady = targets.iter().any(|target| target.state == HealthState::Healthy);
-        let base = if is_steady { HEALTH_POLL } else { HEALTH_POLL_UNDECIDED };
-        let services = self.services.lock().unwrap_or_else(PoisonError::into_inner).len();
-        let reads = u32::try_from(services * read).unwrap_or(u32::MAX);
-        Ok(Health { targets, due: Some(base.max(HEALTH_READ_SHARE.saturating_mul(reads))) })
+        self.read_health(owner, &mut guard).await
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut guard = self.entry(&owner.service).await?;
-        let entry = &mut *guard;
-        if entry.resources.as_ref().is_some_and(|(known, _)| known == owner) {
-            entry.resources = None;
+        if let Some(wait) = self.delete_all(owner, &mut guard).await? {
+            return Ok(Progress::Again(wait));
         }
-        let seen = self.read(owner, entry).await?;
-        if !self.delete_resources(owner, &seen.mine, entry).await? {
-            return Ok(Progress::Again(RELEASE_POLL));
+        if guard.resources.is_none() && guard.names.is_empty() {
+            // Another Service of this name starts from nothing.
+            self.services.lock().unwrap_or_else(PoisonError::into_inner).remove(&owner.service);
         }
-        entry.names.retain(|name| !seen.mine.groups.contains_key(name));
         Ok(Progress::Done)
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
-        Ok(Inventory::read(&self.client, &self.config.cluster).await?.owners())
+        let mut lists = self.lists.lock().await;
+        let Lists { inventory, reading } = &mut *lists;
+        let is_first = inventory.is_none();
+        if !is_first
+            && !self.is_changed.load(Ordering::Relaxed)
+            && let Some(inventory) = inventory.as_mut().filter(|i| i.read.elapsed() < LIST_AGE)
+            && let Some(owners) = inventory.owners.take()
+        {
+            return Ok(owners);
+        }
+        let mut read = reading.complete(&*self.client, &self.config.cluster).await?;
+        let owners = read.owners.take().unwrap_or_default();
+        if is_first {
+            *inventory = Some(read);
+        }
+        Ok(owners)
     }
 
     fn changes(&self) -> BoxStream<'static, Owner> {
         // AWS sends no notifications; the controller's resync finds changes.
         futures::stream::pending().boxed()
-    }
-}
-
-/// When to try refused targets again.
-fn retry(entry: &ServiceState) -> Option<Duration> {
-    (!entry.refused_targets.is_empty()).then_some(targets::RETRY_REFUSED_AFTER)
-}
-
-/// Order of health states: a node has the worst state of its ports.
-fn rank(state: HealthState) -> u8 {
-    match state {
-        HealthState::Healthy => 0,
-        HealthState::Initial => 1,
-        HealthState::Draining => 2,
-        HealthState::Unused => 3,
-        HealthState::Unhealthy => 4,
     }
 }

@@ -1,38 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The targets of a target group: their instances, and the calls that change them.
+//!
+//! AWS refuses a whole call because of one bad target. Usually its message names the target. Otherwise the call is halved until the
+//! bad target is alone.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
-use steerage_provider_api::{HealthState, Target, TargetSet};
+use steerage_provider_api::{Compare, Target, TargetSet};
+use tokio::time::Instant;
 
-use crate::client::{CallError, Client, RegisteredTarget};
+use crate::client::{CallError, Elbv2, RegisteredTarget};
+use crate::registered::RegisteredIds;
 
 /// Targets in one call. AWS documents no limit, but sometimes rejects large calls.
 const BATCH: usize = 100;
-/// Read the targets from AWS again after this time, to repair changes by others.
-const MAX_CACHE_AGE: Duration = Duration::from_mins(10);
 /// Wait before a refused target is tried again.
 pub(crate) const RETRY_REFUSED_AFTER: Duration = Duration::from_mins(1);
-
-/// The registered instances of a target group, as last read or changed.
-#[derive(Clone, Debug)]
-pub(crate) struct RegisteredIds {
-    ids: BTreeSet<String>,
-    read: Instant,
-}
-
-impl RegisteredIds {
-    /// From a listing. A draining target is no longer registered.
-    pub(crate) fn of(targets: &[RegisteredTarget]) -> Self {
-        let registered = targets.iter().filter(|t| t.state != HealthState::Draining);
-        Self { ids: registered.map(|t| t.id.clone()).collect(), read: Instant::now() }
-    }
-
-    fn is_fresh(&self) -> bool {
-        self.read.elapsed() < MAX_CACHE_AGE
-    }
-}
 
 /// Targets that AWS refused recently.
 #[derive(Clone, Debug, Default)]
@@ -89,76 +74,126 @@ fn instance(target: &Target) -> Result<String, String> {
     }
 }
 
-/// Registers the wanted instances. Leaves `known` empty after an error, because the registered targets are then unknown.
+/// What one call may do with a target group.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    /// Whether changes by others are looked for.
+    pub(crate) compare: Compare,
+    /// Time after which every read shows a change.
+    pub(crate) settle: Duration,
+}
+
+/// Registers the wanted instances.
 pub(crate) async fn add(
-    client: &Client,
+    client: &dyn Elbv2,
     group: &str,
-    known: &mut Option<RegisteredIds>,
+    registered: &mut HashMap<String, RegisteredIds>,
     wanted: &BTreeMap<String, String>,
     refused_targets: &mut RefusedTargets,
+    limits: Limits,
 ) -> Result<(), CallError> {
-    let mut now = match known.take().filter(RegisteredIds::is_fresh) {
-        Some(now) => now,
-        None => RegisteredIds::of(&client.targets(group).await?),
+    let known = match registered.entry(group.to_owned()) {
+        Entry::Occupied(known) if known.get().is_reliable(limits) => known.into_mut(),
+        known => known.insert_entry(RegisteredIds::of(&client.targets(group).await?)).into_mut(),
     };
-    let add: Vec<String> = wanted
-        .keys()
-        .filter(|id| !now.ids.contains(*id) && !refused_targets.must_wait(id))
-        .cloned()
-        .collect();
-    now.ids.extend(register(client, group, &add, refused_targets).await?);
-    *known = Some(now);
-    Ok(())
-}
-
-/// Registers the wanted instances, then deregisters all others. Leaves `known` empty after an error.
-pub(crate) async fn converge(
-    client: &Client,
-    group: &str,
-    known: &mut Option<RegisteredIds>,
-    wanted: &BTreeMap<String, String>,
-    refused_targets: &mut RefusedTargets,
-) -> Result<(), CallError> {
-    add(client, group, known, wanted, refused_targets).await?;
-    let Some(mut now) = known.take() else { return Ok(()) };
-    let remove: Vec<String> = now.ids.iter().filter(|id| !wanted.contains_key(*id)).cloned().collect();
-    for batch in remove.chunks(BATCH) {
-        tracing::info!(group, targets = ?batch, "deregistering targets");
-        client.deregister(group, batch).await?;
-    }
-    now.ids.retain(|id| wanted.contains_key(id));
-    *known = Some(now);
-    Ok(())
-}
-
-/// Registers targets and returns those that AWS accepted. AWS refuses a whole call because of one bad target. Usually its
-/// message names the target. Otherwise the call is halved until the bad target is alone.
-async fn register(
-    client: &Client,
-    group: &str,
-    ids: &[String],
-    refused_targets: &mut RefusedTargets,
-) -> Result<Vec<String>, CallError> {
-    let mut batches: Vec<Vec<String>> = ids.chunks(BATCH).map(<[String]>::to_vec).collect();
-    let mut done = Vec::new();
+    let add: Vec<String> =
+        wanted.keys().filter(|id| !known.has(id) && !refused_targets.must_wait(id)).cloned().collect();
+    let mut batches: Vec<Vec<String>> = add.chunks(BATCH).map(<[String]>::to_vec).collect();
     while let Some(batch) = batches.pop() {
         tracing::info!(group, targets = ?batch, "registering targets");
-        let failure = match client.register(group, &batch).await {
+        let before = known.doubt(&batch);
+        match client.register(group, &batch).await {
             Ok(()) => {
+                known.set_registered(&batch);
                 refused_targets.refused.retain(|id, _| !batch.contains(id));
-                done.extend(batch);
-                continue;
             }
-            Err(failure) if failure.is("InvalidTarget") => failure,
-            Err(failure) => return Err(failure),
-        };
-        let (bad, rest) = split_refused(&batch, failure.message());
-        for id in bad {
-            refused_targets.add(&id, failure.message());
+            Err(failure) => {
+                known.restore(before, &failure);
+                if failure.is_quota() && batch.len() > 1 {
+                    let (left, right) = batch.split_at(batch.len() / 2);
+                    batches.extend([left.to_vec(), right.to_vec()]);
+                    continue;
+                }
+                if !failure.is("InvalidTarget") {
+                    return Err(failure);
+                }
+                let (bad, rest) = split_refused(&batch, failure.message());
+                for id in bad {
+                    refused_targets.add(&id, failure.message());
+                }
+                batches.extend(rest);
+            }
         }
-        batches.extend(rest);
     }
-    Ok(done)
+    Ok(())
+}
+
+/// Registers the wanted instances, then deregisters all others. Returns when to call again if it waits with the latter. Where the
+/// quota has no room for both, others leave first, but the last one only after a wanted one is registered.
+pub(crate) async fn converge(
+    client: &dyn Elbv2,
+    group: &str,
+    registered: &mut HashMap<String, RegisteredIds>,
+    wanted: &BTreeMap<String, String>,
+    refused_targets: &mut RefusedTargets,
+    limits: Limits,
+) -> Result<Option<Duration>, CallError> {
+    while let Err(failure) = add(client, group, registered, wanted, refused_targets, limits).await {
+        let leave = match registered.get(group) {
+            Some(known) if failure.is_quota() => known.replaceable(wanted),
+            _ => return Err(failure),
+        };
+        if leave.is_empty() {
+            return Err(failure);
+        }
+        remove(client, group, registered, &leave).await?;
+    }
+    let Some(known) = registered.get_mut(group) else { return Ok(None) };
+    let others = known.others(wanted);
+    if others.is_empty() {
+        known.release();
+        return Ok(None);
+    }
+    if known.needs_look(wanted) {
+        known.look(&listing(client, group, known, limits.settle).await?);
+    }
+    if let Some(wait) = known.hold(wanted) {
+        return Ok(Some(wait));
+    }
+    remove(client, group, registered, &others).await?;
+    Ok(None)
+}
+
+/// The targets of a group. AWS may not show a new group yet, which has none that are healthy.
+pub(crate) async fn listing(
+    client: &dyn Elbv2,
+    group: &str,
+    known: &RegisteredIds,
+    settle: Duration,
+) -> Result<Vec<RegisteredTarget>, CallError> {
+    match client.targets(group).await {
+        Err(failure) if failure.is_not_found() && !known.is_settled(settle) => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+async fn remove(
+    client: &dyn Elbv2,
+    group: &str,
+    registered: &mut HashMap<String, RegisteredIds>,
+    ids: &[String],
+) -> Result<(), CallError> {
+    let Some(known) = registered.get_mut(group) else { return Ok(()) };
+    for batch in ids.chunks(BATCH) {
+        tracing::info!(group, targets = ?batch, "deregistering targets");
+        let before = known.doubt(batch);
+        if let Err(failure) = client.deregister(group, batch).await {
+            known.restore(before, &failure);
+            return Err(failure);
+        }
+        known.set_deregistered(batch);
+    }
+    Ok(())
 }
 
 /// The targets of a refused batch that are certainly bad, and the batches in which to try the others.

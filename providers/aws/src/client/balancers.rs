@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Calls about load balancers and their listeners.
+//! Calls about load balancers, and about tags.
 
 use std::collections::BTreeMap;
 
-use elb::types::{
-    Action, ActionTypeEnum, LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum,
-    LoadBalancerTypeEnum, ProtocolEnum,
-};
+use async_trait::async_trait;
+use elb::types::{LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum};
 
-use super::{CallError, Client, Result, elb, empty, sdk_tags, unless_not_found};
+use super::{BalancerCalls, CallError, Client, Result, Tags, elb, empty, sdk_tags, unless_not_found};
 use crate::config::Scheme;
-use crate::diff::ObservedListener;
 
 /// A load balancer, as described by AWS.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,32 +21,32 @@ pub(crate) struct Balancer {
     pub(crate) scheme: Option<Scheme>,
 }
 
-impl Client {
-    pub(crate) async fn balancer_named(&self, name: &str) -> Result<Option<Balancer>> {
+#[async_trait]
+impl BalancerCalls for Client {
+    async fn balancer_named(&self, name: &str) -> Result<Option<Balancer>> {
         let answer = self.elb.describe_load_balancers().names(name).send().await;
         let found = unless_not_found("DescribeLoadBalancers", "LoadBalancerNotFound", answer)?;
         Ok(found.and_then(|f| f.load_balancers.unwrap_or_default().into_iter().next()).map(balancer))
     }
 
-    pub(crate) async fn balancer_at(&self, arn: &str) -> Result<Option<Balancer>> {
+    async fn balancer_at(&self, arn: &str) -> Result<Option<Balancer>> {
         let answer = self.elb.describe_load_balancers().load_balancer_arns(arn).send().await;
         let found = unless_not_found("DescribeLoadBalancers", "LoadBalancerNotFound", answer)?;
         Ok(found.and_then(|f| f.load_balancers.unwrap_or_default().into_iter().next()).map(balancer))
     }
 
-    /// Names and ARNs of all load balancers in the region.
-    pub(crate) async fn all_balancers(&self) -> Result<Vec<(String, String)>> {
+    async fn all_balancers(&self) -> Result<Vec<Balancer>> {
         let pages = self.elb.describe_load_balancers().page_size(400).into_paginator().items().send();
         let all = pages.try_collect().await.map_err(CallError::of("DescribeLoadBalancers"))?;
-        Ok(all.into_iter().map(balancer).map(|b| (b.name, b.arn)).collect())
+        Ok(all.into_iter().map(balancer).collect())
     }
 
-    pub(crate) async fn create_balancer(
+    async fn create_balancer(
         &self,
         name: &str,
         scheme: Scheme,
         subnets: &[String],
-        tags: &BTreeMap<String, String>,
+        tags: &Tags,
     ) -> Result<Balancer> {
         let scheme = match scheme {
             Scheme::Internal => LoadBalancerSchemeEnum::Internal,
@@ -68,57 +65,21 @@ impl Client {
         Ok(balancer(made.ok_or_else(|| empty("CreateLoadBalancer"))?))
     }
 
-    pub(crate) async fn delete_balancer(&self, arn: &str) -> Result<()> {
+    async fn delete_balancer(&self, arn: &str) -> Result<()> {
         let answer = self.elb.delete_load_balancer().load_balancer_arn(arn).send().await;
         unless_not_found("DeleteLoadBalancer", "LoadBalancerNotFound", answer).map(drop)
     }
 
-    /// The listeners of a load balancer; `None` if it does not exist.
-    pub(crate) async fn listeners(&self, balancer: &str) -> Result<Option<Vec<ObservedListener>>> {
-        let pages = self.elb.describe_listeners().load_balancer_arn(balancer).into_paginator().items().send();
-        let found = unless_not_found("DescribeListeners", "LoadBalancerNotFound", pages.try_collect().await)?;
-        Ok(found.map(|f| f.into_iter().map(observed_listener).collect()))
-    }
-
-    pub(crate) async fn create_listener(
-        &self,
-        balancer: &str,
-        port: u16,
-        protocol: &str,
-        group: &str,
-        tags: &BTreeMap<String, String>,
-    ) -> Result<ObservedListener> {
-        let call = self
-            .elb
-            .create_listener()
-            .load_balancer_arn(balancer)
-            .port(port.into())
-            .protocol(ProtocolEnum::from(protocol))
-            .default_actions(forward(group))
-            .set_tags(Some(sdk_tags(tags)));
-        let made = call.send().await.map_err(CallError::of("CreateListener"))?;
-        made.listeners
-            .unwrap_or_default()
-            .into_iter()
-            .next()
-            .map(observed_listener)
-            .ok_or_else(|| empty("CreateListener"))
-    }
-
-    /// Sends the protocol only if it changes.
-    pub(crate) async fn modify_listener(&self, arn: &str, protocol: Option<&str>, group: &str) -> Result<()> {
-        let call = self
-            .elb
-            .modify_listener()
-            .listener_arn(arn)
-            .set_protocol(protocol.map(ProtocolEnum::from))
-            .default_actions(forward(group));
-        call.send().await.map(drop).map_err(CallError::of("ModifyListener"))
-    }
-
-    pub(crate) async fn delete_listener(&self, arn: &str) -> Result<()> {
-        let answer = self.elb.delete_listener().listener_arn(arn).send().await;
-        unless_not_found("DeleteListener", "ListenerNotFound", answer).map(drop)
+    async fn tags(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>> {
+        let answer = self.elb.describe_tags().set_resource_arns(Some(arns.to_vec())).send().await;
+        let answer = answer.map_err(CallError::of("DescribeTags"))?;
+        let mut tags = BTreeMap::new();
+        for described in answer.tag_descriptions.unwrap_or_default() {
+            let pairs = described.tags.unwrap_or_default().into_iter();
+            let pairs = pairs.filter_map(|t| Some((t.key?, t.value.unwrap_or_default())));
+            tags.insert(described.resource_arn.unwrap_or_default(), pairs.collect());
+        }
+        Ok(tags)
     }
 }
 
@@ -138,25 +99,4 @@ fn balancer(found: LoadBalancer) -> Balancer {
         failed,
         scheme: found.scheme.and_then(|s| Scheme::parse(s.as_str())),
     }
-}
-
-fn observed_listener(found: elb::types::Listener) -> ObservedListener {
-    let group_arn = match found.default_actions.as_deref() {
-        Some([action]) => action.target_group_arn.clone().or_else(|| {
-            let groups = action.forward_config.as_ref()?.target_groups.as_deref()?;
-            let [only] = groups else { return None };
-            only.target_group_arn.clone()
-        }),
-        _ => None,
-    };
-    ObservedListener {
-        arn: found.listener_arn.unwrap_or_default(),
-        port: found.port.and_then(|p| p.try_into().ok()).unwrap_or_default(),
-        protocol: found.protocol.map_or_else(String::new, |p| p.as_str().to_owned()),
-        group_arn,
-    }
-}
-
-fn forward(group: &str) -> Action {
-    Action::builder().r#type(ActionTypeEnum::Forward).target_group_arn(group).build()
 }

@@ -7,7 +7,7 @@ use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use steerage_model::chain;
 use steerage_provider_api::Error;
 
-pub(super) type Result<T, E = CallError> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = CallError> = std::result::Result<T, E>;
 
 /// A failed call.
 #[derive(Debug)]
@@ -33,8 +33,29 @@ impl CallError {
         }
     }
 
+    /// A failure that a stand-in makes up. Without a code, AWS did not answer.
+    #[cfg(test)]
+    pub(crate) fn made_up(action: &'static str, code: &str, message: impl Into<String>) -> Self {
+        Self { action, code: code.to_owned(), message: message.into() }
+    }
+
     pub(crate) fn is(&self, code: &str) -> bool {
         self.code == code
+    }
+
+    /// Whether a resource that the call names does not exist, or is not visible yet.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self.code.as_str(), "LoadBalancerNotFound" | "TargetGroupNotFound" | "ListenerNotFound")
+    }
+
+    /// Whether a quota is used up.
+    pub(crate) fn is_quota(&self) -> bool {
+        self.code.starts_with("TooMany") && self.code != "TooManyRequestsException"
+    }
+
+    /// Whether the call may have changed something all the same.
+    pub(crate) fn leaves_open(&self) -> bool {
+        self.code.is_empty() || self.code.starts_with("Internal") || self.code.starts_with("Service")
     }
 
     pub(crate) fn message(&self) -> &str {

@@ -3,11 +3,21 @@
 
 use std::collections::BTreeMap;
 
+use async_trait::async_trait;
 use elb::types::{Matcher, ProtocolEnum, TargetGroup, TargetGroupAttribute, TargetTypeEnum};
 
-use super::{CallError, Client, Result, elb, empty, sdk_tags, unless_not_found};
+use super::{CallError, Client, GroupCalls, Result, Tags, elb, empty, sdk_tags, unless_not_found};
 use crate::desired::{DesiredGroup, HealthCheckSettings};
 use crate::diff::ObservedGroup;
+
+/// A target group of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ListedGroup {
+    pub(crate) name: String,
+    pub(crate) group: ObservedGroup,
+    /// ARNs of the load balancers with a listener that forwards to the group.
+    pub(crate) balancers: Vec<String>,
+}
 
 /// Sets the health check on the builder of a call. `CreateTargetGroup` and `ModifyTargetGroup` have the same fields, but no
 /// common type.
@@ -26,9 +36,9 @@ macro_rules! with_health_check {
     }};
 }
 
-impl Client {
-    /// The target group with this name, without its attributes.
-    pub(crate) async fn group_named(&self, name: &str) -> Result<Option<ObservedGroup>> {
+#[async_trait]
+impl GroupCalls for Client {
+    async fn group_named(&self, name: &str) -> Result<Option<ObservedGroup>> {
         let answer = self.elb.describe_target_groups().names(name).send().await;
         let found = unless_not_found("DescribeTargetGroups", "TargetGroupNotFound", answer)?;
         Ok(found
@@ -36,8 +46,7 @@ impl Client {
             .map(|g| observed_group(&g).1))
     }
 
-    /// The target groups that a load balancer uses, by name, without their attributes.
-    pub(crate) async fn groups_of(&self, balancer: &str) -> Result<BTreeMap<String, ObservedGroup>> {
+    async fn groups_of(&self, balancer: &str) -> Result<BTreeMap<String, ObservedGroup>> {
         let pages =
             self.elb.describe_target_groups().load_balancer_arn(balancer).into_paginator().items().send();
         let found = match unless_not_found(
@@ -51,14 +60,17 @@ impl Client {
         Ok(found.unwrap_or_default().iter().map(observed_group).collect())
     }
 
-    /// Names and ARNs of all target groups in the region.
-    pub(crate) async fn all_groups(&self) -> Result<Vec<(String, String)>> {
+    async fn all_groups(&self) -> Result<Vec<ListedGroup>> {
         let pages = self.elb.describe_target_groups().page_size(400).into_paginator().items().send();
         let all = pages.try_collect().await.map_err(CallError::of("DescribeTargetGroups"))?;
-        Ok(all.iter().map(observed_group).map(|(name, g)| (name, g.arn)).collect())
+        let listed = |found: &TargetGroup| {
+            let (name, group) = observed_group(found);
+            ListedGroup { name, group, balancers: found.load_balancer_arns.clone().unwrap_or_default() }
+        };
+        Ok(all.iter().map(listed).collect())
     }
 
-    pub(crate) async fn attributes(&self, group: &str) -> Result<BTreeMap<String, String>> {
+    async fn attributes(&self, group: &str) -> Result<BTreeMap<String, String>> {
         let answer = self.elb.describe_target_group_attributes().target_group_arn(group).send().await;
         let answer = answer.map_err(CallError::of("DescribeTargetGroupAttributes"))?;
         let pairs =
@@ -66,12 +78,7 @@ impl Client {
         Ok(pairs.collect())
     }
 
-    pub(crate) async fn create_group(
-        &self,
-        wanted: &DesiredGroup,
-        vpc: &str,
-        tags: &BTreeMap<String, String>,
-    ) -> Result<ObservedGroup> {
+    async fn create_group(&self, wanted: &DesiredGroup, vpc: &str, tags: &Tags) -> Result<ObservedGroup> {
         let call = self
             .elb
             .create_target_group()
@@ -87,16 +94,12 @@ impl Client {
         Ok(observed_group(&made.ok_or_else(|| empty("CreateTargetGroup"))?).1)
     }
 
-    pub(crate) async fn modify_health(&self, group: &str, health: &HealthCheckSettings) -> Result<()> {
+    async fn modify_health(&self, group: &str, health: &HealthCheckSettings) -> Result<()> {
         let call = with_health_check!(self.elb.modify_target_group().target_group_arn(group), health);
         call.send().await.map(drop).map_err(CallError::of("ModifyTargetGroup"))
     }
 
-    pub(crate) async fn set_attributes(
-        &self,
-        group: &str,
-        attributes: &BTreeMap<&'static str, String>,
-    ) -> Result<()> {
+    async fn set_attributes(&self, group: &str, attributes: &BTreeMap<&'static str, String>) -> Result<()> {
         let one =
             |(key, value): (&&str, &String)| TargetGroupAttribute::builder().key(*key).value(value).build();
         let call = self
@@ -107,8 +110,7 @@ impl Client {
         call.send().await.map(drop).map_err(CallError::of("ModifyTargetGroupAttributes"))
     }
 
-    /// Returns whether the group no longer exists; false while a load balancer still uses it.
-    pub(crate) async fn delete_group(&self, arn: &str) -> Result<bool> {
+    async fn delete_group(&self, arn: &str) -> Result<bool> {
         let answer = self.elb.delete_target_group().target_group_arn(arn).send().await;
         match unless_not_found("DeleteTargetGroup", "TargetGroupNotFound", answer) {
             Ok(_) => Ok(true),

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The `ELBv2` calls, one function per call, in this crate's own types. Called by `provider`, `observe`, `targets` and
-//! `inventory`. It decides nothing and remembers nothing.
+//! The `ELBv2` calls: the traits through which all of this crate makes them, and the SDK behind these. `tags` reads the tags of
+//! any number of resources.
 
 mod balancers;
+mod calls;
 mod error;
 mod groups;
+mod listeners;
+mod tags;
 mod targets;
 
 use std::collections::BTreeMap;
@@ -15,12 +18,20 @@ use aws_sdk_elasticloadbalancingv2 as elb;
 use elb::types::Tag;
 
 pub(crate) use balancers::Balancer;
-pub(crate) use error::CallError;
-use error::{Result, empty, unless_not_found};
+pub(crate) use calls::{BalancerCalls, Elbv2, GroupCalls, ListenerCalls, TargetCalls};
+pub(crate) use error::{CallError, Result};
+use error::{empty, unless_not_found};
+pub(crate) use groups::ListedGroup;
+pub(crate) use tags::read as read_tags;
 pub(crate) use targets::RegisteredTarget;
 
 /// Resources in one `DescribeTags` call: the limit of `ELBv2`.
-const TAGS_BATCH: usize = 20;
+pub(crate) const TAGS_BATCH: usize = 20;
+
+/// The tags of one resource.
+pub(crate) type Tags = BTreeMap<String, String>;
+
+/// The calls over the SDK.
 
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
@@ -35,23 +46,8 @@ impl Client {
             .set_endpoint_url(endpoint.map(str::to_owned).or_else(|| sdk.endpoint_url().map(str::to_owned)));
         Self { elb: elb::Client::from_conf(builder.build()) }
     }
-
-    /// The tags of each resource, by ARN. A resource that no longer exists is missing from the result.
-    pub(crate) async fn tags(&self, arns: &[String]) -> Result<BTreeMap<String, BTreeMap<String, String>>> {
-        let mut tags = BTreeMap::new();
-        for some in arns.chunks(TAGS_BATCH) {
-            let answer = self.elb.describe_tags().set_resource_arns(Some(some.to_vec())).send().await;
-            let answer = answer.map_err(CallError::of("DescribeTags"))?;
-            for described in answer.tag_descriptions.unwrap_or_default() {
-                let pairs = described.tags.unwrap_or_default().into_iter();
-                let pairs = pairs.filter_map(|t| Some((t.key?, t.value.unwrap_or_default())));
-                tags.insert(described.resource_arn.unwrap_or_default(), pairs.collect());
-            }
-        }
-        Ok(tags)
-    }
 }
 
-fn sdk_tags(tags: &BTreeMap<String, String>) -> Vec<Tag> {
+fn sdk_tags(tags: &Tags) -> Vec<Tag> {
     tags.iter().map(|(key, value)| Tag::builder().key(key).value(value).build()).collect()
 }

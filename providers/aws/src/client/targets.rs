@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Calls about the targets of a target group.
 
+use async_trait::async_trait;
 use elb::types::{TargetDescription, TargetHealthStateEnum};
 use steerage_provider_api::HealthState;
 
-use super::{CallError, Client, Result, elb};
+use super::{CallError, Client, Result, TargetCalls, elb};
 
 /// A registered target, as described by AWS.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +15,9 @@ pub(crate) struct RegisteredTarget {
     pub(crate) reason: String,
 }
 
-impl Client {
-    pub(crate) async fn targets(&self, group: &str) -> Result<Vec<RegisteredTarget>> {
+#[async_trait]
+impl TargetCalls for Client {
+    async fn targets(&self, group: &str) -> Result<Vec<RegisteredTarget>> {
         let answer = self.elb.describe_target_health().target_group_arn(group).send().await;
         let answer = answer.map_err(CallError::of("DescribeTargetHealth"))?;
         let mut targets = Vec::new();
@@ -37,12 +39,12 @@ impl Client {
         Ok(targets)
     }
 
-    pub(crate) async fn register(&self, group: &str, ids: &[String]) -> Result<()> {
+    async fn register(&self, group: &str, ids: &[String]) -> Result<()> {
         let call = self.elb.register_targets().target_group_arn(group).set_targets(Some(sdk_targets(ids)));
         call.send().await.map(drop).map_err(CallError::of("RegisterTargets"))
     }
 
-    pub(crate) async fn deregister(&self, group: &str, ids: &[String]) -> Result<()> {
+    async fn deregister(&self, group: &str, ids: &[String]) -> Result<()> {
         let call = self.elb.deregister_targets().target_group_arn(group).set_targets(Some(sdk_targets(ids)));
         call.send().await.map(drop).map_err(CallError::of("DeregisterTargets"))
     }

@@ -2,6 +2,7 @@
 //! A moto server and a proxy for one test, as a harness of the conformance suite.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
@@ -49,6 +50,8 @@ impl Moto {
             region: None,
             endpoint: Some(proxy.url()),
             scheme: Scheme::Internal,
+            // moto shows every change at once.
+            settle: Duration::ZERO,
         };
         Ok(Self { server, proxy, sdk, elb: elb::Client::from_conf(direct), config, instances })
     }

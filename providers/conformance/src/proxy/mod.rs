@@ -64,19 +64,22 @@ struct ProxyState {
 struct Shared {
     upstream: Upstream,
     classify: Box<Classify>,
-    state: Mutex<ProxyState>,
+    state: Arc<Mutex<ProxyState>>,
 }
 
 /// The proxy. When dropped, it stops and closes all connections.
 pub struct Proxy {
     addr: SocketAddr,
-    shared: Arc<Shared>,
-    task: JoinHandle<()>,
+    state: Arc<Mutex<ProxyState>>,
+    /// `None` for a backend in this process.
+    task: Option<JoinHandle<()>>,
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.task.abort();
+        if let Some(task) = &self.task {
+            task.abort();
+        }
     }
 }
 
@@ -88,16 +91,23 @@ impl Proxy {
     ) -> std::io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
-        let shared = Arc::new(Shared {
-            upstream,
-            classify: Box::new(classify),
-            state: Mutex::new(ProxyState::default()),
-        });
-        let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
-        Ok(Self { addr, shared, task })
+        let state = Arc::<Mutex<ProxyState>>::default();
+        let shared = Shared { upstream, classify: Box::new(classify), state: Arc::clone(&state) };
+        let task = tokio::spawn(accept(listener, Arc::new(shared)));
+        Ok(Self { addr, state, task: Some(task) })
     }
 
-    /// Listening address.
+    /// For a backend in this process, which passes each call to [`Proxy::record`] and applies its fault. No connections.
+    pub fn in_process() -> Self {
+        Self { addr: (Ipv4Addr::UNSPECIFIED, 0).into(), state: Arc::default(), task: None }
+    }
+
+    /// Records a call and returns its fault.
+    pub fn record(&self, call: Call) -> Option<Fault> {
+        lock(&self.state).record(call)
+    }
+
+    /// Listening address. Nothing listens for a backend in this process.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -109,7 +119,7 @@ impl Proxy {
 
     /// All calls since the last [`Proxy::reset`], in order, including those that did not reach the backend because of a fault.
     pub fn calls(&self) -> Vec<Call> {
-        self.shared.state().calls.clone()
+        lock(&self.state).calls.clone()
     }
 
     /// The writes among [`Proxy::calls`].
@@ -119,7 +129,7 @@ impl Proxy {
 
     /// Forgets all calls and removes all faults.
     pub fn reset(&self) {
-        *self.shared.state() = ProxyState::default();
+        *lock(&self.state) = ProxyState::default();
     }
 
     /// Injects a fault into the call with number `at`, or into all calls from that one on. The next call has number 1.
@@ -135,7 +145,7 @@ impl Proxy {
         span: Span,
         fault: Fault,
     ) {
-        self.shared.state().script.add(Box::new(matches), at, span, fault);
+        lock(&self.state).script.add(Box::new(matches), at, span, fault);
     }
 
     /// Simulates a provider that crashes at the call with number `at`: cuts that call, and all later calls before they reach the
@@ -147,15 +157,23 @@ impl Proxy {
 
     /// Whether a fault was injected into a call since the last reset.
     pub fn fault_fired(&self) -> bool {
-        self.shared.state().script.fault_fired()
+        lock(&self.state).script.fault_fired()
+    }
+}
+
+fn lock(state: &Mutex<ProxyState>) -> std::sync::MutexGuard<'_, ProxyState> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ProxyState {
+    fn record(&mut self, call: Call) -> Option<Fault> {
+        let fault = self.script.next_fault(&call);
+        self.calls.push(call);
+        fault
     }
 }
 
 impl Shared {
-    fn state(&self) -> std::sync::MutexGuard<'_, ProxyState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records the call and returns its fault.
     fn record(&self, request: &Request) -> Option<Fault> {
         let (name, write) = match (self.classify)(request) {
@@ -165,10 +183,7 @@ impl Shared {
         };
         let target = request.uri().path_and_query().map_or_else(String::new, ToString::to_string);
         let call = Call { name, write, target, body: request.body().clone() };
-        let mut state = self.state();
-        let fault = state.script.next_fault(&call);
-        state.calls.push(call);
-        fault
+        lock(&self.state).record(call)
     }
 
     async fn serve(&self, request: hyper::Request<Incoming>) -> anyhow::Result<Response<Body>> {

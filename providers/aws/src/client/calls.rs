@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the provider needs of `ELBv2`: one method for each call, in this crate's own types. [`Client`](super::Client) makes the
+//! calls; tests also have a stand-in that behaves as `ELBv2` does over time. Implementations decide nothing and remember nothing.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+
+use super::{Balancer, ListedGroup, RegisteredTarget, Result, Tags};
+use crate::config::Scheme;
+use crate::desired::{DesiredGroup, HealthCheckSettings};
+use crate::diff::{ObservedGroup, ObservedListener};
+
+/// All calls.
+pub(crate) trait Elbv2: BalancerCalls + ListenerCalls + GroupCalls + TargetCalls {}
+
+impl<T: BalancerCalls + ListenerCalls + GroupCalls + TargetCalls> Elbv2 for T {}
+
+/// Calls about load balancers, and about the tags of all resources.
+#[async_trait]
+pub(crate) trait BalancerCalls: Send + Sync + 'static {
+    async fn balancer_named(&self, name: &str) -> Result<Option<Balancer>>;
+    async fn balancer_at(&self, arn: &str) -> Result<Option<Balancer>>;
+    /// All load balancers in the region, 400 with each call.
+    async fn all_balancers(&self) -> Result<Vec<Balancer>>;
+    /// AWS returns an existing one of the same name and settings, whoever made it.
+    async fn create_balancer(
+        &self,
+        name: &str,
+        scheme: Scheme,
+        subnets: &[String],
+        tags: &Tags,
+    ) -> Result<Balancer>;
+    async fn delete_balancer(&self, arn: &str) -> Result<()>;
+    /// The tags of at most [`TAGS_BATCH`](super::TAGS_BATCH) resources, by ARN. Fails as a whole if one of them does not exist.
+    async fn tags(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>>;
+}
+
+/// Calls about listeners.
+#[async_trait]
+pub(crate) trait ListenerCalls: Send + Sync + 'static {
+    /// The listeners of a load balancer; `None` if it does not exist.
+    async fn listeners(&self, balancer: &str) -> Result<Option<Vec<ObservedListener>>>;
+    async fn create_listener(
+        &self,
+        balancer: &str,
+        port: u16,
+        protocol: &str,
+        group: &str,
+        tags: &Tags,
+    ) -> Result<ObservedListener>;
+    /// Sends the protocol only if it changes.
+    async fn modify_listener(&self, arn: &str, protocol: Option<&str>, group: &str) -> Result<()>;
+    async fn delete_listener(&self, arn: &str) -> Result<()>;
+}
+
+/// Calls about target groups. Only [`attributes`](Self::attributes) reads their attributes.
+#[async_trait]
+pub(crate) trait GroupCalls: Send + Sync + 'static {
+    async fn group_named(&self, name: &str) -> Result<Option<ObservedGroup>>;
+    /// The target groups that a load balancer uses, by name.
+    async fn groups_of(&self, balancer: &str) -> Result<BTreeMap<String, ObservedGroup>>;
+    /// All target groups in the region, 400 with each call.
+    async fn all_groups(&self) -> Result<Vec<ListedGroup>>;
+    async fn attributes(&self, group: &str) -> Result<BTreeMap<String, String>>;
+    /// AWS returns an existing one of the same name and settings, whoever made it.
+    async fn create_group(&self, wanted: &DesiredGroup, vpc: &str, tags: &Tags) -> Result<ObservedGroup>;
+    async fn modify_health(&self, group: &str, health: &HealthCheckSettings) -> Result<()>;
+    async fn set_attributes(&self, group: &str, attributes: &BTreeMap<&'static str, String>) -> Result<()>;
+    /// Returns whether the group no longer exists; false while a load balancer still uses it.
+    async fn delete_group(&self, arn: &str) -> Result<bool>;
+}
+
+/// Calls about targets. All are instances on the port of their group.
+#[async_trait]
+pub(crate) trait TargetCalls: Send + Sync + 'static {
+    async fn targets(&self, group: &str) -> Result<Vec<RegisteredTarget>>;
+    /// Registers all of them or, with `InvalidTarget`, none.
+    async fn register(&self, group: &str, ids: &[String]) -> Result<()>;
+    async fn deregister(&self, group: &str, ids: &[String]) -> Result<()>;
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What remains when the structure is in place: targets, target groups that leave, and whether the load balancer is active.
+
+use std::time::Duration;
+
+use steerage_model::Ingress;
+use steerage_provider_api::{Error, Outcome, Progress, TargetSet};
+use tokio::time::Instant;
+
+use crate::observe::Resources;
+use crate::provider::{Aws, RELEASE_POLL};
+use crate::reasons;
+use crate::registered::{HOLD_POLL, MAX_HOLD};
+use crate::state::ServiceState;
+use crate::targets::{self, Limits};
+
+/// Check again after this time whether a new load balancer is active, which takes minutes.
+const ACTIVE_POLL: Duration = Duration::from_secs(10);
+
+impl Aws {
+    /// Sets the targets of a load balancer whose structure is in place, deletes what left it, and asks whether it is active.
+    pub(crate) async fn finish(
+        &self,
+        entry: &mut ServiceState,
+        set: &TargetSet,
+        limits: Limits,
+    ) -> Result<Outcome, Error> {
+        let (refused, held) = self.converge_targets(entry, set, limits).await?;
+        let released = self.release_groups(entry).await?;
+        let mut waits: Vec<Duration> = held.into_iter().chain(released).collect();
+        let mut ingress = Vec::new();
+        if let (Some(complete), Some((_, resources))) = (&mut entry.complete, &mut entry.resources) {
+            let since_asked = complete.asked.map(|asked| asked.elapsed());
+            if complete.ingress.is_none() && since_asked.is_none_or(|since| since >= ACTIVE_POLL) {
+                complete.asked = Some(Instant::now());
+                complete.ingress = self.ingress(resources).await?;
+            }
+            match (&complete.ingress, complete.asked) {
+                (Some(known), _) => ingress.clone_from(known),
+                (None, asked) => {
+                    let since_asked = asked.map_or(ACTIVE_POLL, |asked| asked.elapsed());
+                    waits.push(ACTIVE_POLL.saturating_sub(since_asked));
+                }
+            }
+        }
+        let progress = waits.into_iter().min().map_or(Progress::Done, Progress::Again);
+        Ok(Outcome { progress, ingress, retry_refused: entry.again(), refused })
+    }
+
+    /// The hostname to publish; `None` until the load balancer is active, because resolvers cache for long that a name does not
+    /// exist.
+    async fn ingress(&self, resources: &mut Resources) -> Result<Option<Vec<Ingress>>, Error> {
+        let Some(known) = &resources.balancer else { return Ok(None) };
+        if !known.active {
+            let Some(now) = self.client.balancer_at(&known.arn).await? else { return Ok(None) };
+            if let Some(why) = &now.failed {
+                let message = format!(
+                    "AWS could not create the load balancer {}: {why}. It stays unusable. Re-create the Service.",
+                    now.name
+                );
+                return Err(Error::invalid(reasons::LOAD_BALANCER_FAILED, message));
+            }
+            resources.balancer = Some(now);
+        }
+        let active = resources.balancer.as_ref().filter(|b| b.active);
+        Ok(active.map(|b| vec![Ingress { ip: None, hostname: Some(b.hostname.clone()), ip_mode: None }]))
+    }
+
+    /// Makes the targets of all target groups the wanted ones. Returns the refused nodes, each with the reason, and when to call again
+    /// for targets that wait before they leave.
+    pub(crate) async fn converge_targets(
+        &self,
+        entry: &mut ServiceState,
+        set: &TargetSet,
+        limits: Limits,
+    ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
+        let (instances, mut refused) = targets::instances(set);
+        entry.refused_targets.retain(&instances);
+        let groups = entry.resources.iter().flat_map(|(_, resources)| resources.groups.values());
+        let arns: Vec<String> = groups.map(|group| group.arn.clone()).collect();
+        let (mut held, mut exceeded) = (None::<Duration>, None);
+        for arn in arns {
+            let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
+            match targets::converge(&*self.client, &arn, known, &instances, refused, limits).await {
+                Ok(wait) => held = held.into_iter().chain(wait).min(),
+                // The other groups follow all the same.
+                Err(failure) if failure.is_quota() => exceeded = exceeded.or(Some(failure)),
+                Err(failure) => {
+                    if failure.is_not_found() {
+                        // The next call reads everything.
+                        (entry.resources, entry.complete) = (None, None);
+                    }
+                    return Err(failure.into());
+                }
+            }
+        }
+        for (id, node) in &instances {
+            if let Some(why) = entry.refused_targets.reason(id) {
+                refused.push((node.clone(), format!("AWS refuses instance {id}: {why}")));
+            }
+        }
+        if let Some(failure) = exceeded {
+            return Err(failure.into());
+        }
+        refused.sort();
+        entry.nodes = instances;
+        Ok((refused, held))
+    }
+
+    /// Deletes target groups that no listener uses any more. Their connections live until then, so they stay until the groups that
+    /// replace them have a healthy target, within limits. Returns when to call again.
+    async fn release_groups(&self, entry: &mut ServiceState) -> Result<Option<Duration>, Error> {
+        let Some(oldest) = entry.leaving.values().min().copied() else { return Ok(None) };
+        let Some((_, resources)) = &mut entry.resources else { return Ok(Some(RELEASE_POLL)) };
+        let stay: Vec<&str> = resources
+            .groups
+            .iter()
+            .filter(|(name, _)| !entry.leaving.contains_key(*name))
+            .map(|(_, group)| group.arn.as_str())
+            .collect();
+        if oldest.elapsed() < MAX_HOLD {
+            for arn in stay {
+                let Some(known) = entry.registered.get_mut(arn) else { continue };
+                if known.needs_look(&entry.nodes) {
+                    let settle = self.config.settle;
+                    known.look(&targets::listing(&*self.client, arn, known, settle).await?);
+                }
+                if known.is_undecided() {
+                    return Ok(Some(HOLD_POLL));
+                }
+            }
+        }
+        let names: Vec<String> = entry.leaving.keys().cloned().collect();
+        let mut wait = None;
+        for name in names {
+            if let Some(group) = resources.groups.get(&name) {
+                tracing::info!(name, "deleting target group that is no longer used");
+                self.note_change();
+                entry.written = Some(Instant::now());
+                if !self.client.delete_group(&group.arn).await? {
+                    wait = Some(RELEASE_POLL);
+                    continue;
+                }
+                entry.registered.remove(&group.arn);
+                resources.groups.remove(&name);
+            }
+            entry.leaving.remove(&name);
+            entry.names.remove(&name);
+        }
+        Ok(wait)
+    }
+}

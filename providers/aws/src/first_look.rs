@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The first comparison of each Service after a restart, with the list of the start instead of reads of its own.
+//!
+//! The list shows load balancers, and target groups with their checks and load balancers. It shows neither listeners, beyond that
+//! one forwards to a group, nor attributes. These are read later, at most one Service at a time.
+
+use std::collections::BTreeSet;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use steerage_model::{Ingress, Key};
+use steerage_provider_api::Owner;
+use tokio::time::Instant;
+
+use crate::desired::Desired;
+use crate::inventory::{Inventory, Listed};
+use crate::provider::Aws;
+use crate::state::{Complete, FirstLook, ServiceState};
+
+/// The first Service reads the rest after this time, when the start is over.
+const VERIFY_AFTER: Duration = Duration::from_secs(30);
+/// One Service reads the rest in this time: about three calls, of the ten a second that AWS refills.
+const VERIFY_SHARE: Duration = Duration::from_millis(500);
+
+/// What the list says of the Service, whose load balancer has this name, and the names of its target groups.
+pub(crate) fn first_look(
+    inventory: &mut Inventory,
+    service: &Key,
+    balancer: &str,
+) -> (FirstLook, BTreeSet<String>) {
+    let mut found = inventory.take(service);
+    let groups = found.values().flat_map(|listed| listed.groups.iter().map(|group| group.name.clone()));
+    let names: BTreeSet<String> = groups.collect();
+    let look = match found.pop_first() {
+        Some((owner, listed)) if found.is_empty() => FirstLook::Owned(owner, listed),
+        None if !inventory.has_name(balancer) => FirstLook::Nothing,
+        _ => FirstLook::Unknown,
+    };
+    (look, names)
+}
+
+/// Whether the list shows the wanted structure, as far as it shows any.
+fn shows(listed: &Listed, wanted: &Desired) -> bool {
+    let Some(balancer) = &listed.balancer else { return false };
+    let is_wanted = |found: &crate::client::ListedGroup| {
+        wanted.groups.iter().any(|group| group.name == found.name && group.health == found.group.health)
+            && found.group.only_200
+            && found.balancers == [balancer.arn.as_str()]
+    };
+    balancer.failed.is_none()
+        && balancer.scheme == Some(wanted.scheme)
+        && listed.groups.len() == wanted.groups.len()
+        && listed.groups.iter().all(is_wanted)
+}
+
+impl Aws {
+    /// Uses the list for a Service's first comparison. False if the list is no help, or does not show what is wanted.
+    pub(crate) fn compare_with_list(
+        &self,
+        owner: &Owner,
+        wanted: &Desired,
+        entry: &mut ServiceState,
+    ) -> bool {
+        let FirstLook::Owned(listed_owner, listed) = &entry.first_look else { return false };
+        if listed_owner != owner || entry.written.is_some() || !shows(listed, wanted) {
+            return false;
+        }
+        let active = listed.balancer.as_ref().filter(|balancer| balancer.active);
+        let hostname = active.map(|balancer| balancer.hostname.clone());
+        let ingress = hostname.map(|name| vec![Ingress { ip: None, hostname: Some(name), ip_mode: None }]);
+        entry.adopt_list(owner);
+        entry.first_look = FirstLook::Unknown;
+        if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
+            return false;
+        }
+        let (structure, verify) = (wanted.clone(), Some(self.verify_slot()));
+        entry.complete = Some(Complete { structure, ingress, asked: None, verify });
+        entry.shares_health = true;
+        true
+    }
+
+    /// When a Service reads what the list does not show.
+    fn verify_slot(&self) -> Instant {
+        let mut next = self.next_verify.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = (*next).max(Instant::now() + VERIFY_AFTER);
+        *next = slot + VERIFY_SHARE;
+        slot
+    }
+}

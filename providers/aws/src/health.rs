@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The health of the targets, and how often AWS is asked for it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use steerage_provider_api::{Error, Health, HealthState, Owner, TargetHealth};
+
+use crate::client::RegisteredTarget;
+use crate::provider::Aws;
+use crate::registered::RegisteredIds;
+use crate::state::ServiceState;
+use crate::targets;
+
+/// Read health again after this time, because AWS does not notify.
+const HEALTH_POLL: Duration = Duration::from_mins(1);
+/// The same while no target is healthy.
+const HEALTH_POLL_UNDECIDED: Duration = Duration::from_secs(15);
+/// All Services together read the health of at most one target group in this time. AWS refills the calls that only read at about
+/// ten a second.
+const HEALTH_READ_SHARE: Duration = Duration::from_millis(500);
+
+impl Aws {
+    pub(crate) async fn read_health(&self, owner: &Owner, entry: &mut ServiceState) -> Result<Health, Error> {
+        entry.adopt_list(owner);
+        let groups: Vec<String> = match &entry.resources {
+            Some((known, resources)) if known == owner => {
+                resources.groups.values().map(|g| g.arn.clone()).collect()
+            }
+            _ => self.read(owner, entry).await?.mine.groups.into_values().map(|g| g.arn).collect(),
+        };
+        let read = groups.len();
+        let shares = std::mem::take(&mut entry.shares_health);
+        let mut worst: BTreeMap<String, TargetHealth> = BTreeMap::new();
+        for arn in groups {
+            for target in self.health_of(&arn, entry, shares).await? {
+                let node = entry.nodes.get(&target.id).cloned().unwrap_or(target.id);
+                let found = TargetHealth {
+                    node: node.clone(),
+                    family: None,
+                    state: target.state,
+                    reason: target.reason,
+                };
+                match worst.get(&node) {
+                    Some(known) if rank(known.state) >= rank(found.state) => {}
+                    _ => drop(worst.insert(node, found)),
+                }
+            }
+        }
+        let targets: Vec<TargetHealth> = worst.into_values().collect();
+        let is_steady = targets.iter().any(|target| target.state == HealthState::Healthy);
+        let base = if is_steady { HEALTH_POLL } else { HEALTH_POLL_UNDECIDED };
+        let reads = u32::try_from(self.services_known() * read).unwrap_or(u32::MAX);
+        Ok(Health { targets, due: Some(base.max(HEALTH_READ_SHARE.saturating_mul(reads))) })
+    }
+
+    /// The targets of a group. If `shares`, those that the first comparison read a moment ago.
+    async fn health_of(
+        &self,
+        arn: &str,
+        entry: &mut ServiceState,
+        shares: bool,
+    ) -> Result<Vec<RegisteredTarget>, Error> {
+        if shares && let Some(known) = entry.registered.get(arn).and_then(RegisteredIds::just_read) {
+            return Ok(known);
+        }
+        let targets = match entry.registered.get(arn) {
+            Some(known) => targets::listing(&*self.client, arn, known, self.config.settle).await?,
+            None => self.client.targets(arn).await?,
+        };
+        match entry.registered.get_mut(arn) {
+            Some(known) => known.refresh(&targets, self.config.settle),
+            None => drop(entry.registered.insert(arn.to_owned(), RegisteredIds::of(&targets))),
+        }
+        Ok(targets)
+    }
+}
+
+/// Order of health states: a node has the worst state of its ports.
+fn rank(state: HealthState) -> u8 {
+    match state {
+        HealthState::Healthy => 0,
+        HealthState::Initial => 1,
+        HealthState::Draining => 2,
+        HealthState::Unused => 3,
+        HealthState::Unhealthy => 4,
+    }
+}

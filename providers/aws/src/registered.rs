@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The registered instances of a target group, as last read or changed, and when others may leave. No I/O.
+//!
+//! AWS knows a target by instance and port. Steerage registers instances without a port, so each has its group's port, and the
+//! instance alone names the target. A target that somebody registered on another port counts as the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use steerage_provider_api::{Compare, HealthState};
+use tokio::time::Instant;
+
+use crate::client::{CallError, RegisteredTarget};
+use crate::targets::Limits;
+
+/// Read the targets from AWS again after this time, to repair changes by others.
+const MAX_CACHE_AGE: Duration = Duration::from_mins(10);
+/// Targets that must leave wait at most this long for the health of those that replace them.
+pub(crate) const MAX_HOLD: Duration = Duration::from_mins(5);
+/// Look at health again after this time while targets wait.
+pub(crate) const HOLD_POLL: Duration = Duration::from_secs(15);
+
+/// A listing of targets also tells their health for this time.
+const SHARED_AGE: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug)]
+pub(crate) struct RegisteredIds {
+    /// With the state of the last read.
+    ids: BTreeMap<String, HealthState>,
+    /// Instances of a call whose answer left open what it did.
+    doubtful: BTreeSet<String>,
+    /// `None` for a new group, which no read may show yet.
+    read: Option<Instant>,
+    written: Option<Instant>,
+    /// Since when targets that must leave wait.
+    held: Option<Instant>,
+    looked: Option<Instant>,
+    /// What the listing said.
+    listing: Vec<RegisteredTarget>,
+}
+
+impl RegisteredIds {
+    /// From a listing. A draining target is no longer registered.
+    pub(crate) fn of(targets: &[RegisteredTarget]) -> Self {
+        let registered = targets.iter().filter(|t| t.state != HealthState::Draining);
+        Self {
+            ids: registered.map(|t| (t.id.clone(), t.state)).collect(),
+            doubtful: BTreeSet::new(),
+            read: Some(Instant::now()),
+            written: None,
+            held: None,
+            looked: None,
+            listing: targets.to_vec(),
+        }
+    }
+
+    /// Of a group that was created a moment ago.
+    pub(crate) fn new() -> Self {
+        Self { read: None, written: Some(Instant::now()), ..Self::of(&[]) }
+    }
+
+    /// Takes over a listing, unless it may be older than the last change. Then only the states count.
+    pub(crate) fn refresh(&mut self, targets: &[RegisteredTarget], settle: Duration) {
+        if self.is_settled(settle) {
+            let Self { held, looked, .. } = *self;
+            *self = Self { held, looked, listing: Vec::new(), ..Self::of(targets) };
+        } else {
+            self.look(targets);
+        }
+    }
+
+    /// The listing, if it was made a moment ago and nothing was changed since.
+    pub(crate) fn just_read(&self) -> Option<Vec<RegisteredTarget>> {
+        let is_recent = self.read.is_some_and(|read| read.elapsed() < SHARED_AGE);
+        (self.written.is_none() && is_recent).then(|| self.listing.clone())
+    }
+
+    pub(crate) fn is_settled(&self, settle: Duration) -> bool {
+        self.written.is_none_or(|written| written.elapsed() >= settle)
+    }
+
+    /// Whether a read would tell more. What was changed in the last seconds may be newer than a read.
+    pub(crate) fn is_reliable(&self, limits: Limits) -> bool {
+        limits.compare == Compare::Remembered
+            || self.read.is_some_and(|read| read.elapsed() < MAX_CACHE_AGE)
+            || !self.is_settled(limits.settle)
+    }
+
+    pub(crate) fn has(&self, id: &str) -> bool {
+        self.ids.contains_key(id) && !self.doubtful.contains(id)
+    }
+
+    /// The instances that are or may be registered, but not wanted.
+    pub(crate) fn others(&self, wanted: &BTreeMap<String, String>) -> Vec<String> {
+        let all: BTreeSet<&String> = self.ids.keys().chain(&self.doubtful).collect();
+        all.into_iter().filter(|id| !wanted.contains_key(*id)).cloned().collect()
+    }
+
+    /// Those of the others that may leave to make room: not the last one while no wanted one is registered.
+    pub(crate) fn replaceable(&self, wanted: &BTreeMap<String, String>) -> Vec<String> {
+        let mut others = self.others(wanted);
+        if !self.ids.keys().any(|id| wanted.contains_key(id) && self.has(id)) {
+            others.pop();
+        }
+        others
+    }
+
+    /// Whether any target is registered.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Notes a call with these instances that is about to be made, so that an abandoned one leaves them doubtful. Returns those that
+    /// were doubtful before.
+    pub(crate) fn doubt(&mut self, ids: &[String]) -> BTreeSet<String> {
+        let before = self.doubtful.clone();
+        self.doubtful.extend(ids.iter().cloned());
+        self.written = Some(Instant::now());
+        before
+    }
+
+    /// Ends the doubts of a failed call, if it surely changed nothing.
+    pub(crate) fn restore(&mut self, before: BTreeSet<String>, failure: &CallError) {
+        if !failure.leaves_open() {
+            self.doubtful = before;
+        }
+    }
+
+    pub(crate) fn set_registered(&mut self, ids: &[String]) {
+        for id in ids {
+            self.doubtful.remove(id);
+            self.ids.insert(id.clone(), HealthState::Initial);
+        }
+        self.looked = None;
+    }
+
+    pub(crate) fn set_deregistered(&mut self, ids: &[String]) {
+        for id in ids {
+            self.doubtful.remove(id);
+            self.ids.remove(id);
+        }
+    }
+
+    /// Notes the states of a listing.
+    pub(crate) fn look(&mut self, targets: &[RegisteredTarget]) {
+        self.looked = Some(Instant::now());
+        for target in targets {
+            if let Some(state) = self.ids.get_mut(&target.id) {
+                *state = target.state;
+            }
+        }
+    }
+
+    fn any_healthy(&self, is_of: impl Fn(&String) -> bool) -> bool {
+        self.ids.iter().any(|(id, state)| is_of(id) && *state == HealthState::Healthy)
+    }
+
+    /// Whether the health of the targets decides if others may leave, and was not read lately.
+    pub(crate) fn needs_look(&self, wanted: &BTreeMap<String, String>) -> bool {
+        !wanted.is_empty()
+            && !self.any_healthy(|id| wanted.contains_key(id))
+            && self.looked.is_none_or(|looked| looked.elapsed() >= HOLD_POLL)
+    }
+
+    /// Whether there are targets, but none was healthy.
+    pub(crate) fn is_undecided(&self) -> bool {
+        !self.ids.is_empty() && !self.any_healthy(|_| true)
+    }
+
+    /// When to look again, if targets must wait before they leave: none of the wanted is healthy, but one that must leave is. A target
+    /// whose node is gone fails its checks, and holds nothing.
+    pub(crate) fn hold(&mut self, wanted: &BTreeMap<String, String>) -> Option<Duration> {
+        let must_wait = self.ids.keys().any(|id| wanted.contains_key(id))
+            && !self.any_healthy(|id| wanted.contains_key(id))
+            && self.any_healthy(|id| !wanted.contains_key(id));
+        let since = *self.held.get_or_insert_with(Instant::now);
+        if must_wait && since.elapsed() < MAX_HOLD {
+            return Some(HOLD_POLL);
+        }
+        self.release();
+        None
+    }
+
+    /// Nothing waits.
+    pub(crate) fn release(&mut self) {
+        self.held = None;
+    }
+}

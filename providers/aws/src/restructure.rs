@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Makes the structure of a load balancer the wanted one: from what is remembered, listed or read, by the steps of `apply`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use steerage_provider_api::{Compare, Error, LoadBalancer, Owner};
+use tokio::time::Instant;
+
+use crate::apply::Stepped;
+use crate::desired::Desired;
+use crate::observe::{self, Resources};
+use crate::provider::Aws;
+use crate::state::{Complete, Condemned, FirstLook, ServiceState};
+use crate::{reasons, targets};
+
+/// Look again after this time for a created resource that AWS does not show yet.
+const VISIBLE_POLL: Duration = Duration::from_secs(1);
+
+impl Aws {
+    /// The owner's current resources. Deletes resources of the same Service with another UID first, and returns when to call again
+    /// while their deletion is not complete, or while reads may show an old state.
+    async fn observe(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        compare: Compare,
+    ) -> Result<Result<Resources, Duration>, Error> {
+        if let Some(wait) = self.execute(entry).await? {
+            return Ok(Err(wait));
+        }
+        let unsettled = entry.unsettled(self.config.settle);
+        if let Some(known) = entry.take_resources(owner) {
+            if compare == Compare::Remembered || unsettled.is_some() {
+                return Ok(Ok(known));
+            }
+            let is_leaving = |name: &str| entry.leaving.contains_key(name);
+            match observe::refresh(&*self.client, &known, is_leaving).await {
+                Ok(Some(resources)) => return Ok(Ok(resources)),
+                Ok(None) => {}
+                Err(error) => {
+                    entry.resources = Some((owner.clone(), known));
+                    return Err(error);
+                }
+            }
+        } else if let Some(wait) = unsettled {
+            return Ok(Err(wait));
+        }
+        entry.unproven.clear();
+        entry.leaving.clear();
+        entry.registered.retain(|_, known| !known.is_settled(self.config.settle));
+        let seen = self.read(owner, entry).await?;
+        if let Some(message) = seen.foreign.first() {
+            return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
+        }
+        if seen.stale != Resources::default() {
+            entry.condemned = Some(Condemned::new(owner, &seen.stale));
+            if let Some(wait) = self.execute(entry).await? {
+                return Ok(Err(wait));
+            }
+        }
+        Ok(Ok(seen.mine))
+    }
+
+    /// Makes the structure the wanted one. Returns when to call again; `None` if it is in place.
+    pub(crate) async fn restructure(
+        &self,
+        lb: &LoadBalancer,
+        wanted: Desired,
+        entry: &mut ServiceState,
+        compare: Compare,
+    ) -> Result<Option<Duration>, Error> {
+        let owner = &lb.owner;
+        let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
+        entry.names.extend(wanted_names.iter().cloned());
+        entry.leaving.retain(|name, _| !wanted_names.contains(name));
+        // A failure leaves what the list said as it is.
+        let listed =
+            entry.resources.as_ref().filter(|_| entry.is_partial && entry.is_complete(owner, &wanted));
+        let filled = match listed {
+            Some((_, listed)) => observe::fill(&*self.client, &self.config.cluster, listed.clone()).await?,
+            None => None,
+        };
+        entry.drop_partial();
+        let is_new = matches!(std::mem::take(&mut entry.first_look), FirstLook::Nothing);
+        let mut resources = match filled.or_else(|| is_new.then(Resources::default)) {
+            Some(resources) => resources,
+            None => match self.observe(owner, entry, compare).await? {
+                Ok(resources) => resources,
+                Err(wait) => return Ok(Some(wait)),
+            },
+        };
+        let (instances, _) = targets::instances(&lb.targets);
+        let is_created = resources.balancer.is_none();
+        match self.apply_steps(owner, &wanted, &instances, &mut resources, entry).await {
+            Ok(Stepped::Done) => {}
+            Ok(Stepped::Unproven) => {
+                entry.resources = Some((owner.clone(), resources));
+                return Ok(Some(VISIBLE_POLL));
+            }
+            Err(error) => {
+                entry.put_back(owner, resources, &error);
+                return Err(error);
+            }
+        }
+        // A new load balancer needs minutes: asking at once would only cost a call.
+        let asked = is_created.then(Instant::now);
+        entry.resources = Some((owner.clone(), resources));
+        entry.names = wanted_names.into_iter().chain(entry.leaving.keys().cloned()).collect();
+        entry.complete = Some(Complete { structure: wanted, ingress: None, asked, verify: None });
+        Ok(None)
+    }
+}

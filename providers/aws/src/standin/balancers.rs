@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Load balancers and tags. The name of a load balancer is taken only by one with other settings; otherwise creating it again
+//! returns the existing one, whose tags may be another's.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+
+use super::cloud::{Cloud, NetworkLb};
+use super::{Kind, StandIn};
+use crate::client::{Balancer, BalancerCalls, CallError, Result, TAGS_BATCH, Tags};
+use crate::config::Scheme;
+
+impl StandIn {
+    fn balancer(&self, arn: &str, found: &NetworkLb, now: Instant) -> Balancer {
+        Balancer {
+            arn: arn.to_owned(),
+            name: found.name.clone(),
+            hostname: format!("{}.elb.example", found.name),
+            active: now >= found.created + self.delays.provisioning,
+            failed: None,
+            scheme: Some(found.scheme),
+        }
+    }
+}
+
+#[async_trait]
+impl BalancerCalls for StandIn {
+    async fn balancer_named(&self, name: &str) -> Result<Option<Balancer>> {
+        self.read("DescribeLoadBalancers", 1, name.to_owned(), |cloud, now| {
+            let found = cloud.balancers.iter().find(|(_, balancer)| balancer.name == name);
+            Ok(found.map(|(arn, found)| self.balancer(arn, found, now)))
+        })
+        .await
+    }
+
+    async fn balancer_at(&self, arn: &str) -> Result<Option<Balancer>> {
+        self.read("DescribeLoadBalancers", 1, arn.to_owned(), |cloud, now| {
+            Ok(cloud.balancers.get(arn).map(|found| self.balancer(arn, found, now)))
+        })
+        .await
+    }
+
+    async fn all_balancers(&self) -> Result<Vec<Balancer>> {
+        let pages = self.cloud().balancers.len().div_ceil(400).max(1);
+        self.read("DescribeLoadBalancers", pages, String::new(), |cloud, now| {
+            Ok(cloud.balancers.iter().map(|(arn, found)| self.balancer(arn, found, now)).collect())
+        })
+        .await
+    }
+
+    async fn create_balancer(
+        &self,
+        name: &str,
+        scheme: Scheme,
+        subnets: &[String],
+        tags: &Tags,
+    ) -> Result<Balancer> {
+        let action = "CreateLoadBalancer";
+        self.write(action, Kind::Mutation, name.to_owned(), |cloud, now| {
+            if let Some((arn, same)) = cloud.balancers.iter().find(|(_, balancer)| balancer.name == name) {
+                return if same.scheme == scheme && same.subnets == subnets {
+                    Ok(self.balancer(arn, same, now))
+                } else {
+                    let message = format!("A load balancer with the same name '{name}' exists");
+                    Err(CallError::made_up(action, "DuplicateLoadBalancerName", message))
+                };
+            }
+            let made = NetworkLb {
+                name: name.to_owned(),
+                scheme,
+                subnets: subnets.to_vec(),
+                tags: tags.clone(),
+                created: now,
+            };
+            let arn = cloud.arn("loadbalancer/net", name);
+            let answer = self.balancer(&arn, &made, now);
+            cloud.balancers.insert(arn, made);
+            Ok(Balancer { active: self.delays.provisioning == Duration::ZERO, ..answer })
+        })
+        .await
+    }
+
+    async fn delete_balancer(&self, arn: &str) -> Result<()> {
+        self.write("DeleteLoadBalancer", Kind::Mutation, arn.to_owned(), |cloud, now| {
+            let Cloud { listeners, groups, balancers, .. } = cloud;
+            for forward in listeners.values().filter(|forward| forward.balancer == arn) {
+                if let Some(group) = groups.get_mut(&forward.group) {
+                    group.held_until = Some(now + self.delays.release);
+                }
+            }
+            listeners.retain(|_, forward| forward.balancer != arn);
+            balancers.remove(arn);
+            cloud.note_use(now);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn tags(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>> {
+        let action = "DescribeTags";
+        self.read(action, 1, String::new(), |cloud, _| {
+            if arns.len() > TAGS_BATCH {
+                return Err(CallError::made_up(action, "ValidationError", "too many ARNs"));
+            }
+            let tags_of = |arn: &String| {
+                let (balancer, group) = (cloud.balancers.get(arn), cloud.groups.get(arn));
+                let found = balancer.map(|b| &b.tags).or(group.map(|g| &g.tags));
+                let found = found.or(cloud.listeners.get(arn).map(|listener| &listener.tags));
+                // Of these messages, only that about target groups names the ARN.
+                let (code, message) = if arn.contains(":targetgroup/") {
+                    ("TargetGroupNotFound", format!("Target groups '{arn}' not found"))
+                } else if arn.contains(":listener/") {
+                    ("ListenerNotFound", "One or more listeners not found".to_owned())
+                } else {
+                    ("LoadBalancerNotFound", "One or more load balancers not found".to_owned())
+                };
+                let found = found.ok_or_else(|| CallError::made_up(action, code, message))?;
+                Ok((arn.clone(), found.clone()))
+            };
+            arns.iter().map(tags_of).collect()
+        })
+        .await
+    }
+}

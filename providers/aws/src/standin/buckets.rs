@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The rates of an account in a region: a bucket of tokens for each kind of call.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Registration,
+    Mutation,
+}
+
+struct Bucket {
+    size: f64,
+    per_second: f64,
+    tokens: f64,
+    filled: Instant,
+}
+
+/// The buckets. `None` means that nothing is limited.
+pub(super) struct Buckets(Option<[Bucket; 3]>);
+
+impl Buckets {
+    pub(super) fn full(now: Instant) -> Self {
+        let bucket = |size, per_second| Bucket { size, per_second, tokens: size, filled: now };
+        Self(Some([bucket(40.0, 10.0), bucket(20.0, 4.0), bucket(20.0, 3.0)]))
+    }
+
+    pub(super) fn unlimited() -> Self {
+        Self(None)
+    }
+
+    /// Takes tokens; false if there are too few.
+    pub(super) fn take(&mut self, kind: Kind, tokens: usize, now: Instant) -> bool {
+        let Some(buckets) = &mut self.0 else { return true };
+        let bucket = &mut buckets[kind as usize];
+        let passed = now.saturating_duration_since(bucket.filled);
+        bucket.tokens = (bucket.tokens + passed.as_secs_f64() * bucket.per_second).min(bucket.size);
+        bucket.filled = now;
+        let wanted = Duration::from_secs(tokens as u64).as_secs_f64();
+        let has = bucket.tokens >= wanted;
+        if has {
+            bucket.tokens -= wanted;
+        }
+        has
+    }
+}

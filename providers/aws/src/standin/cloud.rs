@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The state of the stand-in, and what follows from it and the clock.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use steerage_provider_api::HealthState;
+use tokio::time::Instant;
+
+use crate::client::Tags;
+use crate::config::Scheme;
+use crate::desired::HealthCheckSettings;
+
+/// How long things take.
+#[derive(Clone, Debug)]
+pub(crate) struct Delays {
+    pub(crate) call: Duration,
+    /// The oldest state that a read may see.
+    pub(crate) lag: Duration,
+    pub(crate) provisioning: Duration,
+    /// From the registration, or from the first listener, to the first health check.
+    pub(crate) registration: Duration,
+    /// How long a target group is in use after its load balancer was deleted.
+    pub(crate) release: Duration,
+    /// Until a change of an instance's health is noticed.
+    pub(crate) check: Duration,
+}
+
+impl Delays {
+    /// As users of AWS report them.
+    pub(crate) fn real() -> Self {
+        let seconds = Duration::from_secs;
+        Self {
+            call: Duration::from_millis(80),
+            lag: seconds(4),
+            provisioning: seconds(150),
+            registration: seconds(120),
+            release: seconds(12),
+            check: seconds(10),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Quotas {
+    pub(crate) listeners: usize,
+    pub(crate) targets: usize,
+    pub(crate) groups: usize,
+}
+
+impl Default for Quotas {
+    fn default() -> Self {
+        Self { listeners: 50, targets: 500, groups: 3000 }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct NetworkLb {
+    pub(crate) name: String,
+    pub(crate) scheme: Scheme,
+    pub(crate) subnets: Vec<String>,
+    pub(crate) tags: Tags,
+    pub(crate) created: Instant,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Forward {
+    pub(crate) balancer: String,
+    pub(crate) port: u16,
+    pub(crate) protocol: String,
+    pub(crate) group: String,
+    pub(crate) tags: Tags,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) name: String,
+    pub(crate) protocol: String,
+    pub(crate) port: u16,
+    pub(crate) vpc: String,
+    pub(crate) health: HealthCheckSettings,
+    pub(crate) attributes: BTreeMap<String, String>,
+    pub(crate) tags: Tags,
+    /// By instance and port.
+    pub(crate) targets: BTreeMap<(String, u16), Registration>,
+    /// Since when a listener forwards to it.
+    pub(crate) used: Option<Instant>,
+    pub(crate) held_until: Option<Instant>,
+    /// The load balancer and port that last forwarded to it.
+    pub(crate) served: Option<(String, u16)>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Registration {
+    pub(crate) since: Instant,
+    pub(crate) draining: Option<Instant>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Instance {
+    pub(crate) running: bool,
+    /// Whether health checks pass, and since when. Before, it was the opposite.
+    pub(crate) passes: (bool, Instant),
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Cloud {
+    /// All by ARN.
+    pub(crate) balancers: BTreeMap<String, NetworkLb>,
+    pub(crate) listeners: BTreeMap<String, Forward>,
+    pub(crate) groups: BTreeMap<String, Group>,
+    pub(crate) instances: BTreeMap<String, Instance>,
+    made: u64,
+}
+
+impl Group {
+    /// The time for which a deregistered target drains.
+    fn drain(&self) -> Duration {
+        let text = self.attributes.get("deregistration_delay.timeout_seconds");
+        Duration::from_secs(text.and_then(|seconds| seconds.parse().ok()).unwrap_or(300))
+    }
+
+    /// The targets that are registered or still drain.
+    pub(crate) fn listed(&self, now: Instant) -> impl Iterator<Item = (&(String, u16), &Registration)> {
+        let is_there = move |r: &Registration| r.draining.is_none_or(|since| now < since + self.drain());
+        self.targets.iter().filter(move |(_, registration)| is_there(registration))
+    }
+
+    /// The instances that are registered, on whichever port.
+    pub(crate) fn registered(&self) -> impl Iterator<Item = &String> {
+        self.targets.iter().filter(|(_, r)| r.draining.is_none()).map(|((id, _), _)| id)
+    }
+}
+
+impl Cloud {
+    /// A new ARN of this kind.
+    pub(crate) fn arn(&mut self, kind: &str, name: &str) -> String {
+        self.made += 1;
+        format!("arn:aws:elasticloadbalancing:us-east-1:1:{kind}/{name}/{:016x}", self.made)
+    }
+
+    /// The state of a target, with AWS's reason.
+    pub(crate) fn health(
+        &self,
+        delays: &Delays,
+        group: &Group,
+        id: &str,
+        registration: &Registration,
+        now: Instant,
+    ) -> (HealthState, &'static str) {
+        if registration.draining.is_some() {
+            return (HealthState::Draining, "Target.DeregistrationInProgress");
+        }
+        let Some(used) = group.used else { return (HealthState::Unused, "Target.NotInUse") };
+        let Some(instance) = self.instances.get(id).filter(|instance| instance.running) else {
+            return (HealthState::Unused, "Target.InvalidState");
+        };
+        if now < registration.since.max(used) + delays.registration {
+            return (HealthState::Initial, "Elb.RegistrationInProgress");
+        }
+        let (passes, since) = instance.passes;
+        if passes == (now >= since + delays.check) {
+            (HealthState::Healthy, "")
+        } else {
+            (HealthState::Unhealthy, "Target.FailedHealthChecks")
+        }
+    }
+
+    /// The instances that clients of a listener reach: the healthy ones, or all if none is healthy.
+    pub(crate) fn serving(&self, delays: &Delays, group: &Group, now: Instant) -> (bool, Vec<String>) {
+        let is_healthy =
+            |id: &str, r: &Registration| self.health(delays, group, id, r, now).0 == HealthState::Healthy;
+        let registered: Vec<_> = group.targets.iter().filter(|(_, r)| r.draining.is_none()).collect();
+        let healthy: Vec<String> = registered
+            .iter()
+            .filter(|((id, _), r)| is_healthy(id, r))
+            .map(|((id, _), _)| id.clone())
+            .collect();
+        if healthy.is_empty() {
+            return (false, registered.iter().map(|((id, _), _)| id.clone()).collect());
+        }
+        (true, healthy)
+    }
+
+    /// Notes for each target group since when listeners use it, after these changed.
+    pub(crate) fn note_use(&mut self, now: Instant) {
+        for (arn, group) in &mut self.groups {
+            let by = self.listeners.values().find(|forward| forward.group == *arn);
+            group.used = by.map(|_| group.used.unwrap_or(now));
+            group.served = by.map(|by| (by.balancer.clone(), by.port)).or(group.served.take());
+        }
+    }
+}

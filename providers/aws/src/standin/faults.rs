@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What goes wrong with calls: nothing, something at random, or what the conformance suite injects.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use steerage_provider_conformance::{Call, CutPoint, Fault as Injected, Proxy};
+
+use super::Kind;
+
+/// What happens to a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fault {
+    /// The connection is lost before AWS gets the call.
+    Before,
+    /// AWS handles the call, and the answer is lost.
+    After,
+    /// AWS answers with an error.
+    Code(&'static str),
+}
+
+pub(crate) enum Faults {
+    None,
+    /// Each call fails with this probability.
+    Random(f64),
+    /// As the suite says, which also counts the calls.
+    Suite(Arc<Proxy>),
+}
+
+impl Faults {
+    pub(super) fn next(
+        &mut self,
+        random: &mut fastrand::Rng,
+        name: &'static str,
+        kind: Kind,
+        body: String,
+    ) -> Option<Fault> {
+        match self {
+            Self::None => None,
+            Self::Random(share) => (random.f64() < *share).then(|| {
+                let all = [
+                    Fault::Before,
+                    Fault::After,
+                    Fault::Code("ThrottlingException"),
+                    Fault::Code("InternalFailure"),
+                ];
+                all[random.usize(0..all.len())]
+            }),
+            Self::Suite(proxy) => {
+                let write = kind != Kind::Read;
+                let call =
+                    Call { name: name.to_owned(), write, target: String::new(), body: Bytes::from(body) };
+                proxy.record(call).map(|fault| match fault {
+                    Injected::Cut(CutPoint::Before) => Fault::Before,
+                    Injected::Cut(CutPoint::After) => Fault::After,
+                    Injected::Respond(_) | Injected::Delay(_) => Fault::Code("ThrottlingException"),
+                })
+            }
+        }
+    }
+}

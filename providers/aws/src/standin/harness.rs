@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The conformance suite on the stand-in, with times so short that its loops outlast them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use steerage_provider_api::{LoadBalancer, Owner, Target};
+use steerage_provider_conformance::{Call, CannedResponse, Harness, Proxy, Snapshot};
+use tokio::time::Instant;
+
+use super::cloud::{Group, Instance};
+use super::faults::Faults;
+use super::{Cloud, Delays, StandIn};
+use crate::Aws;
+use crate::client::{BalancerCalls as _, GroupCalls as _, Tags};
+use crate::desired::desired;
+use crate::desired::tests::config;
+use crate::names;
+
+const FOREIGN: &str = "somebody";
+const BAD: &str = "node-0-stopped";
+
+struct OnStandIn {
+    cloud: Arc<StandIn>,
+    proxy: Arc<Proxy>,
+}
+
+pub(super) fn node(id: &str) -> String {
+    if id == "i-stopped" { BAD.to_owned() } else { id.replacen("i-", "node-", 1) }
+}
+
+pub(super) fn target(index: usize) -> Target {
+    made_target(format!("node-{index}"), &format!("i-{index}"))
+}
+
+fn made_target(node: String, id: &str) -> Target {
+    let provider_id = Some(format!("aws:///us-east-1a/{id}"));
+    Target { node, addresses: Vec::new(), provider_id, zone: None, pod_cidrs: Vec::new(), weight: 1 }
+}
+
+/// Starts instances, whose health checks pass.
+pub(super) fn start_instances(cloud: &StandIn, count: usize) {
+    cloud.change(|cloud| {
+        let instance = Instance { running: true, passes: (true, Instant::now()) };
+        cloud.instances = (0..count).map(|i| (format!("i-{i}"), instance.clone())).collect();
+    });
+}
+
+impl OnStandIn {
+    fn new() -> Self {
+        let short = Duration::from_millis;
+        let delays = Delays {
+            call: Duration::ZERO,
+            lag: Duration::ZERO,
+            provisioning: short(30),
+            registration: Duration::ZERO,
+            release: short(50),
+            check: Duration::ZERO,
+        };
+        let (cloud, proxy) = (Arc::new(StandIn::new(delays, 1)), Arc::new(Proxy::in_process()));
+        cloud.set_unlimited();
+        cloud.set_faults(Faults::Suite(Arc::clone(&proxy)));
+        start_instances(&cloud, 6);
+        Self { cloud, proxy }
+    }
+}
+
+/// One line for each object, without ARNs and times.
+pub(super) fn snapshot(cloud: &Cloud) -> Snapshot {
+    let name = |arn: &String| cloud.groups.get(arn).map_or("nothing", |group| &group.name).to_owned();
+    let balancer = |arn: &String| cloud.balancers.get(arn).map_or("none", |found| &found.name).to_owned();
+    let balancers = cloud.balancers.values().map(|found| {
+        (format!("load balancer {}", found.name), format!("{:?} {:?}", found.scheme, found.tags))
+    });
+    let listeners = cloud.listeners.values().map(|found| {
+        let content = format!("{} {} {:?}", found.protocol, name(&found.group), found.tags);
+        (format!("listener {}:{}", balancer(&found.balancer), found.port), content)
+    });
+    let groups = cloud.groups.values().map(|found| {
+        let Group { protocol, port, vpc, health, attributes, tags, .. } = found;
+        let targets: BTreeSet<&String> = found.registered().collect();
+        let content = format!("{protocol} {port} {vpc} {health:?} {attributes:?} {tags:?} {targets:?}");
+        (format!("target group {}", found.name), content)
+    });
+    balancers.chain(listeners).chain(groups).collect()
+}
+
+#[async_trait]
+impl Harness for OnStandIn {
+    type Provider = Aws;
+
+    async fn fresh(&self) -> anyhow::Result<Aws> {
+        let config = crate::Config { settle: Duration::ZERO, ..config() };
+        Ok(Aws::over(config, Arc::clone(&self.cloud) as _))
+    }
+
+    fn proxy(&self) -> &Proxy {
+        &self.proxy
+    }
+
+    async fn snapshot(&self) -> anyhow::Result<Snapshot> {
+        Ok(snapshot(&self.cloud.cloud()))
+    }
+
+    async fn targets(&self, owner: &Owner) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
+        let cloud = self.cloud.cloud();
+        let of = cloud.groups.values().filter(|group| group.tags.get(names::UID_TAG) == Some(&owner.uid));
+        Ok(of.map(|group| (group.name.clone(), group.registered().map(|id| node(id)).collect())).collect())
+    }
+
+    fn target(&self, index: usize) -> Target {
+        target(index)
+    }
+
+    fn bad_target(&self) -> Target {
+        made_target(BAD.to_owned(), "i-stopped")
+    }
+
+    fn throttle(&self) -> CannedResponse {
+        CannedResponse { status: 400, content_type: "text/xml", body: Bytes::new() }
+    }
+
+    /// With the settings that the provider requests, so that creating them again finds them.
+    async fn plant_foreign(&self, lb: &LoadBalancer) -> anyhow::Result<()> {
+        let (config, wanted) = (config(), desired(&config(), lb)?);
+        let tags = Tags::from([(FOREIGN.to_owned(), "else".to_owned())]);
+        let direct = StandIn::new(Delays { call: Duration::ZERO, ..self.cloud.delays.clone() }, 1);
+        direct.change(|cloud| *cloud = self.cloud.cloud());
+        for name in [wanted.name.clone(), format!("{}-kin", &wanted.name[..20].trim_end_matches('-'))] {
+            direct.create_balancer(&name, wanted.scheme, &config.subnets, &tags).await.map_err(said)?;
+        }
+        for group in &wanted.groups {
+            direct.create_group(group, &config.vpc, &tags).await.map_err(said)?;
+        }
+        self.cloud.change(|cloud| *cloud = direct.cloud());
+        Ok(())
+    }
+
+    async fn remove_foreign(&self) -> anyhow::Result<()> {
+        self.cloud.change(|cloud| {
+            let is_foreign = |tags: &Tags| tags.contains_key(FOREIGN) && !tags.contains_key(names::UID_TAG);
+            cloud.balancers.retain(|_, found| !is_foreign(&found.tags));
+            cloud.groups.retain(|_, found| !is_foreign(&found.tags));
+        });
+        Ok(())
+    }
+
+    async fn mark(&self, owner: &Owner) -> anyhow::Result<()> {
+        self.cloud.change(|cloud| {
+            let balancers = cloud.balancers.values_mut().map(|found| &mut found.tags);
+            let stay = cloud.listeners.values_mut().filter(|found| found.port == 80);
+            for tags in balancers.chain(stay.map(|found| &mut found.tags)) {
+                if tags.get(names::UID_TAG) == Some(&owner.uid) {
+                    tags.insert(FOREIGN.to_owned(), "else".to_owned());
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn marked(&self, owner: &Owner) -> anyhow::Result<bool> {
+        let cloud = self.cloud.cloud();
+        let balancers = cloud.balancers.values().map(|found| &found.tags);
+        let listeners = cloud.listeners.values().filter(|found| found.port == 80).map(|found| &found.tags);
+        let mut own = balancers.chain(listeners).filter(|tags| tags.get(names::UID_TAG) == Some(&owner.uid));
+        Ok(own.all(|tags| tags.contains_key(FOREIGN)))
+    }
+
+    fn nodes_in(&self, call: &Call) -> Option<BTreeSet<String>> {
+        let moves = matches!(call.name.as_str(), "RegisterTargets" | "DeregisterTargets");
+        let body = String::from_utf8_lossy(&call.body).into_owned();
+        moves.then(|| body.split(',').map(node).collect())
+    }
+}
+
+fn said(failure: crate::client::CallError) -> anyhow::Error {
+    steerage_provider_api::Error::from(failure).into()
+}
+
+#[tokio::test(start_paused = true)]
+async fn provider_conforms_on_the_stand_in() {
+    steerage_provider_conformance::run(&OnStandIn::new()).await.unwrap();
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A stand-in for `ELBv2` that behaves as AWS documents it, or as its users observe it, where moto does not: time, eventual
+//! consistency, throttling, quotas, dependencies. It takes the place of the SDK behind [`Elbv2`](crate::client::Elbv2), and runs on
+//! tokio's clock, so that a test with a paused clock sees minutes pass at once. It knows nothing of this provider.
+
+mod balancers;
+mod buckets;
+pub(crate) mod cloud;
+pub(crate) mod faults;
+mod groups;
+pub(crate) mod harness;
+mod listeners;
+mod targets;
+mod tests;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::client::{CallError, Result};
+use buckets::Buckets;
+pub(crate) use buckets::Kind;
+pub(crate) use cloud::{Cloud, Delays, Quotas};
+use faults::{Fault, Faults};
+
+/// A call that was made, whether or not it failed.
+#[derive(Clone, Debug)]
+pub(crate) struct MadeCall {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+}
+
+/// Says what is wrong with a change from one state to another, if anything is.
+pub(crate) type Invariant = Box<dyn Fn(&Cloud, &Cloud) -> Option<String> + Send>;
+
+struct Inner {
+    /// Every state since the start, the newest last: reads may see an older one.
+    history: Vec<(Instant, Cloud)>,
+    buckets: Buckets,
+    random: fastrand::Rng,
+    faults: Faults,
+    calls: Vec<MadeCall>,
+    invariant: Option<Invariant>,
+    violations: Vec<String>,
+}
+
+/// The stand-in.
+pub(crate) struct StandIn {
+    pub(crate) delays: Delays,
+    pub(crate) quotas: Quotas,
+    inner: Mutex<Inner>,
+}
+
+impl StandIn {
+    pub(crate) fn new(delays: Delays, seed: u64) -> Self {
+        let inner = Inner {
+            history: vec![(Instant::now(), Cloud::default())],
+            buckets: Buckets::full(Instant::now()),
+            random: fastrand::Rng::with_seed(seed),
+            faults: Faults::None,
+            calls: Vec::new(),
+            invariant: None,
+            violations: Vec::new(),
+        };
+        Self { delays, quotas: Quotas::default(), inner: Mutex::new(inner) }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest state.
+    pub(crate) fn cloud(&self) -> Cloud {
+        self.inner().newest().clone()
+    }
+
+    /// Changes the state, as another program or the passing of events does.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Cloud)) {
+        let mut inner = self.inner();
+        let mut cloud = inner.newest().clone();
+        change(&mut cloud);
+        inner.history.push((Instant::now(), cloud));
+    }
+
+    pub(crate) fn set_faults(&self, faults: Faults) {
+        self.inner().faults = faults;
+    }
+
+    pub(crate) fn set_unlimited(&self) {
+        self.inner().buckets = Buckets::unlimited();
+    }
+
+    /// Checks this after every call that changed something.
+    pub(crate) fn set_invariant(&self, invariant: Invariant) {
+        self.inner().invariant = Some(invariant);
+    }
+
+    /// What the invariant found so far.
+    pub(crate) fn violations(&self) -> Vec<String> {
+        self.inner().violations.clone()
+    }
+
+    /// The calls since the last time.
+    pub(crate) fn take_calls(&self) -> Vec<MadeCall> {
+        std::mem::take(&mut self.inner().calls)
+    }
+
+    /// A read of `pages` pages. It may see a state that is some seconds old.
+    async fn read<T>(
+        &self,
+        name: &'static str,
+        pages: usize,
+        body: String,
+        see: impl FnOnce(&Cloud, Instant) -> Result<T>,
+    ) -> Result<T> {
+        self.call(name, Kind::Read, pages, body, |inner| {
+            let now = Instant::now();
+            let lag = Duration::from_secs_f64(self.delays.lag.as_secs_f64() * inner.random.f64());
+            let seen = inner.history.iter().rev().find(|(since, _)| *since + lag <= now);
+            let (_, cloud) = seen.unwrap_or(&inner.history[0]);
+            see(cloud, now)
+        })
+        .await
+    }
+
+    /// A change, which an error leaves undone as a whole.
+    async fn write<T>(
+        &self,
+        name: &'static str,
+        kind: Kind,
+        body: String,
+        act: impl FnOnce(&mut Cloud, Instant) -> Result<T>,
+    ) -> Result<T> {
+        self.call(name, kind, 1, body, |inner| {
+            let now = Instant::now();
+            let mut cloud = inner.newest().clone();
+            let done = act(&mut cloud, now)?;
+            let wrong = inner.invariant.as_ref().and_then(|invariant| invariant(inner.newest(), &cloud));
+            if let Some(wrong) = wrong {
+                inner.violations.push(format!("after {name}: {wrong}"));
+            }
+            inner.history.push((now, cloud));
+            Ok(done)
+        })
+        .await
+    }
+
+    async fn call<T>(
+        &self,
+        name: &'static str,
+        kind: Kind,
+        tokens: usize,
+        body: String,
+        act: impl FnOnce(&mut Inner) -> Result<T>,
+    ) -> Result<T> {
+        tokio::time::sleep(self.delays.call).await;
+        let mut inner = self.inner();
+        inner.calls.extend((0..tokens).map(|_| MadeCall { name, kind }));
+        let fault = inner.next_fault(name, kind, body);
+        let unanswered = || CallError::made_up(name, "", "connection closed");
+        match fault {
+            Some(Fault::Before) => return Err(unanswered()),
+            Some(Fault::Code(code)) => return Err(CallError::made_up(name, code, "made up")),
+            Some(Fault::After) | None => {}
+        }
+        if !inner.buckets.take(kind, tokens, Instant::now()) {
+            return Err(CallError::made_up(name, "ThrottlingException", "Rate exceeded"));
+        }
+        let done = act(&mut inner)?;
+        if matches!(fault, Some(Fault::After)) { Err(unanswered()) } else { Ok(done) }
+    }
+}
+
+impl Inner {
+    fn newest(&self) -> &Cloud {
+        let (_, cloud) = &self.history[self.history.len() - 1];
+        cloud
+    }
+
+    fn next_fault(&mut self, name: &'static str, kind: Kind, body: String) -> Option<Fault> {
+        let Self { faults, random, .. } = self;
+        faults.next(random, name, kind, body)
+    }
+}

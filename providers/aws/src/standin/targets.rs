@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Targets. Those without a port of their own have that of their group.
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+
+use super::cloud::{Cloud, Registration};
+use super::{Kind, StandIn};
+use crate::client::{CallError, RegisteredTarget, Result, TargetCalls};
+
+fn missing(action: &'static str, group: &str) -> CallError {
+    CallError::made_up(action, "TargetGroupNotFound", format!("Target groups '{group}' not found"))
+}
+
+/// The targets of all target groups that share a load balancer with this one.
+fn targets_beside(cloud: &Cloud, group: &str) -> usize {
+    let balancer = cloud.listeners.values().find(|f| f.group == group).map(|f| &f.balancer);
+    let shares = |arn: &String| {
+        arn == group || cloud.listeners.values().any(|f| f.group == *arn && Some(&f.balancer) == balancer)
+    };
+    cloud.groups.iter().filter(|(arn, _)| shares(arn)).map(|(_, found)| found.registered().count()).sum()
+}
+
+#[async_trait]
+impl TargetCalls for StandIn {
+    async fn targets(&self, group: &str) -> Result<Vec<RegisteredTarget>> {
+        let action = "DescribeTargetHealth";
+        self.read(action, 1, group.to_owned(), |cloud, now| {
+            let found = cloud.groups.get(group).ok_or_else(|| missing(action, group))?;
+            let described = |(key, registration): (&(String, u16), &Registration)| {
+                let (state, reason) = cloud.health(&self.delays, found, &key.0, registration, now);
+                RegisteredTarget { id: key.0.clone(), state, reason: reason.to_owned() }
+            };
+            Ok(found.listed(now).map(described).collect())
+        })
+        .await
+    }
+
+    async fn register(&self, group: &str, ids: &[String]) -> Result<()> {
+        let action = "RegisterTargets";
+        self.write(action, Kind::Registration, ids.join(","), |cloud, now| {
+            let runs = |id: &&String| cloud.instances.get(*id).is_some_and(|instance| instance.running);
+            let bad: Vec<String> = ids.iter().filter(|id| !runs(id)).map(|id| format!("'{id}'")).collect();
+            if !bad.is_empty() {
+                let message = format!(
+                    "The following targets are not in a running state and cannot be registered: {}",
+                    bad.join(", ")
+                );
+                return Err(CallError::made_up(action, "InvalidTarget", message));
+            }
+            let found = cloud.groups.get_mut(group).ok_or_else(|| missing(action, group))?;
+            for id in ids {
+                let registration = found
+                    .targets
+                    .entry((id.clone(), found.port))
+                    .or_insert(Registration { since: now, draining: None });
+                if registration.draining.is_some() {
+                    *registration = Registration { since: now, draining: None };
+                }
+            }
+            if targets_beside(cloud, group) > self.quotas.targets {
+                return Err(CallError::made_up(action, "TooManyTargets", "quota"));
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn deregister(&self, group: &str, ids: &[String]) -> Result<()> {
+        let action = "DeregisterTargets";
+        self.write(action, Kind::Registration, ids.join(","), |cloud, now: Instant| {
+            let found = cloud.groups.get_mut(group).ok_or_else(|| missing(action, group))?;
+            for id in ids {
+                // Unknown ones are no error.
+                let key = (id.clone(), found.port);
+                if found.used.is_none() {
+                    found.targets.remove(&key);
+                } else if let Some(registration) = found.targets.get_mut(&key) {
+                    registration.draining.get_or_insert(now);
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The number of calls after a restart, and that what the first comparison leaves out follows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steerage_model::Key;
+use steerage_provider_api::{Compare, LoadBalancer, Owner, Progress, Provider as _};
+
+use super::driver::{apply, delete, provider, standin, wanted};
+use crate::standin::faults::Faults;
+use crate::standin::{Kind, StandIn};
+
+const SERVICES: usize = 100;
+
+fn service(index: usize) -> LoadBalancer {
+    let owner = Owner { service: Key::new("shop", format!("web-{index}")), uid: format!("uid-{index}") };
+    LoadBalancer { owner, ..wanted(&[(80, 30080)], &[0, 1]) }
+}
+
+/// An account with this many Services in place.
+async fn filled(services: usize) -> Arc<StandIn> {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    for index in 0..services {
+        apply(&aws, &service(index), Compare::Remembered).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    cloud.take_calls();
+    cloud
+}
+
+#[tokio::test(start_paused = true)]
+async fn restart_reads_lists_and_the_targets_of_each_group() {
+    let cloud = filled(SERVICES).await;
+    let aws = provider(&cloud);
+    let mut owned = None;
+    for index in 0..SERVICES {
+        let lb = service(index);
+        let outcome = apply(&aws, &lb, Compare::InPlace).await.unwrap();
+        assert_eq!((outcome.progress, outcome.ingress.len()), (Progress::Done, 1));
+        assert!(aws.target_health(&lb.owner).await.unwrap().targets.len() == 2);
+        if owned.is_none() {
+            owned = Some(aws.owned().await.unwrap().len());
+        }
+        // Spread over the time that AWS's rate allows.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(owned, Some(SERVICES));
+    let calls = cloud.take_calls();
+    assert!(calls.iter().all(|call| call.kind == Kind::Read), "{calls:?}");
+    let of = |name: &str| calls.iter().filter(|call| call.name == name).count();
+    assert_eq!((of("DescribeLoadBalancers"), of("DescribeTargetGroups"), of("DescribeTags")), (1, 1, 10));
+    assert_eq!((of("DescribeTargetHealth"), calls.len()), (SERVICES, SERVICES + 12));
+}
+
+/// Throttled again and again, the lists of the start still make progress with every call that AWS answers.
+#[tokio::test(start_paused = true)]
+async fn throttled_lists_continue_where_they_stopped() {
+    let cloud = filled(SERVICES).await;
+    cloud.set_faults(Faults::Random(0.5));
+    let (aws, mut tries) = (provider(&cloud), 1);
+    while aws.owned().await.is_err() {
+        tries += 1;
+    }
+    let calls = cloud.take_calls().len();
+    assert!(tries > 1 && calls == 12 + tries - 1, "{calls} calls in {tries} tries");
+}
+
+/// Somebody changed an attribute and a listener while no provider ran. Lists do not show it.
+#[tokio::test(start_paused = true)]
+async fn what_lists_do_not_show_is_read_a_little_later() {
+    let cloud = filled(3).await;
+    let before = crate::standin::harness::snapshot(&cloud.cloud());
+    cloud.change(|cloud| {
+        let group = cloud.groups.values_mut().next().unwrap();
+        group.attributes.insert("preserve_client_ip.enabled".to_owned(), "false".to_owned());
+        cloud.listeners.values_mut().last().unwrap().port = 8080;
+    });
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let aws = provider(&cloud);
+    let mut due = Vec::new();
+    for index in 0..3 {
+        let outcome = apply(&aws, &service(index), Compare::InPlace).await.unwrap();
+        assert_eq!(outcome.progress, Progress::Done);
+        due.push(outcome.retry_refused.unwrap());
+    }
+    assert!(due[0] < due[2] && due[2] < Duration::from_mins(1), "{due:?}");
+    cloud.take_calls();
+    tokio::time::sleep(due[2]).await;
+    for index in 0..3 {
+        let outcome = apply(&aws, &service(index), Compare::Remembered).await.unwrap();
+        assert_eq!(outcome.retry_refused, None);
+    }
+    let reads = cloud.take_calls().iter().filter(|call| call.kind == Kind::Read).count();
+    assert_eq!(reads, 3 * 3);
+    assert_eq!(crate::standin::harness::snapshot(&cloud.cloud()), before);
+}
+
+/// Deleted Services do not count when health is read.
+#[tokio::test(start_paused = true)]
+async fn deleted_services_are_forgotten() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    for index in 0..200 {
+        let lb = LoadBalancer { targets: super::driver::set(&[]), ..service(index) };
+        apply(&aws, &lb, Compare::Remembered).await.unwrap();
+        delete(&aws, &lb.owner).await.unwrap();
+    }
+    apply(&aws, &service(0), Compare::Remembered).await.unwrap();
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    let health = aws.target_health(&service(0).owner).await.unwrap();
+    assert_eq!(health.due, Some(Duration::from_mins(1)));
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The provider on the stand-in, with a paused clock.
+
+mod consistency;
+mod driver;
+mod economy;
+mod order;
+mod quotas;
+mod schedule;

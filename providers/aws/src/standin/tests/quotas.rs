@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Changes in an account whose quotas are used up.
+
+use steerage_provider_api::Compare;
+
+use super::driver::{apply, provider, standin_with, wanted};
+use crate::standin::{Quotas, StandIn};
+
+fn registered(cloud: &StandIn) -> Vec<Vec<String>> {
+    let mut groups: Vec<_> = cloud.cloud().groups.into_values().collect();
+    groups.sort_by_key(|group| group.port);
+    groups.iter().map(|group| group.registered().cloned().collect()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn targets_are_replaced_at_the_quota() {
+    let cloud = standin_with(1, Quotas { targets: 4, ..Quotas::default() });
+    let ports = [(80, 30080), (81, 30081)];
+    let aws = provider(&cloud);
+    apply(&aws, &wanted(&ports, &[0, 1]), Compare::Remembered).await.unwrap();
+    apply(&aws, &wanted(&ports, &[1, 2]), Compare::Remembered).await.unwrap();
+    assert_eq!(registered(&cloud), [["i-1", "i-2"], ["i-1", "i-2"]]);
+    // All of them: one stays until another is registered.
+    apply(&aws, &wanted(&ports, &[3, 4]), Compare::Remembered).await.unwrap();
+    assert_eq!(registered(&cloud), [["i-3", "i-4"], ["i-3", "i-4"]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn exceeded_quota_is_reported_and_other_groups_follow() {
+    let cloud = standin_with(1, Quotas { targets: 5, ..Quotas::default() });
+    let ports = [(80, 30080), (81, 30081)];
+    let aws = provider(&cloud);
+    apply(&aws, &wanted(&ports, &[0, 1]), Compare::Remembered).await.unwrap();
+    let error = apply(&aws, &wanted(&ports, &[1, 2, 3]), Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), "QuotaExceeded");
+    assert!(
+        registered(&cloud).iter().all(|ids| !ids.contains(&"i-0".to_owned())),
+        "{:?}",
+        registered(&cloud)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn listeners_are_replaced_at_the_quota() {
+    let cloud = standin_with(1, Quotas::default());
+    let aws = provider(&cloud);
+    let ports = |first: u16| (first..first + 50).map(|port| (port, 30000 + port)).collect::<Vec<_>>();
+    apply(&aws, &wanted(&ports(1), &[0]), Compare::Remembered).await.unwrap();
+    apply(&aws, &wanted(&ports(26), &[0]), Compare::Remembered).await.unwrap();
+    let mut at: Vec<u16> = cloud.cloud().listeners.values().map(|listener| listener.port).collect();
+    at.sort_unstable();
+    assert_eq!(at, (26..76).collect::<Vec<_>>());
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Random schedules: what is wanted changes, calls fail, the provider restarts or a call is abandoned at any moment.
+//!
+//! A failure names its seed, and `STEERAGE_SEED` runs only that one. `STEERAGE_SEEDS` runs so many.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use steerage_model::{Affinity, Key, Protocol};
+use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _};
+
+use super::driver::{apply, delete, provider, set, standin};
+use crate::client::Tags;
+use crate::config::Scheme;
+use crate::desired::tests::{config, planned};
+use crate::names;
+use crate::standin::cloud::{Forward, Group, NetworkLb};
+use crate::standin::faults::Faults;
+use crate::standin::harness::snapshot;
+use crate::standin::{Cloud, StandIn};
+
+const SEEDS: u64 = 150;
+const STEPS: usize = 8;
+/// Time in which a state that a read may see has become the newest one.
+const SETTLED: Duration = Duration::from_mins(1);
+
+/// What is wanted of each Service; without a load balancer, it is deleted.
+type Wishes = BTreeMap<Owner, Option<LoadBalancer>>;
+
+fn owner(index: usize) -> Owner {
+    Owner { service: Key::new("shop", format!("web-{}", index % 2)), uid: format!("uid-{index}") }
+}
+
+/// Random ports, targets and check of a Service.
+fn wish(random: &mut fastrand::Rng, owner: &Owner) -> LoadBalancer {
+    let port = |random: &mut fastrand::Rng| {
+        let protocol = if random.bool() { Protocol::Tcp } else { Protocol::Udp };
+        (protocol, random.u16(80..83), random.u16(30000..30003))
+    };
+    let mut ports: Vec<_> = (0..random.usize(1..4)).map(|_| port(random)).collect();
+    ports.sort_by_key(|port| port.1);
+    ports.dedup_by_key(|port| port.1);
+    let targets: Vec<usize> = (0..6).filter(|_| random.u8(0..3) == 0).collect();
+    let mut lb = LoadBalancer { owner: owner.clone(), targets: set(&targets), ..planned(&ports) };
+    lb.health_check.port = random.u16(32000..32002);
+    lb.affinity = random.bool().then_some(Affinity { timeout: Duration::from_mins(1) });
+    lb
+}
+
+/// A load balancer of others with a listener, under the prefix of this cluster's names.
+fn plant_foreign(cloud: &StandIn) {
+    cloud.change(|cloud| {
+        let name = format!("{}other", names::prefix(&config().cluster));
+        let arn = cloud.arn("loadbalancer/net", &name);
+        let created = tokio::time::Instant::now();
+        let tags = Tags::from([("team".to_owned(), "other".to_owned())]);
+        let other =
+            NetworkLb { name, scheme: Scheme::Internal, subnets: Vec::new(), tags: tags.clone(), created };
+        cloud.balancers.insert(arn.clone(), other);
+        let forward =
+            Forward { balancer: arn, port: 80, protocol: "TCP".to_owned(), group: String::new(), tags };
+        let arn = cloud.arn("listener/net", "other");
+        cloud.listeners.insert(arn, forward);
+    });
+}
+
+/// A listener never comes to an empty group while targets are wanted.
+fn never_empties(wishes: &Wishes, before: &Cloud, after: &Cloud) -> Option<String> {
+    let wants_targets = |tags: &Tags| {
+        let wish = wishes.iter().find(|(owner, _)| Some(&owner.uid) == tags.get(names::UID_TAG));
+        wish.and_then(|(_, lb)| lb.as_ref()).is_some_and(|lb| !lb.targets.targets.is_empty())
+    };
+    let is_empty = |cloud: &Cloud, forward: &Forward| {
+        cloud.groups.get(&forward.group).is_none_or(|group: &Group| group.registered().next().is_none())
+    };
+    let emptied = after.listeners.iter().find(|(arn, forward)| {
+        wants_targets(&forward.tags)
+            && is_empty(after, forward)
+            && before.listeners.get(*arn).is_none_or(|was| !is_empty(before, was))
+    });
+    emptied.map(|(_, forward)| format!("port {} forwards to an empty group", forward.port))
+}
+
+async fn run(seed: u64) -> anyhow::Result<()> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let cloud = standin(seed);
+    plant_foreign(&cloud);
+    let foreign = snapshot(&cloud.cloud());
+    let wishes = Arc::new(Mutex::new(Wishes::new()));
+    let seen = Arc::clone(&wishes);
+    cloud.set_invariant(Box::new(move |before, after| never_empties(&seen.lock().unwrap(), before, after)));
+    cloud.set_faults(Faults::Random(0.07));
+    let mut aws = provider(&cloud);
+    for _ in 0..STEPS {
+        let (sick, passes) = (format!("i-{}", random.usize(0..6)), random.bool());
+        cloud.change(|cloud| {
+            if let Some(instance) = cloud.instances.get_mut(&sick).filter(|found| found.passes.0 != passes) {
+                instance.passes = (passes, tokio::time::Instant::now());
+            }
+        });
+        let index = random.usize(0..3);
+        let owner = owner(index);
+        let next = (random.u8(0..5) > 0).then(|| wish(&mut random, &owner));
+        {
+            let mut wishes = wishes.lock().unwrap();
+            // A Service exists once by its name: a re-created one replaces that with another UID.
+            if next.is_some() {
+                let same = wishes.iter_mut().filter(|(other, _)| other.service == owner.service);
+                same.for_each(|(_, wish)| *wish = None);
+            }
+            wishes.insert(owner.clone(), next);
+        }
+        let limit = Duration::from_millis(random.u64(10..300_000));
+        let now = wishes.lock().unwrap().clone();
+        let compare = if random.bool() { Compare::Remembered } else { Compare::InPlace };
+        let work = async {
+            for (owner, wish) in &now {
+                // The result does not matter: the schedule goes on.
+                let _ = match wish {
+                    Some(lb) => apply(&aws, lb, compare).await.map(drop),
+                    None => delete(&aws, owner).await,
+                };
+            }
+        };
+        let is_cut = tokio::time::timeout(limit, work).await.is_err();
+        if is_cut && random.bool() || random.u8(0..6) == 0 {
+            // A process needs longer to start, and to get the lease, than AWS to show what the last one did.
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            aws = provider(&cloud);
+        }
+    }
+    cloud.set_faults(Faults::None);
+    let wishes = wishes.lock().unwrap().clone();
+    for compare in [Compare::Remembered, Compare::InPlace, Compare::InPlace] {
+        for (owner, wish) in &wishes {
+            match wish {
+                Some(lb) => drop(apply(&aws, lb, compare).await.context("apply")?),
+                None => delete(&aws, owner).await.context("delete")?,
+            }
+        }
+        tokio::time::sleep(SETTLED).await;
+    }
+    let violations = cloud.violations();
+    ensure!(violations.is_empty(), "{violations:?}");
+    let clean = standin(seed);
+    let direct = provider(&clean);
+    for lb in wishes.values().flatten() {
+        apply(&direct, lb, Compare::InPlace).await.context("apply to an empty account")?;
+    }
+    let mut expected = snapshot(&clean.cloud());
+    expected.extend(foreign);
+    let result = snapshot(&cloud.cloud());
+    let surplus: Vec<_> = result.iter().filter(|(name, is)| expected.get(*name) != Some(*is)).collect();
+    let missing: Vec<_> = expected.iter().filter(|(name, is)| result.get(*name) != Some(*is)).collect();
+    ensure!(surplus.is_empty() && missing.is_empty(), "{surplus:#?} instead of {missing:#?}");
+    let owned: BTreeSet<Owner> = aws.owned().await.context("owned")?.into_iter().collect();
+    let exist: BTreeSet<Owner> =
+        wishes.into_iter().filter(|(_, wish)| wish.is_some()).map(|(owner, _)| owner).collect();
+    ensure!(owned == exist, "owned() is {owned:?}, not {exist:?}");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_schedule_converges_and_empties_no_group() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let all = 0..number("STEERAGE_SEEDS").unwrap_or(SEEDS);
+    for seed in number("STEERAGE_SEED").map_or(all, |seed| seed..seed + 1) {
+        run(seed).await.with_context(|| format!("replay with STEERAGE_SEED={seed}")).unwrap();
+    }
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the provider remembers of one Service. No I/O.
+//!
+//! A read of AWS may show an old state for some seconds. So a change whose answer was an error that leaves open whether AWS made it,
+//! or whose call was abandoned, makes the resources unknown, and they are read again only after [`Config::settle`]. While they are
+//! known, they are newer than a read within that time.
+//!
+//! [`Config::settle`]: crate::Config::settle
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use steerage_model::Ingress;
+use steerage_provider_api::{Error, Owner};
+use tokio::time::Instant;
+
+use crate::desired::Desired;
+use crate::inventory::Listed;
+use crate::observe::Resources;
+use crate::registered::RegisteredIds;
+use crate::targets::{self, RefusedTargets};
+
+/// What the list of the start says of a Service.
+#[derive(Debug, Default)]
+pub(crate) enum FirstLook {
+    /// Nothing that helps.
+    #[default]
+    Unknown,
+    /// The Service has no resources.
+    Nothing,
+    /// The resources of one owner, and no others of the Service.
+    Owned(Owner, Listed),
+}
+
+/// The cached state of one Service.
+#[derive(Default)]
+pub(crate) struct ServiceState {
+    pub(crate) initialized: bool,
+    pub(crate) first_look: FirstLook,
+    /// Names of target groups that may exist.
+    pub(crate) names: BTreeSet<String>,
+    /// The owner's resources; `None` if they must be read.
+    pub(crate) resources: Option<(Owner, Resources)>,
+    /// ARNs of created resources whose tags were not read yet: AWS may have returned an existing one of others.
+    pub(crate) unproven: BTreeSet<String>,
+    /// Registered targets by ARN of the group.
+    pub(crate) registered: HashMap<String, RegisteredIds>,
+    pub(crate) refused_targets: RefusedTargets,
+    /// Node names by instance, from the last call with targets.
+    pub(crate) nodes: BTreeMap<String, String>,
+    /// The structure that `resources` has; `None` while a change of it is not complete.
+    pub(crate) complete: Option<Complete>,
+    /// Whether `resources` come from a list: without listeners and attributes.
+    pub(crate) is_partial: bool,
+    /// Names of target groups in `resources` that are no longer wanted, and since when.
+    pub(crate) leaving: BTreeMap<String, Instant>,
+    pub(crate) condemned: Option<Condemned>,
+    /// Whether the next look at health may use the targets that were just read.
+    pub(crate) shares_health: bool,
+    /// When the last change was sent.
+    pub(crate) written: Option<Instant>,
+}
+
+/// A structure that is in place at AWS.
+pub(crate) struct Complete {
+    pub(crate) structure: Desired,
+    /// What is published; `None` until the load balancer is active.
+    pub(crate) ingress: Option<Vec<Ingress>>,
+    /// When AWS was last asked whether it is active; `None` before the first time.
+    pub(crate) asked: Option<Instant>,
+    /// When the listeners and attributes must be read: so far only lists were.
+    pub(crate) verify: Option<Instant>,
+}
+
+/// Resources that are being deleted. Their tags proved whose they are.
+#[derive(Debug)]
+pub(crate) struct Condemned {
+    pub(crate) owner: Owner,
+    /// Name and ARN of the load balancer.
+    pub(crate) balancer: Option<(String, String)>,
+    /// ARNs of target groups by name.
+    pub(crate) groups: BTreeMap<String, String>,
+}
+
+impl Condemned {
+    pub(crate) fn new(owner: &Owner, resources: &Resources) -> Self {
+        Self {
+            owner: owner.clone(),
+            balancer: resources.balancer.as_ref().map(|b| (b.name.clone(), b.arn.clone())),
+            groups: resources.groups.iter().map(|(name, group)| (name.clone(), group.arn.clone())).collect(),
+        }
+    }
+}
+
+impl ServiceState {
+    /// Whether the owner's load balancer is known to have this structure.
+    pub(crate) fn is_complete(&self, owner: &Owner, wanted: &Desired) -> bool {
+        self.resources.as_ref().is_some_and(|(known, _)| known == owner)
+            && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
+    }
+
+    /// Whether the listeners and attributes must be read now.
+    pub(crate) fn must_verify(&self) -> bool {
+        let verify = self.complete.as_ref().and_then(|complete| complete.verify);
+        verify.is_some_and(|at| at <= Instant::now())
+    }
+
+    /// The time until reads show every change that was sent.
+    pub(crate) fn unsettled(&self, settle: Duration) -> Option<Duration> {
+        let rest = (self.written? + settle).saturating_duration_since(Instant::now());
+        (!rest.is_zero()).then_some(rest)
+    }
+
+    /// Takes over what the list of the start says, if it says something of this owner and nothing newer is known.
+    pub(crate) fn adopt_list(&mut self, owner: &Owner) {
+        if self.resources.is_none()
+            && self.written.is_none()
+            && let FirstLook::Owned(listed, found) = &self.first_look
+            && listed == owner
+        {
+            let groups = found.groups.iter().map(|listed| (listed.name.clone(), listed.group.clone()));
+            let resources = Resources {
+                balancer: found.balancer.clone(),
+                groups: groups.collect(),
+                ..Resources::default()
+            };
+            self.resources = Some((owner.clone(), resources));
+            self.is_partial = true;
+        }
+    }
+
+    /// Forgets resources of which only a list is known.
+    pub(crate) fn drop_partial(&mut self) {
+        if std::mem::take(&mut self.is_partial) {
+            (self.resources, self.complete) = (None, None);
+        }
+    }
+
+    /// Takes the resources out before a change. They stay unknown if the change is abandoned.
+    pub(crate) fn take_resources(&mut self, owner: &Owner) -> Option<Resources> {
+        self.complete = None;
+        let (known, resources) = self.resources.take()?;
+        (known == *owner).then_some(resources)
+    }
+
+    /// Puts the resources back, unless the error leaves open what they are.
+    pub(crate) fn put_back(&mut self, owner: &Owner, resources: Resources, error: &Error) {
+        // A conflict shows that AWS has something else than what is known.
+        if matches!(error, Error::Throttled { .. } | Error::Denied(_) | Error::Invalid { .. }) {
+            self.resources = Some((owner.clone(), resources));
+        }
+    }
+
+    /// When to call again although everything is complete.
+    pub(crate) fn again(&self) -> Option<Duration> {
+        let refused = (!self.refused_targets.is_empty()).then_some(targets::RETRY_REFUSED_AFTER);
+        let verify = self.complete.as_ref().and_then(|complete| complete.verify);
+        let verify = verify.map(|at| at.saturating_duration_since(Instant::now()));
+        refused.into_iter().chain(verify).min()
+    }
+}
