@@ -69,16 +69,13 @@ impl GuardedProvider {
             return Err(Error::Unavailable("this controller no longer holds the Lease".to_owned()));
         }
         let before = Instant::now();
-        let result = match tokio::time::timeout(DEADLINE, call).await {
-            Ok(result) => result,
-            Err(_) => {
-                self.leadership.write_given_up();
-                let deadline = duration::display(DEADLINE);
-                Err(Error::Unavailable(format!(
-                    "The provider did not answer within {deadline}. Steerage retries."
-                )))
-            }
-        };
+        let result = tokio::time::timeout(DEADLINE, call).await.unwrap_or_else(|_| {
+            self.leadership.write_given_up();
+            let deadline = duration::display(DEADLINE);
+            Err(Error::Unavailable(format!(
+                "The provider did not answer within {deadline}. Steerage retries."
+            )))
+        });
         self.metrics.called(name, result.as_ref().err().map_or("ok", Error::reason), before.elapsed());
         result
     }

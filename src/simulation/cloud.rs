@@ -155,7 +155,7 @@ impl SimulatedProvider {
             self.write_set(set, compare).await?;
             if found.targets != StoredTargets::Shared(shared) {
                 self.change(owner, "targets shared", move |found| {
-                    found.targets = StoredTargets::Shared(shared)
+                    found.targets = StoredTargets::Shared(shared);
                 })
                 .await?;
             }

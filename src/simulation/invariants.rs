@@ -62,9 +62,11 @@ pub(super) fn on_write(world: &mut World, process: ProcessId, what: &str, before
         // Every Service always has an endpoint, and there is always an eligible node.
         match now.0.get(owner) {
             _ if !is_live(world, owner) => {}
-            None => world.violation(format!("{identity} deletes the load balancer of {owner}, which exists")),
+            None => {
+                world.violation(&format!("{identity} deletes the load balancer of {owner}, which exists"));
+            }
             Some(false) if *had_targets => {
-                world.violation(format!("{identity} removes all targets of {owner}"))
+                world.violation(&format!("{identity} removes all targets of {owner}"));
             }
             Some(_) => {}
         }
@@ -77,7 +79,7 @@ fn check_writer(world: &mut World, process: ProcessId, what: &str) {
         lease.and_then(|lease| lease["spec"]["holderIdentity"].as_str()).unwrap_or_default().to_owned();
     let identity = world.identity(process).to_owned();
     if holder != identity {
-        world.violation(format!("{identity} {what}, and the Lease is held by `{holder}`"));
+        world.violation(&format!("{identity} {what}, and the Lease is held by `{holder}`"));
     }
 }
 

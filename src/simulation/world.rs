@@ -159,8 +159,8 @@ impl World {
         }
     }
 
-    pub(super) fn violation(&mut self, what: String) {
-        self.record("violation", &what);
+    pub(super) fn violation(&mut self, what: &str) {
+        self.record("violation", what);
         let at = self.started.elapsed();
         self.violations.push(format!("after {:.3} s: {what}", at.as_secs_f64()));
     }
