@@ -158,7 +158,7 @@ pub(super) fn patch(object: &mut Value, patch: &Value) {
                         (Some(at), Some(_)) => drop(all.remove(at)),
                         (Some(at), None) => patch_into(&mut all[at], condition),
                         (None, Some(_)) => {}
-                        (None, None) => all.push(condition.clone()),
+                        (None, None) => all.push(without_time(condition)),
                     }
                 }
                 object[key] = Value::Array(all);
@@ -174,8 +174,17 @@ pub(super) fn patch(object: &mut Value, patch: &Value) {
     }
 }
 
+/// The time is the machine's: whether a repeated patch changes something must not depend on it.
+fn without_time(condition: &Value) -> Value {
+    let mut condition = condition.clone();
+    if let Some(condition) = condition.as_object_mut() {
+        condition.remove("lastTransitionTime");
+    }
+    condition
+}
+
 fn patch_into(object: &mut Value, changes: &Value) {
-    for (key, value) in changes.as_object().into_iter().flatten() {
+    for (key, value) in without_time(changes).as_object().into_iter().flatten() {
         object[key] = value.clone();
     }
 }
