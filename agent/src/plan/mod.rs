@@ -3,6 +3,7 @@
 //!
 //! Pure: from the model's index and this node's place in the cluster. `crate::rules` turns it into elements of kernel maps.
 
+mod affinity;
 mod desired;
 mod policy_transition;
 mod service;
@@ -73,7 +74,7 @@ pub struct Action {
     pub masquerade: Masquerade,
     /// The allowed source networks; `None`: all.
     pub sources: Option<Arc<[IpNet]>>,
-    /// Seconds for which a client keeps its endpoint.
+    /// Seconds for which a client keeps its endpoint: one of a few classes.
     pub affinity: Option<u32>,
     /// UDP: the endpoints of either list whose flows are kept.
     pub serving: Arc<[SocketAddr]>,

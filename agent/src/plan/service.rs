@@ -12,6 +12,7 @@ use steerage_model::{
 };
 use steerage_watch::Index;
 
+use super::affinity::timeout_class;
 use super::{Action, Frontend, HealthPort, Masquerade, Role, ServicePlan};
 use crate::local_node::LocalNode;
 
@@ -93,7 +94,7 @@ fn port_frontends(
         local: None,
         masquerade: Masquerade::NotPods,
         sources: None,
-        affinity: service.affinity.map(|a| u32::try_from(a.timeout.as_secs()).unwrap_or(u32::MAX)),
+        affinity: service.affinity.map(|affinity| timeout_class(affinity.timeout.as_secs())),
         serving,
     };
     let internal = match service.internal_policy {

@@ -311,6 +311,18 @@ fn external_ip_takes_nothing_from_another_service() {
     }
 }
 
+/// Each timeout has rules of its own, and a new one rewrites the whole table.
+#[test]
+fn many_affinity_timeouts_come_to_few() {
+    let mut desired = Desired::default();
+    for n in 1..=1000 {
+        let mut service = service(&n.to_string());
+        service.affinity = Some(Affinity { timeout: Duration::from_secs(10_000 + n) });
+        desired.update([(service.key.clone(), plan(&service, both()))].into());
+    }
+    assert_eq!(desired.timeouts(), [10_800, 12_600].into());
+}
+
 proptest! {
     #[test]
     fn external_ips_never_own_what_another_service_was_assigned(
