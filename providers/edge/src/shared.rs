@@ -128,7 +128,7 @@ impl Shared {
             current: &current,
             published: &lb.published,
         };
-        if unchanged(&pools, request) {
+        if unchanged(&pools, request, || self.taken(&allocation, &name)) {
             allocation.waiting.remove(&lb.owner);
             return Ok(Reservation { shared: self, name, addresses: current });
         }
