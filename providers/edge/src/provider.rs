@@ -61,14 +61,22 @@ impl EdgeProvider {
         let is_foreign = |entry: &Entry<LoadBalancerContent>| entry.owner.as_ref() != Some(owner);
         let mut entry = balancers.cache.get(&name);
         if entry.as_ref().is_some_and(is_foreign) {
-            // The user may have deleted or renamed it.
+            // The user may have deleted it.
             entry = balancers.reread(&name).await?;
         }
         match entry {
             Some(entry) if is_foreign(&entry) => {
                 let message = format!(
-                    "EdgeLoadBalancer {name} exists but is not Steerage's (label {}). It is not changed. Delete or rename it.",
-                    spec::MANAGED_BY
+                    "The labels of EdgeLoadBalancer {name} do not name this Service. It is not changed. Restore {}={}, {}={}, \
+                     {}={} and {}={}, or delete it.",
+                    spec::MANAGED_BY,
+                    spec::MANAGER,
+                    spec::SERVICE_NAMESPACE,
+                    owner.service.namespace(),
+                    spec::SERVICE_NAME,
+                    owner.service.name(),
+                    spec::SERVICE_UID,
+                    owner.uid,
                 );
                 Err(Error::invalid(OBJECT_NOT_OWNED, message))
             }
@@ -142,7 +150,10 @@ impl EdgeProvider {
             }
             Some(entry) if !entry.managed => {
                 let message = format!(
-                    "EdgeNodeSet {name} exists but is not Steerage's. It is not changed. Delete or rename it."
+                    "EdgeNodeSet {name} exists but lacks the label {}={}. It is not changed. Restore the label, or delete \
+                     it.",
+                    spec::MANAGED_BY,
+                    spec::MANAGER,
                 );
                 Err(Error::invalid(OBJECT_NOT_OWNED, message))
             }
