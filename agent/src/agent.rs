@@ -24,7 +24,7 @@ use crate::health::{HealthCheckPorts, Listeners, ProxyHealth};
 use crate::input::Input;
 use crate::kernel::{Dataplane, FlowCleaner, Written, host_addresses};
 use crate::metrics::{Metrics, PendingMetrics};
-use crate::plan::{HealthPorts, ServicePlan, has_load_balancer};
+use crate::plan::{HealthPorts, ServicePlan, Shadowed, has_load_balancer};
 use crate::rules::{KernelState, Ruleset};
 use crate::settings::AgentSettings;
 use planner::Planner;
@@ -226,6 +226,9 @@ impl Agent {
             self.dataplane.write(&self.ruleset, &difference)
         });
         let took = started.elapsed();
+        for Shadowed { service, by, frontend } in self.ruleset.take_shadowed() {
+            tracing::warn!(%service, %by, %frontend, "another Service is served at a frontend of this Service");
+        }
         self.metrics.write_duration.observe(took.as_secs_f64());
         match result {
             Ok(written) => {

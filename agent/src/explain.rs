@@ -151,9 +151,10 @@ impl ExplainContext<'_> {
         let owner = owners.next().and_then(|key| self.index.service(key));
         let also: Vec<_> = owners.map(Key::to_string).collect();
         if !also.is_empty() {
-            explanation
-                .notes
-                .push(format!("also requested by {}; the first Service by name is served", also.join(", ")));
+            explanation.notes.push(format!(
+                "also requested by {}; the first Service by role and name is served",
+                also.join(", ")
+            ));
         }
         if let Some((service, (role, port))) = owner.and_then(|s| Some((s, frontend_role(s, &frontend)?))) {
             explanation.service = Some((service.key.clone(), role));
@@ -226,6 +227,11 @@ impl ExplainContext<'_> {
         let has_it = |service: &&Service| has_address(service, frontend.addr);
         let holders: Vec<_> = self.index.services().filter(has_it).collect();
         explanation.notes.extend(holders.iter().map(|service| self.unserved_reason(service)));
+        if let Some(service) = self.desired().health_port_at(&frontend) {
+            explanation
+                .notes
+                .push(format!("it is the health-check port of {service}, where no external IP is served"));
+        }
         if self.desired().is_cluster_address(&frontend.addr) {
             explanation.path.extend(["services", "to-cluster"]);
             explanation.verdict = PacketVerdict::Rejected;

@@ -210,7 +210,7 @@ fn statuses(
     let status = |accepted: &Accepted<'_>| LoadBalancerStatus {
         uid: accepted.object.uid.clone(),
         generation: accepted.object.generation,
-        problem: accepted.problems.join("; "),
+        problem: accepted.problems.join(" "),
         targets: Vec::new(),
     };
     let mut statuses: BTreeMap<_, _> =

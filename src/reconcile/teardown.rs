@@ -56,10 +56,10 @@ impl Reconciler {
                 return Err(error.into());
             }
         }
-        // With another class, ingress and conditions belong to the other controller.
-        if (service.class.is_none() || plan::has_managed_class(service, &self.config.classes))
-            && let Some(patch) = status::clearing_patch(service, true)
-        {
+        // With another class, the ingress belongs to the other controller. Steerage's conditions describe the load balancer that is gone.
+        let has_own_ingress =
+            service.class.is_none() || plan::has_managed_class(service, &self.config.classes);
+        if let Some(patch) = status::clearing_patch(service, has_own_ingress) {
             self.writer.patch_status(&service.key, patch).await?;
         }
         if !finalizers.is_empty() || service.annotations.contains_key(annotations::PROVIDER) {
@@ -67,5 +67,60 @@ impl Reconciler {
         }
         events.normal("Delete", reasons::DELETED, "Deleted the load balancer.");
         Ok(Progress::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use steerage_model::{Condition, Ingress, names};
+
+    use crate::applied::AppliedState;
+    use crate::cluster_index::owner_of;
+    use crate::cluster_index::tests::service;
+    use crate::reconcile::tests::{Silent, reconciler};
+
+    /// The status that is written when the load balancer of a Service with this class was deleted.
+    async fn written_status(class: Option<&str>) -> Value {
+        let bodies = Arc::<Mutex<Vec<Value>>>::default();
+        let seen = Arc::clone(&bodies);
+        let api_server = tower::service_fn(move |request: http::Request<Body>| {
+            let seen = Arc::clone(&seen);
+            async move {
+                let bytes = request.into_body().collect_bytes().await.expect("body");
+                seen.lock().expect("lock").push(serde_json::from_slice(&bytes).unwrap_or_default());
+                let answer = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}});
+                Ok::<_, std::io::Error>(http::Response::new(Body::from(answer.to_string().into_bytes())))
+            }
+        });
+        let condition = |kind: &str| Condition {
+            kind: kind.to_owned(),
+            status: "True".to_owned(),
+            reason: "Programmed".to_owned(),
+            message: String::new(),
+            observed_generation: None,
+        };
+        let mut service = service();
+        service.class = class.map(str::to_owned);
+        service.conditions = vec![condition(names::PROGRAMMED), condition("example.com/Theirs")];
+        service.ingress = vec![Ingress { ip: "10.9.0.1".parse().ok(), hostname: None, ip_mode: None }];
+        let reconciler = reconciler(Arc::new(Silent::default()), Client::new(api_server, "default"));
+        let (owner, mut applied) = (owner_of(&service), AppliedState::default());
+        reconciler.tear_down(&service, &owner, &mut applied, true).await.expect("deleted");
+        let bodies = bodies.lock().expect("lock");
+        bodies.iter().find_map(|body| body.get("status").cloned()).unwrap_or_default()
+    }
+
+    #[tokio::test]
+    async fn steerages_conditions_go_with_its_load_balancer_and_a_foreign_ingress_stays() {
+        let gone = json!([{"$patch": "delete", "type": names::PROGRAMMED}]);
+        let foreign = written_status(Some("example.com/other")).await;
+        assert_eq!(foreign, json!({"conditions": gone}));
+        let own = written_status(Some("steerage.dev/edge")).await;
+        assert_eq!(own, json!({"conditions": gone, "loadBalancer": {"ingress": null}}));
     }
 }

@@ -325,7 +325,8 @@ impl<K: Kind> Watcher<K> {
             return;
         }
         // Before the silence is judged: the delay is part of it.
-        let retry_in = self.connection.fail();
+        let retry_in =
+            if failure == Failure::Expired { self.connection.expire() } else { self.connection.fail() };
         let is_watch = is_start || matches!(error, Error::WatchError(_));
         self.refused += u32::from(self.has_synced && is_watch && failure.may_last());
         let is_unfinished = self.listing == Listing::Streamed && !is_start && failure.is_end();

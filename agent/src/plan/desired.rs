@@ -7,15 +7,18 @@ use std::net::IpAddr;
 
 use steerage_model::Key;
 
-use super::{Action, Frontend, HealthPort, HealthPorts, ServicePlan};
+use super::{Action, Frontend, HealthPort, HealthPorts, Role, ServicePlan};
 
 /// What the node should do, updated Service by Service.
 #[derive(Debug, Clone, Default)]
 pub struct Desired {
     services: BTreeMap<Key, ServiceRecord>,
-    /// The Services with a frontend, sorted by key, each with its action. The first one owns it: any order will do as
-    /// long as all nodes agree.
+    /// The Services with a frontend, sorted by role and key, each with its action. The first one owns it: all nodes agree.
     owners: BTreeMap<Frontend, Vec<(Key, Action)>>,
+    /// Where health-check ports are served, with their Services. No external IP is served there.
+    reserved: BTreeMap<Frontend, Vec<Key>>,
+    /// What [`Desired::take_shadowed`] will return.
+    shadowed: BTreeSet<Shadowed>,
     cluster_addresses: Counted<IpAddr>,
     hairpins: Counted<IpAddr>,
     timeouts: Counted<u32>,
@@ -28,6 +31,18 @@ struct ServiceRecord {
     cluster_addresses: Box<[IpAddr]>,
     hairpins: Box<[IpAddr]>,
     health: Option<HealthPort>,
+    reserved: Box<[Frontend]>,
+}
+
+/// A Service that is not served at one of its frontends, because another Service owns it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Shadowed {
+    /// The Service that is not served.
+    pub service: Key,
+    /// The owner.
+    pub by: Key,
+    /// The first such frontend.
+    pub frontend: Frontend,
 }
 
 /// What an update may change.
@@ -48,8 +63,11 @@ impl Desired {
         updates: &'a BTreeMap<Key, ServicePlan>,
     ) -> impl Iterator<Item = Frontend> + 'a {
         updates.iter().flat_map(|(key, new)| {
-            let old = self.services.get(key).into_iter().flat_map(|old| &old.frontends);
-            old.copied().chain(new.frontends.iter().map(|(frontend, _)| *frontend))
+            let old = self.services.get(key).into_iter();
+            old.flat_map(|old| old.frontends.iter().chain(&old.reserved))
+                .copied()
+                .chain(new.frontends.iter().map(|(frontend, _)| *frontend))
+                .chain(new.reserved.iter().copied())
         })
     }
 
@@ -70,11 +88,54 @@ impl Desired {
 
     /// Replaces the plans of some Services. An empty plan removes the Service.
     pub fn update(&mut self, updates: BTreeMap<Key, ServicePlan>) {
+        let frontends: Vec<Frontend> = self.frontends_of(&updates).collect();
+        let before = self.shadowed_at(&frontends);
+        self.replace(updates);
+        let new = self.shadowed_at(&frontends).into_iter().filter(|(pair, _)| !before.contains_key(pair));
+        let shadowed = new.map(|((service, by), frontend)| Shadowed { service, by, frontend });
+        self.shadowed.extend(shadowed);
+    }
+
+    /// The Services that an update left without a frontend of theirs since the last call, each pair of Services once.
+    pub fn take_shadowed(&mut self) -> BTreeSet<Shadowed> {
+        std::mem::take(&mut self.shadowed)
+    }
+
+    /// The Services that are not served at one of these frontends and their owners, each pair with its first frontend.
+    fn shadowed_at(&self, frontends: &[Frontend]) -> BTreeMap<(Key, Key), Frontend> {
+        let mut found = BTreeMap::new();
+        for frontend in frontends {
+            let Some(claims) = self.owners.get(frontend) else { continue };
+            let reserved_by = self.reserved_by(frontend, claims);
+            let (by, losers) = match (reserved_by, claims.split_first()) {
+                (Some(by), _) => (by, claims.as_slice()),
+                (None, Some(((by, _), losers))) => (by, losers),
+                (None, None) => continue,
+            };
+            for (loser, _) in losers {
+                found.entry((loser.clone(), by.clone())).or_insert(*frontend);
+            }
+        }
+        found
+    }
+
+    /// The Service whose health checks would get lost if these claims to a frontend were served. A Service's own external IP does
+    /// the same harm as that of another.
+    fn reserved_by(&self, frontend: &Frontend, claims: &[(Key, Action)]) -> Option<&Key> {
+        let (_, first) = claims.first()?;
+        if first.role != Role::ExternalIp {
+            return None;
+        }
+        self.reserved.get(frontend)?.first()
+    }
+
+    fn replace(&mut self, updates: BTreeMap<Key, ServicePlan>) {
         for (key, new) in updates {
             if let Some(old) = self.services.remove(&key) {
                 old.frontends.iter().for_each(|frontend| self.remove_owner(frontend, &key));
                 old.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.remove(addr));
                 old.hairpins.iter().for_each(|addr| self.hairpins.remove(addr));
+                old.reserved.iter().for_each(|frontend| self.remove_reserved(frontend, &key));
             }
             if new == ServicePlan::default() {
                 continue;
@@ -84,12 +145,16 @@ impl Desired {
                 cluster_addresses: new.cluster_addresses.into(),
                 hairpins: new.hairpins.into(),
                 health: new.health,
+                reserved: new.reserved.into(),
             };
             for (frontend, action) in new.frontends {
                 self.add_owner(frontend, &key, action);
             }
             record.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.add(*addr));
             record.hairpins.iter().for_each(|addr| self.hairpins.add(*addr));
+            for frontend in &record.reserved {
+                self.reserved.entry(*frontend).or_default().push(key.clone());
+            }
             self.services.insert(key, record);
         }
     }
@@ -97,7 +162,16 @@ impl Desired {
     fn add_owner(&mut self, frontend: Frontend, by: &Key, action: Action) {
         action.affinity.into_iter().for_each(|seconds| self.timeouts.add(seconds));
         let owners = self.owners.entry(frontend).or_insert_with(|| Vec::with_capacity(1));
-        owners.insert(owners.partition_point(|(owner, _)| owner < by), (by.clone(), action));
+        let at = owners.partition_point(|(owner, other)| (other.role, owner) < (action.role, by));
+        owners.insert(at, (by.clone(), action));
+    }
+
+    fn remove_reserved(&mut self, frontend: &Frontend, by: &Key) {
+        let Some(keys) = self.reserved.get_mut(frontend) else { return };
+        keys.retain(|key| key != by);
+        if keys.is_empty() {
+            self.reserved.remove(frontend);
+        }
     }
 
     fn remove_owner(&mut self, frontend: &Frontend, by: &Key) {
@@ -113,7 +187,18 @@ impl Desired {
 
     /// What happens to packets to a frontend.
     pub fn action(&self, frontend: &Frontend) -> Option<&Action> {
-        self.owners.get(frontend)?.first().map(|(_, action)| action)
+        let claims = self.owners.get(frontend)?;
+        self.served(frontend, claims).map(|(_, action)| action)
+    }
+
+    /// The claim that is served, if any may be.
+    fn served<'a>(&self, frontend: &Frontend, claims: &'a [(Key, Action)]) -> Option<&'a (Key, Action)> {
+        claims.first().filter(|_| self.reserved_by(frontend, claims).is_none())
+    }
+
+    /// The Service whose health-check port is served here, in place of an external IP.
+    pub fn health_port_at(&self, frontend: &Frontend) -> Option<&Key> {
+        self.reserved.get(frontend)?.first()
     }
 
     /// The Services with this frontend; the first one owns it.
@@ -128,7 +213,9 @@ impl Desired {
 
     /// All frontends in order, each with its action.
     pub fn actions(&self) -> impl Iterator<Item = (&Frontend, &Action)> {
-        self.owners.iter().filter_map(|(frontend, owners)| Some((frontend, &owners.first()?.1)))
+        self.owners
+            .iter()
+            .filter_map(|(frontend, claims)| Some((frontend, &self.served(frontend, claims)?.1)))
     }
 
     /// All cluster addresses.

@@ -3,6 +3,7 @@
 //!
 //! Pure: from the model's index and this node's place in the cluster. `crate::rules` turns it into elements of kernel maps.
 
+mod affinity;
 mod desired;
 mod policy_transition;
 mod service;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_model::{Family, Key, Protocol};
 
-pub use desired::{Affected, Desired};
+pub use desired::{Affected, Desired, Shadowed};
 pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};
 pub use service::{plan_service, serves};
 
@@ -46,9 +47,23 @@ pub enum Masquerade {
     Host,
 }
 
+/// What a frontend is to its Service. Of several Services with one frontend, that with the first role is served: a user may name any
+/// address in `externalIPs`, and the API server assigns the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// A cluster IP.
+    ClusterIp,
+    /// An address of its load balancer, or a node port.
+    Assigned,
+    /// An address of `externalIPs`.
+    ExternalIp,
+}
+
 /// What to do with packets to one frontend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Action {
+    /// What the frontend is to its Service.
+    pub role: Role,
     /// The endpoints to send them to; without any they are dropped.
     pub targets: Arc<[SocketAddr]>,
     /// External policy Local: the endpoints for clients outside this node, which are its local ones.
@@ -59,7 +74,7 @@ pub struct Action {
     pub masquerade: Masquerade,
     /// The allowed source networks; `None`: all.
     pub sources: Option<Arc<[IpNet]>>,
-    /// Seconds for which a client keeps its endpoint.
+    /// Seconds for which a client keeps its endpoint: one of a few classes.
     pub affinity: Option<u32>,
     /// UDP: the endpoints of either list whose flows are kept.
     pub serving: Arc<[SocketAddr]>,
@@ -87,6 +102,9 @@ pub struct ServicePlan {
     pub hairpins: Vec<IpAddr>,
     /// Its health-check port.
     pub health: Option<HealthPort>,
+    /// Where its health-check port is served. An external IP there would get the health checks: packets are translated before they
+    /// reach a socket.
+    pub reserved: Vec<Frontend>,
 }
 
 impl ServicePlan {

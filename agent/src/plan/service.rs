@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_model::{
-    Backend, Family, Service, ServiceKind, ServicePort, TrafficPolicy, backends, cluster_backends,
+    Backend, Family, Protocol, Service, ServiceKind, ServicePort, TrafficPolicy, backends, cluster_backends,
     local_backends, local_ready_count, names,
 };
 use steerage_watch::Index;
 
-use super::{Action, Frontend, HealthPort, Masquerade, ServicePlan};
+use super::affinity::timeout_class;
+use super::{Action, Frontend, HealthPort, Masquerade, Role, ServicePlan};
 use crate::local_node::LocalNode;
 
 /// Whether this agent serves the Service: one labelled for it, and in place of kube-proxy also an unlabelled one.
@@ -36,21 +37,25 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
         health: health(service, index, local_node),
         ..ServicePlan::default()
     };
-    let mut seen = BTreeSet::new();
+    if let Some(health) = &plan.health {
+        let at = |addr: &IpAddr| Frontend { addr: *addr, protocol: Protocol::Tcp, port: health.port };
+        plan.reserved = local_node.node_port_addresses.iter().map(at).collect();
+    }
+    let mut frontends = Vec::new();
     let mut hairpins = BTreeSet::new();
     for family in families(service) {
         for port in &service.ports {
             let all = backends(index.slices(&service.key), family, &port.name, port.protocol);
             hairpins
                 .extend(all.iter().filter(|b| b.endpoint.is_on(&local_node.node)).map(|b| b.endpoint.addr));
-            for (frontend, action) in port_frontends(service, port, family, &all, local_node) {
-                // An address in two roles, such as a VIP that is also an external IP, is served in the first one.
-                if seen.insert(frontend) {
-                    plan.frontends.push((frontend, action));
-                }
-            }
+            frontends.extend(port_frontends(service, port, family, &all, local_node));
         }
     }
+    // An address in two roles, such as a VIP that is also an external IP, is served in the first one.
+    frontends.sort_by_key(|(_, action)| action.role);
+    let mut seen = BTreeSet::new();
+    frontends.retain(|(frontend, _)| seen.insert(*frontend));
+    plan.frontends = frontends;
     plan.hairpins = hairpins.into_iter().collect();
     plan
 }
@@ -83,12 +88,13 @@ fn port_frontends(
     // Nearly always, and there are many.
     let serving = if serving == cluster { Arc::clone(&cluster) } else { serving };
     let base = Action {
+        role: Role::ClusterIp,
         reject: cluster.is_empty() && local.is_empty(),
         targets: Arc::clone(&cluster),
         local: None,
         masquerade: Masquerade::NotPods,
         sources: None,
-        affinity: service.affinity.map(|a| u32::try_from(a.timeout.as_secs()).unwrap_or(u32::MAX)),
+        affinity: service.affinity.map(|affinity| timeout_class(affinity.timeout.as_secs())),
         serving,
     };
     let internal = match service.internal_policy {
@@ -99,7 +105,8 @@ fn port_frontends(
         TrafficPolicy::Cluster => Action { masquerade: Masquerade::All, ..base },
         TrafficPolicy::Local => Action { masquerade: Masquerade::Host, local: Some(local), ..base },
     };
-    let vip = Action { sources: sources(service, family, local_node), ..external.clone() };
+    let external = |role| Action { role, ..external.clone() };
+    let vip = Action { sources: sources(service, family, local_node), ..external(Role::Assigned) };
 
     let at = |addr: IpAddr, number: u16| Frontend { addr, protocol: port.protocol, port: number };
     let of_family = |addr: &IpAddr| Family::of(*addr) == family;
@@ -113,11 +120,11 @@ fn port_frontends(
         }
     }
     for addr in service.external_ips.iter().copied().filter(of_family) {
-        frontends.push((at(addr, port.port), external.clone()));
+        frontends.push((at(addr, port.port), external(Role::ExternalIp)));
     }
     if let Some(number) = port.node_port.filter(|_| service.kind != ServiceKind::ClusterIp) {
         for addr in local_node.node_port_addresses.iter().copied().filter(of_family) {
-            frontends.push((at(addr, number), external.clone()));
+            frontends.push((at(addr, number), external(Role::Assigned)));
         }
     }
     frontends

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use proptest::prelude::*;
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Family, Hints, Ingress, IpMode, Key, Protocol, Service,
     ServiceKind, ServicePort, TrafficPolicy, names,
@@ -266,4 +267,96 @@ fn frontend_of_two_services_has_one_owner() {
         desired.actions().count() + desired.cluster_addresses().count() + desired.hairpins().count(),
         0
     );
+}
+
+fn desired_of(services: &[&Service]) -> Desired {
+    let mut desired = Desired::default();
+    for service in services {
+        desired.update([(service.key.clone(), plan(service, both()))].into());
+    }
+    desired
+}
+
+fn external(name: &str, at: &str, port: u16) -> Service {
+    let mut external = service(name);
+    (external.kind, external.ingress, external.health_check_node_port) =
+        (ServiceKind::ClusterIp, Vec::new(), None);
+    (external.cluster_ips, external.external_ips) = (vec![addr("10.96.0.9")], vec![addr(at)]);
+    external.ports[0].port = port;
+    external
+}
+
+/// The first Service by name must not take what the API server assigned to another.
+#[test]
+fn external_ip_takes_nothing_from_another_service() {
+    let victim = Service { external_policy: TrafficPolicy::Local, ..service("web") };
+    for (at, port, winner) in [
+        ("10.96.0.1", 80, Some(Role::ClusterIp)),
+        ("192.0.2.1", 80, Some(Role::Assigned)),
+        ("10.0.0.1", 30080, Some(Role::Assigned)),
+        ("10.0.0.1", 31000, None),
+    ] {
+        let thief = external("a", at, port);
+        let frontend = Frontend { addr: addr(at), protocol: Protocol::Tcp, port };
+        for order in [[&thief, &victim], [&victim, &thief]] {
+            let mut desired = desired_of(&order);
+            assert_eq!(desired.action(&frontend).map(|action| action.role), winner, "{at}:{port}");
+            let shadowed = Shadowed { service: thief.key.clone(), by: victim.key.clone(), frontend };
+            assert_eq!(desired.take_shadowed(), [shadowed].into());
+            desired.update([(thief.key.clone(), plan(&thief, Vec::new()))].into());
+            assert_eq!(desired.take_shadowed(), [].into(), "reported once");
+            desired.update([(victim.key.clone(), ServicePlan::default())].into());
+            assert_eq!(desired.action(&frontend).map(|action| action.role), Some(Role::ExternalIp));
+        }
+    }
+}
+
+/// Each timeout has rules of its own, and a new one rewrites the whole table.
+#[test]
+fn many_affinity_timeouts_come_to_few() {
+    let mut desired = Desired::default();
+    for n in 1..=1000 {
+        let mut service = service(&n.to_string());
+        service.affinity = Some(Affinity { timeout: Duration::from_secs(10_000 + n) });
+        desired.update([(service.key.clone(), plan(&service, both()))].into());
+    }
+    assert_eq!(desired.timeouts(), [10_800, 12_600].into());
+}
+
+proptest! {
+    #[test]
+    fn external_ips_never_own_what_another_service_was_assigned(
+        cluster in proptest::collection::vec((0_u8..6, proptest::collection::vec(0_usize..9, 0..3), any::<bool>()), 1..12)
+    ) {
+        let external = ["10.96.0.1", "10.96.0.2", "192.0.2.1", "192.0.2.2", "10.0.0.1"].map(addr);
+        let mut desired = Desired::default();
+        let mut plans = BTreeMap::new();
+        for (n, picks, is_local) in &cluster {
+            let mut service = service(&n.to_string());
+            service.cluster_ips = vec![IpAddr::from([10, 96, 0, *n])];
+            service.ingress = vec![ingress(&format!("192.0.2.{n}"), None)];
+            service.ports[0].node_port = Some(30080 + u16::from(*n));
+            service.health_check_node_port = Some(31000 + u16::from(*n));
+            service.external_policy = if *is_local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
+            service.external_ips = picks.iter().filter_map(|pick| external.get(*pick).copied()).collect();
+            for (i, number) in [30080, 30081, 31000, 31001].into_iter().enumerate() {
+                let name = format!("more-{i}");
+                service.ports.push(ServicePort { name, protocol: Protocol::Tcp, port: number, node_port: None });
+            }
+            let plan = plan(&service, both());
+            desired.update([(service.key.clone(), plan.clone())].into());
+            plans.insert(service.key, plan);
+        }
+        for plan in plans.values() {
+            for (frontend, _) in plan.frontends.iter().filter(|(_, action)| action.role != Role::ExternalIp) {
+                prop_assert!(desired.action(frontend).is_some_and(|action| action.role != Role::ExternalIp));
+            }
+            for frontend in &plan.reserved {
+                prop_assert!(desired.action(frontend).is_none_or(|action| action.role != Role::ExternalIp));
+            }
+        }
+        let mut fresh = Desired::default();
+        fresh.update(plans);
+        prop_assert!(desired.actions().eq(fresh.actions()), "the order of updates decides nothing");
+    }
 }

@@ -11,7 +11,7 @@ use steerage_model::{Family, Key, Protocol};
 
 use super::{Changes, Elements, RulesetConfig, affected_elements, difference};
 use crate::local_node::LocalPods;
-use crate::plan::{Action, Affected, Desired, Frontend, ServicePlan};
+use crate::plan::{Action, Affected, Desired, Frontend, ServicePlan, Shadowed};
 
 /// UDP frontends, each with the endpoints whose flows may stay.
 pub type StaleFlows = BTreeMap<Frontend, Arc<[SocketAddr]>>;
@@ -125,6 +125,11 @@ impl Ruleset {
             (frontend, action.map(|action| Arc::clone(&action.serving)).unwrap_or_default())
         };
         std::mem::take(&mut self.changed_udp).into_iter().map(serving).collect()
+    }
+
+    /// The Services that lost a frontend to another one since the last call.
+    pub fn take_shadowed(&mut self) -> BTreeSet<Shadowed> {
+        self.desired.take_shadowed()
     }
 
     fn elements(&self, affected: &Affected) -> [Elements; 2] {

@@ -10,7 +10,7 @@ use steerage_nft::Rows;
 
 use super::*;
 use crate::local_node::LocalPods;
-use crate::plan::{Action, Desired, Frontend, Masquerade, ServicePlan};
+use crate::plan::{Action, Desired, Frontend, Masquerade, Role, ServicePlan};
 
 fn target(n: u8) -> SocketAddr {
     SocketAddr::new(IpAddr::from([10, 244, 0, n]), 8080)
@@ -23,6 +23,7 @@ fn frontend(n: u8) -> Frontend {
 fn action(targets: &[u8], local: Option<&[u8]>) -> Action {
     let list = |numbers: &[u8]| -> Arc<[SocketAddr]> { numbers.iter().map(|n| target(*n)).collect() };
     Action {
+        role: Role::Assigned,
         targets: list(targets),
         local: local.map(list),
         reject: targets.is_empty(),
@@ -132,6 +133,7 @@ fn plans(world: &World) -> BTreeMap<Key, ServicePlan> {
             .flat_map(|(_, targets, _)| targets.iter().map(|n| target(*n).ip()))
             .collect(),
         health: None,
+        reserved: Vec::new(),
     };
     world.iter().map(|(name, frontends)| (Key::new("n", name.to_string()), plan(frontends))).collect()
 }

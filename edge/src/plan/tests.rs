@@ -210,7 +210,10 @@ fn problems_are_reported_and_the_rest_is_served() {
     let far = json!({"node": "far", "addresses": ["192.0.2.1"], "weight": 1});
     let mut ranged = load_balancer("c", "10.0.0.102", &[target(1, 1)]);
     ranged["spec"]["sourceRanges"] = json!(["10.1.0.0/16", "10.1.2.0/24", "nonsense", "fd00::/8"]);
+    let mut twice = load_balancer("g", "10.0.0.5", &[target(1, 1)]);
+    twice["spec"]["sourceRanges"] = json!(["nonsense"]);
     let load_balancers = [
+        twice,
         load_balancer("a", "10.0.0.100", &[target(1, 1), far]),
         load_balancer("b", "10.0.0.100", &[target(1, 1)]),
         ranged,
@@ -231,6 +234,7 @@ fn problems_are_reported_and_the_rest_is_served() {
     assert_eq!(plan.forwarding.ranges[&ip("10.0.0.102")], ["10.1.0.0/16".parse().expect("net")].into());
     assert!(problem("d").contains("own address of an edge host"), "{}", problem("d"));
     assert!(problem("e").contains("own address of an edge host"), "{}", problem("e"));
+    assert!(problem("g").contains("Write CIDRs. Address 10.0.0.5 belongs"), "sentences: {}", problem("g"));
     assert!(problem("f").contains("in use on the link by 02:00:00:00:00:ab"), "{}", problem("f"));
     assert_eq!(plan.vips, [ip("10.0.0.100"), ip("10.0.0.102")].into());
     assert!(plan.monitored_vips.contains(&ip("10.0.0.103")), "it is probed again");

@@ -31,9 +31,10 @@ pub struct Request<'a> {
     pub addresses: &'a [IpAddr],
     /// The requested pool.
     pub pool: Option<&'a str>,
-    /// The current addresses. They stay even when their pool has shrunk, unless the user requests others.
+    /// The current addresses. They stay even when their pool has shrunk, unless the user requests others, or another program wrote an
+    /// address of another load balancer into the object.
     pub current: &'a [IpAddr],
-    /// What the Service's status shows; taken again if a pool still has it.
+    /// What the Service's status shows; taken again if a pool still has it, or if the object had other addresses.
     pub published: &'a [IpAddr],
 }
 
@@ -44,13 +45,14 @@ pub fn allocate(
     taken: &BTreeSet<IpAddr>,
     request: Request<'_>,
 ) -> Result<Vec<IpAddr>, Error> {
-    let allowed = allowed(pools, request.pool)?;
+    let allowed = allowed(pools, request)?;
     fits(request)?;
     request.families.iter().map(|family| one(pools, &allowed, taken, request, *family)).collect()
 }
 
 /// The pools that this request may use, by name.
-fn allowed<'a>(pools: &'a [Pool], wanted: Option<&str>) -> Result<Vec<&'a Pool>, Error> {
+fn allowed<'a>(pools: &'a [Pool], request: Request<'_>) -> Result<Vec<&'a Pool>, Error> {
+    let wanted = request.pool;
     let mut allowed: Vec<&Pool> = match wanted {
         Some(name) => pools.iter().filter(|pool| pool.name == name).collect(),
         None => pools.iter().collect(),
@@ -59,7 +61,8 @@ fn allowed<'a>(pools: &'a [Pool], wanted: Option<&str>) -> Result<Vec<&'a Pool>,
     match wanted {
         Some(name) if allowed.is_empty() => {
             let message = format!(
-                "AddressPool `{name}` does not exist. No address is assigned. Create it, or name one of: {}.",
+                "AddressPool `{name}` does not exist. {} Create it, or name one of: {}.",
+                result(request),
                 names(pools)
             );
             Err(Error::invalid(UNKNOWN_POOL, message))
@@ -68,14 +71,35 @@ fn allowed<'a>(pools: &'a [Pool], wanted: Option<&str>) -> Result<Vec<&'a Pool>,
     }
 }
 
-/// Whether the current addresses satisfy the request. This common case needs no other load balancer.
-pub(crate) fn unchanged(pools: &[Pool], request: Request<'_>) -> bool {
+/// Whether the current addresses stay. In the common case, in which the Service publishes them, the addresses of other load balancers
+/// are not needed, and `taken` is not called.
+pub(crate) fn unchanged(
+    pools: &[Pool],
+    request: Request<'_>,
+    taken: impl FnOnce() -> BTreeSet<IpAddr>,
+) -> bool {
+    let is_published = request.current.iter().all(|address| request.published.contains(address));
+    is_satisfied(pools, request) && (is_published || !is_foreign(&taken(), request))
+}
+
+/// Whether an address in the object is that of another load balancer. The Service never published it: another program wrote it.
+fn is_foreign(taken: &BTreeSet<IpAddr>, request: Request<'_>) -> bool {
+    request.current.iter().any(|address| taken.contains(address) && !request.published.contains(address))
+}
+
+/// Whether the pool may have shrunk: no pool has the address now.
+fn is_outside(pools: &[Pool], address: IpAddr) -> bool {
+    !pools.iter().any(|pool| pool.contains(address))
+}
+
+fn is_satisfied(pools: &[Pool], request: Request<'_>) -> bool {
     let families: Vec<Family> = request.current.iter().map(|address| Family::of(*address)).collect();
     families == request.families
         && request.addresses.iter().all(|address| request.current.contains(address))
         && request.pool.is_none_or(|name| {
             let pool = pools.iter().find(|pool| pool.name == name);
-            pool.is_some_and(|pool| request.current.iter().all(|address| pool.contains(*address)))
+            let stays = |pool: &Pool, address| pool.contains(address) || is_outside(pools, address);
+            pool.is_some_and(|pool| request.current.iter().all(|address| stays(pool, *address)))
         })
 }
 
@@ -85,14 +109,15 @@ fn fits(request: Request<'_>) -> Result<(), Error> {
         let family = Family::of(*address);
         if !request.families.contains(&family) {
             let message = format!(
-                "Requested address {address} is {family}, which spec.ipFamilies lacks. No address is assigned. \
-                     Remove it, or add {family}."
+                "Requested address {address} is {family}, which spec.ipFamilies lacks. {} Remove it, or add {family}.",
+                result(request)
             );
             return Err(Error::invalid(INVALID_ADDRESS, message));
         }
         if request.addresses.iter().skip(i + 1).any(|other| Family::of(*other) == family) {
             let message = format!(
-                "More than one {family} address is requested. No address is assigned. Request at most one."
+                "More than one {family} address is requested. {} Request at most one.",
+                result(request)
             );
             return Err(Error::invalid(INVALID_ADDRESS, message));
         }
@@ -109,22 +134,31 @@ fn one(
 ) -> Result<IpAddr, Error> {
     let in_pools = |address: IpAddr| allowed.iter().any(|pool| pool.contains(address));
     let of_family = |list: &[IpAddr]| list.iter().copied().find(|address| Family::of(*address) == family);
+    let is_published = |address: IpAddr| request.published.contains(&address);
+    let may_stay = |address: IpAddr| request.pool.is_none() || in_pools(address) || is_outside(all, address);
+    // The addresses of an object that another program edited are restored, like those of one that it left alone.
+    let is_edited = is_foreign(taken, request);
     if let Some(address) = of_family(request.addresses) {
-        if taken.contains(&address) {
+        let is_current = request.current.contains(&address);
+        if taken.contains(&address) && !(is_current && is_published(address)) {
             let message = format!(
-                "Address {address} belongs to another Service. No address is assigned. Request another, or free \
-                     it there."
+                "Address {address} belongs to another Service. {} Request another, or free it there.",
+                result(request)
             );
             return Err(Error::invalid(ADDRESS_IN_USE, message));
         }
-        if in_pools(address) {
+        let is_kept = is_current || is_edited && is_published(address);
+        if in_pools(address) || is_kept && may_stay(address) {
             return Ok(address);
         }
-        return Err(if all.is_empty() { no_pool() } else { outside(address, all, request.pool) });
+        return Err(if all.is_empty() { no_pool(request) } else { outside(address, all, request) });
     }
-    let current = of_family(request.current).filter(|a| request.pool.is_none() || in_pools(*a));
-    let published = of_family(request.published).filter(|a| in_pools(*a));
-    if let Some(address) = current.or(published).filter(|address| !taken.contains(address)) {
+    let current = of_family(request.current)
+        .filter(|address| may_stay(*address) && (is_published(*address) || !taken.contains(address)));
+    let published = of_family(request.published).filter(|address| {
+        !taken.contains(address) && (in_pools(*address) || is_edited && may_stay(*address))
+    });
+    if let Some(address) = current.or(published) {
         return Ok(address);
     }
     let free = allowed
@@ -134,40 +168,48 @@ fn one(
         .filter(|range| range.family() == family)
         .flat_map(|range| range.addresses())
         .find(|address| !taken.contains(address));
-    free.ok_or_else(|| if all.is_empty() { no_pool() } else { nothing_free(family, request.pool) })
+    free.ok_or_else(|| if all.is_empty() { no_pool(request) } else { nothing_free(family, request) })
 }
 
-fn no_pool() -> Error {
-    Error::invalid(
-        NO_ADDRESS_POOL,
-        "There is no AddressPool. No address is assigned. Create one in Steerage's namespace.",
-    )
+/// The result of a refused request, for messages: a load balancer that exists is left as it is.
+fn result(request: Request<'_>) -> String {
+    let current: Vec<String> = request.current.iter().map(ToString::to_string).collect();
+    if current.is_empty() {
+        "No address is assigned.".to_owned()
+    } else {
+        format!("The load balancer keeps {}.", current.join(" and "))
+    }
 }
 
-fn outside(address: IpAddr, pools: &[Pool], wanted: Option<&str>) -> Error {
-    let message = match wanted {
+fn no_pool(request: Request<'_>) -> Error {
+    let message = format!("There is no AddressPool. {} Create one in Steerage's namespace.", result(request));
+    Error::invalid(NO_ADDRESS_POOL, message)
+}
+
+fn outside(address: IpAddr, pools: &[Pool], request: Request<'_>) -> Error {
+    let result = result(request);
+    let message = match request.pool {
         Some(name) => {
             format!(
-                "Address {address} is not in AddressPool `{name}`. No address is assigned. Request an address and a pool \
-                 that fit."
+                "Address {address} is not in AddressPool `{name}`. {result} Request an address and a pool that fit."
             )
         }
         None => format!(
-            "Address {address} is in no AddressPool. No address is assigned. Add it to one of: {}; or request another.",
+            "Address {address} is in no AddressPool. {result} Add it to one of: {}; or request another.",
             names(pools)
         ),
     };
     Error::invalid(ADDRESS_OUTSIDE_POOLS, message)
 }
 
-fn nothing_free(family: Family, wanted: Option<&str>) -> Error {
-    let message = match wanted {
-        Some(name) => format!(
-            "AddressPool `{name}` has no free {family} address. No address is assigned. Add some to it."
-        ),
+fn nothing_free(family: Family, request: Request<'_>) -> Error {
+    let result = result(request);
+    let message = match request.pool {
+        Some(name) => {
+            format!("AddressPool `{name}` has no free {family} address. {result} Add some to it.")
+        }
         None => format!(
-            "No AddressPool with autoAssign has a free {family} address. No address is assigned. Add some to one, or name \
-             a pool."
+            "No AddressPool with autoAssign has a free {family} address. {result} Add some to one, or name a pool."
         ),
     };
     Error::invalid(NO_FREE_ADDRESS, message)

@@ -52,7 +52,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         OBJECT_NOT_OWNED,
         "An object of the name that Steerage needs exists, but is not Steerage's.",
-        "Delete or rename that object.",
+        "Restore the labels that the message names, or delete that object.",
     ),
     (
         REJECTED_BY_API_SERVER,

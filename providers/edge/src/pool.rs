@@ -33,7 +33,7 @@ impl Pool {
     pub fn new(name: impl Into<String>, spec: &AddressPoolSpec) -> Self {
         let (mut ranges, mut problems) = (Vec::new(), Vec::new());
         for entry in &spec.addresses {
-            match entry.parse() {
+            match entry.parse().and_then(Range::usable) {
                 Ok(range) => ranges.push(range),
                 Err(problem) => problems.push(format!("`{entry}` is invalid: {problem}. It is ignored.")),
             }
@@ -56,6 +56,32 @@ impl Range {
     /// Whether `address` lies in it.
     pub fn contains(self, address: IpAddr) -> bool {
         Family::of(address) == self.family && (self.first..=self.last).contains(&number(address))
+    }
+
+    /// The range, unless it has an address that the edge refuses: a Service would get it, and would not be served.
+    fn usable(self) -> Result<Self, String> {
+        const REFUSED: [(IpAddr, IpAddr); 6] = [
+            (IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            (IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), IpAddr::V4(Ipv4Addr::new(127, 255, 255, 255))),
+            (IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), IpAddr::V4(Ipv4Addr::new(239, 255, 255, 255))),
+            (IpAddr::V4(Ipv4Addr::BROADCAST), IpAddr::V4(Ipv4Addr::BROADCAST)),
+            // `::1` follows `::`.
+            (IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::LOCALHOST)),
+            (
+                IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)),
+                IpAddr::V6(Ipv6Addr::from_bits(u128::MAX)),
+            ),
+        ];
+        let overlaps = |(first, last): &(IpAddr, IpAddr)| {
+            Family::of(*first) == self.family && number(*first) <= self.last && self.first <= number(*last)
+        };
+        match REFUSED.iter().find(|refused| overlaps(refused)) {
+            Some((first, _)) => {
+                let address = address(self.family, number(*first).max(self.first));
+                Err(format!("{address} is a loopback, multicast, broadcast or unspecified address"))
+            }
+            None => Ok(self),
+        }
     }
 
     /// Its addresses in rising order.
@@ -148,5 +174,28 @@ mod tests {
         let pool = Pool::new("p", &spec);
         assert_eq!(pool.ranges.len(), 1);
         assert_eq!(pool.problems.len(), 4, "{:?}", pool.problems);
+    }
+
+    #[test]
+    fn addresses_that_the_edge_refuses_are_reported() {
+        for (entry, found) in [
+            ("127.0.0.5", "127.0.0.5"),
+            ("126.0.0.0-128.0.0.0", "127.0.0.0"),
+            ("224.0.0.9", "224.0.0.9"),
+            ("0.0.0.0", "0.0.0.0"),
+            ("255.255.255.255", "255.255.255.255"),
+            ("::/120", "::1"),
+            ("ff02::1", "ff02::1"),
+        ] {
+            let pool =
+                Pool::new("p", &AddressPoolSpec { addresses: vec![entry.to_owned()], auto_assign: true });
+            assert!(
+                pool.ranges.is_empty() && pool.problems[0].contains(&format!(": {found} is")),
+                "{pool:?}"
+            );
+        }
+        let addresses = ["10.0.0.0/8", "fd00::/8", "223.255.255.255", "128.0.0.0"].map(str::to_owned).into();
+        let pool = Pool::new("p", &AddressPoolSpec { addresses, auto_assign: true });
+        assert_eq!(pool.problems, [""; 0]);
     }
 }

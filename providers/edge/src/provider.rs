@@ -23,7 +23,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::cache::follow;
 use crate::entry::{Change, Entry};
 use crate::objects::{LoadBalancerContent, NodeSetContent, Objects};
-use crate::shared::{Shared, User};
+use crate::shared::{Shared, User, addresses};
 use crate::{health, spec};
 
 /// An object of the required name exists and is not managed by Steerage.
@@ -76,14 +76,22 @@ impl EdgeProvider {
         let is_foreign = |entry: &Entry<LoadBalancerContent>| entry.owner.as_ref() != Some(owner);
         let mut entry = balancers.cache.get(&name);
         if entry.as_ref().is_some_and(is_foreign) {
-            // The user may have deleted or renamed it.
+            // The user may have deleted it.
             entry = balancers.reread(&name).await?;
         }
         match entry {
             Some(entry) if is_foreign(&entry) => {
                 let message = format!(
-                    "EdgeLoadBalancer {name} exists but is not Steerage's (label {}). It is not changed. Delete or rename it.",
-                    spec::MANAGED_BY
+                    "The labels of EdgeLoadBalancer {name} do not name this Service. It is not changed. Restore {}={}, {}={}, \
+                     {}={} and {}={}, or delete it.",
+                    spec::MANAGED_BY,
+                    spec::MANAGER,
+                    spec::SERVICE_NAMESPACE,
+                    owner.service.namespace(),
+                    spec::SERVICE_NAME,
+                    owner.service.name(),
+                    spec::SERVICE_UID,
+                    owner.uid,
                 );
                 Err(Error::invalid(OBJECT_NOT_OWNED, message))
             }
@@ -157,7 +165,10 @@ impl EdgeProvider {
             }
             Some(entry) if !entry.managed => {
                 let message = format!(
-                    "EdgeNodeSet {name} exists but is not Steerage's. It is not changed. Delete or rename it."
+                    "EdgeNodeSet {name} exists but lacks the label {}={}. It is not changed. Restore the label, or delete \
+                     it.",
+                    spec::MANAGED_BY,
+                    spec::MANAGER,
                 );
                 Err(Error::invalid(OBJECT_NOT_OWNED, message))
             }
@@ -259,9 +270,7 @@ impl Provider for EdgeProvider {
         }
         drop(reservation);
         if before.as_ref() != Some(&wanted.addresses) {
-            if before.is_some() {
-                self.shared.notify_waiting();
-            }
+            self.shared.on_release(&before.unwrap_or_default(), &wanted.addresses);
             self.shared.pools_are_stale();
         }
         self.shared.write_pools().await?;
@@ -320,10 +329,11 @@ impl Provider for EdgeProvider {
             self.shared.balancers.cache.get(&name).filter(|entry| entry.owner.as_ref() == Some(owner));
         let node_set = entry.as_ref().and_then(|entry| entry.content.as_ref().ok()?.spec.node_set.clone());
         if let Some(entry) = entry {
+            let released = addresses(&entry);
             if !self.shared.balancers.delete(&name, &entry).await? {
                 return Ok(Progress::Again(HELD));
             }
-            self.shared.notify_waiting();
+            self.shared.on_release(&released, &[]);
             self.shared.pools_are_stale();
         }
         self.shared.write_pools().await?;
@@ -367,8 +377,8 @@ fn spawn_watches(shared: &Arc<Shared>, watches: &Watches, stop: &CancellationTok
     spawn_watch(shared, watches, stop, |shared| &shared.health, |shared, c| shared.on_health(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.node_sets, |shared, c| shared.on_node_set(&c));
     let (changed, mut pools_changed) = tokio::sync::watch::channel(());
-    let on_pool = move |shared: &Shared, _| {
-        shared.on_pool();
+    let on_pool = move |shared: &Shared, change| {
+        shared.on_pool(&change);
         changed.send_replace(());
     };
     spawn_watch(shared, watches, stop, |shared| &shared.pools, on_pool);

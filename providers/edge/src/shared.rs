@@ -12,6 +12,7 @@ use serde_json::Value;
 use steerage_edge_api::{
     AddressPool, AddressPoolSpec, EdgeLoadBalancer, EdgeNodeSet, EdgeNodeSetSpec, EdgeTargetHealth,
 };
+use steerage_model::Family;
 use steerage_provider_api::{Error, LoadBalancer, Owner, SharedSet, TargetSet};
 use tokio::sync::OnceCell;
 
@@ -19,6 +20,7 @@ use crate::allocate::unchanged;
 use crate::entry::{Change, Entry};
 use crate::notifier::Notifier;
 use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent};
+use crate::pools::Outside;
 use crate::{Pool, Request, allocate, pools, spec};
 
 /// Timeout of the first lists.
@@ -45,6 +47,8 @@ pub(crate) struct Shared {
     activated: OnceCell<()>,
     pool_lock: tokio::sync::Mutex<()>,
     stale_pools: AtomicBool,
+    /// The addresses outside all pools that were logged.
+    outside: Mutex<BTreeSet<Outside>>,
 }
 
 /// A value of a shared set.
@@ -58,8 +62,35 @@ struct OfferedSet {
 struct Allocation {
     /// Addresses allocated by running calls, by object name.
     reserved: BTreeMap<String, Vec<IpAddr>>,
-    /// Owners without an address, to retry when a pool changes or an address is released.
-    waiting: BTreeSet<Owner>,
+    /// Owners without an address, to retry when a pool changes or an address is released that they may use.
+    waiting: BTreeMap<Owner, WaitingRequest>,
+}
+
+/// What an owner without an address waits for.
+#[derive(Debug)]
+struct WaitingRequest {
+    families: Vec<Family>,
+    addresses: Vec<IpAddr>,
+    pool: Option<String>,
+}
+
+impl WaitingRequest {
+    /// Whether a free address may end the wait.
+    fn may_use(&self, address: IpAddr, pools: &[Pool]) -> bool {
+        let family = Family::of(address);
+        let requested = self.addresses.iter().find(|requested| Family::of(**requested) == family);
+        let is_usable = |pool: &Pool| match &self.pool {
+            Some(name) => pool.name == *name,
+            None => pool.auto_assign,
+        };
+        match requested {
+            Some(requested) => *requested == address,
+            None => {
+                self.families.contains(&family)
+                    && pools.iter().any(|pool| is_usable(pool) && pool.contains(address))
+            }
+        }
+    }
 }
 
 impl Shared {
@@ -79,6 +110,7 @@ impl Shared {
             activated: OnceCell::new(),
             pool_lock: tokio::sync::Mutex::default(),
             stale_pools: AtomicBool::new(false),
+            outside: Mutex::default(),
         }
     }
 
@@ -112,14 +144,18 @@ impl Shared {
         taken
     }
 
+    fn known_pools(&self) -> Vec<Pool> {
+        self.pools.cache.read(|rows| {
+            rows.filter_map(|entry| Some(Pool::new(&entry.name, &entry.content.as_ref().ok()?.spec)))
+                .collect()
+        })
+    }
+
     /// Allocates the addresses of a load balancer and reserves them until the guard is dropped.
     pub(crate) fn allocate(&self, lb: &LoadBalancer) -> Result<Reservation<'_>, Error> {
         let name = spec::object_name(&lb.owner);
         let current = self.balancers.cache.get(&name).map(|entry| addresses(&entry)).unwrap_or_default();
-        let pools: Vec<Pool> = self.pools.cache.read(|rows| {
-            rows.filter_map(|entry| Some(Pool::new(&entry.name, &entry.content.as_ref().ok()?.spec)))
-                .collect()
-        });
+        let pools = self.known_pools();
         let mut allocation = self.allocation();
         let request = Request {
             families: &lb.families,
@@ -128,7 +164,7 @@ impl Shared {
             current: &current,
             published: &lb.published,
         };
-        if unchanged(&pools, request) {
+        if unchanged(&pools, request, || self.taken(&allocation, &name)) {
             allocation.waiting.remove(&lb.owner);
             return Ok(Reservation { shared: self, name, addresses: current });
         }
@@ -139,16 +175,39 @@ impl Shared {
                 Ok(Reservation { shared: self, name, addresses })
             }
             Err(error) => {
-                allocation.waiting.insert(lb.owner.clone());
+                let request = WaitingRequest {
+                    families: lb.families.clone(),
+                    addresses: lb.requested_addresses.clone(),
+                    pool: lb.pool.clone(),
+                };
+                allocation.waiting.insert(lb.owner.clone(), request);
                 Err(error)
             }
         }
     }
 
-    /// Notifies the owners that wait for an address.
-    pub(crate) fn notify_waiting(&self) {
+    /// Notifies all owners that wait for an address.
+    fn notify_waiting(&self) {
         let waiting = std::mem::take(&mut self.allocation().waiting);
-        for owner in &waiting {
+        for owner in waiting.keys() {
+            self.notifier.notify(owner);
+        }
+    }
+
+    /// A load balancer had the addresses `before` and has `now`: notifies the owners that may use a released one. The others would only
+    /// be refused again.
+    pub(crate) fn on_release(&self, before: &[IpAddr], now: &[IpAddr]) {
+        let released: Vec<IpAddr> = before.iter().copied().filter(|address| !now.contains(address)).collect();
+        if released.is_empty() {
+            return;
+        }
+        let pools = self.known_pools();
+        let freed = |request: &WaitingRequest| released.iter().any(|free| request.may_use(*free, &pools));
+        let owners: Vec<Owner> = {
+            let mut allocation = self.allocation();
+            allocation.waiting.extract_if(.., |_, request| freed(request)).map(|(owner, _)| owner).collect()
+        };
+        for owner in &owners {
             self.notifier.notify(owner);
         }
     }
@@ -158,9 +217,11 @@ impl Shared {
         self.allocation().waiting.remove(owner);
     }
 
-    /// A pool changed: Services that wait for an address may get one.
-    pub(crate) fn on_pool(&self) {
-        self.notify_waiting();
+    /// A pool changed. If its specification did, Services that wait for an address may get one; its status changes with every address.
+    pub(crate) fn on_pool(&self, change: &Change<PoolContent>) {
+        if is_edited(change) {
+            self.notify_waiting();
+        }
         self.pools_are_stale();
     }
 
@@ -184,14 +245,38 @@ impl Shared {
         Ok(())
     }
 
+    /// The addresses of load balancers that are in no pool; new ones are logged.
+    fn find_outside(&self) -> BTreeSet<Outside> {
+        let pools = self.known_pools();
+        let is_outside = |address: &IpAddr| !pools.iter().any(|pool| pool.contains(*address));
+        let found: BTreeSet<Outside> = self.balancers.cache.read(|rows| {
+            rows.flat_map(|entry| {
+                let holder = match &entry.owner {
+                    Some(owner) => format!("Service {}", owner.service),
+                    None => format!("EdgeLoadBalancer {}", entry.name),
+                };
+                let outside = addresses(entry).into_iter().filter(is_outside);
+                outside.map(move |address| Outside { holder: holder.clone(), address })
+            })
+            .collect()
+        });
+        let mut logged = self.outside.lock().unwrap_or_else(PoisonError::into_inner);
+        for Outside { holder, address } in found.difference(&logged) {
+            tracing::warn!(holder, %address, "assigned address is in no AddressPool; keeping it");
+        }
+        logged.clone_from(&found);
+        found
+    }
+
     /// Whether all were written.
     async fn write_stale_pools(&self) -> Result<bool, Error> {
         let mut all_written = true;
         let taken = self.taken(&Allocation::default(), "");
+        let outside = self.find_outside();
         let stale: Vec<_> = self.pools.cache.read(|rows| {
             rows.filter_map(|entry| {
                 let content = entry.content.as_ref().ok()?;
-                let status = pools::status(&entry.name, &content.spec, &taken);
+                let status = pools::status(&entry.name, &content.spec, &taken, &outside);
                 (content.status.as_ref() != Some(&status)).then(|| (entry.name.clone(), status))
             })
             .collect()
@@ -199,8 +284,11 @@ impl Shared {
         for (pool, status) in stale {
             match self.pools.patch_status(&pool, &status).await {
                 // The watch will not report an edit that came with the response.
-                Ok(changes) if changes.iter().any(is_edited) => self.on_pool(),
-                Ok(_) => {}
+                Ok(changes) => {
+                    for change in changes.iter().filter(|change| is_edited(change)) {
+                        self.on_pool(change);
+                    }
+                }
                 Err(failure) => {
                     all_written = false;
                     self.pools_are_stale();
@@ -303,9 +391,11 @@ impl Shared {
         for owner in owners {
             self.notifier.notify(owner);
         }
-        if old.is_some_and(|old| new.is_none_or(|new| addresses(old) != addresses(new))) {
-            self.notify_waiting();
+        let (before, now) = (old.map(addresses).unwrap_or_default(), new.map(addresses).unwrap_or_default());
+        if before != now {
+            self.pools_are_stale();
         }
+        self.on_release(&before, &now);
     }
 
     /// A host's report on a load balancer changed.

@@ -236,6 +236,35 @@ async fn edge_provider_conforms() {
     let edge = Edge::start().await.expect("a harness");
     run(&edge).await.expect("conforms");
     shared_set_changes_for_all_its_users_by_one_write(&edge).await.expect("shared sets");
+    edited_addresses_are_restored(&edge).await.expect("edited addresses");
+}
+
+/// Somebody changes an object's address to that of another Service.
+async fn edited_addresses_are_restored(edge: &Edge) -> anyhow::Result<()> {
+    let owners = ["first", "second"].map(|name| fixture::owner(name, 1));
+    let addresses = async |owner| -> anyhow::Result<serde_json::Value> {
+        Ok(edge.balancers().get(&spec::object_name(owner)).await?.data["spec"]["addresses"].take())
+    };
+    let provider = edge.fresh().await?;
+    let mut balancers = owners.each_ref().map(|owner| fixture::first(edge, owner));
+    for lb in &mut balancers {
+        let ingress = converge(&provider, lb).await?.ingress;
+        lb.published = ingress.iter().filter_map(|ingress| ingress.ip).collect();
+    }
+    let before = [addresses(&owners[0]).await?, addresses(&owners[1]).await?];
+    let edit = json!({"spec": {"addresses": before[0]}});
+    let name = spec::object_name(&owners[1]);
+    edge.balancers().patch(&name, &PatchParams::default(), &Patch::Merge(edit)).await?;
+    // As after a restart of the controller.
+    let provider = edge.fresh().await?;
+    for lb in &balancers {
+        converge(&provider, lb).await?;
+    }
+    anyhow::ensure!([addresses(&owners[0]).await?, addresses(&owners[1]).await?] == before);
+    for owner in &owners {
+        converge_deleted(&provider, owner).await?;
+    }
+    Ok(())
 }
 
 /// An older value that comes later changes nothing, a set that nobody uses is not written, and the last user takes it away.

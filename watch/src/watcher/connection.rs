@@ -9,6 +9,10 @@ use tokio::time::Instant;
 use super::MAX_SILENT;
 use crate::{Backoff, Staleness, Timing};
 
+/// The longest delay of a list after the API server answered that a version is too old. All nodes may get this answer at once, and
+/// must not list together.
+const EXPIRED_SPREAD: Duration = Duration::from_secs(1);
+
 /// Why a response failed, beside the client's own errors.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TransportError {
@@ -38,6 +42,8 @@ struct Pace {
     backoff: Backoff,
     /// When the last failure happened.
     failed_at: Option<Instant>,
+    /// When the API server last answered that a version is too old.
+    expired_at: Option<Instant>,
     /// Wait until then before the next request.
     not_before: Option<Instant>,
     /// Whether the last log line was a failure.
@@ -52,12 +58,26 @@ struct Pace {
     was_silent: bool,
 }
 
+impl Pace {
+    /// Makes the next request wait after a failure.
+    fn wait(&mut self, now: Instant, delay: Duration) -> Duration {
+        // Staleness grows during the delay too. It does not count as silence while the API server cannot be reached: the watch then
+        // continues where it was.
+        if std::mem::take(&mut self.was_silent) {
+            self.silence += delay;
+        }
+        (self.failed_at, self.not_before, self.is_failing) = (Some(now), Some(now + delay), true);
+        delay
+    }
+}
+
 impl ConnectionState {
     pub(super) fn new(kind: &'static str, timing: Timing, staleness: Staleness) -> Self {
         let backoff = Backoff::new(timing.min_backoff, timing.max_backoff);
         let pace = Pace {
             backoff,
             failed_at: None,
+            expired_at: None,
             not_before: None,
             is_failing: false,
             is_listing: false,
@@ -77,13 +97,21 @@ impl ConnectionState {
             pace.backoff.reset();
         }
         let delay = pace.backoff.next_delay();
-        // Staleness grows during the delay too. It does not count as silence while the API server cannot be reached: the watch then
-        // continues where it was.
-        if std::mem::take(&mut pace.was_silent) {
-            pace.silence += delay;
+        pace.wait(now, delay)
+    }
+
+    /// Counts the answer that a version is too old. The API server is there, so the delays before it do not count: the list begins
+    /// after a short delay, unless there was such an answer shortly before.
+    pub(super) fn expire(&self) -> Duration {
+        let now = Instant::now();
+        let mut pace = self.pace();
+        let again = 2 * self.timing.max_backoff;
+        if pace.expired_at.replace(now).is_some_and(|last| now.duration_since(last) <= again) {
+            drop(pace);
+            return self.fail();
         }
-        (pace.failed_at, pace.not_before, pace.is_failing) = (Some(now), Some(now + delay), true);
-        delay
+        pace.backoff.reset();
+        pace.wait(now, EXPIRED_SPREAD.mul_f64(fastrand::f64()))
     }
 
     /// Whether a watch brought an event or a bookmark since the last call.

@@ -231,6 +231,8 @@ fn health_check_port_follows_service() {
     }
     agent.endpoints(leaving);
     agent.healthy(HEALTH_PORT + 1, Some((503, 0)));
+    // Health is withdrawn before the rules are written.
+    soon("the other endpoint", || agent.asks(Way::Vip, Family::V4) == Ok("pod1".to_owned()));
     for family in FAMILIES {
         assert_eq!(agent.asks(Way::Vip, family), Ok("pod1".to_owned()));
     }

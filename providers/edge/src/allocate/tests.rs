@@ -95,11 +95,69 @@ fn existing_addresses_are_kept() {
     let stale = ips(&["10.0.7.8"]);
     let outside = Request { published: &stale, ..ANY };
     assert_eq!(allocate(&pools, &none, outside).expect("new"), ips(&["10.0.1.1"]));
-    let moved = Request { pool: Some("b"), ..both };
+    let moved = Request { pool: Some("b"), current: &published, ..both };
+    assert!(!unchanged(&pools, moved, BTreeSet::new));
     assert_eq!(allocate(&pools, &none, moved).expect("moved"), ips(&["10.0.2.1"]));
     let wanted = ips(&["10.0.1.44"]);
     let asked = Request { addresses: &wanted, ..both };
     assert_eq!(allocate(&pools, &none, asked).expect("moved"), wanted);
+}
+
+/// A restart of the controller compares everything: the address must be the same before and after.
+#[test]
+fn address_stays_when_the_named_pool_has_shrunk() {
+    let pools = [pool("a", true, &["10.0.1.0/24"]), pool("b", true, &["10.0.2.0/24"])];
+    let current = ips(&["10.0.7.7"]);
+    let named = Request { pool: Some("a"), current: &current, published: &current, ..ANY };
+    assert!(unchanged(&pools, named, BTreeSet::new));
+    assert_eq!(allocate(&pools, &BTreeSet::new(), named).expect("kept"), current);
+    let asked = Request { addresses: &current, ..named };
+    assert_eq!(allocate(&pools, &BTreeSet::new(), asked).expect("kept"), current);
+    let with_v6 = Request { families: &[Family::V4, Family::V6], ..named };
+    let v6 = [pool("a", true, &["10.0.1.0/24", "fd00::5"])];
+    assert_eq!(allocate(&v6, &BTreeSet::new(), with_v6).expect("kept"), ips(&["10.0.7.7", "fd00::5"]));
+}
+
+#[test]
+fn address_of_another_load_balancer_in_an_edited_object_is_not_adopted() {
+    let pools = [pool("a", true, &["10.0.1.0/24"])];
+    let (edited, theirs) = (ips(&["10.0.1.2"]), BTreeSet::from([ip("10.0.1.2")]));
+    // Also one that a shrunk pool no longer has.
+    for published in [ips(&["10.0.1.9"]), ips(&["10.0.7.7"])] {
+        for pool in [None, Some("a")] {
+            let request = Request { current: &edited, published: &published, pool, ..ANY };
+            assert!(!unchanged(&pools, request, || theirs.clone()));
+            assert_eq!(allocate(&pools, &theirs, request).expect("restored"), published);
+            let asked = Request { addresses: &published, ..request };
+            assert_eq!(allocate(&pools, &theirs, asked).expect("restored"), published);
+        }
+    }
+    // The other Service publishes the address, and keeps it.
+    let owner = Request { current: &edited, published: &edited, ..ANY };
+    assert!(unchanged(&pools, owner, || theirs.clone()));
+    assert_eq!(allocate(&pools, &theirs, owner).expect("kept"), edited);
+    // An address that is not published yet is no edit.
+    let new = Request { current: &edited, ..ANY };
+    assert!(unchanged(&pools, new, BTreeSet::new));
+}
+
+#[test]
+fn refusal_says_whether_an_address_is_kept() {
+    let pools = [pool("a", true, &["10.0.1.7"])];
+    let (taken, wanted, current) = (BTreeSet::from([ip("10.0.1.7")]), ips(&["10.0.1.7"]), ips(&["10.0.1.9"]));
+    let refusals = [
+        Request { addresses: &wanted, ..ANY },
+        Request { pool: Some("none"), ..ANY },
+        Request { families: &[Family::V4, Family::V6], ..ANY },
+    ];
+    for request in refusals {
+        let text = |current| {
+            let refused = allocate(&pools, &taken, Request { current, ..request });
+            refused.expect_err("refused").to_string()
+        };
+        assert!(text(&[]).contains("No address is assigned."), "{}", text(&[]));
+        assert!(text(&current).contains("The load balancer keeps 10.0.1.9."), "{}", text(&current));
+    }
 }
 
 /// A step in the life of a few load balancers.
@@ -140,7 +198,7 @@ proptest! {
             let given = allocate(&pools, &taken, request);
             let repeated = allocate(&pools, &taken, request);
             prop_assert_eq!(given.as_ref().ok(), repeated.as_ref().ok(), "deterministic");
-            if unchanged(&pools, request) {
+            if unchanged(&pools, request, || taken.clone()) {
                 prop_assert_eq!(given.as_ref().ok(), Some(&current), "the short cut gives what the long way does");
             }
             if let Ok(given) = given {

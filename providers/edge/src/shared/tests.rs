@@ -19,6 +19,58 @@ fn pool(version: &str, range: &str) -> Value {
         "metadata": {"name": "default", "namespace": "system", "uid": "u", "resourceVersion": version}})
 }
 
+fn waiting(addresses: &[&str], pool: Option<&str>) -> WaitingRequest {
+    WaitingRequest {
+        families: vec![Family::V4],
+        addresses: addresses.iter().map(|text| text.parse().expect("ip")).collect(),
+        pool: pool.map(str::to_owned),
+    }
+}
+
+/// Hundreds of Services may wait for addresses that stay in use.
+#[tokio::test]
+async fn released_address_wakes_only_those_who_may_use_it() {
+    let service = tower::service_fn(|_: http::Request<Body>| async {
+        Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
+    });
+    let shared = Shared::new(&Client::new(service, "default"), "system");
+    let known = serde_json::from_value(pool("100", "10.9.0.0/24")).expect("a pool");
+    shared.pools.cache.apply(Event::Apply(Entry::new(known)));
+    let requests = [
+        ("any", waiting(&[], None)),
+        ("its-pool", waiting(&[], Some("default"))),
+        ("this", waiting(&["10.9.0.7"], None)),
+        ("another", waiting(&["10.9.0.8"], None)),
+        ("other-pool", waiting(&[], Some("other"))),
+        ("ipv6", WaitingRequest { families: vec![Family::V6], ..waiting(&[], None) }),
+    ];
+    for (name, request) in requests {
+        let owner = Owner { service: Key::new("shop", name), uid: name.to_owned() };
+        shared.allocation().waiting.insert(owner, request);
+    }
+    let mut notified = shared.notifier.subscribe();
+    let [released, kept] = ["10.9.0.7", "10.9.0.9"].map(|text| text.parse().expect("ip"));
+    shared.on_release(&[released, kept], &[kept]);
+    let mut woken = BTreeSet::new();
+    while let Some(Some(owner)) = notified.next().now_or_never() {
+        woken.insert(owner.uid);
+    }
+    assert_eq!(woken, ["any", "its-pool", "this"].map(str::to_owned).into());
+    let left: Vec<String> = shared.allocation().waiting.keys().map(|owner| owner.uid.clone()).collect();
+    assert_eq!(left, ["another", "ipv6", "other-pool"], "the others wait on");
+
+    // Every address that is assigned or released changes the status of its pool.
+    let entry = |range: &str, assigned: u64| {
+        let mut pool = pool("101", range);
+        pool["status"] = json!({"assigned": assigned});
+        Some(Entry::new(serde_json::from_value(pool).expect("a pool")))
+    };
+    shared.on_pool(&Change { old: entry("10.9.0.0/24", 1), new: entry("10.9.0.0/24", 2) });
+    assert_eq!(shared.allocation().waiting.len(), 3);
+    shared.on_pool(&Change { old: entry("10.9.0.0/24", 2), new: entry("10.8.0.0/24", 2) });
+    assert_eq!(shared.allocation().waiting.len(), 0);
+}
+
 /// A pool is enlarged while its status is written. The watch then reports nothing, because the response was newer.
 #[tokio::test]
 async fn edit_in_the_response_to_a_status_write_is_not_lost() {
@@ -37,7 +89,7 @@ async fn edit_in_the_response_to_a_status_write_is_not_lost() {
     let known = serde_json::from_value(pool("100", "10.9.0.1/32")).expect("a pool");
     shared.pools.cache.apply(Event::Apply(Entry::new(known)));
     let owner = Owner { service: Key::new("shop", "web"), uid: "w".to_owned() };
-    shared.allocation().waiting.insert(owner.clone());
+    shared.allocation().waiting.insert(owner.clone(), waiting(&[], None));
     let mut notified = shared.notifier.subscribe();
     shared.pools_are_stale();
     shared.write_pools().await.expect("written");

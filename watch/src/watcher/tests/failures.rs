@@ -42,6 +42,33 @@ async fn failures_are_retried_with_growing_delays() {
     assert!(waits[8] >= max_backoff / 2 && waits[8] <= max_backoff + Duration::from_millis(5), "{waits:?}");
 }
 
+/// After a restart of the API server with a compacted etcd, the first answer says that the version is too old.
+#[tokio::test(start_paused = true)]
+async fn expired_version_is_listed_soon_after_an_outage() {
+    let outage = (0..9).map(|_| refused(503));
+    let script = Script::new([list("5", "", &[])].into_iter().chain(outage).chain([
+        refused(410),
+        refused(503),
+        list("9", "", &[]),
+    ]));
+    assert_eq!(play(&script).await, ["init", "done", "init", "init", "done"]);
+    let times = script.times();
+    let waits: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let Timing { min_backoff, max_backoff, .. } = Timing::default();
+    assert!(waits[9] >= max_backoff / 2, "the outage: {waits:?}");
+    assert!(waits[10] <= Duration::from_millis(1005), "the version is too old: {waits:?}");
+    assert!(waits[11] <= min_backoff + Duration::from_millis(5), "the backoff began anew: {waits:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn versions_that_always_expire_are_listed_with_growing_delays() {
+    let answers = (0..200).flat_map(|_| [list("5", "", &[]), refused(410)]);
+    let script = Script::new(answers);
+    let _ = tokio::time::timeout(Duration::from_mins(10), play(&script)).await;
+    let lists = script.lists().len();
+    assert!((60..130).contains(&lists), "a delay of 5 s to 10 s, after a few shorter ones: {lists}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn missing_optional_kind_is_retried_rarely_and_never_stale() {
     let networks =
