@@ -249,14 +249,18 @@ impl Shared {
     fn find_outside(&self) -> BTreeSet<Outside> {
         let pools = self.known_pools();
         let is_outside = |address: &IpAddr| !pools.iter().any(|pool| pool.contains(*address));
+        // The name is made only for the few that are reported: this runs with every change of an address.
+        let outside = |entry: &Entry<LoadBalancerContent>, address: IpAddr| {
+            let holder = match &entry.owner {
+                Some(owner) => format!("Service {}", owner.service),
+                None => format!("EdgeLoadBalancer {}", entry.name),
+            };
+            Outside { holder, address }
+        };
         let found: BTreeSet<Outside> = self.balancers.cache.read(|rows| {
             rows.flat_map(|entry| {
-                let holder = match &entry.owner {
-                    Some(owner) => format!("Service {}", owner.service),
-                    None => format!("EdgeLoadBalancer {}", entry.name),
-                };
-                let outside = addresses(entry).into_iter().filter(is_outside);
-                outside.map(move |address| Outside { holder: holder.clone(), address })
+                let found = addresses(entry).into_iter().filter(is_outside);
+                found.map(move |address| outside(entry, address))
             })
             .collect()
         });
