@@ -46,7 +46,10 @@ impl LoadBalancers {
                     .map(|set| &set["spec"]["targets"]),
                 None => Some(&json["spec"]["targets"]),
             };
-            let has_targets = targets.and_then(Value::as_array).is_some_and(|targets| !targets.is_empty());
+            // A target that was added by hand may go.
+            let has_targets = targets
+                .and_then(Value::as_array)
+                .is_some_and(|targets| targets.iter().any(|target| target["node"] != "by-hand"));
             Some((spec::owner(Some(&labels))?, has_targets))
         });
         Self(simulated.chain(edge).collect())

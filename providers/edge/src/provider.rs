@@ -23,7 +23,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::cache::follow;
 use crate::entry::{Change, Entry};
 use crate::objects::{LoadBalancerContent, NodeSetContent, Objects};
-use crate::shared::{Shared, User, addresses};
+use crate::shared::{Shared, addresses};
 use crate::{health, spec};
 
 /// An object of the required name exists and is not managed by Steerage.
@@ -197,18 +197,19 @@ impl EdgeProvider {
     /// value.
     async fn targets(
         &self,
+        owner: &Owner,
         families: &[Family],
         set: &TargetSet,
-    ) -> Result<(ObjectTargets, Vec<(String, String)>, Option<User<'_>>), Error> {
+    ) -> Result<(ObjectTargets, Vec<(String, String)>), Error> {
         let refused = spec::refused(families, set);
         let Some(which) = set.shared else {
             let own = spec::targets(families, set);
-            return Ok((ObjectTargets { node_set: None, own }, refused, None));
+            return Ok((ObjectTargets { node_set: None, own }, refused));
         };
-        let user = self.shared.about_to_use(which.as_str());
+        self.shared.about_to_use(spec::object_name(owner), which.as_str());
         self.write_shared(which, set).await?;
         let targets = ObjectTargets { node_set: Some(which.as_str().to_owned()), own: Vec::new() };
-        Ok((targets, refused, Some(user)))
+        Ok((targets, refused))
     }
 
     /// Deletes the shared set that a load balancer used until now, if no other does.
@@ -250,7 +251,7 @@ impl Provider for EdgeProvider {
         }
         let reservation = self.shared.allocate(lb)?;
         let structure = spec::structure(lb, reservation.addresses.clone())?;
-        let (targets, refused, _user) = self.targets(&lb.families, &lb.targets).await?;
+        let (targets, refused) = self.targets(&lb.owner, &lb.families, &lb.targets).await?;
         let wanted = EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..structure };
         let current =
             entry.as_ref().and_then(|entry| entry.content.as_ref().ok()).map(|content| &content.spec);
@@ -268,6 +269,7 @@ impl Provider for EdgeProvider {
                 return Err(failure.into());
             }
         }
+        self.shared.has_known_set(&spec::object_name(&lb.owner));
         drop(reservation);
         if before.as_ref() != Some(&wanted.addresses) {
             self.shared.on_release(&before.unwrap_or_default(), &wanted.addresses);
@@ -290,10 +292,11 @@ impl Provider for EdgeProvider {
             )));
         };
         let families: Vec<Family> = content.spec.addresses.iter().map(|ip| Family::of(*ip)).collect();
-        let (targets, refused, _user) = self.targets(&families, set).await?;
+        let (targets, refused) = self.targets(owner, &families, set).await?;
         let wanted =
             EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..content.spec.clone() };
         self.change(owner, &entry, &wanted).await?;
+        self.shared.has_known_set(&spec::object_name(owner));
         self.drop_left(content.spec.node_set.clone(), &wanted).await?;
         Ok(Outcome { ingress: ingress(&wanted), refused, ..Outcome::done() })
     }
@@ -336,6 +339,7 @@ impl Provider for EdgeProvider {
             self.shared.on_release(&released, &[]);
             self.shared.pools_are_stale();
         }
+        self.shared.has_known_set(&name);
         self.shared.write_pools().await?;
         // Also when an earlier call deleted the object and then failed.
         for which in node_set.iter().map(String::as_str).chain(SharedSet::ALL.map(SharedSet::as_str)) {

@@ -41,8 +41,8 @@ pub(crate) struct Shared {
     known_sets: Mutex<BTreeMap<&'static str, (String, Arc<EdgeNodeSetSpec>)>>,
     /// What the shared sets that load balancers use must contain, by name.
     wanted_sets: Mutex<BTreeMap<String, Arc<EdgeNodeSetSpec>>>,
-    /// The number of calls that are about to make a load balancer use a shared set.
-    users: Mutex<BTreeMap<&'static str, usize>>,
+    /// Load balancers that may use a shared set although their object in the cache does not, by object name.
+    users: Mutex<BTreeMap<String, &'static str>>,
     allocation: Mutex<Allocation>,
     activated: OnceCell<()>,
     pool_lock: tokio::sync::Mutex<()>,
@@ -307,15 +307,20 @@ impl Shared {
         Ok(all_written)
     }
 
-    /// Protects a shared set from deletion until the load balancer that is about to use it does.
-    pub(crate) fn about_to_use(&self, set: &'static str) -> User<'_> {
-        *self.users().entry(set).or_default() += 1;
-        User { shared: self, set }
+    /// Protects a shared set from deletion while the load balancer of this name may use it: a write without an answer may have
+    /// succeeded.
+    pub(crate) fn about_to_use(&self, name: String, set: &'static str) {
+        self.users().insert(name, set);
     }
 
-    /// Whether a load balancer uses a shared set, or is about to.
+    /// The cache shows whether the load balancer of this name uses a shared set.
+    pub(crate) fn has_known_set(&self, name: &str) {
+        self.users().remove(name);
+    }
+
+    /// Whether a load balancer uses a shared set, or may.
     pub(crate) fn is_used(&self, set: &str) -> bool {
-        self.users().get(set).is_some_and(|count| *count > 0)
+        self.users().values().any(|used| *used == set)
             || self.balancers.cache.read(|rows| {
                 rows.filter_map(|entry| entry.content.as_ref().ok())
                     .any(|content| content.spec.node_set.as_deref() == Some(set))
@@ -382,7 +387,7 @@ impl Shared {
         }
     }
 
-    fn users(&self) -> MutexGuard<'_, BTreeMap<&'static str, usize>> {
+    fn users(&self) -> MutexGuard<'_, BTreeMap<String, &'static str>> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -449,21 +454,6 @@ pub(crate) struct Reservation<'a> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.shared.allocation().reserved.remove(&self.name);
-    }
-}
-
-/// A call that is about to make a load balancer use a shared set.
-#[derive(Debug)]
-pub(crate) struct User<'a> {
-    shared: &'a Shared,
-    set: &'static str,
-}
-
-impl Drop for User<'_> {
-    fn drop(&mut self) {
-        if let Some(count) = self.shared.users().get_mut(self.set) {
-            *count -= 1;
-        }
     }
 }
 
