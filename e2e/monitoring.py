@@ -95,7 +95,29 @@ def snake(name):
     return re.sub(r"[A-Z]", lambda letter: "_" + letter.group().lower(), name)
 
 
-def scrape_job(monitor, kubeconfig):
+def meta_name(label):
+    return "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", label)
+
+
+def discover(pods):
+    """Each port of each pod, with the labels of Prometheus' own discovery, which Debian's Prometheus lacks."""
+    for pod in pods:
+        metadata, spec, status = pod["metadata"], pod["spec"], pod["status"]
+        for container in spec["containers"]:
+            for port in container.get("ports", []):
+                labels = {
+                    "__meta_kubernetes_namespace": metadata["namespace"],
+                    "__meta_kubernetes_pod_name": metadata["name"],
+                    "__meta_kubernetes_pod_phase": status["phase"],
+                    "__meta_kubernetes_pod_node_name": spec.get("nodeName", ""),
+                    "__meta_kubernetes_pod_container_name": container["name"],
+                    "__meta_kubernetes_pod_container_port_name": port.get("name", ""),
+                    **{meta_name(label): value for label, value in metadata.get("labels", {}).items()},
+                }
+                yield {"targets": [f"{status['podIP']}:{port['containerPort']}"], "labels": labels}
+
+
+def scrape_job(monitor, pods):
     """The scrape configuration that the operator makes of a monitor."""
     spec, name = monitor["spec"], monitor["metadata"]["name"]
     if monitor["kind"] == "ScrapeConfig":
@@ -109,8 +131,7 @@ def scrape_job(monitor, kubeconfig):
     pod = "__meta_kubernetes_pod_"
     relabel = [{"action": "drop", "source_labels": [pod + "phase"], "regex": "(Failed|Succeeded)"}]
     for label, value in spec["selector"]["matchLabels"].items():
-        source = pod + "label_" + re.sub(r"\W", "_", label)
-        relabel.append({"action": "keep", "source_labels": [source], "regex": re.escape(value)})
+        relabel.append({"action": "keep", "source_labels": [meta_name(label)], "regex": re.escape(value)})
     relabel += [
         {"action": "keep", "source_labels": [pod + "container_port_name"], "regex": endpoint["port"]},
         {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
@@ -124,7 +145,7 @@ def scrape_job(monitor, kubeconfig):
         "job_name": f"podMonitor/{NAMESPACE}/{name}/0",
         "scrape_interval": endpoint["interval"],
         "metrics_path": endpoint["path"],
-        "kubernetes_sd_configs": [{"role": "pod", "namespaces": {"names": names}, "kubeconfig_file": str(kubeconfig)}],
+        "static_configs": list(discover(pod for pod in pods if pod["metadata"]["namespace"] in names)),
         "relabel_configs": relabel,
     }
 
@@ -290,7 +311,9 @@ def main():
     started = time.monotonic()
     check_lists()
     edges = [f"{known[f'LAB_{name.upper()}_IP4']}:10359" for name in known["LAB_EDGES"].split()]
-    jobs = [scrape_job(monitor, known["KUBECONFIG"]) for monitor in monitors(edges)]
+    pods = json.loads(lab("kubectl", "get", "pods", "-A", "-o", "json"))["items"]
+    pods = [pod for pod in pods if "podIP" in pod["status"] and "deletionTimestamp" not in pod["metadata"]]
+    jobs = [scrape_job(monitor, pods) for monitor in monitors(edges)]
     with tempfile.TemporaryDirectory(prefix="steerage-monitoring-") as folder, prometheus(Path(folder), jobs, arguments.log):
         try:
             wait_for("a scrape of every program", lambda: check_targets(len(edges)), 30)
