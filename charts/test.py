@@ -11,6 +11,9 @@ import unittest
 import yaml
 
 CHART = pathlib.Path(__file__).with_name("steerage")
+ALERTS = CHART / "files" / "alerts.yaml"
+DASHBOARD = CHART / "files" / "dashboard.json"
+UNIT_TESTS = CHART.with_name("alerts-test.yaml")
 BINARIES = pathlib.Path(os.environ["STEERAGE_BINARIES"])
 POOLS = {"edge": {"addressPools": [{"name": "default", "addresses": ["10.0.200.0/24", "fd00::1-fd00::9"]}]}}
 AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId": "vpc-1", "subnetIds": ["subnet-1", "subnet-2"]}}
@@ -21,7 +24,15 @@ SWITCHES = {
     "edge": {"serviceAccount": {"createTokenSecret": True}},
     "log": {"level": "debug", "format": "text"},
 }
-VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "all of aws": FULL_AWS, "switches": SWITCHES}
+MONITORING = {
+    "metrics": {
+        "podMonitor": {"enabled": True, "interval": "1m30s", "additionalLabels": {"release": "prometheus"}},
+        "scrapeConfig": {"enabled": True, "edgeHosts": ["10.0.0.1:10359", "[fd00::1]:10359", "edge1.example.org:10359"]},
+        "prometheusRule": {"enabled": True, "additionalLabels": {"release": "prometheus"}},
+        "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Network"}},
+    }
+}
+VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "all of aws": FULL_AWS, "switches": SWITCHES, "monitoring": MONITORING}
 INVALID = {
     "an unknown value": {"controler": {}},
     "an unknown value inside": {"agent": {"service": "all"}},
@@ -37,6 +48,14 @@ INVALID = {
     "an address by name": {"edge": {"addressPools": [{"name": "a", "addresses": ["example.org"]}]}},
     "aws without a network": {"controller": {"provider": "aws"}},
     "no node may be updated": {"agent": {"maxUnavailable": 0}},
+    "an interval without a unit": {"metrics": {"podMonitor": {"interval": "30"}}},
+    "an interval from small to large": {"metrics": {"podMonitor": {"interval": "30s1m"}}},
+    "an interval as a number": {"metrics": {"scrapeConfig": {"interval": 30}}},
+    "a label that is no text": {"metrics": {"prometheusRule": {"additionalLabels": {"release": 1}}}},
+    "a switch as text": {"metrics": {"dashboard": {"enabled": "yes"}}},
+    "a scrape configuration without edge hosts": {"metrics": {"scrapeConfig": {"enabled": True}}},
+    "an edge host without a port": {"metrics": {"scrapeConfig": {"edgeHosts": ["10.0.0.1"]}}},
+    "an edge host as a URL": {"metrics": {"scrapeConfig": {"edgeHosts": ["http://10.0.0.1:10359"]}}},
 }
 # All that is ever granted. A right that is added here is added for a reason that stands beside it in the chart.
 RIGHTS = {
@@ -85,6 +104,10 @@ def render(values, *words):
     named = {f"{item['kind']}/{item['metadata']['name']}": item for item in objects}
     assert len(named) == len(objects), "two objects of one name"
     return named
+
+
+def alerts():
+    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 
 
 def pod(item):
@@ -226,6 +249,88 @@ class Programs(unittest.TestCase):
                     done = subprocess.run([BINARIES / program, *arguments, "--help"], capture_output=True, text=True, check=False)
                     self.assertEqual(0, done.returncode, done.stderr)
                     self.assertIn("--log-level", done.stdout)
+
+
+class Monitoring(unittest.TestCase):
+    def test_nothing_of_it_is_rendered_by_default(self):
+        kinds = {item["kind"] for item in render({}).values()}
+        self.assertFalse(kinds & {"PodMonitor", "ScrapeConfig", "PrometheusRule", "ConfigMap"})
+
+    def test_monitors_select_the_pods_and_a_port_of_theirs(self):
+        objects = render(MONITORING)
+        for component, kind in (("controller", "Deployment"), ("agent", "DaemonSet")):
+            monitor = objects[f"PodMonitor/steerage-{component}"]
+            template = objects[f"{kind}/steerage-{component}"]["spec"]["template"]
+            selected = monitor["spec"]["selector"]["matchLabels"]
+            self.assertEqual(selected, {key: template["metadata"]["labels"].get(key) for key in selected})
+            self.assertEqual(component, selected["app.kubernetes.io/component"])
+            ports = [port["name"] for container in template["spec"]["containers"] for port in container["ports"]]
+            endpoint = monitor["spec"]["podMetricsEndpoints"][0]
+            self.assertIn(endpoint["port"], ports)
+            self.assertEqual(("1m30s", "prometheus"), (endpoint["interval"], monitor["metadata"]["labels"]["release"]))
+        self.assertNotIn("PodMonitor/steerage-agent", render({**MONITORING, "agent": {"enabled": False}}))
+
+    def test_edge_hosts_are_scraped_as_one_job_of_steerage(self):
+        spec = render(MONITORING)["ScrapeConfig/steerage-edge"]["spec"]
+        wanted = {"labels": {"job": "steerage-system/steerage-edge"}, "targets": MONITORING["metrics"]["scrapeConfig"]["edgeHosts"]}
+        self.assertEqual([wanted], spec["staticConfigs"])
+
+    def test_rules_and_dashboard_are_the_files(self):
+        objects = render(MONITORING)
+        rule, dashboard = objects["PrometheusRule/steerage"], objects["ConfigMap/steerage-dashboard"]
+        self.assertEqual(yaml.safe_load(ALERTS.read_text()), rule["spec"])
+        self.assertEqual(json.loads(DASHBOARD.read_text()), json.loads(dashboard["data"]["steerage.json"]))
+        self.assertEqual("1", dashboard["metadata"]["labels"]["grafana_dashboard"])
+        self.assertEqual({"grafana_folder": "Network"}, dashboard["metadata"]["annotations"])
+
+    def test_alerts_say_how_bad_it_is_and_link_a_section_that_exists(self):
+        page = (CHART.parent.parent / "docs" / "troubleshooting.md").read_text()
+        sections = {
+            re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+        }
+        manual = (CHART.parent.parent / "docs" / "monitoring.md").read_text()
+        for alert in alerts():
+            with self.subTest(alert["alert"]):
+                self.assertEqual({"summary", "description", "runbook_url"}, set(alert["annotations"]))
+                self.assertIn(alert["labels"]["severity"], ("critical", "warning", "info"))
+                self.assertIn("for", alert)
+                self.assertIn("Next", alert["annotations"]["description"])
+                before, _, section = alert["annotations"]["runbook_url"].partition("/docs/troubleshooting.md#")
+                self.assertEqual("https://github.com/steerage-dev/steerage/blob/main", before)
+                self.assertIn(section, sections)
+                self.assertIn(f"| `{alert['alert']}` | {alert['labels']['severity']} |", manual)
+                self.assertIn(f"(troubleshooting.md#{section})", manual)
+        named = set(re.findall(r"`(Steerage\w+)`", manual))
+        self.assertEqual({alert["alert"] for alert in alerts()}, named)
+
+    def test_alerts_fire_when_they_should_and_only_then(self):
+        names = [test["name"] for test in yaml.safe_load(UNIT_TESTS.read_text())["tests"]]
+        for alert in alerts():
+            for behaviour in ("fires", "stays silent"):
+                with self.subTest(alert["alert"]):
+                    self.assertTrue([name for name in names if name.startswith(f"{alert['alert']} {behaviour}")], f"no test: {behaviour}")
+        for command in (["check", "rules", ALERTS], ["test", "rules", UNIT_TESTS]):
+            done = subprocess.run(["promtool", *command], capture_output=True, text=True, check=False)
+            self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+
+    def test_panels_have_a_place_a_unit_a_description_and_the_chosen_datasource(self):
+        dashboard = json.loads(DASHBOARD.read_text())
+        self.assertEqual(["datasource"], [variable["name"] for variable in dashboard["templating"]["list"]])
+        panels = dashboard["panels"]
+        self.assertEqual(len(panels), len({panel["id"] for panel in panels}))
+        taken = set()
+        for panel in panels:
+            with self.subTest(panel["title"]):
+                place = panel["gridPos"]
+                cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+                self.assertFalse(cells & taken, "overlaps another panel")
+                self.assertLessEqual(place["x"] + place["w"], 24)
+                taken |= cells
+                if panel["type"] == "row":
+                    continue
+                self.assertTrue(panel["description"] and panel["fieldConfig"]["defaults"]["unit"] and panel["targets"])
+                for source in (panel, *panel["targets"]):
+                    self.assertEqual({"type": "prometheus", "uid": "${datasource}"}, source["datasource"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,362 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluate every expression of the alert rules and of the dashboard against a real Prometheus. Called by hack/e2e.
+
+Prometheus scrapes the controllers, agents and edge hosts of a lab by the monitors that the chart renders, and loads the chart's
+rules. Each metric selector of an alert must find samples. Each expression of the dashboard must have a result. What exists only
+after a fault is listed below with its reason; of it, the metric and its labels must exist.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = ROOT / "charts" / "steerage" / "files"
+NAMESPACE = "steerage-system"
+URL = "http://127.0.0.1:9090"
+# Seconds from the first scrapes until all expressions have results.
+DEADLINE = 60
+SCRAPE_INTERVAL = "1s"
+# In place of Grafana's own variable, which is at least four scrapes.
+RATE_INTERVAL = "1m"
+
+CALLS = "steerage_controller_provider_call_duration_seconds_count"
+# Selectors whose label values appear with the first fault of their kind. The key of a value is its label.
+AFTER_FAULT = {
+    'steerage_controller_reconciles_total{result="failed"}': "no reconcile fails in a healthy cluster",
+    CALLS + '{result=~"Provider.+"}': "no call of the provider fails in a healthy cluster",
+    CALLS + '{result=~"NoFreeAddress|NoAddressPool"}': "the lab's pool has free addresses",
+}
+# Panels whose label values appear with the first fault of their kind.
+PANELS_AFTER_FAULT = {"Failed provider calls": CALLS + '{result!="ok"}'}
+# Alerts that may be true in a lab: what the suite did before remains visible for a while.
+TRUE_IN_LAB = {"SteerageNoFreeAddress": "a case of the suite exhausts a pool"}
+
+# Served by the agent beside kube-proxy, too. Only under api steering does the controller follow endpoints, only under the other does
+# the edge ask each Service's own port.
+WORKLOAD = """
+apiVersion: v1
+kind: Namespace
+metadata: {name: monitoring-test}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: measured
+  namespace: monitoring-test
+  labels: {service.kubernetes.io/service-proxy-name: steerage}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: steerage.dev/edge
+  externalTrafficPolicy: Local
+  selector: {app: echo}
+  ports: [{port: 80, targetPort: 8080}]
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: steered
+  namespace: monitoring-test
+  labels: {service.kubernetes.io/service-proxy-name: steerage}
+  annotations: {steerage.dev/steering: api}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: steerage.dev/edge
+  externalTrafficPolicy: Local
+  selector: {app: echo}
+  ports: [{port: 80, targetPort: 8080}]
+"""
+
+
+class Failure(Exception):
+    """What the caller is told."""
+
+
+def run(*command, **more):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **more)
+    if done.returncode:
+        raise Failure(f"{' '.join(map(str, command[:4]))} … failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def monitors(edge_hosts):
+    """The PodMonitors and the ScrapeConfig, as the chart renders them."""
+    values = {
+        "metrics": {
+            "podMonitor": {"enabled": True, "interval": SCRAPE_INTERVAL},
+            "scrapeConfig": {"enabled": True, "edgeHosts": edge_hosts, "interval": SCRAPE_INTERVAL},
+        }
+    }
+    helm = ["helm", "template", "steerage", ROOT / "charts" / "steerage", "-n", NAMESPACE, "-f", "-"]
+    rendered = run(*helm, "-s", "templates/monitoring.yaml", input=json.dumps(values))
+    return [document for document in yaml.safe_load_all(rendered) if document]
+
+
+def snake(name):
+    return re.sub(r"[A-Z]", lambda letter: "_" + letter.group().lower(), name)
+
+
+def meta_name(label):
+    return "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", label)
+
+
+def discover(pods):
+    """Each port of each pod, with the labels of Prometheus' own discovery, which Debian's Prometheus lacks."""
+    for pod in pods:
+        metadata, spec, status = pod["metadata"], pod["spec"], pod["status"]
+        for container in spec["containers"]:
+            for port in container.get("ports", []):
+                labels = {
+                    "__meta_kubernetes_namespace": metadata["namespace"],
+                    "__meta_kubernetes_pod_name": metadata["name"],
+                    "__meta_kubernetes_pod_phase": status["phase"],
+                    "__meta_kubernetes_pod_node_name": spec.get("nodeName", ""),
+                    "__meta_kubernetes_pod_container_name": container["name"],
+                    "__meta_kubernetes_pod_container_port_name": port.get("name", ""),
+                    **{meta_name(label): value for label, value in metadata.get("labels", {}).items()},
+                }
+                yield {"targets": [f"{status['podIP']}:{port['containerPort']}"], "labels": labels}
+
+
+def scrape_job(monitor, pods):
+    """The scrape configuration that the operator makes of a monitor."""
+    spec, name = monitor["spec"], monitor["metadata"]["name"]
+    if monitor["kind"] == "ScrapeConfig":
+        return {
+            "job_name": f"scrapeConfig/{NAMESPACE}/{name}",
+            "scrape_interval": spec["scrapeInterval"],
+            "metrics_path": spec["metricsPath"],
+            "static_configs": spec["staticConfigs"],
+        }
+    (endpoint,) = spec["podMetricsEndpoints"]
+    pod = "__meta_kubernetes_pod_"
+    relabel = [{"action": "drop", "source_labels": [pod + "phase"], "regex": "(Failed|Succeeded)"}]
+    for label, value in spec["selector"]["matchLabels"].items():
+        relabel.append({"action": "keep", "source_labels": [meta_name(label)], "regex": re.escape(value)})
+    relabel += [
+        {"action": "keep", "source_labels": [pod + "container_port_name"], "regex": endpoint["port"]},
+        {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+        {"source_labels": [pod + "container_name"], "target_label": "container"},
+        {"source_labels": [pod + "name"], "target_label": "pod"},
+        {"target_label": "job", "replacement": f"{NAMESPACE}/{name}"},
+        *({snake(key): value for key, value in rule.items()} for rule in endpoint["relabelings"]),
+    ]
+    names = spec["namespaceSelector"]["matchNames"]
+    return {
+        "job_name": f"podMonitor/{NAMESPACE}/{name}/0",
+        "scrape_interval": endpoint["interval"],
+        "metrics_path": endpoint["path"],
+        "static_configs": list(discover(pod for pod in pods if pod["metadata"]["namespace"] in names)),
+        "relabel_configs": relabel,
+    }
+
+
+@contextmanager
+def prometheus(folder, jobs, log):
+    """A Prometheus on the loopback interface of this network namespace, ended with the context."""
+    config = {
+        "global": {"evaluation_interval": "5s"},
+        "rule_files": [str(FILES / "alerts.yaml")],
+        "scrape_configs": jobs,
+    }
+    path = folder / "prometheus.yml"
+    path.write_text(yaml.safe_dump(config))
+    run("promtool", "check", "config", path)
+    command = ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={URL[7:]}"]
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+        try:
+            wait_for("Prometheus", lambda: get("/-/ready") is not None, 20)
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def get(path, **words):
+    address = f"{URL}{path}?{urllib.parse.urlencode(words)}" if words else URL + path
+    try:
+        with urllib.request.urlopen(address, timeout=10) as reply:
+            return reply.read().decode()
+    except urllib.error.HTTPError as error:
+        raise Failure(f"{words.get('query', path)}: {error.read().decode()}") from error
+    except OSError:
+        return None
+
+
+def query(expression):
+    text = get("/api/v1/query", query=expression)
+    if text is None:
+        raise Failure("Prometheus does not answer")
+    return json.loads(text)["data"]["result"]
+
+
+def has_number(result):
+    """Whether a sample is a number: a quantile of no observations is NaN, and a panel shows nothing for it."""
+    return any(not math.isnan(float(sample["value"][1])) for sample in result)
+
+
+def wait_for(what, is_done, seconds):
+    end = time.monotonic() + seconds
+    while not is_done():
+        if time.monotonic() > end:
+            raise Failure(f"{what} not seen within {seconds}s")
+        time.sleep(0.2)
+
+
+AGGREGATION = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
+SELECTOR = re.compile(r"(?<![\w:.\"])(?P<name>[a-zA-Z_:][\w:]*)(?P<matchers>\{[^}]*\})?(?!\s*\(|[\w:])")
+WORDS = {"and", "or", "unless", "offset", "bool", "by", "without", "on", "ignoring", "group_left", "group_right", "inf", "nan"}
+
+
+def selectors(expression):
+    """The instant-vector selectors of an expression, each once."""
+    plain = AGGREGATION.sub(" ", expression)
+    plain = re.sub(r"\[[^\]]*\]", " ", plain)
+    found = [match.group() for match in SELECTOR.finditer(plain) if match["name"].lower() not in WORDS]
+    return list(dict.fromkeys(found))
+
+
+def relaxed(selector):
+    """The selector without the values of its matchers: the metric with these labels."""
+    return re.sub(r'(\w+)(=~|!~|!=|=)"[^"]*"', r'\1!=""', selector)
+
+
+def alerts():
+    return [rule for group in yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+
+
+def panel_expressions():
+    """All expressions of the dashboard with the panel's title, as Grafana sends them."""
+    for panel in json.loads((FILES / "dashboard.json").read_text())["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"].replace("$__rate_interval", RATE_INTERVAL)
+
+
+def true_alerts():
+    """The alerts whose expression is true although all is well."""
+    found = []
+    for alert in alerts():
+        true = query(alert["expr"])
+        if true and alert["alert"] not in TRUE_IN_LAB:
+            found.append(f"alert {alert['alert']} is true in a healthy lab: {[sample['metric'] for sample in true]}")
+    return found
+
+
+def expected_results():
+    """What must have a result: by the alert or panel, the expression, and whether a sample must be a number."""
+    for alert in alerts():
+        for selector in selectors(alert["expr"]):
+            yield f"alert {alert['alert']}", relaxed(selector) if selector in AFTER_FAULT else selector, False
+    for title, expression in panel_expressions():
+        faulty = PANELS_AFTER_FAULT.get(title)
+        yield f"panel {title!r}", relaxed(faulty) if faulty else expression, True
+
+
+def missing_results(expected):
+    """Those of the expected results that are not there now. A duration has a result only for a while after an observation, so each
+    expression must have one at some time, and not all at the same time."""
+    for entry in list(expected):
+        _, expression, is_number = entry
+        result = query(expression)
+        if has_number(result) if is_number else result:
+            expected.remove(entry)
+    return [f"{what}: no result of {expression}" for what, expression, _ in expected]
+
+
+def wait_until_empty(problems):
+    end = time.monotonic() + DEADLINE
+    while found := problems():
+        if time.monotonic() > end:
+            raise Failure("\n  ".join([f"after {DEADLINE}s:", *found]))
+        time.sleep(1)
+
+
+def check_lists():
+    """No entry of the lists may outlive the expression that it excuses."""
+    used = {selector for alert in alerts() for selector in selectors(alert["expr"])}
+    stale = [name for name in AFTER_FAULT if name not in used]
+    stale += [name for name in TRUE_IN_LAB if name not in {alert["alert"] for alert in alerts()}]
+    panels = list(panel_expressions())
+    stale += [
+        title for title, selector in PANELS_AFTER_FAULT.items()
+        if not any(title == known and selector in selectors(expression) for known, expression in panels)
+    ]
+    if stale:
+        raise Failure(f"excused, but used by no alert or panel: {', '.join(stale)}")
+
+
+def check_targets(edges):
+    """Each program is scraped, and every target answers."""
+    targets = json.loads(get("/api/v1/targets", state="active") or '{"data": {"activeTargets": []}}')["data"]["activeTargets"]
+    up = [target["labels"]["job"].rpartition("-")[2] for target in targets if target["health"] == "up"]
+    return len(up) == len(targets) and {"controller", "agent"} <= set(up) and up.count("edge") == edges
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lab", required=True, help="Path of the program steerage-lab")
+    parser.add_argument("--name", required=True, help="Use the lab of this name")
+    parser.add_argument("--log", type=Path, required=True, help="Write Prometheus' log to this file")
+    arguments = parser.parse_args()
+    # Nodes run the lab's program, also those of a lab whose API server is started again.
+    os.environ["STEERAGE_LAB"] = arguments.lab
+
+    def lab(*words, **more):
+        return run(arguments.lab, words[0], "--name", arguments.name, *words[1:], **more)
+
+    known = dict(re.findall(r"^export (\w+)='?([^'\n]*)'?$", lab("env"), re.MULTILINE))
+    netns = f"/run/netns/{known['LAB_CP_NETNS']}"
+    if os.stat("/proc/self/ns/net").st_ino != os.stat(netns).st_ino:
+        # Pods and edge hosts are reached from the lab only.
+        os.execvp("nsenter", ["nsenter", f"--net={netns}", sys.executable, "-B", *sys.argv])
+    started = time.monotonic()
+    check_lists()
+    edges = [f"{known[f'LAB_{name.upper()}_IP4']}:10359" for name in known["LAB_EDGES"].split()]
+    pods = json.loads(lab("kubectl", "get", "pods", "-A", "-o", "json"))["items"]
+    pods = [pod for pod in pods if "podIP" in pod["status"] and "deletionTimestamp" not in pod["metadata"]]
+    jobs = [scrape_job(monitor, pods) for monitor in monitors(edges)]
+    with tempfile.TemporaryDirectory(prefix="steerage-monitoring-") as folder, prometheus(Path(folder), jobs, arguments.log):
+        try:
+            wait_for("a scrape of every program", lambda: check_targets(len(edges)), 30)
+            lab("kubectl", "apply", "-f", "-", input=WORKLOAD)
+            lab("kubectl", "apply", "-n", "monitoring-test", "-f", str(ROOT / "examples" / "echo.yaml"))
+            lab("kubectl", "rollout", "status", "-n", "monitoring-test", "deployment/echo", "--timeout=60s")
+            wait_until_empty(true_alerts)
+            for title in PANELS_AFTER_FAULT:
+                # Its result may be empty, but it must be an expression.
+                query(dict(panel_expressions())[title])
+            # A kind and reason of failed watches are counted from the first failure on.
+            lab("stop-apiserver")
+            lab("start-apiserver")
+            # Endpoints change, so that controller, agents and edges measure how long their work takes.
+            lab("kubectl", "scale", "-n", "monitoring-test", "deployment/echo", "--replicas=3")
+            expected = list(expected_results())
+            wait_until_empty(lambda: missing_results(expected))
+        finally:
+            lab("kubectl", "delete", "namespace", "monitoring-test", "--ignore-not-found", "--wait=false")
+        count = len(list(panel_expressions()))
+    print(f"monitoring: {len(alerts())} alerts and {count} expressions of the dashboard have results ({time.monotonic() - started:.0f} s)")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failure as failure:
+        sys.exit(f"monitoring: {failure}")
