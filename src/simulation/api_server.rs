@@ -11,6 +11,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 use steerage_model::Key;
 use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
 
 use super::invariants::{self, LoadBalancers};
@@ -26,7 +27,6 @@ type Objects = BTreeMap<(Resource, Key), Value>;
 pub(super) struct Change {
     pub(super) version: u64,
     pub(super) at: Instant,
-    pub(super) resource: Resource,
     pub(super) key: Key,
     /// `ADDED`, `MODIFIED` or `DELETED`.
     pub(super) kind: &'static str,
@@ -36,16 +36,27 @@ pub(super) struct Change {
 #[derive(Default)]
 pub(super) struct ApiServer {
     objects: Objects,
-    history: Vec<Change>,
+    version: u64,
+    history: BTreeMap<Resource, Vec<Change>>,
     /// Watches from older versions are refused.
     pub(super) compacted: u64,
-    /// Not a `watch` channel, which wakes its receivers in random order.
-    pub(super) changed: Arc<Notify>,
+    /// Not `watch` channels, which wake their receivers in random order.
+    changed: BTreeMap<Resource, Arc<Notify>>,
 }
 
 impl ApiServer {
     pub(super) fn version(&self) -> u64 {
-        self.history.last().map_or(1, |change| change.version)
+        self.version.max(1)
+    }
+
+    /// Resolves with the next change of a kind.
+    pub(super) fn changed(&mut self, resource: Resource) -> OwnedNotified {
+        Arc::clone(self.changed.entry(resource).or_default()).notified_owned()
+    }
+
+    /// Lets all watches look again.
+    pub(super) fn wake_watches(&self) {
+        self.changed.values().for_each(|changed| changed.notify_waiters());
     }
 
     pub(super) fn get(&self, resource: Resource, key: &Key) -> Option<&Value> {
@@ -62,21 +73,23 @@ impl ApiServer {
     /// The objects of a kind as they were at a version.
     pub(super) fn list_at(&self, resource: Resource, version: u64) -> Vec<Value> {
         let mut objects = BTreeMap::new();
-        for change in
-            self.history.iter().filter(|change| change.resource == resource && change.version <= version)
-        {
+        for change in self.changes(resource).iter().take_while(|change| change.version <= version) {
             match change.kind {
                 "DELETED" => drop(objects.remove(&change.key)),
-                _ => drop(objects.insert(change.key.clone(), change.object.clone())),
+                _ => drop(objects.insert(&change.key, &change.object)),
             }
         }
-        objects.into_values().collect()
+        objects.into_values().cloned().collect()
     }
 
     /// The first change of a kind after a version.
     pub(super) fn change_after(&self, resource: Resource, version: u64) -> Option<&Change> {
-        let from = self.history.partition_point(|change| change.version <= version);
-        self.history[from..].iter().find(|change| change.resource == resource)
+        let changes = self.changes(resource);
+        changes.get(changes.partition_point(|change| change.version <= version))
+    }
+
+    fn changes(&self, resource: Resource) -> &[Change] {
+        self.history.get(&resource).map_or(&[], Vec::as_slice)
     }
 
     /// Creates or replaces an object.
@@ -108,9 +121,15 @@ impl ApiServer {
     }
 
     fn push(&mut self, version: u64, resource: Resource, key: &Key, kind: &'static str, object: Value) {
-        let at = Instant::now();
-        self.history.push(Change { version, at, resource, key: key.clone(), kind, object });
-        self.changed.notify_waiters();
+        self.version = version;
+        // Nobody lists or watches Leases.
+        if resource != Resource::Leases {
+            let change = Change { version, at: Instant::now(), key: key.clone(), kind, object };
+            self.history.entry(resource).or_default().push(change);
+        }
+        if let Some(changed) = self.changed.get(&resource) {
+            changed.notify_waiters();
+        }
     }
 }
 

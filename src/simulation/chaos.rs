@@ -196,7 +196,7 @@ impl Scenario {
                 for process in &mut world.processes {
                     process.watches_cut = now + Duration::from_millis(1);
                 }
-                world.api.changed.notify_waiters();
+                world.api.wake_watches();
                 world.api.compacted = world.api.version();
             }
             85..=89 => self.change_by_hand(&key),

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::pin::Pin;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
@@ -166,7 +165,7 @@ impl Watch {
             self.version = world.api.version();
             return Step::Send(bookmark(self.resource, self.version, false));
         }
-        Step::Wait(Arc::clone(&world.api.changed).notified_owned())
+        Step::Wait(world.api.changed(self.resource))
     }
 }
 
