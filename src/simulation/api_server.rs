@@ -207,7 +207,7 @@ fn handle(
         return failed(StatusCode::NOT_FOUND, "NotFound");
     };
     let named = rest.first().map(|name| Key::new(&namespace, name));
-    let details = format!("{} {method} {path}", world.identity(process));
+    let details = format!("{} {method} {path} {}", world.identity(process), body["spec"]["addresses"]);
     match (method.as_str(), named) {
         ("GET", None) => {
             let is_cached = query.get("resourceVersion").is_some_and(|version| version == "0");
@@ -301,7 +301,7 @@ fn patch(
     };
     let is_other =
         |field: &str| body["metadata"].get(field).is_some_and(|value| *value != old["metadata"][field]);
-    let details = format!("{} {resource:?} {key}", world.identity(process));
+    let details = format!("{} {resource:?} {key} {}", world.identity(process), body["spec"]["addresses"]);
     if is_other("uid") || is_other("resourceVersion") {
         world.record("conflict of versions", &details);
         return (StatusCode::CONFLICT, status_json(StatusCode::CONFLICT, "Conflict"));

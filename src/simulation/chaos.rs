@@ -214,6 +214,7 @@ impl Scenario {
         let uid = format!("uid-{}", self.uids);
         let spec = service_spec(&mut world);
         world.record("Service created", &format!("{key} {uid}"));
+        world.created.insert(uid.clone(), Instant::now());
         if world.cloud.balancers.contains_key(&key) {
             world.record("Service created again", &uid);
         }

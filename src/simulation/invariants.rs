@@ -24,35 +24,56 @@ use super::chaos::POOL_SIZE;
 use super::cloud::UNSUPPORTED;
 use super::objects::Resource;
 use super::process::{self, LEASE, NAMESPACE};
+use super::watch_stream::MAX_LAG;
 use super::world::{ProcessId, ProviderKind, SharedWorld, World};
 use crate::cluster_index::{ClusterIndex, owner_of};
 use crate::plan::{self, ManagedClasses};
 use crate::request_queue::RequestQueue;
 
-/// The load balancers at one moment: the owner of each, and whether it has targets.
-pub(super) struct LoadBalancers(BTreeMap<Owner, bool>);
+/// The targets of a load balancer, as far as the invariants are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Targets {
+    None,
+    Some,
+    /// Somebody changed them by hand.
+    Changed,
+}
+
+/// The load balancers at one moment, by owner.
+pub(super) struct LoadBalancers(BTreeMap<Owner, Targets>);
 
 impl LoadBalancers {
     pub(super) fn of(world: &World) -> Self {
         let simulated = world.cloud.balancers.values();
-        let simulated =
-            simulated.map(|balancer| (balancer.owner.clone(), !world.cloud.targets_of(balancer).is_empty()));
+        let simulated = simulated.map(|balancer| {
+            let targets = world.cloud.targets_of(balancer);
+            (balancer.owner.clone(), Targets::of(targets.iter().map(String::as_str)))
+        });
         let edge = world.api.list(Resource::EdgeLoadBalancers).filter_map(|(_, json)| {
             let labels = serde_json::from_value(json["metadata"]["labels"].clone()).ok()?;
             let targets = match json["spec"]["nodeSet"].as_str() {
-                Some(set) => world
-                    .api
-                    .get(Resource::EdgeNodeSets, &Key::new(NAMESPACE, set))
-                    .map(|set| &set["spec"]["targets"]),
-                None => Some(&json["spec"]["targets"]),
+                Some(set) => world.api.get(Resource::EdgeNodeSets, &Key::new(NAMESPACE, set)),
+                None => Some(json),
             };
-            // A target that was added by hand may go.
-            let has_targets = targets
-                .and_then(Value::as_array)
-                .is_some_and(|targets| targets.iter().any(|target| target["node"] != "by-hand"));
-            Some((spec::owner(Some(&labels))?, has_targets))
+            // Nobody but the provider deletes a set that is in use, except by hand.
+            let targets = targets.map_or(Targets::Changed, |json| {
+                let nodes = json["spec"]["targets"].as_array().into_iter().flatten();
+                Targets::of(nodes.filter_map(|target| target["node"].as_str()))
+            });
+            Some((spec::owner(Some(&labels))?, targets))
         });
         Self(simulated.chain(edge).collect())
+    }
+}
+
+impl Targets {
+    fn of<'a>(mut nodes: impl Iterator<Item = &'a str>) -> Self {
+        match nodes.next() {
+            None => Self::None,
+            Some("by-hand") => Self::Changed,
+            Some(_) if nodes.any(|node| node == "by-hand") => Self::Changed,
+            Some(_) => Self::Some,
+        }
     }
 }
 
@@ -61,14 +82,15 @@ pub(super) fn on_write(world: &mut World, process: ProcessId, what: &str, before
     check_writer(world, process, what);
     let identity = world.identity(process).to_owned();
     let now = LoadBalancers::of(world);
-    for (owner, had_targets) in &before.0 {
-        // Every Service always has an endpoint, and there is always an eligible node.
+    for (owner, targets) in &before.0 {
         match now.0.get(owner) {
             _ if !is_live(world, owner) => {}
             None => {
                 world.violation(&format!("{identity} deletes the load balancer of {owner}, which exists"));
             }
-            Some(false) if *had_targets => {
+            // Every Service always has an endpoint, and there is always an eligible node; but while a watch lags, the endpoints of a
+            // new Service are not seen.
+            Some(Targets::None) if *targets == Targets::Some && world.age(owner) > MAX_LAG => {
                 world.violation(&format!("{identity} removes all targets of {owner}"));
             }
             Some(_) => {}

@@ -25,6 +25,9 @@ pub(super) type ResponseBody = StreamBody<Frames>;
 /// Time between two bookmarks.
 const BOOKMARKS: Duration = Duration::from_mins(1);
 
+/// The longest lag of a watch.
+pub(super) const MAX_LAG: Duration = Duration::from_secs(90);
+
 /// A complete body.
 pub(super) fn whole(text: String) -> ResponseBody {
     StreamBody::new(futures::stream::iter([Ok(Frame::data(Bytes::from(text)))]).boxed())
@@ -92,7 +95,7 @@ pub(super) fn open(
     let lag = match world.chance(chance) {
         false => world.millis(1..20),
         true if world.rng.u8(0..4) > 0 => world.millis(100..10_000),
-        true => world.millis(10_000..90_000),
+        true => world.millis(10_000..MAX_LAG.as_secs() * 1000),
     };
     drop(world);
     let now = Instant::now();

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use steerage_provider_api::Owner;
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant};
 
@@ -111,6 +112,8 @@ pub(super) struct World {
     pub(super) crashing: Vec<ProcessId>,
     pub(super) violations: Vec<String>,
     pub(super) started: Instant,
+    /// When each Service was created, by UID.
+    pub(super) created: BTreeMap<String, Instant>,
     /// Wakes the scenario: a process crashes.
     pub(super) wake: Arc<Notify>,
     report: Report,
@@ -135,6 +138,7 @@ impl SharedWorld {
             crashing: Vec::new(),
             violations: Vec::new(),
             started: Instant::now(),
+            created: BTreeMap::new(),
             wake: Arc::default(),
             report: Report::default(),
             is_logged,
@@ -167,6 +171,11 @@ impl World {
 
     pub(super) fn report(&self) -> &Report {
         &self.report
+    }
+
+    /// The time since a Service was created.
+    pub(super) fn age(&self, owner: &Owner) -> Duration {
+        self.created.get(&owner.uid).map_or(Duration::ZERO, Instant::elapsed)
     }
 
     pub(super) fn chance(&mut self, probability: f64) -> bool {

@@ -249,8 +249,7 @@ impl Provider for EdgeProvider {
             // Its addresses stay reserved until it is deleted; then a new object is created.
             return Ok(Outcome { progress: Progress::Again(HELD), ..Outcome::done() });
         }
-        let reservation = self.shared.allocate(lb)?;
-        let structure = spec::structure(lb, reservation.addresses.clone())?;
+        let structure = spec::structure(lb, self.shared.allocate(lb)?)?;
         let (targets, refused) = self.targets(&lb.owner, &lb.families, &lb.targets).await?;
         let wanted = EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..structure };
         let current =
@@ -269,8 +268,7 @@ impl Provider for EdgeProvider {
                 return Err(failure.into());
             }
         }
-        self.shared.has_known_set(&spec::object_name(&lb.owner));
-        drop(reservation);
+        self.shared.confirm(&spec::object_name(&lb.owner));
         if before.as_ref() != Some(&wanted.addresses) {
             self.shared.on_release(&before.unwrap_or_default(), &wanted.addresses);
             self.shared.pools_are_stale();
@@ -296,7 +294,7 @@ impl Provider for EdgeProvider {
         let wanted =
             EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..content.spec.clone() };
         self.change(owner, &entry, &wanted).await?;
-        self.shared.has_known_set(&spec::object_name(owner));
+        self.shared.confirm(&spec::object_name(owner));
         self.drop_left(content.spec.node_set.clone(), &wanted).await?;
         Ok(Outcome { ingress: ingress(&wanted), refused, ..Outcome::done() })
     }
@@ -339,7 +337,7 @@ impl Provider for EdgeProvider {
             self.shared.on_release(&released, &[]);
             self.shared.pools_are_stale();
         }
-        self.shared.has_known_set(&name);
+        self.shared.confirm(&name);
         self.shared.write_pools().await?;
         // Also when an earlier call deleted the object and then failed.
         for which in node_set.iter().map(String::as_str).chain(SharedSet::ALL.map(SharedSet::as_str)) {

@@ -60,7 +60,8 @@ struct OfferedSet {
 
 #[derive(Debug, Default)]
 struct Allocation {
-    /// Addresses allocated by running calls, by object name.
+    /// Addresses of load balancers whose object in the cache may lack them, by object name: a write without an answer may have
+    /// succeeded.
     reserved: BTreeMap<String, Vec<IpAddr>>,
     /// Owners without an address, to retry when a pool changes or an address is released that they may use.
     waiting: BTreeMap<Owner, WaitingRequest>,
@@ -151,8 +152,8 @@ impl Shared {
         })
     }
 
-    /// Allocates the addresses of a load balancer and reserves them until the guard is dropped.
-    pub(crate) fn allocate(&self, lb: &LoadBalancer) -> Result<Reservation<'_>, Error> {
+    /// Allocates the addresses of a load balancer and reserves them until [`Shared::confirm`].
+    pub(crate) fn allocate(&self, lb: &LoadBalancer) -> Result<Vec<IpAddr>, Error> {
         let name = spec::object_name(&lb.owner);
         let current = self.balancers.cache.get(&name).map(|entry| addresses(&entry)).unwrap_or_default();
         let pools = self.known_pools();
@@ -166,13 +167,13 @@ impl Shared {
         };
         if unchanged(&pools, request, || self.taken(&allocation, &name)) {
             allocation.waiting.remove(&lb.owner);
-            return Ok(Reservation { shared: self, name, addresses: current });
+            return Ok(current);
         }
         match allocate(&pools, &self.taken(&allocation, &name), request) {
             Ok(addresses) => {
                 allocation.waiting.remove(&lb.owner);
-                allocation.reserved.insert(name.clone(), addresses.clone());
-                Ok(Reservation { shared: self, name, addresses })
+                allocation.reserved.insert(name, addresses.clone());
+                Ok(addresses)
             }
             Err(error) => {
                 let request = WaitingRequest {
@@ -313,9 +314,10 @@ impl Shared {
         self.users().insert(name, set);
     }
 
-    /// The cache shows whether the load balancer of this name uses a shared set.
-    pub(crate) fn has_known_set(&self, name: &str) {
+    /// The cache shows the load balancer of this name as it is: what was kept in case a write had succeeded is released.
+    pub(crate) fn confirm(&self, name: &str) {
         self.users().remove(name);
+        self.allocation().reserved.remove(name);
     }
 
     /// Whether a load balancer uses a shared set, or may.
@@ -440,20 +442,6 @@ pub(crate) fn addresses(entry: &Entry<LoadBalancerContent>) -> Vec<IpAddr> {
             let list = raw.pointer("/spec/addresses").and_then(Value::as_array);
             list.into_iter().flatten().filter_map(|text| text.as_str()?.parse().ok()).collect()
         }
-    }
-}
-
-/// Addresses reserved for a load balancer until its object contains them.
-#[derive(Debug)]
-pub(crate) struct Reservation<'a> {
-    shared: &'a Shared,
-    name: String,
-    pub(crate) addresses: Vec<IpAddr>,
-}
-
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        self.shared.allocation().reserved.remove(&self.name);
     }
 }
 
