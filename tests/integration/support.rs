@@ -23,7 +23,7 @@ static TURNS: Semaphore = Semaphore::const_new(2);
 static UNUSED: Mutex<Vec<Server>> = Mutex::new(Vec::new());
 
 /// Longest wait for an expected state.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The cluster, owned by one test.
 pub(crate) struct Cluster {
