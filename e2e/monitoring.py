@@ -44,7 +44,10 @@ AFTER_FAULT = {
 # Panels whose label values appear with the first fault of their kind.
 PANELS_AFTER_FAULT = {"Failed provider calls": CALLS + '{result!="ok"}'}
 # Alerts that may be true in a lab: what the suite did before remains visible for a while.
-TRUE_IN_LAB = {"SteerageNoFreeAddress": "a case of the suite exhausts a pool"}
+TRUE_IN_LAB = {
+    "SteerageNoFreeAddress": "a case of the suite exhausts a pool",
+    "SteerageOrphanedLoadBalancers": "the suite deletes Services while the controller restarts; one may wait for its grace period",
+}
 
 # Served by the agent beside kube-proxy, too. Only under api steering does the controller follow endpoints, only under the other does
 # the edge ask each Service's own port.

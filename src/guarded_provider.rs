@@ -70,12 +70,15 @@ impl GuardedProvider {
         }
         let before = Instant::now();
         let result = tokio::time::timeout(DEADLINE, call).await.unwrap_or_else(|_| {
-            self.leadership.write_given_up();
             let deadline = duration::display(DEADLINE);
             Err(Error::Unavailable(format!(
                 "The provider did not answer within {deadline}. Steerage retries."
             )))
         });
+        // The provider gave up a write without an answer, or a connection broke.
+        if matches!(result, Err(Error::Unavailable(_))) {
+            self.leadership.write_given_up();
+        }
         self.metrics.called(name, result.as_ref().err().map_or("ok", Error::reason), before.elapsed());
         result
     }

@@ -107,7 +107,10 @@ impl ServiceWriter {
             // The Service is gone, and nothing is left to write.
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
             Ok(Err(kube::Error::Api(status))) => Err(WriteError::Rejected(status.message.clone())),
-            Ok(Err(error)) => Err(WriteError::Unreachable(error)),
+            Ok(Err(error)) => {
+                self.leadership.write_given_up();
+                Err(WriteError::Unreachable(error))
+            }
         }
     }
 }

@@ -50,6 +50,13 @@ impl Relist {
         self.changed.notify_waiters();
     }
 
+    /// The kinds whose last requested list is not complete.
+    pub(crate) fn missing(&self) -> Vec<&'static str> {
+        let state = self.lock();
+        let missing = state.completed.iter().filter(|(_, completed)| **completed < state.requested);
+        missing.map(|(kind, _)| *kind).collect()
+    }
+
     /// Requests a list from every watch, and waits until the users of all of them have taken it.
     pub(crate) async fn run(&self) {
         let request = {

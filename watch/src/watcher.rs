@@ -92,7 +92,10 @@ impl Watches {
     ///
     /// Watches alone never go back, but another process may have seen more: a list may come from an old cache, and a watch may lag.
     pub async fn relist(&self) {
-        self.relist.run().await;
+        let mut running = std::pin::pin!(self.relist.run());
+        while tokio::time::timeout(RELIST_LOG, &mut running).await.is_err() {
+            tracing::warn!(missing = ?self.relist.missing(), "not everything is listed; waiting before anything is changed");
+        }
     }
 
     /// The time since each watch last brought data.
@@ -150,6 +153,9 @@ impl Watches {
         }))
     }
 }
+
+/// Interval of the log line while a requested list is not complete.
+const RELIST_LOG: Duration = Duration::from_secs(30);
 
 /// After this many streamed lists in a row that were not completed, the list is requested in one response.
 const UNFINISHED: u32 = 3;

@@ -9,6 +9,9 @@ use steerage_model::Key;
 
 use super::{Action, Frontend, HealthPort, HealthPorts, Role, ServicePlan};
 
+/// Services that a frontend's owner leaves without it, and that are named.
+const NAMED: usize = 8;
+
 /// What the node should do, updated Service by Service.
 #[derive(Debug, Clone, Default)]
 pub struct Desired {
@@ -88,7 +91,7 @@ impl Desired {
 
     /// Replaces the plans of some Services. An empty plan removes the Service.
     pub fn update(&mut self, updates: BTreeMap<Key, ServicePlan>) {
-        let frontends: Vec<Frontend> = self.frontends_of(&updates).collect();
+        let frontends: BTreeSet<Frontend> = self.frontends_of(&updates).collect();
         let before = self.shadowed_at(&frontends);
         self.replace(updates);
         let new = self.shadowed_at(&frontends).into_iter().filter(|(pair, _)| !before.contains_key(pair));
@@ -101,8 +104,9 @@ impl Desired {
         std::mem::take(&mut self.shadowed)
     }
 
-    /// The Services that are not served at one of these frontends and their owners, each pair with its first frontend.
-    fn shadowed_at(&self, frontends: &[Frontend]) -> BTreeMap<(Key, Key), Frontend> {
+    /// The Services that are not served at one of these frontends and their owners, each pair with its first frontend. Only the first
+    /// few of a frontend: thousands may name one address.
+    fn shadowed_at(&self, frontends: &BTreeSet<Frontend>) -> BTreeMap<(Key, Key), Frontend> {
         let mut found = BTreeMap::new();
         for frontend in frontends {
             let Some(claims) = self.owners.get(frontend) else { continue };
@@ -112,7 +116,7 @@ impl Desired {
                 (None, Some(((by, _), losers))) => (by, losers),
                 (None, None) => continue,
             };
-            for (loser, _) in losers {
+            for (loser, _) in losers.iter().take(NAMED) {
                 found.entry((loser.clone(), by.clone())).or_insert(*frontend);
             }
         }

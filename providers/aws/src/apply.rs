@@ -93,7 +93,7 @@ impl Aws {
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
         entry.refused_targets.retain(instances);
-        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle };
+        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
         for group in wanted.groups.iter().filter_map(|group| resources.groups.get(&group.name)) {
             let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
             match targets::add(&*self.client, &group.arn, known, instances, refused, limits).await {

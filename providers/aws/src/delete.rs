@@ -106,6 +106,11 @@ impl Aws {
             self.note_change();
             entry.written = Some(Instant::now());
             if !self.client.delete_group(arn).await? {
+                // Without one of its own, a load balancer uses it that no read had shown: the next call reads everything.
+                if !condemned.had_balancer {
+                    entry.condemned = None;
+                    (entry.resources, entry.complete) = (None, None);
+                }
                 return Ok(Some(RELEASE_POLL));
             }
             entry.registered.remove(arn);

@@ -149,7 +149,7 @@ impl Provider for Aws {
         let wanted = desired(&self.config, lb)?;
         let mut guard = self.entry(&lb.owner.service).await?;
         let entry = &mut *guard;
-        let mut limits = Limits { compare, settle: self.config.settle };
+        let mut limits = Limits::new(compare, self.config.settle, &lb.targets);
         let is_remembered = compare == Compare::Remembered && !entry.must_verify();
         if self.compare_with_list(&lb.owner, &wanted, entry) {
             limits.compare = Compare::Remembered;
@@ -170,10 +170,10 @@ impl Provider for Aws {
             entry.resources = Some((owner.clone(), seen.mine));
             entry.complete = None;
         }
-        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle };
+        let limits = Limits::new(Compare::Remembered, self.config.settle, set);
         let (refused, held) = self.converge_targets(entry, set, limits).await?;
         let progress = held.map_or(Progress::Done, Progress::Again);
-        Ok(Outcome { progress, retry_refused: entry.again(), refused, ..Outcome::done() })
+        Ok(Outcome { progress, retry_refused: entry.retry_refused(), refused, ..Outcome::done() })
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {

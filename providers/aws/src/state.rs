@@ -78,6 +78,8 @@ pub(crate) struct Condemned {
     pub(crate) owner: Owner,
     /// Name and ARN of the load balancer.
     pub(crate) balancer: Option<(String, String)>,
+    /// Whether there was one, which uses the groups for seconds after its deletion.
+    pub(crate) had_balancer: bool,
     /// ARNs of target groups by name.
     pub(crate) groups: BTreeMap<String, String>,
 }
@@ -86,6 +88,7 @@ impl Condemned {
     pub(crate) fn new(owner: &Owner, resources: &Resources) -> Self {
         Self {
             owner: owner.clone(),
+            had_balancer: resources.balancer.is_some(),
             balancer: resources.balancer.as_ref().map(|b| (b.name.clone(), b.arn.clone())),
             groups: resources.groups.iter().map(|(name, group)| (name.clone(), group.arn.clone())).collect(),
         }
@@ -151,9 +154,14 @@ impl ServiceState {
         }
     }
 
+    /// When AWS may accept refused targets.
+    pub(crate) fn retry_refused(&self) -> Option<Duration> {
+        (!self.refused_targets.is_empty()).then_some(targets::RETRY_REFUSED_AFTER)
+    }
+
     /// When to call again although everything is complete.
     pub(crate) fn again(&self) -> Option<Duration> {
-        let refused = (!self.refused_targets.is_empty()).then_some(targets::RETRY_REFUSED_AFTER);
+        let refused = self.retry_refused();
         let verify = self.complete.as_ref().and_then(|complete| complete.verify);
         let verify = verify.map(|at| at.saturating_duration_since(Instant::now()));
         refused.into_iter().chain(verify).min()

@@ -81,6 +81,16 @@ pub(crate) struct Limits {
     pub(crate) compare: Compare,
     /// Time after which every read shows a change.
     pub(crate) settle: Duration,
+    /// Whether targets that must leave may wait for the health of others.
+    pub(crate) may_hold: bool,
+}
+
+impl Limits {
+    /// Only a node of a shared set may wait: it still serves. One that left a set of its own has no endpoint any more, which its health
+    /// check does not tell: new connections to it would fail.
+    pub(crate) fn new(compare: Compare, settle: Duration, set: &TargetSet) -> Self {
+        Self { compare, settle, may_hold: set.shared.is_some() }
+    }
 }
 
 /// Registers the wanted instances.
@@ -152,6 +162,11 @@ pub(crate) async fn converge(
     let others = known.others(wanted);
     if others.is_empty() {
         known.release();
+        return Ok(None);
+    }
+    if !limits.may_hold {
+        known.release();
+        remove(client, group, registered, &others).await?;
         return Ok(None);
     }
     if known.needs_look(wanted) {

@@ -15,6 +15,7 @@ use steerage_edge_api::{
 use steerage_model::Family;
 use steerage_provider_api::{Error, LoadBalancer, Owner, SharedSet, TargetSet};
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
 use crate::allocate::unchanged;
 use crate::entry::{Change, Entry};
@@ -22,6 +23,9 @@ use crate::notifier::Notifier;
 use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent};
 use crate::pools::Outside;
 use crate::{Pool, Request, allocate, pools, spec};
+
+/// A creation has its effect within this time, or never: the deadline of the call, and as long again.
+const LATEST_EFFECT: Duration = Duration::from_secs(10);
 
 /// Timeout of the first lists.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
@@ -61,8 +65,8 @@ struct OfferedSet {
 #[derive(Debug, Default)]
 struct Allocation {
     /// Addresses of load balancers whose object in the cache may lack them, by object name: a write without an answer may have
-    /// succeeded.
-    reserved: BTreeMap<String, Vec<IpAddr>>,
+    /// succeeded. With the time of the last such write.
+    reserved: BTreeMap<String, (Vec<IpAddr>, Instant)>,
     /// Owners without an address, to retry when a pool changes or an address is released that they may use.
     waiting: BTreeMap<Owner, WaitingRequest>,
 }
@@ -141,7 +145,7 @@ impl Shared {
             .cache
             .read(|rows| rows.filter(|entry| entry.name != name).flat_map(addresses).collect());
         let reserved = allocation.reserved.iter().filter(|(other, _)| *other != name);
-        taken.extend(reserved.flat_map(|(_, list)| list));
+        taken.extend(reserved.flat_map(|(_, (list, _))| list));
         taken
     }
 
@@ -172,7 +176,7 @@ impl Shared {
         match allocate(&pools, &self.taken(&allocation, &name), request) {
             Ok(addresses) => {
                 allocation.waiting.remove(&lb.owner);
-                allocation.reserved.insert(name, addresses.clone());
+                allocation.reserved.insert(name, (addresses.clone(), Instant::now()));
                 Ok(addresses)
             }
             Err(error) => {
@@ -317,7 +321,16 @@ impl Shared {
     /// The cache shows the load balancer of this name as it is: what was kept in case a write had succeeded is released.
     pub(crate) fn confirm(&self, name: &str) {
         self.users().remove(name);
-        self.allocation().reserved.remove(name);
+        let Some((reserved, _)) = self.allocation().reserved.remove(name) else { return };
+        let now = self.balancers.cache.get(name).map(|entry| addresses(&entry)).unwrap_or_default();
+        self.on_release(&reserved, &now);
+    }
+
+    /// How long a creation of this name that was given up may still have an effect.
+    pub(crate) fn unsettled(&self, name: &str) -> Option<Duration> {
+        let since = self.allocation().reserved.get(name).map(|(_, since)| *since)?;
+        let left = LATEST_EFFECT.saturating_sub(since.elapsed());
+        (!left.is_zero()).then_some(left)
     }
 
     /// Whether a load balancer uses a shared set, or may.

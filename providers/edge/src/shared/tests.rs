@@ -27,6 +27,30 @@ fn waiting(addresses: &[&str], pool: Option<&str>) -> WaitingRequest {
     }
 }
 
+/// A creation whose answer was lost may have succeeded.
+#[tokio::test(start_paused = true)]
+async fn reservation_lasts_until_the_object_is_known() {
+    let service = tower::service_fn(|_: http::Request<Body>| async {
+        Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
+    });
+    let shared = Shared::new(&Client::new(service, "default"), "system");
+    let known = serde_json::from_value(pool("100", "10.9.0.0/24")).expect("a pool");
+    shared.pools.cache.apply(Event::Apply(Entry::new(known)));
+    let address: IpAddr = "10.9.0.7".parse().expect("ip");
+    shared.allocation().reserved.insert("lb-a".to_owned(), (vec![address], Instant::now()));
+    let owner = Owner { service: Key::new("shop", "b"), uid: "b".to_owned() };
+    shared.allocation().waiting.insert(owner.clone(), waiting(&[], None));
+    let mut notified = shared.notifier.subscribe();
+
+    assert!(shared.unsettled("lb-a").is_some() && shared.unsettled("lb-b").is_none());
+    tokio::time::advance(LATEST_EFFECT).await;
+    assert_eq!(shared.unsettled("lb-a"), None);
+    assert!(shared.taken(&shared.allocation(), "lb-b").contains(&address));
+    shared.confirm("lb-a");
+    assert!(!shared.taken(&shared.allocation(), "lb-b").contains(&address));
+    assert_eq!(notified.next().now_or_never(), Some(Some(owner)), "the address is free");
+}
+
 /// Hundreds of Services may wait for addresses that stay in use.
 #[tokio::test]
 async fn released_address_wakes_only_those_who_may_use_it() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steerage_provider_api::{
-    Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider as _, TargetSet,
+    Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider as _, SharedSet, TargetSet,
 };
 
 use crate::Aws;
@@ -38,7 +38,13 @@ pub(super) fn wanted(ports: &[(u16, u16)], targets: &[usize]) -> LoadBalancer {
     LoadBalancer { targets: set(targets), ..planned(&ports) }
 }
 
+/// As under the policy Cluster: all eligible nodes.
 pub(super) fn set(targets: &[usize]) -> TargetSet {
+    TargetSet { shared: Some(SharedSet::Eligible), ..own_set(targets) }
+}
+
+/// As under the policy Local and `api` steering: the nodes with an endpoint.
+pub(super) fn own_set(targets: &[usize]) -> TargetSet {
     TargetSet::own(targets.iter().map(|index| target(*index)).collect::<Vec<_>>())
 }
 

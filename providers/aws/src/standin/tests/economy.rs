@@ -54,6 +54,28 @@ async fn restart_reads_lists_and_the_targets_of_each_group() {
     assert_eq!((of("DescribeTargetHealth"), calls.len()), (SERVICES, SERVICES + 12));
 }
 
+#[tokio::test(start_paused = true)]
+async fn replaced_node_costs_two_calls_for_each_service() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    for index in 0..SERVICES {
+        apply(&aws, &service(index), Compare::Remembered).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    for index in 0..SERVICES {
+        aws.target_health(&service(index).owner).await.unwrap();
+    }
+    cloud.take_calls();
+    for index in 0..SERVICES {
+        let lb = LoadBalancer { targets: super::driver::set(&[1, 2]), ..service(index) };
+        apply(&aws, &lb, Compare::Remembered).await.unwrap();
+        // Spread over the time that AWS's rate allows.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let calls = cloud.take_calls();
+    assert!(calls.len() <= 210, "{}", calls.len());
+}
+
 /// Throttled again and again, the lists of the start still make progress with every call that AWS answers.
 #[tokio::test(start_paused = true)]
 async fn throttled_lists_continue_where_they_stopped() {

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, Progress, Provider as _};
+use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
 use tokio::time::Instant;
 
-use super::driver::{apply, provider, standin, wanted};
+use super::driver::{apply, own_set, provider, standin, wanted};
 use crate::Aws;
 use crate::standin::StandIn;
 use crate::standin::cloud::Group;
@@ -61,6 +61,15 @@ async fn replaced_target_leaves_when_the_new_one_is_healthy() {
     assert!(start.elapsed() > Duration::from_mins(2) && start.elapsed() < Duration::from_mins(3));
     // The registration, the removal, and one look at health each 15 s.
     assert!(calls <= 12, "{calls}");
+}
+
+/// Its health check asks the node and not the Service, so it stays healthy.
+#[tokio::test(start_paused = true)]
+async fn target_without_an_endpoint_leaves_at_once() {
+    let (cloud, aws) = serving().await;
+    let lb = LoadBalancer { targets: own_set(&[1]), ..wanted(&[(80, 30080)], &[]) };
+    let outcome = aws.apply(&lb, Compare::Remembered).await.unwrap();
+    assert_eq!((outcome.progress, registered(&cloud)), (Progress::Done, vec!["i-1".to_owned()]));
 }
 
 #[tokio::test(start_paused = true)]
