@@ -36,10 +36,13 @@ pub struct Request<'a> {
     pub current: &'a [IpAddr],
     /// What the Service's status shows; taken again if a pool still has it, or if the object had other addresses.
     pub published: &'a [IpAddr],
+    /// Free addresses that another load balancer had a moment ago. They are given only when no other is free, or on request: a node
+    /// may still forward them to the last Service's pods.
+    pub resting: &'a BTreeSet<IpAddr>,
 }
 
 /// Allocates one address for each family, in the families' order. `taken` are the addresses of all other load balancers. The same
-/// arguments always give the same addresses: the lowest free one of the first pool by name.
+/// arguments always give the same addresses: the lowest free one of the first pool by name, if possible one that does not rest.
 pub fn allocate(
     pools: &[Pool],
     taken: &BTreeSet<IpAddr>,
@@ -161,13 +164,22 @@ fn one(
     if let Some(address) = current.or(published) {
         return Ok(address);
     }
+    let mut resting = None;
     let free = allowed
         .iter()
         .filter(|pool| pool.auto_assign || request.pool.is_some())
         .flat_map(|pool| &pool.ranges)
         .filter(|range| range.family() == family)
         .flat_map(|range| range.addresses())
-        .find(|address| !taken.contains(address));
+        .filter(|address| !taken.contains(address))
+        .find(|address| {
+            let rests = request.resting.contains(address);
+            if rests {
+                resting.get_or_insert(*address);
+            }
+            !rests
+        });
+    let free = free.or(resting);
     free.ok_or_else(|| if all.is_empty() { no_pool(request) } else { nothing_free(family, request) })
 }
 

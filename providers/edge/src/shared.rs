@@ -27,6 +27,10 @@ use crate::{Pool, Request, allocate, pools, spec};
 /// A creation has its effect within this time, or never: the deadline of the call, and as long again.
 const LATEST_EFFECT: Duration = Duration::from_secs(10);
 
+/// A released address is not given to another Service for this time, if another is free: until all nodes have removed the rules of the
+/// Service that had it. kube-proxy may need some tens of seconds (`minSyncPeriod`, and the time of a sync).
+const REST: Duration = Duration::from_mins(1);
+
 /// Timeout of the first lists.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -67,8 +71,18 @@ struct Allocation {
     /// Addresses of load balancers whose object in the cache may lack them, by object name: a write without an answer may have
     /// succeeded. With the time of the last such write.
     reserved: BTreeMap<String, (Vec<IpAddr>, Instant)>,
+    /// When each address was last released, for [`REST`].
+    released: BTreeMap<IpAddr, Instant>,
     /// Owners without an address, to retry when a pool changes or an address is released that they may use.
     waiting: BTreeMap<Owner, WaitingRequest>,
+}
+
+impl Allocation {
+    /// The addresses that were released a moment ago.
+    fn resting(&mut self) -> BTreeSet<IpAddr> {
+        self.released.retain(|_, since| since.elapsed() < REST);
+        self.released.keys().copied().collect()
+    }
 }
 
 /// What an owner without an address waits for.
@@ -162,12 +176,14 @@ impl Shared {
         let current = self.balancers.cache.get(&name).map(|entry| addresses(&entry)).unwrap_or_default();
         let pools = self.known_pools();
         let mut allocation = self.allocation();
+        let resting = allocation.resting();
         let request = Request {
             families: &lb.families,
             addresses: &lb.requested_addresses,
             pool: lb.pool.as_deref(),
             current: &current,
             published: &lb.published,
+            resting: &resting,
         };
         if unchanged(&pools, request, || self.taken(&allocation, &name)) {
             allocation.waiting.remove(&lb.owner);
@@ -199,8 +215,8 @@ impl Shared {
         }
     }
 
-    /// A load balancer had the addresses `before` and has `now`: notifies the owners that may use a released one. The others would only
-    /// be refused again.
+    /// A load balancer had the addresses `before` and has `now`: a released one rests, and the owners that may use it are notified. The
+    /// others would only be refused again.
     pub(crate) fn on_release(&self, before: &[IpAddr], now: &[IpAddr]) {
         let released: Vec<IpAddr> = before.iter().copied().filter(|address| !now.contains(address)).collect();
         if released.is_empty() {
@@ -210,6 +226,7 @@ impl Shared {
         let freed = |request: &WaitingRequest| released.iter().any(|free| request.may_use(*free, &pools));
         let owners: Vec<Owner> = {
             let mut allocation = self.allocation();
+            allocation.released.extend(released.iter().map(|address| (*address, Instant::now())));
             allocation.waiting.extract_if(.., |_, request| freed(request)).map(|(owner, _)| owner).collect()
         };
         for owner in &owners {

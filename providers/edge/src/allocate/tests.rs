@@ -24,7 +24,9 @@ fn ips(list: &[&str]) -> Vec<IpAddr> {
 }
 
 const V4: &[Family] = &[Family::V4];
-const ANY: Request<'_> = Request { families: V4, addresses: &[], pool: None, current: &[], published: &[] };
+static NONE: BTreeSet<IpAddr> = BTreeSet::new();
+const ANY: Request<'_> =
+    Request { families: V4, addresses: &[], pool: None, current: &[], published: &[], resting: &NONE };
 
 fn reason(result: Result<Vec<IpAddr>, Error>) -> &'static str {
     result.expect_err("refused").reason()
@@ -40,6 +42,30 @@ fn the_lowest_free_address_of_the_first_pool_by_name_is_given() {
         taken.insert(given[0]);
     }
     assert_eq!(reason(allocate(&pools, &taken, ANY)), NO_FREE_ADDRESS);
+}
+
+#[test]
+fn a_resting_address_is_given_last_or_on_request() {
+    let pools = [pool("a", true, &["10.0.1.5-10.0.1.6"]), pool("b", true, &["10.0.2.1"])];
+    let resting = BTreeSet::from([ip("10.0.1.5"), ip("10.0.2.1")]);
+    let mut taken = BTreeSet::new();
+    for expected in ["10.0.1.6", "10.0.1.5", "10.0.2.1"] {
+        let given = allocate(&pools, &taken, Request { resting: &resting, ..ANY }).expect("free");
+        assert_eq!(given, ips(&[expected]));
+        taken.insert(given[0]);
+    }
+    for list in ["addresses", "current", "published"] {
+        let own = ips(&["10.0.1.5"]);
+        let pick = |name| if list == name { own.as_slice() } else { &[] };
+        let request = Request {
+            addresses: pick("addresses"),
+            current: pick("current"),
+            published: pick("published"),
+            resting: &resting,
+            ..ANY
+        };
+        assert_eq!(allocate(&pools, &NONE, request).expect("free"), own, "{list}");
+    }
 }
 
 #[test]
@@ -194,7 +220,7 @@ proptest! {
             let taken: BTreeSet<IpAddr> =
                 holders.iter().filter(|(holder, _)| **holder != who).flat_map(|(_, list)| list.clone()).collect();
             let pool = named.then_some("b");
-            let request = Request { families, addresses: &addresses, pool, current: &current, published: &[] };
+            let request = Request { families, addresses: &addresses, pool, current: &current, ..ANY };
             let given = allocate(&pools, &taken, request);
             let repeated = allocate(&pools, &taken, request);
             prop_assert_eq!(given.as_ref().ok(), repeated.as_ref().ok(), "deterministic");

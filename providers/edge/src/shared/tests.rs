@@ -49,6 +49,9 @@ async fn reservation_lasts_until_the_object_is_known() {
     shared.confirm("lb-a");
     assert!(!shared.taken(&shared.allocation(), "lb-b").contains(&address));
     assert_eq!(notified.next().now_or_never(), Some(Some(owner)), "the address is free");
+    assert_eq!(shared.allocation().resting(), [address].into(), "the nodes may still forward it");
+    tokio::time::advance(REST).await;
+    assert_eq!(shared.allocation().resting(), [].into());
 }
 
 /// Hundreds of Services may wait for addresses that stay in use.
