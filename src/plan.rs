@@ -38,4 +38,24 @@ pub(crate) struct Config {
 }
 
 #[cfg(test)]
+impl Config {
+    /// The defaults of the flags, with the classes of the edge.
+    pub(crate) fn with_defaults(capabilities: Capabilities, default_steering: Steering) -> Self {
+        Self {
+            capabilities,
+            default_steering,
+            classes: ManagedClasses { provider: "edge", serve_unset: false },
+            proxy_healthz_port: 10256,
+            agent_healthz_port: 10356,
+            health: HealthCheckDefaults {
+                interval: None,
+                timeout: None,
+                healthy_threshold: 2,
+                unhealthy_threshold: 2,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests;

@@ -3,9 +3,9 @@
 //! and everything random from one seed.
 //!
 //! The replicas run `controller::run` with the real Kubernetes client; only its transport is simulated. A third of the seeds runs the
-//! real provider of the edge, the others a simulated cloud. In chaos,
-//! Services, endpoints and nodes change while calls are slow, refused, lost before or after their effect, watches lag or are cut,
-//! lists are old, networks part, and replicas crash, also right after any call. Then all faults end, and the world must converge.
+//! real provider of the edge, the others a simulated cloud. In chaos, Services, endpoints and nodes change while calls are slow,
+//! refused, lost before or after their effect, watches lag or are cut, lists are old, networks part, and replicas crash, also right
+//! after any call. Then all faults end, and the world must converge.
 //!
 //! [`invariants`] says what must hold. A failed seed prints how to run it again.
 

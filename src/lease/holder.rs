@@ -204,8 +204,7 @@ impl HeldLease {
     }
 
     /// Releases the Lease if this process holds it, so that the next candidate does not wait; but not before the last write that was
-    /// given up can no longer have an effect. Tries twice: a renewal whose answer was
-    /// lost makes the first attempt fail.
+    /// given up can no longer have an effect. Tries twice: a renewal whose answer was lost makes the first attempt fail.
     async fn release(&mut self) {
         let settled = self.leadership.until_settled();
         self.leadership.set(None);

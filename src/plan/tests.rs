@@ -6,39 +6,15 @@ use std::time::Duration;
 use proptest::prelude::*;
 use serde_json::json;
 use steerage_model::{
-    Affinity, Endpoint, EndpointSlice, Family, IpMode, Key, Node, NodeAgent, Protocol, Service, ServiceKind,
+    Affinity, Endpoint, EndpointSlice, Family, Key, Node, NodeAgent, Protocol, Service, ServiceKind,
     ServicePort, TrafficPolicy, annotations, names,
 };
-use steerage_provider_api::{
-    Addressing, Capabilities, HealthProtocol, SharedSet, Steering, Target, TargetSet,
-};
+use steerage_provider_api::{Addressing, HealthProtocol, SharedSet, Steering, Target, TargetSet};
 
 use super::*;
 
 fn config() -> Config {
-    Config {
-        capabilities: Capabilities {
-            steerings: &[Steering::Api, Steering::HealthCheck],
-            protocols: &[Protocol::Tcp, Protocol::Udp],
-            addressing: Addressing::Vip,
-            ip_mode: Some(IpMode::Vip),
-            ipv6: true,
-            weights: true,
-            shared_sets: true,
-            affinity: true,
-            health_interval: (Duration::from_millis(100), Duration::from_mins(5)),
-        },
-        default_steering: Steering::HealthCheck,
-        classes: ManagedClasses { provider: "edge", serve_unset: false },
-        proxy_healthz_port: 10256,
-        agent_healthz_port: 10356,
-        health: HealthCheckDefaults {
-            interval: None,
-            timeout: None,
-            healthy_threshold: 2,
-            unhealthy_threshold: 2,
-        },
-    }
+    Config::with_defaults(steerage_provider_edge::capabilities(), Steering::HealthCheck)
 }
 
 fn service() -> Service {

@@ -19,7 +19,7 @@ use super::*;
 use crate::cluster_index::owner_of;
 use crate::cluster_index::tests::service;
 use crate::lease::Leadership;
-use crate::plan::{HealthCheckDefaults, ManagedClasses};
+use crate::plan::ManagedClasses;
 
 use crate::rate_limit::RateLimiter;
 use crate::request_queue::RequestQueue;
@@ -108,19 +108,7 @@ pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconci
     let limiter = RateLimiter::new(1000.0, 1000);
     Reconciler {
         cluster,
-        config: Config {
-            capabilities: provider.capabilities(),
-            default_steering: Steering::Api,
-            classes,
-            proxy_healthz_port: 10256,
-            agent_healthz_port: 10357,
-            health: HealthCheckDefaults {
-                interval: None,
-                timeout: None,
-                healthy_threshold: 2,
-                unhealthy_threshold: 2,
-            },
-        },
+        config: Config::with_defaults(provider.capabilities(), Steering::Api),
         provider: GuardedProvider::new(provider, Leadership::held(), limiter, metrics.clone()),
         reader: ServiceReader::new(client.clone()),
         writer: ServiceWriter::new(client.clone(), "edge", Leadership::held()),

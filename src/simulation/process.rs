@@ -17,7 +17,7 @@ use super::cloud::{self, SimulatedProvider};
 use super::world::{ProcessId, ProcessState, ProviderKind, SharedWorld};
 use crate::controller::{self, Components};
 use crate::lease::{LeaseOptions, LeaseTiming};
-use crate::plan::{Config, HealthCheckDefaults, ManagedClasses};
+use crate::plan::Config;
 use crate::workers::WorkerOptions;
 
 pub(super) const NAMESPACE: &str = "steerage-system";
@@ -32,19 +32,7 @@ pub(super) fn config(provider: ProviderKind) -> Config {
         ProviderKind::Edge => steerage_provider_edge::capabilities(),
         _ => cloud::capabilities(provider == ProviderKind::Shared),
     };
-    Config {
-        capabilities,
-        default_steering,
-        classes: ManagedClasses { provider: "edge", serve_unset: false },
-        proxy_healthz_port: 10256,
-        agent_healthz_port: 10356,
-        health: HealthCheckDefaults {
-            interval: None,
-            timeout: None,
-            healthy_threshold: 2,
-            unhealthy_threshold: 2,
-        },
-    }
+    Config::with_defaults(capabilities, default_steering)
 }
 
 pub(super) struct Running {

@@ -148,13 +148,11 @@ impl Aws {
         resources: &mut Resources,
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
-        if let Step::DeleteGroup { name, .. } = step {
-            entry.leaving.entry(name).or_insert_with(Instant::now);
-            return Ok(());
+        if !matches!(step, Step::DeleteGroup { .. }) {
+            tracing::info!(service = %owner.service, ?step, "changing load balancer");
+            self.note_change();
+            entry.written = Some(Instant::now());
         }
-        tracing::info!(service = %owner.service, ?step, "changing load balancer");
-        self.note_change();
-        entry.written = Some(Instant::now());
         let arn_of = |resources: &Resources, group: &str| {
             let group = resources.groups.get(group).map(|g| g.arn.clone());
             group.ok_or_else(|| Error::Conflict("a target group no longer exists".to_owned()))
@@ -202,7 +200,9 @@ impl Aws {
                 self.client.delete_listener(&arn).await?;
                 resources.listeners.retain(|f| f.arn != arn);
             }
-            Step::DeleteGroup { .. } => {}
+            Step::DeleteGroup { name, .. } => {
+                entry.leaving.entry(name).or_insert_with(Instant::now);
+            }
         }
         Ok(())
     }

@@ -174,11 +174,7 @@ impl RegisteredIds {
             && !self.any_healthy(|id| wanted.contains_key(id))
             && self.any_healthy(|id| !wanted.contains_key(id));
         let since = *self.held.get_or_insert_with(Instant::now);
-        if must_wait && since.elapsed() < MAX_HOLD {
-            return Some(HOLD_POLL);
-        }
-        self.release();
-        None
+        (must_wait && since.elapsed() < MAX_HOLD).then_some(HOLD_POLL)
     }
 
     /// Nothing waits.

@@ -160,21 +160,15 @@ pub(crate) async fn converge(
     }
     let Some(known) = registered.get_mut(group) else { return Ok(None) };
     let others = known.others(wanted);
-    if others.is_empty() {
-        known.release();
-        return Ok(None);
+    if limits.may_hold && !others.is_empty() {
+        if known.needs_look(wanted) {
+            known.look(&listing(client, group, known, limits.settle).await?);
+        }
+        if let Some(wait) = known.hold(wanted) {
+            return Ok(Some(wait));
+        }
     }
-    if !limits.may_hold {
-        known.release();
-        remove(client, group, registered, &others).await?;
-        return Ok(None);
-    }
-    if known.needs_look(wanted) {
-        known.look(&listing(client, group, known, limits.settle).await?);
-    }
-    if let Some(wait) = known.hold(wanted) {
-        return Ok(Some(wait));
-    }
+    known.release();
     remove(client, group, registered, &others).await?;
     Ok(None)
 }

@@ -326,15 +326,17 @@ impl Provider for EdgeProvider {
         self.shared.activate().await?;
         self.shared.not_waiting(owner);
         let name = spec::object_name(owner);
-        if self.shared.balancers.cache.get(&name).is_none()
+        let mut entry = self.shared.balancers.cache.get(&name);
+        if entry.is_none()
             && let Some(left) = self.shared.unsettled(&name)
-            && self.shared.balancers.reread(&name).await?.is_none()
         {
-            // The object may still appear, with its addresses.
-            return Ok(Progress::Again(left));
+            entry = self.shared.balancers.reread(&name).await?;
+            if entry.is_none() {
+                // The object may still appear, with its addresses.
+                return Ok(Progress::Again(left));
+            }
         }
-        let entry =
-            self.shared.balancers.cache.get(&name).filter(|entry| entry.owner.as_ref() == Some(owner));
+        entry = entry.filter(|entry| entry.owner.as_ref() == Some(owner));
         let node_set = entry.as_ref().and_then(|entry| entry.content.as_ref().ok()?.spec.node_set.clone());
         if let Some(entry) = entry {
             let released = addresses(&entry);
