@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use steerage_provider_api::{Compare, Error, Owner};
 use tokio::time::Instant;
 
-use crate::client::{Balancer, Tags, read_tags};
-use crate::config::Config;
+use crate::client::{Balancer, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, steps};
 use crate::names::Ownership;
@@ -120,10 +119,14 @@ impl Aws {
                 service = %owner.service, name = wanted.name, scheme = wanted.scheme.as_str(),
                 "creating load balancer"
             );
-            let Config { subnets, .. } = &self.config;
+            let new = NewBalancer {
+                name: wanted.name.clone(),
+                scheme: wanted.scheme,
+                subnets: self.config.subnets.clone(),
+            };
             self.note_change();
             entry.written = Some(Instant::now());
-            let made = self.client.create_balancer(&wanted.name, wanted.scheme, subnets, tags).await?;
+            let made = self.client.create_balancer(&new, tags).await?;
             entry.unproven.insert(made.arn.clone());
             resources.balancer = Some(made.clone());
             return Ok(made);

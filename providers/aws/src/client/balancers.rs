@@ -21,6 +21,15 @@ pub(crate) struct Balancer {
     pub(crate) scheme: Option<Scheme>,
 }
 
+/// A load balancer to create.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NewBalancer {
+    pub(crate) name: String,
+    pub(crate) scheme: Scheme,
+    /// One for each availability zone.
+    pub(crate) subnets: Vec<String>,
+}
+
 #[async_trait]
 impl BalancerCalls for Client {
     async fn balancer_named(&self, name: &str) -> Result<Option<Balancer>> {
@@ -41,24 +50,18 @@ impl BalancerCalls for Client {
         Ok(all.into_iter().map(balancer).collect())
     }
 
-    async fn create_balancer(
-        &self,
-        name: &str,
-        scheme: Scheme,
-        subnets: &[String],
-        tags: &Tags,
-    ) -> Result<Balancer> {
-        let scheme = match scheme {
+    async fn create_balancer(&self, wanted: &NewBalancer, tags: &Tags) -> Result<Balancer> {
+        let scheme = match wanted.scheme {
             Scheme::Internal => LoadBalancerSchemeEnum::Internal,
             Scheme::InternetFacing => LoadBalancerSchemeEnum::InternetFacing,
         };
         let call = self
             .elb
             .create_load_balancer()
-            .name(name)
+            .name(&wanted.name)
             .r#type(LoadBalancerTypeEnum::Network)
             .scheme(scheme)
-            .set_subnets(Some(subnets.to_vec()))
+            .set_subnets(Some(wanted.subnets.clone()))
             .set_tags(Some(sdk_tags(tags)));
         let made = call.send().await.map_err(CallError::of("CreateLoadBalancer"))?;
         let made = made.load_balancers.unwrap_or_default().into_iter().next();

@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 
-use super::{Balancer, ListedGroup, RegisteredTarget, Result, Tags};
-use crate::config::Scheme;
+use super::{Balancer, ListedGroup, NewBalancer, RegisteredTarget, Result, Tags};
 use crate::desired::{DesiredGroup, HealthCheckSettings};
 use crate::diff::{ObservedGroup, ObservedListener};
 
@@ -24,13 +23,7 @@ pub(crate) trait BalancerCalls: Send + Sync + 'static {
     /// All load balancers in the region, 400 with each call.
     async fn all_balancers(&self) -> Result<Vec<Balancer>>;
     /// AWS returns an existing one of the same name and settings, whoever made it.
-    async fn create_balancer(
-        &self,
-        name: &str,
-        scheme: Scheme,
-        subnets: &[String],
-        tags: &Tags,
-    ) -> Result<Balancer>;
+    async fn create_balancer(&self, wanted: &NewBalancer, tags: &Tags) -> Result<Balancer>;
     async fn delete_balancer(&self, arn: &str) -> Result<()>;
     /// The tags of at most [`TAGS_BATCH`](super::TAGS_BATCH) resources, by ARN. Fails as a whole if one of them does not exist.
     async fn tags(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>>;

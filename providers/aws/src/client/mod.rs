@@ -17,7 +17,7 @@ use aws_config::retry::RetryConfig;
 use aws_sdk_elasticloadbalancingv2 as elb;
 use elb::types::Tag;
 
-pub(crate) use balancers::Balancer;
+pub(crate) use balancers::{Balancer, NewBalancer};
 pub(crate) use calls::{BalancerCalls, Elbv2, GroupCalls, ListenerCalls, TargetCalls};
 pub(crate) use error::{CallError, Result};
 use error::{empty, unless_not_found};
@@ -32,7 +32,6 @@ pub(crate) const TAGS_BATCH: usize = 20;
 pub(crate) type Tags = BTreeMap<String, String>;
 
 /// The calls over the SDK.
-
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     elb: elb::Client,

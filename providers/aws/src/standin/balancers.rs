@@ -10,18 +10,17 @@ use tokio::time::Instant;
 
 use super::cloud::{Cloud, NetworkLb};
 use super::{Kind, StandIn};
-use crate::client::{Balancer, BalancerCalls, CallError, Result, TAGS_BATCH, Tags};
-use crate::config::Scheme;
+use crate::client::{Balancer, BalancerCalls, CallError, NewBalancer, Result, TAGS_BATCH, Tags};
 
 impl StandIn {
     fn balancer(&self, arn: &str, found: &NetworkLb, now: Instant) -> Balancer {
         Balancer {
             arn: arn.to_owned(),
-            name: found.name.clone(),
-            hostname: format!("{}.elb.example", found.name),
+            name: found.made.name.clone(),
+            hostname: format!("{}.elb.example", found.made.name),
             active: now >= found.created + self.delays.provisioning,
             failed: None,
-            scheme: Some(found.scheme),
+            scheme: Some(found.made.scheme),
         }
     }
 }
@@ -30,7 +29,7 @@ impl StandIn {
 impl BalancerCalls for StandIn {
     async fn balancer_named(&self, name: &str) -> Result<Option<Balancer>> {
         self.read("DescribeLoadBalancers", 1, name.to_owned(), |cloud, now| {
-            let found = cloud.balancers.iter().find(|(_, balancer)| balancer.name == name);
+            let found = cloud.balancers.iter().find(|(_, balancer)| balancer.made.name == name);
             Ok(found.map(|(arn, found)| self.balancer(arn, found, now)))
         })
         .await
@@ -51,30 +50,19 @@ impl BalancerCalls for StandIn {
         .await
     }
 
-    async fn create_balancer(
-        &self,
-        name: &str,
-        scheme: Scheme,
-        subnets: &[String],
-        tags: &Tags,
-    ) -> Result<Balancer> {
-        let action = "CreateLoadBalancer";
+    async fn create_balancer(&self, wanted: &NewBalancer, tags: &Tags) -> Result<Balancer> {
+        let (action, name) = ("CreateLoadBalancer", wanted.name.as_str());
         self.write(action, Kind::Mutation, name.to_owned(), |cloud, now| {
-            if let Some((arn, same)) = cloud.balancers.iter().find(|(_, balancer)| balancer.name == name) {
-                return if same.scheme == scheme && same.subnets == subnets {
+            if let Some((arn, same)) = cloud.balancers.iter().find(|(_, balancer)| balancer.made.name == name)
+            {
+                return if same.made == *wanted {
                     Ok(self.balancer(arn, same, now))
                 } else {
                     let message = format!("A load balancer with the same name '{name}' exists");
                     Err(CallError::made_up(action, "DuplicateLoadBalancerName", message))
                 };
             }
-            let made = NetworkLb {
-                name: name.to_owned(),
-                scheme,
-                subnets: subnets.to_vec(),
-                tags: tags.clone(),
-                created: now,
-            };
+            let made = NetworkLb { made: wanted.clone(), tags: tags.clone(), created: now };
             let arn = cloud.arn("loadbalancer/net", name);
             let answer = self.balancer(&arn, &made, now);
             cloud.balancers.insert(arn, made);

@@ -7,8 +7,7 @@ use std::time::Duration;
 use steerage_provider_api::HealthState;
 use tokio::time::Instant;
 
-use crate::client::Tags;
-use crate::config::Scheme;
+use crate::client::{NewBalancer, Tags};
 use crate::desired::HealthCheckSettings;
 
 /// How long things take.
@@ -56,9 +55,7 @@ impl Default for Quotas {
 
 #[derive(Clone, Debug)]
 pub(crate) struct NetworkLb {
-    pub(crate) name: String,
-    pub(crate) scheme: Scheme,
-    pub(crate) subnets: Vec<String>,
+    pub(crate) made: NewBalancer,
     pub(crate) tags: Tags,
     pub(crate) created: Instant,
 }

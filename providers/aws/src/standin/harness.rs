@@ -15,7 +15,7 @@ use super::cloud::{Group, Instance};
 use super::faults::Faults;
 use super::{Cloud, Delays, StandIn};
 use crate::Aws;
-use crate::client::{BalancerCalls as _, GroupCalls as _, Tags};
+use crate::client::{BalancerCalls as _, GroupCalls as _, NewBalancer, Tags};
 use crate::desired::desired;
 use crate::desired::tests::config;
 use crate::names;
@@ -71,9 +71,10 @@ impl OnStandIn {
 /// One line for each object, without ARNs and times.
 pub(super) fn snapshot(cloud: &Cloud) -> Snapshot {
     let name = |arn: &String| cloud.groups.get(arn).map_or("nothing", |group| &group.name).to_owned();
-    let balancer = |arn: &String| cloud.balancers.get(arn).map_or("none", |found| &found.name).to_owned();
+    let balancer =
+        |arn: &String| cloud.balancers.get(arn).map_or("none", |found| &found.made.name).to_owned();
     let balancers = cloud.balancers.values().map(|found| {
-        (format!("load balancer {}", found.name), format!("{:?} {:?}", found.scheme, found.tags))
+        (format!("load balancer {}", found.made.name), format!("{:?} {:?}", found.made.scheme, found.tags))
     });
     let listeners = cloud.listeners.values().map(|found| {
         let content = format!("{} {} {:?}", found.protocol, name(&found.group), found.tags);
@@ -130,7 +131,8 @@ impl Harness for OnStandIn {
         let direct = StandIn::new(Delays { call: Duration::ZERO, ..self.cloud.delays.clone() }, 1);
         direct.change(|cloud| *cloud = self.cloud.cloud());
         for name in [wanted.name.clone(), format!("{}-kin", &wanted.name[..20].trim_end_matches('-'))] {
-            direct.create_balancer(&name, wanted.scheme, &config.subnets, &tags).await.map_err(said)?;
+            let made = NewBalancer { name, scheme: wanted.scheme, subnets: config.subnets.clone() };
+            direct.create_balancer(&made, &tags).await.map_err(said)?;
         }
         for group in &wanted.groups {
             direct.create_group(group, &config.vpc, &tags).await.map_err(said)?;

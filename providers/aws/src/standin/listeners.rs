@@ -73,7 +73,7 @@ impl ListenerCalls for StandIn {
         self.write(action, Kind::Mutation, format!("{balancer} {port}"), |cloud, now| {
             let refuse = |code: &str| Err(CallError::made_up(action, code, format!("port {port}")));
             let Some(found) = cloud.balancers.get(balancer) else { return refuse("LoadBalancerNotFound") };
-            let name = found.name.clone();
+            let name = found.made.name.clone();
             let count = cloud.listeners.values().filter(|f| f.balancer == balancer).count();
             if cloud.listeners.values().any(|f| f.balancer == balancer && f.port == port) {
                 return refuse("DuplicateListener");

@@ -12,7 +12,7 @@ use steerage_model::{Affinity, Key, Protocol};
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _};
 
 use super::driver::{apply, delete, provider, set, standin};
-use crate::client::Tags;
+use crate::client::{NewBalancer, Tags};
 use crate::config::Scheme;
 use crate::desired::tests::{config, planned};
 use crate::names;
@@ -56,8 +56,11 @@ fn plant_foreign(cloud: &StandIn) {
         let arn = cloud.arn("loadbalancer/net", &name);
         let created = tokio::time::Instant::now();
         let tags = Tags::from([("team".to_owned(), "other".to_owned())]);
-        let other =
-            NetworkLb { name, scheme: Scheme::Internal, subnets: Vec::new(), tags: tags.clone(), created };
+        let other = NetworkLb {
+            made: NewBalancer { name, scheme: Scheme::Internal, subnets: Vec::new() },
+            tags: tags.clone(),
+            created,
+        };
         cloud.balancers.insert(arn.clone(), other);
         let forward =
             Forward { balancer: arn, port: 80, protocol: "TCP".to_owned(), group: String::new(), tags };
