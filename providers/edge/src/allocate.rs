@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use steerage_model::Family;
 use steerage_provider_api::Error;
 
-use crate::Pool;
+use crate::address_set::next;
+use crate::{AddressSet, Pool, Range};
 
 /// There is no address pool at all.
 pub const NO_ADDRESS_POOL: &str = "NoAddressPool";
@@ -41,13 +42,28 @@ pub struct Request<'a> {
     pub resting: &'a BTreeSet<IpAddr>,
 }
 
+/// The addresses of all other load balancers.
+pub trait Taken {
+    /// Whether another load balancer has the address.
+    fn contains(&self, address: IpAddr) -> bool;
+
+    /// The lowest address from `from` on, of its family, that no load balancer has.
+    fn free_from(&self, from: IpAddr) -> Option<IpAddr>;
+}
+
+impl Taken for AddressSet {
+    fn contains(&self, address: IpAddr) -> bool {
+        self.contains(address)
+    }
+
+    fn free_from(&self, from: IpAddr) -> Option<IpAddr> {
+        self.free_from(from)
+    }
+}
+
 /// Allocates one address for each family, in the families' order. `taken` are the addresses of all other load balancers. The same
 /// arguments always give the same addresses: the lowest free one of the first pool by name, if possible one that does not rest.
-pub fn allocate(
-    pools: &[Pool],
-    taken: &BTreeSet<IpAddr>,
-    request: Request<'_>,
-) -> Result<Vec<IpAddr>, Error> {
+pub fn allocate(pools: &[Pool], taken: &impl Taken, request: Request<'_>) -> Result<Vec<IpAddr>, Error> {
     let allowed = allowed(pools, request)?;
     fits(request)?;
     request.families.iter().map(|family| one(pools, &allowed, taken, request, *family)).collect()
@@ -74,20 +90,14 @@ fn allowed<'a>(pools: &'a [Pool], request: Request<'_>) -> Result<Vec<&'a Pool>,
     }
 }
 
-/// Whether the current addresses stay. In the common case, in which the Service publishes them, the addresses of other load balancers
-/// are not needed, and `taken` is not called.
-pub(crate) fn unchanged(
-    pools: &[Pool],
-    request: Request<'_>,
-    taken: impl FnOnce() -> BTreeSet<IpAddr>,
-) -> bool {
-    let is_published = request.current.iter().all(|address| request.published.contains(address));
-    is_satisfied(pools, request) && (is_published || !is_foreign(&taken(), request))
+/// Whether the current addresses stay.
+pub(crate) fn is_unchanged(pools: &[Pool], taken: &impl Taken, request: Request<'_>) -> bool {
+    is_satisfied(pools, request) && !is_foreign(taken, request)
 }
 
 /// Whether an address in the object is that of another load balancer. The Service never published it: another program wrote it.
-fn is_foreign(taken: &BTreeSet<IpAddr>, request: Request<'_>) -> bool {
-    request.current.iter().any(|address| taken.contains(address) && !request.published.contains(address))
+fn is_foreign(taken: &impl Taken, request: Request<'_>) -> bool {
+    request.current.iter().any(|address| taken.contains(*address) && !request.published.contains(address))
 }
 
 /// Whether the pool may have shrunk: no pool has the address now.
@@ -131,7 +141,7 @@ fn fits(request: Request<'_>) -> Result<(), Error> {
 fn one(
     all: &[Pool],
     allowed: &[&Pool],
-    taken: &BTreeSet<IpAddr>,
+    taken: &impl Taken,
     request: Request<'_>,
     family: Family,
 ) -> Result<IpAddr, Error> {
@@ -143,7 +153,7 @@ fn one(
     let is_edited = is_foreign(taken, request);
     if let Some(address) = of_family(request.addresses) {
         let is_current = request.current.contains(&address);
-        if taken.contains(&address) && !(is_current && is_published(address)) {
+        if taken.contains(address) && !(is_current && is_published(address)) {
             let message = format!(
                 "Address {address} belongs to another Service. {} Request another, or free it there.",
                 result(request)
@@ -157,30 +167,40 @@ fn one(
         return Err(if all.is_empty() { no_pool(request) } else { outside(address, all, request) });
     }
     let current = of_family(request.current)
-        .filter(|address| may_stay(*address) && (is_published(*address) || !taken.contains(address)));
+        .filter(|address| may_stay(*address) && (is_published(*address) || !taken.contains(*address)));
     let published = of_family(request.published).filter(|address| {
-        !taken.contains(address) && (in_pools(*address) || is_edited && may_stay(*address))
+        !taken.contains(*address) && (in_pools(*address) || is_edited && may_stay(*address))
     });
     if let Some(address) = current.or(published) {
         return Ok(address);
     }
-    let mut resting = None;
-    let free = allowed
+    let ranges = allowed
         .iter()
         .filter(|pool| pool.auto_assign || request.pool.is_some())
         .flat_map(|pool| &pool.ranges)
-        .filter(|range| range.family() == family)
-        .flat_map(|range| range.addresses())
-        .filter(|address| !taken.contains(address))
-        .find(|address| {
-            let rests = request.resting.contains(address);
-            if rests {
-                resting.get_or_insert(*address);
+        .filter(|range| range.family() == family);
+    lowest_free(ranges, taken, request.resting)
+        .ok_or_else(|| if all.is_empty() { no_pool(request) } else { nothing_free(family, request) })
+}
+
+/// The first free address of the ranges, if possible one that does not rest.
+fn lowest_free<'a>(
+    ranges: impl Iterator<Item = &'a Range>,
+    taken: &impl Taken,
+    resting: &BTreeSet<IpAddr>,
+) -> Option<IpAddr> {
+    let mut rests = None;
+    for range in ranges {
+        let mut free = taken.free_from(range.first());
+        while let Some(address) = free.filter(|address| range.contains(*address)) {
+            if !resting.contains(&address) {
+                return Some(address);
             }
-            !rests
-        });
-    let free = free.or(resting);
-    free.ok_or_else(|| if all.is_empty() { no_pool(request) } else { nothing_free(family, request) })
+            rests = rests.or(Some(address));
+            free = next(address).and_then(|address| taken.free_from(address));
+        }
+    }
+    rests
 }
 
 /// The result of a refused request, for messages: a load balancer that exists is left as it is.

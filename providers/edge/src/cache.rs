@@ -8,13 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _};
-use steerage_model::Key;
-use steerage_provider_api::Owner;
 use steerage_watch::{Event, Store, is_older};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::entry::{Change, Entry};
+use crate::index::{Index, References};
 
 /// All objects of a kind, by name.
 #[derive(Debug)]
@@ -29,18 +28,17 @@ struct Inner<S: Eq> {
     /// The last known versions of objects that the provider deleted, by name and UID. Until the watch delivers the deletion, its
     /// late events must not bring the objects back.
     forgotten: BTreeMap<(String, String), String>,
-    /// The owners of objects by Service: several if it was deleted and created again.
-    owners: BTreeMap<Key, Vec<Owner>>,
+    index: Index,
 }
 
 impl<S: Eq> Default for Cache<S> {
     fn default() -> Self {
-        let inner = Inner { store: Store::default(), forgotten: BTreeMap::new(), owners: BTreeMap::new() };
+        let inner = Inner { store: Store::default(), forgotten: BTreeMap::new(), index: Index::default() };
         Self { inner: Mutex::new(inner), listed: Notify::new() }
     }
 }
 
-impl<S: Clone + Eq> Cache<S> {
+impl<S: Clone + References> Cache<S> {
     /// Returns when a first list is complete.
     pub(crate) async fn listed(&self) {
         loop {
@@ -73,16 +71,16 @@ impl<S: Clone + Eq> Cache<S> {
         look(&mut entries.take_while(|entry| entry.name.starts_with(prefix)))
     }
 
-    /// The owners of objects of this Service.
-    pub(crate) fn owners_of(&self, service: &Key) -> Vec<Owner> {
-        self.lock().owners.get(service).cloned().unwrap_or_default()
+    /// Looks at what the objects refer to.
+    pub(crate) fn index<T>(&self, look: impl FnOnce(&Index) -> T) -> T {
+        look(&self.lock().index)
     }
 
     /// Applies an event of the watch, or a response to a write of the provider as [`Event::Apply`].
     pub(crate) fn apply(&self, event: Event<Entry<S>>) -> Vec<Change<S>> {
         let mut changes = Vec::new();
         let mut inner = self.lock();
-        let Inner { store, forgotten, owners } = &mut *inner;
+        let Inner { store, forgotten, index } = &mut *inner;
         match &event {
             // Neither the list nor the watch after it contains what was deleted before.
             Event::Init => forgotten.clear(),
@@ -98,7 +96,7 @@ impl<S: Clone + Eq> Cache<S> {
             Event::InitKeep(_) | Event::InitDone => {}
         }
         store.apply(event, |old, new| {
-            count_owner(owners, old, new);
+            index.change(old, new);
             changes.push(Change { old: old.cloned(), new: new.cloned() });
         });
         if store.has_synced() {
@@ -110,12 +108,12 @@ impl<S: Clone + Eq> Cache<S> {
     /// Removes an object that the provider deleted.
     pub(crate) fn forget(&self, name: &str, uid: &str) {
         let mut inner = self.lock();
-        let Inner { store, forgotten, owners } = &mut *inner;
+        let Inner { store, forgotten, index } = &mut *inner;
         let key = name.to_owned();
         let known = store.get(&key).filter(|entry| entry.uid == uid);
         let Some(version) = known.map(|entry| entry.version.clone()) else { return };
         forgotten.insert((key.clone(), uid.to_owned()), version.clone());
-        store.apply(Event::Delete { key, version }, |old, new| count_owner(owners, old, new));
+        store.apply(Event::Delete { key, version }, |old, new| index.change(old, new));
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<S>> {
@@ -123,26 +121,8 @@ impl<S: Clone + Eq> Cache<S> {
     }
 }
 
-/// Keeps the owners by Service current.
-fn count_owner<S>(owners: &mut BTreeMap<Key, Vec<Owner>>, old: Option<&Entry<S>>, new: Option<&Entry<S>>) {
-    if let Some(owner) = old.and_then(|entry| entry.owner.as_ref())
-        && let Some(of_service) = owners.get_mut(&owner.service)
-    {
-        // One entry for each object, also where two objects name the same owner.
-        if let Some(place) = of_service.iter().position(|known| known == owner) {
-            of_service.swap_remove(place);
-        }
-        if of_service.is_empty() {
-            owners.remove(&owner.service);
-        }
-    }
-    if let Some(owner) = new.and_then(|entry| entry.owner.as_ref()) {
-        owners.entry(owner.service.clone()).or_default().push(owner.clone());
-    }
-}
-
 /// Keeps `cache` current until `stop`, and reports every change that is not the provider's own.
-pub(crate) async fn follow<S: Clone + Eq>(
+pub(crate) async fn follow<S: Clone + References>(
     mut events: impl Stream<Item = Event<Entry<S>>> + Unpin,
     cache: &Cache<S>,
     stop: CancellationToken,

@@ -4,11 +4,14 @@
 //! Only the lease holder calls it, so only it assigns addresses. Reads come from watches: a steady state costs no call. It never
 //! talks to an edge host; edge hosts read what it writes.
 
+mod address_set;
 mod allocate;
+mod allocation;
 mod cache;
 mod calls;
 mod entry;
 mod health;
+mod index;
 mod notifier;
 mod objects;
 mod pool;
@@ -17,8 +20,9 @@ mod provider;
 mod shared;
 pub mod spec;
 
+pub use address_set::AddressSet;
 pub use allocate::{
-    ADDRESS_IN_USE, ADDRESS_OUTSIDE_POOLS, INVALID_ADDRESS, NO_ADDRESS_POOL, NO_FREE_ADDRESS, Request,
+    ADDRESS_IN_USE, ADDRESS_OUTSIDE_POOLS, INVALID_ADDRESS, NO_ADDRESS_POOL, NO_FREE_ADDRESS, Request, Taken,
     UNKNOWN_POOL, allocate,
 };
 pub use calls::REJECTED_BY_API_SERVER;

@@ -3,6 +3,7 @@
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
+use std::net::IpAddr;
 
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::api::{
@@ -19,6 +20,7 @@ use steerage_watch::Event;
 use crate::cache::Cache;
 use crate::calls::{Failure, call};
 use crate::entry::{Change, Entry, EntryKind};
+use crate::index::References;
 
 /// The used parts of an object, apart from `metadata`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -34,6 +36,31 @@ pub(crate) struct PoolContent {
     pub(crate) status: Option<AddressPoolStatus>,
 }
 
+impl References for LoadBalancerContent {
+    fn addresses(entry: &Entry<Self>) -> Vec<IpAddr> {
+        addresses(entry)
+    }
+
+    fn node_set(&self) -> Option<&str> {
+        self.spec.node_set.as_deref()
+    }
+}
+
+impl References for NodeSetContent {}
+impl References for HealthContent {}
+impl References for PoolContent {}
+
+/// The addresses of an object, also of one that this version cannot fully read.
+pub(crate) fn addresses(entry: &Entry<LoadBalancerContent>) -> Vec<IpAddr> {
+    match &entry.content {
+        Ok(content) => content.spec.addresses.clone(),
+        Err(raw) => {
+            let list = raw.pointer("/spec/addresses").and_then(Value::as_array);
+            list.into_iter().flatten().filter_map(|text| text.as_str()?.parse().ok()).collect()
+        }
+    }
+}
+
 pub(crate) type LoadBalancerContent = Content<EdgeLoadBalancerSpec>;
 pub(crate) type NodeSetContent = Content<EdgeNodeSetSpec>;
 pub(crate) type HealthContent = Content<EdgeTargetHealthSpec>;
@@ -47,7 +74,7 @@ pub(crate) struct Objects<S: Eq> {
     resource: ApiResource,
 }
 
-impl<S: Clone + Debug + DeserializeOwned + Eq> Objects<S> {
+impl<S: Clone + Debug + DeserializeOwned + References> Objects<S> {
     /// The kind of `K`, whose plural is `name`; nothing is read before [`crate::cache::follow`] runs.
     pub(crate) fn new<K: Resource<DynamicType = ()>>(
         client: &Client,

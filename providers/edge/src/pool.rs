@@ -7,6 +7,8 @@ use ipnet::IpNet;
 use steerage_edge_api::AddressPoolSpec;
 use steerage_model::Family;
 
+use crate::AddressSet;
+
 /// Consecutive addresses of one family, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
@@ -39,6 +41,15 @@ impl Pool {
             }
         }
         Self { name: name.into(), auto_assign: spec.auto_assign, ranges, problems }
+    }
+
+    /// The addresses of all its ranges, which may overlap.
+    pub fn addresses(&self) -> AddressSet {
+        let mut set = AddressSet::default();
+        for range in &self.ranges {
+            set.insert_range(range.first(), range.last());
+        }
+        set
     }
 
     /// Whether the pool may assign `address`. The network and broadcast address of a CIDR are excluded.
@@ -84,9 +95,14 @@ impl Range {
         }
     }
 
-    /// Its addresses in rising order.
-    pub fn addresses(self) -> impl Iterator<Item = IpAddr> {
-        (self.first..=self.last).map(move |n| address(self.family, n))
+    /// Its lowest address.
+    pub fn first(self) -> IpAddr {
+        address(self.family, self.first)
+    }
+
+    /// Its highest address.
+    pub fn last(self) -> IpAddr {
+        address(self.family, self.last)
     }
 }
 
@@ -150,9 +166,12 @@ fn address(family: Family, number: u128) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address_set::next;
 
     fn all(text: &str) -> Vec<String> {
-        text.parse::<Range>().expect(text).addresses().map(|a| a.to_string()).collect()
+        let range = text.parse::<Range>().expect(text);
+        let all = std::iter::successors(Some(range.first()), |a| next(*a).filter(|a| *a <= range.last()));
+        all.map(|a| a.to_string()).collect()
     }
 
     #[test]

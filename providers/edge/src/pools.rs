@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use steerage_edge_api::{AddressPoolSpec, AddressPoolStatus};
 
-use crate::Pool;
+use crate::{AddressSet, Pool};
 
 /// Addresses outside all pools that a status names.
 const SHOWN: usize = 3;
@@ -24,14 +24,14 @@ pub(crate) struct Outside {
 pub(crate) fn status(
     name: &str,
     spec: &AddressPoolSpec,
-    taken: &BTreeSet<IpAddr>,
+    used: &AddressSet,
     outside: &BTreeSet<Outside>,
 ) -> AddressPoolStatus {
     let pool = Pool::new(name, spec);
-    let assigned = taken.iter().filter(|address| pool.contains(**address)).count();
+    let assigned = used.count_common(&pool.addresses());
     let mut problems = pool.problems;
     problems.extend(report(outside));
-    AddressPoolStatus { assigned: u64::try_from(assigned).unwrap_or(u64::MAX), problem: problems.join(" ") }
+    AddressPoolStatus { assigned, problem: problems.join(" ") }
 }
 
 fn report(outside: &BTreeSet<Outside>) -> Option<String> {
@@ -55,8 +55,8 @@ mod tests {
     fn status_counts_own_addresses_and_lists_problems() {
         let addresses = vec!["10.0.0.0/30".to_owned(), "oops".to_owned()];
         let spec = AddressPoolSpec { addresses, auto_assign: true };
-        let taken = ["10.0.0.1", "10.0.0.2", "10.9.0.1"].map(|a| a.parse().expect("ip")).into();
-        let status = status("p", &spec, &taken, &BTreeSet::new());
+        let used = ["10.0.0.1", "10.0.0.2", "10.9.0.1"].map(|a| a.parse().expect("ip")).into_iter().collect();
+        let status = status("p", &spec, &used, &BTreeSet::new());
         assert_eq!(status.assigned, 2);
         assert!(status.problem.contains("oops"), "{}", status.problem);
     }
@@ -66,7 +66,7 @@ mod tests {
         let spec = AddressPoolSpec { addresses: vec!["10.0.0.0/30".to_owned()], auto_assign: true };
         let outside = |n: u8| Outside { holder: format!("Service shop/{n}"), address: [10, 9, 0, n].into() };
         let problem =
-            |count| status("p", &spec, &BTreeSet::new(), &(0..count).map(outside).collect()).problem;
+            |count| status("p", &spec, &AddressSet::default(), &(0..count).map(outside).collect()).problem;
         assert_eq!(problem(0), "");
         let one = "Assigned addresses are in no AddressPool: 10.9.0.0 (Service shop/0). ";
         assert!(problem(1).starts_with(one), "{}", problem(1));

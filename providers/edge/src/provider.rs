@@ -22,8 +22,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::cache::follow;
 use crate::entry::{Change, Entry};
-use crate::objects::{LoadBalancerContent, NodeSetContent, Objects};
-use crate::shared::{Shared, addresses};
+use crate::index::References;
+use crate::objects::{LoadBalancerContent, NodeSetContent, Objects, addresses};
+use crate::shared::Shared;
 use crate::{health, spec};
 
 /// An object of the required name exists and is not managed by Steerage.
@@ -222,7 +223,7 @@ impl EdgeProvider {
 
     /// The owners of objects of earlier Services with the same name.
     fn predecessors(&self, owner: &Owner) -> Vec<Owner> {
-        let mut owners = self.shared.balancers.cache.owners_of(&owner.service);
+        let mut owners = self.shared.balancers.cache.index(|index| index.owners_of(&owner.service).to_vec());
         owners.retain(|other| other.uid != owner.uid);
         owners
     }
@@ -268,12 +269,12 @@ impl Provider for EdgeProvider {
                 return Err(failure.into());
             }
         }
-        self.shared.confirm(&spec::object_name(&lb.owner));
+        self.shared.confirm(&lb.owner);
         if before.as_ref() != Some(&wanted.addresses) {
-            self.shared.on_release(&before.unwrap_or_default(), &wanted.addresses);
+            let before = before.unwrap_or_default();
+            self.shared.on_release(Some(&lb.owner.service), &before, &wanted.addresses);
             self.shared.pools_are_stale();
         }
-        self.shared.write_pools().await?;
         self.drop_left(left, &wanted).await?;
         Ok(Outcome { ingress: ingress(&wanted), refused, ..Outcome::done() })
     }
@@ -294,7 +295,7 @@ impl Provider for EdgeProvider {
         let wanted =
             EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..content.spec.clone() };
         self.change(owner, &entry, &wanted).await?;
-        self.shared.confirm(&spec::object_name(owner));
+        self.shared.confirm(owner);
         self.drop_left(content.spec.node_set.clone(), &wanted).await?;
         Ok(Outcome { ingress: ingress(&wanted), refused, ..Outcome::done() })
     }
@@ -343,11 +344,10 @@ impl Provider for EdgeProvider {
             if !self.shared.balancers.delete(&name, &entry).await? {
                 return Ok(Progress::Again(HELD));
             }
-            self.shared.on_release(&released, &[]);
+            self.shared.on_release(Some(&owner.service), &released, &[]);
             self.shared.pools_are_stale();
         }
-        self.shared.confirm(&name);
-        self.shared.write_pools().await?;
+        self.shared.confirm(owner);
         // Also when an earlier call deleted the object and then failed.
         for which in node_set.iter().map(String::as_str).chain(SharedSet::ALL.map(SharedSet::as_str)) {
             self.drop_unused(which).await?;
@@ -358,7 +358,6 @@ impl Provider for EdgeProvider {
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
         self.shared.activate().await?;
         self.shared.pools_are_stale();
-        self.shared.write_pools().await?;
         Ok(self.shared.balancers.cache.read(|rows| rows.filter_map(|entry| entry.owner.clone()).collect()))
     }
 
@@ -387,23 +386,12 @@ fn spawn_watches(shared: &Arc<Shared>, watches: &Watches, stop: &CancellationTok
     spawn_watch(shared, watches, stop, |shared| &shared.balancers, |shared, c| shared.on_balancer(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.health, |shared, c| shared.on_health(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.node_sets, |shared, c| shared.on_node_set(&c));
-    let (changed, mut pools_changed) = tokio::sync::watch::channel(());
-    let on_pool = move |shared: &Shared, change| {
-        shared.on_pool(&change);
-        changed.send_replace(());
-    };
-    spawn_watch(shared, watches, stop, |shared| &shared.pools, on_pool);
-    let shared = Arc::clone(shared);
-    tokio::spawn(async move {
-        // Ends with the watch of the pools, which holds the sender.
-        while pools_changed.changed().await.is_ok() {
-            // Already logged; the next call of the provider retries.
-            let _ = shared.write_pools().await;
-        }
-    });
+    spawn_watch(shared, watches, stop, |shared| &shared.pools, |shared, c| shared.on_pool(&c));
+    let (shared, stop) = (Arc::clone(shared), stop.clone());
+    tokio::spawn(async move { stop.run_until_cancelled(shared.keep_pool_statuses()).await });
 }
 
-fn spawn_watch<S: Clone + DeserializeOwned + Eq + Send + 'static>(
+fn spawn_watch<S: Clone + DeserializeOwned + References + Send + 'static>(
     shared: &Arc<Shared>,
     watches: &Watches,
     stop: &CancellationToken,

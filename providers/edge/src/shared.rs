@@ -3,33 +3,29 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kube::Client;
-use serde_json::Value;
 use steerage_edge_api::{
     AddressPool, AddressPoolSpec, EdgeLoadBalancer, EdgeNodeSet, EdgeNodeSetSpec, EdgeTargetHealth,
 };
-use steerage_model::Family;
+use steerage_model::Key;
 use steerage_provider_api::{Error, LoadBalancer, Owner, SharedSet, TargetSet};
-use tokio::sync::OnceCell;
-use tokio::time::Instant;
+use tokio::sync::{Notify, OnceCell};
 
-use crate::allocate::unchanged;
+use crate::allocation::Allocation;
 use crate::entry::{Change, Entry};
 use crate::notifier::Notifier;
-use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent};
+use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent, addresses};
 use crate::pools::Outside;
-use crate::{Pool, Request, allocate, pools, spec};
+use crate::{AddressSet, Pool, pools, spec};
 
-/// A creation has its effect within this time, or never: the deadline of the call, and as long again.
-const LATEST_EFFECT: Duration = Duration::from_secs(10);
+/// Shortest time between two writes of the pools' statuses.
+const PACE: Duration = Duration::from_secs(1);
 
-/// A released address is not given to another Service for this time, if another is free: until all nodes have removed the rules of the
-/// Service that had it. kube-proxy may need some tens of seconds (`minSyncPeriod`, and the time of a sync).
-const REST: Duration = Duration::from_mins(1);
+/// Wait before a failed write of a pool's status is tried again.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// Timeout of the first lists.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
@@ -53,8 +49,7 @@ pub(crate) struct Shared {
     users: Mutex<BTreeMap<String, &'static str>>,
     allocation: Mutex<Allocation>,
     activated: OnceCell<()>,
-    pool_lock: tokio::sync::Mutex<()>,
-    stale_pools: AtomicBool,
+    stale_pools: Notify,
     /// The addresses outside all pools that were logged.
     outside: Mutex<BTreeSet<Outside>>,
 }
@@ -64,52 +59,6 @@ pub(crate) struct Shared {
 struct OfferedSet {
     generation: u64,
     spec: Arc<EdgeNodeSetSpec>,
-}
-
-#[derive(Debug, Default)]
-struct Allocation {
-    /// Addresses of load balancers whose object in the cache may lack them, by object name: a write without an answer may have
-    /// succeeded. With the time of the last such write.
-    reserved: BTreeMap<String, (Vec<IpAddr>, Instant)>,
-    /// When each address was last released, for [`REST`].
-    released: BTreeMap<IpAddr, Instant>,
-    /// Owners without an address, to retry when a pool changes or an address is released that they may use.
-    waiting: BTreeMap<Owner, WaitingRequest>,
-}
-
-impl Allocation {
-    /// The addresses that were released a moment ago.
-    fn resting(&mut self) -> BTreeSet<IpAddr> {
-        self.released.retain(|_, since| since.elapsed() < REST);
-        self.released.keys().copied().collect()
-    }
-}
-
-/// What an owner without an address waits for.
-#[derive(Debug)]
-struct WaitingRequest {
-    families: Vec<Family>,
-    addresses: Vec<IpAddr>,
-    pool: Option<String>,
-}
-
-impl WaitingRequest {
-    /// Whether a free address may end the wait.
-    fn may_use(&self, address: IpAddr, pools: &[Pool]) -> bool {
-        let family = Family::of(address);
-        let requested = self.addresses.iter().find(|requested| Family::of(**requested) == family);
-        let is_usable = |pool: &Pool| match &self.pool {
-            Some(name) => pool.name == *name,
-            None => pool.auto_assign,
-        };
-        match requested {
-            Some(requested) => *requested == address,
-            None => {
-                self.families.contains(&family)
-                    && pools.iter().any(|pool| is_usable(pool) && pool.contains(address))
-            }
-        }
-    }
 }
 
 impl Shared {
@@ -127,8 +76,7 @@ impl Shared {
             users: Mutex::default(),
             allocation: Mutex::default(),
             activated: OnceCell::new(),
-            pool_lock: tokio::sync::Mutex::default(),
-            stale_pools: AtomicBool::new(false),
+            stale_pools: Notify::new(),
             outside: Mutex::default(),
         }
     }
@@ -149,18 +97,12 @@ impl Shared {
                 "The edge's objects are not listed yet. Steerage retries. Check that the CRDs are installed.";
             return Err(Error::Unavailable(message.to_owned()));
         }
-        self.activated.get_or_try_init(|| async { Ok(self.balancers.refresh().await?) }).await.copied()
-    }
-
-    /// All addresses in use by objects other than `name`.
-    fn taken(&self, allocation: &Allocation, name: &str) -> BTreeSet<IpAddr> {
-        let mut taken: BTreeSet<IpAddr> = self
-            .balancers
-            .cache
-            .read(|rows| rows.filter(|entry| entry.name != name).flat_map(addresses).collect());
-        let reserved = allocation.reserved.iter().filter(|(other, _)| *other != name);
-        taken.extend(reserved.flat_map(|(_, (list, _))| list));
-        taken
+        let first = async || {
+            self.balancers.refresh().await?;
+            self.pools_are_stale();
+            Ok(())
+        };
+        self.activated.get_or_try_init(first).await.copied()
     }
 
     fn known_pools(&self) -> Vec<Pool> {
@@ -172,106 +114,67 @@ impl Shared {
 
     /// Allocates the addresses of a load balancer and reserves them until [`Shared::confirm`].
     pub(crate) fn allocate(&self, lb: &LoadBalancer) -> Result<Vec<IpAddr>, Error> {
-        let name = spec::object_name(&lb.owner);
-        let current = self.balancers.cache.get(&name).map(|entry| addresses(&entry)).unwrap_or_default();
+        let current = self.balancers.cache.get(&spec::object_name(&lb.owner));
+        let current = current.map(|entry| addresses(&entry)).unwrap_or_default();
         let pools = self.known_pools();
         let mut allocation = self.allocation();
-        let resting = allocation.resting();
-        let request = Request {
-            families: &lb.families,
-            addresses: &lb.requested_addresses,
-            pool: lb.pool.as_deref(),
-            current: &current,
-            published: &lb.published,
-            resting: &resting,
-        };
-        if unchanged(&pools, request, || self.taken(&allocation, &name)) {
-            allocation.waiting.remove(&lb.owner);
-            return Ok(current);
-        }
-        match allocate(&pools, &self.taken(&allocation, &name), request) {
-            Ok(addresses) => {
-                allocation.waiting.remove(&lb.owner);
-                allocation.reserved.insert(name, (addresses.clone(), Instant::now()));
-                Ok(addresses)
-            }
-            Err(error) => {
-                let request = WaitingRequest {
-                    families: lb.families.clone(),
-                    addresses: lb.requested_addresses.clone(),
-                    pool: lb.pool.clone(),
-                };
-                allocation.waiting.insert(lb.owner.clone(), request);
-                Err(error)
-            }
-        }
+        self.balancers.cache.index(|index| allocation.allocate(lb, current, &pools, index))
     }
 
-    /// Notifies all owners that wait for an address.
-    fn notify_waiting(&self) {
-        let waiting = std::mem::take(&mut self.allocation().waiting);
-        for owner in waiting.keys() {
-            self.notifier.notify(owner);
-        }
-    }
-
-    /// A load balancer had the addresses `before` and has `now`: a released one rests, and the owners that may use it are notified. The
-    /// others would only be refused again.
-    pub(crate) fn on_release(&self, before: &[IpAddr], now: &[IpAddr]) {
+    /// The load balancer of `service` had the addresses `before` and has `now`: a released one rests, and the owners that may use it are notified.
+    pub(crate) fn on_release(&self, service: Option<&Key>, before: &[IpAddr], now: &[IpAddr]) {
         let released: Vec<IpAddr> = before.iter().copied().filter(|address| !now.contains(address)).collect();
         if released.is_empty() {
             return;
         }
-        let pools = self.known_pools();
-        let freed = |request: &WaitingRequest| released.iter().any(|free| request.may_use(*free, &pools));
-        let owners: Vec<Owner> = {
-            let mut allocation = self.allocation();
-            allocation.released.extend(released.iter().map(|address| (*address, Instant::now())));
-            allocation.waiting.extract_if(.., |_, request| freed(request)).map(|(owner, _)| owner).collect()
-        };
-        for owner in &owners {
+        let owners = self.allocation().release(service, &released, &self.known_pools());
+        self.notify(&owners);
+    }
+
+    fn notify(&self, owners: &[Owner]) {
+        for owner in owners {
             self.notifier.notify(owner);
         }
     }
 
     /// Removes `owner` from those that wait for an address.
     pub(crate) fn not_waiting(&self, owner: &Owner) {
-        self.allocation().waiting.remove(owner);
+        self.allocation().stop_waiting(owner);
     }
 
     /// A pool changed. If its specification did, Services that wait for an address may get one; its status changes with every address.
     pub(crate) fn on_pool(&self, change: &Change<PoolContent>) {
         if is_edited(change) {
-            self.notify_waiting();
+            let waiting = self.allocation().take_waiting();
+            self.notify(&waiting);
         }
         self.pools_are_stale();
     }
 
-    /// The statuses of pools may differ from what they should be, until [`Shared::write_pools`] succeeds.
+    /// The statuses of pools may differ from what they should be, until [`Shared::keep_pool_statuses`] writes them.
     pub(crate) fn pools_are_stale(&self) {
-        self.stale_pools.store(true, Ordering::Release);
+        self.stale_pools.notify_one();
     }
 
-    /// Writes the status of every pool for which it differs, if any may. Does nothing before the first call of the provider. Only
-    /// throttling is returned; other errors are logged, because no load balancer depends on this status.
-    pub(crate) async fn write_pools(&self) -> Result<(), Error> {
-        if !self.activated.initialized() {
-            return Ok(());
-        }
-        let _one_at_a_time = self.pool_lock.lock().await;
-        while self.stale_pools.swap(false, Ordering::AcqRel) {
-            if !self.write_stale_pools().await? {
-                break;
+    /// Writes the statuses of pools that differ, at most once in [`PACE`]: thousands of load balancers change one status. Does nothing
+    /// before the first call of the provider.
+    pub(crate) async fn keep_pool_statuses(&self) {
+        loop {
+            self.stale_pools.notified().await;
+            if self.activated.initialized() {
+                let wait = if self.write_pools().await { PACE } else { RETRY };
+                tokio::time::sleep(wait).await;
             }
         }
-        Ok(())
     }
 
     /// The addresses of load balancers that are in no pool; new ones are logged.
     fn find_outside(&self) -> BTreeSet<Outside> {
-        let pools = self.known_pools();
-        let is_outside = |address: &IpAddr| !pools.iter().any(|pool| pool.contains(*address));
-        // The name is made only for the few that are reported: this runs with every change of an address.
+        let mut known = AddressSet::default();
+        for range in self.known_pools().iter().flat_map(|pool| &pool.ranges) {
+            known.insert_range(range.first(), range.last());
+        }
+        let is_outside = |address: &IpAddr| !known.contains(*address);
         let outside = |entry: &Entry<LoadBalancerContent>, address: IpAddr| {
             let holder = match &entry.owner {
                 Some(owner) => format!("Service {}", owner.service),
@@ -279,13 +182,17 @@ impl Shared {
             };
             Outside { holder, address }
         };
-        let found: BTreeSet<Outside> = self.balancers.cache.read(|rows| {
-            rows.flat_map(|entry| {
-                let found = addresses(entry).into_iter().filter(is_outside);
-                found.map(move |address| outside(entry, address))
+        let find = || {
+            self.balancers.cache.read(|rows| {
+                rows.flat_map(|entry| {
+                    let found = addresses(entry).into_iter().filter(is_outside);
+                    found.map(move |address| outside(entry, address))
+                })
+                .collect()
             })
-            .collect()
-        });
+        };
+        let is_all_known = self.balancers.cache.index(|index| index.used().is_subset(&known));
+        let found: BTreeSet<Outside> = if is_all_known { BTreeSet::new() } else { find() };
         let mut logged = self.outside.lock().unwrap_or_else(PoisonError::into_inner);
         for Outside { holder, address } in found.difference(&logged) {
             tracing::warn!(holder, %address, "assigned address is in no AddressPool; keeping it");
@@ -294,15 +201,15 @@ impl Shared {
         found
     }
 
-    /// Whether all were written.
-    async fn write_stale_pools(&self) -> Result<bool, Error> {
+    /// Writes the status of every pool for which it differs. Returns whether all were written; no load balancer depends on it.
+    pub(crate) async fn write_pools(&self) -> bool {
         let mut all_written = true;
-        let taken = self.taken(&Allocation::default(), "");
+        let used = self.balancers.cache.index(|index| index.used().clone());
         let outside = self.find_outside();
         let stale: Vec<_> = self.pools.cache.read(|rows| {
             rows.filter_map(|entry| {
                 let content = entry.content.as_ref().ok()?;
-                let status = pools::status(&entry.name, &content.spec, &taken, &outside);
+                let status = pools::status(&entry.name, &content.spec, &used, &outside);
                 (content.status.as_ref() != Some(&status)).then(|| (entry.name.clone(), status))
             })
             .collect()
@@ -316,17 +223,14 @@ impl Shared {
                     }
                 }
                 Err(failure) => {
+                    let error = Error::from(failure);
+                    tracing::warn!(%pool, %error, "AddressPool status not written; retrying");
                     all_written = false;
                     self.pools_are_stale();
-                    let error = Error::from(failure);
-                    tracing::warn!(%pool, %error, "AddressPool status not written; retrying with the next change");
-                    if matches!(error, Error::Throttled { .. }) {
-                        return Err(error);
-                    }
                 }
             }
         }
-        Ok(all_written)
+        all_written
     }
 
     /// Protects a shared set from deletion while the load balancer of this name may use it: a write without an answer may have
@@ -335,28 +239,23 @@ impl Shared {
         self.users().insert(name, set);
     }
 
-    /// The cache shows the load balancer of this name as it is: what was kept in case a write had succeeded is released.
-    pub(crate) fn confirm(&self, name: &str) {
+    /// The cache shows the load balancer of this owner as it is: what was kept in case a write had succeeded is released.
+    pub(crate) fn confirm(&self, owner: &Owner) {
+        let name = &spec::object_name(owner);
         self.users().remove(name);
-        let Some((reserved, _)) = self.allocation().reserved.remove(name) else { return };
+        let Some(reserved) = self.allocation().confirm(name) else { return };
         let now = self.balancers.cache.get(name).map(|entry| addresses(&entry)).unwrap_or_default();
-        self.on_release(&reserved, &now);
+        self.on_release(Some(&owner.service), &reserved, &now);
     }
 
     /// How long a creation of this name that was given up may still have an effect.
     pub(crate) fn unsettled(&self, name: &str) -> Option<Duration> {
-        let since = self.allocation().reserved.get(name).map(|(_, since)| *since)?;
-        let left = LATEST_EFFECT.saturating_sub(since.elapsed());
-        (!left.is_zero()).then_some(left)
+        self.allocation().unsettled(name)
     }
 
     /// Whether a load balancer uses a shared set, or may.
     pub(crate) fn is_used(&self, set: &str) -> bool {
-        self.users().values().any(|used| *used == set)
-            || self.balancers.cache.read(|rows| {
-                rows.filter_map(|entry| entry.content.as_ref().ok())
-                    .any(|content| content.spec.node_set.as_deref() == Some(set))
-            })
+        self.users().values().any(|used| *used == set) || self.balancers.cache.index(|index| index.uses(set))
     }
 
     /// The newest value of a shared set: this one, or a newer one that came before.
@@ -414,9 +313,7 @@ impl Shared {
         // All: one whose targets were refused does not name the set yet.
         let owners: Vec<Owner> =
             self.balancers.cache.read(|rows| rows.filter_map(|entry| entry.owner.clone()).collect());
-        for owner in &owners {
-            self.notifier.notify(owner);
-        }
+        self.notify(&owners);
     }
 
     fn users(&self) -> MutexGuard<'_, BTreeMap<String, &'static str>> {
@@ -436,7 +333,8 @@ impl Shared {
         if before != now {
             self.pools_are_stale();
         }
-        self.on_release(&before, &now);
+        let service = old.and_then(|entry| entry.owner.as_ref()).map(|owner| &owner.service);
+        self.on_release(service, &before, &now);
     }
 
     /// A host's report on a load balancer changed.
@@ -462,17 +360,6 @@ fn is_edited(change: &Change<PoolContent>) -> bool {
         entry.and_then(|entry| entry.content.as_ref().ok()).map(|content| &content.spec)
     }
     spec(change.old.as_ref()) != spec(change.new.as_ref())
-}
-
-/// The addresses of an object, also of one that this version cannot fully read.
-pub(crate) fn addresses(entry: &Entry<LoadBalancerContent>) -> Vec<IpAddr> {
-    match &entry.content {
-        Ok(content) => content.spec.addresses.clone(),
-        Err(raw) => {
-            let list = raw.pointer("/spec/addresses").and_then(Value::as_array);
-            list.into_iter().flatten().filter_map(|text| text.as_str()?.parse().ok()).collect()
-        }
-    }
 }
 
 #[cfg(test)]

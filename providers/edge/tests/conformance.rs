@@ -105,11 +105,13 @@ async fn install(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The provider's watches, and the lists that they begin with, run on their own; all else is a call.
+/// The provider's watches, the lists that they begin with, and the writes of the pools' statuses run on their own; all else is a call.
 fn classify(request: &Request) -> CallKind {
     let name = format!("{} {}", request.method(), request.uri().path());
     let query = request.uri().query().unwrap_or_default();
-    if request.method() != "GET" {
+    if request.uri().path().contains("/addresspools/") {
+        CallKind::Background
+    } else if request.method() != "GET" {
         CallKind::Write(name)
     } else if query.contains("watch=") || query.contains("limit=") {
         CallKind::Background

@@ -2,8 +2,12 @@
 //! The cache between a watch that lags and the provider's own writes.
 
 use futures::FutureExt as _;
+use steerage_model::Key;
+use steerage_provider_api::Owner;
 
 use super::*;
+
+impl References for u8 {}
 
 fn entry(name: &str, version: &str) -> Entry<u8> {
     Entry {
@@ -134,7 +138,8 @@ fn owners_are_found_by_service() {
         ..entry(name, version)
     };
     let uids = |cache: &Cache<u8>| {
-        let mut uids: Vec<_> = cache.owners_of(&Key::new("shop", "web")).into_iter().map(|o| o.uid).collect();
+        let mut uids: Vec<_> = cache
+            .index(|index| index.owners_of(&Key::new("shop", "web")).iter().map(|o| o.uid.clone()).collect());
         uids.sort();
         uids.concat()
     };
@@ -150,5 +155,5 @@ fn owners_are_found_by_service() {
     cache.forget("a", "");
     cache.apply(Event::Apply(entry("c", "6")));
     assert_eq!(uids(&cache), "");
-    assert!(cache.owners_of(&Key::new("shop", "other")).is_empty());
+    assert!(cache.index(|index| index.owners_of(&Key::new("shop", "other")).is_empty()));
 }

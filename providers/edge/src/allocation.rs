@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the provider remembers of addresses besides the objects: those that a write without an answer may have assigned, those that
+//! were released a moment ago, and who waits for one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use steerage_model::{Family, Key};
+use steerage_provider_api::{Error, LoadBalancer, Owner};
+use tokio::time::Instant;
+
+use crate::address_set::next;
+use crate::allocate::{Taken, is_unchanged};
+use crate::index::Index;
+use crate::{Pool, Request, allocate, spec};
+
+/// A creation has its effect within this time, or never: the deadline of the call, and as long again.
+pub(crate) const LATEST_EFFECT: Duration = Duration::from_secs(10);
+
+/// A released address is not given to another Service for this time, if another is free: until all nodes have removed the rules of the
+/// Service that had it. kube-proxy may need some tens of seconds (`minSyncPeriod`, and the time of a sync).
+const REST: Duration = Duration::from_mins(1);
+
+#[derive(Debug, Default)]
+pub(crate) struct Allocation {
+    /// Addresses of load balancers whose object in the cache may lack them, by object name: a write without an answer may have
+    /// succeeded. With the time of the last such write.
+    reserved: BTreeMap<String, (Vec<IpAddr>, Instant)>,
+    /// When each address was last released, for [`REST`], and the Service that had it.
+    released: BTreeMap<IpAddr, (Instant, Option<Key>)>,
+    /// Owners without an address, to retry when a pool changes or an address is released that they may use.
+    waiting: BTreeMap<Owner, WaitingRequest>,
+}
+
+impl Allocation {
+    /// The addresses of a load balancer, which has `current`. They are reserved until [`Allocation::confirm`], or the owner waits.
+    pub(crate) fn allocate(
+        &mut self,
+        lb: &LoadBalancer,
+        current: Vec<IpAddr>,
+        pools: &[Pool],
+        index: &Index,
+    ) -> Result<Vec<IpAddr>, Error> {
+        let name = spec::object_name(&lb.owner);
+        let resting = self.resting(&lb.owner.service);
+        let request = Request {
+            families: &lb.families,
+            addresses: &lb.requested_addresses,
+            pool: lb.pool.as_deref(),
+            current: &current,
+            published: &lb.published,
+            resting: &resting,
+        };
+        let taken = self.taken(index, &name);
+        let allocated =
+            if is_unchanged(pools, &taken, request) { None } else { Some(allocate(pools, &taken, request)) };
+        match allocated {
+            None => {
+                self.waiting.remove(&lb.owner);
+                Ok(current)
+            }
+            Some(Ok(addresses)) => {
+                self.waiting.remove(&lb.owner);
+                self.reserved.insert(name, (addresses.clone(), Instant::now()));
+                Ok(addresses)
+            }
+            Some(Err(error)) => {
+                let request = WaitingRequest {
+                    families: lb.families.clone(),
+                    addresses: lb.requested_addresses.clone(),
+                    pool: lb.pool.clone(),
+                };
+                self.waiting.insert(lb.owner.clone(), request);
+                Err(error)
+            }
+        }
+    }
+
+    /// Drops the reservation of the load balancer of this name, and returns its addresses.
+    pub(crate) fn confirm(&mut self, name: &str) -> Option<Vec<IpAddr>> {
+        self.reserved.remove(name).map(|(addresses, _)| addresses)
+    }
+
+    /// How long a creation of this name that was given up may still have an effect.
+    pub(crate) fn unsettled(&self, name: &str) -> Option<Duration> {
+        let (_, since) = self.reserved.get(name)?;
+        let left = LATEST_EFFECT.saturating_sub(since.elapsed());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Lets the addresses rest that `service` had, and returns the owners that may use one; they no longer wait. The others would only be refused
+    /// again.
+    pub(crate) fn release(
+        &mut self,
+        service: Option<&Key>,
+        released: &[IpAddr],
+        pools: &[Pool],
+    ) -> Vec<Owner> {
+        let now = Instant::now();
+        self.released.extend(released.iter().map(|address| (*address, (now, service.cloned()))));
+        let may_end =
+            |request: &WaitingRequest| released.iter().any(|address| request.may_use(*address, pools));
+        self.waiting.extract_if(.., |_, request| may_end(request)).map(|(owner, _)| owner).collect()
+    }
+
+    /// Removes `owner` from those that wait.
+    pub(crate) fn stop_waiting(&mut self, owner: &Owner) {
+        self.waiting.remove(owner);
+    }
+
+    /// Removes and returns all owners that wait.
+    pub(crate) fn take_waiting(&mut self) -> Vec<Owner> {
+        std::mem::take(&mut self.waiting).into_keys().collect()
+    }
+
+    /// The addresses that other Services had a moment ago. A Service that is created again may have its own at once.
+    fn resting(&mut self, service: &Key) -> BTreeSet<IpAddr> {
+        self.released.retain(|_, (since, _)| since.elapsed() < REST);
+        let of_others = self.released.iter().filter(|(_, (_, last))| last.as_ref() != Some(service));
+        of_others.map(|(address, _)| *address).collect()
+    }
+
+    fn taken<'a>(&self, index: &'a Index, name: &'a str) -> TakenByOthers<'a> {
+        let others = self.reserved.iter().filter(|(other, _)| *other != name);
+        TakenByOthers { index, name, reserved: others.flat_map(|(_, (list, _))| list).copied().collect() }
+    }
+}
+
+/// The addresses that are in use or reserved, as seen by the load balancer `name`.
+struct TakenByOthers<'a> {
+    index: &'a Index,
+    name: &'a str,
+    /// Reserved by others.
+    reserved: BTreeSet<IpAddr>,
+}
+
+impl Taken for TakenByOthers<'_> {
+    fn contains(&self, address: IpAddr) -> bool {
+        self.reserved.contains(&address) || self.index.is_used_by_others(address, self.name)
+    }
+
+    fn free_from(&self, from: IpAddr) -> Option<IpAddr> {
+        let mut free = self.index.used().free_from(from)?;
+        while self.reserved.contains(&free) {
+            free = self.index.used().free_from(next(free)?)?;
+        }
+        Some(free)
+    }
+}
+
+/// What an owner without an address waits for.
+#[derive(Clone, Debug)]
+pub(crate) struct WaitingRequest {
+    families: Vec<Family>,
+    addresses: Vec<IpAddr>,
+    pool: Option<String>,
+}
+
+impl WaitingRequest {
+    /// Whether a free address may end the wait.
+    fn may_use(&self, address: IpAddr, pools: &[Pool]) -> bool {
+        let family = Family::of(address);
+        let requested = self.addresses.iter().find(|requested| Family::of(**requested) == family);
+        let is_usable = |pool: &Pool| match &self.pool {
+            Some(name) => pool.name == *name,
+            None => pool.auto_assign,
+        };
+        match requested {
+            Some(requested) => *requested == address,
+            None => {
+                self.families.contains(&family)
+                    && pools.iter().any(|pool| is_usable(pool) && pool.contains(address))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reservation, rest and waiting, over an index of objects.
+
+use serde_json::json;
+use steerage_edge_api::AddressPoolSpec;
+use steerage_model::Key;
+use steerage_provider_api::{HealthCheck, HealthProtocol, TargetSet};
+
+use super::*;
+use crate::entry::Entry;
+use crate::objects::LoadBalancerContent;
+
+pub(crate) fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+pub(crate) fn owner(name: &str) -> Owner {
+    Owner { service: Key::new("shop", name), uid: name.to_owned() }
+}
+
+pub(crate) fn load_balancer(name: &str, requested: &[&str]) -> LoadBalancer {
+    let second = Duration::from_secs(1);
+    LoadBalancer {
+        owner: owner(name),
+        families: vec![Family::V4],
+        listeners: Vec::new(),
+        health_check: HealthCheck {
+            protocol: HealthProtocol::Tcp,
+            port: 1,
+            interval: second,
+            timeout: second,
+            healthy_threshold: 1,
+            unhealthy_threshold: 1,
+        },
+        affinity: None,
+        requested_addresses: requested.iter().map(|text| ip(text)).collect(),
+        pool: None,
+        published: Vec::new(),
+        source_ranges: Vec::new(),
+        annotations: BTreeMap::new(),
+        targets: TargetSet::own([]),
+    }
+}
+
+fn pools(range: &str) -> [Pool; 1] {
+    [Pool::new("default", &AddressPoolSpec { addresses: vec![range.to_owned()], auto_assign: true })]
+}
+
+/// The object of a load balancer with these addresses; this version cannot read the rest.
+fn object(name: &str, addresses: &[IpAddr]) -> Entry<LoadBalancerContent> {
+    Entry {
+        name: spec::object_name(&owner(name)),
+        uid: String::new(),
+        version: String::new(),
+        owner: Some(owner(name)),
+        managed: true,
+        deleting: false,
+        content: Err(json!({"spec": {"addresses": addresses}})),
+    }
+}
+
+#[test]
+fn reserved_address_is_taken_until_it_is_confirmed() {
+    let (mut allocation, index, pools) =
+        (Allocation::default(), Index::default(), pools("10.9.0.1-10.9.0.2"));
+    let get = |allocation: &mut Allocation, name| {
+        allocation.allocate(&load_balancer(name, &[]), Vec::new(), &pools, &index)
+    };
+    assert_eq!(get(&mut allocation, "a").expect("free"), [ip("10.9.0.1")]);
+    assert_eq!(get(&mut allocation, "a").expect("its own"), [ip("10.9.0.1")]);
+    assert_eq!(get(&mut allocation, "b").expect("free"), [ip("10.9.0.2")]);
+    assert_eq!(get(&mut allocation, "c").expect_err("none is left").reason(), crate::NO_FREE_ADDRESS);
+    let name = spec::object_name(&owner("a"));
+    assert_eq!(allocation.confirm(&name), Some(vec![ip("10.9.0.1")]));
+    assert_eq!(allocation.confirm(&name), None);
+    assert_eq!(allocation.release(None, &[ip("10.9.0.1")], &pools), [owner("c")]);
+    assert_eq!(get(&mut allocation, "c").expect("no other is free"), [ip("10.9.0.1")]);
+}
+
+#[test]
+fn address_of_an_object_is_taken() {
+    let (mut allocation, mut index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
+    index.change(None, Some(&object("a", &[ip("10.9.0.1")])));
+    let mut get = |name, requested: &[&str], current: &[IpAddr]| {
+        allocation.allocate(&load_balancer(name, requested), current.to_vec(), &pools, &index)
+    };
+    assert_eq!(get("b", &[], &[]).expect("free"), [ip("10.9.0.2")]);
+    assert_eq!(get("b", &["10.9.0.1"], &[]).expect_err("taken").reason(), crate::ADDRESS_IN_USE);
+    assert_eq!(get("a", &["10.9.0.1"], &[ip("10.9.0.1")]).expect("its own"), [ip("10.9.0.1")]);
+}
+
+/// A creation whose answer was lost may still have an effect for a while. The address then rests.
+#[tokio::test(start_paused = true)]
+async fn times_pass() {
+    let (mut allocation, index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
+    allocation.allocate(&load_balancer("a", &[]), Vec::new(), &pools, &index).expect("free");
+    let name = spec::object_name(&owner("a"));
+    assert!(allocation.unsettled(&name).is_some() && allocation.unsettled("lb-b").is_none());
+    tokio::time::advance(LATEST_EFFECT).await;
+    assert_eq!(allocation.unsettled(&name), None);
+    let released = allocation.confirm(&name).expect("it was reserved");
+    allocation.release(Some(&owner("a").service), &released, &pools);
+    let mut get = |name| allocation.allocate(&load_balancer(name, &[]), Vec::new(), &pools, &index);
+    assert_eq!(get("b").expect("free"), [ip("10.9.0.2")], "the nodes may still forward the other");
+    let again =
+        LoadBalancer { owner: Owner { uid: "again".to_owned(), ..owner("a") }, ..load_balancer("a", &[]) };
+    let given = allocation.allocate(&again, Vec::new(), &pools, &index);
+    assert_eq!(given.expect("free"), [ip("10.9.0.1")], "they forward it to pods of the same Service");
+    allocation.confirm(&spec::object_name(&again.owner));
+    let mut get = |name| allocation.allocate(&load_balancer(name, &[]), Vec::new(), &pools, &index);
+    tokio::time::advance(REST).await;
+    assert_eq!(get("c").expect("free"), [ip("10.9.0.1")]);
+}
+
+/// Hundreds of Services may wait for addresses that stay in use.
+#[test]
+fn released_address_wakes_only_those_who_may_use_it() {
+    let waiting = |addresses: &[&str], pool: Option<&str>| WaitingRequest {
+        families: vec![Family::V4],
+        addresses: addresses.iter().map(|text| ip(text)).collect(),
+        pool: pool.map(str::to_owned),
+    };
+    let mut allocation = Allocation::default();
+    for (name, request) in [
+        ("any", waiting(&[], None)),
+        ("its-pool", waiting(&[], Some("default"))),
+        ("this", waiting(&["10.9.0.7"], None)),
+        ("another", waiting(&["10.9.0.8"], None)),
+        ("other-pool", waiting(&[], Some("other"))),
+        ("ipv6", WaitingRequest { families: vec![Family::V6], ..waiting(&[], None) }),
+    ] {
+        allocation.waiting.insert(owner(name), request);
+    }
+    let woken = allocation.release(None, &[ip("10.9.0.7")], &pools("10.9.0.0/24"));
+    assert_eq!(woken, ["any", "its-pool", "this"].map(owner));
+    assert_eq!(allocation.take_waiting(), ["another", "ipv6", "other-pool"].map(owner), "the others wait on");
+    assert_eq!(allocation.take_waiting(), []);
+}
