@@ -131,7 +131,7 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u16).range(1..)
     )]
     concurrent_service_syncs: u16,
-    /// Limit provider operations per second, with bursts of twice as many [default: 1000 for edge, 20 for a cloud]
+    /// Limit provider operations per second, with bursts of twice as many [default: 10000 for edge, whose operations mostly cost no request, 20 for a cloud]
     #[arg(
         long,
         env = "STEERAGE_PROVIDER_QPS",
@@ -227,7 +227,7 @@ impl Args {
         let component = process.component();
         let client = steerage_watch::client(component.name, component.version, &client).await?;
         let provider_qps = provider_qps.unwrap_or(match provider {
-            ProviderName::Edge => 1000,
+            ProviderName::Edge => 10_000,
             ProviderName::Aws => 20,
         });
         let watches =
