@@ -26,12 +26,15 @@ struct Scenario {
     /// When a replica's next process starts.
     restarts: Vec<(Instant, usize)>,
     uids: u32,
+    deletes_nodes: bool,
 }
 
 pub(super) async fn run(seed: u64) -> Result<Report, String> {
     clock::simulate();
     let world = SharedWorld::new(seed);
-    let mut scenario = Scenario { world: world.clone(), replicas: Vec::new(), restarts: Vec::new(), uids: 0 };
+    let deletes_nodes = world.lock().rng.bool();
+    let (replicas, restarts) = (Vec::new(), Vec::new());
+    let mut scenario = Scenario { world: world.clone(), replicas, restarts, uids: 0, deletes_nodes };
     scenario.begin();
     let minutes = world.lock().rng.u64(2..12);
     let end = Instant::now() + Duration::from_mins(minutes);
@@ -181,7 +184,8 @@ impl Scenario {
             55..=64 => {
                 let mut world = self.world.lock();
                 let (number, is_excluded) = (world.rng.u16(1..NODES), world.rng.u8(0..4) == 0);
-                if world.rng.u8(0..3) == 0 {
+                // Where nodes are deleted, mass removals are right.
+                if self.deletes_nodes && world.rng.u8(0..3) == 0 {
                     world.record("node gone", &number.to_string());
                     world.nodes.deleted(&node_name(number));
                     world.api.delete(Resource::Nodes, &Key::new("", node_name(number)));
@@ -317,7 +321,8 @@ fn change_many_nodes(world: &mut World, is_excluded: bool) {
 
 fn put_node(world: &mut World, number: u16, is_excluded: bool) {
     let name = node_name(number);
-    world.nodes.put(&name, is_excluded);
+    let is_first = world.processes.is_empty();
+    world.nodes.put(&name, is_excluded, is_first);
     world.record("node", &format!("{name} excluded: {is_excluded}"));
     world.api.put(Resource::Nodes, &Key::new("", &name), objects::node(&name, number + 1, is_excluded));
 }

@@ -30,15 +30,17 @@ pub(super) struct NodeHistory {
 
 #[derive(Debug)]
 struct NodeTimes {
-    created_at: Instant,
+    /// `None` if every process has listed it first of all.
+    created_at: Option<Instant>,
     /// The last times when it was excluded: from, and to if it is over.
     excluded: Vec<(Instant, Option<Instant>)>,
 }
 
 impl NodeHistory {
-    pub(super) fn put(&mut self, node: &str, is_excluded: bool) {
+    /// `is_first`: no process runs yet.
+    pub(super) fn put(&mut self, node: &str, is_excluded: bool, is_first: bool) {
         let now = Instant::now();
-        let new = NodeTimes { created_at: now, excluded: Vec::new() };
+        let new = NodeTimes { created_at: (!is_first).then_some(now), excluded: Vec::new() };
         let times = self.nodes.entry(node.to_owned()).or_insert(new);
         match times.excluded.last_mut().filter(|(_, end)| end.is_none()) {
             None if is_excluded => times.excluded.push((now, None)),
@@ -63,7 +65,7 @@ impl NodeHistory {
         let overlaps = |(start, end): &(Instant, Option<Instant>)| {
             start.elapsed() >= LONGEST_HOLD && end.is_none_or(|end| end.elapsed() <= LOOK_BACK)
         };
-        times.created_at.elapsed() > LOOK_BACK && !times.excluded.iter().any(overlaps)
+        times.created_at.is_none_or(|at| at.elapsed() > LOOK_BACK) && !times.excluded.iter().any(overlaps)
     }
 }
 
