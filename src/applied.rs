@@ -3,7 +3,7 @@
 //!
 //! In memory only: after a restart or a change of leader everything is compared with the provider once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use steerage_model::{Condition, Ingress, Key, Service, TrafficPolicy};
@@ -11,6 +11,7 @@ use steerage_provider_api::{LoadBalancer, Owner, Steering, TargetSet};
 use tokio::time::Instant;
 
 use crate::plan::{NodeChange, NodeDependence};
+use crate::removal_hold::RemovalHold;
 use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
 
 /// What was last applied for one load balancer.
@@ -30,6 +31,8 @@ pub(crate) struct AppliedState {
     pub(crate) targets: Option<GivenTargets>,
     /// The nodes on which the last plan depended; `None` before the first.
     pub(crate) depends: Option<NodeDependence>,
+    /// The removals from the Service's own set of targets.
+    pub(crate) hold: RemovalHold,
     /// The addresses or names that the provider gave.
     pub(crate) ingress: Vec<Ingress>,
     /// Nodes that the provider refused as targets, with the reason.
@@ -77,7 +80,8 @@ impl WrittenStatus {
 impl AppliedState {
     /// When to reconcile again although nothing changed.
     pub(crate) fn due_at(&self) -> Option<Instant> {
-        let due = [self.retry_refused_at, self.health_due_at, self.compare_at, self.frozen_until];
+        let release = self.hold.next_release();
+        let due = [self.retry_refused_at, self.health_due_at, self.compare_at, self.frozen_until, release];
         due.into_iter().flatten().min()
     }
 
@@ -86,6 +90,7 @@ impl AppliedState {
         self.is_paused = true;
         (self.in_place, self.retry_refused_at, self.frozen_until) = (None, None, None);
         (self.health_due_at, self.compare_at) = (None, None);
+        self.hold = RemovalHold::default();
     }
 
     /// Why the provider rejects this load balancer, if it is the one that it rejected last.
@@ -127,6 +132,8 @@ impl AppliedState {
 #[derive(Debug, Default)]
 pub(crate) struct AppliedStates {
     by_owner: Mutex<BTreeMap<Owner, AppliedState>>,
+    /// Those of which removals of targets are held.
+    holding: Mutex<BTreeSet<Owner>>,
 }
 
 impl AppliedStates {
@@ -140,11 +147,27 @@ impl AppliedStates {
     }
 
     pub(crate) fn put(&self, owner: &Owner, state: AppliedState) {
+        self.set_holding(owner, state.hold.held().len() > 0);
         self.lock(|states| states.insert(owner.clone(), state));
     }
 
     pub(crate) fn remove(&self, owner: &Owner) {
+        self.set_holding(owner, false);
         self.lock(|states| states.remove(owner));
+    }
+
+    fn set_holding(&self, owner: &Owner, is_holding: bool) {
+        let mut holding = self.holding.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_holding {
+            holding.insert(owner.clone());
+        } else {
+            holding.remove(owner);
+        }
+    }
+
+    /// The number of load balancers of which removals of targets are held.
+    pub(crate) fn holding(&self) -> usize {
+        self.holding.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -17,6 +17,7 @@ use steerage_watch::{Backoff, ClientArgs, Watches};
 
 use crate::controller::{self, Components};
 use crate::plan::{self, HealthCheckDefaults, ManagedClasses};
+use crate::removal_hold::LONGEST_HOLD;
 use crate::{cluster_uid, lease, workers};
 
 /// Default address of the administration server.
@@ -167,6 +168,16 @@ pub(crate) struct Args {
         value_parser = watch_silence
     )]
     freeze_targets_after: Duration,
+    /// Keep nodes as targets for up to this long when more than a third of a set of targets would leave within a minute, and the
+    /// nodes are not deleted; at most 30s, 0s disables
+    #[arg(
+        long,
+        env = "STEERAGE_MASS_REMOVAL_HOLD",
+        value_name = "DURATION",
+        default_value = "30s",
+        value_parser = removal_hold
+    )]
+    mass_removal_hold: Duration,
 
     #[command(flatten)]
     client: ClientArgs,
@@ -220,6 +231,7 @@ impl Args {
             resync_period,
             orphan_grace_period,
             freeze_targets_after,
+            mass_removal_hold,
             client,
             process: _,
             aws,
@@ -291,6 +303,7 @@ impl Args {
             identity,
             provider_qps,
             freeze_targets_after: (!freeze_targets_after.is_zero()).then_some(freeze_targets_after),
+            mass_removal_hold,
             migrate_legacy_annotations,
         }))
     }
@@ -341,6 +354,13 @@ fn watch_silence(text: &str) -> Result<Duration, String> {
     Err("a quiet watch may bring no data for nearly five minutes: use 0s, or at least 5m".to_owned())
 }
 
+/// A target whose node does not come back must leave.
+fn removal_hold(text: &str) -> Result<Duration, String> {
+    let hold = duration::parse(text)?;
+    let longest = duration::display(LONGEST_HOLD);
+    if hold <= LONGEST_HOLD { Ok(hold) } else { Err(format!("a removal may be held for at most {longest}")) }
+}
+
 fn host_name() -> anyhow::Result<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the host name")?;
     Ok(name.trim().to_owned())
@@ -365,6 +385,17 @@ mod tests {
         let minutes = |count| Some(Duration::from_mins(count));
         assert_eq!([limit("0s"), limit("5m"), limit("10m")], [minutes(0), minutes(5), minutes(10)]);
         assert_eq!([limit("30s"), limit("1m"), limit("120")], [None; 3]);
+    }
+
+    #[test]
+    fn removals_are_held_for_thirty_seconds_at_most() {
+        let hold = |flags: &[&str]| {
+            let line = ["steerage", "--provider=edge"].into_iter().chain(flags.iter().copied());
+            Args::try_parse_from(line).ok().map(|args| args.mass_removal_hold)
+        };
+        let seconds = |count| Some(Duration::from_secs(count));
+        assert_eq!([hold(&[]), hold(&["--mass-removal-hold=0s"])], [seconds(30), seconds(0)]);
+        assert_eq!([hold(&["--mass-removal-hold=31s"]), hold(&["--mass-removal-hold=30"])], [None; 2]);
     }
 
     #[test]

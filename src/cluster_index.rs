@@ -4,18 +4,19 @@
 //! The watches apply events under one lock; every change becomes a request in the queue at once. A reconcile takes one
 //! [`Snapshot`] under the same lock, so that all it reads is of one moment.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _};
 use steerage_model::{EndpointSlice, Key, Node, Service};
 use steerage_process::Process;
-use steerage_provider_api::Owner;
+use steerage_provider_api::{Owner, SharedSet};
 use steerage_watch::{Event, Index, Object, Watches};
 use tokio::time::Instant;
 
 use crate::applied::AppliedStates;
 use crate::plan::{self, EndpointSummary, ManagedClasses, NodeChange, NodeTargets};
+use crate::removal_hold::{HoldingSet, RemovalBreaker, RemovalHold};
 use crate::request_queue::{ReconcileRequest, RequestQueue};
 
 /// What the cluster says of one Service, at one moment.
@@ -31,8 +32,11 @@ struct Inner {
     index: Index,
     /// Prepared once for all plans until a node changes.
     nodes: Option<Arc<NodeTargets>>,
-    /// Grows with every change of a node.
+    /// Grows with every change of a node, and of what is held.
     node_generation: u64,
+    /// The removals from the shared sets.
+    holds: BTreeMap<SharedSet, RemovalHold>,
+    breaker: RemovalBreaker,
     /// Nodes that changed since `told`.
     changed_nodes: BTreeSet<String>,
     /// What the last [`ClusterIndex::take_node_change`] compared with.
@@ -41,8 +45,18 @@ struct Inner {
 
 impl Inner {
     fn nodes(&mut self) -> Arc<NodeTargets> {
-        let Self { index, nodes, node_generation, .. } = self;
-        Arc::clone(nodes.get_or_insert_with(|| Arc::new(NodeTargets::new(index.nodes(), *node_generation))))
+        let Self { index, nodes, node_generation, holds, breaker, .. } = self;
+        let prepare = || {
+            let mut new = NodeTargets::new(index.nodes(), *node_generation);
+            for set in SharedSet::ALL {
+                let (wanted, hold) = (new.set(set).targets, holds.entry(set).or_default());
+                let staying = |node: &str| new.staying(node);
+                let targets = breaker.update(HoldingSet::Shared(set), hold, &wanted, staying);
+                new.replace(set, targets);
+            }
+            Arc::new(new)
+        };
+        Arc::clone(nodes.get_or_insert_with(prepare))
     }
 }
 
@@ -70,6 +84,12 @@ impl ClusterIndex {
         applied: Arc<AppliedStates>,
     ) -> Self {
         Self { inner: Mutex::default(), classes, requests, applied }
+    }
+
+    /// Has the removals from the shared sets be held.
+    pub(crate) fn with_breaker(self, breaker: RemovalBreaker) -> Self {
+        self.lock().breaker = breaker;
+        self
     }
 
     pub(crate) fn on_service(&self, event: Event<Service>) {
@@ -156,6 +176,26 @@ impl ClusterIndex {
         let now = inner.nodes();
         let before = std::mem::replace(&mut inner.told, Arc::clone(&now));
         Some(NodeChange::between(&before, &now, changed))
+    }
+
+    /// When the next removal from a shared set is no longer held.
+    pub(crate) fn next_release(&self) -> Option<Instant> {
+        self.lock().holds.values().filter_map(RemovalHold::next_release).min()
+    }
+
+    /// Has the shared sets be prepared again if removals are no longer held.
+    pub(crate) fn release_removals(&self) {
+        let mut inner = self.lock();
+        let now = Instant::now();
+        let is_due = |hold: &&RemovalHold| hold.next_release().is_some_and(|at| at <= now);
+        let due = inner.holds.values().filter(is_due).flat_map(RemovalHold::held);
+        let due: Vec<String> = due.map(str::to_owned).collect();
+        if !due.is_empty() {
+            inner.nodes = None;
+            inner.node_generation += 1;
+            inner.changed_nodes.extend(due);
+            self.requests.set_nodes_changed();
+        }
     }
 
     /// The nodes now.

@@ -19,6 +19,7 @@ use crate::metrics::Metrics;
 use crate::plan::Config;
 use crate::rate_limit::RateLimiter;
 use crate::reconcile::Reconciler;
+use crate::removal_hold::RemovalBreaker;
 use crate::request_queue::RequestQueue;
 use crate::service_reader::ServiceReader;
 use crate::service_writer::ServiceWriter;
@@ -36,6 +37,8 @@ pub(crate) struct Components {
     pub(crate) identity: String,
     pub(crate) provider_qps: u32,
     pub(crate) freeze_targets_after: Option<Duration>,
+    /// Zero holds nothing.
+    pub(crate) mass_removal_hold: Duration,
     pub(crate) migrate_legacy_annotations: bool,
 }
 
@@ -52,6 +55,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
         identity,
         provider_qps,
         freeze_targets_after,
+        mass_removal_hold,
         migrate_legacy_annotations,
     } = components;
     let metrics = process.metrics().register("controller", Metrics::new);
@@ -59,7 +63,8 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
     let requests = Arc::new(RequestQueue::new(move |owner| keys.serialization_key(owner), backoff));
     let applied = Arc::new(AppliedStates::default());
     let cluster = ClusterIndex::new(config.classes.clone(), Arc::clone(&requests), Arc::clone(&applied));
-    let cluster = Arc::new(cluster);
+    let breaker = RemovalBreaker::new(mass_removal_hold, metrics.holds.clone());
+    let cluster = Arc::new(cluster.with_breaker(breaker.clone()));
     cluster_index::follow(&process, &cluster, &watches);
 
     // A standby also watches, and is ready: it lacks only the Lease.
@@ -95,6 +100,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
             applied,
             staleness: watches.staleness().clone(),
             freeze_targets_after,
+            breaker,
             resync_period: workers.resync_period,
             migrate_legacy_annotations,
         });

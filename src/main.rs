@@ -21,6 +21,7 @@ mod reasons;
 mod reconcile;
 #[cfg(test)]
 mod reference;
+mod removal_hold;
 mod request_queue;
 mod service_reader;
 mod service_writer;

@@ -10,6 +10,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use crate::removal_hold::HoldMetrics;
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByResult {
     result: &'static str,
@@ -31,6 +33,7 @@ pub(crate) struct Metrics {
     pub(crate) leader: Gauge,
     pub(crate) load_balancers: Gauge,
     pub(crate) orphaned_load_balancers: Gauge,
+    pub(crate) holds: HoldMetrics,
 }
 
 fn call_histogram() -> Histogram {
@@ -47,6 +50,7 @@ impl Metrics {
             leader: Gauge::default(),
             load_balancers: Gauge::default(),
             orphaned_load_balancers: Gauge::default(),
+            holds: HoldMetrics::new(registry),
         };
         let Self {
             reconciles,
@@ -56,6 +60,7 @@ impl Metrics {
             leader,
             load_balancers,
             orphaned_load_balancers,
+            holds: _,
         } = metrics.clone();
         registry.register("reconciles", "Reconciles of one load balancer, by result", reconciles);
         registry.register(

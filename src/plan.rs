@@ -19,7 +19,7 @@ pub(crate) use managed::{
 };
 pub(crate) use node_change::{NodeChange, NodeDependence};
 pub(crate) use steering::steering;
-pub(crate) use targets::{EndpointSummary, NodeTargets, TargetPlan, target_reasons, targets};
+pub(crate) use targets::{EndpointSummary, NodeTargets, TargetPlan, staying_target, target_reasons, targets};
 
 use steerage_provider_api::{Capabilities, Steering};
 

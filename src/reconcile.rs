@@ -19,6 +19,7 @@ use crate::guarded_provider::GuardedProvider;
 use crate::metrics::Metrics;
 use crate::plan::{self, Config, TargetPlan};
 use crate::queue::ReconcileOutcome;
+use crate::removal_hold::RemovalBreaker;
 use crate::request_queue::ReconcileRequest;
 use crate::service_reader::{ReadError, ServiceReader};
 use crate::service_writer::{ServiceWriter, WriteError};
@@ -59,6 +60,8 @@ pub(crate) struct Reconciler {
     pub(crate) staleness: Staleness,
     /// Targets are frozen after this long without watch data; `None` disables.
     pub(crate) freeze_targets_after: Option<Duration>,
+    /// Holds mass removals from the Services' own sets of targets.
+    pub(crate) breaker: RemovalBreaker,
     /// Every load balancer is compared with the provider about this often.
     pub(crate) resync_period: Duration,
     /// Whether Services are patched to what their legacy annotations request.
@@ -116,6 +119,7 @@ impl Reconciler {
             self.applied.remove(owner);
         }
         self.metrics.load_balancers.set(i64::try_from(self.applied.len()).unwrap_or(i64::MAX));
+        self.metrics.holds.set_own(self.applied.holding());
         let outcome = self.outcome(owner, request, result, due_at);
         // A node that changed meanwhile was compared with the plan before this one.
         let is_outdated = keep_if_done

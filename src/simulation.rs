@@ -16,6 +16,7 @@ mod invariants;
 mod link;
 mod objects;
 mod process;
+mod removals;
 mod watch_stream;
 mod world;
 

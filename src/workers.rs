@@ -48,6 +48,7 @@ pub(crate) async fn run(
         workers.start_set_write();
         workers.start_tasks();
         let (due, list_at) = (workers.next_due(), workers.list_at);
+        let release_at = workers.reconciler.cluster.next_release();
         tokio::select! {
             // In this order nothing starves: tasks that ended are few, and requests that were added are handled all at once.
             biased;
@@ -60,6 +61,7 @@ pub(crate) async fn run(
                 resync_at = Instant::now() + options.resync_period.mul_f64(0.8 + fastrand::f64() * 0.4);
             }
             () = sleep_until_some(list_at) => workers.list(),
+            () = sleep_until_some(release_at) => workers.reconciler.cluster.release_removals(),
             () = sleep_until_some(due) => {}
         }
     }

@@ -9,6 +9,7 @@ use steerage_watch::Backoff;
 
 use super::*;
 use crate::queue::ReconcileOutcome;
+use crate::removal_hold::{HoldMetrics, LONGEST_HOLD};
 use crate::request_queue::RequestBatch;
 
 fn slice(ready: &[&str]) -> EndpointSlice {
@@ -115,4 +116,57 @@ fn nodes_are_prepared_once_for_many_plans() {
     cluster.on_node(Event::Apply(Node { name: "a".to_owned(), ..Node::default() }));
     assert!(cluster.requests.take_nodes_changed());
     assert!(!Arc::ptr_eq(&before, &nodes()));
+}
+
+fn node(name: &str, is_excluded: bool) -> Event<Node> {
+    let addresses = vec!["10.0.0.1".parse().expect("ip")];
+    Event::Apply(Node { name: name.to_owned(), addresses, excluded: is_excluded, ..Node::default() })
+}
+
+#[tokio::test(start_paused = true)]
+async fn mass_removal_from_a_shared_set_is_held_and_then_a_change() {
+    let cluster = listed().with_breaker(RemovalBreaker::new(LONGEST_HOLD, HoldMetrics::default()));
+    let eligible = || -> String {
+        let set = cluster.nodes().set(SharedSet::Eligible);
+        set.targets.iter().map(|target| target.node.as_str()).collect()
+    };
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        cluster.on_node(node(name, false));
+    }
+    assert!(cluster.take_node_change().is_some_and(|change| change.sets == [SharedSet::Eligible]));
+    for name in ["a", "b", "c", "d"] {
+        cluster.on_node(node(name, true));
+    }
+    let change = cluster.take_node_change().expect("nodes changed");
+    assert_eq!((change.sets, eligible()), (vec![], "abcdef".to_owned()));
+    assert_eq!(cluster.next_release(), Some(Instant::now() + LONGEST_HOLD));
+    let deleted = |key: &str| Event::Delete { key: key.to_owned(), version: String::new() };
+    cluster.on_node(deleted("a"));
+    assert_eq!(eligible(), "bcdef", "a deleted node leaves at once");
+    cluster.on_node(node("b", false));
+    assert!(cluster.take_node_change().is_some_and(|change| change.sets == [SharedSet::Eligible]));
+
+    tokio::time::advance(Duration::from_secs(29)).await;
+    while cluster.requests.take_nodes_changed() {}
+    cluster.release_removals();
+    assert!(!cluster.requests.take_nodes_changed(), "too early");
+    let generation = cluster.node_generation();
+    tokio::time::advance(Duration::from_secs(1)).await;
+    cluster.release_removals();
+    assert!(cluster.requests.take_nodes_changed());
+    assert!(cluster.node_generation() > generation, "plans and providers know the newer set");
+    let change = cluster.take_node_change().expect("removals are released");
+    assert_eq!((change.sets, eligible()), (vec![SharedSet::Eligible], "bef".to_owned()));
+    assert_eq!(cluster.next_release(), None);
+}
+
+/// Also its first look at nodes: what is excluded there left at an unknown time.
+#[tokio::test(start_paused = true)]
+async fn process_that_knows_no_earlier_targets_holds_nothing() {
+    let cluster = listed().with_breaker(RemovalBreaker::new(LONGEST_HOLD, HoldMetrics::default()));
+    for (name, is_excluded) in [("a", true), ("b", true), ("c", true), ("d", false)] {
+        cluster.on_node(node(name, is_excluded));
+    }
+    assert_eq!(cluster.nodes().set(SharedSet::Eligible).targets.len(), 1);
+    assert_eq!(cluster.next_release(), None);
 }

@@ -115,6 +115,23 @@ impl NodeTargets {
         TargetSet { shared: Some(set), generation: self.generation, targets }
     }
 
+    /// Puts other targets in the place of a shared set's.
+    pub(crate) fn replace(&mut self, set: SharedSet, targets: Arc<[Target]>) {
+        match set {
+            SharedSet::Eligible => self.eligible.targets = targets,
+            SharedSet::Agents => self.agents.targets = targets,
+        }
+    }
+
+    /// A node as a target of a shared set, if it may stay one: it exists, and nobody has deleted it.
+    pub(crate) fn staying(&self, node: &str) -> Option<Target> {
+        Some(self.existing(node)?.target.clone())
+    }
+
+    fn existing(&self, node: &str) -> Option<&NodeTarget> {
+        self.by_name.get(node).filter(|node| node.eligibility != Err(IneligibleReason::Deleting))
+    }
+
     pub(super) fn shared(&self, set: SharedSet) -> &SharedTargets {
         match set {
             SharedSet::Eligible => &self.eligible,
@@ -161,6 +178,8 @@ pub(crate) enum TargetReason {
     Ineligible(IneligibleReason),
     /// No target: the Service is labelled for the agent, and the node has none.
     NoAgent,
+    /// A target for now: its removal is held.
+    Held,
 }
 
 impl fmt::Display for TargetReason {
@@ -175,6 +194,9 @@ impl fmt::Display for TargetReason {
             Self::NoEndpoint => f.write_str("no endpoint"),
             Self::Ineligible(why) => write!(f, "{why}"),
             Self::NoAgent => f.write_str("no agent on the node"),
+            Self::Held => {
+                f.write_str("target for now: more than a third of the targets would leave within a minute")
+            }
         }
     }
 }
@@ -231,6 +253,18 @@ pub(crate) fn targets(
     plan
 }
 
+/// A node as a target of a Service's own set, if it may stay one: it exists, nobody has deleted it, and it has an endpoint. A node
+/// without endpoint drops connections.
+pub(crate) fn staying_target(
+    node: &str,
+    endpoints: &EndpointSummary,
+    nodes: &NodeTargets,
+    config: &Config,
+) -> Option<Target> {
+    let count = endpoints.members.get(node)?;
+    Some(weighted(nodes.existing(node)?, *count, config))
+}
+
 /// The family of a Service that has only one.
 fn only_family(service: &Service) -> Option<Family> {
     match (&service.families[..], &service.cluster_ips[..]) {
@@ -273,9 +307,14 @@ pub(crate) fn target_reasons(
     let reason = |(name, node): (&String, &NodeTarget)| {
         let count = endpoints.members.get(name).copied();
         let ineligible = plan.ineligible.iter().find(|(node, _)| node == name);
+        let is_target = plan.set.targets.binary_search_by(|target| target.node.cmp(name)).is_ok();
         let reason = match ineligible {
             Some((_, why)) => TargetReason::LastResort(*why),
             None => target_reason(node, count, service.is_labelled_for_agent(), steering),
+        };
+        let reason = match reason {
+            TargetReason::Ineligible(_) | TargetReason::NoAgent if is_target => TargetReason::Held,
+            reason => reason,
         };
         (name.clone(), reason)
     };

@@ -14,6 +14,7 @@ use crate::applied::{AppliedState, GivenTargets};
 use crate::cluster_index::{Snapshot, owner_of};
 use crate::plan::{self, TargetPlan};
 use crate::reasons;
+use crate::removal_hold::{HoldingSet, RemovalHold};
 use crate::request_queue::ReconcileRequest;
 use crate::status::ReasonMessage;
 
@@ -125,7 +126,15 @@ impl Reconciler {
         steering: Steering,
     ) -> PlannedTargets {
         let Snapshot { service, endpoints, nodes } = snapshot;
-        let plan = plan::targets(service, endpoints, nodes, steering, &self.config);
+        let mut plan = plan::targets(service, endpoints, nodes, steering, &self.config);
+        if plan.set.shared.is_none() {
+            let staying = |node: &str| plan::staying_target(node, endpoints, nodes, &self.config);
+            let set = HoldingSet::Own(&service.key);
+            let held = self.breaker.update(set, &mut applied.hold, &plan.set.targets, staying);
+            plan.set = TargetSet::own(held);
+        } else {
+            applied.hold = RemovalHold::default();
+        }
         applied.depends = Some(plan.depends.clone());
         let last = applied.targets.as_ref().map(|given| &given.set).filter(|last| **last != plan.set);
         let (set, frozen) = match last.and_then(|last| Some((last, self.frozen()?))) {

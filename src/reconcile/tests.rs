@@ -2,6 +2,7 @@
 //! What a reconcile does while the cluster changes beside it.
 
 use std::future::pending;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
@@ -9,7 +10,9 @@ use futures::stream::BoxStream;
 use kube::Client;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use steerage_model::{Ingress, IpMode, Protocol, ServicePort};
+use steerage_model::{
+    Endpoint, EndpointSlice, Family, Ingress, IpMode, Node, Protocol, ServicePort, TrafficPolicy,
+};
 use steerage_provider_api::{
     Addressing, Capabilities, Compare, Health, LoadBalancer, Outcome, Provider, Steering, TargetSet,
 };
@@ -22,6 +25,7 @@ use crate::lease::Leadership;
 use crate::plan::ManagedClasses;
 
 use crate::rate_limit::RateLimiter;
+use crate::removal_hold::LONGEST_HOLD;
 use crate::request_queue::RequestQueue;
 
 /// A provider that counts deletions, and answers nothing else.
@@ -105,7 +109,7 @@ pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconci
     }
     let mut registry = Registry::default();
     let metrics = Metrics::new(&mut registry);
-    let limiter = RateLimiter::new(1000.0, 1000);
+    let (limiter, holds) = (RateLimiter::new(1000.0, 1000), metrics.holds.clone());
     Reconciler {
         cluster,
         config: Config::with_defaults(provider.capabilities(), Steering::Api),
@@ -117,6 +121,7 @@ pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconci
         applied,
         staleness: Staleness::default(),
         freeze_targets_after: None,
+        breaker: RemovalBreaker::new(LONGEST_HOLD, holds),
         resync_period: Duration::from_mins(10),
         migrate_legacy_annotations: false,
     }
@@ -175,6 +180,7 @@ async fn load_balancer_is_deleted_only_if_the_api_server_has_no_such_service() {
 #[derive(Default)]
 struct Polled {
     applied: AtomicUsize,
+    targets: Mutex<String>,
     health_read: AtomicUsize,
 }
 
@@ -188,8 +194,10 @@ impl Provider for Polled {
         Silent::default().capabilities()
     }
 
-    async fn apply(&self, _: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
+    async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
         self.applied.fetch_add(1, Ordering::AcqRel);
+        *self.targets.lock().expect("lock") =
+            lb.targets.targets.iter().map(|target| target.node.as_str()).collect();
         let ip = "10.9.0.1".parse().ok();
         Ok(Outcome {
             progress: Progress::Done,
@@ -242,4 +250,55 @@ async fn health_and_refused_targets_are_looked_at_again_when_due() {
         seen.push((provider.applied.load(Ordering::Acquire), provider.health_read.load(Ordering::Acquire)));
     }
     assert_eq!(seen, [(1, 1), (1, 1), (1, 2), (2, 3)]);
+}
+
+/// Under `api` steering a node without endpoint drops connections, so it leaves at once; an excluded node still serves.
+#[tokio::test(start_paused = true)]
+async fn mass_removal_from_a_services_own_set_is_held_unless_endpoints_went_away() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    let mut whole = service();
+    whole.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
+    whole.external_policy = TrafficPolicy::Local;
+    whole.health_check_node_port = Some(32000);
+    whole.ports =
+        vec![ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: Some(30080) }];
+    reconciler.cluster.on_service(Event::Apply(whole));
+    let set_nodes = |excluded: &str| {
+        for name in ["a", "b", "c", "d", "e"] {
+            let addresses = vec!["10.0.0.1".parse().expect("ip")];
+            let excluded = excluded.contains(name);
+            let node = Node { name: name.to_owned(), addresses, excluded, ..Node::default() };
+            reconciler.cluster.on_node(Event::Apply(node));
+        }
+    };
+    let set_endpoints = |nodes: &str| {
+        let endpoint = |node: char| Endpoint::ready([10, 2, 0, 1].into(), &node.to_string());
+        let key = service().key;
+        let slice = EndpointSlice::new(key.clone(), key, Family::V4);
+        let slice = EndpointSlice { endpoints: nodes.chars().map(endpoint).collect(), ..slice };
+        reconciler.cluster.on_slice(Event::Apply(slice));
+    };
+    let own = crate::removal_hold::HoldingSet::Own(&service().key);
+    let reconcile = async || {
+        reconciler.reconcile(&owner_of(&service()), &ReconcileRequest::default()).await;
+        let due = reconciler.applied.get(&owner_of(&service())).and_then(|state| state.hold.next_release());
+        let due = due.map(|at| (at - Instant::now()).as_secs());
+        (provider.targets.lock().expect("lock").clone(), due, reconciler.metrics.holds.held(own).1)
+    };
+    let seen = |targets: &str, due, holding| (targets.to_owned(), due, holding);
+    set_nodes("");
+    set_endpoints("abcde");
+    assert_eq!(reconcile().await, seen("abcde", None, 0));
+    set_endpoints("abcd");
+    assert_eq!(reconcile().await, seen("abcd", None, 0), "an endpoint went away");
+    set_nodes("bcd");
+    assert_eq!(reconcile().await, seen("abcd", Some(30), 1));
+    tokio::time::advance(Duration::from_secs(10)).await;
+    set_endpoints("abc");
+    assert_eq!(reconcile().await, seen("abc", Some(20), 1), "also of a node whose removal was held");
+    set_endpoints("abce");
+    assert_eq!(reconcile().await, seen("abce", Some(20), 1), "a new endpoint is added at once");
+    tokio::time::advance(Duration::from_secs(20)).await;
+    assert_eq!(reconcile().await, seen("ae", None, 0));
 }

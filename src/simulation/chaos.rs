@@ -12,7 +12,7 @@ use super::process::{NAMESPACE, RESYNC, Running};
 use super::world::{Faults, Report, SharedWorld, World};
 use crate::lease::clock;
 
-const NODES: u16 = 5;
+const NODES: u16 = 8;
 pub(super) const SERVICES: u16 = 4;
 /// Addresses in the edge's pool: one fewer than Services.
 pub(super) const POOL_SIZE: usize = 3;
@@ -26,12 +26,15 @@ struct Scenario {
     /// When a replica's next process starts.
     restarts: Vec<(Instant, usize)>,
     uids: u32,
+    deletes_nodes: bool,
 }
 
 pub(super) async fn run(seed: u64) -> Result<Report, String> {
     clock::simulate();
     let world = SharedWorld::new(seed);
-    let mut scenario = Scenario { world: world.clone(), replicas: Vec::new(), restarts: Vec::new(), uids: 0 };
+    let deletes_nodes = world.lock().rng.bool();
+    let (replicas, restarts) = (Vec::new(), Vec::new());
+    let mut scenario = Scenario { world: world.clone(), replicas, restarts, uids: 0, deletes_nodes };
     scenario.begin();
     let minutes = world.lock().rng.u64(2..12);
     let end = Instant::now() + Duration::from_mins(minutes);
@@ -181,8 +184,10 @@ impl Scenario {
             55..=64 => {
                 let mut world = self.world.lock();
                 let (number, is_excluded) = (world.rng.u16(1..NODES), world.rng.u8(0..4) == 0);
-                if world.rng.u8(0..3) == 0 {
+                // Where nodes are deleted, mass removals are right.
+                if self.deletes_nodes && world.rng.u8(0..3) == 0 {
                     world.record("node gone", &number.to_string());
+                    world.nodes.deleted(&node_name(number));
                     world.api.delete(Resource::Nodes, &Key::new("", node_name(number)));
                 } else {
                     put_node(&mut world, number, is_excluded);
@@ -200,6 +205,8 @@ impl Scenario {
                 world.api.compacted = world.api.version();
             }
             85..=89 => self.change_by_hand(&key),
+            90..=93 => change_many_nodes(&mut self.world.lock(), true),
+            94..=96 => change_many_nodes(&mut self.world.lock(), false),
             _ => {}
         }
     }
@@ -299,8 +306,23 @@ fn node_name(number: u16) -> String {
     format!("node-{number}")
 }
 
+/// Excludes most nodes at once, or takes that back.
+fn change_many_nodes(world: &mut World, is_excluded: bool) {
+    if is_excluded {
+        world.record("nodes excluded at once", "");
+    }
+    for number in 1..NODES {
+        let exists = world.api.get(Resource::Nodes, &Key::new("", node_name(number))).is_some();
+        if exists && world.rng.u8(0..4) > 0 {
+            put_node(world, number, is_excluded);
+        }
+    }
+}
+
 fn put_node(world: &mut World, number: u16, is_excluded: bool) {
     let name = node_name(number);
+    let is_first = world.processes.is_empty();
+    world.nodes.put(&name, is_excluded, is_first);
     world.record("node", &format!("{name} excluded: {is_excluded}"));
     world.api.put(Resource::Nodes, &Key::new("", &name), objects::node(&name, number + 1, is_excluded));
 }

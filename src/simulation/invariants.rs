@@ -4,6 +4,7 @@
 //! - At most one writer: only the holder of the Lease changes anything.
 //! - No load balancer is deleted while its Service exists.
 //! - A load balancer with targets never loses all of them while an endpoint is usable.
+//! - Mass removals from a shared set are held: see [`super::removals`].
 //! - Calls are bounded by what happened, and in a quiet world by the comparisons alone.
 //! - At the end, every Service has what a fresh plan of the true cluster wants, nothing else is left at the cloud, no finalizer is
 //!   stuck, and nothing is written any more.
@@ -24,6 +25,7 @@ use super::chaos::POOL_SIZE;
 use super::cloud::UNSUPPORTED;
 use super::objects::Resource;
 use super::process::{self, LEASE, NAMESPACE};
+use super::removals::{self, SharedSets};
 use super::watch_stream::MAX_LAG;
 use super::world::{ProcessId, ProviderKind, SharedWorld, World};
 use crate::cluster_index::{ClusterIndex, owner_of};
@@ -40,7 +42,7 @@ enum Targets {
 }
 
 /// The load balancers at one moment, by owner.
-pub(super) struct LoadBalancers(BTreeMap<Owner, Targets>);
+pub(super) struct LoadBalancers(BTreeMap<Owner, Targets>, SharedSets);
 
 impl LoadBalancers {
     pub(super) fn of(world: &World) -> Self {
@@ -62,7 +64,7 @@ impl LoadBalancers {
             });
             Some((spec::owner(Some(&labels))?, targets))
         });
-        Self(simulated.chain(edge).collect())
+        Self(simulated.chain(edge).collect(), SharedSets::of(world))
     }
 }
 
@@ -81,6 +83,7 @@ impl Targets {
 pub(super) fn on_write(world: &mut World, process: ProcessId, what: &str, before: &LoadBalancers) {
     check_writer(world, process, what);
     let identity = world.identity(process).to_owned();
+    removals::check(world, process, &before.1);
     let now = LoadBalancers::of(world);
     for (owner, targets) in &before.0 {
         match now.0.get(owner) {

@@ -14,10 +14,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::api_server;
 use super::cloud::{self, SimulatedProvider};
+use super::removals::Removals;
 use super::world::{ProcessId, ProcessState, ProviderKind, SharedWorld};
 use crate::controller::{self, Components};
 use crate::lease::{LeaseOptions, LeaseTiming};
 use crate::plan::Config;
+use crate::removal_hold::LONGEST_HOLD;
 use crate::workers::WorkerOptions;
 
 pub(super) const NAMESPACE: &str = "steerage-system";
@@ -55,6 +57,7 @@ impl Running {
                 api_cut: now,
                 cloud_cut: now,
                 watches_cut: now,
+                removals: Removals::default(),
             });
             (id, world.provider)
         };
@@ -84,6 +87,7 @@ impl Running {
             identity,
             provider_qps: 1000,
             freeze_targets_after: None,
+            mass_removal_hold: LONGEST_HOLD,
             migrate_legacy_annotations: false,
         };
         let shutdown = process.shutdown().clone();

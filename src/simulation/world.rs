@@ -11,6 +11,7 @@ use tokio::time::{Duration, Instant};
 
 use super::api_server::ApiServer;
 use super::cloud::Cloud;
+use super::removals::{NodeHistory, Removals};
 
 /// The index of a replica's process in [`World::processes`]. A restarted replica is another process.
 pub(super) type ProcessId = usize;
@@ -56,6 +57,7 @@ pub(super) struct ProcessState {
     pub(super) cloud_cut: Instant,
     /// Watches opened before this moment are cut.
     pub(super) watches_cut: Instant,
+    pub(super) removals: Removals,
 }
 
 /// What happened in a run, for comparison and for the summary.
@@ -96,6 +98,8 @@ impl Report {
             "change by hand",
             "conflict of versions",
             "Service created again",
+            "nodes excluded at once",
+            "node removed at once",
         ];
         faults.iter().all(|what| self.count(what) > 0)
     }
@@ -106,6 +110,7 @@ pub(super) struct World {
     pub(super) faults: Faults,
     pub(super) api: ApiServer,
     pub(super) cloud: Cloud,
+    pub(super) nodes: NodeHistory,
     pub(super) provider: ProviderKind,
     pub(super) processes: Vec<ProcessState>,
     /// Processes that crash now.
@@ -133,6 +138,7 @@ impl SharedWorld {
             faults: Faults::default(),
             api: ApiServer::default(),
             cloud: Cloud::default(),
+            nodes: NodeHistory::default(),
             provider,
             processes: Vec::new(),
             crashing: Vec::new(),
