@@ -6,4 +6,20 @@ steerage_model::annotations! {
     SCHEME = "service.beta.kubernetes.io/aws-load-balancer-scheme", "`internal` or `internet-facing`";
     /// Older form of the scheme. A Service with both must request the same by both.
     INTERNAL = "service.beta.kubernetes.io/aws-load-balancer-internal", "`true` (internal) or `false` (internet-facing)";
+    /// Attributes of the load balancer. Only those that an annotation names are set, and repaired. One that is no longer named returns to AWS's default, other than with AWS's own controllers. Not taken: `ipv6.deny_all_igw_traffic` and `secondary_ips.auto_assigned.per_subnet`.
+    ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-attributes", "`key=value`, separated by commas";
+    /// The attribute `load_balancing.cross_zone.enabled`. A contradiction to `…-attributes` is refused.
+    CROSS_ZONE = "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled", "`true` or `false`";
+    /// The attribute `access_logs.s3.enabled`, which needs a bucket.
+    ACCESS_LOG_ENABLED = "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled", "`true` or `false`";
+    /// The attribute `access_logs.s3.bucket`.
+    ACCESS_LOG_BUCKET = "service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-name", "name of an S3 bucket";
+    /// The attribute `access_logs.s3.prefix`.
+    ACCESS_LOG_PREFIX = "service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-prefix", "prefix in the bucket";
+    /// Attributes of all target groups, instead of Steerage's values. One that is no longer named returns to Steerage's or AWS's value. Not taken: `stickiness.*`, which `spec.sessionAffinity` decides, and keys with a port, `key.port`.
+    GROUP_ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes", "`key=value`, separated by commas";
+    /// PROXY protocol version 2 on all ports. Refused while the health check asks for this Service, because no service proxy reads the header; otherwise the check becomes a TCP check.
+    PROXY_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "`*`";
+    /// Further tags of the load balancer, its listeners and target groups, at most 36. One that is no longer named is removed; tags of others stay.
+    TAGS = "service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags", "`key=value`, separated by commas";
 }

@@ -8,7 +8,8 @@ use tokio::time::Instant;
 
 use crate::client::{Balancer, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
-use crate::diff::{ObservedGroup, ObservedListener, Step, steps};
+use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
+use crate::labels::Labels;
 use crate::names::Ownership;
 use crate::observe::Resources;
 use crate::provider::Aws;
@@ -24,6 +25,24 @@ pub(crate) enum Stepped {
     Unproven,
 }
 
+fn arn_of(resources: &Resources, group: &str) -> Result<String, Error> {
+    let group = resources.groups.get(group).map(|g| g.arn.clone());
+    group.ok_or_else(|| Error::Conflict("a target group no longer exists".to_owned()))
+}
+
+fn arn_of_tagged(of: &Tagged, balancer: &Balancer, resources: &Resources) -> Result<String, Error> {
+    match of {
+        Tagged::Balancer => Ok(balancer.arn.clone()),
+        Tagged::Group(name) => arn_of(resources, name),
+        Tagged::Listener(arn) => Ok(arn.clone()),
+    }
+}
+
+/// The tags of a new resource: those of every resource, and its labels.
+fn labelled(tags: &Tags, labels: &Labels) -> Tags {
+    tags.clone().into_iter().chain(labels.all()).collect()
+}
+
 impl Aws {
     /// Applies the steps. The instances are registered before a listener needs them; the others stay registered. Groups that are no
     /// longer wanted are left for later.
@@ -35,7 +54,8 @@ impl Aws {
         resources: &mut Resources,
         entry: &mut ServiceState,
     ) -> Result<Stepped, Error> {
-        let tags = names::tags(&self.config.cluster, owner);
+        let mut tags = names::tags(&self.config.cluster, owner);
+        tags.extend(wanted.listener_labels().all());
         let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
         if let Some(taken) =
             resources.foreign_listeners.iter().find(|f| wanted.listeners.iter().any(|w| w.port == f.port))
@@ -51,7 +71,7 @@ impl Aws {
                 self.step(owner, step, &balancer, &tags, resources, entry).await?;
             }
         }
-        if !self.prove(owner, entry).await? {
+        if !self.prove(owner, resources, entry).await? {
             return Ok(Stepped::Unproven);
         }
         let steps = steps(wanted, &resources.groups, &resources.listeners);
@@ -63,19 +83,32 @@ impl Aws {
         for step in others {
             self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
+        for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
+            self.step(owner, step, &balancer, &tags, resources, entry).await?;
+        }
         Ok(Stepped::Done)
     }
 
     /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while
     /// AWS does not show them.
-    async fn prove(&self, owner: &Owner, entry: &mut ServiceState) -> Result<bool, Error> {
+    async fn prove(
+        &self,
+        owner: &Owner,
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+    ) -> Result<bool, Error> {
         if entry.unproven.is_empty() {
             return Ok(true);
         }
         let arns: Vec<String> = entry.unproven.iter().cloned().collect();
         for (arn, tags) in read_tags(&*self.client, &arns).await? {
             match names::ownership(&self.config.cluster, &tags) {
-                Ownership::Ours(found) if found == *owner => drop(entry.unproven.remove(&arn)),
+                Ownership::Ours(found) if found == *owner => {
+                    entry.unproven.remove(&arn);
+                    if let Some(known) = resources.tags_of(&arn) {
+                        *known = tags;
+                    }
+                }
                 // The next call reads everything, and says what is wrong or deletes what an earlier Service left.
                 _ => return Err(Error::Conflict(format!("{arn} exists with other tags"))),
             }
@@ -126,9 +159,11 @@ impl Aws {
             };
             self.note_change();
             entry.written = Some(Instant::now());
-            let made = self.client.create_balancer(&new, tags).await?;
+            let tags = labelled(tags, &wanted.labels);
+            let made = self.client.create_balancer(&new, &tags).await?;
             entry.unproven.insert(made.arn.clone());
             resources.balancer = Some(made.clone());
+            (resources.balancer_tags, resources.balancer_attributes) = (tags, BTreeMap::new());
             return Ok(made);
         };
         if balancer.scheme != Some(wanted.scheme) {
@@ -156,17 +191,14 @@ impl Aws {
             self.note_change();
             entry.written = Some(Instant::now());
         }
-        let arn_of = |resources: &Resources, group: &str| {
-            let group = resources.groups.get(group).map(|g| g.arn.clone());
-            group.ok_or_else(|| Error::Conflict("a target group no longer exists".to_owned()))
-        };
         match step {
             Step::CreateGroup(group) => {
-                let made = self.client.create_group(&group, &self.config.vpc, tags).await?;
+                let tags = labelled(tags, &group.labels);
+                let made = self.client.create_group(&group, &self.config.vpc, &tags).await?;
                 entry.unproven.insert(made.arn.clone());
                 entry.registered.entry(made.arn.clone()).or_insert_with(RegisteredIds::new);
                 let health = group.health;
-                resources.groups.insert(group.name, ObservedGroup { health, only_200: true, ..made });
+                resources.groups.insert(group.name, ObservedGroup { health, only_200: true, tags, ..made });
             }
             Step::ModifyHealth { arn, health } => {
                 self.client.modify_health(&arn, &health).await?;
@@ -180,6 +212,25 @@ impl Aws {
                     group.attributes.extend(attributes.into_iter().map(|(k, v)| (k.to_owned(), v)));
                 }
             }
+            Step::SetBalancerAttributes(attributes) => {
+                self.client.set_balancer_attributes(&balancer.arn, &attributes).await?;
+                let new = attributes.into_iter().map(|(key, value)| (key.to_owned(), value));
+                resources.balancer_attributes.extend(new);
+            }
+            Step::AddTags { of, tags } => {
+                let arn = arn_of_tagged(&of, balancer, resources)?;
+                self.client.add_tags(&arn, &tags).await?;
+                if let Some(known) = resources.tags_of(&arn) {
+                    known.extend(tags);
+                }
+            }
+            Step::RemoveTags { of, keys } => {
+                let arn = arn_of_tagged(&of, balancer, resources)?;
+                self.client.remove_tags(&arn, &keys).await?;
+                if let Some(known) = resources.tags_of(&arn) {
+                    known.retain(|key, _| !keys.contains(key));
+                }
+            }
             Step::CreateListener { port, protocol, group } => {
                 let group = arn_of(resources, &group)?;
                 let made = self.client.create_listener(&balancer.arn, port, protocol, &group, tags).await?;
@@ -188,6 +239,7 @@ impl Aws {
                     port,
                     protocol: protocol.to_owned(),
                     group_arn,
+                    tags: tags.clone(),
                     ..made
                 });
             }

@@ -12,7 +12,7 @@ use steerage_model::{Ingress, Key};
 use steerage_provider_api::Owner;
 use tokio::time::Instant;
 
-use crate::desired::Desired;
+use crate::desired::{Desired, DesiredGroup};
 use crate::inventory::{Inventory, Listed};
 use crate::provider::Aws;
 use crate::state::{Complete, FirstLook, ServiceState};
@@ -43,12 +43,18 @@ pub(crate) fn first_look(
 fn shows(listed: &Listed, wanted: &Desired) -> bool {
     let Some(balancer) = &listed.balancer else { return false };
     let is_wanted = |found: &crate::client::ListedGroup| {
-        wanted.groups.iter().any(|group| group.name == found.name && group.health == found.group.health)
+        let is_same = |group: &DesiredGroup| {
+            group.name == found.name
+                && group.health == found.group.health
+                && group.labels.are_on(&found.group.tags)
+        };
+        wanted.groups.iter().any(is_same)
             && found.group.only_200
             && found.balancers == [balancer.arn.as_str()]
     };
     balancer.failed.is_none()
         && balancer.scheme == Some(wanted.scheme)
+        && wanted.labels.are_on(&listed.balancer_tags)
         && listed.groups.len() == wanted.groups.len()
         && listed.groups.iter().all(is_wanted)
 }

@@ -32,9 +32,6 @@ const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'st
     PeerAnnotation { suffix, accepted, why }
 }
 
-const ATTRIBUTES: &str =
-    "Attributes of load balancers are not supported yet. Steerage keeps what you set by other means.";
-const GROUP_ATTRIBUTES: &str = "Steerage sets these attributes of target groups itself.";
 const SECURITY_GROUPS: &str = "Security groups are not supported yet. Restrict the nodes' security group.";
 const TLS: &str = "TLS listeners are not supported yet.";
 const ADDRESSES: &str = "Requested addresses are not supported yet.";
@@ -48,17 +45,11 @@ const HEALTH_CHECK: &str = "The check is that of the node's service proxy, chose
 pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("actions.", &[], "Weighted target groups are not supported yet."),
     peer("aws-load-balancer-access-log-emit-interval", &[], CLASSIC),
-    peer("aws-load-balancer-access-log-enabled", &["false"], ATTRIBUTES),
-    peer("aws-load-balancer-access-log-s3-bucket-name", &[], ATTRIBUTES),
-    peer("aws-load-balancer-access-log-s3-bucket-prefix", &[], ATTRIBUTES),
-    peer("aws-load-balancer-additional-resource-tags", &[], "Further tags are not supported yet."),
     peer("aws-load-balancer-alpn-policy", &["None"], TLS),
-    peer("aws-load-balancer-attributes", &[], ATTRIBUTES),
     peer("aws-load-balancer-backend-protocol", &["tcp"], TLS),
     peer("aws-load-balancer-connection-draining-enabled", &[], CLASSIC),
     peer("aws-load-balancer-connection-draining-timeout", &[], CLASSIC),
     peer("aws-load-balancer-connection-idle-timeout", &[], CLASSIC),
-    peer("aws-load-balancer-cross-zone-load-balancing-enabled", &["false"], ATTRIBUTES),
     peer("aws-load-balancer-disable-nlb-sg", &["true"], SECURITY_GROUPS),
     peer("aws-load-balancer-eip-allocations", &[], ADDRESSES),
     peer("aws-load-balancer-enable-icmp-for-path-mtu-discovery", &[], SECURITY_GROUPS),
@@ -111,8 +102,11 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     ),
     peer("aws-load-balancer-nlb-target-type", &["instance"], "IP targets are not supported yet."),
     peer("aws-load-balancer-private-ipv4-addresses", &[], ADDRESSES),
-    peer("aws-load-balancer-proxy-protocol", &[], GROUP_ATTRIBUTES),
-    peer("aws-load-balancer-proxy-protocol-per-target-group", &[], GROUP_ATTRIBUTES),
+    peer(
+        "aws-load-balancer-proxy-protocol-per-target-group",
+        &[],
+        "Use aws-load-balancer-proxy-protocol for all ports, or another Service for the others.",
+    ),
     peer("aws-load-balancer-quic-enabled-containers", &[], QUIC),
     peer("aws-load-balancer-quic-enabled-ports", &[], QUIC),
     peer("aws-load-balancer-security-group-prefix-lists", &[], SECURITY_GROUPS),
@@ -122,7 +116,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("aws-load-balancer-ssl-negotiation-policy", &[], TLS),
     peer("aws-load-balancer-ssl-ports", &[], TLS),
     peer("aws-load-balancer-subnets", &[], "All load balancers use the subnets of --aws-subnets."),
-    peer("aws-load-balancer-target-group-attributes", &[], GROUP_ATTRIBUTES),
     peer("aws-load-balancer-target-node-labels", &[], "A choice of nodes by labels is not supported yet."),
     peer(
         "aws-load-balancer-type",

@@ -9,6 +9,8 @@ pub(crate) const ADDRESS_POOL_NOT_SUPPORTED: &str = "AddressPoolNotSupported";
 pub(crate) const SOURCE_RANGES_NOT_SUPPORTED: &str = "SourceRangesNotSupported";
 /// A scheme that AWS does not have.
 pub(crate) const UNKNOWN_SCHEME: &str = "UnknownScheme";
+/// An annotation with a value that cannot be right.
+pub(crate) const INVALID_ANNOTATION: &str = "InvalidAnnotation";
 /// Two annotations that exclude each other.
 pub(crate) const CONFLICTING_ANNOTATIONS: &str = "ConflictingAnnotations";
 /// An annotation of another controller, which this provider would not obey.
@@ -58,8 +60,13 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         CONFLICTING_ANNOTATIONS,
-        "The two annotations for the scheme contradict each other.",
-        "Remove `service.beta.kubernetes.io/aws-load-balancer-internal`.",
+        "Two annotations contradict each other, or one contradicts the rest of the Service.",
+        "As the message says.",
+    ),
+    (
+        INVALID_ANNOTATION,
+        "An annotation has a value that AWS or Steerage does not take, as for the controller's own annotations.",
+        "Use a value that the message names.",
     ),
     (
         ANNOTATION_NOT_SUPPORTED,

@@ -124,6 +124,7 @@ impl ServiceState {
             let groups = found.groups.iter().map(|listed| (listed.name.clone(), listed.group.clone()));
             let resources = Resources {
                 balancer: found.balancer.clone(),
+                balancer_tags: found.balancer_tags.clone(),
                 groups: groups.collect(),
                 ..Resources::default()
             };

@@ -273,6 +273,45 @@ async fn target_health_names_nodes_and_reasons() {
     assert!(provider.target_health(&nobody).await.unwrap().targets.is_empty());
 }
 
+/// The wire format of attributes and tags. moto knows the keys of both.
+#[tokio::test]
+async fn annotated_attributes_and_tags_are_set_and_taken_back() {
+    requires!(Moto);
+    let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
+    let name = |suffix: &str| format!("service.beta.kubernetes.io/aws-load-balancer-{suffix}");
+    lb.annotations = BTreeMap::from([
+        (name("attributes"), "deletion_protection.enabled=true".to_owned()),
+        (name("cross-zone-load-balancing-enabled"), "true".to_owned()),
+        (name("target-group-attributes"), "deregistration_delay.timeout_seconds=60".to_owned()),
+        (name("additional-resource-tags"), "team=shop,cost center=a+b".to_owned()),
+    ]);
+    let mut restarted = provider;
+    for (is_named, crossing, delay) in [(true, "true", "60"), (false, "false", "300")] {
+        if !is_named {
+            restarted = moto.fresh().await.unwrap();
+            lb.annotations.clear();
+        }
+        converge(&restarted, &lb).await.unwrap();
+        let balancer = moto.balancers().await.unwrap()[0].load_balancer_arn.clone().unwrap();
+        let group = moto.groups().await.unwrap()[0].target_group_arn.clone().unwrap();
+        let listener = only_listener(&moto).await.listener_arn.unwrap();
+        let set =
+            moto.elb.describe_load_balancer_attributes().load_balancer_arn(&balancer).send().await.unwrap();
+        let set = |key: &str| set.attributes().iter().find(|a| a.key() == Some(key)).and_then(|a| a.value());
+        assert_eq!(set("load_balancing.cross_zone.enabled"), Some(crossing));
+        assert_eq!(set("deletion_protection.enabled"), Some(crossing));
+        let set = moto.elb.describe_target_group_attributes().target_group_arn(&group).send().await.unwrap();
+        let set = |key: &str| set.attributes().iter().find(|a| a.key() == Some(key)).and_then(|a| a.value());
+        assert_eq!(set("deregistration_delay.timeout_seconds"), Some(delay));
+        for arn in [&balancer, &group, &listener] {
+            let tags = moto.tags(arn).await.unwrap();
+            assert_eq!(tags.get("team").is_some_and(|team| team == "shop"), is_named, "{tags:?}");
+            assert_eq!(tags.get("cost center").is_some_and(|center| center == "a+b"), is_named, "{tags:?}");
+            assert!(is_named || tags.len() == 4, "{tags:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn unknown_subnet_is_invalid() {
     requires!(Moto);

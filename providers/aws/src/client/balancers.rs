@@ -4,9 +4,12 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use elb::types::{LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum};
+use elb::types::{
+    LoadBalancer, LoadBalancerAttribute, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum,
+};
 
 use super::{BalancerCalls, CallError, Client, Result, Tags, elb, empty, sdk_tags, unless_not_found};
+use crate::attributes::Values;
 use crate::config::Scheme;
 
 /// A load balancer, as described by AWS.
@@ -71,6 +74,35 @@ impl BalancerCalls for Client {
     async fn delete_balancer(&self, arn: &str) -> Result<()> {
         let answer = self.elb.delete_load_balancer().load_balancer_arn(arn).send().await;
         unless_not_found("DeleteLoadBalancer", "LoadBalancerNotFound", answer).map(drop)
+    }
+
+    async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>> {
+        let answer = self.elb.describe_load_balancer_attributes().load_balancer_arn(arn).send().await;
+        let answer = answer.map_err(CallError::of("DescribeLoadBalancerAttributes"))?;
+        let pairs =
+            answer.attributes.unwrap_or_default().into_iter().filter_map(|a| Some((a.key?, a.value?)));
+        Ok(pairs.collect())
+    }
+
+    async fn set_balancer_attributes(&self, arn: &str, attributes: &Values) -> Result<()> {
+        let one =
+            |(key, value): (&&str, &String)| LoadBalancerAttribute::builder().key(*key).value(value).build();
+        let call = self
+            .elb
+            .modify_load_balancer_attributes()
+            .load_balancer_arn(arn)
+            .set_attributes(Some(attributes.iter().map(one).collect()));
+        call.send().await.map(drop).map_err(CallError::of("ModifyLoadBalancerAttributes"))
+    }
+
+    async fn add_tags(&self, arn: &str, tags: &Tags) -> Result<()> {
+        let call = self.elb.add_tags().resource_arns(arn).set_tags(Some(sdk_tags(tags)));
+        call.send().await.map(drop).map_err(CallError::of("AddTags"))
+    }
+
+    async fn remove_tags(&self, arn: &str, keys: &[String]) -> Result<()> {
+        let call = self.elb.remove_tags().resource_arns(arn).set_tag_keys(Some(keys.to_vec()));
+        call.send().await.map(drop).map_err(CallError::of("RemoveTags"))
     }
 
     async fn tags(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>> {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 
 use super::{Balancer, ListedGroup, NewBalancer, RegisteredTarget, Result, Tags};
+use crate::attributes::Values;
 use crate::desired::{DesiredGroup, HealthCheckSettings};
 use crate::diff::{ObservedGroup, ObservedListener};
 
@@ -25,8 +26,13 @@ pub(crate) trait BalancerCalls: Send + Sync + 'static {
     /// AWS returns an existing one of the same name and settings, whoever made it.
     async fn create_balancer(&self, wanted: &NewBalancer, tags: &Tags) -> Result<Balancer>;
     async fn delete_balancer(&self, arn: &str) -> Result<()>;
+    async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>>;
+    async fn set_balancer_attributes(&self, arn: &str, attributes: &Values) -> Result<()>;
     /// The tags of at most [`TAGS_BATCH`](super::TAGS_BATCH) resources, by ARN. Fails as a whole if one of them does not exist.
     async fn tags(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>>;
+    async fn add_tags(&self, arn: &str, tags: &Tags) -> Result<()>;
+    /// Those that are not there are no error.
+    async fn remove_tags(&self, arn: &str, keys: &[String]) -> Result<()>;
 }
 
 /// Calls about listeners.
@@ -59,7 +65,7 @@ pub(crate) trait GroupCalls: Send + Sync + 'static {
     /// AWS returns an existing one of the same name and settings, whoever made it.
     async fn create_group(&self, wanted: &DesiredGroup, vpc: &str, tags: &Tags) -> Result<ObservedGroup>;
     async fn modify_health(&self, group: &str, health: &HealthCheckSettings) -> Result<()>;
-    async fn set_attributes(&self, group: &str, attributes: &BTreeMap<&'static str, String>) -> Result<()>;
+    async fn set_attributes(&self, group: &str, attributes: &Values) -> Result<()>;
     /// Returns whether the group no longer exists; false while a load balancer still uses it.
     async fn delete_group(&self, arn: &str) -> Result<bool>;
 }

@@ -70,6 +70,7 @@ fn observed_listener(found: elb::types::Listener) -> ObservedListener {
         port: found.port.and_then(|p| p.try_into().ok()).unwrap_or_default(),
         protocol: found.protocol.map_or_else(String::new, |p| p.as_str().to_owned()),
         group_arn,
+        tags: Tags::new(),
     }
 }
 

@@ -74,7 +74,10 @@ pub(super) fn snapshot(cloud: &Cloud) -> Snapshot {
     let balancer =
         |arn: &String| cloud.balancers.get(arn).map_or("none", |found| &found.made.name).to_owned();
     let balancers = cloud.balancers.values().map(|found| {
-        (format!("load balancer {}", found.made.name), format!("{:?} {:?}", found.made.scheme, found.tags))
+        (
+            format!("load balancer {}", found.made.name),
+            format!("{:?} {:?} {:?}", found.made.scheme, found.attributes, found.tags),
+        )
     });
     let listeners = cloud.listeners.values().map(|found| {
         let content = format!("{} {} {:?}", found.protocol, name(&found.group), found.tags);

@@ -14,6 +14,7 @@ fn observed(arn: &str, found: &Forward) -> ObservedListener {
         port: found.port,
         protocol: found.protocol.clone(),
         group_arn: Some(found.group.clone()),
+        tags: Tags::new(),
     }
 }
 
