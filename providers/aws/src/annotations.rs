@@ -20,6 +20,12 @@ steerage_model::annotations! {
     GROUP_ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes", "`key=value`, separated by commas";
     /// PROXY protocol version 2 on all ports. Refused while the health check asks for this Service, because no service proxy reads the header; otherwise the check becomes a TCP check.
     PROXY_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "`*`";
+    /// Subnets of a new load balancer, instead of `--aws-subnets`, one for each availability zone. Names of subnets are not looked up yet. A later change is refused.
+    SUBNETS = "service.beta.kubernetes.io/aws-load-balancer-subnets", "IDs of subnets, separated by commas";
+    /// Elastic IP addresses of a new internet-facing load balancer, one for each subnet, in the order of the subnets. A later change is refused.
+    EIP_ALLOCATIONS = "service.beta.kubernetes.io/aws-load-balancer-eip-allocations", "allocation IDs, separated by commas";
+    /// Addresses of a new internal load balancer, one for each subnet, in the order of the subnets: AWS's own controller finds the subnet of each address instead. A later change is refused.
+    PRIVATE_ADDRESSES = "service.beta.kubernetes.io/aws-load-balancer-private-ipv4-addresses", "IPv4 addresses, separated by commas";
     /// Further tags of the load balancer, its listeners and target groups, at most 36. One that is no longer named is removed; tags of others stay.
     TAGS = "service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags", "`key=value`, separated by commas";
 }

@@ -155,7 +155,7 @@ impl Aws {
             let new = NewBalancer {
                 name: wanted.name.clone(),
                 scheme: wanted.scheme,
-                subnets: self.config.subnets.clone(),
+                subnets: wanted.placement.subnets.clone(),
             };
             self.note_change();
             entry.written = Some(Instant::now());
@@ -174,6 +174,7 @@ impl Aws {
             );
             return Err(Error::invalid(reasons::SCHEME_IMMUTABLE, message));
         }
+        wanted.placement.check(&balancer.placed)?;
         Ok(balancer.clone())
     }
 

@@ -9,6 +9,7 @@ use steerage_provider_api::{Error, HealthCheck, HealthProtocol, Listener, LoadBa
 use crate::attributes::{GroupWishes, OF_BALANCERS, OF_GROUPS, Values};
 use crate::config::{Config, Scheme};
 use crate::labels::Labels;
+use crate::placement::{self, Placement};
 use crate::{annotations, attributes, labels, names, peers, reasons};
 
 /// AWS's limit for one network load balancer.
@@ -52,6 +53,7 @@ pub(crate) struct DesiredListener {
 pub(crate) struct Desired {
     pub(crate) name: String,
     pub(crate) scheme: Scheme,
+    pub(crate) placement: Placement,
     /// Attributes of the load balancer that must have these values. Others are not changed.
     pub(crate) attributes: Values,
     /// Of the load balancer.
@@ -95,11 +97,13 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
             labels: Labels { tags: tags.clone(), attributes: marked },
         });
     }
+    let scheme = scheme(config, lb)?;
     let attributes = attributes::of_balancer(&lb.annotations)?;
     let marked = attributes::to_mark(OF_BALANCERS, &attributes);
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),
-        scheme: scheme(config, lb)?,
+        scheme,
+        placement: placement::placement(config, scheme, &lb.annotations)?,
         attributes,
         labels: Labels { tags, attributes: marked },
         groups,

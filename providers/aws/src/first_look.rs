@@ -32,7 +32,7 @@ pub(crate) fn first_look(
     let groups = found.values().flat_map(|listed| listed.groups.iter().map(|group| group.name.clone()));
     let names: BTreeSet<String> = groups.collect();
     let look = match found.pop_first() {
-        Some((owner, listed)) if found.is_empty() => FirstLook::Owned(owner, listed),
+        Some((owner, listed)) if found.is_empty() => FirstLook::Owned(owner, Box::new(listed)),
         None if !inventory.has_name(balancer) => FirstLook::Nothing,
         _ => FirstLook::Unknown,
     };
@@ -54,6 +54,7 @@ fn shows(listed: &Listed, wanted: &Desired) -> bool {
     };
     balancer.failed.is_none()
         && balancer.scheme == Some(wanted.scheme)
+        && wanted.placement.check(&balancer.placed).is_ok()
         && wanted.labels.are_on(&listed.balancer_tags)
         && listed.groups.len() == wanted.groups.len()
         && listed.groups.iter().all(is_wanted)

@@ -24,6 +24,7 @@ mod list;
 mod names;
 mod observe;
 pub mod peers;
+mod placement;
 mod provider;
 mod reasons;
 mod registered;

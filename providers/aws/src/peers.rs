@@ -34,7 +34,6 @@ const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'st
 
 const SECURITY_GROUPS: &str = "Security groups are not supported yet. Restrict the nodes' security group.";
 const TLS: &str = "TLS listeners are not supported yet.";
-const ADDRESSES: &str = "Requested addresses are not supported yet.";
 const IPV6: &str = "IPv6 is not supported yet.";
 const CLASSIC: &str = "It concerns classic load balancers, which Steerage does not create.";
 const QUIC: &str = "QUIC is not supported.";
@@ -51,7 +50,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("aws-load-balancer-connection-draining-timeout", &[], CLASSIC),
     peer("aws-load-balancer-connection-idle-timeout", &[], CLASSIC),
     peer("aws-load-balancer-disable-nlb-sg", &["true"], SECURITY_GROUPS),
-    peer("aws-load-balancer-eip-allocations", &[], ADDRESSES),
     peer("aws-load-balancer-enable-icmp-for-path-mtu-discovery", &[], SECURITY_GROUPS),
     peer("aws-load-balancer-enable-prefix-for-ipv6-source-nat", &["off"], IPV6),
     peer(
@@ -101,7 +99,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
         "Steerage chooses the name, so that it finds the load balancer again.",
     ),
     peer("aws-load-balancer-nlb-target-type", &["instance"], "IP targets are not supported yet."),
-    peer("aws-load-balancer-private-ipv4-addresses", &[], ADDRESSES),
     peer(
         "aws-load-balancer-proxy-protocol-per-target-group",
         &[],
@@ -115,7 +112,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("aws-load-balancer-ssl-cert", &[], TLS),
     peer("aws-load-balancer-ssl-negotiation-policy", &[], TLS),
     peer("aws-load-balancer-ssl-ports", &[], TLS),
-    peer("aws-load-balancer-subnets", &[], "All load balancers use the subnets of --aws-subnets."),
     peer("aws-load-balancer-target-node-labels", &[], "A choice of nodes by labels is not supported yet."),
     peer(
         "aws-load-balancer-type",

@@ -19,6 +19,10 @@ pub(crate) const ANNOTATION_NOT_SUPPORTED: &str = "AnnotationNotSupported";
 pub(crate) const UNKNOWN_ANNOTATION: &str = "UnknownAnnotation";
 /// A change of the scheme, which AWS refuses.
 pub(crate) const SCHEME_IMMUTABLE: &str = "SchemeImmutable";
+/// A change of the subnets.
+pub(crate) const SUBNETS_IMMUTABLE: &str = "SubnetsImmutable";
+/// A change of the addresses, which AWS refuses.
+pub(crate) const ADDRESSES_IMMUTABLE: &str = "AddressesImmutable";
 /// Two node ports for one listener.
 pub(crate) const NODE_PORTS_DIFFER: &str = "NodePortsDiffer";
 /// More ports than listeners.
@@ -82,6 +86,16 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         SCHEME_IMMUTABLE,
         "AWS cannot change the scheme of an existing load balancer.",
         "Create the Service again, or restore the annotation.",
+    ),
+    (
+        SUBNETS_IMMUTABLE,
+        "An annotation names other subnets than the load balancer has.",
+        "Create the Service again, or restore the annotation.",
+    ),
+    (
+        ADDRESSES_IMMUTABLE,
+        "An annotation requests other addresses than the load balancer has.",
+        "Create the Service again, or restore or remove the annotation.",
     ),
     (
         NODE_PORTS_DIFFER,

@@ -29,7 +29,7 @@ pub(crate) enum FirstLook {
     /// The Service has no resources.
     Nothing,
     /// The resources of one owner, and no others of the Service.
-    Owned(Owner, Listed),
+    Owned(Owner, Box<Listed>),
 }
 
 /// The cached state of one Service.

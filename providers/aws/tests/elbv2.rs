@@ -312,6 +312,27 @@ async fn annotated_attributes_and_tags_are_set_and_taken_back() {
     }
 }
 
+/// moto takes addresses, but does not show them again: only subnets are compared here.
+#[tokio::test]
+async fn named_subnets_are_used_and_a_change_is_rejected() {
+    requires!(Moto);
+    let moto = Moto::start(1).await.unwrap();
+    let provider = moto.fresh().await.unwrap();
+    let mut lb = fixture::first(&moto, &fixture::owner("web", 1));
+    let name = "service.beta.kubernetes.io/aws-load-balancer-subnets".to_owned();
+    let [first, second] = moto.config.subnets.as_slice() else { panic!("two subnets") };
+    lb.annotations.insert(name.clone(), format!("{second},{first}"));
+    converge(&provider, &lb).await.unwrap();
+    let zones = moto.balancers().await.unwrap()[0].availability_zones().to_vec();
+    let mut used: Vec<_> = zones.iter().filter_map(|zone| zone.subnet_id()).collect();
+    used.sort_unstable();
+    assert_eq!(used, [first, second]);
+    lb.annotations.insert(name, first.clone());
+    let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
+    assert_eq!(error.reason(), "SubnetsImmutable");
+    assert!(error.to_string().contains(&format!("to {}", used.join(","))), "{error}");
+}
+
 #[tokio::test]
 async fn unknown_subnet_is_invalid() {
     requires!(Moto);

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use elb::types::{
-    LoadBalancer, LoadBalancerAttribute, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum,
+    AvailabilityZone, LoadBalancer, LoadBalancerAttribute, LoadBalancerSchemeEnum, LoadBalancerStateEnum,
+    LoadBalancerTypeEnum, SubnetMapping,
 };
 
 use super::{BalancerCalls, CallError, Client, Result, Tags, elb, empty, sdk_tags, unless_not_found};
 use crate::attributes::Values;
 use crate::config::Scheme;
+use crate::placement::{Address, Placed};
 
 /// A load balancer, as described by AWS.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +24,7 @@ pub(crate) struct Balancer {
     /// AWS's reason if the load balancer could not be created.
     pub(crate) failed: Option<String>,
     pub(crate) scheme: Option<Scheme>,
+    pub(crate) placed: Placed,
 }
 
 /// A load balancer to create.
@@ -29,8 +32,8 @@ pub(crate) struct Balancer {
 pub(crate) struct NewBalancer {
     pub(crate) name: String,
     pub(crate) scheme: Scheme,
-    /// One for each availability zone.
-    pub(crate) subnets: Vec<String>,
+    /// One for each availability zone, with the address that is requested there.
+    pub(crate) subnets: Vec<(String, Option<Address>)>,
 }
 
 #[async_trait]
@@ -64,7 +67,7 @@ impl BalancerCalls for Client {
             .name(&wanted.name)
             .r#type(LoadBalancerTypeEnum::Network)
             .scheme(scheme)
-            .set_subnets(Some(wanted.subnets.clone()))
+            .set_subnet_mappings(Some(wanted.subnets.iter().map(mapping).collect()))
             .set_tags(Some(sdk_tags(tags)));
         let made = call.send().await.map_err(CallError::of("CreateLoadBalancer"))?;
         let made = made.load_balancers.unwrap_or_default().into_iter().next();
@@ -118,6 +121,24 @@ impl BalancerCalls for Client {
     }
 }
 
+fn mapping((subnet, address): &(String, Option<Address>)) -> SubnetMapping {
+    let mapping = SubnetMapping::builder().subnet_id(subnet);
+    match address {
+        None => mapping.build(),
+        Some(Address::Elastic(id)) => mapping.allocation_id(id).build(),
+        Some(Address::Private(ip)) => mapping.private_ipv4_address(ip.to_string()).build(),
+    }
+}
+
+/// A subnet of a load balancer. AWS shows an allocation or a private address only if it was requested.
+fn placed(zone: AvailabilityZone) -> Option<(String, Option<Address>)> {
+    let shown = zone.load_balancer_addresses.unwrap_or_default().into_iter().find_map(|shown| {
+        let private = |text: String| text.parse().ok().map(Address::Private);
+        shown.allocation_id.map(Address::Elastic).or_else(|| shown.private_ipv4_address.and_then(private))
+    });
+    Some((zone.subnet_id?, shown))
+}
+
 fn balancer(found: LoadBalancer) -> Balancer {
     let state = found.state.unwrap_or_else(|| elb::types::LoadBalancerState::builder().build());
     let failed = (state.code == Some(LoadBalancerStateEnum::Failed))
@@ -132,6 +153,7 @@ fn balancer(found: LoadBalancer) -> Balancer {
             Some(LoadBalancerStateEnum::Active | LoadBalancerStateEnum::ActiveImpaired)
         ),
         failed,
+        placed: found.availability_zones.unwrap_or_default().into_iter().filter_map(placed).collect(),
         scheme: found.scheme.and_then(|s| Scheme::parse(s.as_str())),
     }
 }

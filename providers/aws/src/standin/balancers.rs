@@ -22,6 +22,7 @@ impl StandIn {
             active: now >= found.created + self.delays.provisioning,
             failed: None,
             scheme: Some(found.made.scheme),
+            placed: found.made.subnets.iter().cloned().collect(),
         }
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Owner};
 
 use super::driver::{apply, delete, provider, standin, wanted};
-use crate::annotations::{ATTRIBUTES, CROSS_ZONE, GROUP_ATTRIBUTES, TAGS};
+use crate::annotations::{ATTRIBUTES, CROSS_ZONE, GROUP_ATTRIBUTES, PRIVATE_ADDRESSES, SUBNETS, TAGS};
+use crate::placement::Address;
 use crate::standin::cloud::{Group, NetworkLb};
 use crate::standin::{Kind, StandIn};
 
@@ -175,6 +176,34 @@ async fn protected_load_balancer_is_not_deleted() {
     });
     delete(&aws, &named.owner).await.unwrap();
     assert!(cloud.cloud().balancers.is_empty() && cloud.cloud().groups.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn subnets_and_addresses_are_those_of_the_creation() {
+    let cloud = standin(1);
+    let of = |subnets: &str, addresses: &str| with(&[(SUBNETS, subnets), (PRIVATE_ADDRESSES, addresses)]);
+    let (aws, named) = (provider(&cloud), of("subnet-z,subnet-b", "10.0.1.9,10.0.0.9"));
+    apply(&aws, &named, Compare::Remembered).await.unwrap();
+    let made = balancer(&cloud).made.subnets;
+    let placed = |subnet: &str, ip: &str| (subnet.to_owned(), Some(Address::Private(ip.parse().unwrap())));
+    assert_eq!(made, [placed("subnet-z", "10.0.1.9"), placed("subnet-b", "10.0.0.9")]);
+    assert_eq!(restarted(&cloud, &named).await.len(), 4);
+    changes(&cloud);
+    for (changed, reason) in [
+        (of("subnet-z,subnet-c", "10.0.1.9,10.0.0.9"), "SubnetsImmutable"),
+        (of("subnet-z,subnet-b", "10.0.1.9,10.0.0.8"), "AddressesImmutable"),
+    ] {
+        for aws in [&aws, &provider(&cloud)] {
+            pause().await;
+            let error = apply(aws, &changed, Compare::InPlace).await.unwrap_err();
+            assert_eq!(error.reason(), reason);
+        }
+    }
+    // In another order they are the same; without annotations nothing is requested.
+    for same in [of("subnet-b,subnet-z", "10.0.0.9,10.0.1.9"), with(&[])] {
+        apply(&aws, &same, Compare::InPlace).await.unwrap();
+    }
+    assert_eq!((changes(&cloud), balancer(&cloud).made.subnets), (vec![], made));
 }
 
 /// The further tags of all resources, without Steerage's own.
