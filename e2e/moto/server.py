@@ -81,7 +81,7 @@ def check_forward(backend, protocol, actions):
         group = backend.target_groups.get(action.get("TargetGroupArn"))
         if group is None:
             raise errors.TargetGroupNotFoundError()
-        if group.protocol != protocol:
+        if group.protocol != protocol and (protocol, group.protocol) != ("TLS", "TCP"):
             raise error("IncompatibleProtocols", f"{protocol} listener, {group.protocol} target group")
 
 
@@ -104,6 +104,13 @@ def modify_listener(original, self, arn, port=None, protocol=None, ssl_policy=No
     check_forward(self, protocol or listener.protocol, actions or [])
     changed = original(self, arn, port, None, ssl_policy, certificates, actions)
     changed.protocol = protocol or changed.protocol
+    if certificates:
+        # moto changes the certificate of HTTPS listeners only.
+        if not self._certificate_exists(certificate_arn=certificates[0]["CertificateArn"]):
+            raise error("CertificateNotFound", "Certificate not found")
+        others = [arn for arn in changed.certificates or [] if arn != changed.certificate]
+        changed.certificate = certificates[0]["CertificateArn"]
+        changed.certificates = [changed.certificate, *others]
     return changed
 
 

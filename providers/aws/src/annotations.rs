@@ -20,6 +20,16 @@ steerage_model::annotations! {
     GROUP_ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes", "`key=value`, separated by commas";
     /// PROXY protocol version 2 on all ports. Refused while the health check asks for this Service, because no service proxy reads the header; otherwise the check becomes a TCP check.
     PROXY_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "`*`";
+    /// Certificates of TLS listeners: the first is the default, clients choose the others by name. At most 25.
+    SSL_CERT = "service.beta.kubernetes.io/aws-load-balancer-ssl-cert", "ARNs of ACM or IAM, separated by commas";
+    /// The ports with TLS; without it, all with TCP alone. A port with UDP is refused.
+    SSL_PORTS = "service.beta.kubernetes.io/aws-load-balancer-ssl-ports", "names or numbers of ports, separated by commas, or `*`";
+    /// Security policy of TLS listeners; without it, `ELBSecurityPolicy-2016-08`.
+    SSL_POLICY = "service.beta.kubernetes.io/aws-load-balancer-ssl-negotiation-policy", "name of a policy of AWS";
+    /// Protocol to the targets of TLS listeners; without it, `tcp`. `ssl` needs a certificate in `…-ssl-cert`.
+    BACKEND_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-backend-protocol", "`tcp` or `ssl`";
+    /// ALPN policy of TLS listeners; without it, `None`, also after it was set.
+    ALPN_POLICY = "service.beta.kubernetes.io/aws-load-balancer-alpn-policy", "`HTTP1Only`, `HTTP2Only`, `HTTP2Optional`, `HTTP2Preferred` or `None`";
     /// Subnets of a new load balancer, instead of `--aws-subnets`, one for each availability zone. Names of subnets are not looked up yet. A later change is refused.
     SUBNETS = "service.beta.kubernetes.io/aws-load-balancer-subnets", "IDs of subnets, separated by commas";
     /// Elastic IP addresses of a new internet-facing load balancer, one for each subnet, in the order of the subnets. A later change is refused.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Applies the steps of `diff` to AWS, and records in `Resources` what each call changed. `provider` calls it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_provider_api::{Compare, Error, Owner};
 use tokio::time::Instant;
@@ -16,6 +16,7 @@ use crate::provider::Aws;
 use crate::registered::RegisteredIds;
 use crate::state::ServiceState;
 use crate::targets::Limits;
+use crate::tls::Tls;
 use crate::{annotations, names, reasons, targets};
 
 /// How far the steps have come.
@@ -178,6 +179,20 @@ impl Aws {
         Ok(balancer.clone())
     }
 
+    async fn add_certificates(
+        &self,
+        listener: &str,
+        certificates: BTreeSet<String>,
+        resources: &mut Resources,
+    ) -> Result<(), Error> {
+        self.client.add_certificates(listener, &certificates).await?;
+        let listener = resources.listeners.iter_mut().find(|f| f.arn == listener);
+        if let Some(tls) = listener.and_then(|listener| listener.tls.as_mut()) {
+            tls.others.extend(certificates);
+        }
+        Ok(())
+    }
+
     async fn step(
         &self,
         owner: &Owner,
@@ -232,24 +247,44 @@ impl Aws {
                     known.retain(|key, _| !keys.contains(key));
                 }
             }
-            Step::CreateListener { port, protocol, group } => {
+            Step::CreateListener { port, protocol, group, tls } => {
                 let group = arn_of(resources, &group)?;
-                let made = self.client.create_listener(&balancer.arn, port, protocol, &group, tags).await?;
-                let group_arn = Some(group);
+                let call =
+                    self.client.create_listener(&balancer.arn, (port, protocol), tls.as_ref(), &group, tags);
+                let made = call.await?;
+                let (group_arn, arn) = (Some(group), made.arn.clone());
+                let others = tls.as_ref().map(|tls| tls.others.clone()).unwrap_or_default();
                 resources.listeners.push(ObservedListener {
                     port,
                     protocol: protocol.to_owned(),
                     group_arn,
                     tags: tags.clone(),
+                    tls: tls.map(|tls| Tls { others: BTreeSet::new(), ..tls }),
                     ..made
                 });
+                if !others.is_empty() {
+                    self.add_certificates(&arn, others, resources).await?;
+                }
             }
-            Step::SwitchListener { arn, protocol, group } => {
+            Step::AddCertificates { arn, certificates } => {
+                self.add_certificates(&arn, certificates, resources).await?;
+            }
+            Step::RemoveCertificates { arn, certificates } => {
+                self.client.remove_certificates(&arn, &certificates).await?;
+                let listener = resources.listeners.iter_mut().find(|f| f.arn == arn);
+                if let Some(tls) = listener.and_then(|listener| listener.tls.as_mut()) {
+                    tls.others.retain(|other| !certificates.contains(other));
+                }
+            }
+            Step::SwitchListener { arn, protocol, group, tls } => {
                 let group = arn_of(resources, &group)?;
-                self.client.modify_listener(&arn, protocol, &group).await?;
+                self.client.modify_listener(&arn, protocol, tls.as_ref(), &group).await?;
                 if let Some(listener) = resources.listeners.iter_mut().find(|f| f.arn == arn) {
                     listener.protocol = protocol.map_or_else(|| listener.protocol.clone(), str::to_owned);
                     listener.group_arn = Some(group);
+                    // AWS keeps the other certificates, unless the listener had no TLS.
+                    let others = listener.tls.take().map(|tls| tls.others).unwrap_or_default();
+                    listener.tls = tls.map(|tls| Tls { others, ..tls });
                 }
             }
             Step::DeleteListener { arn } => {

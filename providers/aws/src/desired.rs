@@ -10,6 +10,7 @@ use crate::attributes::{GroupWishes, OF_BALANCERS, OF_GROUPS, Values};
 use crate::config::{Config, Scheme};
 use crate::labels::Labels;
 use crate::placement::{self, Placement};
+use crate::tls::{Tls, TlsWishes};
 use crate::{annotations, attributes, labels, names, peers, reasons};
 
 /// AWS's limit for one network load balancer.
@@ -46,6 +47,8 @@ pub(crate) struct DesiredListener {
     pub(crate) protocol: &'static str,
     /// Name of the target group.
     pub(crate) group: String,
+    /// Of a TLS listener.
+    pub(crate) tls: Option<Tls>,
 }
 
 /// All wanted resources of one Service.
@@ -75,14 +78,16 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     peers::check(&lb.annotations)?;
     let ports = merge_ports(&lb.listeners)?;
     let tags = labels::further_tags(&lb.annotations)?;
+    let tls_wishes = TlsWishes::read(&lb.annotations, &lb.listeners)?;
     let protocols = ports.values().map(|(protocol, _)| *protocol).collect();
     let wishes = GroupWishes::read(&lb.annotations, &protocols)?;
     let check = checked(lb, wishes.has_proxy_protocol())?;
     let mut listeners: Vec<DesiredListener> = Vec::new();
     let mut groups: Vec<DesiredGroup> = Vec::new();
     for (port, (protocol, node_port)) in ports {
+        let (tls, of_listener, protocol) = tls_wishes.of(port, protocol)?;
         let name = names::target_group(&config.cluster, &lb.owner.service, protocol, node_port, &config.vpc);
-        listeners.push(DesiredListener { port, protocol, group: name.clone() });
+        listeners.push(DesiredListener { port, protocol: of_listener, group: name.clone(), tls });
         if groups.iter().any(|g| g.name == name) {
             continue;
         }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The steps from the observed to the wanted resources. Pure. After every prefix of the steps, clients are still served.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::attributes::{self, OF_BALANCERS, OF_GROUPS, Values};
 use crate::client::Tags;
 use crate::desired::{Desired, DesiredGroup, HealthCheckSettings, MAX_LISTENERS};
 use crate::labels::{self, Relabel};
+use crate::tls::Tls;
 
 /// An existing target group of this cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub(crate) struct ObservedListener {
     pub(crate) protocol: String,
     /// The target group, if the listener forwards to exactly one.
     pub(crate) group_arn: Option<String>,
+    /// Of a TLS listener. A read of listeners alone shows no certificates beside the default one.
+    pub(crate) tls: Option<Tls>,
     /// As last read or written. A read of listeners alone shows none.
     pub(crate) tags: Tags,
 }
@@ -68,12 +71,22 @@ pub(crate) enum Step {
         port: u16,
         protocol: &'static str,
         group: String,
+        tls: Option<Tls>,
     },
-    /// Forwards to another group.
+    /// Forwards to another group, or changes protocol, default certificate or policies.
     SwitchListener {
         arn: String,
         protocol: Option<&'static str>,
         group: String,
+        tls: Option<Tls>,
+    },
+    AddCertificates {
+        arn: String,
+        certificates: BTreeSet<String>,
+    },
+    RemoveCertificates {
+        arn: String,
+        certificates: BTreeSet<String>,
     },
     DeleteListener {
         arn: String,
@@ -165,16 +178,31 @@ pub(crate) fn steps(
                 port: listener.port,
                 protocol: listener.protocol,
                 group: listener.group.clone(),
+                tls: listener.tls.clone(),
             });
             continue;
         };
         let there = groups.get(&listener.group).is_some_and(|g| seen.group_arn.as_ref() == Some(&g.arn));
-        if !there || seen.protocol != listener.protocol {
+        let is_set =
+            listener.tls.as_ref().is_none_or(|tls| seen.tls.as_ref().is_some_and(|seen| tls.is_set_as(seen)));
+        if !there || !is_set || seen.protocol != listener.protocol {
             steps.push(Step::SwitchListener {
                 arn: seen.arn.clone(),
                 protocol: (seen.protocol != listener.protocol).then_some(listener.protocol),
                 group: listener.group.clone(),
+                tls: listener.tls.clone(),
             });
+        }
+        if let Some(tls) = &listener.tls {
+            let nothing = BTreeSet::new();
+            let others = seen.tls.as_ref().map_or(&nothing, |seen| &seen.others);
+            let (arn, added, left) = (&seen.arn, &tls.others - others, others - &tls.others);
+            if !added.is_empty() {
+                steps.push(Step::AddCertificates { arn: arn.clone(), certificates: added });
+            }
+            if !left.is_empty() {
+                steps.push(Step::RemoveCertificates { arn: arn.clone(), certificates: left });
+            }
         }
         let relabel = desired.listener_labels().relabel(&seen.tags);
         steps.extend(labelled(&Tagged::Listener(seen.arn.clone()), relabel, None));
@@ -242,7 +270,15 @@ mod tests {
                 Step::RemoveTags { of, keys } => {
                     tags_of(&of, groups, listeners).retain(|key, _| !keys.contains(key));
                 }
-                Step::CreateListener { port, protocol, group } => {
+                Step::AddCertificates { arn, certificates } => {
+                    let listener = listeners.iter_mut().find(|f| f.arn == arn).unwrap();
+                    listener.tls.as_mut().unwrap().others.extend(certificates);
+                }
+                Step::RemoveCertificates { arn, certificates } => {
+                    let listener = listeners.iter_mut().find(|f| f.arn == arn).unwrap();
+                    listener.tls.as_mut().unwrap().others.retain(|other| !certificates.contains(other));
+                }
+                Step::CreateListener { port, protocol, group, tls } => {
                     assert!(listeners.iter().all(|f| f.port != port));
                     let group_arn = Some(groups[&group].arn.clone());
                     listeners.push(ObservedListener {
@@ -251,10 +287,13 @@ mod tests {
                         protocol: protocol.to_owned(),
                         group_arn,
                         tags: listener_tags.clone(),
+                        tls,
                     });
                 }
-                Step::SwitchListener { arn, protocol, group, .. } => {
+                Step::SwitchListener { arn, protocol, group, tls } => {
                     let listener = listeners.iter_mut().find(|f| f.arn == arn).unwrap();
+                    let others = listener.tls.take().map(|tls| tls.others).unwrap_or_default();
+                    listener.tls = tls.map(|tls| Tls { others, ..tls });
                     listener.protocol = protocol.map_or_else(|| listener.protocol.clone(), str::to_owned);
                     listener.group_arn = Some(groups[&group].arn.clone());
                 }
@@ -273,11 +312,15 @@ mod tests {
     const CROSS_ZONE: &str = "load_balancing.cross_zone.enabled";
 
     fn annotated() -> impl Strategy<Value = &'static [(&'static str, &'static str)]> {
-        use crate::annotations::{GROUP_ATTRIBUTES, TAGS};
+        use crate::annotations::{BACKEND_PROTOCOL, GROUP_ATTRIBUTES, SSL_CERT, SSL_POLICY, TAGS};
         let none: &'static [(&'static str, &'static str)] = &[];
         prop_oneof![
             Just(none),
             Just(&[(TAGS, "a=1,b=2")][..]),
+            Just(&[(SSL_CERT, "arn:aws:acm:::a"), (SSL_POLICY, "other")][..]),
+            Just(
+                &[(SSL_CERT, "arn:aws:acm:::b,arn:aws:acm:::a,arn:aws:acm:::c"), (BACKEND_PROTOCOL, "ssl")][..]
+            ),
             Just(&[(TAGS, "b=3"), (GROUP_ATTRIBUTES, "load_balancing.cross_zone.enabled=true")][..]),
             Just(
                 &[(
@@ -323,6 +366,10 @@ mod tests {
             let rest = steps(&to, &groups, &listeners);
             apply(&rest, &mut groups, &mut listeners, &to.listener_labels().all());
             prop_assert_eq!(steps(&to, &groups, &listeners), vec![]);
+            for listener in &to.listeners {
+                let seen = listeners.iter().find(|seen| seen.port == listener.port).unwrap();
+                prop_assert_eq!((seen.protocol.as_str(), &seen.tls), (listener.protocol, &listener.tls));
+            }
             prop_assert!(listeners.iter().all(|f| f.tags == to.listener_labels().all()));
             for group in &to.groups {
                 let seen = &groups[&group.name];

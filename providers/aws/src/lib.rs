@@ -33,6 +33,7 @@ mod restructure;
 mod standin;
 mod state;
 mod targets;
+mod tls;
 
 pub use config::{AwsArgs, ClusterId, Config, ConfigError, Scheme};
 pub use provider::Aws;

@@ -130,6 +130,9 @@ async fn listeners(
     let tags = read_tags(client, &arns).await?;
     for listener in &mut listeners {
         listener.tags = tags.get(&listener.arn).cloned().unwrap_or_default();
+        if let Some(tls) = listener.tls.as_mut().filter(|_| names::owner(cluster, &listener.tags).is_some()) {
+            tls.others = client.other_certificates(&listener.arn).await?;
+        }
     }
     if let Some(new) = listeners.iter().find(|listener| !tags.contains_key(&listener.arn)) {
         return Err(not_visible(&format!("{}:{}", balancer.name, new.port)));
@@ -181,7 +184,8 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
     }
 }
 
-/// Reads the known resources again, with two calls, and a third if annotations set attributes of the load balancer. Returns `None` if a resource appeared or vanished; then `read_all` must
+/// Reads the known resources again, with two calls, and more if annotations set attributes of the load balancer, or
+/// several certificates. Returns `None` if a resource appeared or vanished; then `read_all` must
 /// read everything. Does not read the attributes of target groups. No listener needs the groups that are leaving.
 pub(crate) async fn refresh(
     client: &dyn Elbv2,
@@ -213,8 +217,13 @@ pub(crate) async fn refresh(
         }
     }
     for listener in &mut listeners {
-        let known = known.listeners.iter().find(|known| known.arn == listener.arn);
-        listener.tags = known.map(|known| known.tags.clone()).unwrap_or_default();
+        let Some(known) = known.listeners.iter().find(|known| known.arn == listener.arn) else { continue };
+        listener.tags.clone_from(&known.tags);
+        if let (Some(tls), Some(known)) = (&mut listener.tls, &known.tls)
+            && !known.others.is_empty()
+        {
+            tls.others = client.other_certificates(&listener.arn).await?;
+        }
     }
     let (listeners, foreign_listeners) = listeners.into_iter().partition(|f| ours.contains(&f.arn));
     let balancer_attributes = balancer_attributes(client, &balancer.arn, &known.balancer_tags).await?;

@@ -33,7 +33,6 @@ const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'st
 }
 
 const SECURITY_GROUPS: &str = "Security groups are not supported yet. Restrict the nodes' security group.";
-const TLS: &str = "TLS listeners are not supported yet.";
 const IPV6: &str = "IPv6 is not supported yet.";
 const CLASSIC: &str = "It concerns classic load balancers, which Steerage does not create.";
 const QUIC: &str = "QUIC is not supported.";
@@ -44,8 +43,6 @@ const HEALTH_CHECK: &str = "The check is that of the node's service proxy, chose
 pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("actions.", &[], "Weighted target groups are not supported yet."),
     peer("aws-load-balancer-access-log-emit-interval", &[], CLASSIC),
-    peer("aws-load-balancer-alpn-policy", &["None"], TLS),
-    peer("aws-load-balancer-backend-protocol", &["tcp"], TLS),
     peer("aws-load-balancer-connection-draining-enabled", &[], CLASSIC),
     peer("aws-load-balancer-connection-draining-timeout", &[], CLASSIC),
     peer("aws-load-balancer-connection-idle-timeout", &[], CLASSIC),
@@ -109,9 +106,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("aws-load-balancer-security-group-prefix-lists", &[], SECURITY_GROUPS),
     peer("aws-load-balancer-security-groups", &[], SECURITY_GROUPS),
     peer("aws-load-balancer-source-nat-ipv6-prefixes", &[], IPV6),
-    peer("aws-load-balancer-ssl-cert", &[], TLS),
-    peer("aws-load-balancer-ssl-negotiation-policy", &[], TLS),
-    peer("aws-load-balancer-ssl-ports", &[], TLS),
     peer("aws-load-balancer-target-node-labels", &[], "A choice of nodes by labels is not supported yet."),
     peer(
         "aws-load-balancer-type",

@@ -2,7 +2,7 @@
 //! What the provider needs of `ELBv2`: one method for each call, in this crate's own types. [`Client`](super::Client) makes the
 //! calls; tests also have a stand-in that behaves as `ELBv2` does over time. Implementations decide nothing and remember nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 
@@ -10,6 +10,7 @@ use super::{Balancer, ListedGroup, NewBalancer, RegisteredTarget, Result, Tags};
 use crate::attributes::Values;
 use crate::desired::{DesiredGroup, HealthCheckSettings};
 use crate::diff::{ObservedGroup, ObservedListener};
+use crate::tls::Tls;
 
 /// All calls.
 pub(crate) trait Elbv2: BalancerCalls + ListenerCalls + GroupCalls + TargetCalls {}
@@ -38,18 +39,28 @@ pub(crate) trait BalancerCalls: Send + Sync + 'static {
 /// Calls about listeners.
 #[async_trait]
 pub(crate) trait ListenerCalls: Send + Sync + 'static {
-    /// The listeners of a load balancer; `None` if it does not exist.
+    /// The listeners of a load balancer, of TLS listeners only the default certificate; `None` if it does not exist.
     async fn listeners(&self, balancer: &str) -> Result<Option<Vec<ObservedListener>>>;
     async fn create_listener(
         &self,
         balancer: &str,
-        port: u16,
-        protocol: &str,
+        at: (u16, &str),
+        tls: Option<&Tls>,
         group: &str,
         tags: &Tags,
     ) -> Result<ObservedListener>;
     /// Sends the protocol only if it changes.
-    async fn modify_listener(&self, arn: &str, protocol: Option<&str>, group: &str) -> Result<()>;
+    async fn modify_listener(
+        &self,
+        arn: &str,
+        protocol: Option<&str>,
+        tls: Option<&Tls>,
+        group: &str,
+    ) -> Result<()>;
+    /// The certificates of a TLS listener, except the default one.
+    async fn other_certificates(&self, listener: &str) -> Result<BTreeSet<String>>;
+    async fn add_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()>;
+    async fn remove_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()>;
     async fn delete_listener(&self, arn: &str) -> Result<()>;
 }
 

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::client::{NewBalancer, Tags};
 use crate::desired::HealthCheckSettings;
+use crate::tls::Tls;
 
 /// How long things take.
 #[derive(Clone, Debug)]
@@ -85,6 +86,7 @@ pub(crate) struct Forward {
     pub(crate) protocol: String,
     pub(crate) group: String,
     pub(crate) tags: Tags,
+    pub(crate) tls: Option<Tls>,
 }
 
 #[derive(Clone, Debug)]

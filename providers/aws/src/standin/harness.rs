@@ -80,7 +80,7 @@ pub(super) fn snapshot(cloud: &Cloud) -> Snapshot {
         )
     });
     let listeners = cloud.listeners.values().map(|found| {
-        let content = format!("{} {} {:?}", found.protocol, name(&found.group), found.tags);
+        let content = format!("{} {} {:?} {:?}", found.protocol, name(&found.group), found.tls, found.tags);
         (format!("listener {}:{}", balancer(&found.balancer), found.port), content)
     });
     let groups = cloud.groups.values().map(|found| {

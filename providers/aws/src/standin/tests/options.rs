@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Attributes and further tags by annotations.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use steerage_provider_api::{Compare, Error, LoadBalancer, Owner};
 
 use super::driver::{apply, delete, provider, standin, wanted};
-use crate::annotations::{ATTRIBUTES, CROSS_ZONE, GROUP_ATTRIBUTES, PRIVATE_ADDRESSES, SUBNETS, TAGS};
+use crate::annotations::{
+    ATTRIBUTES, CROSS_ZONE, GROUP_ATTRIBUTES, PRIVATE_ADDRESSES, SSL_CERT, SSL_POLICY, SUBNETS, TAGS,
+};
 use crate::placement::Address;
 use crate::standin::cloud::{Group, NetworkLb};
 use crate::standin::{Kind, StandIn};
+use crate::tls::Tls;
 
 const CROSSING: &str = "load_balancing.cross_zone.enabled";
 const ENDING: &str = "deregistration_delay.connection_termination.enabled";
@@ -204,6 +207,60 @@ async fn subnets_and_addresses_are_those_of_the_creation() {
         apply(&aws, &same, Compare::InPlace).await.unwrap();
     }
     assert_eq!((changes(&cloud), balancer(&cloud).made.subnets), (vec![], made));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tls_changes_in_place_and_drift_is_repaired() {
+    let cloud = standin(1);
+    let (aws, a, b, c) = (provider(&cloud), "arn:aws:acm:::a", "arn:aws:acm:::b", "arn:aws:acm:::c");
+    let listener = || cloud.cloud().listeners.into_iter().next().unwrap();
+    let others = |all: &[&str]| all.iter().map(|arn| (*arn).to_owned()).collect::<BTreeSet<_>>();
+    apply(&aws, &with(&[]), Compare::Remembered).await.unwrap();
+    let (arn, _) = listener();
+    for (certificates, policy, calls) in [
+        (format!("{a},{b}"), "", &["ModifyListener", "AddListenerCertificates"][..]),
+        (
+            format!("{b},{a},{c}"),
+            "",
+            &["ModifyListener", "AddListenerCertificates", "RemoveListenerCertificates"],
+        ),
+        (format!("{b},{a},{c}"), "ELBSecurityPolicy-TLS13-1-2-2021-06", &["ModifyListener"]),
+        (a.to_owned(), "", &["ModifyListener", "RemoveListenerCertificates"]),
+    ] {
+        pause().await;
+        changes(&cloud);
+        let mut lb = with(&[(SSL_CERT, &certificates)]);
+        if !policy.is_empty() {
+            lb.annotations.insert(SSL_POLICY.to_owned(), policy.to_owned());
+        }
+        apply(&aws, &lb, Compare::InPlace).await.unwrap();
+        assert_eq!(changes(&cloud), calls);
+        let (same, found) = listener();
+        assert_eq!((same, found.protocol.as_str()), (arn.clone(), "TLS"));
+        let all: Vec<&str> = certificates.split(',').collect();
+        let tls = found.tls.unwrap();
+        assert_eq!((tls.certificate.as_str(), tls.others), (all[0], others(&all[1..])));
+    }
+    let named = with(&[(SSL_CERT, &format!("{a},{b}"))]);
+    apply(&aws, &named, Compare::InPlace).await.unwrap();
+    let whole = listener().1.tls;
+    for change in [
+        |tls: &mut Tls| tls.policy.push('x'),
+        |tls: &mut Tls| tls.others.clear(),
+        |tls: &mut Tls| tls.certificate.push('x'),
+    ] {
+        cloud.change(|cloud| change(cloud.listeners.values_mut().next().unwrap().tls.as_mut().unwrap()));
+        pause().await;
+        apply(&aws, &named, Compare::InPlace).await.unwrap();
+        assert_eq!(listener().1.tls, whole);
+    }
+    pause().await;
+    apply(&aws, &with(&[]), Compare::InPlace).await.unwrap();
+    assert_eq!((listener().0, listener().1.protocol.as_str(), listener().1.tls), (arn, "TCP", None));
+    let missing = with(&[(SSL_CERT, "arn:aws:acm:::missing")]);
+    let error = apply(&aws, &missing, Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), "RejectedByProvider");
+    assert_eq!(listener().1.protocol, "TCP", "the listener stays as it was");
 }
 
 /// The further tags of all resources, without Steerage's own.

@@ -47,6 +47,8 @@ const OPTIONS: &[(&str, &str)] = &[
     (annotations::PROXY_PROTOCOL, "*"),
     (annotations::TAGS, "team=shop,stage=test"),
     (annotations::TAGS, "team=web"),
+    (annotations::SSL_CERT, "arn:aws:acm:::a"),
+    (annotations::SSL_CERT, "arn:aws:acm:::b,arn:aws:acm:::a,arn:aws:acm:::c"),
 ];
 
 /// Random ports, targets and check of a Service.
@@ -80,8 +82,14 @@ fn plant_foreign(cloud: &StandIn) {
         let made = NewBalancer { name, scheme: Scheme::Internal, subnets: Vec::new() };
         let other = NetworkLb::new(made, tags.clone(), created);
         cloud.balancers.insert(arn.clone(), other);
-        let forward =
-            Forward { balancer: arn, port: 80, protocol: "TCP".to_owned(), group: String::new(), tags };
+        let forward = Forward {
+            balancer: arn,
+            port: 80,
+            protocol: "TCP".to_owned(),
+            group: String::new(),
+            tags,
+            tls: None,
+        };
         let arn = cloud.arn("listener/net", "other");
         cloud.listeners.insert(arn, forward);
     });
