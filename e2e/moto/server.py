@@ -115,6 +115,15 @@ def modify_listener(original, self, arn, port=None, protocol=None, ssl_policy=No
 
 
 @correct(Backend)
+def remove_listener_certificates(original, self, arn, certificates):
+    # moto also removes the default certificate, its first one, if it is among the others too.
+    listener = self.describe_listeners(load_balancer_arn=None, listener_arns=[arn])[0]
+    default, *others = listener.certificates
+    removed = [c["CertificateArn"] for c in certificates]
+    listener.certificates = [default, *(other for other in others if other not in removed)]
+
+
+@correct(Backend)
 def describe_target_groups(original, self, load_balancer_arn, target_group_arns, names):
     # moto keeps load balancers on a target group after they have released it, and forgets those that a changed listener added.
     for group in self.target_groups.values():
@@ -234,7 +243,11 @@ def app(environ, start_response):
     look = {"/test/snapshot": snapshot, "/test/targets": targets}.get(environ["PATH_INFO"])
     if look is None:
         # The scope of the credential: AWS4-HMAC-SHA256 Credential=key/date/region/service/aws4_request
-        return services[environ["HTTP_AUTHORIZATION"].split("/")[3]](environ, start_response)
+        name = environ["HTTP_AUTHORIZATION"].split("/")[3]
+        if name not in services:
+            # Few tests need it, and it takes its time to load.
+            services[name] = create_backend_app(name)
+        return services[name](environ, start_response)
     start_response("200 OK", [("Content-Type", "text/plain")])
     return ["\n".join(look()).encode()]
 

@@ -8,7 +8,7 @@ mod moto;
 
 use std::collections::BTreeMap;
 
-use aws_sdk_elasticloadbalancingv2::types::LoadBalancerSchemeEnum;
+use aws_sdk_elasticloadbalancingv2::types::{LoadBalancerSchemeEnum, ProtocolEnum};
 use moto::Moto;
 use steerage_model::{Affinity, Protocol};
 use steerage_provider_api::{
@@ -331,6 +331,45 @@ async fn named_subnets_are_used_and_a_change_is_rejected() {
     let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
     assert_eq!(error.reason(), "SubnetsImmutable");
     assert!(error.to_string().contains(&format!("to {}", used.join(","))), "{error}");
+}
+
+/// The wire format of TLS listeners.
+#[tokio::test]
+async fn certificates_and_policies_change_in_place() {
+    requires!(Moto);
+    let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 443, 30443)]).await;
+    let (a, b) = (moto.certificate("a.example").unwrap(), moto.certificate("b.example").unwrap());
+    let before = only_listener(&moto).await;
+    let name = |suffix: &str| format!("service.beta.kubernetes.io/aws-load-balancer-{suffix}");
+    for (certificates, policy) in
+        [([&a, &b], "ELBSecurityPolicy-2016-08"), ([&b, &a], "ELBSecurityPolicy-TLS13-1-2-2021-06")]
+    {
+        lb.annotations = BTreeMap::from([
+            (name("ssl-cert"), format!("{},{}", certificates[0], certificates[1])),
+            (name("ssl-negotiation-policy"), policy.to_owned()),
+        ]);
+        converge(&provider, &lb).await.unwrap();
+        let seen = only_listener(&moto).await;
+        assert_eq!((&seen.listener_arn, seen.ssl_policy()), (&before.listener_arn, Some(policy)));
+        assert_eq!(seen.protocol().map(ProtocolEnum::as_str), Some("TLS"));
+        let arn = seen.listener_arn().unwrap();
+        let found = moto.elb.describe_listener_certificates().listener_arn(arn).send().await.unwrap();
+        let of = |is_default: bool| {
+            let some = found.certificates().iter().filter(move |c| c.is_default() == Some(is_default));
+            some.filter_map(|c| c.certificate_arn()).collect::<Vec<_>>()
+        };
+        assert_eq!((of(true), of(false)), (vec![certificates[0].as_str()], vec![certificates[1].as_str()]));
+    }
+    moto.proxy().reset();
+    provider.apply(&lb, Compare::InPlace).await.unwrap();
+    assert!(moto.proxy().writes().is_empty(), "nothing differs");
+    lb.annotations = BTreeMap::from([(name("ssl-cert"), format!("{a}-missing"))]);
+    let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
+    assert_eq!(error.reason(), "RejectedByProvider");
+    lb.annotations.clear();
+    converge(&provider, &lb).await.unwrap();
+    let seen = only_listener(&moto).await;
+    assert_eq!(seen.protocol().map(ProtocolEnum::as_str), Some("TCP"));
 }
 
 #[tokio::test]
