@@ -81,7 +81,7 @@ def check_forward(backend, protocol, actions):
         group = backend.target_groups.get(action.get("TargetGroupArn"))
         if group is None:
             raise errors.TargetGroupNotFoundError()
-        if group.protocol != protocol:
+        if group.protocol != protocol and (protocol, group.protocol) != ("TLS", "TCP"):
             raise error("IncompatibleProtocols", f"{protocol} listener, {group.protocol} target group")
 
 
@@ -104,7 +104,23 @@ def modify_listener(original, self, arn, port=None, protocol=None, ssl_policy=No
     check_forward(self, protocol or listener.protocol, actions or [])
     changed = original(self, arn, port, None, ssl_policy, certificates, actions)
     changed.protocol = protocol or changed.protocol
+    if certificates:
+        # moto changes the certificate of HTTPS listeners only.
+        if not self._certificate_exists(certificate_arn=certificates[0]["CertificateArn"]):
+            raise error("CertificateNotFound", "Certificate not found")
+        others = [arn for arn in changed.certificates or [] if arn != changed.certificate]
+        changed.certificate = certificates[0]["CertificateArn"]
+        changed.certificates = [changed.certificate, *others]
     return changed
+
+
+@correct(Backend)
+def remove_listener_certificates(original, self, arn, certificates):
+    # moto also removes the default certificate, its first one, if it is among the others too.
+    listener = self.describe_listeners(load_balancer_arn=None, listener_arns=[arn])[0]
+    default, *others = listener.certificates
+    removed = [c["CertificateArn"] for c in certificates]
+    listener.certificates = [default, *(other for other in others if other not in removed)]
 
 
 @correct(Backend)
@@ -227,7 +243,11 @@ def app(environ, start_response):
     look = {"/test/snapshot": snapshot, "/test/targets": targets}.get(environ["PATH_INFO"])
     if look is None:
         # The scope of the credential: AWS4-HMAC-SHA256 Credential=key/date/region/service/aws4_request
-        return services[environ["HTTP_AUTHORIZATION"].split("/")[3]](environ, start_response)
+        name = environ["HTTP_AUTHORIZATION"].split("/")[3]
+        if name not in services:
+            # Few tests need it, and it takes its time to load.
+            services[name] = create_backend_app(name)
+        return services[name](environ, start_response)
     start_response("200 OK", [("Content-Type", "text/plain")])
     return ["\n".join(look()).encode()]
 

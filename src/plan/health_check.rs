@@ -47,12 +47,13 @@ pub(crate) fn health_check(
     steering: Steering,
     config: &Config,
 ) -> Result<HealthCheck, PlanError> {
-    let port = match (service.external_policy, steering) {
-        (TrafficPolicy::Local, Steering::HealthCheck) => {
-            service.health_check_node_port.ok_or(PlanError::NoHealthCheckNodePort)?
-        }
-        _ if service.is_labelled_for_agent() => config.agent_healthz_port,
-        _ => config.proxy_healthz_port,
+    let is_of_service = (service.external_policy, steering) == (TrafficPolicy::Local, Steering::HealthCheck);
+    let port = if is_of_service {
+        service.health_check_node_port.ok_or(PlanError::NoHealthCheckNodePort)?
+    } else if service.is_labelled_for_agent() {
+        config.agent_healthz_port
+    } else {
+        config.proxy_healthz_port
     };
     let (min, max) = config.capabilities.health_interval;
     let defaults = &config.health;
@@ -75,6 +76,7 @@ pub(crate) fn health_check(
     Ok(HealthCheck {
         protocol: HealthProtocol::Http { path: PATH.to_owned() },
         port,
+        is_of_service,
         interval,
         timeout,
         healthy_threshold: healthy_threshold.unwrap_or(defaults.healthy_threshold),

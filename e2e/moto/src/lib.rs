@@ -72,6 +72,21 @@ impl Server {
         self.ec2("StopInstances", &[("InstanceId.1", instance)], "instanceId").map(drop)
     }
 
+    /// Requests a certificate for this domain from ACM and returns its ARN.
+    pub fn certificate(&self, domain: &str) -> anyhow::Result<String> {
+        let body = format!("{{\"DomainName\":\"{domain}\"}}");
+        let head = format!(
+            "POST / HTTP/1.1\r\nHost: acm\r\nConnection: close\r\nContent-Type: application/x-amz-json-1.1\r\n\
+             X-Amz-Target: CertificateManager.RequestCertificate\r\n\
+             Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/acm/aws4_request, SignedHeaders=host, Signature=none\r\n\
+             Content-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let answer = self.exchange(&(head + &body)).context("RequestCertificate")?;
+        let arn = answer.split('"').find(|text| text.starts_with("arn:"));
+        Ok(arn.with_context(|| format!("no ARN in {answer}"))?.to_owned())
+    }
+
     /// Calls EC2's query API and returns the texts of all elements of this name. Tests use EC2 only for a VPC and instances, which
     /// does not justify minutes of compiling its SDK.
     fn ec2(&self, action: &str, parameters: &[(&str, &str)], element: &str) -> anyhow::Result<Vec<String>> {

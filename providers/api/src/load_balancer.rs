@@ -58,6 +58,8 @@ pub struct HealthCheck {
     pub protocol: HealthProtocol,
     /// The port on the node.
     pub port: u16,
+    /// Whether the port answers for this Service on the node; otherwise it answers for the node's service proxy.
+    pub is_of_service: bool,
     /// Time between two checks.
     pub interval: Duration,
     /// Time after which a check fails.

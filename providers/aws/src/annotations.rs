@@ -6,4 +6,36 @@ steerage_model::annotations! {
     SCHEME = "service.beta.kubernetes.io/aws-load-balancer-scheme", "`internal` or `internet-facing`";
     /// Older form of the scheme. A Service with both must request the same by both.
     INTERNAL = "service.beta.kubernetes.io/aws-load-balancer-internal", "`true` (internal) or `false` (internet-facing)";
+    /// Attributes of the load balancer. Only those that an annotation names are set, and repaired. One that is no longer named returns to AWS's default, other than with AWS's own controllers. Not taken: `ipv6.deny_all_igw_traffic` and `secondary_ips.auto_assigned.per_subnet`.
+    ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-attributes", "`key=value`, separated by commas";
+    /// The attribute `load_balancing.cross_zone.enabled`. A contradiction to `…-attributes` is refused.
+    CROSS_ZONE = "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled", "`true` or `false`";
+    /// The attribute `access_logs.s3.enabled`, which needs a bucket.
+    ACCESS_LOG_ENABLED = "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled", "`true` or `false`";
+    /// The attribute `access_logs.s3.bucket`.
+    ACCESS_LOG_BUCKET = "service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-name", "name of an S3 bucket";
+    /// The attribute `access_logs.s3.prefix`.
+    ACCESS_LOG_PREFIX = "service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-prefix", "prefix in the bucket";
+    /// Attributes of all target groups, instead of Steerage's values. One that is no longer named returns to Steerage's or AWS's value. Not taken: `stickiness.*`, which `spec.sessionAffinity` decides, and keys with a port, `key.port`.
+    GROUP_ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes", "`key=value`, separated by commas";
+    /// PROXY protocol version 2 on all ports. Refused while the health check asks for this Service, because no service proxy reads the header; otherwise the check becomes a TCP check.
+    PROXY_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "`*`";
+    /// Certificates of TLS listeners: the first is the default, clients choose the others by name. At most 25.
+    SSL_CERT = "service.beta.kubernetes.io/aws-load-balancer-ssl-cert", "ARNs of ACM or IAM, separated by commas";
+    /// The ports with TLS; without it, all with TCP alone. A port with UDP is refused.
+    SSL_PORTS = "service.beta.kubernetes.io/aws-load-balancer-ssl-ports", "names or numbers of ports, separated by commas, or `*`";
+    /// Security policy of TLS listeners; without it, `ELBSecurityPolicy-2016-08`.
+    SSL_POLICY = "service.beta.kubernetes.io/aws-load-balancer-ssl-negotiation-policy", "name of a policy of AWS";
+    /// Protocol to the targets of TLS listeners; without it, `tcp`. `ssl` needs a certificate in `…-ssl-cert`.
+    BACKEND_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-backend-protocol", "`tcp` or `ssl`";
+    /// ALPN policy of TLS listeners; without it, `None`, also after it was set.
+    ALPN_POLICY = "service.beta.kubernetes.io/aws-load-balancer-alpn-policy", "`HTTP1Only`, `HTTP2Only`, `HTTP2Optional`, `HTTP2Preferred` or `None`";
+    /// Subnets of a new load balancer, instead of `--aws-subnets`, one for each availability zone. Names of subnets are not looked up yet. A later change is refused.
+    SUBNETS = "service.beta.kubernetes.io/aws-load-balancer-subnets", "IDs of subnets, separated by commas";
+    /// Elastic IP addresses of a new internet-facing load balancer, one for each subnet, in the order of the subnets. A later change is refused.
+    EIP_ALLOCATIONS = "service.beta.kubernetes.io/aws-load-balancer-eip-allocations", "allocation IDs, separated by commas";
+    /// Addresses of a new internal load balancer, one for each subnet, in the order of the subnets: AWS's own controller finds the subnet of each address instead. A later change is refused.
+    PRIVATE_ADDRESSES = "service.beta.kubernetes.io/aws-load-balancer-private-ipv4-addresses", "IPv4 addresses, separated by commas";
+    /// Further tags of the load balancer, its listeners and target groups, at most 36. One that is no longer named is removed; tags of others stay.
+    TAGS = "service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags", "`key=value`, separated by commas";
 }

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Applies the steps of `diff` to AWS, and records in `Resources` what each call changed. `provider` calls it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_provider_api::{Compare, Error, Owner};
 use tokio::time::Instant;
 
 use crate::client::{Balancer, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
-use crate::diff::{ObservedGroup, ObservedListener, Step, steps};
+use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
+use crate::labels::Labels;
 use crate::names::Ownership;
 use crate::observe::Resources;
 use crate::provider::Aws;
 use crate::registered::RegisteredIds;
 use crate::state::ServiceState;
 use crate::targets::Limits;
+use crate::tls::Tls;
 use crate::{annotations, names, reasons, targets};
 
 /// How far the steps have come.
@@ -22,6 +24,24 @@ pub(crate) enum Stepped {
     Done,
     /// AWS does not show the tags of a created resource yet.
     Unproven,
+}
+
+fn arn_of(resources: &Resources, group: &str) -> Result<String, Error> {
+    let group = resources.groups.get(group).map(|g| g.arn.clone());
+    group.ok_or_else(|| Error::Conflict("a target group no longer exists".to_owned()))
+}
+
+fn arn_of_tagged(of: &Tagged, balancer: &Balancer, resources: &Resources) -> Result<String, Error> {
+    match of {
+        Tagged::Balancer => Ok(balancer.arn.clone()),
+        Tagged::Group(name) => arn_of(resources, name),
+        Tagged::Listener(arn) => Ok(arn.clone()),
+    }
+}
+
+/// The tags of a new resource: those of every resource, and its labels.
+fn labelled(tags: &Tags, labels: &Labels) -> Tags {
+    tags.clone().into_iter().chain(labels.all()).collect()
 }
 
 impl Aws {
@@ -35,7 +55,8 @@ impl Aws {
         resources: &mut Resources,
         entry: &mut ServiceState,
     ) -> Result<Stepped, Error> {
-        let tags = names::tags(&self.config.cluster, owner);
+        let mut tags = names::tags(&self.config.cluster, owner);
+        tags.extend(wanted.listener_labels().all());
         let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
         if let Some(taken) =
             resources.foreign_listeners.iter().find(|f| wanted.listeners.iter().any(|w| w.port == f.port))
@@ -51,7 +72,7 @@ impl Aws {
                 self.step(owner, step, &balancer, &tags, resources, entry).await?;
             }
         }
-        if !self.prove(owner, entry).await? {
+        if !self.prove(owner, resources, entry).await? {
             return Ok(Stepped::Unproven);
         }
         let steps = steps(wanted, &resources.groups, &resources.listeners);
@@ -63,19 +84,32 @@ impl Aws {
         for step in others {
             self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
+        for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
+            self.step(owner, step, &balancer, &tags, resources, entry).await?;
+        }
         Ok(Stepped::Done)
     }
 
     /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while
     /// AWS does not show them.
-    async fn prove(&self, owner: &Owner, entry: &mut ServiceState) -> Result<bool, Error> {
+    async fn prove(
+        &self,
+        owner: &Owner,
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+    ) -> Result<bool, Error> {
         if entry.unproven.is_empty() {
             return Ok(true);
         }
         let arns: Vec<String> = entry.unproven.iter().cloned().collect();
         for (arn, tags) in read_tags(&*self.client, &arns).await? {
             match names::ownership(&self.config.cluster, &tags) {
-                Ownership::Ours(found) if found == *owner => drop(entry.unproven.remove(&arn)),
+                Ownership::Ours(found) if found == *owner => {
+                    entry.unproven.remove(&arn);
+                    if let Some(known) = resources.tags_of(&arn) {
+                        *known = tags;
+                    }
+                }
                 // The next call reads everything, and says what is wrong or deletes what an earlier Service left.
                 _ => return Err(Error::Conflict(format!("{arn} exists with other tags"))),
             }
@@ -122,13 +156,15 @@ impl Aws {
             let new = NewBalancer {
                 name: wanted.name.clone(),
                 scheme: wanted.scheme,
-                subnets: self.config.subnets.clone(),
+                subnets: wanted.placement.subnets.clone(),
             };
             self.note_change();
             entry.written = Some(Instant::now());
-            let made = self.client.create_balancer(&new, tags).await?;
+            let tags = labelled(tags, &wanted.labels);
+            let made = self.client.create_balancer(&new, &tags).await?;
             entry.unproven.insert(made.arn.clone());
             resources.balancer = Some(made.clone());
+            (resources.balancer_tags, resources.balancer_attributes) = (tags, BTreeMap::new());
             return Ok(made);
         };
         if balancer.scheme != Some(wanted.scheme) {
@@ -139,7 +175,22 @@ impl Aws {
             );
             return Err(Error::invalid(reasons::SCHEME_IMMUTABLE, message));
         }
+        wanted.placement.check(&balancer.placed)?;
         Ok(balancer.clone())
+    }
+
+    async fn add_certificates(
+        &self,
+        listener: &str,
+        certificates: BTreeSet<String>,
+        resources: &mut Resources,
+    ) -> Result<(), Error> {
+        self.client.add_certificates(listener, &certificates).await?;
+        let listener = resources.listeners.iter_mut().find(|f| f.arn == listener);
+        if let Some(tls) = listener.and_then(|listener| listener.tls.as_mut()) {
+            tls.others.extend(certificates);
+        }
+        Ok(())
     }
 
     async fn step(
@@ -156,17 +207,14 @@ impl Aws {
             self.note_change();
             entry.written = Some(Instant::now());
         }
-        let arn_of = |resources: &Resources, group: &str| {
-            let group = resources.groups.get(group).map(|g| g.arn.clone());
-            group.ok_or_else(|| Error::Conflict("a target group no longer exists".to_owned()))
-        };
         match step {
             Step::CreateGroup(group) => {
-                let made = self.client.create_group(&group, &self.config.vpc, tags).await?;
+                let tags = labelled(tags, &group.labels);
+                let made = self.client.create_group(&group, &self.config.vpc, &tags).await?;
                 entry.unproven.insert(made.arn.clone());
                 entry.registered.entry(made.arn.clone()).or_insert_with(RegisteredIds::new);
                 let health = group.health;
-                resources.groups.insert(group.name, ObservedGroup { health, only_200: true, ..made });
+                resources.groups.insert(group.name, ObservedGroup { health, only_200: true, tags, ..made });
             }
             Step::ModifyHealth { arn, health } => {
                 self.client.modify_health(&arn, &health).await?;
@@ -180,23 +228,63 @@ impl Aws {
                     group.attributes.extend(attributes.into_iter().map(|(k, v)| (k.to_owned(), v)));
                 }
             }
-            Step::CreateListener { port, protocol, group } => {
+            Step::SetBalancerAttributes(attributes) => {
+                self.client.set_balancer_attributes(&balancer.arn, &attributes).await?;
+                let new = attributes.into_iter().map(|(key, value)| (key.to_owned(), value));
+                resources.balancer_attributes.extend(new);
+            }
+            Step::AddTags { of, tags } => {
+                let arn = arn_of_tagged(&of, balancer, resources)?;
+                self.client.add_tags(&arn, &tags).await?;
+                if let Some(known) = resources.tags_of(&arn) {
+                    known.extend(tags);
+                }
+            }
+            Step::RemoveTags { of, keys } => {
+                let arn = arn_of_tagged(&of, balancer, resources)?;
+                self.client.remove_tags(&arn, &keys).await?;
+                if let Some(known) = resources.tags_of(&arn) {
+                    known.retain(|key, _| !keys.contains(key));
+                }
+            }
+            Step::CreateListener { port, protocol, group, tls } => {
                 let group = arn_of(resources, &group)?;
-                let made = self.client.create_listener(&balancer.arn, port, protocol, &group, tags).await?;
-                let group_arn = Some(group);
+                let call =
+                    self.client.create_listener(&balancer.arn, (port, protocol), tls.as_ref(), &group, tags);
+                let made = call.await?;
+                let (group_arn, arn) = (Some(group), made.arn.clone());
+                let others = tls.as_ref().map(|tls| tls.others.clone()).unwrap_or_default();
                 resources.listeners.push(ObservedListener {
                     port,
                     protocol: protocol.to_owned(),
                     group_arn,
+                    tags: tags.clone(),
+                    tls: tls.map(|tls| Tls { others: BTreeSet::new(), ..tls }),
                     ..made
                 });
+                if !others.is_empty() {
+                    self.add_certificates(&arn, others, resources).await?;
+                }
             }
-            Step::SwitchListener { arn, protocol, group } => {
+            Step::AddCertificates { arn, certificates } => {
+                self.add_certificates(&arn, certificates, resources).await?;
+            }
+            Step::RemoveCertificates { arn, certificates } => {
+                self.client.remove_certificates(&arn, &certificates).await?;
+                let listener = resources.listeners.iter_mut().find(|f| f.arn == arn);
+                if let Some(tls) = listener.and_then(|listener| listener.tls.as_mut()) {
+                    tls.others.retain(|other| !certificates.contains(other));
+                }
+            }
+            Step::SwitchListener { arn, protocol, group, tls } => {
                 let group = arn_of(resources, &group)?;
-                self.client.modify_listener(&arn, protocol, &group).await?;
+                self.client.modify_listener(&arn, protocol, tls.as_ref(), &group).await?;
                 if let Some(listener) = resources.listeners.iter_mut().find(|f| f.arn == arn) {
                     listener.protocol = protocol.map_or_else(|| listener.protocol.clone(), str::to_owned);
                     listener.group_arn = Some(group);
+                    // AWS keeps the other certificates, unless the listener had no TLS.
+                    let others = listener.tls.take().map(|tls| tls.others).unwrap_or_default();
+                    listener.tls = tls.map(|tls| Tls { others, ..tls });
                 }
             }
             Step::DeleteListener { arn } => {

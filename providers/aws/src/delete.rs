@@ -7,11 +7,26 @@ use std::time::Duration;
 use steerage_provider_api::{Error, Owner};
 use tokio::time::Instant;
 
-use crate::client::read_tags;
+use crate::client::{CallError, read_tags};
 use crate::names::{self, Ownership};
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
+use crate::reasons;
 use crate::state::{Condemned, ServiceState};
+
+/// Says what to do if AWS forbids the deletion. Steerage does not lift the protection, whoever requested it.
+fn refused(failure: CallError, name: &str, arn: &str) -> Error {
+    if !failure.is("OperationNotPermitted") {
+        return failure.into();
+    }
+    let message = format!(
+        "AWS refuses to delete the load balancer {name}: {}. It and the Service stay until AWS allows the deletion. If it is \
+         protected, lift that: aws elbv2 modify-load-balancer-attributes --load-balancer-arn {arn} --attributes \
+         Key=deletion_protection.enabled,Value=false",
+        failure.message()
+    );
+    Error::invalid(reasons::OPERATION_NOT_PERMITTED, message)
+}
 
 impl Aws {
     /// Deletes everything of the owner. Returns when to call again; `None` if nothing is left.
@@ -95,7 +110,7 @@ impl Aws {
             tracing::info!(%service, name, "deleting load balancer");
             self.note_change();
             entry.written = Some(Instant::now());
-            self.client.delete_balancer(arn).await?;
+            self.client.delete_balancer(arn).await.map_err(|failure| refused(failure, name, arn))?;
             condemned.balancer = None;
             if !condemned.groups.is_empty() {
                 return Ok(Some(RELEASE_POLL));

@@ -6,8 +6,12 @@ use std::collections::BTreeMap;
 use steerage_model::{Family, Protocol};
 use steerage_provider_api::{Error, HealthCheck, HealthProtocol, Listener, LoadBalancer};
 
+use crate::attributes::{GroupWishes, OF_BALANCERS, OF_GROUPS, Values};
 use crate::config::{Config, Scheme};
-use crate::{annotations, names, peers, reasons};
+use crate::labels::Labels;
+use crate::placement::{self, Placement};
+use crate::tls::{Tls, TlsWishes};
+use crate::{annotations, attributes, labels, names, peers, reasons};
 
 /// AWS's limit for one network load balancer.
 pub(crate) const MAX_LISTENERS: usize = 50;
@@ -32,7 +36,8 @@ pub(crate) struct DesiredGroup {
     pub(crate) port: u16,
     pub(crate) health: HealthCheckSettings,
     /// Attributes that must have these values. Others are not changed.
-    pub(crate) attributes: BTreeMap<&'static str, String>,
+    pub(crate) attributes: Values,
+    pub(crate) labels: Labels,
 }
 
 /// A wanted listener.
@@ -42,6 +47,8 @@ pub(crate) struct DesiredListener {
     pub(crate) protocol: &'static str,
     /// Name of the target group.
     pub(crate) group: String,
+    /// Of a TLS listener.
+    pub(crate) tls: Option<Tls>,
 }
 
 /// All wanted resources of one Service.
@@ -49,33 +56,61 @@ pub(crate) struct DesiredListener {
 pub(crate) struct Desired {
     pub(crate) name: String,
     pub(crate) scheme: Scheme,
+    pub(crate) placement: Placement,
+    /// Attributes of the load balancer that must have these values. Others are not changed.
+    pub(crate) attributes: Values,
+    /// Of the load balancer.
+    pub(crate) labels: Labels,
     pub(crate) groups: Vec<DesiredGroup>,
     pub(crate) listeners: Vec<DesiredListener>,
+}
+
+impl Desired {
+    /// The labels of a listener, which has no attributes.
+    pub(crate) fn listener_labels(&self) -> Labels {
+        Labels { tags: self.labels.tags.clone(), ..Labels::default() }
+    }
 }
 
 /// The wanted resources. Returns [`Error::Invalid`] if AWS or this provider does not support them.
 pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> {
     check_supported(lb)?;
     peers::check(&lb.annotations)?;
+    let ports = merge_ports(&lb.listeners)?;
+    let tags = labels::further_tags(&lb.annotations)?;
+    let tls_wishes = TlsWishes::read(&lb.annotations, &lb.listeners)?;
+    let protocols = ports.values().map(|(protocol, _)| *protocol).collect();
+    let wishes = GroupWishes::read(&lb.annotations, &protocols)?;
+    let check = checked(lb, wishes.has_proxy_protocol())?;
     let mut listeners: Vec<DesiredListener> = Vec::new();
     let mut groups: Vec<DesiredGroup> = Vec::new();
-    for (port, (protocol, node_port)) in merge_ports(&lb.listeners)? {
+    for (port, (protocol, node_port)) in ports {
+        let (tls, of_listener, protocol) = tls_wishes.of(port, protocol)?;
         let name = names::target_group(&config.cluster, &lb.owner.service, protocol, node_port, &config.vpc);
-        listeners.push(DesiredListener { port, protocol, group: name.clone() });
+        listeners.push(DesiredListener { port, protocol: of_listener, group: name.clone(), tls });
         if groups.iter().any(|g| g.name == name) {
             continue;
         }
+        let attributes = wishes.of(protocol, lb.affinity.is_some());
+        let marked = attributes::to_mark(OF_GROUPS, &attributes);
         groups.push(DesiredGroup {
             name,
             protocol,
             port: node_port,
-            health: health(&lb.health_check),
-            attributes: attributes(protocol, lb.affinity.is_some()),
+            health: check.clone(),
+            attributes,
+            labels: Labels { tags: tags.clone(), attributes: marked },
         });
     }
+    let scheme = scheme(config, lb)?;
+    let attributes = attributes::of_balancer(&lb.annotations)?;
+    let marked = attributes::to_mark(OF_BALANCERS, &attributes);
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),
-        scheme: scheme(config, lb)?,
+        scheme,
+        placement: placement::placement(config, scheme, &lb.annotations)?,
+        attributes,
+        labels: Labels { tags, attributes: marked },
         groups,
         listeners,
     })
@@ -194,6 +229,22 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
     Ok(ports)
 }
 
+/// The health check. With PROXY protocol, AWS sends the header to the health-check port too, where no service proxy understands it: a
+/// TCP check still finds a dead node, but would not see which nodes have an endpoint.
+fn checked(lb: &LoadBalancer, has_proxy_protocol: bool) -> Result<HealthCheckSettings, Error> {
+    let check = health(&lb.health_check);
+    if !has_proxy_protocol {
+        return Ok(check);
+    }
+    if lb.health_check.is_of_service {
+        let message = "PROXY protocol is enabled, but AWS sends its header to the health-check node port too, which does not \
+                       understand it: no node would be healthy. No load balancer is created or changed. Set the annotation \
+                       steerage.dev/steering to api or spec.externalTrafficPolicy to Cluster, or disable PROXY protocol.";
+        return Err(Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message));
+    }
+    Ok(HealthCheckSettings { path: None, ..check })
+}
+
 fn health(check: &HealthCheck) -> HealthCheckSettings {
     let seconds = |d: std::time::Duration| i32::try_from(d.as_secs()).unwrap_or(i32::MAX);
     let count = |n: u32| i32::try_from(n).unwrap_or(i32::MAX).clamp(2, 10);
@@ -209,26 +260,6 @@ fn health(check: &HealthCheck) -> HealthCheckSettings {
         healthy: count(check.healthy_threshold),
         unhealthy: count(check.unhealthy_threshold),
     }
-}
-
-/// The attributes whose default would break a guarantee:
-///
-/// - The client's address reaches the pod without PROXY protocol.
-/// - When the last pod of a node terminates, `/healthz` fails at once while the pod still serves its connections. So AWS must
-///   not reset the connections of an unhealthy target. UDP target groups lack these attributes.
-fn attributes(protocol: &str, sticky: bool) -> BTreeMap<&'static str, String> {
-    let mut attributes = BTreeMap::from([
-        ("deregistration_delay.timeout_seconds", "300".to_owned()),
-        ("preserve_client_ip.enabled", "true".to_owned()),
-        ("proxy_protocol_v2.enabled", "false".to_owned()),
-        ("stickiness.enabled", sticky.to_string()),
-        ("stickiness.type", "source_ip".to_owned()),
-    ]);
-    if protocol == "TCP" {
-        attributes.insert("target_health_state.unhealthy.connection_termination.enabled", "false".to_owned());
-        attributes.insert("target_health_state.unhealthy.draining_interval_seconds", "300".to_owned());
-    }
-    attributes
 }
 
 #[cfg(test)]
@@ -267,6 +298,7 @@ pub(crate) mod tests {
             health_check: HealthCheck {
                 protocol: HealthProtocol::Http { path: "/healthz".to_owned() },
                 port: 32000,
+                is_of_service: false,
                 interval: Duration::from_secs(5),
                 timeout: Duration::from_secs(3),
                 healthy_threshold: 2,
@@ -359,6 +391,40 @@ pub(crate) mod tests {
         for unclear in ["", "0.0.0.0/0", "yes"] {
             assert_eq!(of(unclear, None), Err("UnknownScheme"), "{unclear}");
         }
+    }
+
+    /// The header would reach the health-check port: no node would be healthy, and AWS would send to all of them.
+    #[test]
+    fn proxy_protocol_changes_the_check_or_is_refused() {
+        let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
+        lb.annotations.insert(annotations::PROXY_PROTOCOL.to_owned(), "*".to_owned());
+        let group = desired(&config(), &lb).unwrap().groups.remove(0);
+        assert_eq!((group.health.path, group.health.port), (None, 32000));
+        assert_eq!(group.attributes["proxy_protocol_v2.enabled"], "true");
+        lb.health_check.is_of_service = true;
+        assert_eq!(reason(&lb), "ConflictingAnnotations");
+        lb.annotations.clear();
+        assert!(desired(&config(), &lb).unwrap().groups[0].health.path.is_some());
+    }
+
+    #[test]
+    fn labels_are_those_of_the_annotations() {
+        let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
+        let plain = desired(&config(), &lb).unwrap();
+        assert_eq!((&plain.labels, &plain.groups[0].labels), (&Labels::default(), &Labels::default()));
+        let cross_zone = "load_balancing.cross_zone.enabled";
+        for (name, value) in [
+            (annotations::TAGS, "team=shop"),
+            (annotations::CROSS_ZONE, "true"),
+            (annotations::GROUP_ATTRIBUTES, "preserve_client_ip.enabled=false"),
+        ] {
+            lb.annotations.insert(name.to_owned(), value.to_owned());
+        }
+        let made = desired(&config(), &lb).unwrap();
+        assert_eq!(made.labels.attributes, [cross_zone].into());
+        assert_eq!(made.labels.tags["team"], "shop");
+        // Without the annotation, it has Steerage's value again: nothing must be remembered.
+        assert_eq!(made.groups[0].labels, made.listener_labels());
     }
 
     #[test]

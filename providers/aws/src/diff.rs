@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The steps from the observed to the wanted resources. Pure. After every prefix of the steps, clients are still served.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use crate::attributes::{self, OF_BALANCERS, OF_GROUPS, Values};
+use crate::client::Tags;
 use crate::desired::{Desired, DesiredGroup, HealthCheckSettings, MAX_LISTENERS};
+use crate::labels::{self, Relabel};
+use crate::tls::Tls;
 
 /// An existing target group of this cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +17,8 @@ pub(crate) struct ObservedGroup {
     /// Whether an HTTP check accepts only status 200. True for a TCP check.
     pub(crate) only_200: bool,
     pub(crate) attributes: BTreeMap<String, String>,
+    /// As last read or written. A read of target groups alone shows none.
+    pub(crate) tags: Tags,
 }
 
 /// An existing listener of this cluster.
@@ -23,6 +29,20 @@ pub(crate) struct ObservedListener {
     pub(crate) protocol: String,
     /// The target group, if the listener forwards to exactly one.
     pub(crate) group_arn: Option<String>,
+    /// Of a TLS listener. A read of listeners alone shows no certificates beside the default one.
+    pub(crate) tls: Option<Tls>,
+    /// As last read or written. A read of listeners alone shows none.
+    pub(crate) tags: Tags,
+}
+
+/// What has tags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Tagged {
+    Balancer,
+    /// By name.
+    Group(String),
+    /// By ARN.
+    Listener(String),
 }
 
 /// One step.
@@ -36,18 +56,37 @@ pub(crate) enum Step {
     /// Names the group instead of its ARN, because an earlier step may create it.
     SetAttributes {
         group: String,
-        attributes: BTreeMap<&'static str, String>,
+        attributes: Values,
+    },
+    SetBalancerAttributes(Values),
+    AddTags {
+        of: Tagged,
+        tags: Tags,
+    },
+    RemoveTags {
+        of: Tagged,
+        keys: Vec<String>,
     },
     CreateListener {
         port: u16,
         protocol: &'static str,
         group: String,
+        tls: Option<Tls>,
     },
-    /// Forwards to another group.
+    /// Forwards to another group, or changes protocol, default certificate or policies.
     SwitchListener {
         arn: String,
         protocol: Option<&'static str>,
         group: String,
+        tls: Option<Tls>,
+    },
+    AddCertificates {
+        arn: String,
+        certificates: BTreeSet<String>,
+    },
+    RemoveCertificates {
+        arn: String,
+        certificates: BTreeSet<String>,
     },
     DeleteListener {
         arn: String,
@@ -62,8 +101,35 @@ pub(crate) enum Step {
 impl Step {
     /// Whether the step prepares a target group. These come first: then targets are registered, and then listeners change.
     pub(crate) fn is_of_group(&self) -> bool {
-        matches!(self, Self::CreateGroup(_) | Self::ModifyHealth { .. } | Self::SetAttributes { .. })
+        match self {
+            Self::CreateGroup(_) | Self::ModifyHealth { .. } | Self::SetAttributes { .. } => true,
+            Self::AddTags { of, .. } | Self::RemoveTags { of, .. } => matches!(of, Tagged::Group(_)),
+            _ => false,
+        }
     }
+}
+
+/// Tags that remember come before what they remember, and shrink after it is taken back.
+fn labelled(of: &Tagged, relabel: Relabel, change: Option<Step>) -> Vec<Step> {
+    let Relabel { first, remove, last } = relabel;
+    let add = |tags: Tags| (!tags.is_empty()).then(|| Step::AddTags { of: of.clone(), tags });
+    let remove = (!remove.is_empty()).then(|| Step::RemoveTags { of: of.clone(), keys: remove });
+    [add(first), change, remove, add(last)].into_iter().flatten().collect()
+}
+
+/// The values that differ from those that were read.
+fn different(wanted: Values, seen: &BTreeMap<String, String>) -> Values {
+    wanted.into_iter().filter(|(key, value)| seen.get(*key) != Some(value)).collect()
+}
+
+/// The steps to the attributes and tags of the load balancer. They come last: AWS may refuse an attribute, such as a bucket, and
+/// clients are served all the same.
+pub(crate) fn balancer_steps(desired: &Desired, seen: &BTreeMap<String, String>, tags: &Tags) -> Vec<Step> {
+    let remembered = labels::remembered(tags);
+    let mut attributes = attributes::returned(OF_BALANCERS, &remembered, &desired.attributes, "");
+    attributes.extend(different(desired.attributes.clone(), seen));
+    let change = (!attributes.is_empty()).then_some(Step::SetBalancerAttributes(attributes));
+    labelled(&Tagged::Balancer, desired.labels.relabel(tags), change)
 }
 
 /// The steps from `groups` (by name) and `listeners` to `desired`.
@@ -82,11 +148,22 @@ pub(crate) fn steps(
             }
             Some(_) => {}
         }
-        let mut attributes = group.attributes.clone();
-        attributes.retain(|key, value| seen.and_then(|s| s.attributes.get(*key)) != Some(value));
-        if !attributes.is_empty() {
-            steps.push(Step::SetAttributes { group: group.name.clone(), attributes });
+        let nothing = BTreeMap::new();
+        let mut attributes =
+            different(group.attributes.clone(), seen.map_or(&nothing, |seen| &seen.attributes));
+        if let Some(seen) = seen {
+            let remembered = labels::remembered(&seen.tags);
+            attributes.extend(attributes::returned(
+                OF_GROUPS,
+                &remembered,
+                &group.attributes,
+                group.protocol,
+            ));
         }
+        let change =
+            (!attributes.is_empty()).then(|| Step::SetAttributes { group: group.name.clone(), attributes });
+        let relabel = seen.map(|seen| group.labels.relabel(&seen.tags)).unwrap_or_default();
+        steps.extend(labelled(&Tagged::Group(group.name.clone()), relabel, change));
     }
     let unwanted = listeners.iter().filter(|s| desired.listeners.iter().all(|f| f.port != s.port));
     let unwanted = unwanted.map(|seen| Step::DeleteListener { arn: seen.arn.clone() });
@@ -101,17 +178,34 @@ pub(crate) fn steps(
                 port: listener.port,
                 protocol: listener.protocol,
                 group: listener.group.clone(),
+                tls: listener.tls.clone(),
             });
             continue;
         };
         let there = groups.get(&listener.group).is_some_and(|g| seen.group_arn.as_ref() == Some(&g.arn));
-        if !there || seen.protocol != listener.protocol {
+        let is_set =
+            listener.tls.as_ref().is_none_or(|tls| seen.tls.as_ref().is_some_and(|seen| tls.is_set_as(seen)));
+        if !there || !is_set || seen.protocol != listener.protocol {
             steps.push(Step::SwitchListener {
                 arn: seen.arn.clone(),
                 protocol: (seen.protocol != listener.protocol).then_some(listener.protocol),
                 group: listener.group.clone(),
+                tls: listener.tls.clone(),
             });
         }
+        if let Some(tls) = &listener.tls {
+            let nothing = BTreeSet::new();
+            let others = seen.tls.as_ref().map_or(&nothing, |seen| &seen.others);
+            let (arn, added, left) = (&seen.arn, &tls.others - others, others - &tls.others);
+            if !added.is_empty() {
+                steps.push(Step::AddCertificates { arn: arn.clone(), certificates: added });
+            }
+            if !left.is_empty() {
+                steps.push(Step::RemoveCertificates { arn: arn.clone(), certificates: left });
+            }
+        }
+        let relabel = desired.listener_labels().relabel(&seen.tags);
+        steps.extend(labelled(&Tagged::Listener(seen.arn.clone()), relabel, None));
     }
     if !delete_first {
         steps.extend(unwanted);
@@ -131,11 +225,24 @@ mod tests {
     use crate::desired::desired;
     use crate::desired::tests::{config, planned};
 
+    fn tags_of<'a>(
+        of: &Tagged,
+        groups: &'a mut BTreeMap<String, ObservedGroup>,
+        listeners: &'a mut [ObservedListener],
+    ) -> &'a mut Tags {
+        match of {
+            Tagged::Balancer => panic!("is no step of groups and listeners"),
+            Tagged::Group(name) => &mut groups.get_mut(name).unwrap().tags,
+            Tagged::Listener(arn) => &mut listeners.iter_mut().find(|f| f.arn == *arn).unwrap().tags,
+        }
+    }
+
     /// Applies the steps as if every call succeeded.
     fn apply(
         steps: &[Step],
         groups: &mut BTreeMap<String, ObservedGroup>,
         listeners: &mut Vec<ObservedListener>,
+        listener_tags: &Tags,
     ) {
         for step in steps {
             match step.clone() {
@@ -146,6 +253,7 @@ mod tests {
                         health: group.health,
                         only_200: true,
                         attributes: BTreeMap::new(),
+                        tags: group.labels.all(),
                     };
                     assert!(groups.insert(group.name, seen).is_none());
                 }
@@ -157,7 +265,20 @@ mod tests {
                     let new = attributes.into_iter().map(|(k, v)| (k.to_owned(), v));
                     groups.get_mut(&group).unwrap().attributes.extend(new);
                 }
-                Step::CreateListener { port, protocol, group } => {
+                Step::SetBalancerAttributes(_) => panic!("is no step of groups and listeners"),
+                Step::AddTags { of, tags } => tags_of(&of, groups, listeners).extend(tags),
+                Step::RemoveTags { of, keys } => {
+                    tags_of(&of, groups, listeners).retain(|key, _| !keys.contains(key));
+                }
+                Step::AddCertificates { arn, certificates } => {
+                    let listener = listeners.iter_mut().find(|f| f.arn == arn).unwrap();
+                    listener.tls.as_mut().unwrap().others.extend(certificates);
+                }
+                Step::RemoveCertificates { arn, certificates } => {
+                    let listener = listeners.iter_mut().find(|f| f.arn == arn).unwrap();
+                    listener.tls.as_mut().unwrap().others.retain(|other| !certificates.contains(other));
+                }
+                Step::CreateListener { port, protocol, group, tls } => {
                     assert!(listeners.iter().all(|f| f.port != port));
                     let group_arn = Some(groups[&group].arn.clone());
                     listeners.push(ObservedListener {
@@ -165,10 +286,14 @@ mod tests {
                         port,
                         protocol: protocol.to_owned(),
                         group_arn,
+                        tags: listener_tags.clone(),
+                        tls,
                     });
                 }
-                Step::SwitchListener { arn, protocol, group, .. } => {
+                Step::SwitchListener { arn, protocol, group, tls } => {
                     let listener = listeners.iter_mut().find(|f| f.arn == arn).unwrap();
+                    let others = listener.tls.take().map(|tls| tls.others).unwrap_or_default();
+                    listener.tls = tls.map(|tls| Tls { others, ..tls });
                     listener.protocol = protocol.map_or_else(|| listener.protocol.clone(), str::to_owned);
                     listener.group_arn = Some(groups[&group].arn.clone());
                 }
@@ -184,6 +309,28 @@ mod tests {
         }
     }
 
+    const CROSS_ZONE: &str = "load_balancing.cross_zone.enabled";
+
+    fn annotated() -> impl Strategy<Value = &'static [(&'static str, &'static str)]> {
+        use crate::annotations::{BACKEND_PROTOCOL, GROUP_ATTRIBUTES, SSL_CERT, SSL_POLICY, TAGS};
+        let none: &'static [(&'static str, &'static str)] = &[];
+        prop_oneof![
+            Just(none),
+            Just(&[(TAGS, "a=1,b=2")][..]),
+            Just(&[(SSL_CERT, "arn:aws:acm:::a"), (SSL_POLICY, "other")][..]),
+            Just(
+                &[(SSL_CERT, "arn:aws:acm:::b,arn:aws:acm:::a,arn:aws:acm:::c"), (BACKEND_PROTOCOL, "ssl")][..]
+            ),
+            Just(&[(TAGS, "b=3"), (GROUP_ATTRIBUTES, "load_balancing.cross_zone.enabled=true")][..]),
+            Just(
+                &[(
+                    GROUP_ATTRIBUTES,
+                    "load_balancing.cross_zone.enabled=false,deregistration_delay.timeout_seconds=5"
+                )][..]
+            ),
+        ]
+    }
+
     fn ports() -> impl Strategy<Value = Vec<(Protocol, u16, u16)>> {
         let port = (prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)], 1..6u16, 30000..30004u16);
         proptest::collection::vec(port, 0..5).prop_map(|mut ports| {
@@ -196,18 +343,41 @@ mod tests {
 
     proptest! {
         #[test]
-        fn interrupted_steps_converge_afterwards(from in ports(), to in ports(), cut in 0..20usize) {
+        fn interrupted_steps_converge_afterwards(
+            from in ports(),
+            to in ports(),
+            of_from in annotated(),
+            of_to in annotated(),
+            cut in 0..20usize,
+        ) {
             let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
-            let from = desired(&config(), &planned(&from)).unwrap();
-            let to = desired(&config(), &planned(&to)).unwrap();
+            let with = |ports: &[(Protocol, u16, u16)], annotations: &[(&str, &str)]| {
+                let mut lb = planned(ports);
+                let annotations = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+                lb.annotations = annotations.collect();
+                desired(&config(), &lb).unwrap()
+            };
+            let (from, to) = (with(&from, of_from), with(&to, of_to));
             let first = steps(&from, &groups, &listeners);
-            apply(&first, &mut groups, &mut listeners);
+            apply(&first, &mut groups, &mut listeners, &from.listener_labels().all());
             prop_assert!(steps(&from, &groups, &listeners).is_empty());
             let change = steps(&to, &groups, &listeners);
-            apply(&change[..cut.min(change.len())], &mut groups, &mut listeners);
+            apply(&change[..cut.min(change.len())], &mut groups, &mut listeners, &to.listener_labels().all());
             let rest = steps(&to, &groups, &listeners);
-            apply(&rest, &mut groups, &mut listeners);
+            apply(&rest, &mut groups, &mut listeners, &to.listener_labels().all());
             prop_assert_eq!(steps(&to, &groups, &listeners), vec![]);
+            for listener in &to.listeners {
+                let seen = listeners.iter().find(|seen| seen.port == listener.port).unwrap();
+                prop_assert_eq!((seen.protocol.as_str(), &seen.tls), (listener.protocol, &listener.tls));
+            }
+            prop_assert!(listeners.iter().all(|f| f.tags == to.listener_labels().all()));
+            for group in &to.groups {
+                let seen = &groups[&group.name];
+                prop_assert_eq!(&seen.tags, &group.labels.all());
+                let crossing = seen.attributes.get(CROSS_ZONE).map(String::as_str);
+                let named = group.attributes.get(CROSS_ZONE).map(String::as_str);
+                prop_assert!(crossing == named || named.is_none() && crossing == Some("use_load_balancer_configuration"));
+            }
             prop_assert_eq!(groups.len(), to.groups.len());
             prop_assert_eq!(listeners.len(), to.listeners.len());
         }
@@ -217,7 +387,7 @@ mod tests {
     fn changed_node_port_creates_new_group_before_deleting_old() {
         let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
         let of = |node_port| desired(&config(), &planned(&[(Protocol::Tcp, 80, node_port)])).unwrap();
-        apply(&steps(&of(30080), &groups, &listeners), &mut groups, &mut listeners);
+        apply(&steps(&of(30080), &groups, &listeners), &mut groups, &mut listeners, &Tags::new());
         let kinds: Vec<_> = steps(&of(30081), &groups, &listeners)
             .iter()
             .map(|s| match s {
@@ -235,7 +405,12 @@ mod tests {
     fn health_check_changes_in_place() {
         let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
         let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
-        apply(&steps(&desired(&config(), &lb).unwrap(), &groups, &listeners), &mut groups, &mut listeners);
+        apply(
+            &steps(&desired(&config(), &lb).unwrap(), &groups, &listeners),
+            &mut groups,
+            &mut listeners,
+            &Tags::new(),
+        );
         lb.health_check.port = 32001;
         let steps = steps(&desired(&config(), &lb).unwrap(), &groups, &listeners);
         assert!(matches!(steps.as_slice(), [Step::ModifyHealth { health, .. }] if health.port == 32001));

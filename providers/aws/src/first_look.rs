@@ -12,7 +12,7 @@ use steerage_model::{Ingress, Key};
 use steerage_provider_api::Owner;
 use tokio::time::Instant;
 
-use crate::desired::Desired;
+use crate::desired::{Desired, DesiredGroup};
 use crate::inventory::{Inventory, Listed};
 use crate::provider::Aws;
 use crate::state::{Complete, FirstLook, ServiceState};
@@ -32,7 +32,7 @@ pub(crate) fn first_look(
     let groups = found.values().flat_map(|listed| listed.groups.iter().map(|group| group.name.clone()));
     let names: BTreeSet<String> = groups.collect();
     let look = match found.pop_first() {
-        Some((owner, listed)) if found.is_empty() => FirstLook::Owned(owner, listed),
+        Some((owner, listed)) if found.is_empty() => FirstLook::Owned(owner, Box::new(listed)),
         None if !inventory.has_name(balancer) => FirstLook::Nothing,
         _ => FirstLook::Unknown,
     };
@@ -43,12 +43,19 @@ pub(crate) fn first_look(
 fn shows(listed: &Listed, wanted: &Desired) -> bool {
     let Some(balancer) = &listed.balancer else { return false };
     let is_wanted = |found: &crate::client::ListedGroup| {
-        wanted.groups.iter().any(|group| group.name == found.name && group.health == found.group.health)
+        let is_same = |group: &DesiredGroup| {
+            group.name == found.name
+                && group.health == found.group.health
+                && group.labels.are_on(&found.group.tags)
+        };
+        wanted.groups.iter().any(is_same)
             && found.group.only_200
             && found.balancers == [balancer.arn.as_str()]
     };
     balancer.failed.is_none()
         && balancer.scheme == Some(wanted.scheme)
+        && wanted.placement.check(&balancer.placed).is_ok()
+        && wanted.labels.are_on(&listed.balancer_tags)
         && listed.groups.len() == wanted.groups.len()
         && listed.groups.iter().all(is_wanted)
 }

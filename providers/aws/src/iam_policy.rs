@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::names::CLUSTER_TAG;
+use crate::names::{CLUSTER_TAG, CLUSTER_UID_TAG, SERVICE_TAG, UID_TAG};
 
 /// The keys of a request that conditions compare.
 type Context = BTreeMap<String, &'static str>;
@@ -27,17 +27,27 @@ fn strings(value: &Value) -> BTreeSet<String> {
     one_or_many.iter().map(|value| value.as_str().unwrap().to_owned()).collect()
 }
 
-/// Whether a statement allows the action, as IAM decides it for `StringEquals`.
+/// The keys of the tags in a request. AWS fills `aws:TagKeys` with them.
+fn tag_keys(context: &Context) -> BTreeSet<String> {
+    context.keys().filter_map(|key| key.strip_prefix("aws:RequestTag/")).map(str::to_owned).collect()
+}
+
+/// Whether a statement allows the action, as IAM decides it for the operators that the policy uses.
 fn is_allowed(action: &str, context: &Context) -> bool {
     policy().iter().any(|statement| {
         assert_eq!(statement["Effect"], "Allow");
-        let is_met = |(key, values): (&String, &Value)| {
-            context.get(key).is_some_and(|value| strings(values).contains(*value))
+        let is_met = |operator: &str, key: &str, values: BTreeSet<String>| match operator {
+            "StringEquals" => context.get(key).is_some_and(|value| values.contains(*value)),
+            "ForAllValues:StringNotEquals" => {
+                assert_eq!(key, "aws:TagKeys");
+                tag_keys(context).is_disjoint(&values)
+            }
+            _ => panic!("the test does not know the operator {operator}"),
         };
         let is_met = statement.get("Condition").is_none_or(|condition| {
-            let operators = condition.as_object().unwrap();
-            assert!(operators.keys().eq(["StringEquals"]), "the test does not know the operator");
-            operators["StringEquals"].as_object().unwrap().iter().all(is_met)
+            condition.as_object().unwrap().iter().all(|(operator, keys)| {
+                keys.as_object().unwrap().iter().all(|(key, values)| is_met(operator, key, strings(values)))
+            })
         });
         is_met && strings(&statement["Action"]).contains(&format!("{SERVICE}{action}"))
     })
@@ -107,20 +117,31 @@ fn no_change_is_allowed_on_resources_of_others() {
     }
 }
 
-/// Otherwise the policy would allow to tag a load balancer of others, and then to delete it.
+/// Otherwise the policy would allow to tag a load balancer of others, and then to delete it; or to give an own one away.
 #[test]
-fn existing_resources_cannot_be_tagged() {
+fn existing_resources_cannot_change_hands() {
     let own = [requests("CLUSTER"), touches("CLUSTER")];
     assert!(!is_allowed("AddTags", &joined(&own)));
     assert!(!is_allowed("AddTags", &joined(&[requests("another"), creates("CreateLoadBalancer")])));
     assert!(!is_allowed("RemoveTags", &joined(&own)));
+    let further = Context::from([("aws:RequestTag/team".to_owned(), "shop")]);
+    for action in ["AddTags", "RemoveTags"] {
+        for other in [Context::new(), touches("another")] {
+            assert!(!is_allowed(action, &joined(&[other.clone(), further.clone()])), "{action}");
+            assert!(!is_allowed(action, &joined(&[other, requests("CLUSTER")])), "{action}");
+        }
+        assert!(is_allowed(action, &joined(&[touches("CLUSTER"), further.clone()])), "{action}");
+        for key in [CLUSTER_TAG, CLUSTER_UID_TAG, SERVICE_TAG, UID_TAG] {
+            let hand_over = Context::from([(format!("aws:RequestTag/{key}"), "x")]);
+            assert!(!is_allowed(action, &joined(&[touches("CLUSTER"), further.clone(), hand_over])), "{key}");
+        }
+    }
 }
 
 #[test]
 fn nothing_is_allowed_that_is_not_called() {
     let listed: BTreeSet<String> =
         policy().iter().flat_map(|statement| strings(&statement["Action"])).collect();
-    let mut needed: BTreeSet<String> = called().iter().map(|action| format!("{SERVICE}{action}")).collect();
-    needed.insert(format!("{SERVICE}AddTags"));
+    let needed: BTreeSet<String> = called().iter().map(|action| format!("{SERVICE}{action}")).collect();
     assert_eq!(listed, needed);
 }

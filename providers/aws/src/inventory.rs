@@ -22,6 +22,7 @@ const MAX_READING: Duration = Duration::from_mins(1);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listed {
     pub(crate) balancer: Option<Balancer>,
+    pub(crate) balancer_tags: Tags,
     pub(crate) groups: Vec<ListedGroup>,
 }
 
@@ -101,10 +102,13 @@ impl Inventory {
         };
         for balancer in balancers {
             if let Some(owner) = owner(&balancer.name, &balancer.arn) {
-                inventory.owned.entry(owner).or_default().balancer = Some(balancer);
+                let listed = inventory.owned.entry(owner).or_default();
+                listed.balancer_tags = tags.get(&balancer.arn).cloned().unwrap_or_default();
+                listed.balancer = Some(balancer);
             }
         }
-        for group in groups {
+        for mut group in groups {
+            group.group.tags = tags.get(&group.group.arn).cloned().unwrap_or_default();
             if let Some(owner) = owner(&group.name, &group.group.arn) {
                 inventory.owned.entry(owner).or_default().groups.push(group);
             }

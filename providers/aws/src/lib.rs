@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The AWS provider: `ELBv2` network load balancers with instance targets.
 //!
-//! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. `names`, `desired`, `diff`,
-//! `registered` and `state` decide and do no I/O. `client` makes the calls. `provider` combines them: `first_look` and `restructure`
+//! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. `names`, `desired`, `attributes`,
+//! `labels`, `diff`, `registered` and `state` decide and do no I/O. `client` makes the calls. `provider` combines them: `first_look` and `restructure`
 //! bring the structure in place, `finish` what follows. No other crate sees an AWS type, and this crate uses nothing of Kubernetes.
 
 pub mod annotations;
 mod apply;
+mod attributes;
 mod client;
 mod config;
 mod delete;
@@ -18,9 +19,12 @@ mod health;
 #[cfg(test)]
 mod iam_policy;
 mod inventory;
+mod labels;
+mod list;
 mod names;
 mod observe;
 pub mod peers;
+mod placement;
 mod provider;
 mod reasons;
 mod registered;
@@ -29,6 +33,7 @@ mod restructure;
 mod standin;
 mod state;
 mod targets;
+mod tls;
 
 pub use config::{AwsArgs, ClusterId, Config, ConfigError, Scheme};
 pub use provider::Aws;

@@ -67,7 +67,7 @@ fn name(cluster: &ClusterId, service: &Key, parts: &[&str]) -> String {
 }
 
 /// 12 characters of base 32 from 64 bits of FNV-1a over the parts. A final mix makes every character depend on every bit.
-fn digest(parts: &[&str]) -> String {
+pub(crate) fn digest(parts: &[&str]) -> String {
     let bytes = parts.iter().flat_map(|p| p.bytes().chain([0]));
     let mut hash =
         bytes.fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));

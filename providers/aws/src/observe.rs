@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_provider_api::{Error, Owner};
 
-use crate::client::{Balancer, Elbv2, read_tags};
+use crate::client::{Balancer, Elbv2, Tags, read_tags};
 use crate::config::ClusterId;
 use crate::diff::{ObservedGroup, ObservedListener};
+use crate::labels;
 use crate::names::{self, Ownership};
 
 /// The resources of one owner.
@@ -19,6 +20,34 @@ pub(crate) struct Resources {
     pub(crate) listeners: Vec<ObservedListener>,
     /// Listeners that another program added to the load balancer. They are not changed.
     pub(crate) foreign_listeners: Vec<ObservedListener>,
+    /// Attributes of the load balancer. They are read only if its tags say that annotations set some.
+    pub(crate) balancer_attributes: BTreeMap<String, String>,
+    /// Tags of the load balancer, as last read or written.
+    pub(crate) balancer_tags: Tags,
+}
+
+impl Resources {
+    /// The tags of one of the resources; `None` if it is not there.
+    pub(crate) fn tags_of(&mut self, arn: &str) -> Option<&mut Tags> {
+        if self.balancer.as_ref().is_some_and(|balancer| balancer.arn == arn) {
+            return Some(&mut self.balancer_tags);
+        }
+        let groups = self.groups.values_mut().map(|group| (&group.arn, &mut group.tags));
+        let listeners = self.listeners.iter_mut().map(|listener| (&listener.arn, &mut listener.tags));
+        groups.chain(listeners).find(|(of, _)| *of == arn).map(|(_, tags)| tags)
+    }
+}
+
+/// The attributes of a load balancer, if its tags say that annotations set some.
+async fn balancer_attributes(
+    client: &dyn Elbv2,
+    arn: &str,
+    tags: &Tags,
+) -> Result<BTreeMap<String, String>, Error> {
+    if labels::remembered(tags).is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    Ok(client.balancer_attributes(arn).await?)
 }
 
 /// The result of reading everything.
@@ -78,8 +107,12 @@ pub(crate) async fn read_all(
     }
     for group in seen.mine.groups.values_mut() {
         group.attributes = client.attributes(&group.arn).await?;
+        group.tags = tags.get(&group.arn).cloned().unwrap_or_default();
     }
     if let Some(balancer) = &seen.mine.balancer {
+        seen.mine.balancer_tags = tags.get(&balancer.arn).cloned().unwrap_or_default();
+        seen.mine.balancer_attributes =
+            balancer_attributes(client, &balancer.arn, &seen.mine.balancer_tags).await?;
         let listeners = listeners(client, cluster, balancer).await?;
         (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.unwrap_or_default();
     }
@@ -92,15 +125,19 @@ async fn listeners(
     cluster: &ClusterId,
     balancer: &Balancer,
 ) -> Result<Option<(Vec<ObservedListener>, Vec<ObservedListener>)>, Error> {
-    let Some(listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
+    let Some(mut listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
     let arns: Vec<String> = listeners.iter().map(|f| f.arn.clone()).collect();
     let tags = read_tags(client, &arns).await?;
+    for listener in &mut listeners {
+        listener.tags = tags.get(&listener.arn).cloned().unwrap_or_default();
+        if let Some(tls) = listener.tls.as_mut().filter(|_| names::owner(cluster, &listener.tags).is_some()) {
+            tls.others = client.other_certificates(&listener.arn).await?;
+        }
+    }
     if let Some(new) = listeners.iter().find(|listener| !tags.contains_key(&listener.arn)) {
         return Err(not_visible(&format!("{}:{}", balancer.name, new.port)));
     }
-    let ours = |listener: &ObservedListener| {
-        tags.get(&listener.arn).is_some_and(|t| names::owner(cluster, t).is_some())
-    };
+    let ours = |listener: &ObservedListener| names::owner(cluster, &listener.tags).is_some();
     Ok(Some(listeners.into_iter().partition(ours)))
 }
 
@@ -113,6 +150,7 @@ pub(crate) async fn fill(
     let Some(balancer) = &listed.balancer else { return Ok(None) };
     let Some(listeners) = listeners(client, cluster, balancer).await? else { return Ok(None) };
     (listed.listeners, listed.foreign_listeners) = listeners;
+    listed.balancer_attributes = balancer_attributes(client, &balancer.arn, &listed.balancer_tags).await?;
     for group in listed.groups.values_mut() {
         group.attributes = client.attributes(&group.arn).await?;
     }
@@ -146,7 +184,8 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
     }
 }
 
-/// Reads the known resources again, with two calls. Returns `None` if a resource appeared or vanished; then `read_all` must
+/// Reads the known resources again, with two calls, and more if annotations set attributes of the load balancer, or
+/// several certificates. Returns `None` if a resource appeared or vanished; then `read_all` must
 /// read everything. Does not read the attributes of target groups. No listener needs the groups that are leaving.
 pub(crate) async fn refresh(
     client: &dyn Elbv2,
@@ -154,7 +193,7 @@ pub(crate) async fn refresh(
     is_leaving: impl Fn(&str) -> bool,
 ) -> Result<Option<Resources>, Error> {
     let Some(balancer) = &known.balancer else { return Ok(None) };
-    let Some(listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
+    let Some(mut listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
     let mut groups = client.groups_of(&balancer.arn).await?;
     let arns = |listeners: &[ObservedListener]| -> BTreeSet<String> {
         listeners.iter().map(|f| f.arn.clone()).collect()
@@ -173,8 +212,20 @@ pub(crate) async fn refresh(
     let leaving = known.groups.iter().filter(|(name, _)| is_leaving(name));
     groups.extend(leaving.map(|(name, group)| (name.clone(), group.clone())));
     for (name, group) in &mut groups {
-        group.attributes = known.groups.get(name).map(|g| g.attributes.clone()).unwrap_or_default();
+        if let Some(known) = known.groups.get(name) {
+            (group.attributes, group.tags) = (known.attributes.clone(), known.tags.clone());
+        }
+    }
+    for listener in &mut listeners {
+        let Some(known) = known.listeners.iter().find(|known| known.arn == listener.arn) else { continue };
+        listener.tags.clone_from(&known.tags);
+        if let (Some(tls), Some(known)) = (&mut listener.tls, &known.tls)
+            && !known.others.is_empty()
+        {
+            tls.others = client.other_certificates(&listener.arn).await?;
+        }
     }
     let (listeners, foreign_listeners) = listeners.into_iter().partition(|f| ours.contains(&f.arn));
-    Ok(Some(Resources { balancer: known.balancer.clone(), groups, listeners, foreign_listeners }))
+    let balancer_attributes = balancer_attributes(client, &balancer.arn, &known.balancer_tags).await?;
+    Ok(Some(Resources { groups, listeners, foreign_listeners, balancer_attributes, ..known.clone() }))
 }

@@ -32,12 +32,7 @@ const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'st
     PeerAnnotation { suffix, accepted, why }
 }
 
-const ATTRIBUTES: &str =
-    "Attributes of load balancers are not supported yet. Steerage keeps what you set by other means.";
-const GROUP_ATTRIBUTES: &str = "Steerage sets these attributes of target groups itself.";
 const SECURITY_GROUPS: &str = "Security groups are not supported yet. Restrict the nodes' security group.";
-const TLS: &str = "TLS listeners are not supported yet.";
-const ADDRESSES: &str = "Requested addresses are not supported yet.";
 const IPV6: &str = "IPv6 is not supported yet.";
 const CLASSIC: &str = "It concerns classic load balancers, which Steerage does not create.";
 const QUIC: &str = "QUIC is not supported.";
@@ -48,19 +43,10 @@ const HEALTH_CHECK: &str = "The check is that of the node's service proxy, chose
 pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("actions.", &[], "Weighted target groups are not supported yet."),
     peer("aws-load-balancer-access-log-emit-interval", &[], CLASSIC),
-    peer("aws-load-balancer-access-log-enabled", &["false"], ATTRIBUTES),
-    peer("aws-load-balancer-access-log-s3-bucket-name", &[], ATTRIBUTES),
-    peer("aws-load-balancer-access-log-s3-bucket-prefix", &[], ATTRIBUTES),
-    peer("aws-load-balancer-additional-resource-tags", &[], "Further tags are not supported yet."),
-    peer("aws-load-balancer-alpn-policy", &["None"], TLS),
-    peer("aws-load-balancer-attributes", &[], ATTRIBUTES),
-    peer("aws-load-balancer-backend-protocol", &["tcp"], TLS),
     peer("aws-load-balancer-connection-draining-enabled", &[], CLASSIC),
     peer("aws-load-balancer-connection-draining-timeout", &[], CLASSIC),
     peer("aws-load-balancer-connection-idle-timeout", &[], CLASSIC),
-    peer("aws-load-balancer-cross-zone-load-balancing-enabled", &["false"], ATTRIBUTES),
     peer("aws-load-balancer-disable-nlb-sg", &["true"], SECURITY_GROUPS),
-    peer("aws-load-balancer-eip-allocations", &[], ADDRESSES),
     peer("aws-load-balancer-enable-icmp-for-path-mtu-discovery", &[], SECURITY_GROUPS),
     peer("aws-load-balancer-enable-prefix-for-ipv6-source-nat", &["off"], IPV6),
     peer(
@@ -110,19 +96,16 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
         "Steerage chooses the name, so that it finds the load balancer again.",
     ),
     peer("aws-load-balancer-nlb-target-type", &["instance"], "IP targets are not supported yet."),
-    peer("aws-load-balancer-private-ipv4-addresses", &[], ADDRESSES),
-    peer("aws-load-balancer-proxy-protocol", &[], GROUP_ATTRIBUTES),
-    peer("aws-load-balancer-proxy-protocol-per-target-group", &[], GROUP_ATTRIBUTES),
+    peer(
+        "aws-load-balancer-proxy-protocol-per-target-group",
+        &[],
+        "Use aws-load-balancer-proxy-protocol for all ports, or another Service for the others.",
+    ),
     peer("aws-load-balancer-quic-enabled-containers", &[], QUIC),
     peer("aws-load-balancer-quic-enabled-ports", &[], QUIC),
     peer("aws-load-balancer-security-group-prefix-lists", &[], SECURITY_GROUPS),
     peer("aws-load-balancer-security-groups", &[], SECURITY_GROUPS),
     peer("aws-load-balancer-source-nat-ipv6-prefixes", &[], IPV6),
-    peer("aws-load-balancer-ssl-cert", &[], TLS),
-    peer("aws-load-balancer-ssl-negotiation-policy", &[], TLS),
-    peer("aws-load-balancer-ssl-ports", &[], TLS),
-    peer("aws-load-balancer-subnets", &[], "All load balancers use the subnets of --aws-subnets."),
-    peer("aws-load-balancer-target-group-attributes", &[], GROUP_ATTRIBUTES),
     peer("aws-load-balancer-target-node-labels", &[], "A choice of nodes by labels is not supported yet."),
     peer(
         "aws-load-balancer-type",

@@ -9,6 +9,8 @@ pub(crate) const ADDRESS_POOL_NOT_SUPPORTED: &str = "AddressPoolNotSupported";
 pub(crate) const SOURCE_RANGES_NOT_SUPPORTED: &str = "SourceRangesNotSupported";
 /// A scheme that AWS does not have.
 pub(crate) const UNKNOWN_SCHEME: &str = "UnknownScheme";
+/// An annotation with a value that cannot be right.
+pub(crate) const INVALID_ANNOTATION: &str = "InvalidAnnotation";
 /// Two annotations that exclude each other.
 pub(crate) const CONFLICTING_ANNOTATIONS: &str = "ConflictingAnnotations";
 /// An annotation of another controller, which this provider would not obey.
@@ -17,6 +19,10 @@ pub(crate) const ANNOTATION_NOT_SUPPORTED: &str = "AnnotationNotSupported";
 pub(crate) const UNKNOWN_ANNOTATION: &str = "UnknownAnnotation";
 /// A change of the scheme, which AWS refuses.
 pub(crate) const SCHEME_IMMUTABLE: &str = "SchemeImmutable";
+/// A change of the subnets.
+pub(crate) const SUBNETS_IMMUTABLE: &str = "SubnetsImmutable";
+/// A change of the addresses, which AWS refuses.
+pub(crate) const ADDRESSES_IMMUTABLE: &str = "AddressesImmutable";
 /// Two node ports for one listener.
 pub(crate) const NODE_PORTS_DIFFER: &str = "NodePortsDiffer";
 /// More ports than listeners.
@@ -58,8 +64,13 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         CONFLICTING_ANNOTATIONS,
-        "The two annotations for the scheme contradict each other.",
-        "Remove `service.beta.kubernetes.io/aws-load-balancer-internal`.",
+        "Two annotations contradict each other, or one contradicts the rest of the Service.",
+        "As the message says.",
+    ),
+    (
+        INVALID_ANNOTATION,
+        "An annotation has a value that AWS or Steerage does not take, as for the controller's own annotations.",
+        "Use a value that the message names.",
     ),
     (
         ANNOTATION_NOT_SUPPORTED,
@@ -75,6 +86,16 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         SCHEME_IMMUTABLE,
         "AWS cannot change the scheme of an existing load balancer.",
         "Create the Service again, or restore the annotation.",
+    ),
+    (
+        SUBNETS_IMMUTABLE,
+        "An annotation names other subnets than the load balancer has.",
+        "Create the Service again, or restore the annotation.",
+    ),
+    (
+        ADDRESSES_IMMUTABLE,
+        "An annotation requests other addresses than the load balancer has.",
+        "Create the Service again, or restore or remove the annotation.",
     ),
     (
         NODE_PORTS_DIFFER,

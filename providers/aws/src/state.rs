@@ -29,7 +29,7 @@ pub(crate) enum FirstLook {
     /// The Service has no resources.
     Nothing,
     /// The resources of one owner, and no others of the Service.
-    Owned(Owner, Listed),
+    Owned(Owner, Box<Listed>),
 }
 
 /// The cached state of one Service.
@@ -124,6 +124,7 @@ impl ServiceState {
             let groups = found.groups.iter().map(|listed| (listed.name.clone(), listed.group.clone()));
             let resources = Resources {
                 balancer: found.balancer.clone(),
+                balancer_tags: found.balancer_tags.clone(),
                 groups: groups.collect(),
                 ..Resources::default()
             };

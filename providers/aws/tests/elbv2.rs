@@ -8,7 +8,7 @@ mod moto;
 
 use std::collections::BTreeMap;
 
-use aws_sdk_elasticloadbalancingv2::types::LoadBalancerSchemeEnum;
+use aws_sdk_elasticloadbalancingv2::types::{LoadBalancerSchemeEnum, ProtocolEnum};
 use moto::Moto;
 use steerage_model::{Affinity, Protocol};
 use steerage_provider_api::{
@@ -271,6 +271,105 @@ async fn target_health_names_nodes_and_reasons() {
     assert!(health[0].reason.contains("Target.InvalidState"), "{:?}", health[0]);
     let nobody: Owner = fixture::owner("nobody", 1);
     assert!(provider.target_health(&nobody).await.unwrap().targets.is_empty());
+}
+
+/// The wire format of attributes and tags. moto knows the keys of both.
+#[tokio::test]
+async fn annotated_attributes_and_tags_are_set_and_taken_back() {
+    requires!(Moto);
+    let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
+    let name = |suffix: &str| format!("service.beta.kubernetes.io/aws-load-balancer-{suffix}");
+    lb.annotations = BTreeMap::from([
+        (name("attributes"), "deletion_protection.enabled=true".to_owned()),
+        (name("cross-zone-load-balancing-enabled"), "true".to_owned()),
+        (name("target-group-attributes"), "deregistration_delay.timeout_seconds=60".to_owned()),
+        (name("additional-resource-tags"), "team=shop,cost center=a+b".to_owned()),
+    ]);
+    let mut restarted = provider;
+    for (is_named, crossing, delay) in [(true, "true", "60"), (false, "false", "300")] {
+        if !is_named {
+            restarted = moto.fresh().await.unwrap();
+            lb.annotations.clear();
+        }
+        converge(&restarted, &lb).await.unwrap();
+        let balancer = moto.balancers().await.unwrap()[0].load_balancer_arn.clone().unwrap();
+        let group = moto.groups().await.unwrap()[0].target_group_arn.clone().unwrap();
+        let listener = only_listener(&moto).await.listener_arn.unwrap();
+        let set =
+            moto.elb.describe_load_balancer_attributes().load_balancer_arn(&balancer).send().await.unwrap();
+        let set = |key: &str| set.attributes().iter().find(|a| a.key() == Some(key)).and_then(|a| a.value());
+        assert_eq!(set("load_balancing.cross_zone.enabled"), Some(crossing));
+        assert_eq!(set("deletion_protection.enabled"), Some(crossing));
+        let set = moto.elb.describe_target_group_attributes().target_group_arn(&group).send().await.unwrap();
+        let set = |key: &str| set.attributes().iter().find(|a| a.key() == Some(key)).and_then(|a| a.value());
+        assert_eq!(set("deregistration_delay.timeout_seconds"), Some(delay));
+        for arn in [&balancer, &group, &listener] {
+            let tags = moto.tags(arn).await.unwrap();
+            assert_eq!(tags.get("team").is_some_and(|team| team == "shop"), is_named, "{tags:?}");
+            assert_eq!(tags.get("cost center").is_some_and(|center| center == "a+b"), is_named, "{tags:?}");
+            assert!(is_named || tags.len() == 4, "{tags:?}");
+        }
+    }
+}
+
+/// moto takes addresses, but does not show them again: only subnets are compared here.
+#[tokio::test]
+async fn named_subnets_are_used_and_a_change_is_rejected() {
+    requires!(Moto);
+    let moto = Moto::start(1).await.unwrap();
+    let provider = moto.fresh().await.unwrap();
+    let mut lb = fixture::first(&moto, &fixture::owner("web", 1));
+    let name = "service.beta.kubernetes.io/aws-load-balancer-subnets".to_owned();
+    let [first, second] = moto.config.subnets.as_slice() else { panic!("two subnets") };
+    lb.annotations.insert(name.clone(), format!("{second},{first}"));
+    converge(&provider, &lb).await.unwrap();
+    let zones = moto.balancers().await.unwrap()[0].availability_zones().to_vec();
+    let mut used: Vec<_> = zones.iter().filter_map(|zone| zone.subnet_id()).collect();
+    used.sort_unstable();
+    assert_eq!(used, [first, second]);
+    lb.annotations.insert(name, first.clone());
+    let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
+    assert_eq!(error.reason(), "SubnetsImmutable");
+    assert!(error.to_string().contains(&format!("to {}", used.join(","))), "{error}");
+}
+
+/// The wire format of TLS listeners.
+#[tokio::test]
+async fn certificates_and_policies_change_in_place() {
+    requires!(Moto);
+    let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 443, 30443)]).await;
+    let (a, b) = (moto.certificate("a.example").unwrap(), moto.certificate("b.example").unwrap());
+    let before = only_listener(&moto).await;
+    let name = |suffix: &str| format!("service.beta.kubernetes.io/aws-load-balancer-{suffix}");
+    for (certificates, policy) in
+        [([&a, &b], "ELBSecurityPolicy-2016-08"), ([&b, &a], "ELBSecurityPolicy-TLS13-1-2-2021-06")]
+    {
+        lb.annotations = BTreeMap::from([
+            (name("ssl-cert"), format!("{},{}", certificates[0], certificates[1])),
+            (name("ssl-negotiation-policy"), policy.to_owned()),
+        ]);
+        converge(&provider, &lb).await.unwrap();
+        let seen = only_listener(&moto).await;
+        assert_eq!((&seen.listener_arn, seen.ssl_policy()), (&before.listener_arn, Some(policy)));
+        assert_eq!(seen.protocol().map(ProtocolEnum::as_str), Some("TLS"));
+        let arn = seen.listener_arn().unwrap();
+        let found = moto.elb.describe_listener_certificates().listener_arn(arn).send().await.unwrap();
+        let of = |is_default: bool| {
+            let some = found.certificates().iter().filter(move |c| c.is_default() == Some(is_default));
+            some.filter_map(|c| c.certificate_arn()).collect::<Vec<_>>()
+        };
+        assert_eq!((of(true), of(false)), (vec![certificates[0].as_str()], vec![certificates[1].as_str()]));
+    }
+    moto.proxy().reset();
+    provider.apply(&lb, Compare::InPlace).await.unwrap();
+    assert!(moto.proxy().writes().is_empty(), "nothing differs");
+    lb.annotations = BTreeMap::from([(name("ssl-cert"), format!("{a}-missing"))]);
+    let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
+    assert_eq!(error.reason(), "RejectedByProvider");
+    lb.annotations.clear();
+    converge(&provider, &lb).await.unwrap();
+    let seen = only_listener(&moto).await;
+    assert_eq!(seen.protocol().map(ProtocolEnum::as_str), Some("TCP"));
 }
 
 #[tokio::test]

@@ -63,6 +63,7 @@ fn build(harness: &impl Harness, owner: &Owner, listeners: Vec<Listener>, interv
         listeners,
         health_check: HealthCheck {
             protocol: HealthProtocol::Http { path: "/healthz".to_owned() },
+            is_of_service: false,
             port: 32000,
             interval: Duration::from_secs(interval),
             timeout: Duration::from_secs(5),

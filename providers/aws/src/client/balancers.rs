@@ -4,10 +4,15 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use elb::types::{LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum};
+use elb::types::{
+    AvailabilityZone, LoadBalancer, LoadBalancerAttribute, LoadBalancerSchemeEnum, LoadBalancerStateEnum,
+    LoadBalancerTypeEnum, SubnetMapping,
+};
 
 use super::{BalancerCalls, CallError, Client, Result, Tags, elb, empty, sdk_tags, unless_not_found};
+use crate::attributes::Values;
 use crate::config::Scheme;
+use crate::placement::{Address, Placed};
 
 /// A load balancer, as described by AWS.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +24,7 @@ pub(crate) struct Balancer {
     /// AWS's reason if the load balancer could not be created.
     pub(crate) failed: Option<String>,
     pub(crate) scheme: Option<Scheme>,
+    pub(crate) placed: Placed,
 }
 
 /// A load balancer to create.
@@ -26,8 +32,8 @@ pub(crate) struct Balancer {
 pub(crate) struct NewBalancer {
     pub(crate) name: String,
     pub(crate) scheme: Scheme,
-    /// One for each availability zone.
-    pub(crate) subnets: Vec<String>,
+    /// One for each availability zone, with the address that is requested there.
+    pub(crate) subnets: Vec<(String, Option<Address>)>,
 }
 
 #[async_trait]
@@ -61,7 +67,7 @@ impl BalancerCalls for Client {
             .name(&wanted.name)
             .r#type(LoadBalancerTypeEnum::Network)
             .scheme(scheme)
-            .set_subnets(Some(wanted.subnets.clone()))
+            .set_subnet_mappings(Some(wanted.subnets.iter().map(mapping).collect()))
             .set_tags(Some(sdk_tags(tags)));
         let made = call.send().await.map_err(CallError::of("CreateLoadBalancer"))?;
         let made = made.load_balancers.unwrap_or_default().into_iter().next();
@@ -71,6 +77,35 @@ impl BalancerCalls for Client {
     async fn delete_balancer(&self, arn: &str) -> Result<()> {
         let answer = self.elb.delete_load_balancer().load_balancer_arn(arn).send().await;
         unless_not_found("DeleteLoadBalancer", "LoadBalancerNotFound", answer).map(drop)
+    }
+
+    async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>> {
+        let answer = self.elb.describe_load_balancer_attributes().load_balancer_arn(arn).send().await;
+        let answer = answer.map_err(CallError::of("DescribeLoadBalancerAttributes"))?;
+        let pairs =
+            answer.attributes.unwrap_or_default().into_iter().filter_map(|a| Some((a.key?, a.value?)));
+        Ok(pairs.collect())
+    }
+
+    async fn set_balancer_attributes(&self, arn: &str, attributes: &Values) -> Result<()> {
+        let one =
+            |(key, value): (&&str, &String)| LoadBalancerAttribute::builder().key(*key).value(value).build();
+        let call = self
+            .elb
+            .modify_load_balancer_attributes()
+            .load_balancer_arn(arn)
+            .set_attributes(Some(attributes.iter().map(one).collect()));
+        call.send().await.map(drop).map_err(CallError::of("ModifyLoadBalancerAttributes"))
+    }
+
+    async fn add_tags(&self, arn: &str, tags: &Tags) -> Result<()> {
+        let call = self.elb.add_tags().resource_arns(arn).set_tags(Some(sdk_tags(tags)));
+        call.send().await.map(drop).map_err(CallError::of("AddTags"))
+    }
+
+    async fn remove_tags(&self, arn: &str, keys: &[String]) -> Result<()> {
+        let call = self.elb.remove_tags().resource_arns(arn).set_tag_keys(Some(keys.to_vec()));
+        call.send().await.map(drop).map_err(CallError::of("RemoveTags"))
     }
 
     async fn tags(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>> {
@@ -84,6 +119,24 @@ impl BalancerCalls for Client {
         }
         Ok(tags)
     }
+}
+
+fn mapping((subnet, address): &(String, Option<Address>)) -> SubnetMapping {
+    let mapping = SubnetMapping::builder().subnet_id(subnet);
+    match address {
+        None => mapping.build(),
+        Some(Address::Elastic(id)) => mapping.allocation_id(id).build(),
+        Some(Address::Private(ip)) => mapping.private_ipv4_address(ip.to_string()).build(),
+    }
+}
+
+/// A subnet of a load balancer. AWS shows an allocation or a private address only if it was requested.
+fn placed(zone: AvailabilityZone) -> Option<(String, Option<Address>)> {
+    let shown = zone.load_balancer_addresses.unwrap_or_default().into_iter().find_map(|shown| {
+        let private = |text: String| text.parse().ok().map(Address::Private);
+        shown.allocation_id.map(Address::Elastic).or_else(|| shown.private_ipv4_address.and_then(private))
+    });
+    Some((zone.subnet_id?, shown))
 }
 
 fn balancer(found: LoadBalancer) -> Balancer {
@@ -100,6 +153,7 @@ fn balancer(found: LoadBalancer) -> Balancer {
             Some(LoadBalancerStateEnum::Active | LoadBalancerStateEnum::ActiveImpaired)
         ),
         failed,
+        placed: found.availability_zones.unwrap_or_default().into_iter().filter_map(placed).collect(),
         scheme: found.scheme.and_then(|s| Scheme::parse(s.as_str())),
     }
 }

@@ -2,13 +2,15 @@
 //! What the provider needs of `ELBv2`: one method for each call, in this crate's own types. [`Client`](super::Client) makes the
 //! calls; tests also have a stand-in that behaves as `ELBv2` does over time. Implementations decide nothing and remember nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 
 use super::{Balancer, ListedGroup, NewBalancer, RegisteredTarget, Result, Tags};
+use crate::attributes::Values;
 use crate::desired::{DesiredGroup, HealthCheckSettings};
 use crate::diff::{ObservedGroup, ObservedListener};
+use crate::tls::Tls;
 
 /// All calls.
 pub(crate) trait Elbv2: BalancerCalls + ListenerCalls + GroupCalls + TargetCalls {}
@@ -25,25 +27,40 @@ pub(crate) trait BalancerCalls: Send + Sync + 'static {
     /// AWS returns an existing one of the same name and settings, whoever made it.
     async fn create_balancer(&self, wanted: &NewBalancer, tags: &Tags) -> Result<Balancer>;
     async fn delete_balancer(&self, arn: &str) -> Result<()>;
+    async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>>;
+    async fn set_balancer_attributes(&self, arn: &str, attributes: &Values) -> Result<()>;
     /// The tags of at most [`TAGS_BATCH`](super::TAGS_BATCH) resources, by ARN. Fails as a whole if one of them does not exist.
     async fn tags(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>>;
+    async fn add_tags(&self, arn: &str, tags: &Tags) -> Result<()>;
+    /// Those that are not there are no error.
+    async fn remove_tags(&self, arn: &str, keys: &[String]) -> Result<()>;
 }
 
 /// Calls about listeners.
 #[async_trait]
 pub(crate) trait ListenerCalls: Send + Sync + 'static {
-    /// The listeners of a load balancer; `None` if it does not exist.
+    /// The listeners of a load balancer, of TLS listeners only the default certificate; `None` if it does not exist.
     async fn listeners(&self, balancer: &str) -> Result<Option<Vec<ObservedListener>>>;
     async fn create_listener(
         &self,
         balancer: &str,
-        port: u16,
-        protocol: &str,
+        at: (u16, &str),
+        tls: Option<&Tls>,
         group: &str,
         tags: &Tags,
     ) -> Result<ObservedListener>;
     /// Sends the protocol only if it changes.
-    async fn modify_listener(&self, arn: &str, protocol: Option<&str>, group: &str) -> Result<()>;
+    async fn modify_listener(
+        &self,
+        arn: &str,
+        protocol: Option<&str>,
+        tls: Option<&Tls>,
+        group: &str,
+    ) -> Result<()>;
+    /// The certificates of a TLS listener, except the default one.
+    async fn other_certificates(&self, listener: &str) -> Result<BTreeSet<String>>;
+    async fn add_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()>;
+    async fn remove_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()>;
     async fn delete_listener(&self, arn: &str) -> Result<()>;
 }
 
@@ -59,7 +76,7 @@ pub(crate) trait GroupCalls: Send + Sync + 'static {
     /// AWS returns an existing one of the same name and settings, whoever made it.
     async fn create_group(&self, wanted: &DesiredGroup, vpc: &str, tags: &Tags) -> Result<ObservedGroup>;
     async fn modify_health(&self, group: &str, health: &HealthCheckSettings) -> Result<()>;
-    async fn set_attributes(&self, group: &str, attributes: &BTreeMap<&'static str, String>) -> Result<()>;
+    async fn set_attributes(&self, group: &str, attributes: &Values) -> Result<()>;
     /// Returns whether the group no longer exists; false while a load balancer still uses it.
     async fn delete_group(&self, arn: &str) -> Result<bool>;
 }

@@ -97,7 +97,15 @@ impl From<CallError> for Error {
             code if code.starts_with("TooMany") => Self::invalid(crate::reasons::QUOTA_EXCEEDED, text),
             code if code.starts_with("Invalid")
                 || code.starts_with("Unsupported")
-                || matches!(code, "ValidationError" | "SubnetNotFound" | "IncompatibleProtocols") =>
+                || matches!(
+                    code,
+                    "ALPNPolicyNotSupported"
+                        | "CertificateNotFound"
+                        | "IncompatibleProtocols"
+                        | "SSLPolicyNotFound"
+                        | "SubnetNotFound"
+                        | "ValidationError"
+                ) =>
             {
                 Self::invalid(crate::reasons::REJECTED_BY_PROVIDER, text)
             }

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use elb::types::{Matcher, ProtocolEnum, TargetGroup, TargetGroupAttribute, TargetTypeEnum};
 
 use super::{CallError, Client, GroupCalls, Result, Tags, elb, empty, sdk_tags, unless_not_found};
+use crate::attributes::Values;
 use crate::desired::{DesiredGroup, HealthCheckSettings};
 use crate::diff::ObservedGroup;
 
@@ -99,7 +100,7 @@ impl GroupCalls for Client {
         call.send().await.map(drop).map_err(CallError::of("ModifyTargetGroup"))
     }
 
-    async fn set_attributes(&self, group: &str, attributes: &BTreeMap<&'static str, String>) -> Result<()> {
+    async fn set_attributes(&self, group: &str, attributes: &Values) -> Result<()> {
         let one =
             |(key, value): (&&str, &String)| TargetGroupAttribute::builder().key(*key).value(value).build();
         let call = self
@@ -135,6 +136,7 @@ fn observed_group(found: &TargetGroup) -> (String, ObservedGroup) {
         },
         only_200: !http || codes == Some("200"),
         attributes: BTreeMap::new(),
+        tags: Tags::new(),
     };
     (found.target_group_name.clone().unwrap_or_default(), seen)
 }

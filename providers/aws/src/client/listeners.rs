@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Calls about listeners.
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
-use elb::types::{Action, ActionTypeEnum, ProtocolEnum};
+use elb::types::{Action, ActionTypeEnum, Certificate, ProtocolEnum};
 
 use super::{CallError, Client, ListenerCalls, Result, Tags, elb, empty, sdk_tags, unless_not_found};
 use crate::diff::ObservedListener;
+use crate::tls::Tls;
 
 #[async_trait]
 impl ListenerCalls for Client {
@@ -18,8 +21,8 @@ impl ListenerCalls for Client {
     async fn create_listener(
         &self,
         balancer: &str,
-        port: u16,
-        protocol: &str,
+        (port, protocol): (u16, &str),
+        tls: Option<&Tls>,
         group: &str,
         tags: &Tags,
     ) -> Result<ObservedListener> {
@@ -29,6 +32,9 @@ impl ListenerCalls for Client {
             .load_balancer_arn(balancer)
             .port(port.into())
             .protocol(ProtocolEnum::from(protocol))
+            .set_certificates(tls.map(|tls| vec![certificate(&tls.certificate)]))
+            .set_ssl_policy(tls.map(|tls| tls.policy.clone()))
+            .set_alpn_policy(tls.map(|tls| vec![tls.alpn.clone()]))
             .default_actions(forward(group))
             .set_tags(Some(sdk_tags(tags)));
         let made = call.send().await.map_err(CallError::of("CreateListener"))?;
@@ -40,14 +46,43 @@ impl ListenerCalls for Client {
             .ok_or_else(|| empty("CreateListener"))
     }
 
-    async fn modify_listener(&self, arn: &str, protocol: Option<&str>, group: &str) -> Result<()> {
+    async fn modify_listener(
+        &self,
+        arn: &str,
+        protocol: Option<&str>,
+        tls: Option<&Tls>,
+        group: &str,
+    ) -> Result<()> {
         let call = self
             .elb
             .modify_listener()
             .listener_arn(arn)
             .set_protocol(protocol.map(ProtocolEnum::from))
+            .set_certificates(tls.map(|tls| vec![certificate(&tls.certificate)]))
+            .set_ssl_policy(tls.map(|tls| tls.policy.clone()))
+            .set_alpn_policy(tls.map(|tls| vec![tls.alpn.clone()]))
             .default_actions(forward(group));
         call.send().await.map(drop).map_err(CallError::of("ModifyListener"))
+    }
+
+    async fn other_certificates(&self, listener: &str) -> Result<BTreeSet<String>> {
+        let pages =
+            self.elb.describe_listener_certificates().listener_arn(listener).into_paginator().items().send();
+        let all = pages.try_collect().await.map_err(CallError::of("DescribeListenerCertificates"))?;
+        let others = all.into_iter().filter(|certificate| certificate.is_default != Some(true));
+        Ok(others.filter_map(|certificate| certificate.certificate_arn).collect())
+    }
+
+    async fn add_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()> {
+        let all = certificates.iter().map(|arn| certificate(arn)).collect();
+        let call = self.elb.add_listener_certificates().listener_arn(listener).set_certificates(Some(all));
+        call.send().await.map(drop).map_err(CallError::of("AddListenerCertificates"))
+    }
+
+    async fn remove_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()> {
+        let all = certificates.iter().map(|arn| certificate(arn)).collect();
+        let call = self.elb.remove_listener_certificates().listener_arn(listener).set_certificates(Some(all));
+        call.send().await.map(drop).map_err(CallError::of("RemoveListenerCertificates"))
     }
 
     async fn delete_listener(&self, arn: &str) -> Result<()> {
@@ -65,12 +100,26 @@ fn observed_listener(found: elb::types::Listener) -> ObservedListener {
         }),
         _ => None,
     };
+    let is_tls = found.protocol == Some(ProtocolEnum::Tls);
+    let first = found.certificates.unwrap_or_default().into_iter().next();
+    let tls = is_tls.then(|| Tls {
+        certificate: first.and_then(|first| first.certificate_arn).unwrap_or_default(),
+        others: BTreeSet::new(),
+        policy: found.ssl_policy.unwrap_or_default(),
+        alpn: found.alpn_policy.unwrap_or_default().into_iter().next().unwrap_or_else(|| "None".to_owned()),
+    });
     ObservedListener {
         arn: found.listener_arn.unwrap_or_default(),
         port: found.port.and_then(|p| p.try_into().ok()).unwrap_or_default(),
         protocol: found.protocol.map_or_else(String::new, |p| p.as_str().to_owned()),
         group_arn,
+        tags: Tags::new(),
+        tls,
     }
+}
+
+fn certificate(arn: &str) -> Certificate {
+    Certificate::builder().certificate_arn(arn).build()
 }
 
 fn forward(group: &str) -> Action {

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::cloud::{Cloud, NetworkLb};
 use super::{Kind, StandIn};
+use crate::attributes::Values;
 use crate::client::{Balancer, BalancerCalls, CallError, NewBalancer, Result, TAGS_BATCH, Tags};
 
 impl StandIn {
@@ -21,8 +22,21 @@ impl StandIn {
             active: now >= found.created + self.delays.provisioning,
             failed: None,
             scheme: Some(found.made.scheme),
+            placed: found.made.subnets.iter().cloned().collect(),
         }
     }
+}
+
+/// Of these messages, only that about target groups names the ARN.
+fn untaggable(action: &'static str, arn: &str) -> CallError {
+    let (code, message) = if arn.contains(":targetgroup/") {
+        ("TargetGroupNotFound", format!("Target groups '{arn}' not found"))
+    } else if arn.contains(":listener/") {
+        ("ListenerNotFound", "One or more listeners not found".to_owned())
+    } else {
+        ("LoadBalancerNotFound", "One or more load balancers not found".to_owned())
+    };
+    CallError::made_up(action, code, message)
 }
 
 #[async_trait]
@@ -62,7 +76,7 @@ impl BalancerCalls for StandIn {
                     Err(CallError::made_up(action, "DuplicateLoadBalancerName", message))
                 };
             }
-            let made = NetworkLb { made: wanted.clone(), tags: tags.clone(), created: now };
+            let made = NetworkLb::new(wanted.clone(), tags.clone(), now);
             let arn = cloud.arn("loadbalancer/net", name);
             let answer = self.balancer(&arn, &made, now);
             cloud.balancers.insert(arn, made);
@@ -72,7 +86,15 @@ impl BalancerCalls for StandIn {
     }
 
     async fn delete_balancer(&self, arn: &str) -> Result<()> {
-        self.write("DeleteLoadBalancer", Kind::Mutation, arn.to_owned(), |cloud, now| {
+        let action = "DeleteLoadBalancer";
+        self.write(action, Kind::Mutation, arn.to_owned(), |cloud, now| {
+            let protection =
+                cloud.balancers.get(arn).and_then(|b| b.attributes.get("deletion_protection.enabled"));
+            if protection.is_some_and(|protection| protection == "true") {
+                let message =
+                    format!("Load balancer '{arn}' cannot be deleted because deletion protection is enabled");
+                return Err(CallError::made_up(action, "OperationNotPermitted", message));
+            }
             let Cloud { listeners, groups, balancers, .. } = cloud;
             for forward in listeners.values().filter(|forward| forward.balancer == arn) {
                 if let Some(group) = groups.get_mut(&forward.group) {
@@ -82,6 +104,63 @@ impl BalancerCalls for StandIn {
             listeners.retain(|_, forward| forward.balancer != arn);
             balancers.remove(arn);
             cloud.note_use(now);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>> {
+        let action = "DescribeLoadBalancerAttributes";
+        self.read(action, 1, arn.to_owned(), |cloud, _| {
+            let missing = || CallError::made_up(action, "LoadBalancerNotFound", arn);
+            cloud.balancers.get(arn).map(|found| found.attributes.clone()).ok_or_else(missing)
+        })
+        .await
+    }
+
+    async fn set_balancer_attributes(&self, arn: &str, attributes: &Values) -> Result<()> {
+        let action = "ModifyLoadBalancerAttributes";
+        self.write(action, Kind::Mutation, arn.to_owned(), |cloud, _| {
+            let refuse = |code: &str, message: String| Err(CallError::made_up(action, code, message));
+            let Some(found) = cloud.balancers.get_mut(arn) else {
+                return refuse("LoadBalancerNotFound", arn.to_owned());
+            };
+            for (key, value) in attributes {
+                let Some(at) = found.attributes.get_mut(*key) else {
+                    return refuse(
+                        "ValidationError",
+                        format!("Load balancer attribute key '{key}' is not recognized"),
+                    );
+                };
+                value.clone_into(at);
+            }
+            let bucket = &found.attributes["access_logs.s3.bucket"];
+            if found.attributes["access_logs.s3.enabled"] == "true" && !bucket.starts_with("writable") {
+                return refuse("InvalidConfigurationRequest", format!("Access Denied for bucket: {bucket}"));
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn add_tags(&self, arn: &str, tags: &Tags) -> Result<()> {
+        let action = "AddTags";
+        self.write(action, Kind::Mutation, arn.to_owned(), |cloud, _| {
+            let found = cloud.tags_mut(arn).ok_or_else(|| untaggable(action, arn))?;
+            found.extend(tags.clone());
+            if found.len() > 50 {
+                return Err(CallError::made_up(action, "TooManyTags", "50 tags"));
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_tags(&self, arn: &str, keys: &[String]) -> Result<()> {
+        let action = "RemoveTags";
+        self.write(action, Kind::Mutation, arn.to_owned(), |cloud, _| {
+            let found = cloud.tags_mut(arn).ok_or_else(|| untaggable(action, arn))?;
+            found.retain(|key, _| !keys.contains(key));
             Ok(())
         })
         .await
@@ -97,15 +176,7 @@ impl BalancerCalls for StandIn {
                 let (balancer, group) = (cloud.balancers.get(arn), cloud.groups.get(arn));
                 let found = balancer.map(|b| &b.tags).or(group.map(|g| &g.tags));
                 let found = found.or(cloud.listeners.get(arn).map(|listener| &listener.tags));
-                // Of these messages, only that about target groups names the ARN.
-                let (code, message) = if arn.contains(":targetgroup/") {
-                    ("TargetGroupNotFound", format!("Target groups '{arn}' not found"))
-                } else if arn.contains(":listener/") {
-                    ("ListenerNotFound", "One or more listeners not found".to_owned())
-                } else {
-                    ("LoadBalancerNotFound", "One or more load balancers not found".to_owned())
-                };
-                let found = found.ok_or_else(|| CallError::made_up(action, code, message))?;
+                let found = found.ok_or_else(|| untaggable(action, arn))?;
                 Ok((arn.clone(), found.clone()))
             };
             arns.iter().map(tags_of).collect()

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::client::{NewBalancer, Tags};
 use crate::desired::HealthCheckSettings;
+use crate::tls::Tls;
 
 /// How long things take.
 #[derive(Clone, Debug)]
@@ -58,6 +59,24 @@ pub(crate) struct NetworkLb {
     pub(crate) made: NewBalancer,
     pub(crate) tags: Tags,
     pub(crate) created: Instant,
+    pub(crate) attributes: BTreeMap<String, String>,
+}
+
+impl NetworkLb {
+    /// A new load balancer, with AWS's attributes.
+    pub(crate) fn new(made: NewBalancer, tags: Tags, created: Instant) -> Self {
+        let attributes = [
+            ("access_logs.s3.bucket", ""),
+            ("access_logs.s3.enabled", "false"),
+            ("access_logs.s3.prefix", ""),
+            ("deletion_protection.enabled", "false"),
+            ("dns_record.client_routing_policy", "any_availability_zone"),
+            ("load_balancing.cross_zone.enabled", "false"),
+            ("zonal_shift.config.enabled", "false"),
+        ];
+        let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        Self { made, tags, created, attributes }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -67,6 +86,7 @@ pub(crate) struct Forward {
     pub(crate) protocol: String,
     pub(crate) group: String,
     pub(crate) tags: Tags,
+    pub(crate) tls: Option<Tls>,
 }
 
 #[derive(Clone, Debug)]
@@ -130,6 +150,14 @@ impl Group {
 }
 
 impl Cloud {
+    /// The tags of a resource of any kind.
+    pub(crate) fn tags_mut(&mut self, arn: &str) -> Option<&mut Tags> {
+        let Self { balancers, groups, listeners, .. } = self;
+        let balancer = balancers.get_mut(arn).map(|found| &mut found.tags);
+        let group = groups.get_mut(arn).map(|found| &mut found.tags);
+        balancer.or(group).or_else(|| listeners.get_mut(arn).map(|found| &mut found.tags))
+    }
+
     /// A new ARN of this kind.
     pub(crate) fn arn(&mut self, kind: &str, name: &str) -> String {
         self.made += 1;

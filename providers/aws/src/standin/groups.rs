@@ -7,24 +7,34 @@ use async_trait::async_trait;
 
 use super::cloud::{Cloud, Group};
 use super::{Kind, StandIn};
+use crate::attributes::Values;
 use crate::client::{CallError, GroupCalls, ListedGroup, Result, Tags};
 use crate::desired::{DesiredGroup, HealthCheckSettings};
 use crate::diff::ObservedGroup;
 
 fn observed(arn: &str, found: &Group) -> ObservedGroup {
     let health = found.health.clone();
-    ObservedGroup { arn: arn.to_owned(), health, only_200: true, attributes: BTreeMap::new() }
+    let (attributes, tags) = (BTreeMap::new(), Tags::new());
+    ObservedGroup { arn: arn.to_owned(), health, only_200: true, attributes, tags }
 }
 
 /// The attributes of a new group.
 fn defaults(protocol: &str) -> BTreeMap<String, String> {
     let mut all = vec![
         ("deregistration_delay.timeout_seconds", "300"),
-        ("deregistration_delay.connection_termination.enabled", "false"),
+        (
+            "deregistration_delay.connection_termination.enabled",
+            if protocol.ends_with("UDP") { "true" } else { "false" },
+        ),
+        ("load_balancing.cross_zone.enabled", "use_load_balancer_configuration"),
         ("preserve_client_ip.enabled", "true"),
         ("proxy_protocol_v2.enabled", "false"),
         ("stickiness.enabled", "false"),
         ("stickiness.type", "source_ip"),
+        ("target_group_health.dns_failover.minimum_healthy_targets.count", "1"),
+        ("target_group_health.dns_failover.minimum_healthy_targets.percentage", "off"),
+        ("target_group_health.unhealthy_state_routing.minimum_healthy_targets.count", "1"),
+        ("target_group_health.unhealthy_state_routing.minimum_healthy_targets.percentage", "off"),
     ];
     if matches!(protocol, "TCP" | "TLS") {
         all.push(("target_health_state.unhealthy.connection_termination.enabled", "true"));
@@ -123,7 +133,7 @@ impl GroupCalls for StandIn {
         .await
     }
 
-    async fn set_attributes(&self, group: &str, attributes: &BTreeMap<&'static str, String>) -> Result<()> {
+    async fn set_attributes(&self, group: &str, attributes: &Values) -> Result<()> {
         let action = "ModifyTargetGroupAttributes";
         self.write(action, Kind::Mutation, group.to_owned(), |cloud, _| {
             let group = found(cloud, action, group)?;

@@ -74,10 +74,13 @@ pub(super) fn snapshot(cloud: &Cloud) -> Snapshot {
     let balancer =
         |arn: &String| cloud.balancers.get(arn).map_or("none", |found| &found.made.name).to_owned();
     let balancers = cloud.balancers.values().map(|found| {
-        (format!("load balancer {}", found.made.name), format!("{:?} {:?}", found.made.scheme, found.tags))
+        (
+            format!("load balancer {}", found.made.name),
+            format!("{:?} {:?} {:?}", found.made, found.attributes, found.tags),
+        )
     });
     let listeners = cloud.listeners.values().map(|found| {
-        let content = format!("{} {} {:?}", found.protocol, name(&found.group), found.tags);
+        let content = format!("{} {} {:?} {:?}", found.protocol, name(&found.group), found.tls, found.tags);
         (format!("listener {}:{}", balancer(&found.balancer), found.port), content)
     });
     let groups = cloud.groups.values().map(|found| {
@@ -131,7 +134,7 @@ impl Harness for OnStandIn {
         let direct = StandIn::new(Delays { call: Duration::ZERO, ..self.cloud.delays.clone() }, 1);
         direct.change(|cloud| *cloud = self.cloud.cloud());
         for name in [wanted.name.clone(), format!("{}-kin", &wanted.name[..20].trim_end_matches('-'))] {
-            let made = NewBalancer { name, scheme: wanted.scheme, subnets: config.subnets.clone() };
+            let made = NewBalancer { name, scheme: wanted.scheme, subnets: wanted.placement.subnets.clone() };
             direct.create_balancer(&made, &tags).await.map_err(said)?;
         }
         for group in &wanted.groups {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Listeners.
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
 
 use super::cloud::{Cloud, Forward};
 use super::{Kind, StandIn};
 use crate::client::{CallError, ListenerCalls, Result, Tags};
 use crate::diff::ObservedListener;
+use crate::tls::Tls;
 
 fn observed(arn: &str, found: &Forward) -> ObservedListener {
     ObservedListener {
@@ -14,6 +17,8 @@ fn observed(arn: &str, found: &Forward) -> ObservedListener {
         port: found.port,
         protocol: found.protocol.clone(),
         group_arn: Some(found.group.clone()),
+        tags: Tags::new(),
+        tls: found.tls.clone().map(|tls| Tls { others: BTreeSet::new(), ..tls }),
     }
 }
 
@@ -28,7 +33,7 @@ fn check_group(
     let Some(found) = cloud.groups.get(group) else {
         return refuse("TargetGroupNotFound", format!("Target groups '{group}' not found"));
     };
-    if found.protocol != protocol {
+    if found.protocol != protocol && (protocol, found.protocol.as_str()) != ("TLS", "TCP") {
         return refuse("IncompatibleProtocols", format!("{protocol} listener, {} group", found.protocol));
     }
     let other =
@@ -50,6 +55,34 @@ fn check_group(
     Ok(())
 }
 
+fn check_certificate(action: &'static str, arn: &str) -> Result<()> {
+    let is_there = !arn.ends_with("missing");
+    if is_there { Ok(()) } else { Err(CallError::made_up(action, "CertificateNotFound", arn)) }
+}
+
+/// The TLS settings of a listener with this protocol: those of the call, or those that it had.
+fn made_tls(
+    action: &'static str,
+    protocol: &str,
+    tls: Option<&Tls>,
+    had: Option<Tls>,
+) -> Result<Option<Tls>> {
+    if protocol != "TLS" {
+        return Ok(None);
+    }
+    let others = had.as_ref().map(|had| had.others.clone()).unwrap_or_default();
+    let tls = tls.map(|tls| Tls { others, ..tls.clone() }).or(had);
+    let tls = tls.ok_or_else(|| CallError::made_up(action, "ValidationError", "TLS needs a certificate"))?;
+    check_certificate(action, &tls.certificate)?;
+    Ok(Some(tls))
+}
+
+fn tls_of<'a>(cloud: &'a mut Cloud, action: &'static str, arn: &str) -> Result<&'a mut Tls> {
+    let found = cloud.listeners.get_mut(arn);
+    let found = found.ok_or_else(|| CallError::made_up(action, "ListenerNotFound", arn))?;
+    found.tls.as_mut().ok_or_else(|| CallError::made_up(action, "ValidationError", "no TLS listener"))
+}
+
 #[async_trait]
 impl ListenerCalls for StandIn {
     async fn listeners(&self, balancer: &str) -> Result<Option<Vec<ObservedListener>>> {
@@ -64,8 +97,8 @@ impl ListenerCalls for StandIn {
     async fn create_listener(
         &self,
         balancer: &str,
-        port: u16,
-        protocol: &str,
+        (port, protocol): (u16, &str),
+        tls: Option<&Tls>,
         group: &str,
         tags: &Tags,
     ) -> Result<ObservedListener> {
@@ -82,12 +115,14 @@ impl ListenerCalls for StandIn {
                 return refuse("TooManyListeners");
             }
             check_group(cloud, self.quotas.targets, action, (balancer, protocol, group))?;
+            let tls = made_tls(action, protocol, tls, None)?;
             let made = Forward {
                 balancer: balancer.to_owned(),
                 port,
                 protocol: protocol.to_owned(),
                 group: group.to_owned(),
                 tags: tags.clone(),
+                tls,
             };
             let arn = cloud.arn("listener/net", &name);
             let answer = observed(&arn, &made);
@@ -98,7 +133,13 @@ impl ListenerCalls for StandIn {
         .await
     }
 
-    async fn modify_listener(&self, arn: &str, protocol: Option<&str>, group: &str) -> Result<()> {
+    async fn modify_listener(
+        &self,
+        arn: &str,
+        protocol: Option<&str>,
+        tls: Option<&Tls>,
+        group: &str,
+    ) -> Result<()> {
         let action = "ModifyListener";
         self.write(action, Kind::Mutation, arn.to_owned(), |cloud, now| {
             let Some(found) = cloud.listeners.get(arn).cloned() else {
@@ -106,9 +147,42 @@ impl ListenerCalls for StandIn {
             };
             let protocol = protocol.unwrap_or(&found.protocol);
             check_group(cloud, self.quotas.targets, action, (&found.balancer, protocol, group))?;
-            let changed = Forward { protocol: protocol.to_owned(), group: group.to_owned(), ..found };
+            let tls = made_tls(action, protocol, tls, found.tls.clone())?;
+            let changed = Forward { protocol: protocol.to_owned(), group: group.to_owned(), tls, ..found };
             cloud.listeners.insert(arn.to_owned(), changed);
             cloud.note_use(now);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn other_certificates(&self, listener: &str) -> Result<BTreeSet<String>> {
+        let action = "DescribeListenerCertificates";
+        self.read(action, 1, listener.to_owned(), |cloud, _| {
+            let found = cloud.listeners.get(listener);
+            let found = found.ok_or_else(|| CallError::made_up(action, "ListenerNotFound", listener))?;
+            Ok(found.tls.clone().unwrap_or_default().others)
+        })
+        .await
+    }
+
+    async fn add_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()> {
+        let action = "AddListenerCertificates";
+        self.write(action, Kind::Mutation, listener.to_owned(), |cloud, _| {
+            let tls = tls_of(cloud, action, listener)?;
+            for certificate in certificates {
+                check_certificate(action, certificate)?;
+            }
+            tls.others.extend(certificates.iter().cloned());
+            Ok(())
+        })
+        .await
+    }
+
+    async fn remove_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()> {
+        let action = "RemoveListenerCertificates";
+        self.write(action, Kind::Mutation, listener.to_owned(), |cloud, _| {
+            tls_of(cloud, action, listener)?.others.retain(|other| !certificates.contains(other));
             Ok(())
         })
         .await

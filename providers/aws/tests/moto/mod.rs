@@ -61,6 +61,11 @@ impl Moto {
         Aws::new(config, &self.sdk)
     }
 
+    /// Requests a certificate for this domain and returns its ARN.
+    pub(crate) fn certificate(&self, domain: &str) -> anyhow::Result<String> {
+        self.server.certificate(domain)
+    }
+
     /// Stops an instance.
     pub(crate) fn stop(&self, index: usize) -> anyhow::Result<()> {
         self.server.stop(&self.instances[index])

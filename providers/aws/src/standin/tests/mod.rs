@@ -4,6 +4,7 @@
 mod consistency;
 mod driver;
 mod economy;
+mod options;
 mod order;
 mod quotas;
 mod schedule;

@@ -12,6 +12,7 @@ use steerage_model::{Affinity, Key, Protocol};
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _};
 
 use super::driver::{apply, delete, provider, set, standin};
+use crate::annotations;
 use crate::client::{NewBalancer, Tags};
 use crate::config::Scheme;
 use crate::desired::tests::{config, planned};
@@ -33,6 +34,23 @@ fn owner(index: usize) -> Owner {
     Owner { service: Key::new("shop", format!("web-{}", index % 2)), uid: format!("uid-{index}") }
 }
 
+/// Annotations that a Service may have. Those of one name replace each other.
+const OPTIONS: &[(&str, &str)] = &[
+    (annotations::CROSS_ZONE, "true"),
+    (annotations::ATTRIBUTES, "zonal_shift.config.enabled=true"),
+    (annotations::ATTRIBUTES, "dns_record.client_routing_policy=availability_zone_affinity"),
+    (
+        annotations::GROUP_ATTRIBUTES,
+        "load_balancing.cross_zone.enabled=true,deregistration_delay.timeout_seconds=60",
+    ),
+    (annotations::GROUP_ATTRIBUTES, "deregistration_delay.connection_termination.enabled=true"),
+    (annotations::PROXY_PROTOCOL, "*"),
+    (annotations::TAGS, "team=shop,stage=test"),
+    (annotations::TAGS, "team=web"),
+    (annotations::SSL_CERT, "arn:aws:acm:::a"),
+    (annotations::SSL_CERT, "arn:aws:acm:::b,arn:aws:acm:::a,arn:aws:acm:::c"),
+];
+
 /// Random ports, targets and check of a Service.
 fn wish(random: &mut fastrand::Rng, owner: &Owner) -> LoadBalancer {
     let port = |random: &mut fastrand::Rng| {
@@ -46,6 +64,11 @@ fn wish(random: &mut fastrand::Rng, owner: &Owner) -> LoadBalancer {
     let mut lb = LoadBalancer { owner: owner.clone(), targets: set(&targets), ..planned(&ports) };
     lb.health_check.port = random.u16(32000..32002);
     lb.affinity = random.bool().then_some(Affinity { timeout: Duration::from_mins(1) });
+    for (name, value) in OPTIONS {
+        if random.u8(0..4) == 0 {
+            lb.annotations.insert((*name).to_owned(), (*value).to_owned());
+        }
+    }
     lb
 }
 
@@ -56,14 +79,17 @@ fn plant_foreign(cloud: &StandIn) {
         let arn = cloud.arn("loadbalancer/net", &name);
         let created = tokio::time::Instant::now();
         let tags = Tags::from([("team".to_owned(), "other".to_owned())]);
-        let other = NetworkLb {
-            made: NewBalancer { name, scheme: Scheme::Internal, subnets: Vec::new() },
-            tags: tags.clone(),
-            created,
-        };
+        let made = NewBalancer { name, scheme: Scheme::Internal, subnets: Vec::new() };
+        let other = NetworkLb::new(made, tags.clone(), created);
         cloud.balancers.insert(arn.clone(), other);
-        let forward =
-            Forward { balancer: arn, port: 80, protocol: "TCP".to_owned(), group: String::new(), tags };
+        let forward = Forward {
+            balancer: arn,
+            port: 80,
+            protocol: "TCP".to_owned(),
+            group: String::new(),
+            tags,
+            tls: None,
+        };
         let arn = cloud.arn("listener/net", "other");
         cloud.listeners.insert(arn, forward);
     });

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads annotations that hold a list: `a,b`, or `key=value` pairs as AWS's other controllers write them. Pure.
+
+use std::collections::BTreeMap;
+
+use steerage_provider_api::Error;
+
+use crate::reasons;
+
+/// One `key=value`. The value may contain `=`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) key: String,
+    pub(crate) value: String,
+}
+
+/// An annotation whose value is wrong. `problem` continues "Annotation x …".
+pub(crate) fn invalid(name: &str, problem: &str, advice: &str) -> Error {
+    let message = format!("Annotation {name} {problem}. No load balancer is created or changed. {advice}");
+    Error::invalid(reasons::INVALID_ANNOTATION, message)
+}
+
+/// An unknown key, with the nearest of those that are known.
+pub(crate) fn unknown_key<'a>(name: &str, key: &str, known: impl Iterator<Item = &'a str>) -> Error {
+    let nearest = known.min_by_key(|known| strsim::levenshtein(key, known)).unwrap_or_default();
+    let problem = format!("names the unknown attribute {key}. The nearest known one is {nearest}");
+    invalid(name, &problem, "Correct or remove the attribute.")
+}
+
+/// The items of a list, trimmed, without empty ones.
+pub(crate) fn items(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|item| !item.is_empty())
+}
+
+/// The pairs of an annotation; none without it.
+pub(crate) fn pairs(annotations: &BTreeMap<String, String>, name: &str) -> Result<Vec<Pair>, Error> {
+    let mut pairs: Vec<Pair> = Vec::new();
+    for item in annotations.get(name).map(String::as_str).into_iter().flat_map(items) {
+        let (key, value) =
+            item.split_once('=').map(|(key, value)| (key.trim(), value.trim())).unwrap_or_default();
+        if key.is_empty() {
+            return Err(invalid(
+                name,
+                &format!("has the item `{item}`"),
+                "Write key=value, separated by commas.",
+            ));
+        }
+        if pairs.iter().any(|pair| pair.key == key) {
+            return Err(invalid(name, &format!("has the key {key} twice"), "Keep one."));
+        }
+        pairs.push(Pair { key: key.to_owned(), value: value.to_owned() });
+    }
+    Ok(pairs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_trimmed_and_must_have_a_key_once() {
+        let read = |text: &str| {
+            let annotations = BTreeMap::from([("a".to_owned(), text.to_owned())]);
+            let found = pairs(&annotations, "a").map_err(|error| error.to_string())?;
+            Ok::<_, String>(found.into_iter().map(|p| format!("{}:{}", p.key, p.value)).collect::<Vec<_>>())
+        };
+        assert_eq!(read(" a = b ,, c=d=e,f="), Ok(["a:b", "c:d=e", "f:"].map(str::to_owned).into()));
+        assert_eq!(read(""), Ok(Vec::new()));
+        for (text, part) in [("a", "`a`"), ("=b", "`=b`"), ("a=b,a=c", "twice")] {
+            assert!(read(text).unwrap_err().contains(part), "{text}");
+        }
+        assert!(pairs(&BTreeMap::new(), "a").unwrap().is_empty());
+    }
+}

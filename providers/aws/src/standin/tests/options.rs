@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Attributes and further tags by annotations.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use steerage_provider_api::{Compare, Error, LoadBalancer, Owner};
+
+use super::driver::{apply, delete, provider, standin, wanted};
+use crate::annotations::{
+    ATTRIBUTES, CROSS_ZONE, GROUP_ATTRIBUTES, PRIVATE_ADDRESSES, SSL_CERT, SSL_POLICY, SUBNETS, TAGS,
+};
+use crate::placement::Address;
+use crate::standin::cloud::{Group, NetworkLb};
+use crate::standin::{Kind, StandIn};
+use crate::tls::Tls;
+
+const CROSSING: &str = "load_balancing.cross_zone.enabled";
+const ENDING: &str = "deregistration_delay.connection_termination.enabled";
+
+fn with(annotations: &[(&str, &str)]) -> LoadBalancer {
+    let pairs = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    LoadBalancer { annotations: pairs.collect(), ..wanted(&[(80, 30080)], &[0, 1]) }
+}
+
+fn balancer(cloud: &StandIn) -> NetworkLb {
+    cloud.cloud().balancers.into_values().next().unwrap()
+}
+
+fn group(cloud: &StandIn) -> Group {
+    cloud.cloud().groups.into_values().next().unwrap()
+}
+
+async fn pause() {
+    tokio::time::sleep(Duration::from_mins(1)).await;
+}
+
+/// The names of the changes since the last time.
+fn changes(cloud: &StandIn) -> Vec<&'static str> {
+    let calls = cloud.take_calls();
+    calls.iter().filter(|call| call.kind != Kind::Read).map(|call| call.name).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn named_attributes_are_set_and_return_to_the_defaults() {
+    let (cloud, crossing) = (standin(1), format!("{ENDING}=true,preserve_client_ip.enabled=false"));
+    let named = with(&[(CROSS_ZONE, "true"), (GROUP_ATTRIBUTES, &crossing)]);
+    let mut aws = provider(&cloud);
+    apply(&aws, &named, Compare::Remembered).await.unwrap();
+    assert_eq!(balancer(&cloud).attributes[CROSSING], "true");
+    assert_eq!(
+        (
+            group(&cloud).attributes[ENDING].as_str(),
+            &group(&cloud).attributes["preserve_client_ip.enabled"][..]
+        ),
+        ("true", "false")
+    );
+    for is_restarted in [false, true] {
+        pause().await;
+        apply(&aws, &named, Compare::InPlace).await.unwrap();
+        pause().await;
+        if is_restarted {
+            aws = provider(&cloud);
+        }
+        apply(&aws, &with(&[]), Compare::InPlace).await.unwrap();
+        assert_eq!(balancer(&cloud).attributes[CROSSING], "false", "restarted: {is_restarted}");
+        assert_eq!(
+            (
+                group(&cloud).attributes[ENDING].as_str(),
+                &group(&cloud).attributes["preserve_client_ip.enabled"][..]
+            ),
+            ("false", "true")
+        );
+        let tags: Vec<_> = balancer(&cloud).tags.into_keys().chain(group(&cloud).tags.into_keys()).collect();
+        assert!(!tags.contains(&"steerage.dev/attributes".to_owned()), "{tags:?}");
+    }
+}
+
+/// Somebody set it, no annotation names it: it stays, also beside others that annotations name.
+#[tokio::test(start_paused = true)]
+async fn attribute_that_no_annotation_names_is_left_alone() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    apply(&aws, &with(&[]), Compare::Remembered).await.unwrap();
+    cloud.change(|cloud| {
+        let found = cloud.balancers.values_mut().next().unwrap();
+        found.attributes.insert(CROSSING.to_owned(), "true".to_owned());
+    });
+    let shifting = with(&[(ATTRIBUTES, "zonal_shift.config.enabled=true")]);
+    for (lb, shift) in [(&shifting, "true"), (&with(&[]), "false")] {
+        pause().await;
+        apply(&aws, lb, Compare::InPlace).await.unwrap();
+        let attributes = balancer(&cloud).attributes;
+        assert_eq!(
+            (attributes["zonal_shift.config.enabled"].as_str(), &attributes[CROSSING][..]),
+            (shift, "true")
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn drift_is_repaired_by_a_comparison_with_one_call_more() {
+    let (cloud, named) = (standin(1), with(&[(CROSS_ZONE, "true")]));
+    let aws = provider(&cloud);
+    apply(&aws, &named, Compare::Remembered).await.unwrap();
+    pause().await;
+    // The first one also reads the targets.
+    apply(&aws, &named, Compare::InPlace).await.unwrap();
+    cloud.take_calls();
+    apply(&aws, &named, Compare::InPlace).await.unwrap();
+    assert_eq!(cloud.take_calls().len(), 3);
+    cloud.change(|cloud| {
+        let found = cloud.balancers.values_mut().next().unwrap();
+        found.attributes.insert(CROSSING.to_owned(), "false".to_owned());
+    });
+    pause().await;
+    apply(&aws, &named, Compare::InPlace).await.unwrap();
+    assert_eq!(changes(&cloud), ["ModifyLoadBalancerAttributes"]);
+    assert_eq!(balancer(&cloud).attributes[CROSSING], "true");
+}
+
+async fn restarted(cloud: &Arc<StandIn>, lb: &LoadBalancer) -> Vec<&'static str> {
+    pause().await;
+    cloud.take_calls();
+    apply(&provider(cloud), lb, Compare::InPlace).await.unwrap();
+    cloud.take_calls().iter().map(|call| call.name).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn restart_with_attributes_and_tags_reads_only_the_lists_first() {
+    let (cloud, named) = (standin(1), with(&[(CROSS_ZONE, "true"), (TAGS, "team=shop")]));
+    apply(&provider(&cloud), &named, Compare::Remembered).await.unwrap();
+    let calls = restarted(&cloud, &named).await;
+    assert_eq!(
+        calls,
+        ["DescribeLoadBalancers", "DescribeTargetGroups", "DescribeTags", "DescribeTargetHealth"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_attribute_is_reported_while_clients_are_served() {
+    let cloud = standin(1);
+    let (aws, logs) = (provider(&cloud), "access_logs.s3.enabled=true,access_logs.s3.bucket=");
+    let to = |bucket: &str| with(&[(ATTRIBUTES, &format!("{logs}{bucket}"))]);
+    let error = apply(&aws, &to("foreign"), Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), "RejectedByProvider");
+    assert!(error.to_string().contains("Access Denied for bucket: foreign"), "{error}");
+    assert_eq!((cloud.cloud().listeners.len(), group(&cloud).registered().count()), (1, 2));
+    apply(&aws, &to("writable"), Compare::Remembered).await.unwrap();
+    assert_eq!(balancer(&cloud).attributes["access_logs.s3.bucket"], "writable");
+    pause().await;
+    apply(&aws, &with(&[]), Compare::Remembered).await.unwrap();
+    assert_eq!(balancer(&cloud).attributes["access_logs.s3.enabled"], "false");
+}
+
+/// Whoever requested the protection, Steerage does not lift it to delete.
+#[tokio::test(start_paused = true)]
+async fn protected_load_balancer_is_not_deleted() {
+    let (cloud, named) = (standin(1), with(&[(ATTRIBUTES, "deletion_protection.enabled=true")]));
+    let aws = provider(&cloud);
+    apply(&aws, &named, Compare::Remembered).await.unwrap();
+    for _ in 0..2 {
+        let error = delete(&aws, &named.owner).await.unwrap_err();
+        assert_eq!(error.reason(), "OperationNotPermitted");
+        assert!(error.to_string().contains("Key=deletion_protection.enabled,Value=false"), "{error}");
+        assert!(matches!(error, Error::Invalid { .. }));
+        pause().await;
+    }
+    // Nor for a Service created again, whose load balancer it would be in the way of.
+    let again = LoadBalancer { owner: Owner { uid: "u2".to_owned(), ..named.owner.clone() }, ..with(&[]) };
+    let error = apply(&provider(&cloud), &again, Compare::InPlace).await.unwrap_err();
+    assert_eq!(error.reason(), "OperationNotPermitted");
+    let left = cloud.cloud();
+    assert_eq!((left.balancers.len(), left.groups.len(), left.listeners.len()), (1, 1, 1));
+    cloud.change(|cloud| {
+        let found = cloud.balancers.values_mut().next().unwrap();
+        found.attributes.insert("deletion_protection.enabled".to_owned(), "false".to_owned());
+    });
+    delete(&aws, &named.owner).await.unwrap();
+    assert!(cloud.cloud().balancers.is_empty() && cloud.cloud().groups.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn subnets_and_addresses_are_those_of_the_creation() {
+    let cloud = standin(1);
+    let of = |subnets: &str, addresses: &str| with(&[(SUBNETS, subnets), (PRIVATE_ADDRESSES, addresses)]);
+    let (aws, named) = (provider(&cloud), of("subnet-z,subnet-b", "10.0.1.9,10.0.0.9"));
+    apply(&aws, &named, Compare::Remembered).await.unwrap();
+    let made = balancer(&cloud).made.subnets;
+    let placed = |subnet: &str, ip: &str| (subnet.to_owned(), Some(Address::Private(ip.parse().unwrap())));
+    assert_eq!(made, [placed("subnet-z", "10.0.1.9"), placed("subnet-b", "10.0.0.9")]);
+    assert_eq!(restarted(&cloud, &named).await.len(), 4);
+    changes(&cloud);
+    for (changed, reason) in [
+        (of("subnet-z,subnet-c", "10.0.1.9,10.0.0.9"), "SubnetsImmutable"),
+        (of("subnet-z,subnet-b", "10.0.1.9,10.0.0.8"), "AddressesImmutable"),
+    ] {
+        for aws in [&aws, &provider(&cloud)] {
+            pause().await;
+            let error = apply(aws, &changed, Compare::InPlace).await.unwrap_err();
+            assert_eq!(error.reason(), reason);
+        }
+    }
+    // In another order they are the same; without annotations nothing is requested.
+    for same in [of("subnet-b,subnet-z", "10.0.0.9,10.0.1.9"), with(&[])] {
+        apply(&aws, &same, Compare::InPlace).await.unwrap();
+    }
+    assert_eq!((changes(&cloud), balancer(&cloud).made.subnets), (vec![], made));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tls_changes_in_place_and_drift_is_repaired() {
+    let cloud = standin(1);
+    let (aws, a, b, c) = (provider(&cloud), "arn:aws:acm:::a", "arn:aws:acm:::b", "arn:aws:acm:::c");
+    let listener = || cloud.cloud().listeners.into_iter().next().unwrap();
+    let others = |all: &[&str]| all.iter().map(|arn| (*arn).to_owned()).collect::<BTreeSet<_>>();
+    apply(&aws, &with(&[]), Compare::Remembered).await.unwrap();
+    let (arn, _) = listener();
+    for (certificates, policy, calls) in [
+        (format!("{a},{b}"), "", &["ModifyListener", "AddListenerCertificates"][..]),
+        (
+            format!("{b},{a},{c}"),
+            "",
+            &["ModifyListener", "AddListenerCertificates", "RemoveListenerCertificates"],
+        ),
+        (format!("{b},{a},{c}"), "ELBSecurityPolicy-TLS13-1-2-2021-06", &["ModifyListener"]),
+        (a.to_owned(), "", &["ModifyListener", "RemoveListenerCertificates"]),
+    ] {
+        pause().await;
+        changes(&cloud);
+        let mut lb = with(&[(SSL_CERT, &certificates)]);
+        if !policy.is_empty() {
+            lb.annotations.insert(SSL_POLICY.to_owned(), policy.to_owned());
+        }
+        apply(&aws, &lb, Compare::InPlace).await.unwrap();
+        assert_eq!(changes(&cloud), calls);
+        let (same, found) = listener();
+        assert_eq!((same, found.protocol.as_str()), (arn.clone(), "TLS"));
+        let all: Vec<&str> = certificates.split(',').collect();
+        let tls = found.tls.unwrap();
+        assert_eq!((tls.certificate.as_str(), tls.others), (all[0], others(&all[1..])));
+    }
+    let named = with(&[(SSL_CERT, &format!("{a},{b}"))]);
+    apply(&aws, &named, Compare::InPlace).await.unwrap();
+    let whole = listener().1.tls;
+    for change in [
+        |tls: &mut Tls| tls.policy.push('x'),
+        |tls: &mut Tls| tls.others.clear(),
+        |tls: &mut Tls| tls.certificate.push('x'),
+    ] {
+        cloud.change(|cloud| change(cloud.listeners.values_mut().next().unwrap().tls.as_mut().unwrap()));
+        pause().await;
+        apply(&aws, &named, Compare::InPlace).await.unwrap();
+        assert_eq!(listener().1.tls, whole);
+    }
+    pause().await;
+    apply(&aws, &with(&[]), Compare::InPlace).await.unwrap();
+    assert_eq!((listener().0, listener().1.protocol.as_str(), listener().1.tls), (arn, "TCP", None));
+    let missing = with(&[(SSL_CERT, "arn:aws:acm:::missing")]);
+    let error = apply(&aws, &missing, Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), "RejectedByProvider");
+    assert_eq!(listener().1.protocol, "TCP", "the listener stays as it was");
+}
+
+/// The further tags of all resources, without Steerage's own.
+fn tags(cloud: &StandIn) -> Vec<BTreeMap<String, String>> {
+    let cloud = cloud.cloud();
+    let all = cloud
+        .balancers
+        .values()
+        .map(|found| &found.tags)
+        .chain(cloud.groups.values().map(|found| &found.tags));
+    let all = all.chain(cloud.listeners.values().map(|found| &found.tags));
+    let others = |tags: &BTreeMap<String, String>| {
+        let others = tags.iter().filter(|(key, _)| !key.starts_with("steerage.dev/"));
+        others.map(|(key, value)| (key.clone(), value.clone())).collect()
+    };
+    all.map(others).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn further_tags_follow_the_annotation_and_leave_those_of_others() {
+    let cloud = standin(1);
+    let mut aws = provider(&cloud);
+    let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    apply(&aws, &with(&[(TAGS, "team=shop,stage=test")]), Compare::Remembered).await.unwrap();
+    assert_eq!(tags(&cloud), vec![BTreeMap::from([pair("stage", "test"), pair("team", "shop")]); 3]);
+    cloud.change(|cloud| {
+        for found in cloud.balancers.values_mut() {
+            found.tags.insert("cost".to_owned(), "12".to_owned());
+        }
+    });
+    pause().await;
+    changes(&cloud);
+    apply(&aws, &with(&[(TAGS, "team=web")]), Compare::Remembered).await.unwrap();
+    let made = changes(&cloud);
+    assert!(made.len() == 9 && made.iter().all(|name| name.ends_with("Tags")), "{made:?}");
+    let mut expected = vec![BTreeMap::from([pair("team", "web")]); 3];
+    expected[0].insert("cost".to_owned(), "12".to_owned());
+    assert_eq!(tags(&cloud)[1..], expected[1..]);
+    // Only a read of all shows what others did.
+    pause().await;
+    aws = provider(&cloud);
+    apply(&aws, &with(&[]), Compare::InPlace).await.unwrap();
+    assert_eq!(tags(&cloud), [BTreeMap::from([pair("cost", "12")]), BTreeMap::new(), BTreeMap::new()]);
+}
