@@ -31,6 +31,7 @@ pub(crate) fn load_balancer(name: &str, requested: &[&str]) -> LoadBalancer {
             timeout: second,
             healthy_threshold: 1,
             unhealthy_threshold: 1,
+            is_of_service: false,
         },
         affinity: None,
         requested_addresses: requested.iter().map(|text| ip(text)).collect(),
