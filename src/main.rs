@@ -9,6 +9,7 @@ mod applied;
 mod args;
 mod cluster_index;
 mod cluster_uid;
+mod condition_metrics;
 mod controller;
 mod guarded_provider;
 mod lease;
