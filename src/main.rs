@@ -11,6 +11,7 @@ mod cluster_index;
 mod cluster_uid;
 mod condition_metrics;
 mod controller;
+mod dry_run;
 mod guarded_provider;
 mod lease;
 mod metrics;

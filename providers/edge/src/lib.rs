@@ -13,6 +13,7 @@ mod notifier;
 mod objects;
 mod pool;
 mod pools;
+mod preview;
 mod provider;
 mod shared;
 pub mod spec;
