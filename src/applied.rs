@@ -10,6 +10,7 @@ use steerage_model::{Condition, Ingress, Key, Service, TrafficPolicy};
 use steerage_provider_api::{LoadBalancer, Owner, Steering, TargetSet};
 use tokio::time::Instant;
 
+use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{NodeChange, NodeDependence};
 use crate::removal_hold::RemovalHold;
 use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
@@ -35,6 +36,8 @@ pub(crate) struct AppliedState {
     pub(crate) hold: RemovalHold,
     /// The addresses or names that the provider gave.
     pub(crate) ingress: Vec<Ingress>,
+    /// What the metric of conditions counts for this load balancer.
+    pub(crate) conditions: Option<ConditionStatuses>,
     /// Nodes that the provider refused as targets, with the reason.
     pub(crate) refused_targets: Vec<(String, String)>,
     /// When to look at frozen targets again.

@@ -16,6 +16,7 @@ use steerage_provider_edge::EdgeProvider;
 use steerage_watch::{Backoff, ClientArgs, Watches};
 
 use crate::controller::{self, Components};
+use crate::dry_run::{self, DryRun, read_only};
 use crate::plan::{self, HealthCheckDefaults, ManagedClasses};
 use crate::removal_hold::LONGEST_HOLD;
 use crate::{cluster_uid, lease, workers};
@@ -179,6 +180,10 @@ pub(crate) struct Args {
     )]
     mass_removal_hold: Duration,
 
+    /// Log what would be done for each Service, write nothing, and exit; takes no Lease
+    #[arg(long, env = "STEERAGE_DRY_RUN")]
+    dry_run: bool,
+
     #[command(flatten)]
     client: ClientArgs,
     #[command(flatten)]
@@ -197,9 +202,12 @@ enum ProviderName {
 
 pub(crate) fn run(args: Args) -> ExitCode {
     let component = Component { name: "controller", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
-    let process_args = args.process.clone();
+    let (process_args, is_dry_run) = (args.process.clone(), args.dry_run);
     steerage_process::run(component, &process_args, |process| async move {
         match args.compose(&process).await? {
+            Some(Components { watches, provider, config, .. }) if is_dry_run => {
+                dry_run::run(process, DryRun { watches, provider, config }).await
+            }
             Some(components) => controller::run(process, components).await,
             None => Ok(()),
         }
@@ -232,12 +240,14 @@ impl Args {
             orphan_grace_period,
             freeze_targets_after,
             mass_removal_hold,
+            dry_run,
             client,
             process: _,
             aws,
         } = self;
         let component = process.component();
         let client = steerage_watch::client(component.name, component.version, &client).await?;
+        let client = if dry_run { read_only(client) } else { client };
         let provider_qps = provider_qps.unwrap_or(match provider {
             ProviderName::Edge => 10_000,
             ProviderName::Aws => 20,
@@ -267,10 +277,7 @@ impl Args {
             "--leader-elect-renew-deadline must be at least 5s shorter than --leader-elect-lease-duration, and longer than \
              --leader-elect-retry-period"
         );
-        let identity = match leader_elect_identity {
-            Some(identity) => identity,
-            None => host_name()?,
-        };
+        let identity = leader_elect_identity.map_or_else(host_name, Ok)?;
         Ok(Some(Components {
             config: plan::Config {
                 capabilities,

@@ -71,6 +71,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
     let stop = process.shutdown();
     let Some(held) = lease::acquire(client.clone(), lease, stop).await else { return Ok(()) };
     metrics.leader.set(1);
+    metrics.conditions.begin(config.classes.provider);
     let leadership = held.leadership();
     let release = CancellationToken::new();
     let holding = held.hold_until(release.clone());

@@ -64,7 +64,9 @@ impl GuardedProvider {
         name: &'static str,
         call: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
+        let asked = Instant::now();
         self.rate_limiter.acquire().await;
+        self.metrics.budget_waited(asked.elapsed());
         if !self.leadership.is_held() {
             return Err(Error::Unavailable("this controller no longer holds the Lease".to_owned()));
         }

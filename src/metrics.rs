@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use crate::condition_metrics::ConditionMetrics;
 use crate::removal_hold::HoldMetrics;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -33,7 +34,9 @@ pub(crate) struct Metrics {
     pub(crate) leader: Gauge,
     pub(crate) load_balancers: Gauge,
     pub(crate) orphaned_load_balancers: Gauge,
+    provider_budget_wait: Histogram,
     pub(crate) holds: HoldMetrics,
+    pub(crate) conditions: ConditionMetrics,
 }
 
 fn call_histogram() -> Histogram {
@@ -50,7 +53,9 @@ impl Metrics {
             leader: Gauge::default(),
             load_balancers: Gauge::default(),
             orphaned_load_balancers: Gauge::default(),
+            provider_budget_wait: call_histogram(),
             holds: HoldMetrics::new(registry),
+            conditions: ConditionMetrics::new(registry),
         };
         let Self {
             reconciles,
@@ -60,8 +65,14 @@ impl Metrics {
             leader,
             load_balancers,
             orphaned_load_balancers,
+            provider_budget_wait,
             holds: _,
+            conditions: _,
         } = metrics.clone();
+        // From zero on: otherwise an alert misses the first failure of a process.
+        for result in ["done", "again", "refused", "failed"] {
+            reconciles.get_or_create(&ByResult { result }).inc_by(0);
+        }
         registry.register("reconciles", "Reconciles of one load balancer, by result", reconciles);
         registry.register(
             "provider_call_duration_seconds",
@@ -72,6 +83,11 @@ impl Metrics {
             "target_programming_duration_seconds",
             "Time from an EndpointSlice event to the end of the provider call that changed the targets",
             target_programming,
+        );
+        registry.register(
+            "provider_budget_wait_seconds",
+            "Time that a provider call waits before it may begin, by --provider-qps",
+            provider_budget_wait,
         );
         registry.register("workqueue_depth", "Serialisation keys that wait for a worker", workqueue_depth);
         registry.register("leader", "1 while this process holds the Lease", leader);
@@ -86,6 +102,10 @@ impl Metrics {
 
     pub(crate) fn reconciled(&self, result: &'static str) {
         self.reconciles.get_or_create(&ByResult { result }).inc();
+    }
+
+    pub(crate) fn budget_waited(&self, waited: Duration) {
+        self.provider_budget_wait.observe(waited.as_secs_f64());
     }
 
     /// `result` is `ok`, or the reason of the error.

@@ -84,6 +84,7 @@ impl Reconciler {
         let is_known = known.is_some();
         let exists = is_known || request.exists_at_provider;
         let mut applied = known.unwrap_or_default();
+        let counted = applied.conditions;
         let full = request.full || is_due(applied.compare_at) || applied.is_paused;
         let request = &ReconcileRequest { full, ..request.clone() };
         if full {
@@ -113,7 +114,10 @@ impl Reconciler {
         };
         let is_done = matches!(result, Ok(Progress::Done));
         let due_at = applied.due_at().filter(|_| keep_if_done);
-        if (is_done && keep_if_done) || (!is_done && keep_if_not_done) {
+        let is_kept = (is_done && keep_if_done) || (!is_done && keep_if_not_done);
+        let conditions = applied.conditions.filter(|_| is_kept);
+        self.metrics.conditions.replace(self.config.classes.provider, counted, conditions);
+        if is_kept {
             self.applied.put(owner, applied);
         } else {
             self.applied.remove(owner);

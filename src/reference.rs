@@ -21,7 +21,7 @@ fn reference_page_of_the_controller_is_current() -> anyhow::Result<()> {
     let ours = metrics.register("controller", crate::metrics::Metrics::new);
     metrics.register("controller", steerage_watch::events::register_metrics);
     metrics.register("controller_watch", steerage_watch::register_sample_metrics);
-    ours.reconciled("done");
+    ours.conditions.begin("edge");
     ours.called("ensure", "ok", Duration::ZERO);
     steerage_reference::check(
         "controller.md",

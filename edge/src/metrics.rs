@@ -45,6 +45,10 @@ impl Metrics {
             ("status_writes", "Status objects written", &self.status_writes),
             ("status_write_failures", "Failed writes of status objects", &self.status_write_failures),
         ];
+        // From zero on: otherwise an alert misses the first one of a process.
+        for result in ["passed", "failed"] {
+            self.probe_results.get_or_create(&[("result", result)]).inc_by(0);
+        }
         registry.register("probes", "Probes, by result: passed or failed", self.probe_results.clone());
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());

@@ -12,6 +12,7 @@ use super::program::{PlannedTargets, exists, is_due};
 use super::{ReconcileError, ReconcileResult, Reconciler};
 use crate::applied::AppliedState;
 use crate::cluster_index::{Snapshot, owner_of};
+use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{self, LegacyRequest, PlanError, TargetPlan};
 use crate::reasons;
 use crate::request_queue::ReconcileRequest;
@@ -142,6 +143,7 @@ impl Reconciler {
             degraded,
         };
         let desired = status::desired(&inputs, service.generation);
+        applied.conditions = Some(ConditionStatuses::new(service, &desired.conditions));
         if let Some(patch) = status::patch(service, &desired, Timestamp::now())
             && !applied.is_status_written(service, &desired)
         {

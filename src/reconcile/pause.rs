@@ -7,6 +7,7 @@ use steerage_provider_api::Progress;
 
 use super::{ReconcileResult, Reconciler};
 use crate::applied::AppliedState;
+use crate::condition_metrics::ConditionStatuses;
 use crate::{reasons, status};
 
 impl Reconciler {
@@ -20,6 +21,7 @@ impl Reconciler {
             self.events(service).warning("Pause", paused.0, &paused.1);
         }
         let desired = status::paused(paused, service.generation);
+        applied.conditions = Some(ConditionStatuses::new(service, &desired.conditions));
         if let Some(patch) = status::patch(service, &desired, Timestamp::now())
             && !applied.is_status_written(service, &desired)
         {

@@ -250,6 +250,8 @@ async fn health_and_refused_targets_are_looked_at_again_when_due() {
         seen.push((provider.applied.load(Ordering::Acquire), provider.health_read.load(Ordering::Acquire)));
     }
     assert_eq!(seen, [(1, 1), (1, 1), (1, 2), (2, 3)]);
+    let count = |status| reconciler.metrics.conditions.count("edge", "Programmed", status);
+    assert_eq!((count("True"), count("False"), count("Unknown")), (1, 0, 0), "counted once");
 }
 
 /// Under `api` steering a node without endpoint drops connections, so it leaves at once; an excluded node still serves.

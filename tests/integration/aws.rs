@@ -68,4 +68,19 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_h
     eventually("the new target", async || (registered(&moto, &by_api) == second).then_some(())).await;
     let writes: Vec<_> = proxy.writes().into_iter().map(|call| call.name).collect();
     assert_eq!(writes, ["RegisterTargets", "DeregisterTargets"]);
+
+    // A dry run beside this controller sends nothing that writes, and compares targets by instance.
+    proxy.reset();
+    let (succeeded, log) = cluster.dry_run("aws", flags.as_flattened()).await;
+    assert!(succeeded, "{log}");
+    let line = |service: &str| {
+        let about = format!("cloud/{service}\"");
+        log.lines()
+            .find(|line| line.contains(&about))
+            .unwrap_or_else(|| panic!("nothing of {service}: {log}"))
+    };
+    assert!(line("by-api").contains("\"unknown\""), "{log}");
+    assert!(line("checked").contains("\"unknown\""), "{log}");
+    let (calls, writes) = (proxy.calls(), proxy.writes());
+    assert!(!calls.is_empty() && writes.is_empty(), "{writes:?}");
 }

@@ -4,5 +4,6 @@
 
 mod aws;
 mod bad_input;
+mod dry_run;
 mod life_cycle;
 mod support;

@@ -251,6 +251,24 @@ impl Cluster {
         self.controller_of("edge", identity, flags)
     }
 
+    /// Runs a dry run to its end. Returns whether it succeeded, and its log.
+    pub(crate) async fn dry_run(&self, provider: &str, flags: &[&str]) -> (bool, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_steerage"));
+        command
+            .args(["--dry-run", "--provider", provider, "--namespace", &self.namespace])
+            .args(["--admin-address", "127.0.0.1:0", "--log-format", "json"])
+            .args(flags)
+            .envs([("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test")])
+            .env("KUBECONFIG", self.server.as_ref().expect("server").kubeconfig());
+        // Beside the test's own servers.
+        let output = tokio::task::spawn_blocking(move || command.output()).await.expect("a task");
+        let output = output.expect("dry run");
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+        )
+    }
+
     /// Starts a controller.
     pub(crate) fn controller_of(&self, provider: &str, identity: &str, flags: &[&str]) -> Controller {
         let child = Command::new(env!("CARGO_BIN_EXE_steerage"))

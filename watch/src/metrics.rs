@@ -6,6 +6,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
+use crate::Staleness;
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabels {
     kind: &'static str,
@@ -34,6 +36,9 @@ pub fn register_sample_metrics(registry: &mut Registry) {
     metrics.list("services");
     metrics.malformed("services");
     metrics.failure("services", "idle");
+    let staleness = Staleness::default();
+    staleness.record("services");
+    registry.register_collector(Box::new(staleness));
 }
 
 impl Metrics {

@@ -2,9 +2,14 @@
 //! The age of each watch's last data, so that its user knows when the store is no longer trustworthy.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
 use tokio::time::Instant;
 
 /// When each watch last brought a response, an event or a bookmark. Clones share it.
@@ -38,8 +43,28 @@ impl Staleness {
     }
 }
 
+/// The age of each watch's data, as it is at a scrape.
+impl Collector for Staleness {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let last = self.lock().clone();
+        // A descriptor without a value is no metric.
+        if last.is_empty() {
+            return Ok(());
+        }
+        let help = "Time since the watch last brought a list, an event or a bookmark; about a minute in a quiet cluster";
+        let mut ages = encoder.encode_descriptor("data_age_seconds", help, None, MetricType::Gauge)?;
+        for (kind, at) in last {
+            ConstGauge::new(at.elapsed().as_secs_f64()).encode(ages.encode_family(&[("kind", kind)])?)?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -55,5 +80,10 @@ mod tests {
         assert_eq!(staleness.longest(), Some(("nodes", Duration::from_secs(5))));
         assert_eq!(staleness.last_data("services"), Some(Instant::now()));
         assert_eq!(staleness.last_data("pods"), None);
+        let (mut registry, mut text) = (Registry::with_prefix("watch"), String::new());
+        registry.register_collector(Box::new(staleness));
+        encode(&mut text, &registry).expect("text");
+        assert!(text.contains("watch_data_age_seconds{kind=\"nodes\"} 5.0\n"), "{text}");
+        assert!(text.contains("watch_data_age_seconds{kind=\"services\"} 0.0\n"), "{text}");
     }
 }

@@ -76,7 +76,8 @@ impl Watches {
 
     /// Like [`Watches::new`], with other timeouts and delays.
     pub fn with_timing(client: Client, registry: &mut Registry, timing: Timing) -> Self {
-        let (staleness, relist) = Default::default();
+        let (staleness, relist) = <(Staleness, Relist)>::default();
+        registry.register_collector(Box::new(staleness.clone()));
         Self { client, timing, metrics: Metrics::new(registry), staleness, relist }
     }
 

@@ -98,6 +98,17 @@ pub trait Provider: Send + Sync + 'static {
     /// The owners of everything at the provider, to find what outlived its Service.
     async fn owned(&self) -> Result<Vec<Owner>, Error>;
 
+    /// What [`Provider::apply`] would change of a load balancer that exists, in words for an operator; empty if nothing. `None` if
+    /// reading cannot tell. Writes nothing, also beside another controller that writes.
+    async fn preview(&self, _lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
+        Ok(None)
+    }
+
+    /// The same as [`Provider::owned`], and writes nothing, also beside another controller that writes.
+    async fn preview_owned(&self) -> Result<Vec<Owner>, Error> {
+        self.owned().await
+    }
+
     /// Owners to reconcile because something changed at the provider. Never ends; yields nothing if the provider has no
     /// notifications.
     fn changes(&self) -> BoxStream<'static, Owner>;

@@ -16,6 +16,7 @@ mod notifier;
 mod objects;
 mod pool;
 mod pools;
+mod preview;
 mod provider;
 mod shared;
 pub mod spec;

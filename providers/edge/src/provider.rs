@@ -25,7 +25,7 @@ use crate::entry::{Change, Entry};
 use crate::index::References;
 use crate::objects::{LoadBalancerContent, NodeSetContent, Objects, addresses};
 use crate::shared::Shared;
-use crate::{health, spec};
+use crate::{health, preview, spec};
 
 /// An object of the required name exists and is not managed by Steerage.
 pub const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
@@ -358,6 +358,38 @@ impl Provider for EdgeProvider {
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
         self.shared.activate().await?;
         self.shared.pools_are_stale();
+        Ok(self.shared.balancers.cache.read(|rows| rows.filter_map(|entry| entry.owner.clone()).collect()))
+    }
+
+    async fn preview(&self, lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
+        self.shared.activate().await?;
+        let entry = self.owned_entry(&lb.owner).await?;
+        let Some(Ok(content)) = entry.map(|entry| entry.content) else { return Ok(None) };
+        let structure = spec::structure(lb, content.spec.addresses.clone())?;
+        let mut changes = Vec::new();
+        let wanted = match lb.targets.shared {
+            None => EdgeLoadBalancerSpec { targets: spec::targets(&lb.families, &lb.targets), ..structure },
+            Some(which) => {
+                let set = self.shared.node_sets.cache.get(which.as_str());
+                let current = set.as_ref().and_then(|entry| entry.content.as_ref().ok());
+                let current = current.map(|content| content.spec.targets.as_slice());
+                let targets = spec::shared_targets(&lb.targets);
+                changes.extend(preview::of_set(which.as_str(), current, &targets));
+                EdgeLoadBalancerSpec { node_set: Some(which.as_str().to_owned()), ..structure }
+            }
+        };
+        changes.extend(preview::of_object(&content.spec, &wanted));
+        let requested = &lb.requested_addresses;
+        if !requested.is_empty() && requested.iter().any(|address| !content.spec.addresses.contains(address))
+        {
+            let list: Vec<String> = requested.iter().map(ToString::to_string).collect();
+            changes.push(format!("requests the addresses {}", list.join(", ")));
+        }
+        Ok(Some(changes))
+    }
+
+    async fn preview_owned(&self) -> Result<Vec<Owner>, Error> {
+        self.shared.activate().await?;
         Ok(self.shared.balancers.cache.read(|rows| rows.filter_map(|entry| entry.owner.clone()).collect()))
     }
 

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The number of load balancers by the status of each condition. A reconcile replaces what was counted for its load balancer.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use steerage_model::{Condition, Service, names};
+
+/// The label's value of each condition.
+const CONDITIONS: [(&str, &str); 3] =
+    [(names::PROGRAMMED, "Programmed"), (names::SERVING, "Serving"), (names::DEGRADED, "Degraded")];
+const STATUSES: [&str; 3] = ["True", "False", "Unknown"];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByStatus {
+    provider: &'static str,
+    condition: &'static str,
+    status: &'static str,
+}
+
+/// The status of each condition of one load balancer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConditionStatuses([&'static str; 3]);
+
+impl ConditionStatuses {
+    /// The desired conditions; the Service's own for those that are left as they are; else `Unknown`.
+    pub(crate) fn new(service: &Service, desired: &[Condition]) -> Self {
+        Self(CONDITIONS.map(|(kind, _)| {
+            let mut known = desired.iter().chain(&service.conditions);
+            let status = known.find(|condition| condition.kind == kind).map(|found| found.status.as_str());
+            STATUSES.into_iter().find(|known| status == Some(*known)).unwrap_or("Unknown")
+        }))
+    }
+}
+
+/// Clones share the metric.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ConditionMetrics {
+    balancers: Family<ByStatus, Gauge>,
+}
+
+impl ConditionMetrics {
+    pub(crate) fn new(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "load_balancer_conditions",
+            "Load balancers that this process manages, by provider, condition (Programmed, Serving or Degraded) and its status (True, \
+             False or Unknown)",
+            metrics.balancers.clone(),
+        );
+        metrics
+    }
+
+    /// Shows zero for each status, so that no query misses one.
+    pub(crate) fn begin(&self, provider: &'static str) {
+        for (_, condition) in CONDITIONS {
+            for status in STATUSES {
+                self.balancers.get_or_create(&ByStatus { provider, condition, status }).set(0);
+            }
+        }
+    }
+
+    /// Counts a load balancer as `new` instead of `old`; `None` is not counted.
+    pub(crate) fn replace(
+        &self,
+        provider: &'static str,
+        old: Option<ConditionStatuses>,
+        new: Option<ConditionStatuses>,
+    ) {
+        let count = |statuses: Option<ConditionStatuses>, by: i64| {
+            let statuses = statuses.map(|ConditionStatuses(statuses)| statuses);
+            for ((_, condition), status) in CONDITIONS.into_iter().zip(statuses.into_iter().flatten()) {
+                self.balancers.get_or_create(&ByStatus { provider, condition, status }).inc_by(by);
+            }
+        };
+        count(old, -1);
+        count(new, 1);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(&self, provider: &'static str, condition: &'static str, status: &'static str) -> i64 {
+        self.balancers.get_or_create(&ByStatus { provider, condition, status }).get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_model::Key;
+
+    use super::*;
+
+    fn condition(kind: &str, status: &str) -> Condition {
+        Condition {
+            kind: kind.to_owned(),
+            status: status.to_owned(),
+            reason: String::new(),
+            message: String::new(),
+            observed_generation: None,
+        }
+    }
+
+    #[test]
+    fn each_load_balancer_counts_once_for_each_condition() {
+        let metrics = ConditionMetrics::default();
+        metrics.begin("edge");
+        let mut service = Service::new(Key::new("default", "web"));
+        service.conditions = vec![condition(names::SERVING, "False"), condition(names::PROGRAMMED, "True")];
+        let old = ConditionStatuses::new(&service, &[condition(names::PROGRAMMED, "False")]);
+        assert_eq!(old, ConditionStatuses(["False", "False", "Unknown"]), "desired before published");
+        let new = [condition(names::PROGRAMMED, "True"), condition(names::DEGRADED, "odd")];
+        let new = ConditionStatuses::new(&service, &new);
+        assert_eq!(new, ConditionStatuses(["True", "False", "Unknown"]));
+        let counts = || {
+            let programmed = STATUSES.map(|status| metrics.count("edge", "Programmed", status));
+            (programmed, STATUSES.map(|status| metrics.count("edge", "Serving", status)))
+        };
+        metrics.replace("edge", None, Some(old));
+        assert_eq!(counts(), ([0, 1, 0], [0, 1, 0]));
+        metrics.replace("edge", Some(old), Some(new));
+        assert_eq!(counts(), ([1, 0, 0], [0, 1, 0]));
+        metrics.replace("edge", Some(new), None);
+        assert_eq!(counts(), ([0; 3], [0; 3]));
+    }
+}
