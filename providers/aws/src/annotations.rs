@@ -20,6 +20,14 @@ steerage_model::annotations! {
     GROUP_ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes", "`key=value`, separated by commas";
     /// PROXY protocol version 2 on all ports. Refused while the health check asks for this Service, because no service proxy reads the header; otherwise the check becomes a TCP check.
     PROXY_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "`*`";
+    /// Time between two health checks, as `steerage.dev/health-check-interval`, but without a unit. A contradiction of the two is refused.
+    CHECK_INTERVAL = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-interval", "seconds, 5 to 300";
+    /// Time after which a health check fails, as `steerage.dev/health-check-timeout`; at most the interval.
+    CHECK_TIMEOUT = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-timeout", "seconds, 2 to 120";
+    /// As `steerage.dev/health-check-healthy-threshold`.
+    CHECK_HEALTHY = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-healthy-threshold", "2 to 10";
+    /// As `steerage.dev/health-check-unhealthy-threshold`.
+    CHECK_UNHEALTHY = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-unhealthy-threshold", "2 to 10";
     /// Certificates of TLS listeners: the first is the default, clients choose the others by name. At most 25.
     SSL_CERT = "service.beta.kubernetes.io/aws-load-balancer-ssl-cert", "ARNs of ACM or IAM, separated by commas";
     /// The ports with TLS; without it, all with TCP alone. A port with UDP is refused.

@@ -162,6 +162,8 @@ impl Aws {
             entry.written = Some(Instant::now());
             let tags = labelled(tags, &wanted.labels);
             let made = self.client.create_balancer(&new, &tags).await?;
+            // AWS may show requested addresses only later.
+            let made = Balancer { placed: new.subnets.into_iter().collect(), ..made };
             entry.unproven.insert(made.arn.clone());
             resources.balancer = Some(made.clone());
             (resources.balancer_tags, resources.balancer_attributes) = (tags, BTreeMap::new());

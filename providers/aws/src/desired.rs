@@ -4,29 +4,18 @@
 use std::collections::BTreeMap;
 
 use steerage_model::{Family, Protocol};
-use steerage_provider_api::{Error, HealthCheck, HealthProtocol, Listener, LoadBalancer};
+use steerage_provider_api::{Error, Listener, LoadBalancer};
 
 use crate::attributes::{GroupWishes, OF_BALANCERS, OF_GROUPS, Values};
 use crate::config::{Config, Scheme};
+use crate::health_check::HealthCheckSettings;
 use crate::labels::Labels;
 use crate::placement::{self, Placement};
 use crate::tls::{Tls, TlsWishes};
-use crate::{annotations, attributes, labels, names, peers, reasons};
+use crate::{annotations, attributes, health_check, labels, names, peers, reasons};
 
 /// AWS's limit for one network load balancer.
 pub(crate) const MAX_LISTENERS: usize = 50;
-
-/// A health check within the limits of `ELBv2`. Interval and timeout are in seconds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HealthCheckSettings {
-    /// Path of an HTTP check; `None` means a TCP check.
-    pub(crate) path: Option<String>,
-    pub(crate) port: u16,
-    pub(crate) interval: i32,
-    pub(crate) timeout: i32,
-    pub(crate) healthy: i32,
-    pub(crate) unhealthy: i32,
-}
 
 /// A wanted target group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +70,7 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     let tls_wishes = TlsWishes::read(&lb.annotations, &lb.listeners)?;
     let protocols = ports.values().map(|(protocol, _)| *protocol).collect();
     let wishes = GroupWishes::read(&lb.annotations, &protocols)?;
-    let check = checked(lb, wishes.has_proxy_protocol())?;
+    let check = health_check::health_check(lb, wishes.has_proxy_protocol())?;
     let mut listeners: Vec<DesiredListener> = Vec::new();
     let mut groups: Vec<DesiredGroup> = Vec::new();
     for (port, (protocol, node_port)) in ports {
@@ -229,45 +218,12 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
     Ok(ports)
 }
 
-/// The health check. With PROXY protocol, AWS sends the header to the health-check port too, where no service proxy understands it: a
-/// TCP check still finds a dead node, but would not see which nodes have an endpoint.
-fn checked(lb: &LoadBalancer, has_proxy_protocol: bool) -> Result<HealthCheckSettings, Error> {
-    let check = health(&lb.health_check);
-    if !has_proxy_protocol {
-        return Ok(check);
-    }
-    if lb.health_check.is_of_service {
-        let message = "PROXY protocol is enabled, but AWS sends its header to the health-check node port too, which does not \
-                       understand it: no node would be healthy. No load balancer is created or changed. Set the annotation \
-                       steerage.dev/steering to api or spec.externalTrafficPolicy to Cluster, or disable PROXY protocol.";
-        return Err(Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message));
-    }
-    Ok(HealthCheckSettings { path: None, ..check })
-}
-
-fn health(check: &HealthCheck) -> HealthCheckSettings {
-    let seconds = |d: std::time::Duration| i32::try_from(d.as_secs()).unwrap_or(i32::MAX);
-    let count = |n: u32| i32::try_from(n).unwrap_or(i32::MAX).clamp(2, 10);
-    let interval = seconds(check.interval).clamp(5, 300);
-    HealthCheckSettings {
-        path: match &check.protocol {
-            HealthProtocol::Http { path } => Some(path.clone()),
-            HealthProtocol::Tcp => None,
-        },
-        port: check.port,
-        interval,
-        timeout: seconds(check.timeout).clamp(2, 120).min(interval),
-        healthy: count(check.healthy_threshold),
-        unhealthy: count(check.unhealthy_threshold),
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use std::time::Duration;
 
     use steerage_model::Key;
-    use steerage_provider_api::{Owner, TargetSet};
+    use steerage_provider_api::{HealthCheck, HealthProtocol, Owner, TargetSet};
 
     use super::*;
     use crate::config::ClusterId;
@@ -425,24 +381,5 @@ pub(crate) mod tests {
         assert_eq!(made.labels.tags["team"], "shop");
         // Without the annotation, it has Steerage's value again: nothing must be remembered.
         assert_eq!(made.groups[0].labels, made.listener_labels());
-    }
-
-    #[test]
-    fn health_checks_are_clamped_to_limits() {
-        let check = |interval, timeout, healthy, unhealthy| {
-            let lb = planned(&[]);
-            let h = health(&HealthCheck {
-                interval: Duration::from_secs(interval),
-                timeout: Duration::from_secs(timeout),
-                healthy_threshold: healthy,
-                unhealthy_threshold: unhealthy,
-                ..lb.health_check
-            });
-            (h.interval, h.timeout, h.healthy, h.unhealthy)
-        };
-        assert_eq!(check(1, 1, 1, 1), (5, 2, 2, 2));
-        assert_eq!(check(10, 6, 3, 3), (10, 6, 3, 3));
-        assert_eq!(check(5, 60, 2, 2), (5, 5, 2, 2));
-        assert_eq!(check(9999, 9999, 99, u32::MAX), (300, 120, 10, 10));
     }
 }

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::attributes::{self, OF_BALANCERS, OF_GROUPS, Values};
 use crate::client::Tags;
-use crate::desired::{Desired, DesiredGroup, HealthCheckSettings, MAX_LISTENERS};
+use crate::desired::{Desired, DesiredGroup, MAX_LISTENERS};
+use crate::health_check::HealthCheckSettings;
 use crate::labels::{self, Relabel};
 use crate::tls::Tls;
 

@@ -16,6 +16,7 @@ mod diff;
 mod finish;
 mod first_look;
 mod health;
+mod health_check;
 #[cfg(test)]
 mod iam_policy;
 mod inventory;

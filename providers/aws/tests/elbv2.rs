@@ -326,7 +326,9 @@ async fn named_subnets_are_used_and_a_change_is_rejected() {
     let zones = moto.balancers().await.unwrap()[0].availability_zones().to_vec();
     let mut used: Vec<_> = zones.iter().filter_map(|zone| zone.subnet_id()).collect();
     used.sort_unstable();
-    assert_eq!(used, [first, second]);
+    let mut named = [first.as_str(), second.as_str()];
+    named.sort_unstable();
+    assert_eq!(used, named);
     lb.annotations.insert(name, first.clone());
     let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
     assert_eq!(error.reason(), "SubnetsImmutable");

@@ -8,8 +8,9 @@ use async_trait::async_trait;
 
 use super::{Balancer, ListedGroup, NewBalancer, RegisteredTarget, Result, Tags};
 use crate::attributes::Values;
-use crate::desired::{DesiredGroup, HealthCheckSettings};
+use crate::desired::DesiredGroup;
 use crate::diff::{ObservedGroup, ObservedListener};
+use crate::health_check::HealthCheckSettings;
 use crate::tls::Tls;
 
 /// All calls.

@@ -8,8 +8,9 @@ use elb::types::{Matcher, ProtocolEnum, TargetGroup, TargetGroupAttribute, Targe
 
 use super::{CallError, Client, GroupCalls, Result, Tags, elb, empty, sdk_tags, unless_not_found};
 use crate::attributes::Values;
-use crate::desired::{DesiredGroup, HealthCheckSettings};
+use crate::desired::DesiredGroup;
 use crate::diff::ObservedGroup;
+use crate::health_check::HealthCheckSettings;
 
 /// A target group of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]

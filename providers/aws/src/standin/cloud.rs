@@ -8,7 +8,7 @@ use steerage_provider_api::HealthState;
 use tokio::time::Instant;
 
 use crate::client::{NewBalancer, Tags};
-use crate::desired::HealthCheckSettings;
+use crate::health_check::HealthCheckSettings;
 use crate::tls::Tls;
 
 /// How long things take.

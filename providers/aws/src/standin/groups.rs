@@ -9,8 +9,9 @@ use super::cloud::{Cloud, Group};
 use super::{Kind, StandIn};
 use crate::attributes::Values;
 use crate::client::{CallError, GroupCalls, ListedGroup, Result, Tags};
-use crate::desired::{DesiredGroup, HealthCheckSettings};
+use crate::desired::DesiredGroup;
 use crate::diff::ObservedGroup;
+use crate::health_check::HealthCheckSettings;
 
 fn observed(arn: &str, found: &Group) -> ObservedGroup {
     let health = found.health.clone();
