@@ -123,13 +123,17 @@ impl NodeTargets {
         }
     }
 
-    /// A node as a target of a shared set, if it may stay one: it exists, and nobody has deleted it.
+    /// A node as a target of a shared set, if it may stay one: it exists, and nobody deletes it.
     pub(crate) fn staying(&self, node: &str) -> Option<Target> {
         Some(self.existing(node)?.target.clone())
     }
 
+    /// A node that nobody deletes, or is about to.
     fn existing(&self, node: &str) -> Option<&NodeTarget> {
-        self.by_name.get(node).filter(|node| node.eligibility != Err(IneligibleReason::Deleting))
+        let stops = |node: &NodeTarget| {
+            matches!(node.eligibility, Err(IneligibleReason::Deleting | IneligibleReason::AutoscalerTaint))
+        };
+        self.by_name.get(node).filter(|node| !stops(node))
     }
 
     pub(super) fn shared(&self, set: SharedSet) -> &SharedTargets {
@@ -253,7 +257,7 @@ pub(crate) fn targets(
     plan
 }
 
-/// A node as a target of a Service's own set, if it may stay one: it exists, nobody has deleted it, and it has an endpoint. A node
+/// A node as a target of a Service's own set, if it may stay one: it exists, nobody deletes it, and it has an endpoint. A node
 /// without endpoint drops connections.
 pub(crate) fn staying_target(
     node: &str,

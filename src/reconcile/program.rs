@@ -44,6 +44,11 @@ impl Reconciler {
         let lb = LoadBalancer { targets: planned.set.clone(), ..lb };
         let error = match self.program(snapshot, applied, request, &lb, steering, &planned).await {
             Err(ReconcileError::Provider(error @ Error::Invalid { .. })) => error,
+            Err(ReconcileError::Provider(error @ Error::Denied(_))) => {
+                // A permission may be missing for a part of the structure only.
+                let (_, planned) = self.keep_structure(snapshot, applied, request).await;
+                return (Err(error.into()), None, planned);
+            }
             result => return (result, None, planned),
         };
         let why = (error.reason(), error.to_string());
@@ -82,11 +87,14 @@ impl Reconciler {
             }
         }
         (applied.in_place, applied.rejected, applied.retry_refused_at) = (None, None, None);
-        applied.accepted = None;
+        let accepted = applied.accepted.take();
         let result = self.provider.apply(lb, compare(request)).await;
-        if result.is_ok() {
-            applied.accepted = Some((steering, service.external_policy));
-        }
+        applied.accepted = match &result {
+            Ok(_) => Some((steering, service.external_policy)),
+            // The health check may be changed already.
+            Err(Error::Denied(_)) => accepted.filter(|before| *before == (steering, service.external_policy)),
+            Err(_) => None,
+        };
         let progress = self.record(snapshot, applied, request, planned, result)?;
         if progress == Progress::Done {
             applied.in_place = Some(lb.clone());

@@ -3,7 +3,7 @@
 
 use std::future::pending;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -182,6 +182,15 @@ struct Polled {
     applied: AtomicUsize,
     targets: Mutex<String>,
     health_read: AtomicUsize,
+    /// Denies changes of the structure.
+    denies: AtomicBool,
+}
+
+impl Polled {
+    fn take(&self, set: &TargetSet) {
+        let nodes = set.targets.iter().map(|target| target.node.as_str()).collect();
+        *self.targets.lock().expect("lock") = nodes;
+    }
 }
 
 #[async_trait]
@@ -196,8 +205,10 @@ impl Provider for Polled {
 
     async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
         self.applied.fetch_add(1, Ordering::AcqRel);
-        *self.targets.lock().expect("lock") =
-            lb.targets.targets.iter().map(|target| target.node.as_str()).collect();
+        if self.denies.load(Ordering::Acquire) {
+            return Err(Error::Denied("AddTags".to_owned()));
+        }
+        self.take(&lb.targets);
         let ip = "10.9.0.1".parse().ok();
         Ok(Outcome {
             progress: Progress::Done,
@@ -207,8 +218,9 @@ impl Provider for Polled {
         })
     }
 
-    async fn set_targets(&self, _: &Owner, _: &TargetSet) -> Result<Outcome, Error> {
-        pending().await
+    async fn set_targets(&self, _: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
+        self.take(set);
+        Ok(Outcome::done())
     }
 
     async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
@@ -254,18 +266,60 @@ async fn health_and_refused_targets_are_looked_at_again_when_due() {
     assert_eq!((count("True"), count("False"), count("Unknown")), (1, 0, 0), "counted once");
 }
 
-/// Under `api` steering a node without endpoint drops connections, so it leaves at once; an excluded node still serves.
-#[tokio::test(start_paused = true)]
-async fn mass_removal_from_a_services_own_set_is_held_unless_endpoints_went_away() {
-    let provider = Arc::new(Polled::default());
-    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+/// A Service under the policy Local.
+fn local_service() -> Service {
     let mut whole = service();
     whole.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
     whole.external_policy = TrafficPolicy::Local;
     whole.health_check_node_port = Some(32000);
     whole.ports =
         vec![ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: Some(30080) }];
-    reconciler.cluster.on_service(Event::Apply(whole));
+    whole
+}
+
+/// Its endpoints, one on each of these nodes.
+fn set_endpoints(reconciler: &Reconciler, nodes: &str) {
+    let endpoint = |node: char| Endpoint::ready([10, 2, 0, 1].into(), &node.to_string());
+    let key = service().key;
+    let slice = EndpointSlice::new(key.clone(), key, Family::V4);
+    let slice = EndpointSlice { endpoints: nodes.chars().map(endpoint).collect(), ..slice };
+    reconciler.cluster.on_slice(Event::Apply(slice));
+}
+
+/// A permission may be missing for a part of the structure only, such as its tags.
+#[tokio::test(start_paused = true)]
+async fn targets_follow_while_the_structure_is_denied() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    for name in ["a", "b", "c"] {
+        let addresses = vec!["10.0.0.1".parse().expect("ip")];
+        let node = Node { name: name.to_owned(), addresses, ..Node::default() };
+        reconciler.cluster.on_node(Event::Apply(node));
+    }
+    reconciler.cluster.on_service(Event::Apply(local_service()));
+    let reconcile = async |nodes: &str| {
+        set_endpoints(&reconciler, nodes);
+        let outcome = reconciler.reconcile(&owner_of(&service()), &ReconcileRequest::default()).await;
+        let is_retried = matches!(outcome, ReconcileOutcome::Failed(..));
+        (provider.targets.lock().expect("lock").clone(), is_retried)
+    };
+    assert_eq!(reconcile("ab").await, ("ab".to_owned(), false));
+    provider.denies.store(true, Ordering::Release);
+    let mut changed = local_service();
+    changed.ports[0].node_port = Some(30081);
+    reconciler.cluster.on_service(Event::Apply(changed));
+    assert_eq!(reconcile("bc").await, ("bc".to_owned(), true));
+    assert_eq!(reconcile("c").await, ("c".to_owned(), true));
+    provider.denies.store(false, Ordering::Release);
+    assert_eq!(reconcile("a").await, ("a".to_owned(), false));
+}
+
+/// Under `api` steering a node without endpoint drops connections, so it leaves at once; an excluded node still serves.
+#[tokio::test(start_paused = true)]
+async fn mass_removal_from_a_services_own_set_is_held_unless_endpoints_went_away() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    reconciler.cluster.on_service(Event::Apply(local_service()));
     let set_nodes = |excluded: &str| {
         for name in ["a", "b", "c", "d", "e"] {
             let addresses = vec!["10.0.0.1".parse().expect("ip")];
@@ -274,13 +328,7 @@ async fn mass_removal_from_a_services_own_set_is_held_unless_endpoints_went_away
             reconciler.cluster.on_node(Event::Apply(node));
         }
     };
-    let set_endpoints = |nodes: &str| {
-        let endpoint = |node: char| Endpoint::ready([10, 2, 0, 1].into(), &node.to_string());
-        let key = service().key;
-        let slice = EndpointSlice::new(key.clone(), key, Family::V4);
-        let slice = EndpointSlice { endpoints: nodes.chars().map(endpoint).collect(), ..slice };
-        reconciler.cluster.on_slice(Event::Apply(slice));
-    };
+    let set_endpoints = |nodes: &str| set_endpoints(&reconciler, nodes);
     let own = crate::removal_hold::HoldingSet::Own(&service().key);
     let reconcile = async || {
         reconciler.reconcile(&owner_of(&service()), &ReconcileRequest::default()).await;

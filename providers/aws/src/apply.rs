@@ -156,7 +156,7 @@ impl Aws {
             let new = NewBalancer {
                 name: wanted.name.clone(),
                 scheme: wanted.scheme,
-                subnets: wanted.placement.subnets.clone(),
+                subnets: wanted.placement.mappings()?,
             };
             self.note_change();
             entry.written = Some(Instant::now());

@@ -338,9 +338,11 @@ fn group_defaults(protocol: &str, sticky: bool) -> Values {
     values
 }
 
-/// Those of the values that a tag must remember: AWS's own default is to return when no annotation names them.
+/// Those of the values that a tag must remember: AWS's own default is to return when no annotation names them. Also a bucket, which has
+/// no default: the attributes of a load balancer are read only if its tag names some.
 pub(crate) fn to_mark(table: &[Attribute], values: &Values) -> BTreeSet<&'static str> {
-    table.iter().filter(|a| a.default.is_some() && values.contains_key(a.key)).map(|a| a.key).collect()
+    let is_marked = |a: &&Attribute| a.default.is_some() || a.key == LOG_BUCKET;
+    table.iter().filter(is_marked).filter(|a| values.contains_key(a.key)).map(|a| a.key).collect()
 }
 
 #[cfg(test)]

@@ -110,7 +110,14 @@ impl Aws {
             tracing::info!(%service, name, "deleting load balancer");
             self.note_change();
             entry.written = Some(Instant::now());
-            self.client.delete_balancer(arn).await.map_err(|failure| refused(failure, name, arn))?;
+            if let Err(failure) = self.client.delete_balancer(arn).await {
+                let error = refused(failure, name, arn);
+                if matches!(error, Error::Invalid { .. }) {
+                    // Nothing is deleted yet, and the Service may want it back.
+                    entry.condemned = None;
+                }
+                return Err(error);
+            }
             condemned.balancer = None;
             if !condemned.groups.is_empty() {
                 return Ok(Some(RELEASE_POLL));

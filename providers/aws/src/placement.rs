@@ -12,7 +12,7 @@ use crate::config::{Config, Scheme};
 use crate::{list, reasons};
 
 /// The address of a load balancer in one subnet, if it is not AWS's choice.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Address {
     /// Allocation of an Elastic IP address.
     Elastic(String),
@@ -22,10 +22,14 @@ pub(crate) enum Address {
 /// Where a load balancer is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
-    /// With the addresses that annotations request, in their order.
-    pub(crate) subnets: Vec<(String, Option<Address>)>,
+    /// The subnets of a new load balancer.
+    subnets: Vec<String>,
     /// Whether the Service names the subnets; otherwise the flag does, for new load balancers only.
     is_named: bool,
+    /// The addresses that an annotation requests, one for each subnet; empty if none does.
+    addresses: Vec<Address>,
+    /// The annotation that requests them.
+    requested_by: &'static str,
 }
 
 /// The subnets that a load balancer has, with the addresses that were requested.
@@ -49,14 +53,13 @@ fn read(annotations: &BTreeMap<String, String>, name: &str) -> Result<Option<Vec
     Ok(Some(items))
 }
 
-/// One address for each subnet, for load balancers of this scheme.
+/// The addresses that an annotation requests, for load balancers of this scheme.
 fn addresses(
     (name, items): (&str, Vec<String>),
     (scheme, needed): (Scheme, Scheme),
-    subnets: usize,
     parse: impl Fn(&str) -> Option<Address>,
     form: &str,
-) -> Result<Vec<Option<Address>>, Error> {
+) -> Result<Vec<Address>, Error> {
     if scheme != needed {
         return Err(conflict(
             &format!(
@@ -67,13 +70,9 @@ fn addresses(
             "Change the scheme of a new Service, or remove the annotation.",
         ));
     }
-    if items.len() != subnets {
-        let message = format!("Annotation {name} has {} values for {subnets} subnets.", items.len());
-        return Err(conflict(&message, "Write one for each subnet, in the same order."));
-    }
     let parsed = |item: &String| {
         let wrong = || list::invalid(name, &format!("has the wrong value `{item}`"), &format!("Use {form}."));
-        parse(item).map(Some).ok_or_else(wrong)
+        parse(item).ok_or_else(wrong)
     };
     items.iter().map(parsed).collect()
 }
@@ -92,30 +91,45 @@ pub(crate) fn placement(
     }
     let is_named = named.is_some();
     let subnets = named.unwrap_or_else(|| config.subnets.clone());
-    let count = subnets.len();
     let elastic = read(annotations, EIP_ALLOCATIONS)?.map(|items| {
         let parse = |item: &str| item.starts_with("eipalloc-").then(|| Address::Elastic(item.to_owned()));
-        addresses(
-            (EIP_ALLOCATIONS, items),
-            (scheme, Scheme::InternetFacing),
-            count,
-            parse,
-            "an allocation ID, eipalloc-…",
-        )
+        let needed = (scheme, Scheme::InternetFacing);
+        addresses((EIP_ALLOCATIONS, items), needed, parse, "an allocation ID, eipalloc-…")
     });
     let private = read(annotations, PRIVATE_ADDRESSES)?.map(|items| {
         let parse = |item: &str| item.parse().ok().map(Address::Private);
-        addresses((PRIVATE_ADDRESSES, items), (scheme, Scheme::Internal), count, parse, "IPv4 addresses")
+        addresses((PRIVATE_ADDRESSES, items), (scheme, Scheme::Internal), parse, "IPv4 addresses")
     });
     let (elastic, private) = (elastic.transpose()?, private.transpose()?);
-    let requested = elastic.or(private).unwrap_or_else(|| vec![None; count]);
-    Ok(Placement { subnets: subnets.into_iter().zip(requested).collect(), is_named })
+    let requested_by = if elastic.is_some() { EIP_ALLOCATIONS } else { PRIVATE_ADDRESSES };
+    let addresses = elastic.or(private).unwrap_or_default();
+    let placement = Placement { subnets, is_named, addresses, requested_by };
+    // The number of the flag's subnets is that of new load balancers only.
+    if is_named {
+        placement.mappings()?;
+    }
+    Ok(placement)
 }
 
 impl Placement {
+    /// The subnets of a new load balancer, each with its address.
+    pub(crate) fn mappings(&self) -> Result<Vec<(String, Option<Address>)>, Error> {
+        let Self { subnets, addresses, requested_by, .. } = self;
+        if !addresses.is_empty() && addresses.len() != subnets.len() {
+            let message = format!(
+                "Annotation {requested_by} has {} values for {} subnets.",
+                addresses.len(),
+                subnets.len()
+            );
+            return Err(conflict(&message, "Write one for each subnet, in the same order."));
+        }
+        let addresses = addresses.iter().cloned().map(Some).chain(std::iter::repeat(None));
+        Ok(subnets.iter().cloned().zip(addresses).collect())
+    }
+
     /// Refuses a change of what the load balancer has. What no annotation names may differ.
     pub(crate) fn check(&self, placed: &Placed) -> Result<(), Error> {
-        let wanted: BTreeSet<&String> = self.subnets.iter().map(|(subnet, _)| subnet).collect();
+        let wanted: BTreeSet<&String> = self.subnets.iter().collect();
         if self.is_named && !placed.keys().eq(wanted) {
             let present = placed.keys().cloned().collect::<Vec<_>>().join(",");
             let message = format!(
@@ -124,21 +138,25 @@ impl Placement {
             );
             return Err(Error::invalid(reasons::SUBNETS_IMMUTABLE, message));
         }
-        for (subnet, address) in self.subnets.iter().filter(|(_, address)| address.is_some()) {
-            if placed.get(subnet) != Some(address) {
-                let name = if matches!(address, Some(Address::Elastic(_))) {
-                    EIP_ALLOCATIONS
-                } else {
-                    PRIVATE_ADDRESSES
-                };
-                let message = format!(
-                    "The load balancer does not have the address that annotation {name} requests for {subnet}, and AWS cannot change \
-                     it. The present address is kept. Re-create the Service, or restore or remove the annotation."
-                );
-                return Err(Error::invalid(reasons::ADDRESSES_IMMUTABLE, message));
-            }
+        if self.addresses.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        // Without named subnets, their order at the creation is not known any more.
+        let is_same = if self.is_named {
+            self.mappings()?.iter().all(|(subnet, address)| placed.get(subnet) == Some(address))
+        } else {
+            let present: BTreeSet<&Address> = placed.values().flatten().collect();
+            self.addresses.iter().collect::<BTreeSet<_>>() == present
+        };
+        if is_same {
+            return Ok(());
+        }
+        let message = format!(
+            "The load balancer does not have the addresses that annotation {} requests, and AWS cannot change them. The present \
+             addresses are kept. Re-create the Service, or restore or remove the annotation.",
+            self.requested_by
+        );
+        Err(Error::invalid(reasons::ADDRESSES_IMMUTABLE, message))
     }
 }
 
@@ -150,7 +168,10 @@ mod tests {
     fn read(scheme: Scheme, pairs: &[(&str, &str)]) -> Result<Placement, (&'static str, String)> {
         let annotations =
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        placement(&config(), scheme, &annotations).map_err(|error| (error.reason(), error.to_string()))
+        let placement = placement(&config(), scheme, &annotations);
+        placement
+            .and_then(|made| made.mappings().map(|_| made))
+            .map_err(|error| (error.reason(), error.to_string()))
     }
 
     fn eip(id: &str) -> Address {
@@ -159,7 +180,7 @@ mod tests {
 
     #[test]
     fn addresses_follow_the_order_of_the_subnets() {
-        assert_eq!(read(Scheme::Internal, &[]).unwrap().subnets, [("subnet-a".to_owned(), None)]);
+        assert_eq!(read(Scheme::Internal, &[]).unwrap().mappings().unwrap(), [("subnet-a".to_owned(), None)]);
         let made = read(
             Scheme::InternetFacing,
             &[(SUBNETS, "subnet-z, subnet-b"), (EIP_ALLOCATIONS, "eipalloc-1,eipalloc-2")],
@@ -168,9 +189,9 @@ mod tests {
             ("subnet-z".to_owned(), Some(eip("eipalloc-1"))),
             ("subnet-b".to_owned(), Some(eip("eipalloc-2"))),
         ];
-        assert_eq!(made.unwrap().subnets, expected);
+        assert_eq!(made.unwrap().mappings().unwrap(), expected);
         let made = read(Scheme::Internal, &[(PRIVATE_ADDRESSES, "10.0.0.9")]).unwrap();
-        assert_eq!(made.subnets[0].1, Some(Address::Private(Ipv4Addr::new(10, 0, 0, 9))));
+        assert_eq!(made.mappings().unwrap()[0].1, Some(Address::Private(Ipv4Addr::new(10, 0, 0, 9))));
     }
 
     #[test]
@@ -207,6 +228,13 @@ mod tests {
             Err("AddressesImmutable")
         );
         assert_eq!(check(&[(SUBNETS, "subnet-b,subnet-c")]), Err("SubnetsImmutable"));
-        assert_eq!(check(&[(EIP_ALLOCATIONS, "eipalloc-1")]), Err("AddressesImmutable"), "of another subnet");
+        assert_eq!(check(&[(EIP_ALLOCATIONS, "eipalloc-1")]), Ok(()), "the flag named another subnet then");
+        assert_eq!(check(&[(EIP_ALLOCATIONS, "eipalloc-2")]), Err("AddressesImmutable"));
+        let mut grown = config();
+        grown.subnets.push("subnet-b".to_owned());
+        let annotations = BTreeMap::from([(EIP_ALLOCATIONS.to_owned(), "eipalloc-1".to_owned())]);
+        let wanted = placement(&grown, Scheme::InternetFacing, &annotations).unwrap();
+        assert!(wanted.check(&placed).is_ok(), "a zone is added to the flag");
+        assert_eq!(wanted.mappings().unwrap_err().reason(), "ConflictingAnnotations", "of a new one");
     }
 }

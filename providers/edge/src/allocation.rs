@@ -62,7 +62,17 @@ impl Allocation {
             }
             Some(Ok(addresses)) => {
                 self.waiting.remove(&lb.owner);
-                self.reserved.insert(name, (addresses.clone(), Instant::now()));
+                // Those of an earlier try stay: it may have succeeded.
+                let (reserved, since) =
+                    self.reserved.entry(name).or_insert_with(|| (Vec::new(), Instant::now()));
+                *since = Instant::now();
+                reserved.extend(
+                    addresses
+                        .iter()
+                        .filter(|address| !reserved.contains(address))
+                        .copied()
+                        .collect::<Vec<_>>(),
+                );
                 Ok(addresses)
             }
             Some(Err(error)) => {

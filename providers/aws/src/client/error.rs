@@ -85,6 +85,10 @@ impl From<CallError> for Error {
             | "OptInRequired" => {
                 Self::Denied(format!("ELBv2 {action}: {code}: AWS does not accept the credentials"))
             }
+            // An Elastic IP address that something else uses.
+            "ResourceInUse" if action == "CreateLoadBalancer" => {
+                Self::invalid(crate::reasons::REJECTED_BY_PROVIDER, text)
+            }
             "DuplicateLoadBalancerName"
             | "DuplicateTargetGroupName"
             | "DuplicateListener"
@@ -100,6 +104,8 @@ impl From<CallError> for Error {
                 || matches!(
                     code,
                     "ALPNPolicyNotSupported"
+                        | "AllocationIdNotFound"
+                        | "AvailabilityZoneNotSupported"
                         | "CertificateNotFound"
                         | "IncompatibleProtocols"
                         | "SSLPolicyNotFound"
@@ -157,7 +163,14 @@ mod tests {
             assert!(matches!(error(code), Error::Conflict(_)), "{code}");
         }
         assert_eq!(error("TooManyTargetGroups").reason(), "QuotaExceeded");
-        assert_eq!(error("InvalidSubnet").reason(), "RejectedByProvider");
+        for code in ["InvalidSubnet", "AllocationIdNotFound", "AvailabilityZoneNotSupported"] {
+            assert_eq!(error(code).reason(), "RejectedByProvider", "{code}");
+        }
+        let in_use = |action| {
+            Error::from(CallError { action, code: "ResourceInUse".to_owned(), message: String::new() })
+        };
+        assert_eq!(in_use("CreateLoadBalancer").reason(), "RejectedByProvider", "an Elastic IP address");
+        assert!(matches!(in_use("DeleteTargetGroup"), Error::Conflict(_)));
         assert_eq!(error("OperationNotPermitted").reason(), "OperationNotPermitted");
         for code in ["", "InternalFailure", "ServiceUnavailable"] {
             assert!(matches!(error(code), Error::Unavailable(_)), "{code}");

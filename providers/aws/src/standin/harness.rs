@@ -134,7 +134,8 @@ impl Harness for OnStandIn {
         let direct = StandIn::new(Delays { call: Duration::ZERO, ..self.cloud.delays.clone() }, 1);
         direct.change(|cloud| *cloud = self.cloud.cloud());
         for name in [wanted.name.clone(), format!("{}-kin", &wanted.name[..20].trim_end_matches('-'))] {
-            let made = NewBalancer { name, scheme: wanted.scheme, subnets: wanted.placement.subnets.clone() };
+            let subnets = wanted.placement.mappings()?;
+            let made = NewBalancer { name, scheme: wanted.scheme, subnets };
             direct.create_balancer(&made, &tags).await.map_err(said)?;
         }
         for group in &wanted.groups {

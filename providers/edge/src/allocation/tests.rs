@@ -78,6 +78,22 @@ fn reserved_address_is_taken_until_it_is_confirmed() {
     assert_eq!(get(&mut allocation, "c").expect("no other is free"), [ip("10.9.0.1")]);
 }
 
+/// The answer to the first creation was lost, and the second try gets a lower address.
+#[test]
+fn addresses_of_all_tries_stay_reserved() {
+    let (mut allocation, mut index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
+    index.change(None, Some(&object("z", &[ip("10.9.0.1")])));
+    let get = |allocation: &mut Allocation, index: &Index, name| {
+        allocation.allocate(&load_balancer(name, &[]), Vec::new(), &pools, index).expect("free")
+    };
+    assert_eq!(get(&mut allocation, &index, "a"), [ip("10.9.0.2")]);
+    index.change(Some(&object("z", &[ip("10.9.0.1")])), None);
+    assert_eq!(get(&mut allocation, &index, "a"), [ip("10.9.0.1")]);
+    assert_eq!(get(&mut allocation, &index, "b"), [ip("10.9.0.3")], "a may have 10.9.0.2");
+    let name = spec::object_name(&owner("a"));
+    assert_eq!(allocation.confirm(&name), Some(vec![ip("10.9.0.2"), ip("10.9.0.1")]));
+}
+
 #[test]
 fn address_of_an_object_is_taken() {
     let (mut allocation, mut index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));

@@ -9,7 +9,8 @@ use steerage_provider_api::{Compare, Error, LoadBalancer, Owner};
 
 use super::driver::{apply, delete, provider, standin, wanted};
 use crate::annotations::{
-    ATTRIBUTES, CROSS_ZONE, GROUP_ATTRIBUTES, PRIVATE_ADDRESSES, SSL_CERT, SSL_POLICY, SUBNETS, TAGS,
+    ACCESS_LOG_BUCKET, ATTRIBUTES, CROSS_ZONE, GROUP_ATTRIBUTES, PRIVATE_ADDRESSES, SSL_CERT, SSL_POLICY,
+    SUBNETS, TAGS,
 };
 use crate::placement::Address;
 use crate::standin::cloud::{Group, NetworkLb};
@@ -179,6 +180,43 @@ async fn protected_load_balancer_is_not_deleted() {
     });
     delete(&aws, &named.owner).await.unwrap();
     assert!(cloud.cloud().balancers.is_empty() && cloud.cloud().groups.is_empty());
+}
+
+/// The type of the Service was changed and changed back: its load balancer is wanted again, with changes.
+#[tokio::test(start_paused = true)]
+async fn protected_load_balancer_is_kept_when_the_service_wants_it_back() {
+    let (cloud, named) = (standin(1), with(&[(ATTRIBUTES, "deletion_protection.enabled=true")]));
+    let aws = provider(&cloud);
+    apply(&aws, &named, Compare::Remembered).await.unwrap();
+    assert_eq!(delete(&aws, &named.owner).await.unwrap_err().reason(), "OperationNotPermitted");
+    let back = LoadBalancer { annotations: BTreeMap::new(), ..wanted(&[(80, 30080), (443, 30443)], &[0, 1]) };
+    apply(&aws, &back, Compare::Remembered).await.unwrap();
+    let left = cloud.cloud();
+    assert_eq!((left.balancers.len(), left.groups.len(), left.listeners.len()), (1, 2, 2));
+    assert_eq!(balancer(&cloud).attributes["deletion_protection.enabled"], "false");
+}
+
+/// AWS takes no empty name of a bucket, so nothing is to be done when the annotation is removed.
+#[tokio::test(start_paused = true)]
+async fn bucket_without_logs_is_written_once() {
+    let (cloud, named) = (standin(1), with(&[(ACCESS_LOG_BUCKET, "logs")]));
+    let mut aws = provider(&cloud);
+    apply(&aws, &named, Compare::Remembered).await.unwrap();
+    assert_eq!(balancer(&cloud).attributes["access_logs.s3.bucket"], "logs");
+    changes(&cloud);
+    for is_restarted in [false, true] {
+        pause().await;
+        if is_restarted {
+            aws = provider(&cloud);
+        }
+        apply(&aws, &named, Compare::InPlace).await.unwrap();
+        assert_eq!(changes(&cloud), [""; 0]);
+    }
+    apply(&aws, &with(&[]), Compare::InPlace).await.unwrap();
+    pause().await;
+    changes(&cloud);
+    apply(&aws, &with(&[]), Compare::InPlace).await.unwrap();
+    assert_eq!(changes(&cloud), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]
