@@ -8,7 +8,7 @@ use crate::client::Tags;
 use crate::desired::{Desired, DesiredGroup, MAX_LISTENERS};
 use crate::health_check::HealthCheckSettings;
 use crate::labels::{self, Relabel};
-use crate::tls::Tls;
+use crate::tls::{Recertify, Tls};
 
 /// An existing target group of this cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,25 +186,24 @@ pub(crate) fn steps(
         let there = groups.get(&listener.group).is_some_and(|g| seen.group_arn.as_ref() == Some(&g.arn));
         let is_set =
             listener.tls.as_ref().is_none_or(|tls| seen.tls.as_ref().is_some_and(|seen| tls.is_set_as(seen)));
-        if !there || !is_set || seen.protocol != listener.protocol {
-            steps.push(Step::SwitchListener {
-                arn: seen.arn.clone(),
+        let arn = seen.arn.clone();
+        let change =
+            (!there || !is_set || seen.protocol != listener.protocol).then(|| Step::SwitchListener {
+                arn: arn.clone(),
                 protocol: (seen.protocol != listener.protocol).then_some(listener.protocol),
                 group: listener.group.clone(),
                 tls: listener.tls.clone(),
             });
-        }
-        if let Some(tls) = &listener.tls {
-            let nothing = BTreeSet::new();
-            let others = seen.tls.as_ref().map_or(&nothing, |seen| &seen.others);
-            let (arn, added, left) = (&seen.arn, &tls.others - others, others - &tls.others);
-            if !added.is_empty() {
-                steps.push(Step::AddCertificates { arn: arn.clone(), certificates: added });
-            }
-            if !left.is_empty() {
-                steps.push(Step::RemoveCertificates { arn: arn.clone(), certificates: left });
-            }
-        }
+        let certificates = listener.tls.as_ref().map(|tls| tls.recertify(seen.tls.as_ref()));
+        let Recertify { room, added, left } = certificates.unwrap_or_default();
+        let remove = |certificates: BTreeSet<String>| {
+            (!certificates.is_empty()).then(|| Step::RemoveCertificates { arn: arn.clone(), certificates })
+        };
+        let add =
+            (!added.is_empty()).then(|| Step::AddCertificates { arn: arn.clone(), certificates: added });
+        // Only TLS listeners have certificates.
+        let (before, after) = if seen.tls.is_some() { (add, None) } else { (None, add) };
+        steps.extend([remove(room), before, change, after, remove(left)].into_iter().flatten());
         let relabel = desired.listener_labels().relabel(&seen.tags);
         steps.extend(labelled(&Tagged::Listener(seen.arn.clone()), relabel, None));
     }
@@ -277,7 +276,9 @@ mod tests {
                 }
                 Step::RemoveCertificates { arn, certificates } => {
                     let listener = listeners.iter_mut().find(|f| f.arn == arn).unwrap();
-                    listener.tls.as_mut().unwrap().others.retain(|other| !certificates.contains(other));
+                    let tls = listener.tls.as_mut().unwrap();
+                    assert!(!certificates.contains(&tls.certificate), "AWS refuses it");
+                    tls.others.retain(|other| !certificates.contains(other));
                 }
                 Step::CreateListener { port, protocol, group, tls } => {
                     assert!(listeners.iter().all(|f| f.port != port));
@@ -308,6 +309,11 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Some of 40 certificates, the first one the default one.
+    fn certificates() -> impl Strategy<Value = Vec<usize>> {
+        proptest::sample::subsequence((0..40).collect::<Vec<usize>>(), 1..=25).prop_shuffle()
     }
 
     const CROSS_ZONE: &str = "load_balancing.cross_zone.enabled";
@@ -369,7 +375,8 @@ mod tests {
             prop_assert_eq!(steps(&to, &groups, &listeners), vec![]);
             for listener in &to.listeners {
                 let seen = listeners.iter().find(|seen| seen.port == listener.port).unwrap();
-                prop_assert_eq!((seen.protocol.as_str(), &seen.tls), (listener.protocol, &listener.tls));
+                let tls = seen.tls.clone().map(Tls::without_default);
+                prop_assert_eq!((seen.protocol.as_str(), &tls), (listener.protocol, &listener.tls));
             }
             prop_assert!(listeners.iter().all(|f| f.tags == to.listener_labels().all()));
             for group in &to.groups {
@@ -381,6 +388,31 @@ mod tests {
             }
             prop_assert_eq!(groups.len(), to.groups.len());
             prop_assert_eq!(listeners.len(), to.listeners.len());
+        }
+    }
+
+    proptest! {
+        /// Whenever the steps end: a certificate that stays is served, and AWS's limit is kept.
+        #[test]
+        fn certificates_that_stay_are_served_all_the_time(from in certificates(), to in certificates()) {
+            let of = |indices: &[usize]| {
+                let arns: Vec<String> = indices.iter().map(|index| format!("arn:aws:acm:::{index:02}")).collect();
+                let mut lb = planned(&[(Protocol::Tcp, 443, 30443)]);
+                lb.annotations.insert(crate::annotations::SSL_CERT.to_owned(), arns.join(","));
+                (desired(&config(), &lb).unwrap(), arns.into_iter().collect::<BTreeSet<_>>())
+            };
+            let ((from, old), (to, new)) = (of(&from), of(&to));
+            let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
+            apply(&steps(&from, &groups, &listeners), &mut groups, &mut listeners, &Tags::new());
+            for step in steps(&to, &groups, &listeners) {
+                apply(&[step], &mut groups, &mut listeners, &Tags::new());
+                let tls = listeners[0].tls.clone().unwrap();
+                prop_assert!(tls.others.len() <= 25, "{}", tls.others.len());
+                let served: BTreeSet<String> = tls.others.into_iter().chain([tls.certificate]).collect();
+                prop_assert!((&old & &new).is_subset(&served));
+            }
+            prop_assert_eq!(steps(&to, &groups, &listeners), vec![]);
+            prop_assert_eq!(listeners[0].tls.clone().map(Tls::without_default), to.listeners[0].tls.clone());
         }
     }
 

@@ -222,10 +222,10 @@ async fn tls_changes_in_place_and_drift_is_repaired() {
         (
             format!("{b},{a},{c}"),
             "",
-            &["ModifyListener", "AddListenerCertificates", "RemoveListenerCertificates"],
+            &["AddListenerCertificates", "AddListenerCertificates", "ModifyListener"],
         ),
         (format!("{b},{a},{c}"), "ELBSecurityPolicy-TLS13-1-2-2021-06", &["ModifyListener"]),
-        (a.to_owned(), "", &["ModifyListener", "RemoveListenerCertificates"]),
+        (a.to_owned(), "", &["ModifyListener", "RemoveListenerCertificates", "RemoveListenerCertificates"]),
     ] {
         pause().await;
         changes(&cloud);
@@ -238,12 +238,12 @@ async fn tls_changes_in_place_and_drift_is_repaired() {
         let (same, found) = listener();
         assert_eq!((same, found.protocol.as_str()), (arn.clone(), "TLS"));
         let all: Vec<&str> = certificates.split(',').collect();
-        let tls = found.tls.unwrap();
+        let tls = found.tls.unwrap().without_default();
         assert_eq!((tls.certificate.as_str(), tls.others), (all[0], others(&all[1..])));
     }
     let named = with(&[(SSL_CERT, &format!("{a},{b}"))]);
     apply(&aws, &named, Compare::InPlace).await.unwrap();
-    let whole = listener().1.tls;
+    let whole = listener().1.tls.map(Tls::without_default);
     for change in [
         |tls: &mut Tls| tls.policy.push('x'),
         |tls: &mut Tls| tls.others.clear(),
@@ -252,7 +252,7 @@ async fn tls_changes_in_place_and_drift_is_repaired() {
         cloud.change(|cloud| change(cloud.listeners.values_mut().next().unwrap().tls.as_mut().unwrap()));
         pause().await;
         apply(&aws, &named, Compare::InPlace).await.unwrap();
-        assert_eq!(listener().1.tls, whole);
+        assert_eq!(listener().1.tls.map(Tls::without_default), whole);
     }
     pause().await;
     apply(&aws, &with(&[]), Compare::InPlace).await.unwrap();
@@ -261,6 +261,28 @@ async fn tls_changes_in_place_and_drift_is_repaired() {
     let error = apply(&aws, &missing, Compare::Remembered).await.unwrap_err();
     assert_eq!(error.reason(), "RejectedByProvider");
     assert_eq!(listener().1.protocol, "TCP", "the listener stays as it was");
+}
+
+/// A call for a certificate fails: those before it count, and the next try makes the rest.
+#[tokio::test(start_paused = true)]
+async fn certificates_are_changed_one_by_one() {
+    let (cloud, arn) = (standin(1), |name: &str| format!("arn:aws:acm:::{name}"));
+    let of = |names: &[&str]| {
+        let all: Vec<String> = names.iter().map(|name| arn(name)).collect();
+        with(&[(SSL_CERT, &all.join(","))])
+    };
+    let aws = provider(&cloud);
+    apply(&aws, &of(&["a"]), Compare::Remembered).await.unwrap();
+    changes(&cloud);
+    let error = apply(&aws, &of(&["a", "b", "c", "missing"]), Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), "RejectedByProvider");
+    assert_eq!(changes(&cloud), ["AddListenerCertificates"; 3]);
+    apply(&aws, &of(&["a", "b", "c", "d"]), Compare::Remembered).await.unwrap();
+    assert_eq!(changes(&cloud), ["AddListenerCertificates"], "the others are known to be there");
+    apply(&aws, &of(&["d", "e"]), Compare::Remembered).await.unwrap();
+    let expected = ["AddListenerCertificates", "ModifyListener"].into_iter();
+    let expected: Vec<_> = expected.chain(["RemoveListenerCertificates"; 2]).collect();
+    assert_eq!(changes(&cloud), expected);
 }
 
 /// The further tags of all resources, without Steerage's own.
