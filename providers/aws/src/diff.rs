@@ -112,10 +112,11 @@ impl Step {
 
 /// Tags that remember come before what they remember, and shrink after it is taken back.
 fn labelled(of: &Tagged, relabel: Relabel, change: Option<Step>) -> Vec<Step> {
-    let Relabel { first, remove, last } = relabel;
+    let Relabel { room, first, remove, last } = relabel;
     let add = |tags: Tags| (!tags.is_empty()).then(|| Step::AddTags { of: of.clone(), tags });
-    let remove = (!remove.is_empty()).then(|| Step::RemoveTags { of: of.clone(), keys: remove });
-    [add(first), change, remove, add(last)].into_iter().flatten().collect()
+    let remove_all =
+        |keys: Vec<String>| (!keys.is_empty()).then(|| Step::RemoveTags { of: of.clone(), keys });
+    [remove_all(room), add(first), change, remove_all(remove), add(last)].into_iter().flatten().collect()
 }
 
 /// The values that differ from those that were read.

@@ -302,6 +302,19 @@ fn tags(cloud: &StandIn) -> Vec<BTreeMap<String, String>> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn all_further_tags_are_replaced_within_the_limits_of_aws() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    for range in [0..36, 36..72, 0..36] {
+        let pairs: Vec<_> = range.map(|index| (format!("key-{index}"), "x".to_owned())).collect();
+        let text: Vec<_> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        apply(&aws, &with(&[(TAGS, &text.join(","))]), Compare::Remembered).await.unwrap();
+        assert_eq!(tags(&cloud), vec![pairs.into_iter().collect::<BTreeMap<_, _>>(); 3]);
+        pause().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn further_tags_follow_the_annotation_and_leave_those_of_others() {
     let cloud = standin(1);
     let mut aws = provider(&cloud);
