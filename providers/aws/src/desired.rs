@@ -75,6 +75,14 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     let mut groups: Vec<DesiredGroup> = Vec::new();
     for (port, (protocol, node_port)) in ports {
         let (tls, of_listener, protocol) = tls_wishes.of(port, protocol)?;
+        if protocol == "TLS" && lb.affinity.is_some() {
+            let message = format!(
+                "The Service has spec.sessionAffinity ClientIP, and annotation {} is ssl, but AWS keeps no client on a target that it \
+                 reaches by TLS. No load balancer is created or changed. Set spec.sessionAffinity to None, or remove the annotation.",
+                annotations::BACKEND_PROTOCOL
+            );
+            return Err(Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message));
+        }
         let name = names::target_group(&config.cluster, &lb.owner.service, protocol, node_port, &config.vpc);
         listeners.push(DesiredListener { port, protocol: of_listener, group: name.clone(), tls });
         if groups.iter().any(|g| g.name == name) {
@@ -319,6 +327,29 @@ pub(crate) mod tests {
         assert_eq!(annotated(annotations::SCHEME, "public"), "UnknownScheme");
         let ranges = "service.beta.kubernetes.io/load-balancer-source-ranges";
         assert_eq!(annotated(ranges, "192.0.2.0/24"), "SourceRangesNotSupported");
+    }
+
+    #[test]
+    fn affinity_needs_targets_without_tls() {
+        let of = |backend: &str, is_sticky: bool| {
+            let mut lb = planned(&[(Protocol::Tcp, 443, 30443)]);
+            lb.affinity = is_sticky.then(|| steerage_model::Affinity { timeout: Duration::from_mins(1) });
+            let named =
+                [(annotations::SSL_CERT, "arn:aws:acm:::a"), (annotations::BACKEND_PROTOCOL, backend)];
+            lb.annotations = named.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+            let made = desired(&config(), &lb).map_err(|error| (error.reason(), error.to_string()))?;
+            Ok::<_, (&str, String)>(made.groups[0].attributes.get("stickiness.enabled").cloned())
+        };
+        assert_eq!(of("tcp", true), Ok(Some("true".to_owned())));
+        assert_eq!(of("tcp", false), Ok(Some("false".to_owned())));
+        assert_eq!(of("ssl", false), Ok(None), "AWS refuses the attribute");
+        let (reason, message) = of("ssl", true).unwrap_err();
+        assert_eq!(reason, "ConflictingAnnotations");
+        for part in
+            ["sessionAffinity", annotations::BACKEND_PROTOCOL, "No load balancer is created or changed"]
+        {
+            assert!(message.contains(part), "{message}");
+        }
     }
 
     #[test]

@@ -379,6 +379,29 @@ async fn certificates_and_policies_change_in_place() {
     assert_eq!(seen.protocol().map(ProtocolEnum::as_str), Some("TCP"));
 }
 
+/// AWS has no stickiness for target groups with TLS, and refuses its attributes.
+#[tokio::test]
+async fn targets_are_reached_by_tls() {
+    requires!(Moto);
+    let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 443, 30443)]).await;
+    let name = |suffix: &str| format!("service.beta.kubernetes.io/aws-load-balancer-{suffix}");
+    lb.annotations = BTreeMap::from([
+        (name("ssl-cert"), moto.certificate("a.example").unwrap()),
+        (name("backend-protocol"), "ssl".to_owned()),
+    ]);
+    converge(&provider, &lb).await.unwrap();
+    let found = only_listener(&moto).await;
+    assert_eq!(found.protocol().map(ProtocolEnum::as_str), Some("TLS"));
+    let groups = moto.groups().await.unwrap();
+    let protocols: Vec<_> = groups.iter().filter_map(|group| group.protocol()).collect();
+    assert_eq!(protocols.into_iter().map(ProtocolEnum::as_str).collect::<Vec<_>>(), ["TLS"]);
+    moto.proxy().reset();
+    lb.affinity = Some(Affinity { timeout: std::time::Duration::from_mins(1) });
+    let error = provider.apply(&lb, Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), "ConflictingAnnotations");
+    assert!(calls(&moto).is_empty());
+}
+
 #[tokio::test]
 async fn unknown_subnet_is_invalid() {
     requires!(Moto);

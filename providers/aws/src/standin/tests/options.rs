@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use steerage_model::Affinity;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Owner};
 
 use super::driver::{apply, delete, provider, standin, wanted};
 use crate::annotations::{
-    ATTRIBUTES, CROSS_ZONE, GROUP_ATTRIBUTES, PRIVATE_ADDRESSES, SSL_CERT, SSL_POLICY, SUBNETS, TAGS,
+    ATTRIBUTES, BACKEND_PROTOCOL, CROSS_ZONE, GROUP_ATTRIBUTES, PRIVATE_ADDRESSES, PROXY_PROTOCOL, SSL_CERT,
+    SSL_POLICY, SUBNETS, TAGS,
 };
 use crate::placement::Address;
 use crate::standin::cloud::{Group, NetworkLb};
@@ -312,6 +314,21 @@ async fn all_further_tags_are_replaced_within_the_limits_of_aws() {
         assert_eq!(tags(&cloud), vec![pairs.into_iter().collect::<BTreeMap<_, _>>(); 3]);
         pause().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn targets_with_tls_have_no_stickiness() {
+    let (cloud, cert) = (standin(1), (SSL_CERT, "arn:aws:acm:::a"));
+    let aws = provider(&cloud);
+    apply(&aws, &with(&[cert, (BACKEND_PROTOCOL, "ssl")]), Compare::Remembered).await.unwrap();
+    assert_eq!(group(&cloud).protocol, "TLS");
+    let sticky = LoadBalancer {
+        affinity: Some(Affinity { timeout: Duration::from_mins(1) }),
+        ..with(&[cert, (BACKEND_PROTOCOL, "ssl")])
+    };
+    cloud.take_calls();
+    let error = apply(&aws, &sticky, Compare::Remembered).await.unwrap_err();
+    assert_eq!((error.reason(), cloud.take_calls().len()), ("ConflictingAnnotations", 0));
 }
 
 #[tokio::test(start_paused = true)]
