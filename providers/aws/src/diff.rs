@@ -143,12 +143,8 @@ pub(crate) fn steps(
     let mut steps = Vec::new();
     for group in &desired.groups {
         let seen = groups.get(&group.name);
-        match seen {
-            None => steps.push(Step::CreateGroup(group.clone())),
-            Some(seen) if seen.health != group.health || !seen.only_200 => {
-                steps.push(Step::ModifyHealth { arn: seen.arn.clone(), health: group.health.clone() });
-            }
-            Some(_) => {}
+        if seen.is_none() {
+            steps.push(Step::CreateGroup(group.clone()));
         }
         let nothing = BTreeMap::new();
         let mut attributes =
@@ -162,10 +158,20 @@ pub(crate) fn steps(
                 group.protocol,
             ));
         }
+        let check = seen.filter(|seen| seen.health != group.health || !seen.only_200);
+        let check =
+            check.map(|seen| Step::ModifyHealth { arn: seen.arn.clone(), health: group.health.clone() });
+        // AWS sends the PROXY protocol header to health checks too, and no HTTP check may get it.
+        let ends_header = attributes.get(attributes::PROXY).is_some_and(|value| value == "false");
         let change =
             (!attributes.is_empty()).then(|| Step::SetAttributes { group: group.name.clone(), attributes });
         let relabel = seen.map(|seen| group.labels.relabel(&seen.tags)).unwrap_or_default();
-        steps.extend(labelled(&Tagged::Group(group.name.clone()), relabel, change));
+        let attributes = labelled(&Tagged::Group(group.name.clone()), relabel, change);
+        if ends_header && group.health.path.is_some() {
+            steps.extend(attributes.into_iter().chain(check));
+        } else {
+            steps.extend(check.into_iter().chain(attributes));
+        }
     }
     let unwanted = listeners.iter().filter(|s| desired.listeners.iter().all(|f| f.port != s.port));
     let unwanted = unwanted.map(|seen| Step::DeleteListener { arn: seen.arn.clone() });
@@ -433,6 +439,37 @@ mod tests {
             })
             .collect();
         assert_eq!(kinds, ["create", "attributes", "switch", "delete"]);
+    }
+
+    #[test]
+    fn proxy_protocol_and_http_check_never_meet() {
+        let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
+        for (is_named, expected) in [
+            (false, vec![]),
+            (true, vec![true, false]),
+            (false, vec![false, true]),
+            (true, vec![true, false]),
+        ] {
+            let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
+            if is_named {
+                lb.annotations.insert(crate::annotations::PROXY_PROTOCOL.to_owned(), "*".to_owned());
+            }
+            let change = steps(&desired(&config(), &lb).unwrap(), &groups, &listeners);
+            let checks = change.iter().filter_map(|step| match step {
+                Step::ModifyHealth { .. } => Some(true),
+                Step::SetAttributes { .. } => Some(false),
+                _ => None,
+            });
+            if !expected.is_empty() {
+                assert_eq!(checks.collect::<Vec<_>>(), expected);
+            }
+            for step in change {
+                apply(&[step], &mut groups, &mut listeners, &Tags::new());
+                let group = groups.values().next().unwrap();
+                let sends = group.attributes.get(attributes::PROXY).is_some_and(|value| value == "true");
+                assert!(!sends || group.health.path.is_none(), "{group:?}");
+            }
+        }
     }
 
     #[test]

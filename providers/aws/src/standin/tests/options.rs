@@ -331,6 +331,24 @@ async fn targets_with_tls_have_no_stickiness() {
     assert_eq!((error.reason(), cloud.take_calls().len()), ("ConflictingAnnotations", 0));
 }
 
+/// AWS sends the header to the health check too, and an HTTP check would find every target unhealthy.
+#[tokio::test(start_paused = true)]
+async fn proxy_protocol_never_meets_an_http_check() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    cloud.set_invariant(Box::new(|_, cloud| {
+        let sends = |group: &Group| group.attributes["proxy_protocol_v2.enabled"] == "true";
+        let wrong = cloud.groups.values().find(|group| sends(group) && group.health.path.is_some());
+        wrong.map(|group| format!("{} sends the header to its HTTP check", group.name))
+    }));
+    for lb in [with(&[]), with(&[(PROXY_PROTOCOL, "*")]), with(&[])] {
+        apply(&aws, &lb, Compare::InPlace).await.unwrap();
+        pause().await;
+    }
+    assert_eq!(cloud.violations(), [""; 0]);
+    assert!(group(&cloud).health.path.is_some());
+}
+
 #[tokio::test(start_paused = true)]
 async fn further_tags_follow_the_annotation_and_leave_those_of_others() {
     let cloud = standin(1);
