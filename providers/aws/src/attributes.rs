@@ -301,6 +301,11 @@ impl GroupWishes {
         Ok(Self(values))
     }
 
+    /// Whether no annotation names an attribute.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether targets get a PROXY protocol header.
     pub(crate) fn has_proxy_protocol(&self) -> bool {
         self.0.get(PROXY).is_some_and(|value| value == "true")

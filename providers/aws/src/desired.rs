@@ -52,6 +52,8 @@ pub(crate) struct Desired {
     pub(crate) labels: Labels,
     pub(crate) groups: Vec<DesiredGroup>,
     pub(crate) listeners: Vec<DesiredListener>,
+    /// Whether annotations name what no list of AWS shows: TLS, or values of attributes.
+    pub(crate) is_beyond_lists: bool,
 }
 
 impl Desired {
@@ -102,6 +104,8 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     let scheme = scheme(config, lb)?;
     let attributes = attributes::of_balancer(&lb.annotations)?;
     let marked = attributes::to_mark(OF_BALANCERS, &attributes);
+    let has_tls = listeners.iter().any(|listener| listener.tls.is_some());
+    let is_beyond_lists = has_tls || !attributes.is_empty() || !wishes.is_empty();
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),
         scheme,
@@ -110,6 +114,7 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
         labels: Labels { tags, attributes: marked },
         groups,
         listeners,
+        is_beyond_lists,
     })
 }
 

@@ -129,15 +129,54 @@ async fn restarted(cloud: &Arc<StandIn>, lb: &LoadBalancer) -> Vec<&'static str>
     cloud.take_calls().iter().map(|call| call.name).collect()
 }
 
+/// Lists show tags, but no values of attributes.
 #[tokio::test(start_paused = true)]
-async fn restart_with_attributes_and_tags_reads_only_the_lists_first() {
-    let (cloud, named) = (standin(1), with(&[(CROSS_ZONE, "true"), (TAGS, "team=shop")]));
-    apply(&provider(&cloud), &named, Compare::Remembered).await.unwrap();
-    let calls = restarted(&cloud, &named).await;
-    assert_eq!(
-        calls,
-        ["DescribeLoadBalancers", "DescribeTargetGroups", "DescribeTags", "DescribeTargetHealth"]
-    );
+async fn restart_with_tags_reads_only_the_lists_first() {
+    for (annotations, rest) in [
+        (&[(TAGS, "team=shop")][..], &[][..]),
+        (
+            &[(CROSS_ZONE, "true"), (TAGS, "team=shop")],
+            &[
+                "DescribeListeners",
+                "DescribeTags",
+                "DescribeLoadBalancerAttributes",
+                "DescribeTargetGroupAttributes",
+            ],
+        ),
+    ] {
+        let (cloud, named) = (standin(1), with(annotations));
+        apply(&provider(&cloud), &named, Compare::Remembered).await.unwrap();
+        let calls = restarted(&cloud, &named).await;
+        let lists = ["DescribeLoadBalancers", "DescribeTargetGroups", "DescribeTags"];
+        assert_eq!(calls, [&lists[..], rest, &["DescribeTargetHealth"]].concat());
+    }
+}
+
+/// The annotations changed while no process ran: what they name is in place as soon as the next one says so.
+#[tokio::test(start_paused = true)]
+async fn changed_values_are_in_place_after_the_first_comparison() {
+    let (cert, other) = ((SSL_CERT, "arn:aws:acm:::a"), (SSL_CERT, "arn:aws:acm:::b"));
+    let delay = |seconds: &str| format!("deregistration_delay.timeout_seconds={seconds}");
+    let (short, long) = (delay("5"), delay("600"));
+    for (from, to, expected) in [
+        (&[cert][..], &[other][..], "ModifyListener"),
+        (&[cert], &[cert, (SSL_POLICY, "ELBSecurityPolicy-TLS13-1-2-2021-06")], "ModifyListener"),
+        (
+            &[(GROUP_ATTRIBUTES, short.as_str())],
+            &[(GROUP_ATTRIBUTES, long.as_str())],
+            "ModifyTargetGroupAttributes",
+        ),
+        (&[(CROSS_ZONE, "true")], &[(CROSS_ZONE, "false")], "ModifyLoadBalancerAttributes"),
+    ] {
+        for compare in [Compare::InPlace, Compare::Remembered] {
+            let cloud = standin(1);
+            apply(&provider(&cloud), &with(from), Compare::Remembered).await.unwrap();
+            pause().await;
+            changes(&cloud);
+            let outcome = apply(&provider(&cloud), &with(to), compare).await.unwrap();
+            assert_eq!((changes(&cloud), outcome.retry_refused), (vec![expected], None), "{to:?}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -316,21 +355,6 @@ async fn all_further_tags_are_replaced_within_the_limits_of_aws() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn targets_with_tls_have_no_stickiness() {
-    let (cloud, cert) = (standin(1), (SSL_CERT, "arn:aws:acm:::a"));
-    let aws = provider(&cloud);
-    apply(&aws, &with(&[cert, (BACKEND_PROTOCOL, "ssl")]), Compare::Remembered).await.unwrap();
-    assert_eq!(group(&cloud).protocol, "TLS");
-    let sticky = LoadBalancer {
-        affinity: Some(Affinity { timeout: Duration::from_mins(1) }),
-        ..with(&[cert, (BACKEND_PROTOCOL, "ssl")])
-    };
-    cloud.take_calls();
-    let error = apply(&aws, &sticky, Compare::Remembered).await.unwrap_err();
-    assert_eq!((error.reason(), cloud.take_calls().len()), ("ConflictingAnnotations", 0));
-}
-
 /// AWS sends the header to the health check too, and an HTTP check would find every target unhealthy.
 #[tokio::test(start_paused = true)]
 async fn proxy_protocol_never_meets_an_http_check() {
@@ -347,6 +371,21 @@ async fn proxy_protocol_never_meets_an_http_check() {
     }
     assert_eq!(cloud.violations(), [""; 0]);
     assert!(group(&cloud).health.path.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn targets_with_tls_have_no_stickiness() {
+    let (cloud, cert) = (standin(1), (SSL_CERT, "arn:aws:acm:::a"));
+    let aws = provider(&cloud);
+    apply(&aws, &with(&[cert, (BACKEND_PROTOCOL, "ssl")]), Compare::Remembered).await.unwrap();
+    assert_eq!(group(&cloud).protocol, "TLS");
+    let sticky = LoadBalancer {
+        affinity: Some(Affinity { timeout: Duration::from_mins(1) }),
+        ..with(&[cert, (BACKEND_PROTOCOL, "ssl")])
+    };
+    cloud.take_calls();
+    let error = apply(&aws, &sticky, Compare::Remembered).await.unwrap_err();
+    assert_eq!((error.reason(), cloud.take_calls().len()), ("ConflictingAnnotations", 0));
 }
 
 #[tokio::test(start_paused = true)]
