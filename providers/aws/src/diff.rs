@@ -202,15 +202,16 @@ pub(crate) fn steps(
                 tls: listener.tls.clone(),
             });
         let certificates = listener.tls.as_ref().map(|tls| tls.recertify(seen.tls.as_ref()));
-        let Recertify { room, added, left } = certificates.unwrap_or_default();
+        let Recertify { room, added, left, late } = certificates.unwrap_or_default();
         let remove = |certificates: BTreeSet<String>| {
             (!certificates.is_empty()).then(|| Step::RemoveCertificates { arn: arn.clone(), certificates })
         };
-        let add =
-            (!added.is_empty()).then(|| Step::AddCertificates { arn: arn.clone(), certificates: added });
+        let add = |certificates: BTreeSet<String>| {
+            (!certificates.is_empty()).then(|| Step::AddCertificates { arn: arn.clone(), certificates })
+        };
         // Only TLS listeners have certificates.
-        let (before, after) = if seen.tls.is_some() { (add, None) } else { (None, add) };
-        steps.extend([remove(room), before, change, after, remove(left)].into_iter().flatten());
+        let (before, after) = if seen.tls.is_some() { (add(added), None) } else { (None, add(added)) };
+        steps.extend([remove(room), before, change, after, remove(left), add(late)].into_iter().flatten());
         let relabel = desired.listener_labels().relabel(&seen.tags);
         steps.extend(labelled(&Tagged::Listener(seen.arn.clone()), relabel, None));
     }
@@ -398,29 +399,45 @@ mod tests {
         }
     }
 
-    proptest! {
-        /// Whenever the steps end: a certificate that stays is served, and AWS's limit is kept.
-        #[test]
-        fn certificates_that_stay_are_served_all_the_time(from in certificates(), to in certificates()) {
-            let of = |indices: &[usize]| {
-                let arns: Vec<String> = indices.iter().map(|index| format!("arn:aws:acm:::{index:02}")).collect();
-                let mut lb = planned(&[(Protocol::Tcp, 443, 30443)]);
-                lb.annotations.insert(crate::annotations::SSL_CERT.to_owned(), arns.join(","));
-                (desired(&config(), &lb).unwrap(), arns.into_iter().collect::<BTreeSet<_>>())
-            };
-            let ((from, old), (to, new)) = (of(&from), of(&to));
-            let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
-            apply(&steps(&from, &groups, &listeners), &mut groups, &mut listeners, &Tags::new());
+    /// Changes certificates again and again. Whenever the steps end, one that stays is served, and AWS's limit is kept.
+    fn change_certificates(changes: &[Vec<usize>]) -> Result<(), TestCaseError> {
+        let (mut groups, mut listeners) = (BTreeMap::new(), Vec::<ObservedListener>::new());
+        let mut old = BTreeSet::new();
+        for indices in changes {
+            let arns: Vec<String> = indices.iter().map(|index| format!("arn:aws:acm:::{index:02}")).collect();
+            let mut lb = planned(&[(Protocol::Tcp, 443, 30443)]);
+            lb.annotations.insert(crate::annotations::SSL_CERT.to_owned(), arns.join(","));
+            let (to, new) = (desired(&config(), &lb).unwrap(), arns.into_iter().collect::<BTreeSet<_>>());
             for step in steps(&to, &groups, &listeners) {
                 apply(&[step], &mut groups, &mut listeners, &Tags::new());
-                let tls = listeners[0].tls.clone().unwrap();
+                let Some(tls) = listeners.first().and_then(|listener| listener.tls.clone()) else { continue };
                 prop_assert!(tls.others.len() <= 25, "{}", tls.others.len());
                 let served: BTreeSet<String> = tls.others.into_iter().chain([tls.certificate]).collect();
                 prop_assert!((&old & &new).is_subset(&served));
             }
             prop_assert_eq!(steps(&to, &groups, &listeners), vec![]);
             prop_assert_eq!(listeners[0].tls.clone().map(Tls::without_default), to.listeners[0].tls.clone());
+            old = new;
         }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn certificates_that_stay_are_served_all_the_time(
+            changes in proptest::collection::vec(certificates(), 2..5),
+        ) {
+            change_certificates(&changes)?;
+        }
+    }
+
+    /// Two of its certificates are default ones, which AWS does not remove.
+    #[test]
+    fn full_list_of_certificates_is_replaced() {
+        let with = |default: usize, others: std::ops::Range<usize>| {
+            [default].into_iter().chain(others.filter(|other| *other != default)).collect::<Vec<usize>>()
+        };
+        change_certificates(&[with(1, 0..25), with(0, 0..25), with(2, 30..54)]).unwrap();
     }
 
     #[test]

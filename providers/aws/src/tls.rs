@@ -36,6 +36,8 @@ pub(crate) struct Recertify {
     pub(crate) added: BTreeSet<String>,
     /// Removed last.
     pub(crate) left: BTreeSet<String>,
+    /// Added only then: the default certificates, old and new, hold the room for it.
+    pub(crate) late: BTreeSet<String>,
 }
 
 impl Tls {
@@ -51,7 +53,12 @@ impl Tls {
         let room: BTreeSet<String> =
             left.iter().filter(|arn| **arn != seen.certificate).take(over).cloned().collect();
         let left = &left - &room;
-        Recertify { room, added, left }
+        let free = (MAX_CERTIFICATES + room.len()).saturating_sub(seen.others.len());
+        let (old_default, new): (BTreeSet<String>, BTreeSet<String>) =
+            added.into_iter().partition(|arn| *arn == seen.certificate);
+        let mut added = old_default.into_iter().chain(new);
+        let early = added.by_ref().take(free).collect();
+        Recertify { room, added: early, left, late: added.collect() }
     }
 
     /// What clients see: AWS's list may contain the default certificate too.
