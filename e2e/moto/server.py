@@ -108,19 +108,65 @@ def modify_listener(original, self, arn, port=None, protocol=None, ssl_policy=No
         # moto changes the certificate of HTTPS listeners only.
         if not self._certificate_exists(certificate_arn=certificates[0]["CertificateArn"]):
             raise error("CertificateNotFound", "Certificate not found")
-        others = [arn for arn in changed.certificates or [] if arn != changed.certificate]
+        # The others may contain the default one too.
+        others = (changed.certificates or [])[1:]
         changed.certificate = certificates[0]["CertificateArn"]
         changed.certificates = [changed.certificate, *others]
     return changed
 
 
+def only_certificate(certificates):
+    # moto takes any number.
+    if len(certificates) != 1:
+        raise errors.ValidationError("You must specify exactly one certificate")
+    return certificates[0]["CertificateArn"]
+
+
+@correct(Backend)
+def add_listener_certificates(original, self, arn, certificates):
+    # moto adds one that the list has again, and does not count the default one as AWS does.
+    added = only_certificate(certificates)
+    listener = self.describe_listeners(load_balancer_arn=None, listener_arns=[arn])[0]
+    if not self._certificate_exists(certificate_arn=added):
+        raise error("CertificateNotFound", "Certificate not found")
+    if added not in listener.certificates[1:]:
+        if len(listener.certificates) > 25:
+            raise error("TooManyCertificates", "At most 25 certificates beside the default one")
+        listener.certificates.append(added)
+    return listener.certificates
+
+
 @correct(Backend)
 def remove_listener_certificates(original, self, arn, certificates):
-    # moto also removes the default certificate, its first one, if it is among the others too.
+    # moto also removes the default certificate, its first one.
+    removed = only_certificate(certificates)
     listener = self.describe_listeners(load_balancer_arn=None, listener_arns=[arn])[0]
     default, *others = listener.certificates
-    removed = [c["CertificateArn"] for c in certificates]
-    listener.certificates = [default, *(other for other in others if other not in removed)]
+    if removed == default:
+        raise error("OperationNotPermitted", "Default certificate cannot be removed")
+    listener.certificates = [default, *(other for other in others if other != removed)]
+
+
+@correct(Backend)
+def modify_target_group_attributes(original, self, target_group_arn, attributes):
+    # moto accepts any attribute.
+    group = self.target_groups.get(target_group_arn)
+    if group and group.protocol == "TLS" and any(key.startswith("stickiness.") for key in attributes):
+        raise error("InvalidConfigurationRequest", "The provided target group attribute is not supported")
+    return original(self, target_group_arn, attributes)
+
+
+@correct(Backend)
+def add_tags(original, self, resource_arns, tags):
+    # moto's limit is 10.
+    for arn in resource_arns:
+        self._get_resource_by_arn(arn)
+        there = self.tagging_service.get_tag_dict_for_resource(arn)
+        if len({*there, *(tag["Key"] for tag in tags)}) > 50:
+            raise error("TooManyTags", "At most 50 tags")
+        if any(len(tag.get("Value", "")) > 256 for tag in tags):
+            raise errors.ValidationError("A tag's value has at most 256 characters")
+        self.tagging_service.tag_resource(arn, tags)
 
 
 @correct(Backend)

@@ -34,7 +34,7 @@ steerage_model::annotations! {
     SSL_PORTS = "service.beta.kubernetes.io/aws-load-balancer-ssl-ports", "names or numbers of ports, separated by commas, or `*`";
     /// Security policy of TLS listeners; without it, `ELBSecurityPolicy-2016-08`.
     SSL_POLICY = "service.beta.kubernetes.io/aws-load-balancer-ssl-negotiation-policy", "name of a policy of AWS";
-    /// Protocol to the targets of TLS listeners; without it, `tcp`. `ssl` needs a certificate in `…-ssl-cert`.
+    /// Protocol to the targets of TLS listeners; without it, `tcp`. `ssl` needs a certificate in `…-ssl-cert`, and excludes `sessionAffinity: ClientIP`.
     BACKEND_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-backend-protocol", "`tcp` or `ssl`";
     /// ALPN policy of TLS listeners; without it, `None`, also after it was set.
     ALPN_POLICY = "service.beta.kubernetes.io/aws-load-balancer-alpn-policy", "`HTTP1Only`, `HTTP2Only`, `HTTP2Optional`, `HTTP2Preferred` or `None`";

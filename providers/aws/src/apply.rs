@@ -39,6 +39,10 @@ fn arn_of_tagged(of: &Tagged, balancer: &Balancer, resources: &Resources) -> Res
     }
 }
 
+fn tls_of<'a>(resources: &'a mut Resources, listener: &str) -> Option<&'a mut Tls> {
+    resources.listeners.iter_mut().find(|f| f.arn == listener)?.tls.as_mut()
+}
+
 /// The tags of a new resource: those of every resource, and its labels.
 fn labelled(tags: &Tags, labels: &Labels) -> Tags {
     tags.clone().into_iter().chain(labels.all()).collect()
@@ -187,10 +191,11 @@ impl Aws {
         certificates: BTreeSet<String>,
         resources: &mut Resources,
     ) -> Result<(), Error> {
-        self.client.add_certificates(listener, &certificates).await?;
-        let listener = resources.listeners.iter_mut().find(|f| f.arn == listener);
-        if let Some(tls) = listener.and_then(|listener| listener.tls.as_mut()) {
-            tls.others.extend(certificates);
+        for arn in certificates {
+            self.client.add_certificate(listener, &arn).await?;
+            if let Some(tls) = tls_of(resources, listener) {
+                tls.others.insert(arn);
+            }
         }
         Ok(())
     }
@@ -272,10 +277,11 @@ impl Aws {
                 self.add_certificates(&arn, certificates, resources).await?;
             }
             Step::RemoveCertificates { arn, certificates } => {
-                self.client.remove_certificates(&arn, &certificates).await?;
-                let listener = resources.listeners.iter_mut().find(|f| f.arn == arn);
-                if let Some(tls) = listener.and_then(|listener| listener.tls.as_mut()) {
-                    tls.others.retain(|other| !certificates.contains(other));
+                for certificate in certificates {
+                    self.client.remove_certificate(&arn, &certificate).await?;
+                    if let Some(tls) = tls_of(resources, &arn) {
+                        tls.others.remove(&certificate);
+                    }
                 }
             }
             Step::SwitchListener { arn, protocol, group, tls } => {

@@ -301,6 +301,11 @@ impl GroupWishes {
         Ok(Self(values))
     }
 
+    /// Whether no annotation names an attribute.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether targets get a PROXY protocol header.
     pub(crate) fn has_proxy_protocol(&self) -> bool {
         self.0.get(PROXY).is_some_and(|value| value == "true")
@@ -323,14 +328,18 @@ impl GroupWishes {
 /// - The client's address reaches the pod without PROXY protocol.
 /// - When the last pod of a node terminates, `/healthz` fails at once while the pod still serves its connections. So AWS must
 ///   not reset the connections of an unhealthy target. UDP target groups lack these attributes.
+///
+/// AWS has no stickiness for TLS target groups, and refuses its attributes there.
 fn group_defaults(protocol: &str, sticky: bool) -> Values {
     let mut values = Values::from([
         ("deregistration_delay.timeout_seconds", "300".to_owned()),
         (PRESERVE, "true".to_owned()),
         (PROXY, "false".to_owned()),
-        ("stickiness.enabled", sticky.to_string()),
-        ("stickiness.type", "source_ip".to_owned()),
     ]);
+    if protocol != "TLS" {
+        values.insert("stickiness.enabled", sticky.to_string());
+        values.insert("stickiness.type", "source_ip".to_owned());
+    }
     if matches!(protocol, "TCP" | "TLS") {
         values.insert(RESET, "false".to_owned());
         values.insert(INTERVAL, "300".to_owned());

@@ -52,6 +52,8 @@ pub(crate) struct Desired {
     pub(crate) labels: Labels,
     pub(crate) groups: Vec<DesiredGroup>,
     pub(crate) listeners: Vec<DesiredListener>,
+    /// Whether annotations name what no list of AWS shows: TLS, or values of attributes.
+    pub(crate) is_beyond_lists: bool,
 }
 
 impl Desired {
@@ -75,6 +77,14 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     let mut groups: Vec<DesiredGroup> = Vec::new();
     for (port, (protocol, node_port)) in ports {
         let (tls, of_listener, protocol) = tls_wishes.of(port, protocol)?;
+        if protocol == "TLS" && lb.affinity.is_some() {
+            let message = format!(
+                "The Service has spec.sessionAffinity ClientIP, and annotation {} is ssl, but AWS keeps no client on a target that it \
+                 reaches by TLS. No load balancer is created or changed. Set spec.sessionAffinity to None, or remove the annotation.",
+                annotations::BACKEND_PROTOCOL
+            );
+            return Err(Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message));
+        }
         let name = names::target_group(&config.cluster, &lb.owner.service, protocol, node_port, &config.vpc);
         listeners.push(DesiredListener { port, protocol: of_listener, group: name.clone(), tls });
         if groups.iter().any(|g| g.name == name) {
@@ -94,6 +104,8 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     let scheme = scheme(config, lb)?;
     let attributes = attributes::of_balancer(&lb.annotations)?;
     let marked = attributes::to_mark(OF_BALANCERS, &attributes);
+    let has_tls = listeners.iter().any(|listener| listener.tls.is_some());
+    let is_beyond_lists = has_tls || !attributes.is_empty() || !wishes.is_empty();
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),
         scheme,
@@ -102,6 +114,7 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
         labels: Labels { tags, attributes: marked },
         groups,
         listeners,
+        is_beyond_lists,
     })
 }
 
@@ -319,6 +332,29 @@ pub(crate) mod tests {
         assert_eq!(annotated(annotations::SCHEME, "public"), "UnknownScheme");
         let ranges = "service.beta.kubernetes.io/load-balancer-source-ranges";
         assert_eq!(annotated(ranges, "192.0.2.0/24"), "SourceRangesNotSupported");
+    }
+
+    #[test]
+    fn affinity_needs_targets_without_tls() {
+        let of = |backend: &str, is_sticky: bool| {
+            let mut lb = planned(&[(Protocol::Tcp, 443, 30443)]);
+            lb.affinity = is_sticky.then(|| steerage_model::Affinity { timeout: Duration::from_mins(1) });
+            let named =
+                [(annotations::SSL_CERT, "arn:aws:acm:::a"), (annotations::BACKEND_PROTOCOL, backend)];
+            lb.annotations = named.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+            let made = desired(&config(), &lb).map_err(|error| (error.reason(), error.to_string()))?;
+            Ok::<_, (&str, String)>(made.groups[0].attributes.get("stickiness.enabled").cloned())
+        };
+        assert_eq!(of("tcp", true), Ok(Some("true".to_owned())));
+        assert_eq!(of("tcp", false), Ok(Some("false".to_owned())));
+        assert_eq!(of("ssl", false), Ok(None), "AWS refuses the attribute");
+        let (reason, message) = of("ssl", true).unwrap_err();
+        assert_eq!(reason, "ConflictingAnnotations");
+        for part in
+            ["sessionAffinity", annotations::BACKEND_PROTOCOL, "No load balancer is created or changed"]
+        {
+            assert!(message.contains(part), "{message}");
+        }
     }
 
     #[test]

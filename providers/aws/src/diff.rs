@@ -8,7 +8,7 @@ use crate::client::Tags;
 use crate::desired::{Desired, DesiredGroup, MAX_LISTENERS};
 use crate::health_check::HealthCheckSettings;
 use crate::labels::{self, Relabel};
-use crate::tls::Tls;
+use crate::tls::{Recertify, Tls};
 
 /// An existing target group of this cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,10 +112,11 @@ impl Step {
 
 /// Tags that remember come before what they remember, and shrink after it is taken back.
 fn labelled(of: &Tagged, relabel: Relabel, change: Option<Step>) -> Vec<Step> {
-    let Relabel { first, remove, last } = relabel;
+    let Relabel { room, first, remove, last } = relabel;
     let add = |tags: Tags| (!tags.is_empty()).then(|| Step::AddTags { of: of.clone(), tags });
-    let remove = (!remove.is_empty()).then(|| Step::RemoveTags { of: of.clone(), keys: remove });
-    [add(first), change, remove, add(last)].into_iter().flatten().collect()
+    let remove_all =
+        |keys: Vec<String>| (!keys.is_empty()).then(|| Step::RemoveTags { of: of.clone(), keys });
+    [remove_all(room), add(first), change, remove_all(remove), add(last)].into_iter().flatten().collect()
 }
 
 /// The values that differ from those that were read.
@@ -142,12 +143,8 @@ pub(crate) fn steps(
     let mut steps = Vec::new();
     for group in &desired.groups {
         let seen = groups.get(&group.name);
-        match seen {
-            None => steps.push(Step::CreateGroup(group.clone())),
-            Some(seen) if seen.health != group.health || !seen.only_200 => {
-                steps.push(Step::ModifyHealth { arn: seen.arn.clone(), health: group.health.clone() });
-            }
-            Some(_) => {}
+        if seen.is_none() {
+            steps.push(Step::CreateGroup(group.clone()));
         }
         let nothing = BTreeMap::new();
         let mut attributes =
@@ -161,10 +158,20 @@ pub(crate) fn steps(
                 group.protocol,
             ));
         }
+        let check = seen.filter(|seen| seen.health != group.health || !seen.only_200);
+        let check =
+            check.map(|seen| Step::ModifyHealth { arn: seen.arn.clone(), health: group.health.clone() });
+        // AWS sends the PROXY protocol header to health checks too, and no HTTP check may get it.
+        let ends_header = attributes.get(attributes::PROXY).is_some_and(|value| value == "false");
         let change =
             (!attributes.is_empty()).then(|| Step::SetAttributes { group: group.name.clone(), attributes });
         let relabel = seen.map(|seen| group.labels.relabel(&seen.tags)).unwrap_or_default();
-        steps.extend(labelled(&Tagged::Group(group.name.clone()), relabel, change));
+        let attributes = labelled(&Tagged::Group(group.name.clone()), relabel, change);
+        if ends_header && group.health.path.is_some() {
+            steps.extend(attributes.into_iter().chain(check));
+        } else {
+            steps.extend(check.into_iter().chain(attributes));
+        }
     }
     let unwanted = listeners.iter().filter(|s| desired.listeners.iter().all(|f| f.port != s.port));
     let unwanted = unwanted.map(|seen| Step::DeleteListener { arn: seen.arn.clone() });
@@ -186,25 +193,25 @@ pub(crate) fn steps(
         let there = groups.get(&listener.group).is_some_and(|g| seen.group_arn.as_ref() == Some(&g.arn));
         let is_set =
             listener.tls.as_ref().is_none_or(|tls| seen.tls.as_ref().is_some_and(|seen| tls.is_set_as(seen)));
-        if !there || !is_set || seen.protocol != listener.protocol {
-            steps.push(Step::SwitchListener {
-                arn: seen.arn.clone(),
+        let arn = seen.arn.clone();
+        let change =
+            (!there || !is_set || seen.protocol != listener.protocol).then(|| Step::SwitchListener {
+                arn: arn.clone(),
                 protocol: (seen.protocol != listener.protocol).then_some(listener.protocol),
                 group: listener.group.clone(),
                 tls: listener.tls.clone(),
             });
-        }
-        if let Some(tls) = &listener.tls {
-            let nothing = BTreeSet::new();
-            let others = seen.tls.as_ref().map_or(&nothing, |seen| &seen.others);
-            let (arn, added, left) = (&seen.arn, &tls.others - others, others - &tls.others);
-            if !added.is_empty() {
-                steps.push(Step::AddCertificates { arn: arn.clone(), certificates: added });
-            }
-            if !left.is_empty() {
-                steps.push(Step::RemoveCertificates { arn: arn.clone(), certificates: left });
-            }
-        }
+        let certificates = listener.tls.as_ref().map(|tls| tls.recertify(seen.tls.as_ref()));
+        let Recertify { room, added, left, late } = certificates.unwrap_or_default();
+        let remove = |certificates: BTreeSet<String>| {
+            (!certificates.is_empty()).then(|| Step::RemoveCertificates { arn: arn.clone(), certificates })
+        };
+        let add = |certificates: BTreeSet<String>| {
+            (!certificates.is_empty()).then(|| Step::AddCertificates { arn: arn.clone(), certificates })
+        };
+        // Only TLS listeners have certificates.
+        let (before, after) = if seen.tls.is_some() { (add(added), None) } else { (None, add(added)) };
+        steps.extend([remove(room), before, change, after, remove(left), add(late)].into_iter().flatten());
         let relabel = desired.listener_labels().relabel(&seen.tags);
         steps.extend(labelled(&Tagged::Listener(seen.arn.clone()), relabel, None));
     }
@@ -277,7 +284,9 @@ mod tests {
                 }
                 Step::RemoveCertificates { arn, certificates } => {
                     let listener = listeners.iter_mut().find(|f| f.arn == arn).unwrap();
-                    listener.tls.as_mut().unwrap().others.retain(|other| !certificates.contains(other));
+                    let tls = listener.tls.as_mut().unwrap();
+                    assert!(!certificates.contains(&tls.certificate), "AWS refuses it");
+                    tls.others.retain(|other| !certificates.contains(other));
                 }
                 Step::CreateListener { port, protocol, group, tls } => {
                     assert!(listeners.iter().all(|f| f.port != port));
@@ -308,6 +317,11 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Some of 40 certificates, the first one the default one.
+    fn certificates() -> impl Strategy<Value = Vec<usize>> {
+        proptest::sample::subsequence((0..40).collect::<Vec<usize>>(), 1..=25).prop_shuffle()
     }
 
     const CROSS_ZONE: &str = "load_balancing.cross_zone.enabled";
@@ -369,7 +383,8 @@ mod tests {
             prop_assert_eq!(steps(&to, &groups, &listeners), vec![]);
             for listener in &to.listeners {
                 let seen = listeners.iter().find(|seen| seen.port == listener.port).unwrap();
-                prop_assert_eq!((seen.protocol.as_str(), &seen.tls), (listener.protocol, &listener.tls));
+                let tls = seen.tls.clone().map(Tls::without_default);
+                prop_assert_eq!((seen.protocol.as_str(), &tls), (listener.protocol, &listener.tls));
             }
             prop_assert!(listeners.iter().all(|f| f.tags == to.listener_labels().all()));
             for group in &to.groups {
@@ -382,6 +397,47 @@ mod tests {
             prop_assert_eq!(groups.len(), to.groups.len());
             prop_assert_eq!(listeners.len(), to.listeners.len());
         }
+    }
+
+    /// Changes certificates again and again. Whenever the steps end, one that stays is served, and AWS's limit is kept.
+    fn change_certificates(changes: &[Vec<usize>]) -> Result<(), TestCaseError> {
+        let (mut groups, mut listeners) = (BTreeMap::new(), Vec::<ObservedListener>::new());
+        let mut old = BTreeSet::new();
+        for indices in changes {
+            let arns: Vec<String> = indices.iter().map(|index| format!("arn:aws:acm:::{index:02}")).collect();
+            let mut lb = planned(&[(Protocol::Tcp, 443, 30443)]);
+            lb.annotations.insert(crate::annotations::SSL_CERT.to_owned(), arns.join(","));
+            let (to, new) = (desired(&config(), &lb).unwrap(), arns.into_iter().collect::<BTreeSet<_>>());
+            for step in steps(&to, &groups, &listeners) {
+                apply(&[step], &mut groups, &mut listeners, &Tags::new());
+                let Some(tls) = listeners.first().and_then(|listener| listener.tls.clone()) else { continue };
+                prop_assert!(tls.others.len() <= 25, "{}", tls.others.len());
+                let served: BTreeSet<String> = tls.others.into_iter().chain([tls.certificate]).collect();
+                prop_assert!((&old & &new).is_subset(&served));
+            }
+            prop_assert_eq!(steps(&to, &groups, &listeners), vec![]);
+            prop_assert_eq!(listeners[0].tls.clone().map(Tls::without_default), to.listeners[0].tls.clone());
+            old = new;
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn certificates_that_stay_are_served_all_the_time(
+            changes in proptest::collection::vec(certificates(), 2..5),
+        ) {
+            change_certificates(&changes)?;
+        }
+    }
+
+    /// Two of its certificates are default ones, which AWS does not remove.
+    #[test]
+    fn full_list_of_certificates_is_replaced() {
+        let with = |default: usize, others: std::ops::Range<usize>| {
+            [default].into_iter().chain(others.filter(|other| *other != default)).collect::<Vec<usize>>()
+        };
+        change_certificates(&[with(1, 0..25), with(0, 0..25), with(2, 30..54)]).unwrap();
     }
 
     #[test]
@@ -400,6 +456,37 @@ mod tests {
             })
             .collect();
         assert_eq!(kinds, ["create", "attributes", "switch", "delete"]);
+    }
+
+    #[test]
+    fn proxy_protocol_and_http_check_never_meet() {
+        let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
+        for (is_named, expected) in [
+            (false, vec![]),
+            (true, vec![true, false]),
+            (false, vec![false, true]),
+            (true, vec![true, false]),
+        ] {
+            let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
+            if is_named {
+                lb.annotations.insert(crate::annotations::PROXY_PROTOCOL.to_owned(), "*".to_owned());
+            }
+            let change = steps(&desired(&config(), &lb).unwrap(), &groups, &listeners);
+            let checks = change.iter().filter_map(|step| match step {
+                Step::ModifyHealth { .. } => Some(true),
+                Step::SetAttributes { .. } => Some(false),
+                _ => None,
+            });
+            if !expected.is_empty() {
+                assert_eq!(checks.collect::<Vec<_>>(), expected);
+            }
+            for step in change {
+                apply(&[step], &mut groups, &mut listeners, &Tags::new());
+                let group = groups.values().next().unwrap();
+                let sends = group.attributes.get(attributes::PROXY).is_some_and(|value| value == "true");
+                assert!(!sends || group.health.path.is_none(), "{group:?}");
+            }
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! The first comparison of each Service after a restart, with the list of the start instead of reads of its own.
 //!
 //! The list shows load balancers, and target groups with their checks and load balancers. It shows neither listeners, beyond that
-//! one forwards to a group, nor attributes. These are read later, at most one Service at a time.
+//! one forwards to a group, nor attributes. These are read later, at most one Service at a time; at once for Services whose annotations
+//! name some of it: such a change may have been interrupted, or made while no process ran.
 
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
@@ -61,7 +62,7 @@ fn shows(listed: &Listed, wanted: &Desired) -> bool {
 }
 
 impl Aws {
-    /// Uses the list for a Service's first comparison. False if the list is no help, or does not show what is wanted.
+    /// Uses the list for a Service's first comparison. False if the list is no help, or does not show all that is wanted.
     pub(crate) fn compare_with_list(
         &self,
         owner: &Owner,
@@ -80,10 +81,11 @@ impl Aws {
         if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
             return false;
         }
-        let (structure, verify) = (wanted.clone(), Some(self.verify_slot()));
-        entry.complete = Some(Complete { structure, ingress, asked: None, verify });
+        let verify = if wanted.is_beyond_lists { Instant::now() } else { self.verify_slot() };
+        entry.complete =
+            Some(Complete { structure: wanted.clone(), ingress, asked: None, verify: Some(verify) });
         entry.shares_health = true;
-        true
+        !wanted.is_beyond_lists
     }
 
     /// When a Service reads what the list does not show.

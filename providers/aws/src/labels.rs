@@ -3,7 +3,7 @@
 //! annotations set, so that it can be taken back. Pure. `diff` uses it.
 //!
 //! A remembering tag is written before what it remembers, and shrinks only after that is taken back: whenever a change ends halfway, it
-//! names at least what annotations set.
+//! names at least what annotations set. Where AWS's limits leave no room for the old and the new together, the old leave first.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,8 +21,12 @@ pub(crate) const ATTRIBUTES_TAG: &str = "steerage.dev/attributes";
 pub(crate) const TAGS_TAG: &str = "steerage.dev/tags";
 /// All keys of Steerage begin with it.
 const OWN_PREFIX: &str = "steerage.dev/";
-/// A tag's value has 256 characters, and a digest needs 7 of them.
+/// AWS's limit for a tag's value, in characters.
+const MAX_VALUE: usize = 256;
+/// A digest needs 7 characters of a tag's value.
 const MAX_TAGS: usize = 36;
+/// AWS's limit for one resource.
+const MAX_ON_RESOURCE: usize = 50;
 
 /// What a resource carries besides the tags that say whose it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,9 +37,11 @@ pub(crate) struct Labels {
     pub(crate) attributes: BTreeSet<&'static str>,
 }
 
-/// The calls that bring the labels of a resource in place: `first` before its attributes change, the others after.
+/// The calls that bring the labels of a resource in place: `room` and `first` before its attributes change, the others after.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Relabel {
+    /// Keys that leave early, because there is no room for them beside the new ones.
+    pub(crate) room: Vec<String>,
     pub(crate) first: Tags,
     pub(crate) remove: Vec<String>,
     pub(crate) last: Tags,
@@ -91,45 +97,63 @@ impl Labels {
     /// The tags of a new resource.
     pub(crate) fn all(&self) -> Tags {
         let mut all = self.tags.clone();
-        all.extend(self.memory(&Tags::new()));
+        all.extend(self.memory(&Tags::new(), &Tags::new()));
         all
     }
 
-    /// The remembering tags, of the labels and of what `seen` remembers.
-    fn memory(&self, seen: &Tags) -> Tags {
+    fn digests(&self) -> BTreeSet<String> {
+        self.tags.keys().map(|key| digest(key)).collect()
+    }
+
+    /// The remembering tags: of the labels, of the attributes in one memory, and of the further tags in another.
+    fn memory(&self, attributes: &Tags, tags: &Tags) -> Tags {
         let known = OF_BALANCERS.iter().chain(OF_GROUPS);
         let marks = known.filter(|attribute| self.attributes.contains(attribute.key));
-        let marks = marks.map(|attribute| attribute.mark.to_owned());
-        let digests = self.tags.keys().map(|key| digest(key));
-        let text = |words: BTreeSet<String>| words.into_iter().collect::<Vec<_>>().join(" ");
-        let join = |own: BTreeSet<String>, key: &str| {
-            let all = text(words(seen, key).map(str::to_owned).chain(own.clone()).collect());
-            // Many tags are replaced by many others: at worst, an interruption leaves old ones.
-            (key.to_owned(), if all.chars().count() > 256 { text(own) } else { all })
+        let marks: BTreeSet<String> = marks.map(|attribute| attribute.mark.to_owned()).collect();
+        let join = |own: BTreeSet<String>, seen: &Tags, key: &str| {
+            let all: BTreeSet<String> = words(seen, key).map(str::to_owned).chain(own).collect();
+            (key.to_owned(), all.into_iter().collect::<Vec<_>>().join(" "))
         };
-        let both = [join(marks.collect(), ATTRIBUTES_TAG), join(digests.collect(), TAGS_TAG)];
+        let both = [join(marks, attributes, ATTRIBUTES_TAG), join(self.digests(), tags, TAGS_TAG)];
         both.into_iter().filter(|(_, value)| !value.is_empty()).collect()
+    }
+
+    /// The further tags on a resource that an annotation named, and none names now.
+    fn left(&self, seen: &Tags) -> Vec<String> {
+        let mut digests = self.digests();
+        digests.extend(words(seen, TAGS_TAG).map(str::to_owned));
+        let is_left = |key: &&String| {
+            !key.starts_with(OWN_PREFIX) && !self.tags.contains_key(*key) && digests.contains(&digest(key))
+        };
+        seen.keys().filter(is_left).cloned().collect()
     }
 
     /// The calls from the tags of a resource to these labels.
     pub(crate) fn relabel(&self, seen: &Tags) -> Relabel {
-        let differs = |now: &Tags, (key, value): &(String, String)| now.get(key) != Some(value);
-        let memory = self.memory(seen);
-        let first = self.tags.clone().into_iter().chain(memory).filter(|tag| differs(seen, tag)).collect();
-        let mut now = seen.clone();
-        now.extend(Tags::clone(&first));
-        let digests: BTreeSet<&str> = words(&now, TAGS_TAG).collect();
-        let is_left = |key: &&String| {
-            !key.starts_with(OWN_PREFIX)
-                && !self.tags.contains_key(*key)
-                && digests.contains(digest(key).as_str())
+        let with = |memory: Tags| {
+            let mut all = seen.clone();
+            all.extend(self.tags.clone().into_iter().chain(memory));
+            all
         };
-        let last = self.memory(&Tags::new());
+        let mut left = self.left(seen);
+        let mut now = with(self.memory(seen, seen));
+        let is_long = now.get(TAGS_TAG).is_some_and(|text| text.chars().count() > MAX_VALUE);
+        let mut room = Vec::new();
+        if is_long || !left.is_empty() && now.len() > MAX_ON_RESOURCE {
+            // Afterwards, none of those that were remembered is there.
+            room = std::mem::take(&mut left);
+            now = with(self.memory(seen, &Tags::new()));
+            now.retain(|key, _| !room.contains(key));
+        }
+        let differs = |now: &Tags, (key, value): &(&String, &String)| now.get(*key) != Some(*value);
+        let own = |(key, value): (&String, &String)| (key.clone(), value.clone());
+        let first = now.iter().filter(|tag| differs(seen, tag)).map(own).collect();
+        let last = self.memory(&Tags::new(), &Tags::new());
         let unneeded = [ATTRIBUTES_TAG, TAGS_TAG].map(str::to_owned).into_iter();
         let unneeded = unneeded.filter(|key| now.contains_key(key) && !last.contains_key(key));
-        let remove = now.keys().filter(is_left).cloned().chain(unneeded).collect();
-        let last = last.into_iter().filter(|tag| differs(&now, tag)).collect();
-        Relabel { first, remove, last }
+        let remove = left.into_iter().chain(unneeded).collect();
+        let last = last.iter().filter(|tag| differs(&now, tag)).map(own).collect();
+        Relabel { room, first, remove, last }
     }
 
     /// Whether a resource with these tags has the labels.
@@ -151,41 +175,90 @@ mod tests {
         }
     }
 
+    /// As AWS, which checks every call.
+    fn add(seen: &mut Tags, tags: &Tags) {
+        seen.extend(tags.clone());
+        assert!(seen.len() <= MAX_ON_RESOURCE, "{} tags", seen.len());
+        assert!(seen.values().all(|value| value.chars().count() <= MAX_VALUE), "{seen:?}");
+    }
+
     fn apply(relabel: &Relabel, seen: &mut Tags, calls: usize) {
         if calls > 0 {
-            seen.extend(relabel.first.clone());
+            seen.retain(|key, _| !relabel.room.contains(key));
         }
         if calls > 1 {
-            seen.retain(|key, _| !relabel.remove.contains(key));
+            add(seen, &relabel.first);
         }
         if calls > 2 {
-            seen.extend(relabel.last.clone());
+            seen.retain(|key, _| !relabel.remove.contains(key));
+        }
+        if calls > 3 {
+            add(seen, &relabel.last);
         }
     }
 
+    fn keys(range: std::ops::Range<usize>) -> Vec<String> {
+        range.map(|index| format!("key-{index:02}")).collect()
+    }
+
+    fn of_keys(keys: &[String]) -> Labels {
+        labels(&keys.iter().map(String::as_str).collect::<Vec<_>>(), &[])
+    }
+
     fn any_labels() -> impl Strategy<Value = Labels> {
-        let tags = proptest::sample::subsequence(vec!["a", "b", "c", "d"], 0..4);
-        let keys: Vec<&'static str> = OF_BALANCERS.iter().map(|attribute| attribute.key).collect();
-        (tags, proptest::sample::subsequence(keys, 0..4)).prop_map(|(tags, keys)| labels(&tags, &keys))
+        let few = proptest::sample::subsequence(keys(0..4), 0..4);
+        let tags = prop_oneof![few, proptest::sample::subsequence(keys(0..72), 0..=MAX_TAGS)];
+        let attributes: Vec<&'static str> = OF_BALANCERS.iter().map(|attribute| attribute.key).collect();
+        (tags, proptest::sample::subsequence(attributes, 0..4)).prop_map(|(tags, attributes)| Labels {
+            attributes: attributes.into_iter().collect(),
+            ..of_keys(&tags)
+        })
     }
 
     proptest! {
         /// Whichever call fails: the labels come in place, tags of others stay, and what annotations set is never forgotten.
         #[test]
-        fn interrupted_relabelling_converges(from in any_labels(), to in any_labels(), cut in 0..3usize) {
+        fn interrupted_relabelling_converges(
+            from in any_labels(),
+            to in any_labels(),
+            cuts in proptest::collection::vec(0..4usize, 1..3),
+        ) {
             let other = ("d-of-others".to_owned(), "y".to_owned());
             let mut seen = from.all();
             seen.extend([other.clone()]);
             prop_assert!(from.are_on(&seen));
-            apply(&to.relabel(&seen), &mut seen, cut);
-            let known = remembered(&seen);
-            prop_assert!(cut == 0 || to.attributes.is_subset(&known));
-            prop_assert!(cut > 1 || from.attributes.is_subset(&known));
-            apply(&to.relabel(&seen), &mut seen, 3);
+            for cut in &cuts {
+                apply(&to.relabel(&seen), &mut seen, *cut);
+            }
+            let (known, cut) = (remembered(&seen), cuts.into_iter().max().unwrap_or_default());
+            prop_assert!(cut < 2 || to.attributes.is_subset(&known));
+            prop_assert!(cut > 2 || from.attributes.is_subset(&known));
+            apply(&to.relabel(&seen), &mut seen, 4);
             prop_assert!(to.are_on(&seen));
             let mut expected = to.all();
             expected.extend([other]);
             prop_assert_eq!(seen, expected);
+        }
+    }
+
+    /// Not even their digests fit into one tag. AWS keeps 8 tags of others beside them.
+    #[test]
+    fn all_tags_are_replaced_by_others() {
+        for count in [19, 30, MAX_TAGS] {
+            let (from, to) = (of_keys(&keys(0..count)), of_keys(&keys(count..2 * count)));
+            let others: Tags = (0..44 - MAX_TAGS).map(|i| (format!("other-{i}"), "y".to_owned())).collect();
+            let owner = (0..4).map(|i| (format!("steerage.dev/{i}"), "z".to_owned()));
+            let others: Tags = others.into_iter().chain(owner).collect();
+            for cut in 0..=4 {
+                let mut seen = from.all();
+                seen.extend(others.clone());
+                apply(&to.relabel(&seen), &mut seen, cut);
+                apply(&to.relabel(&seen), &mut seen, 4);
+                let mut expected = to.all();
+                expected.extend(others.clone());
+                assert_eq!(seen, expected, "{count} tags, cut after {cut} calls");
+                assert!(to.are_on(&seen));
+            }
         }
     }
 

@@ -150,10 +150,11 @@ impl Provider for Aws {
         let mut guard = self.entry(&lb.owner.service).await?;
         let entry = &mut *guard;
         let mut limits = Limits::new(compare, self.config.settle, &lb.targets);
-        let is_remembered = compare == Compare::Remembered && !entry.must_verify();
         if self.compare_with_list(&lb.owner, &wanted, entry) {
             limits.compare = Compare::Remembered;
-        } else if !(is_remembered && entry.is_complete(&lb.owner, &wanted))
+        } else if !(compare == Compare::Remembered
+            && !entry.must_verify()
+            && entry.is_complete(&lb.owner, &wanted))
             && let Some(wait) = self.restructure(lb, wanted, entry, compare).await?
         {
             return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });

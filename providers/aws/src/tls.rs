@@ -9,7 +9,7 @@ use steerage_provider_api::{Error, Listener};
 use crate::annotations::{ALPN_POLICY, BACKEND_PROTOCOL, SSL_CERT, SSL_POLICY, SSL_PORTS};
 use crate::{list, reasons};
 
-/// AWS's limit for one load balancer.
+/// AWS's limit for one load balancer, without the default ones.
 const MAX_CERTIFICATES: usize = 25;
 /// The policy without an annotation: AWS's own default, and that of its other controllers.
 const DEFAULT_POLICY: &str = "ELBSecurityPolicy-2016-08";
@@ -26,7 +26,48 @@ pub(crate) struct Tls {
     pub(crate) alpn: String,
 }
 
+/// The changes of the certificates that a TLS listener has beside its default one. AWS's list may contain the default one too, and
+/// does not let go of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recertify {
+    /// Removed first, where AWS's limit leaves no room for the others.
+    pub(crate) room: BTreeSet<String>,
+    /// Added before another certificate becomes the default one, so that clients find the old one all the time.
+    pub(crate) added: BTreeSet<String>,
+    /// Removed last.
+    pub(crate) left: BTreeSet<String>,
+    /// Added only then: the default certificates, old and new, hold the room for it.
+    pub(crate) late: BTreeSet<String>,
+}
+
 impl Tls {
+    /// The changes from the certificates of a listener; it has none without TLS.
+    pub(crate) fn recertify(&self, seen: Option<&Self>) -> Recertify {
+        let Some(seen) = seen else {
+            return Recertify { added: self.others.clone(), ..Recertify::default() };
+        };
+        let added = &self.others - &seen.others;
+        let mut left = &seen.others - &self.others;
+        left.remove(&self.certificate);
+        let over = (seen.others.len() + added.len()).saturating_sub(MAX_CERTIFICATES);
+        let room: BTreeSet<String> =
+            left.iter().filter(|arn| **arn != seen.certificate).take(over).cloned().collect();
+        let left = &left - &room;
+        let free = (MAX_CERTIFICATES + room.len()).saturating_sub(seen.others.len());
+        let (old_default, new): (BTreeSet<String>, BTreeSet<String>) =
+            added.into_iter().partition(|arn| *arn == seen.certificate);
+        let mut added = old_default.into_iter().chain(new);
+        let early = added.by_ref().take(free).collect();
+        Recertify { room, added: early, left, late: added.collect() }
+    }
+
+    /// What clients see: AWS's list may contain the default certificate too.
+    #[cfg(test)]
+    pub(crate) fn without_default(mut self) -> Self {
+        self.others.remove(&self.certificate);
+        self
+    }
+
     /// Whether a listener has the same, except for the other certificates.
     pub(crate) fn is_set_as(&self, seen: &Self) -> bool {
         (&self.certificate, &self.policy, &self.alpn) == (&seen.certificate, &seen.policy, &seen.alpn)

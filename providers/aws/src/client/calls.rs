@@ -60,8 +60,10 @@ pub(crate) trait ListenerCalls: Send + Sync + 'static {
     ) -> Result<()>;
     /// The certificates of a TLS listener, except the default one.
     async fn other_certificates(&self, listener: &str) -> Result<BTreeSet<String>>;
-    async fn add_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()>;
-    async fn remove_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()>;
+    /// One that the list already has is no error. AWS takes one in a call, also to remove it.
+    async fn add_certificate(&self, listener: &str, arn: &str) -> Result<()>;
+    /// AWS refuses to remove the default one.
+    async fn remove_certificate(&self, listener: &str, arn: &str) -> Result<()>;
     async fn delete_listener(&self, arn: &str) -> Result<()>;
 }
 

@@ -73,15 +73,14 @@ impl ListenerCalls for Client {
         Ok(others.filter_map(|certificate| certificate.certificate_arn).collect())
     }
 
-    async fn add_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()> {
-        let all = certificates.iter().map(|arn| certificate(arn)).collect();
-        let call = self.elb.add_listener_certificates().listener_arn(listener).set_certificates(Some(all));
+    async fn add_certificate(&self, listener: &str, arn: &str) -> Result<()> {
+        let call = self.elb.add_listener_certificates().listener_arn(listener).certificates(certificate(arn));
         call.send().await.map(drop).map_err(CallError::of("AddListenerCertificates"))
     }
 
-    async fn remove_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()> {
-        let all = certificates.iter().map(|arn| certificate(arn)).collect();
-        let call = self.elb.remove_listener_certificates().listener_arn(listener).set_certificates(Some(all));
+    async fn remove_certificate(&self, listener: &str, arn: &str) -> Result<()> {
+        let call =
+            self.elb.remove_listener_certificates().listener_arn(listener).certificates(certificate(arn));
         call.send().await.map(drop).map_err(CallError::of("RemoveListenerCertificates"))
     }
 

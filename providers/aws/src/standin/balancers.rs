@@ -151,6 +151,9 @@ impl BalancerCalls for StandIn {
             if found.len() > 50 {
                 return Err(CallError::made_up(action, "TooManyTags", "50 tags"));
             }
+            if found.values().any(|value| value.chars().count() > 256) {
+                return Err(CallError::made_up(action, "ValidationError", "256 characters"));
+            }
             Ok(())
         })
         .await

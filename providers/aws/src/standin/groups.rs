@@ -30,13 +30,15 @@ fn defaults(protocol: &str) -> BTreeMap<String, String> {
         ("load_balancing.cross_zone.enabled", "use_load_balancer_configuration"),
         ("preserve_client_ip.enabled", "true"),
         ("proxy_protocol_v2.enabled", "false"),
-        ("stickiness.enabled", "false"),
-        ("stickiness.type", "source_ip"),
         ("target_group_health.dns_failover.minimum_healthy_targets.count", "1"),
         ("target_group_health.dns_failover.minimum_healthy_targets.percentage", "off"),
         ("target_group_health.unhealthy_state_routing.minimum_healthy_targets.count", "1"),
         ("target_group_health.unhealthy_state_routing.minimum_healthy_targets.percentage", "off"),
     ];
+    if protocol != "TLS" {
+        all.push(("stickiness.enabled", "false"));
+        all.push(("stickiness.type", "source_ip"));
+    }
     if matches!(protocol, "TCP" | "TLS") {
         all.push(("target_health_state.unhealthy.connection_termination.enabled", "true"));
         all.push(("target_health_state.unhealthy.draining_interval_seconds", "0"));
@@ -140,8 +142,8 @@ impl GroupCalls for StandIn {
             let group = found(cloud, action, group)?;
             for (key, value) in attributes {
                 let Some(at) = group.attributes.get_mut(*key) else {
-                    let message = format!("Target group attribute key '{key}' is not recognized");
-                    return Err(CallError::made_up(action, "ValidationError", message));
+                    let message = format!("Target group attribute key '{key}' is not supported");
+                    return Err(CallError::made_up(action, "InvalidConfigurationRequest", message));
                 };
                 value.clone_into(at);
             }

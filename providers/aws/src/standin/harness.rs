@@ -19,6 +19,7 @@ use crate::client::{BalancerCalls as _, GroupCalls as _, NewBalancer, Tags};
 use crate::desired::desired;
 use crate::desired::tests::config;
 use crate::names;
+use crate::tls::Tls;
 
 const FOREIGN: &str = "somebody";
 const BAD: &str = "node-0-stopped";
@@ -80,7 +81,8 @@ pub(super) fn snapshot(cloud: &Cloud) -> Snapshot {
         )
     });
     let listeners = cloud.listeners.values().map(|found| {
-        let content = format!("{} {} {:?} {:?}", found.protocol, name(&found.group), found.tls, found.tags);
+        let tls = found.tls.clone().map(Tls::without_default);
+        let content = format!("{} {} {tls:?} {:?}", found.protocol, name(&found.group), found.tags);
         (format!("listener {}:{}", balancer(&found.balancer), found.port), content)
     });
     let groups = cloud.groups.values().map(|found| {

@@ -166,23 +166,29 @@ impl ListenerCalls for StandIn {
         .await
     }
 
-    async fn add_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()> {
+    async fn add_certificate(&self, listener: &str, arn: &str) -> Result<()> {
         let action = "AddListenerCertificates";
-        self.write(action, Kind::Mutation, listener.to_owned(), |cloud, _| {
+        self.write(action, Kind::Mutation, format!("{listener} {arn}"), |cloud, _| {
             let tls = tls_of(cloud, action, listener)?;
-            for certificate in certificates {
-                check_certificate(action, certificate)?;
+            check_certificate(action, arn)?;
+            tls.others.insert(arn.to_owned());
+            if tls.others.len() > 25 {
+                return Err(CallError::made_up(action, "TooManyCertificates", "25 certificates"));
             }
-            tls.others.extend(certificates.iter().cloned());
             Ok(())
         })
         .await
     }
 
-    async fn remove_certificates(&self, listener: &str, certificates: &BTreeSet<String>) -> Result<()> {
+    async fn remove_certificate(&self, listener: &str, arn: &str) -> Result<()> {
         let action = "RemoveListenerCertificates";
-        self.write(action, Kind::Mutation, listener.to_owned(), |cloud, _| {
-            tls_of(cloud, action, listener)?.others.retain(|other| !certificates.contains(other));
+        self.write(action, Kind::Mutation, format!("{listener} {arn}"), |cloud, _| {
+            let tls = tls_of(cloud, action, listener)?;
+            if tls.certificate == arn {
+                let message = "Default certificate cannot be removed";
+                return Err(CallError::made_up(action, "OperationNotPermitted", message));
+            }
+            tls.others.remove(arn);
             Ok(())
         })
         .await

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use steerage_model::Affinity;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Owner};
 
 use super::driver::{apply, delete, provider, standin, wanted};
 use crate::annotations::{
-    ACCESS_LOG_BUCKET, ATTRIBUTES, CROSS_ZONE, GROUP_ATTRIBUTES, PRIVATE_ADDRESSES, SSL_CERT, SSL_POLICY,
-    SUBNETS, TAGS,
+    ACCESS_LOG_BUCKET, ATTRIBUTES, BACKEND_PROTOCOL, CROSS_ZONE, GROUP_ATTRIBUTES, PRIVATE_ADDRESSES,
+    PROXY_PROTOCOL, SSL_CERT, SSL_POLICY, SUBNETS, TAGS,
 };
 use crate::placement::Address;
 use crate::standin::cloud::{Group, NetworkLb};
@@ -128,15 +129,54 @@ async fn restarted(cloud: &Arc<StandIn>, lb: &LoadBalancer) -> Vec<&'static str>
     cloud.take_calls().iter().map(|call| call.name).collect()
 }
 
+/// Lists show tags, but no values of attributes.
 #[tokio::test(start_paused = true)]
-async fn restart_with_attributes_and_tags_reads_only_the_lists_first() {
-    let (cloud, named) = (standin(1), with(&[(CROSS_ZONE, "true"), (TAGS, "team=shop")]));
-    apply(&provider(&cloud), &named, Compare::Remembered).await.unwrap();
-    let calls = restarted(&cloud, &named).await;
-    assert_eq!(
-        calls,
-        ["DescribeLoadBalancers", "DescribeTargetGroups", "DescribeTags", "DescribeTargetHealth"]
-    );
+async fn restart_with_tags_reads_only_the_lists_first() {
+    for (annotations, rest) in [
+        (&[(TAGS, "team=shop")][..], &[][..]),
+        (
+            &[(CROSS_ZONE, "true"), (TAGS, "team=shop")],
+            &[
+                "DescribeListeners",
+                "DescribeTags",
+                "DescribeLoadBalancerAttributes",
+                "DescribeTargetGroupAttributes",
+            ],
+        ),
+    ] {
+        let (cloud, named) = (standin(1), with(annotations));
+        apply(&provider(&cloud), &named, Compare::Remembered).await.unwrap();
+        let calls = restarted(&cloud, &named).await;
+        let lists = ["DescribeLoadBalancers", "DescribeTargetGroups", "DescribeTags"];
+        assert_eq!(calls, [&lists[..], rest, &["DescribeTargetHealth"]].concat());
+    }
+}
+
+/// The annotations changed while no process ran: what they name is in place as soon as the next one says so.
+#[tokio::test(start_paused = true)]
+async fn changed_values_are_in_place_after_the_first_comparison() {
+    let (cert, other) = ((SSL_CERT, "arn:aws:acm:::a"), (SSL_CERT, "arn:aws:acm:::b"));
+    let delay = |seconds: &str| format!("deregistration_delay.timeout_seconds={seconds}");
+    let (short, long) = (delay("5"), delay("600"));
+    for (from, to, expected) in [
+        (&[cert][..], &[other][..], "ModifyListener"),
+        (&[cert], &[cert, (SSL_POLICY, "ELBSecurityPolicy-TLS13-1-2-2021-06")], "ModifyListener"),
+        (
+            &[(GROUP_ATTRIBUTES, short.as_str())],
+            &[(GROUP_ATTRIBUTES, long.as_str())],
+            "ModifyTargetGroupAttributes",
+        ),
+        (&[(CROSS_ZONE, "true")], &[(CROSS_ZONE, "false")], "ModifyLoadBalancerAttributes"),
+    ] {
+        for compare in [Compare::InPlace, Compare::Remembered] {
+            let cloud = standin(1);
+            apply(&provider(&cloud), &with(from), Compare::Remembered).await.unwrap();
+            pause().await;
+            changes(&cloud);
+            let outcome = apply(&provider(&cloud), &with(to), compare).await.unwrap();
+            assert_eq!((changes(&cloud), outcome.retry_refused), (vec![expected], None), "{to:?}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -260,10 +300,10 @@ async fn tls_changes_in_place_and_drift_is_repaired() {
         (
             format!("{b},{a},{c}"),
             "",
-            &["ModifyListener", "AddListenerCertificates", "RemoveListenerCertificates"],
+            &["AddListenerCertificates", "AddListenerCertificates", "ModifyListener"],
         ),
         (format!("{b},{a},{c}"), "ELBSecurityPolicy-TLS13-1-2-2021-06", &["ModifyListener"]),
-        (a.to_owned(), "", &["ModifyListener", "RemoveListenerCertificates"]),
+        (a.to_owned(), "", &["ModifyListener", "RemoveListenerCertificates", "RemoveListenerCertificates"]),
     ] {
         pause().await;
         changes(&cloud);
@@ -276,12 +316,12 @@ async fn tls_changes_in_place_and_drift_is_repaired() {
         let (same, found) = listener();
         assert_eq!((same, found.protocol.as_str()), (arn.clone(), "TLS"));
         let all: Vec<&str> = certificates.split(',').collect();
-        let tls = found.tls.unwrap();
+        let tls = found.tls.unwrap().without_default();
         assert_eq!((tls.certificate.as_str(), tls.others), (all[0], others(&all[1..])));
     }
     let named = with(&[(SSL_CERT, &format!("{a},{b}"))]);
     apply(&aws, &named, Compare::InPlace).await.unwrap();
-    let whole = listener().1.tls;
+    let whole = listener().1.tls.map(Tls::without_default);
     for change in [
         |tls: &mut Tls| tls.policy.push('x'),
         |tls: &mut Tls| tls.others.clear(),
@@ -290,7 +330,7 @@ async fn tls_changes_in_place_and_drift_is_repaired() {
         cloud.change(|cloud| change(cloud.listeners.values_mut().next().unwrap().tls.as_mut().unwrap()));
         pause().await;
         apply(&aws, &named, Compare::InPlace).await.unwrap();
-        assert_eq!(listener().1.tls, whole);
+        assert_eq!(listener().1.tls.map(Tls::without_default), whole);
     }
     pause().await;
     apply(&aws, &with(&[]), Compare::InPlace).await.unwrap();
@@ -299,6 +339,28 @@ async fn tls_changes_in_place_and_drift_is_repaired() {
     let error = apply(&aws, &missing, Compare::Remembered).await.unwrap_err();
     assert_eq!(error.reason(), "RejectedByProvider");
     assert_eq!(listener().1.protocol, "TCP", "the listener stays as it was");
+}
+
+/// A call for a certificate fails: those before it count, and the next try makes the rest.
+#[tokio::test(start_paused = true)]
+async fn certificates_are_changed_one_by_one() {
+    let (cloud, arn) = (standin(1), |name: &str| format!("arn:aws:acm:::{name}"));
+    let of = |names: &[&str]| {
+        let all: Vec<String> = names.iter().map(|name| arn(name)).collect();
+        with(&[(SSL_CERT, &all.join(","))])
+    };
+    let aws = provider(&cloud);
+    apply(&aws, &of(&["a"]), Compare::Remembered).await.unwrap();
+    changes(&cloud);
+    let error = apply(&aws, &of(&["a", "b", "c", "missing"]), Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), "RejectedByProvider");
+    assert_eq!(changes(&cloud), ["AddListenerCertificates"; 3]);
+    apply(&aws, &of(&["a", "b", "c", "d"]), Compare::Remembered).await.unwrap();
+    assert_eq!(changes(&cloud), ["AddListenerCertificates"], "the others are known to be there");
+    apply(&aws, &of(&["d", "e"]), Compare::Remembered).await.unwrap();
+    let expected = ["AddListenerCertificates", "ModifyListener"].into_iter();
+    let expected: Vec<_> = expected.chain(["RemoveListenerCertificates"; 2]).collect();
+    assert_eq!(changes(&cloud), expected);
 }
 
 /// The further tags of all resources, without Steerage's own.
@@ -315,6 +377,52 @@ fn tags(cloud: &StandIn) -> Vec<BTreeMap<String, String>> {
         others.map(|(key, value)| (key.clone(), value.clone())).collect()
     };
     all.map(others).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_further_tags_are_replaced_within_the_limits_of_aws() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    for range in [0..36, 36..72, 0..36] {
+        let pairs: Vec<_> = range.map(|index| (format!("key-{index}"), "x".to_owned())).collect();
+        let text: Vec<_> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        apply(&aws, &with(&[(TAGS, &text.join(","))]), Compare::Remembered).await.unwrap();
+        assert_eq!(tags(&cloud), vec![pairs.into_iter().collect::<BTreeMap<_, _>>(); 3]);
+        pause().await;
+    }
+}
+
+/// AWS sends the header to the health check too, and an HTTP check would find every target unhealthy.
+#[tokio::test(start_paused = true)]
+async fn proxy_protocol_never_meets_an_http_check() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    cloud.set_invariant(Box::new(|_, cloud| {
+        let sends = |group: &Group| group.attributes["proxy_protocol_v2.enabled"] == "true";
+        let wrong = cloud.groups.values().find(|group| sends(group) && group.health.path.is_some());
+        wrong.map(|group| format!("{} sends the header to its HTTP check", group.name))
+    }));
+    for lb in [with(&[]), with(&[(PROXY_PROTOCOL, "*")]), with(&[])] {
+        apply(&aws, &lb, Compare::InPlace).await.unwrap();
+        pause().await;
+    }
+    assert_eq!(cloud.violations(), [""; 0]);
+    assert!(group(&cloud).health.path.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn targets_with_tls_have_no_stickiness() {
+    let (cloud, cert) = (standin(1), (SSL_CERT, "arn:aws:acm:::a"));
+    let aws = provider(&cloud);
+    apply(&aws, &with(&[cert, (BACKEND_PROTOCOL, "ssl")]), Compare::Remembered).await.unwrap();
+    assert_eq!(group(&cloud).protocol, "TLS");
+    let sticky = LoadBalancer {
+        affinity: Some(Affinity { timeout: Duration::from_mins(1) }),
+        ..with(&[cert, (BACKEND_PROTOCOL, "ssl")])
+    };
+    cloud.take_calls();
+    let error = apply(&aws, &sticky, Compare::Remembered).await.unwrap_err();
+    assert_eq!((error.reason(), cloud.take_calls().len()), ("ConflictingAnnotations", 0));
 }
 
 #[tokio::test(start_paused = true)]
