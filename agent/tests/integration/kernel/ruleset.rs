@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -18,7 +19,23 @@ pub(crate) fn nft(arguments: &[&str]) -> String {
 
 /// The whole ruleset as JSON, one line an object, with nothing in it that depends on how it came about: no handles, and
 /// sets and elements in order.
+///
+/// A list has several messages. If the kernel enlarges a hash table between them, its elements change places, and the list lacks some.
+/// So it is read until two lists in a row are equal.
 pub(crate) fn ruleset() -> Vec<String> {
+    let mut last = listed();
+    for _ in 0..20 {
+        let next = listed();
+        if next == last {
+            break;
+        }
+        last = next;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    last
+}
+
+fn listed() -> Vec<String> {
     let mut lines: Vec<_> = objects()
         .into_iter()
         .map(|mut object| {
