@@ -11,7 +11,6 @@ use crate::annotations::{
     PROXY_PROTOCOL,
 };
 use crate::list::{self, Pair};
-use crate::reasons;
 
 /// The Service's annotations.
 type Annotations = BTreeMap<String, String>;
@@ -167,11 +166,6 @@ pub(crate) fn returned(
     left.filter_map(|a| Some((a.key, a.default_of(protocol)?.to_owned()))).collect()
 }
 
-fn conflict(what: &str, advice: &str) -> Error {
-    let message = format!("{what} No load balancer is created or changed. {advice}");
-    Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message)
-}
-
 /// Reads the values from an annotation of pairs.
 fn read(annotations: &Annotations, name: &str, table: &'static [Attribute]) -> Result<Values, Error> {
     let mut values = Values::new();
@@ -208,7 +202,7 @@ fn add_alias(
         list::invalid(alias, &format!("has the wrong value `{value}`"), &format!("Use {right}."))
     })?;
     match values.insert(known.key, value.to_owned()) {
-        Some(other) if other != value => Err(conflict(
+        Some(other) if other != value => Err(list::conflict(
             &format!(
                 "Annotation {alias} sets the attribute {} to `{value}`, and {list} to `{other}`.",
                 known.key
@@ -235,7 +229,7 @@ pub(crate) fn of_balancer(annotations: &Annotations) -> Result<Values, Error> {
     }
     let is_logging = values.get(LOG_ENABLED).is_some_and(|value| value == "true");
     if is_logging && !values.contains_key(LOG_BUCKET) {
-        return Err(conflict(
+        return Err(list::conflict(
             &format!("The annotations enable access logs ({LOG_ENABLED}), but name no bucket."),
             &format!("Name one with {LOG_BUCKET} in {ATTRIBUTES}."),
         ));
@@ -261,7 +255,7 @@ impl GroupWishes {
                 ));
             }
             if values.insert(PROXY, "true".to_owned()).is_some_and(|other| other != "true") {
-                return Err(conflict(
+                return Err(list::conflict(
                     &format!(
                         "Annotation {PROXY_PROTOCOL} enables {PROXY}, and {GROUP_ATTRIBUTES} disables it."
                     ),
@@ -271,7 +265,7 @@ impl GroupWishes {
         }
         let is = |key: &str, value: &str| values.get(key).is_some_and(|is| is == value);
         if is(PRESERVE, "false") && protocols.iter().any(|protocol| protocol.ends_with("UDP")) {
-            return Err(conflict(
+            return Err(list::conflict(
                 &format!(
                     "Annotation {GROUP_ATTRIBUTES} disables {PRESERVE}, but AWS always preserves the client's address on \
                      ports with UDP."
@@ -283,7 +277,7 @@ impl GroupWishes {
         if let Some(key) = of_unhealthy
             && protocols.iter().all(|protocol| protocol.ends_with("UDP"))
         {
-            return Err(conflict(
+            return Err(list::conflict(
                 &format!(
                     "Annotation {GROUP_ATTRIBUTES} sets {key}, which no port of the Service has: only those with TCP alone."
                 ),
@@ -291,7 +285,7 @@ impl GroupWishes {
             ));
         }
         if is(RESET, "true") && values.get(INTERVAL).is_some_and(|seconds| seconds != "0") {
-            return Err(conflict(
+            return Err(list::conflict(
                 &format!(
                     "Annotation {GROUP_ATTRIBUTES} enables {RESET}, which leaves no time for {INTERVAL}."
                 ),

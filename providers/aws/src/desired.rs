@@ -12,7 +12,7 @@ use crate::health_check::HealthCheckSettings;
 use crate::labels::Labels;
 use crate::placement::{self, Placement};
 use crate::tls::{Tls, TlsWishes};
-use crate::{annotations, attributes, health_check, labels, names, peers, reasons};
+use crate::{annotations, attributes, health_check, labels, list, names, peers, reasons};
 
 /// AWS's limit for one network load balancer.
 pub(crate) const MAX_LISTENERS: usize = 50;
@@ -78,12 +78,15 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     for (port, (protocol, node_port)) in ports {
         let (tls, of_listener, protocol) = tls_wishes.of(port, protocol)?;
         if protocol == "TLS" && lb.affinity.is_some() {
-            let message = format!(
+            let problem = format!(
                 "The Service has spec.sessionAffinity ClientIP, and annotation {} is ssl, but AWS keeps no client on a target that it \
-                 reaches by TLS. No load balancer is created or changed. Set spec.sessionAffinity to None, or remove the annotation.",
+                 reaches by TLS.",
                 annotations::BACKEND_PROTOCOL
             );
-            return Err(Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message));
+            return Err(list::conflict(
+                &problem,
+                "Set spec.sessionAffinity to None, or remove the annotation.",
+            ));
         }
         let name = names::target_group(&config.cluster, &lb.owner.service, protocol, node_port, &config.vpc);
         listeners.push(DesiredListener { port, protocol: of_listener, group: name.clone(), tls });
@@ -157,16 +160,15 @@ fn scheme(config: &Config, lb: &LoadBalancer) -> Result<Scheme, Error> {
     if let (Some(named), Some(internal)) = (named, internal)
         && named != internal
     {
-        let message = format!(
-            "Annotation {} requests an {} load balancer, and {} an {} one. No load balancer is created or changed. Decide which \
-             is right, and keep only {} with that value.",
+        let problem = format!(
+            "Annotation {} requests an {} load balancer, and {} an {} one.",
             annotations::SCHEME,
             named.as_str(),
             annotations::INTERNAL,
-            internal.as_str(),
-            annotations::SCHEME
+            internal.as_str()
         );
-        return Err(Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message));
+        let advice = format!("Decide which is right, and keep only {} with that value.", annotations::SCHEME);
+        return Err(list::conflict(&problem, &advice));
     }
     Ok(named.or(internal).unwrap_or(config.scheme))
 }

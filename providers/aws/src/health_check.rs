@@ -9,7 +9,7 @@ use steerage_model::annotations as common;
 use steerage_provider_api::{Error, HealthCheck, HealthProtocol, LoadBalancer};
 
 use crate::annotations::{CHECK_HEALTHY, CHECK_INTERVAL, CHECK_TIMEOUT, CHECK_UNHEALTHY};
-use crate::{list, reasons};
+use crate::list;
 
 const INTERVALS: RangeInclusive<i32> = 5..=300;
 const TIMEOUTS: RangeInclusive<i32> = 2..=120;
@@ -48,11 +48,6 @@ fn clamped(check: &HealthCheck) -> HealthCheckSettings {
     }
 }
 
-fn conflict(message: &str, advice: &str) -> Error {
-    let message = format!("{message} No load balancer is created or changed. {advice}");
-    Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message)
-}
-
 /// The value of an annotation; `None` without it. It must agree with Steerage's own annotation, whose value the plan has.
 fn read(
     lb: &LoadBalancer,
@@ -66,7 +61,7 @@ fn read(
         list::invalid(name, &format!("has the wrong value `{text}`"), &advice)
     })?;
     if lb.annotations.contains_key(own) && value != planned {
-        return Err(conflict(
+        return Err(list::conflict(
             &format!("Annotations {name} and {own} contradict each other."),
             "Keep only one of them.",
         ));
@@ -107,11 +102,11 @@ pub(crate) fn health_check(
             "Annotation {CHECK_TIMEOUT} is {}s, longer than the interval of the health check, {}s.",
             check.timeout, check.interval
         );
-        return Err(conflict(&message, &format!("Lower it, or raise {CHECK_INTERVAL}.")));
+        return Err(list::conflict(&message, &format!("Lower it, or raise {CHECK_INTERVAL}.")));
     }
     if has_proxy_protocol {
         if plan.is_of_service {
-            return Err(conflict(
+            return Err(list::conflict(
                 "PROXY protocol is enabled, but AWS sends its header to the health-check node port too, which does not \
                  understand it: no node would be healthy.",
                 "Set the annotation steerage.dev/steering to api or spec.externalTrafficPolicy to Cluster, or disable PROXY \

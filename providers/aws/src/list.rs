@@ -20,6 +20,12 @@ pub(crate) fn invalid(name: &str, problem: &str, advice: &str) -> Error {
     Error::invalid(reasons::INVALID_ANNOTATION, message)
 }
 
+/// Annotations that contradict each other, or the Service. `problem` is a sentence.
+pub(crate) fn conflict(problem: &str, advice: &str) -> Error {
+    let message = format!("{problem} No load balancer is created or changed. {advice}");
+    Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message)
+}
+
 /// An unknown key, with the nearest of those that are known.
 pub(crate) fn unknown_key<'a>(name: &str, key: &str, known: impl Iterator<Item = &'a str>) -> Error {
     let nearest = known.min_by_key(|known| strsim::levenshtein(key, known)).unwrap_or_default();

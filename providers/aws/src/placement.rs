@@ -35,11 +35,6 @@ pub(crate) struct Placement {
 /// The subnets that a load balancer has, with the addresses that were requested.
 pub(crate) type Placed = BTreeMap<String, Option<Address>>;
 
-fn conflict(message: &str, advice: &str) -> Error {
-    let message = format!("{message} No load balancer is created or changed. {advice}");
-    Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message)
-}
-
 /// The items of a list; `None` without the annotation. Each must be there once.
 fn read(annotations: &BTreeMap<String, String>, name: &str) -> Result<Option<Vec<String>>, Error> {
     let Some(text) = annotations.get(name) else { return Ok(None) };
@@ -61,7 +56,7 @@ fn addresses(
     form: &str,
 ) -> Result<Vec<Address>, Error> {
     if scheme != needed {
-        return Err(conflict(
+        return Err(list::conflict(
             &format!(
                 "Annotation {name} is for the scheme {}, but the scheme is {}.",
                 needed.as_str(),
@@ -121,7 +116,7 @@ impl Placement {
                 addresses.len(),
                 subnets.len()
             );
-            return Err(conflict(&message, "Write one for each subnet, in the same order."));
+            return Err(list::conflict(&message, "Write one for each subnet, in the same order."));
         }
         let addresses = addresses.iter().cloned().map(Some).chain(std::iter::repeat(None));
         Ok(subnets.iter().cloned().zip(addresses).collect())

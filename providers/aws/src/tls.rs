@@ -7,7 +7,7 @@ use steerage_model::Protocol;
 use steerage_provider_api::{Error, Listener};
 
 use crate::annotations::{ALPN_POLICY, BACKEND_PROTOCOL, SSL_CERT, SSL_POLICY, SSL_PORTS};
-use crate::{list, reasons};
+use crate::list;
 
 /// AWS's limit for one load balancer, without the default ones.
 const MAX_CERTIFICATES: usize = 25;
@@ -85,11 +85,6 @@ pub(crate) struct TlsWishes {
     to_targets: bool,
 }
 
-fn conflict(message: &str, advice: &str) -> Error {
-    let message = format!("{message} No load balancer is created or changed. {advice}");
-    Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message)
-}
-
 /// The certificates, the default one first.
 fn certificates(annotations: &BTreeMap<String, String>) -> Result<Vec<String>, Error> {
     let Some(text) = annotations.get(SSL_CERT) else { return Ok(Vec::new()) };
@@ -128,7 +123,7 @@ fn ports(text: &str, listeners: &[Listener]) -> Result<Option<BTreeSet<u16>>, Er
             return Err(list::invalid(SSL_PORTS, &problem, "Use names or numbers of the Service's ports."));
         }
         if let Some(udp) = found.iter().find(|port| port.protocol != Protocol::Tcp) {
-            return Err(conflict(
+            return Err(list::conflict(
                 &format!("Annotation {SSL_PORTS} names the port {}, but UDP cannot have TLS.", udp.port),
                 "Remove the port from the annotation.",
             ));
@@ -178,7 +173,7 @@ impl TlsWishes {
             let alone = of_tls.iter().find(|(name, matters)| *matters && annotations.contains_key(*name));
             return match alone {
                 None => Ok(Self::default()),
-                Some((name, _)) => Err(conflict(
+                Some((name, _)) => Err(list::conflict(
                     &format!("Annotation {name} is for TLS listeners, but the Service names no certificate."),
                     &format!("Name one with {SSL_CERT}, or remove the annotation."),
                 )),
@@ -197,7 +192,7 @@ impl TlsWishes {
     ) -> Result<(Option<Tls>, &'static str, &'static str), Error> {
         let is_named = self.ports.as_ref().is_none_or(|ports| ports.contains(&port));
         match &self.tls {
-            Some(_) if is_named && protocol == "TCP_UDP" => Err(conflict(
+            Some(_) if is_named && protocol == "TCP_UDP" => Err(list::conflict(
                 &format!("Port {port} has TCP and UDP, which share a listener, but UDP cannot have TLS."),
                 &format!("Name the ports with TLS in {SSL_PORTS}, or put the UDP port into another Service."),
             )),

@@ -16,7 +16,7 @@ use crate::index::Index;
 use crate::{Pool, Request, allocate, spec};
 
 /// A creation has its effect within this time, or never: the deadline of the call, and as long again.
-pub(crate) const LATEST_EFFECT: Duration = Duration::from_secs(10);
+const LATEST_EFFECT: Duration = Duration::from_secs(10);
 
 /// A released address is not given to another Service for this time, if another is free: until all nodes have removed the rules of the
 /// Service that had it. kube-proxy may need some tens of seconds (`minSyncPeriod`, and the time of a sync).
@@ -53,29 +53,25 @@ impl Allocation {
             resting: &resting,
         };
         let taken = self.taken(index, &name);
-        let allocated =
-            if is_unchanged(pools, &taken, request) { None } else { Some(allocate(pools, &taken, request)) };
-        match allocated {
-            None => {
-                self.waiting.remove(&lb.owner);
-                Ok(current)
-            }
-            Some(Ok(addresses)) => {
+        if is_unchanged(pools, &taken, request) {
+            self.waiting.remove(&lb.owner);
+            return Ok(current);
+        }
+        match allocate(pools, &taken, request) {
+            Ok(addresses) => {
                 self.waiting.remove(&lb.owner);
                 // Those of an earlier try stay: it may have succeeded.
                 let (reserved, since) =
                     self.reserved.entry(name).or_insert_with(|| (Vec::new(), Instant::now()));
                 *since = Instant::now();
-                reserved.extend(
-                    addresses
-                        .iter()
-                        .filter(|address| !reserved.contains(address))
-                        .copied()
-                        .collect::<Vec<_>>(),
-                );
+                for address in &addresses {
+                    if !reserved.contains(address) {
+                        reserved.push(*address);
+                    }
+                }
                 Ok(addresses)
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 let request = WaitingRequest {
                     families: lb.families.clone(),
                     addresses: lb.requested_addresses.clone(),
@@ -99,8 +95,8 @@ impl Allocation {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Lets the addresses rest that `service` had, and returns the owners that may use one; they no longer wait. The others would only be refused
-    /// again.
+    /// Lets the addresses rest that `service` had, and returns the owners that may use one; they no longer wait. The others would only
+    /// be refused again.
     pub(crate) fn release(
         &mut self,
         service: Option<&Key>,
