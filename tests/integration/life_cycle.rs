@@ -125,9 +125,8 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_write_under_hea
         cluster.condition(service, "Programmed", "True", "Programmed").await;
     }
     cluster.condition("checked", "Serving", "Unknown", "HealthUnknown").await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
     let kinds = ["edgeloadbalancers", "edgenodesets", "addresspools", "services"];
-    let before = cluster.writes(&kinds).await;
+    let before = cluster.settled_writes(&kinds).await;
     for nodes in [&["node-b"][..], &["node-a", "node-b"], &["node-a"]] {
         cluster.endpoints("checked", nodes).await;
         tokio::time::sleep(Duration::from_millis(700)).await;

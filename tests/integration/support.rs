@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
@@ -244,6 +245,22 @@ impl Cluster {
         };
         let value = |line: &str| line.rsplit(' ').next().and_then(|number| number.parse::<u64>().ok());
         text.lines().filter(counts).filter_map(value).sum()
+    }
+
+    /// The same number, once no write has come for longer than a controller waits with one (a pool's status: 1 s).
+    pub(crate) async fn settled_writes(&self, resources: &[&str]) -> u64 {
+        eventually("an end of the writes", async || {
+            let before = self.writes(resources).await;
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            (self.writes(resources).await == before).then_some(before)
+        })
+        .await
+    }
+
+    /// The Leases of the namespace. Their writes cannot be counted: an API server renews one for itself.
+    pub(crate) async fn leases(&self) -> Vec<Lease> {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        api.list(&ListParams::default()).await.expect("leases").items
     }
 
     /// Starts a controller with the edge's provider.

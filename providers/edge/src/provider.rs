@@ -362,7 +362,7 @@ impl Provider for EdgeProvider {
     }
 
     async fn preview(&self, lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
-        self.shared.activate().await?;
+        self.shared.wait_for_lists().await?;
         let entry = self.owned_entry(&lb.owner).await?;
         let Some(Ok(content)) = entry.map(|entry| entry.content) else { return Ok(None) };
         let structure = spec::structure(lb, content.spec.addresses.clone())?;
@@ -389,7 +389,7 @@ impl Provider for EdgeProvider {
     }
 
     async fn preview_owned(&self) -> Result<Vec<Owner>, Error> {
-        self.shared.activate().await?;
+        self.shared.wait_for_lists().await?;
         Ok(self.shared.balancers.cache.read(|rows| rows.filter_map(|entry| entry.owner.clone()).collect()))
     }
 

@@ -92,17 +92,22 @@ impl Shared {
     /// Makes sure that the caches are fit to act on. The first time it reads the load balancers from the API server itself: the watch
     /// may lag behind the last writes of another controller that held the Lease until now.
     pub(crate) async fn activate(&self) -> Result<(), Error> {
-        if tokio::time::timeout(LISTED_WITHIN, self.listed()).await.is_err() {
-            let message =
-                "The edge's objects are not listed yet. Steerage retries. Check that the CRDs are installed.";
-            return Err(Error::Unavailable(message.to_owned()));
-        }
+        self.wait_for_lists().await?;
         let first = async || {
             self.balancers.refresh().await?;
             self.pools_are_stale();
             Ok(())
         };
         self.activated.get_or_try_init(first).await.copied()
+    }
+
+    /// Waits until all kinds have been listed. Unlike [`Shared::activate`], it lets nothing be written.
+    pub(crate) async fn wait_for_lists(&self) -> Result<(), Error> {
+        tokio::time::timeout(LISTED_WITHIN, self.listed()).await.map_err(|_elapsed| {
+            let message =
+                "The edge's objects are not listed yet. Steerage retries. Check that the CRDs are installed.";
+            Error::Unavailable(message.to_owned())
+        })
     }
 
     fn known_pools(&self) -> Vec<Pool> {
