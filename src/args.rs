@@ -11,7 +11,7 @@ use clap::{Parser, ValueEnum};
 use kube::Client;
 use steerage_process::{Component, Process, ProcessArgs, duration};
 use steerage_provider_api::{Provider, Steering};
-use steerage_provider_aws::{Aws, AwsArgs};
+use steerage_provider_aws::{ApiMetrics, Aws, AwsArgs};
 use steerage_provider_edge::EdgeProvider;
 use steerage_watch::{Backoff, ClientArgs, Watches};
 
@@ -347,7 +347,8 @@ async fn new_provider(
             else {
                 return Ok(None);
             };
-            Arc::new(Aws::connect(steerage_provider_aws::Config::new(aws, uid)?).await)
+            let metrics = process.metrics().register("controller", ApiMetrics::new);
+            Arc::new(Aws::connect(steerage_provider_aws::Config::new(aws, uid)?, metrics).await)
         }
     }))
 }

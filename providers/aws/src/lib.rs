@@ -2,10 +2,11 @@
 //! The AWS provider: `ELBv2` network load balancers with instance targets.
 //!
 //! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. `names`, `desired`, `attributes`,
-//! `labels`, `diff`, `registered` and `state` decide and do no I/O. `client` makes the calls. `provider` combines them: `first_look` and `restructure`
+//! `labels`, `diff`, `registered` and `state` decide and do no I/O. `client` makes the calls, `api_metrics` counts them. `provider` combines them: `first_look` and `restructure`
 //! bring the structure in place, `finish` what follows. No other crate sees an AWS type, and this crate uses nothing of Kubernetes.
 
 pub mod annotations;
+mod api_metrics;
 mod apply;
 mod attributes;
 mod client;
@@ -36,6 +37,7 @@ mod state;
 mod targets;
 mod tls;
 
+pub use api_metrics::ApiMetrics;
 pub use config::{AwsArgs, ClusterId, Config, ConfigError, Scheme};
 pub use provider::Aws;
 pub use reasons::REASONS;

@@ -19,6 +19,7 @@ use steerage_provider_api::{
 };
 use tokio::time::Instant;
 
+use crate::api_metrics::ApiMetrics;
 use crate::client::{Client, Elbv2};
 use crate::config::Config;
 use crate::desired::desired;
@@ -55,7 +56,7 @@ pub struct Aws {
 
 impl Aws {
     /// A provider with the credentials of the environment, the profile or the instance.
-    pub async fn connect(config: Config) -> Self {
+    pub async fn connect(config: Config, metrics: ApiMetrics) -> Self {
         let timeouts = TimeoutConfig::builder()
             .connect_timeout(Duration::from_secs(5))
             .operation_timeout(Duration::from_secs(30))
@@ -65,12 +66,12 @@ impl Aws {
             loader = loader.region(Region::new(region.clone()));
         }
         let sdk = loader.load().await;
-        Self::new(config, &sdk)
+        Self::new(config, &sdk, metrics)
     }
 
     /// A provider with the credentials, region and HTTP client of `sdk`.
-    pub fn new(config: Config, sdk: &SdkConfig) -> Self {
-        let client = Client::new(sdk, config.endpoint.as_deref());
+    pub fn new(config: Config, sdk: &SdkConfig, metrics: ApiMetrics) -> Self {
+        let client = Client::new(sdk, config.endpoint.as_deref(), metrics);
         Self::over(config, Arc::new(client))
     }
 

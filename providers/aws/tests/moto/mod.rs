@@ -12,7 +12,7 @@ use aws_sdk_elasticloadbalancingv2 as elb;
 use bytes::Bytes;
 use elb::types::{LoadBalancerAttribute, LoadBalancerTypeEnum, ProtocolEnum, Tag, TargetTypeEnum};
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _, Target};
-use steerage_provider_aws::{Aws, ClusterId, Config, Scheme};
+use steerage_provider_aws::{ApiMetrics, Aws, ClusterId, Config, Scheme};
 use steerage_provider_conformance::{Call, CannedResponse, Harness, Proxy, Snapshot, Upstream};
 use steerage_testmoto::{Server, classify, parameters};
 
@@ -58,7 +58,7 @@ impl Moto {
 
     /// A provider with another configuration.
     pub(crate) fn provider(&self, config: Config) -> Aws {
-        Aws::new(config, &self.sdk)
+        Aws::new(config, &self.sdk, ApiMetrics::default())
     }
 
     /// Requests a certificate for this domain and returns its ARN.

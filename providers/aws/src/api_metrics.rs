@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Counts and durations of the requests to AWS, by action. Pure, apart from the counters; `client` reports each request.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use crate::client::{ACTIONS, ELBV2};
+
+/// The code of a request that AWS carries out.
+const OK: &str = "200";
+
+/// Longest code that becomes a label. Those of `ELBv2` have up to 40 characters.
+const LONGEST_CODE: usize = 64;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByAction {
+    api: &'static str,
+    action: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByCode {
+    api: &'static str,
+    action: String,
+    code: Cow<'static, str>,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RequestResult<'a> {
+    /// AWS carried it out.
+    Done,
+    /// AWS, or something in between, answered with an error: its code, if it has one, and the HTTP status.
+    Refused(Option<&'a str>, u16),
+    /// No answer came in time.
+    Timeout,
+    /// No connection, or one that broke.
+    Connection,
+    /// Anything else, such as a request that was not sent because no credentials were found.
+    Other,
+}
+
+/// Metrics of the requests to AWS. Clones share them.
+#[derive(Clone, Debug)]
+pub struct ApiMetrics {
+    requests: Family<ByCode, Counter>,
+    durations: Family<ByAction, Histogram, fn() -> Histogram>,
+}
+
+impl Default for ApiMetrics {
+    /// Metrics that no registry has.
+    fn default() -> Self {
+        // Up to 20s: the SDK waits for 30s.
+        let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(0.01, 2.0, 12));
+        Self { requests: Family::default(), durations: Family::new_with_constructor(histogram) }
+    }
+}
+
+impl ApiMetrics {
+    /// Registers the metrics. They begin with zero for every action, so that an alert does not miss the first request of a process.
+    pub fn new(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        for action in ACTIONS {
+            let action = (*action).to_owned();
+            let done = ByCode { api: ELBV2, action: action.clone(), code: OK.into() };
+            metrics.requests.get_or_create(&done).inc_by(0);
+            drop(metrics.durations.get_or_create(&ByAction { api: ELBV2, action }));
+        }
+        registry.register(
+            "aws_api_requests",
+            "Requests to AWS, by API, action, and code: 200; the code of AWS's error, or else the HTTP status; timeout, connection (none, \
+             or it broke) or other (such as no credentials)",
+            metrics.requests.clone(),
+        );
+        registry.register(
+            "aws_api_request_duration_seconds",
+            "Duration of requests to AWS until the answer is read, by API and action",
+            metrics.durations.clone(),
+        );
+        metrics
+    }
+
+    /// Counts a request of this action.
+    pub(crate) fn requested(
+        &self,
+        api: &'static str,
+        action: &str,
+        result: RequestResult<'_>,
+        took: Duration,
+    ) {
+        let action = action.to_owned();
+        self.durations.get_or_create(&ByAction { api, action: action.clone() }).observe(took.as_secs_f64());
+        self.requests.get_or_create(&ByCode { api, action, code: code(result) }).inc();
+    }
+}
+
+/// The label's value. Bounded, whatever answers in AWS's place.
+fn code(result: RequestResult<'_>) -> Cow<'static, str> {
+    match result {
+        RequestResult::Done => OK.into(),
+        RequestResult::Refused(Some(code), _) if is_code(code) => code.to_owned().into(),
+        // An error that nobody can read does not count as a success.
+        RequestResult::Refused(_, status) if !(200..300).contains(&status) => status.to_string().into(),
+        RequestResult::Timeout => "timeout".into(),
+        RequestResult::Connection => "connection".into(),
+        RequestResult::Refused(..) | RequestResult::Other => "other".into(),
+    }
+}
+
+/// Whether `text` looks like the code of an error of AWS, such as `Throttling` or `InvalidGroup.NotFound`.
+fn is_code(text: &str) -> bool {
+    text.len() <= LONGEST_CODE
+        && text.starts_with(|first: char| first.is_ascii_uppercase())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '.')
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    #[test]
+    fn only_codes_of_aws_become_labels() {
+        let refused = |text, status| code(RequestResult::Refused(Some(text), status));
+        for known in ["Throttling", "AccessDenied", "TargetGroupNotFound", "InvalidGroup.NotFound"] {
+            assert_eq!(refused(known, 400), known);
+        }
+        let long = "A".repeat(LONGEST_CODE + 1);
+        for odd in ["", "throttling", "Not a code", "Über", "A\"} 1", long.as_str(), "403"] {
+            assert_eq!(refused(odd, 403), "403", "{odd}");
+        }
+        assert_eq!(code(RequestResult::Refused(None, 503)), "503");
+        assert_eq!(code(RequestResult::Refused(None, 200)), "other", "an error that cannot be read");
+        let others =
+            [RequestResult::Done, RequestResult::Timeout, RequestResult::Connection, RequestResult::Other];
+        assert_eq!(others.map(code), ["200", "timeout", "connection", "other"]);
+    }
+
+    #[test]
+    fn every_action_begins_with_zero() {
+        let (mut registry, mut text) = (Registry::default(), String::new());
+        let metrics = ApiMetrics::new(&mut registry);
+        let took = Duration::from_millis(30);
+        metrics.requested("ELBv2", "AddTags", RequestResult::Refused(Some("Throttling"), 400), took);
+        encode(&mut text, &registry).unwrap();
+        let has = |line: &str| assert!(text.contains(line), "{line}: {text}");
+        for action in ACTIONS {
+            has(&format!("aws_api_requests_total{{api=\"ELBv2\",action=\"{action}\",code=\"200\"}} 0\n"));
+            has(&format!("aws_api_request_duration_seconds_count{{api=\"ELBv2\",action=\"{action}\"}} "));
+        }
+        has("aws_api_requests_total{api=\"ELBv2\",action=\"AddTags\",code=\"Throttling\"} 1\n");
+        has("aws_api_request_duration_seconds_bucket{le=\"0.04\",api=\"ELBv2\",action=\"AddTags\"} 1\n");
+        has("aws_api_request_duration_seconds_bucket{le=\"0.02\",api=\"ELBv2\",action=\"AddTags\"} 0\n");
+    }
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reports each HTTP request of the SDK to the metrics: every page of a list, and every attempt of a call.
+
+use aws_smithy_runtime_api::client::interceptors::context::{Error, FinalizerInterceptorContextRef};
+use aws_smithy_runtime_api::client::orchestrator::{Metadata, OrchestratorError};
+use aws_smithy_types::config_bag::{Storable, StoreReplace};
+use elb::config::interceptors::BeforeTransmitInterceptorContextRef;
+use elb::config::{ConfigBag, Intercept, RuntimeComponents};
+use elb::error::{BoxError, ConnectorError, ProvideErrorMetadata as _};
+use tokio::time::Instant;
+
+use super::elb;
+use crate::api_metrics::{ApiMetrics, RequestResult};
+
+/// The name of the API in metrics and messages.
+pub(crate) const ELBV2: &str = "ELBv2";
+
+/// Names the actions with the types of their errors: the SDK hands an interceptor errors without their types.
+macro_rules! actions {
+    ($($action:ident: $module:ident::$error:ident,)*) => {
+        /// Every action that the client requests.
+        pub(crate) const ACTIONS: &[&str] = &[$(stringify!($action)),*];
+
+        /// AWS's code of an action's error.
+        fn error_code(error: &Error) -> Option<&str> {
+            $(
+                if let Some(error) = error.downcast_ref::<elb::operation::$module::$error>() {
+                    return error.code();
+                }
+            )*
+            None
+        }
+    };
+}
+
+actions! {
+    AddListenerCertificates: add_listener_certificates::AddListenerCertificatesError,
+    AddTags: add_tags::AddTagsError,
+    CreateListener: create_listener::CreateListenerError,
+    CreateLoadBalancer: create_load_balancer::CreateLoadBalancerError,
+    CreateTargetGroup: create_target_group::CreateTargetGroupError,
+    DeleteListener: delete_listener::DeleteListenerError,
+    DeleteLoadBalancer: delete_load_balancer::DeleteLoadBalancerError,
+    DeleteTargetGroup: delete_target_group::DeleteTargetGroupError,
+    DeregisterTargets: deregister_targets::DeregisterTargetsError,
+    DescribeListenerCertificates: describe_listener_certificates::DescribeListenerCertificatesError,
+    DescribeListeners: describe_listeners::DescribeListenersError,
+    DescribeLoadBalancerAttributes: describe_load_balancer_attributes::DescribeLoadBalancerAttributesError,
+    DescribeLoadBalancers: describe_load_balancers::DescribeLoadBalancersError,
+    DescribeTags: describe_tags::DescribeTagsError,
+    DescribeTargetGroupAttributes: describe_target_group_attributes::DescribeTargetGroupAttributesError,
+    DescribeTargetGroups: describe_target_groups::DescribeTargetGroupsError,
+    DescribeTargetHealth: describe_target_health::DescribeTargetHealthError,
+    ModifyListener: modify_listener::ModifyListenerError,
+    ModifyLoadBalancerAttributes: modify_load_balancer_attributes::ModifyLoadBalancerAttributesError,
+    ModifyTargetGroup: modify_target_group::ModifyTargetGroupError,
+    ModifyTargetGroupAttributes: modify_target_group_attributes::ModifyTargetGroupAttributesError,
+    RegisterTargets: register_targets::RegisterTargetsError,
+    RemoveListenerCertificates: remove_listener_certificates::RemoveListenerCertificatesError,
+    RemoveTags: remove_tags::RemoveTagsError,
+}
+
+/// Measures the requests of the client that it is given to.
+#[derive(Debug)]
+pub(super) struct RequestMeter {
+    metrics: ApiMetrics,
+}
+
+impl RequestMeter {
+    pub(super) fn new(metrics: ApiMetrics) -> Self {
+        Self { metrics }
+    }
+}
+
+/// When the present attempt began.
+#[derive(Debug)]
+struct Began(Instant);
+
+impl Storable for Began {
+    type Storer = StoreReplace<Self>;
+}
+
+impl Intercept for RequestMeter {
+    fn name(&self) -> &'static str {
+        "RequestMeter"
+    }
+
+    fn read_before_attempt(
+        &self,
+        _: &BeforeTransmitInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        cfg: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        cfg.interceptor_state().store_put(Began(Instant::now()));
+        Ok(())
+    }
+
+    /// The SDK calls it also when its timeout ends the attempt, but not when the call is given up.
+    fn read_after_attempt(
+        &self,
+        context: &FinalizerInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        cfg: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        if let (Some(Began(began)), Some(metadata)) = (cfg.load::<Began>(), cfg.load::<Metadata>()) {
+            let status = context.response().map(|response| response.status().as_u16());
+            let result = match context.output_or_error() {
+                Some(Ok(_)) => RequestResult::Done,
+                Some(Err(error)) => failure(error, status),
+                None => RequestResult::Other,
+            };
+            self.metrics.requested(ELBV2, metadata.name(), result, began.elapsed());
+        }
+        Ok(())
+    }
+}
+
+fn failure(error: &OrchestratorError<Error>, status: Option<u16>) -> RequestResult<'_> {
+    let is_timeout =
+        error.is_timeout_error() || error.as_connector_error().is_some_and(ConnectorError::is_timeout);
+    match (error.as_operation_error(), status) {
+        (Some(refusal), Some(status)) => RequestResult::Refused(error_code(refusal), status),
+        _ if is_timeout => RequestResult::Timeout,
+        // The second: the answer's head came, its body did not.
+        _ if error.is_connector_error() || error.is_response_error() => RequestResult::Connection,
+        _ => RequestResult::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests;

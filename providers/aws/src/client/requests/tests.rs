@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is counted for each answer of AWS, over the SDK with an HTTP client that gives made-up answers.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use aws_config::timeout::TimeoutConfig;
+use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_credential_types::Credentials;
+use aws_credential_types::provider::SharedCredentialsProvider;
+use aws_smithy_runtime_api::client::http::{
+    HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
+};
+use aws_smithy_types::body::SdkBody;
+use elb::config::http::{HttpRequest, HttpResponse};
+use elb::error::ConnectorError;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+
+use super::*;
+use crate::client::{BalancerCalls as _, Client, ListenerCalls as _, TargetCalls as _};
+
+enum Answer {
+    Http(u16, &'static str),
+    NoConnection,
+    Silence,
+}
+
+const THROTTLED: &str = "<ErrorResponse><Error><Type>Sender</Type><Code>Throttling</Code><Message>Rate exceeded</Message></Error></ErrorResponse>";
+const DENIED: &str = "<ErrorResponse><Error><Type>Sender</Type><Code>AccessDenied</Code><Message>no</Message></Error></ErrorResponse>";
+const GONE: &str = "<ErrorResponse><Error><Type>Sender</Type><Code>TargetGroupNotFound</Code><Message>gone</Message></Error></ErrorResponse>";
+const DELETED: &str = "<DeleteListenerResponse><DeleteListenerResult/></DeleteListenerResponse>";
+const PAGE: &str = "<DescribeLoadBalancersResponse><DescribeLoadBalancersResult><LoadBalancers/><NextMarker>2</NextMarker></DescribeLoadBalancersResult></DescribeLoadBalancersResponse>";
+const NEXT_PAGE: &str = "<DescribeLoadBalancersResponse><DescribeLoadBalancersResult><LoadBalancers/><NextMarker>3</NextMarker></DescribeLoadBalancersResult></DescribeLoadBalancersResponse>";
+const LAST_PAGE: &str = "<DescribeLoadBalancersResponse><DescribeLoadBalancersResult><LoadBalancers/></DescribeLoadBalancersResult></DescribeLoadBalancersResponse>";
+
+#[derive(Clone)]
+struct MadeUp(Arc<Mutex<VecDeque<Answer>>>);
+
+impl std::fmt::Debug for MadeUp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MadeUp")
+    }
+}
+
+impl HttpConnector for MadeUp {
+    fn call(&self, _: HttpRequest) -> HttpConnectorFuture {
+        match self.0.lock().unwrap().pop_front().expect("an answer for each request") {
+            Answer::Http(status, body) => {
+                let status = status.try_into().expect("a status");
+                HttpConnectorFuture::ready(Ok(HttpResponse::new(status, SdkBody::from(body))))
+            }
+            Answer::NoConnection => HttpConnectorFuture::ready(Err(ConnectorError::io("refused".into()))),
+            Answer::Silence => HttpConnectorFuture::new(std::future::pending()),
+        }
+    }
+}
+
+/// A client that gets these answers, in this order, and the registry of its metrics.
+fn client(answers: impl Into<VecDeque<Answer>>, credentials: Option<Credentials>) -> (Client, Registry) {
+    let answers = MadeUp(Arc::new(Mutex::new(answers.into())));
+    let mut sdk = SdkConfig::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::new("us-east-1"))
+        .http_client(http_client_fn(move |_, _| SharedHttpConnector::new(answers.clone())))
+        .timeout_config(TimeoutConfig::builder().operation_timeout(Duration::from_secs(30)).build());
+    sdk.set_credentials_provider(credentials.map(SharedCredentialsProvider::new));
+    let mut registry = Registry::default();
+    let metrics = ApiMetrics::new(&mut registry);
+    (Client::new(&sdk.build(), None, metrics), registry)
+}
+
+fn test_credentials() -> Credentials {
+    Credentials::new("test", "test", None, None, "test")
+}
+
+/// The counted requests: action, code and number.
+fn counted(registry: &Registry) -> Vec<String> {
+    let mut text = String::new();
+    encode(&mut text, registry).unwrap();
+    let lines =
+        text.lines().filter_map(|line| line.strip_prefix("aws_api_requests_total{api=\"ELBv2\",action=\""));
+    let mut counted: Vec<_> = lines
+        .filter(|line| !line.ends_with(" 0"))
+        .map(|line| line.replace("\",code=\"", " ").replace("\"}", ""))
+        .collect();
+    counted.sort();
+    counted
+}
+
+#[test]
+fn every_called_action_is_listed() {
+    let listed = ACTIONS.iter().map(|action| (*action).to_owned()).collect();
+    assert_eq!(crate::iam_policy::called(), listed);
+}
+
+#[tokio::test]
+async fn requests_count_under_their_action_and_code() {
+    let answers = [
+        Answer::Http(200, DELETED),
+        Answer::Http(400, THROTTLED),
+        Answer::Http(400, THROTTLED),
+        Answer::Http(403, DENIED),
+        Answer::Http(400, GONE),
+        Answer::Http(503, "<html>a proxy</html>"),
+        Answer::NoConnection,
+    ];
+    let (client, registry) = client(answers, Some(test_credentials()));
+    client.delete_listener("arn").await.unwrap();
+    for code in ["Throttling", "Throttling", "AccessDenied"] {
+        assert!(client.delete_listener("arn").await.unwrap_err().is(code), "{code}");
+    }
+    assert!(client.targets("arn").await.unwrap_err().is_not_found());
+    client.targets("arn").await.unwrap_err();
+    client.targets("arn").await.unwrap_err();
+    let expected = [
+        "DeleteListener 200 1",
+        "DeleteListener AccessDenied 1",
+        "DeleteListener Throttling 2",
+        "DescribeTargetHealth 503 1",
+        "DescribeTargetHealth TargetGroupNotFound 1",
+        "DescribeTargetHealth connection 1",
+    ];
+    assert_eq!(counted(&registry), expected);
+}
+
+#[tokio::test]
+async fn every_page_of_a_list_counts() {
+    let answers = [PAGE, NEXT_PAGE, LAST_PAGE].map(|page| Answer::Http(200, page));
+    let (client, registry) = client(answers, Some(test_credentials()));
+    assert_eq!(client.all_balancers().await.unwrap(), []);
+    assert_eq!(counted(&registry), ["DescribeLoadBalancers 200 3"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_without_an_answer_counts_as_timeout_with_its_duration() {
+    let (client, registry) = client([Answer::Silence], Some(test_credentials()));
+    client.delete_listener("arn").await.unwrap_err();
+    assert_eq!(counted(&registry), ["DeleteListener timeout 1"]);
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    let sum = "aws_api_request_duration_seconds_sum{api=\"ELBv2\",action=\"DeleteListener\"} 30.";
+    assert!(text.contains(sum), "{text}");
+}
+
+#[tokio::test]
+async fn request_without_credentials_is_not_sent_and_counts_as_other() {
+    let (client, registry) = client([], None);
+    client.delete_listener("arn").await.unwrap_err();
+    assert_eq!(counted(&registry), ["DeleteListener other 1"]);
+}
