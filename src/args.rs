@@ -329,6 +329,7 @@ async fn new_provider(
         ProviderName::Edge => {
             // A watch of the edge's objects without data must not freeze targets.
             let edge = Arc::new(EdgeProvider::new(client, &watches.dispensable(), namespace));
+            process.metrics().register("controller", |registry| edge.register_metrics(registry));
             let (listed, pending) = (Arc::clone(&edge), process.readiness().task("edge objects"));
             let stop = process.shutdown().clone();
             process.spawn("edge objects", async move {

@@ -50,6 +50,11 @@ impl<S: Clone + References> Cache<S> {
         }
     }
 
+    /// Whether a first list is complete.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.lock().store.has_synced()
+    }
+
     /// One object.
     pub(crate) fn get(&self, name: &str) -> Option<Entry<S>> {
         self.lock().store.get(&name.to_owned()).cloned()

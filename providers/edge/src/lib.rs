@@ -15,6 +15,7 @@ mod index;
 mod notifier;
 mod objects;
 mod pool;
+mod pool_metrics;
 mod pools;
 mod preview;
 mod provider;
@@ -28,6 +29,7 @@ pub use allocate::{
 };
 pub use calls::REJECTED_BY_API_SERVER;
 pub use pool::{Pool, Range};
+pub use pool_metrics::register_sample_metrics;
 pub use provider::{EdgeProvider, OBJECT_NOT_OWNED, capabilities};
 
 /// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.

@@ -43,10 +43,10 @@ impl Pool {
         Self { name: name.into(), auto_assign: spec.auto_assign, ranges, problems }
     }
 
-    /// The addresses of all its ranges, which may overlap.
-    pub fn addresses(&self) -> AddressSet {
+    /// The addresses of this family in its ranges, which may overlap.
+    pub fn addresses(&self, family: Family) -> AddressSet {
         let mut set = AddressSet::default();
-        for range in &self.ranges {
+        for range in self.ranges.iter().filter(|range| range.family == family) {
             set.insert_range(range.first(), range.last());
         }
         set

@@ -1,15 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The status of address pools. Pure.
+//! The use and the status of address pools. Pure.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use steerage_edge_api::{AddressPoolSpec, AddressPoolStatus};
+use steerage_model::Family;
 
 use crate::{AddressSet, Pool};
 
 /// Addresses outside all pools that a status names.
 const SHOWN: usize = 3;
+
+/// How many addresses of a family a pool has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolUsage {
+    pub(crate) family: Family,
+    /// At most the largest `u64`, as [`assigned`](Self::assigned).
+    pub(crate) addresses: u64,
+    /// Those that are in use.
+    pub(crate) assigned: u64,
+}
+
+/// The use of a pool, for each family of which it has addresses, given all addresses that are in use.
+pub(crate) fn usage(pool: &Pool, used: &AddressSet) -> Vec<PoolUsage> {
+    let of_family = |family| {
+        let set = pool.addresses(family);
+        PoolUsage { family, addresses: set.count(), assigned: used.count_common(&set) }
+    };
+    [Family::V4, Family::V6].map(of_family).into_iter().filter(|usage| usage.addresses > 0).collect()
+}
 
 /// An address that is in no pool, and the load balancer that keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,7 +48,7 @@ pub(crate) fn status(
     outside: &BTreeSet<Outside>,
 ) -> AddressPoolStatus {
     let pool = Pool::new(name, spec);
-    let assigned = used.count_common(&pool.addresses());
+    let assigned = usage(&pool, used).iter().map(|usage| usage.assigned).fold(0, u64::saturating_add);
     let mut problems = pool.problems;
     problems.extend(report(outside));
     AddressPoolStatus { assigned, problem: problems.join(" ") }
@@ -59,6 +79,21 @@ mod tests {
         let status = status("p", &spec, &used, &BTreeSet::new());
         assert_eq!(status.assigned, 2);
         assert!(status.problem.contains("oops"), "{}", status.problem);
+    }
+
+    #[test]
+    fn families_of_a_pool_are_counted_apart_and_overlaps_once() {
+        let addresses = ["10.0.0.0/29", "10.0.0.2-10.0.0.9", "fd00::/64", "oops"].map(str::to_owned).into();
+        let pool = Pool::new("p", &AddressPoolSpec { addresses, auto_assign: true });
+        let used = ["10.0.0.1", "10.0.0.9", "10.9.0.1", "fd00::1", "fd01::1"].map(|a| a.parse().expect("ip"));
+        let usages = usage(&pool, &used.into_iter().collect());
+        let expected = [
+            PoolUsage { family: Family::V4, addresses: 9, assigned: 2 },
+            // Without the routers' address.
+            PoolUsage { family: Family::V6, addresses: u64::MAX, assigned: 1 },
+        ];
+        assert_eq!(usages, expected);
+        assert_eq!(usage(&Pool { ranges: Vec::new(), ..pool }, &AddressSet::default()), []);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use kube::Client;
 use kube::api::ObjectMeta;
+use prometheus_client::registry::Registry;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget};
@@ -25,7 +26,7 @@ use crate::entry::{Change, Entry};
 use crate::index::References;
 use crate::objects::{LoadBalancerContent, NodeSetContent, Objects, addresses};
 use crate::shared::Shared;
-use crate::{health, preview, spec};
+use crate::{health, pool_metrics, preview, spec};
 
 /// An object of the required name exists and is not managed by Steerage.
 pub const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
@@ -63,6 +64,11 @@ impl EdgeProvider {
         let stop = CancellationToken::new();
         spawn_watches(&shared, watches, &stop);
         Self { shared, _stop: stop.drop_guard() }
+    }
+
+    /// Registers the metrics of the address pools. They end with the provider.
+    pub fn register_metrics(&self, registry: &mut Registry) {
+        pool_metrics::register(&self.shared, registry);
     }
 
     /// Returns when all kinds have been listed, so that the first call need not wait.

@@ -18,7 +18,7 @@ use crate::allocation::Allocation;
 use crate::entry::{Change, Entry};
 use crate::notifier::Notifier;
 use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent, addresses};
-use crate::pools::Outside;
+use crate::pools::{Outside, PoolUsage};
 use crate::{AddressSet, Pool, pools, spec};
 
 /// Shortest time between two writes of the pools' statuses.
@@ -114,6 +114,23 @@ impl Shared {
         self.pools.cache.read(|rows| {
             rows.filter_map(|entry| Some(Pool::new(&entry.name, &entry.content.as_ref().ok()?.spec)))
                 .collect()
+        })
+    }
+
+    /// The use of each pool, by its name. Empty until pools and load balancers are listed: a part of a list would show free pools.
+    pub(crate) fn pool_usages(&self) -> Vec<(String, PoolUsage)> {
+        if !self.pools.cache.is_listed() || !self.balancers.cache.is_listed() {
+            return Vec::new();
+        }
+        let pools = self.known_pools();
+        self.balancers.cache.index(|index| {
+            let of_pool = |pool: &Pool| {
+                pools::usage(pool, index.used())
+                    .into_iter()
+                    .map(|usage| (pool.name.clone(), usage))
+                    .collect::<Vec<_>>()
+            };
+            pools.iter().flat_map(of_pool).collect()
         })
     }
 
