@@ -4,7 +4,8 @@
 
 Prometheus scrapes the controllers, agents and edge hosts of a lab by the monitors that the chart renders, and loads the chart's
 rules. Each metric selector of an alert must find samples. Each expression of the dashboard must have a result. What exists only
-after a fault is listed below with its reason; of it, the metric and its labels must exist.
+after a fault is listed below with its reason; of it, the metric and its labels must exist. Of panels about another provider than
+the lab's, the generated reference must list the metric and its labels.
 """
 
 import argparse
@@ -43,6 +44,11 @@ AFTER_FAULT = {
 }
 # Panels whose label values appear with the first fault of their kind.
 PANELS_AFTER_FAULT = {"Failed provider calls": CALLS + '{result!="ok"}'}
+# Panels that a lab shows empty.
+PANELS_NOT_IN_LAB = {
+    "AWS requests": "the lab's provider is the edge",
+    "Duration of AWS requests (p99)": "the lab's provider is the edge",
+}
 # Alerts that may be true in a lab: what the suite did before remains visible for a while.
 TRUE_IN_LAB = {
     "SteerageNoFreeAddress": "a case of the suite exhausts a pool",
@@ -268,6 +274,8 @@ def expected_results():
         for selector in selectors(alert["expr"]):
             yield f"alert {alert['alert']}", relaxed(selector) if selector in AFTER_FAULT else selector, False
     for title, expression in panel_expressions():
+        if title in PANELS_NOT_IN_LAB:
+            continue
         faulty = PANELS_AFTER_FAULT.get(title)
         yield f"panel {title!r}", relaxed(faulty) if faulty else expression, True
 
@@ -291,8 +299,26 @@ def wait_until_empty(problems):
         time.sleep(1)
 
 
+def documented_labels():
+    """The labels of each of the controller's metrics, by its name, from the generated reference."""
+    page = (ROOT / "docs" / "reference" / "controller.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| \w+ \| ([^|]*) \|", page, re.MULTILINE)
+    return {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+
+
+def undocumented(expression, documented):
+    """The metrics of an expression that do not exist, or not with the labels that it uses."""
+    grouped = [name for names in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression) for name in re.findall(r"\w+", names)]
+    labels = {*grouped, *re.findall(r'(\w+)(?:=~|!~|!=|=)"', expression)} - {"le"}
+    for selector in selectors(expression):
+        name = selector.partition("{")[0]
+        series = name if name in documented else re.sub(r"_(bucket|count|sum)$", "", name)
+        if not labels <= documented.get(series, set()):
+            yield name
+
+
 def check_lists():
-    """No entry of the lists may outlive the expression that it excuses."""
+    """No entry of the lists may outlive the expression that it excuses, and what a lab does not show must be documented."""
     used = {selector for alert in alerts() for selector in selectors(alert["expr"])}
     stale = [name for name in AFTER_FAULT if name not in used]
     stale += [name for name in TRUE_IN_LAB if name not in {alert["alert"] for alert in alerts()}]
@@ -301,8 +327,14 @@ def check_lists():
         title for title, selector in PANELS_AFTER_FAULT.items()
         if not any(title == known and selector in selectors(expression) for known, expression in panels)
     ]
+    stale += [title for title in PANELS_NOT_IN_LAB if title not in dict(panels)]
     if stale:
         raise Failure(f"excused, but used by no alert or panel: {', '.join(stale)}")
+    documented = documented_labels()
+    for title, expression in panels:
+        missing = list(undocumented(expression, documented)) if title in PANELS_NOT_IN_LAB else []
+        if missing:
+            raise Failure(f"panel {title!r}: the reference lists no such metric, or not with these labels: {', '.join(missing)}")
 
 
 def check_targets(edges):
@@ -342,7 +374,7 @@ def main():
             lab("kubectl", "apply", "-n", "monitoring-test", "-f", str(ROOT / "examples" / "echo.yaml"))
             lab("kubectl", "rollout", "status", "-n", "monitoring-test", "deployment/echo", "--timeout=60s")
             wait_until_empty(true_alerts)
-            for title in PANELS_AFTER_FAULT:
+            for title in [*PANELS_AFTER_FAULT, *PANELS_NOT_IN_LAB]:
                 # Its result may be empty, but it must be an expression.
                 query(dict(panel_expressions())[title])
             # A kind and reason of failed watches are counted from the first failure on.
@@ -354,7 +386,7 @@ def main():
             wait_until_empty(lambda: missing_results(expected))
         finally:
             lab("kubectl", "delete", "namespace", "monitoring-test", "--ignore-not-found", "--wait=false")
-        count = len(list(panel_expressions()))
+        count = sum(title not in PANELS_NOT_IN_LAB for title, _ in panel_expressions())
     print(f"monitoring: {len(alerts())} alerts and {count} expressions of the dashboard have results ({time.monotonic() - started:.0f} s)")
 
 
