@@ -35,7 +35,7 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_h
         ["--aws-region", "us-east-1"],
         ["--aws-endpoint", endpoint.as_str()],
     ];
-    let _controller = cluster.controller_of("aws", "one", flags.as_flattened());
+    let controller = cluster.controller_of("aws", "one", flags.as_flattened());
 
     let class = json!({"loadBalancerClass": "steerage.dev/aws"});
     let checked = cluster.service("checked", json!({"spec": class})).await;
@@ -51,6 +51,8 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_h
     }
     eventually("the checked targets", async || (registered(&moto, &checked) == both).then_some(())).await;
     eventually("the targets by API", async || (registered(&moto, &by_api) == first).then_some(())).await;
+    let created = "steerage_controller_aws_api_requests_total{api=\"ELBv2\",action=\"CreateLoadBalancer\",code=\"200\"} 2";
+    controller.measures(created).await;
 
     // Under health-check steering, changed endpoints cost no request.
     tokio::time::sleep(Duration::from_secs(2)).await;

@@ -32,6 +32,10 @@ async fn a_service_gets_a_load_balancer_and_loses_it_with_its_type_or_deletion()
         held.spec.expect("spec").health_check_node_port
     );
     cluster.targets("web", &["set:eligible"]).await;
+    let pool = "steerage_controller_address_pool_addresses";
+    let labels = "{pool=\"default\",family=\"IPv4\"}";
+    controller.measures(&format!("{pool}{labels} 9")).await;
+    controller.measures(&format!("{pool}_assigned{labels} 1")).await;
 
     // Another type, and back.
     cluster.change("web", json!({"spec": {"type": "ClusterIP", "loadBalancerClass": null}})).await;

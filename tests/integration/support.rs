@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A real API server with the edge's CRDs, the controller's binary, and helpers for both.
 
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -323,6 +325,31 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
+    /// Waits until its metrics have this line.
+    pub(crate) async fn measures(&self, line: &str) {
+        eventually(line, async || self.metrics()?.lines().any(|known| known == line).then_some(())).await;
+    }
+
+    /// Its metrics, from the only port at which it listens.
+    fn metrics(&self) -> Option<String> {
+        let folder = format!("/proc/{}", self.child.id());
+        let links = std::fs::read_dir(format!("{folder}/fd")).ok()?.flatten();
+        let open: Vec<_> = links.filter_map(|link| std::fs::read_link(link.path()).ok()).collect();
+        let sockets = std::fs::read_to_string(format!("{folder}/net/tcp")).ok()?;
+        let port = sockets.lines().find_map(|line| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let (address, state, inode) = (fields.get(1)?, fields.get(3)?, fields.get(9)?);
+            // The kernel's TCP_LISTEN.
+            let is_own = *state == "0A" && open.contains(&format!("socket:[{inode}]").into());
+            is_own.then(|| u16::from_str_radix(address.split_once(':')?.1, 16).ok())?
+        })?;
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        Some(text)
+    }
+
     /// Sends SIGKILL.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("kill");
