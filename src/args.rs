@@ -169,8 +169,8 @@ pub(crate) struct Args {
         value_parser = watch_silence
     )]
     freeze_targets_after: Duration,
-    /// Keep nodes as targets for up to this long when more than a third of a set of targets would leave within a minute, and the
-    /// nodes are not deleted; at most 30s, 0s disables
+    /// Keep nodes as targets for up to this long when more than a third of a set of targets would leave within a minute; at most 30s,
+    /// 0s disables. Nodes that are deleted, or that the cluster autoscaler is about to delete, leave at once
     #[arg(
         long,
         env = "STEERAGE_MASS_REMOVAL_HOLD",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Holds the removal of many targets at once, so that a wrong label or taint on many nodes does not take a load balancer down before
+//! Holds the removal of many targets at once, so that a wrong label on many nodes does not take a load balancer down before
 //! somebody can take it back. Pure: the caller passes the time.
 //!
 //! One value for each set of targets: the cluster index has those of the shared sets, the applied states those of single Services. See

@@ -46,7 +46,7 @@ impl HoldMetrics {
         );
         registry.register(
             "target_sets_holding_removals",
-            "Sets of targets of which removals are held now, by set",
+            "Sets of targets with held removals now, by set: eligible or agents (shared by many Services), own (of one Service)",
             metrics.sets.clone(),
         );
         metrics
