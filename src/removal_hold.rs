@@ -80,6 +80,12 @@ impl RemovalHold {
         self.held.values().min().copied()
     }
 
+    /// The nodes that were held before, and have left although they could have stayed.
+    fn left_after<'a>(&'a self, before: &RemovalHold) -> Vec<&'a str> {
+        let was_held = |node: &&str| before.held.contains_key(*node);
+        self.removed.keys().map(String::as_str).filter(was_held).collect()
+    }
+
     /// The nodes whose removal is held.
     pub(crate) fn held(&self) -> impl ExactSizeIterator<Item = &str> {
         self.held.keys().map(String::as_str)
