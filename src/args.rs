@@ -205,8 +205,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
     let (process_args, is_dry_run) = (args.process.clone(), args.dry_run);
     steerage_process::run(component, &process_args, |process| async move {
         match args.compose(&process).await? {
-            Some(Components { watches, provider, config, .. }) if is_dry_run => {
-                dry_run::run(process, DryRun { watches, provider, config }).await
+            Some(Components { watches, provider, config, provider_qps, .. }) if is_dry_run => {
+                dry_run::run(process, DryRun { watches, provider, config, provider_qps }).await
             }
             Some(components) => controller::run(process, components).await,
             None => Ok(()),

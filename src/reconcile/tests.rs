@@ -28,10 +28,19 @@ use crate::rate_limit::RateLimiter;
 use crate::removal_hold::LONGEST_HOLD;
 use crate::request_queue::RequestQueue;
 
-/// A provider that counts deletions, and answers nothing else.
+/// A provider that counts deletions, gives prepared answers to previews, and answers nothing else.
 #[derive(Default)]
 pub(crate) struct Silent {
     deletions: AtomicUsize,
+    previews: Mutex<std::vec::IntoIter<Preview>>,
+}
+
+type Preview = Result<Option<Vec<String>>, Error>;
+
+impl Silent {
+    pub(crate) fn with_previews(answers: Vec<Preview>) -> Self {
+        Self { previews: Mutex::new(answers.into_iter()), ..Self::default() }
+    }
 }
 
 #[async_trait]
@@ -73,6 +82,10 @@ impl Provider for Silent {
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
         pending().await
+    }
+
+    async fn preview(&self, _: &LoadBalancer) -> Preview {
+        self.previews.lock().expect("lock").next().expect("an answer")
     }
 
     fn changes(&self) -> BoxStream<'static, Owner> {
