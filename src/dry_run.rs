@@ -91,12 +91,11 @@ async fn plan_all(reader: &PacedReader, config: &Config, cluster: &ClusterIndex)
     owners.extend(owned.iter().cloned());
     let mut counts = std::collections::BTreeMap::<Action, usize>::new();
     for owner in &owners {
-        let (action, details) = match cluster.snapshot(owner) {
-            Some(snapshot) => plan_service(reader, config, &snapshot, owner, owned.contains(owner)).await,
-            None => {
-                let details = "deletes the load balancer after --orphan-grace-period: its Service is gone";
-                (Action::Delete, details.to_owned())
-            }
+        let (action, details) = if let Some(snapshot) = cluster.snapshot(owner) {
+            plan_service(reader, config, &snapshot, owner, owned.contains(owner)).await
+        } else {
+            let details = "deletes the load balancer after --orphan-grace-period: its Service is gone";
+            (Action::Delete, details.to_owned())
         };
         *counts.entry(action).or_default() += 1;
         tracing::info!(service = %owner.service, uid = owner.uid, %action, details, "dry run");
