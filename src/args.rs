@@ -169,8 +169,8 @@ pub(crate) struct Args {
         value_parser = watch_silence
     )]
     freeze_targets_after: Duration,
-    /// Keep nodes as targets for up to this long when more than a third of a set of targets would leave within a minute, and the
-    /// nodes are not deleted; at most 30s, 0s disables
+    /// Keep nodes as targets for up to this long when more than a third of a set of targets would leave within a minute; at most 30s,
+    /// 0s disables. Nodes that are deleted, or that the cluster autoscaler is about to delete, leave at once
     #[arg(
         long,
         env = "STEERAGE_MASS_REMOVAL_HOLD",
@@ -205,8 +205,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
     let (process_args, is_dry_run) = (args.process.clone(), args.dry_run);
     steerage_process::run(component, &process_args, |process| async move {
         match args.compose(&process).await? {
-            Some(Components { watches, provider, config, .. }) if is_dry_run => {
-                dry_run::run(process, DryRun { watches, provider, config }).await
+            Some(Components { watches, provider, config, provider_qps, .. }) if is_dry_run => {
+                dry_run::run(process, DryRun { watches, provider, config, provider_qps }).await
             }
             Some(components) => controller::run(process, components).await,
             None => Ok(()),

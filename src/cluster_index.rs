@@ -86,7 +86,7 @@ impl ClusterIndex {
         Self { inner: Mutex::default(), classes, requests, applied }
     }
 
-    /// Has the removals from the shared sets be held.
+    /// Holds the removals from the shared sets with this breaker.
     pub(crate) fn with_breaker(self, breaker: RemovalBreaker) -> Self {
         self.lock().breaker = breaker;
         self
@@ -183,7 +183,7 @@ impl ClusterIndex {
         self.lock().holds.values().filter_map(RemovalHold::next_release).min()
     }
 
-    /// Has the shared sets be prepared again if removals are no longer held.
+    /// Requests that the shared sets are prepared again, if a removal is no longer held.
     pub(crate) fn release_removals(&self) {
         let mut inner = self.lock();
         let now = Instant::now();

@@ -89,7 +89,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
         });
         let events = tokio::spawn(recording);
         let changes = provider.changes();
-        let rate_limiter = RateLimiter::new(f64::from(provider_qps), provider_qps.saturating_mul(2));
+        let rate_limiter = RateLimiter::of_qps(provider_qps);
         let reconciler = Arc::new(Reconciler {
             reader: ServiceReader::new(client.clone()),
             writer: ServiceWriter::new(client.clone(), config.classes.provider, leadership.clone()),

@@ -5,6 +5,7 @@
 //! reading, and its client refuses every request that could write.
 
 mod difference;
+mod paced_reader;
 mod read_only;
 
 use std::collections::BTreeSet;
@@ -13,13 +14,15 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use steerage_process::Process;
-use steerage_provider_api::{LoadBalancer, Owner, Provider};
+use steerage_provider_api::{Error, LoadBalancer, Owner, Provider};
 use steerage_watch::{Backoff, Watches};
 use tokio::time::Duration;
 
 use crate::cluster_index::{self, ClusterIndex, Snapshot};
 use crate::plan::{self, Config, PlanError};
+use crate::rate_limit::RateLimiter;
 use crate::request_queue::RequestQueue;
+use paced_reader::PacedReader;
 
 pub(crate) use read_only::read_only;
 
@@ -28,6 +31,7 @@ pub(crate) struct DryRun {
     pub(crate) watches: Watches,
     pub(crate) provider: Arc<dyn Provider>,
     pub(crate) config: Config,
+    pub(crate) provider_qps: u32,
 }
 
 /// What the controller would do for one Service.
@@ -39,7 +43,7 @@ enum Action {
     /// The Service is refused. What exists is kept.
     Refuse,
     None,
-    /// No difference was found, but the provider cannot compare everything.
+    /// No difference was found, but not everything was compared.
     Unknown,
 }
 
@@ -61,31 +65,37 @@ type Planned = (Action, String);
 
 /// Runs until everything is logged, or until shutdown.
 pub(crate) async fn run(process: Process, dry_run: DryRun) -> anyhow::Result<()> {
-    let DryRun { watches, provider, config } = dry_run;
+    let DryRun { watches, provider, config, provider_qps } = dry_run;
     // Nobody takes requests out of it.
     let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
     let cluster = Arc::new(ClusterIndex::new(config.classes.clone(), requests, Arc::default()));
     cluster_index::follow(&process, &cluster, &watches);
+    let reader = PacedReader::new(provider, RateLimiter::of_qps(provider_qps));
     tokio::select! {
         biased;
-        () = process.shutdown().cancelled() => return Ok(()),
-        () = watches.relist() => {}
+        () = process.shutdown().cancelled() => Ok(()),
+        result = async {
+            watches.relist().await;
+            plan_all(&reader, &config, &cluster).await
+        } => result,
     }
-    let owned = provider.preview_owned().await.context("cannot list the provider's load balancers")?;
+}
+
+/// Plans and logs every Service, and what only the provider has.
+async fn plan_all(reader: &PacedReader, config: &Config, cluster: &ClusterIndex) -> anyhow::Result<()> {
+    let owned = reader.read(async |provider| provider.preview_owned().await).await;
+    let owned = owned.context("cannot list the provider's load balancers")?;
     let owned: BTreeSet<Owner> = owned.into_iter().collect();
     let mut owners: BTreeSet<Owner> = cluster.owners().into_iter().collect();
     owners.extend(owned.iter().cloned());
     let mut counts = std::collections::BTreeMap::<Action, usize>::new();
     for owner in &owners {
-        if process.shutdown().is_cancelled() {
-            return Ok(());
-        }
-        let (action, details) = match cluster.snapshot(owner) {
-            Some(snapshot) => {
-                plan_service(&*provider, &config, &snapshot, owner, owned.contains(owner)).await?
-            }
-            None => (Action::Delete, "its Service is gone; deleted after --orphan-grace-period".to_owned()),
+        let (action, details) = if let Some(snapshot) = cluster.snapshot(owner) {
+            plan_service(reader, config, &snapshot, owner, owned.contains(owner)).await
+        } else {
+            let details = "deletes the load balancer after --orphan-grace-period: its Service is gone";
+            (Action::Delete, details.to_owned())
         };
         *counts.entry(action).or_default() += 1;
         tracing::info!(service = %owner.service, uid = owner.uid, %action, details, "dry run");
@@ -104,20 +114,23 @@ pub(crate) async fn run(process: Process, dry_run: DryRun) -> anyhow::Result<()>
 }
 
 async fn plan_service(
-    provider: &dyn Provider,
+    reader: &PacedReader,
     config: &Config,
     snapshot: &Snapshot,
     owner: &Owner,
     exists: bool,
-) -> anyhow::Result<Planned> {
+) -> Planned {
     let Snapshot { service, endpoints, nodes } = snapshot;
     if plan::is_paused(service) == Ok(true) {
-        return Ok((Action::None, "the Service is paused".to_owned()));
+        return (Action::None, "the Service is paused".to_owned());
     }
     if !plan::is_managed(service, &config.classes) {
-        let details =
-            if exists { "load balancer and finalizer" } else { "finalizer; no load balancer exists" };
-        return Ok((Action::Delete, details.to_owned()));
+        let details = if exists {
+            "deletes the load balancer and removes the finalizer"
+        } else {
+            "removes the finalizer; there is no load balancer"
+        };
+        return (Action::Delete, details.to_owned());
     }
     let wanted =
         plan::is_paused(service).and_then(|_| plan::steering(service, config)).and_then(|steering| {
@@ -126,24 +139,38 @@ async fn plan_service(
         });
     let lb = match wanted {
         Ok(lb) => lb,
-        Err(error) => return Ok((Action::Refuse, refusal(&error))),
+        Err(error) => return (Action::Refuse, refusal(&error)),
+    };
+    let changes = match reader.read(async |provider| provider.preview(&lb).await).await {
+        Ok(changes) => changes,
+        Err(error) => return not_compared(&error),
     };
     if !exists {
-        return Ok((Action::Create, format!("{} targets", lb.targets.targets.len())));
+        return (
+            Action::Create,
+            format!("creates a load balancer with {} targets", lb.targets.targets.len()),
+        );
     }
-    let changes = provider.preview(&lb).await.with_context(|| format!("cannot compare {owner}"))?;
     let is_complete = changes.is_some();
-    let mut changes = if let Some(changes) = changes {
-        changes
-    } else {
-        let health = provider.target_health(owner).await;
-        let health = health.with_context(|| format!("cannot read the targets of {owner}"))?;
-        difference::of_targets(&lb.targets.targets, &health.targets)
+    let mut changes = match changes {
+        Some(changes) => changes,
+        None => match reader.read(async |provider| provider.target_health(owner).await).await {
+            Ok(health) => difference::of_targets(&lb.targets.targets, &health.targets),
+            Err(error) => return not_compared(&error),
+        },
     };
     if !service.has_finalizer(plan::finalizer(service)) {
         changes.push("adds the finalizer".to_owned());
     }
-    Ok(conclude(changes, is_complete))
+    conclude(changes, is_complete)
+}
+
+/// The provider refuses the Service, or cannot be read. The next Service may be readable.
+fn not_compared(error: &Error) -> Planned {
+    match error {
+        Error::Invalid { reason, message } => (Action::Refuse, format!("{reason}: {message}")),
+        error => (Action::Unknown, format!("the provider cannot be read: {error}")),
+    }
 }
 
 fn refusal(error: &PlanError) -> String {
@@ -167,7 +194,61 @@ fn conclude(mut changes: Vec<String>, is_complete: bool) -> Planned {
 
 #[cfg(test)]
 mod tests {
+    use steerage_model::{Protocol, ServicePort};
+
     use super::*;
+    use crate::cluster_index::owner_of;
+    use crate::cluster_index::tests::service;
+    use crate::reconcile::tests::{Silent, reconciler, silent_client};
+
+    /// What is planned for one Service, by the provider's answers to `preview`.
+    async fn planned(previews: Vec<Result<Option<Vec<String>>, Error>>, exists: bool) -> Planned {
+        let provider: Arc<dyn Provider> = Arc::new(Silent::with_previews(previews));
+        let reconciler = reconciler(Arc::clone(&provider), silent_client());
+        let mut service = service();
+        service.finalizers = vec![plan::finalizer(&service).to_owned()];
+        service.ports = vec![ServicePort {
+            name: String::new(),
+            protocol: Protocol::Tcp,
+            port: 80,
+            node_port: Some(30080),
+        }];
+        service.cluster_ips = vec![[10, 96, 0, 1].into()];
+        reconciler.cluster.on_service(steerage_watch::Event::Apply(service.clone()));
+        let owner = owner_of(&service);
+        let snapshot = reconciler.cluster.snapshot(&owner).expect("the Service");
+        let reader = PacedReader::new(provider, RateLimiter::of_qps(1));
+        plan_service(&reader, &reconciler.config, &snapshot, &owner, exists).await
+    }
+
+    fn throttled() -> Error {
+        Error::Throttled { after: Some(Duration::from_mins(1)), message: "slowly".to_owned() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_provider_refuses_is_refused_before_it_exists_too() {
+        for exists in [false, true] {
+            let (action, details) =
+                planned(vec![Err(Error::invalid("WrongScheme", "Use another."))], exists).await;
+            assert_eq!((action, details.as_str()), (Action::Refuse, "WrongScheme: Use another."));
+        }
+        assert_eq!(planned(vec![Ok(None)], false).await.0, Action::Create);
+        assert_eq!(planned(vec![Ok(Some(Vec::new()))], true).await, (Action::None, String::new()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_that_may_pass_is_tried_again_and_ends_one_service_only() {
+        let unavailable = || Err(Error::Unavailable("AWS failed".to_owned()));
+        let answers = vec![Err(throttled()), unavailable(), Ok(Some(vec!["adds node-a".to_owned()]))];
+        assert_eq!(planned(answers, true).await, (Action::Change, "adds node-a".to_owned()));
+        let answers = (0..4).map(|_| Err(throttled())).chain([unavailable()]).collect();
+        let (action, details) = planned(answers, true).await;
+        assert_eq!(action, Action::Unknown);
+        assert!(details.contains("AWS failed"), "{details}");
+        let (action, details) = planned(vec![Err(Error::Denied("no".to_owned()))], true).await;
+        assert_eq!(action, Action::Unknown);
+        assert!(details.contains("denied permission: no"), "a second try changes nothing: {details}");
+    }
 
     #[test]
     fn no_difference_is_none_only_if_everything_was_compared() {

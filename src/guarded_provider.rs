@@ -71,12 +71,7 @@ impl GuardedProvider {
             return Err(Error::Unavailable("this controller no longer holds the Lease".to_owned()));
         }
         let before = Instant::now();
-        let result = tokio::time::timeout(DEADLINE, call).await.unwrap_or_else(|_| {
-            let deadline = duration::display(DEADLINE);
-            Err(Error::Unavailable(format!(
-                "The provider did not answer within {deadline}. Steerage retries."
-            )))
-        });
+        let result = within_deadline(call).await;
         // The provider gave up a write without an answer, or a connection broke.
         if matches!(result, Err(Error::Unavailable(_))) {
             self.leadership.write_given_up();
@@ -84,4 +79,12 @@ impl GuardedProvider {
         self.metrics.called(name, result.as_ref().err().map_or("ok", Error::reason), before.elapsed());
         result
     }
+}
+
+/// The answer to a call of the provider, or an error after the deadline.
+pub(crate) async fn within_deadline<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    tokio::time::timeout(DEADLINE, call).await.unwrap_or_else(|_| {
+        let deadline = duration::display(DEADLINE);
+        Err(Error::Unavailable(format!("The provider did not answer within {deadline}. Steerage retries.")))
+    })
 }

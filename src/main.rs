@@ -15,6 +15,7 @@ mod dry_run;
 mod guarded_provider;
 mod lease;
 mod metrics;
+mod node_list;
 mod orphans;
 mod plan;
 mod queue;

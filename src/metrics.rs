@@ -86,7 +86,7 @@ impl Metrics {
         );
         registry.register(
             "provider_budget_wait_seconds",
-            "Time that a provider call waits before it may begin, by --provider-qps",
+            "Time that a provider call waits because of --provider-qps",
             provider_budget_wait,
         );
         registry.register("workqueue_depth", "Serialisation keys that wait for a worker", workqueue_depth);

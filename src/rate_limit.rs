@@ -16,6 +16,11 @@ pub(crate) struct RateLimiter {
 }
 
 impl RateLimiter {
+    /// The limit by `--provider-qps`: so many calls per second, and bursts of twice as many.
+    pub(crate) fn of_qps(qps: u32) -> Self {
+        Self::new(f64::from(qps), qps.saturating_mul(2))
+    }
+
     pub(crate) fn new(per_second: f64, burst: u32) -> Self {
         Self {
             interval: Duration::from_secs_f64(1.0 / per_second),

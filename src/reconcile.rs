@@ -124,7 +124,7 @@ impl Reconciler {
         }
         self.metrics.load_balancers.set(i64::try_from(self.applied.len()).unwrap_or(i64::MAX));
         self.metrics.holds.set_own(self.applied.holding());
-        let outcome = self.outcome(owner, request, result, due_at);
+        let outcome = self.outcome(owner, request, result, due_at, !keep_if_done);
         // A node that changed meanwhile was compared with the plan before this one.
         let is_outdated = keep_if_done
             && snapshot.is_some_and(|snapshot| snapshot.nodes.generation != self.cluster.node_generation());
@@ -153,6 +153,7 @@ impl Reconciler {
         request: &ReconcileRequest,
         result: ReconcileResult,
         due_at: Option<Instant>,
+        is_deletion: bool,
     ) -> ReconcileOutcome<ReconcileRequest> {
         let service = &owner.service;
         // A wait is repeated not in full: otherwise every event during it would compare everything. The provider forgets what it cannot
@@ -169,6 +170,14 @@ impl Reconciler {
             Ok(Progress::Done) => ("done", done),
             Ok(Progress::Again(after)) => {
                 ("again", ReconcileOutcome::RequeueAfter(after, ReconcileRequest { full: false, ..again }))
+            }
+            // The provider still lists the load balancer, so every resync adds a request.
+            Err(ReconcileError::Provider(Error::Invalid { reason, message })) if is_deletion => {
+                tracing::warn!(
+                    %service, reason, message,
+                    "provider refused the deletion; keeping the load balancer and the finalizer until the next resync"
+                );
+                ("refused", done)
             }
             // Only a change of the Service or of the configuration helps, and either adds a request.
             Err(ReconcileError::Provider(Error::Invalid { reason, message })) => {

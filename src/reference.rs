@@ -71,7 +71,7 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
         [name, accepted, peer.why.trim_end_matches('.').to_owned()]
     });
     let of_peers = format!(
-        "## Annotations of AWS's other controllers\n\n{}\n\n{}",
+        "## Annotations of AWS's own controllers\n\n{}\n\n{}",
         wrap(
             "The provider `aws` obeys those in the table above, where a meaning says how it differs from theirs. Of the others it accepts a value that requests what Steerage does anyway, and refuses the Service otherwise              (`AnnotationNotSupported`). It refuses other names that begin with              `service.beta.kubernetes.io/aws-load-balancer-` too (`UnknownAnnotation`)."
         ),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Holds the removal of many targets at once, so that a wrong label or taint on many nodes does not take a load balancer down before
+//! Holds the removal of many targets at once, so that a wrong label on many nodes does not take a load balancer down before
 //! somebody can take it back. Pure: the caller passes the time.
 //!
 //! One value for each set of targets: the cluster index has those of the shared sets, the applied states those of single Services. See
@@ -78,6 +78,12 @@ impl RemovalHold {
     /// When the next removal is no longer held.
     pub(crate) fn next_release(&self) -> Option<Instant> {
         self.held.values().min().copied()
+    }
+
+    /// The nodes that were held before, and have left although they could have stayed.
+    fn left_after<'a>(&'a self, before: &RemovalHold) -> Vec<&'a str> {
+        let was_held = |node: &&str| before.held.contains_key(*node);
+        self.removed.keys().map(String::as_str).filter(was_held).collect()
     }
 
     /// The nodes whose removal is held.

@@ -3,8 +3,7 @@
 
 use steerage_provider_api::{HealthState, Target, TargetHealth};
 
-/// Nodes named in one line of the log.
-const SHOWN: usize = 10;
+use crate::node_list::first_nodes;
 
 /// The nodes that would be added and removed. A provider that does not know a node names its instance.
 pub(super) fn of_targets(planned: &[Target], found: &[TargetHealth]) -> Vec<String> {
@@ -17,12 +16,8 @@ pub(super) fn of_targets(planned: &[Target], found: &[TargetHealth]) -> Vec<Stri
     let added: Vec<&str> = added.map(|target| target.node.as_str()).collect();
     let removed = registered().filter(|health| !planned.iter().any(|target| is(target, health)));
     let removed: Vec<&str> = removed.map(|health| health.node.as_str()).collect();
-    let list = |what: &str, nodes: &[&str]| {
-        let more = nodes.len().saturating_sub(SHOWN);
-        let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-        let shown: Vec<&str> = nodes.iter().take(SHOWN).copied().collect();
-        (!nodes.is_empty()).then(|| format!("{what} {}{rest}", shown.join(", ")))
-    };
+    let list =
+        |what: &str, nodes: &[&str]| (!nodes.is_empty()).then(|| format!("{what} {}", first_nodes(nodes)));
     list("adds the targets", &added).into_iter().chain(list("removes the targets", &removed)).collect()
 }
 

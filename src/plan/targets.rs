@@ -123,12 +123,12 @@ impl NodeTargets {
         }
     }
 
-    /// A node as a target of a shared set, if it may stay one: it exists, and nobody deletes it.
+    /// A node as a target of a shared set, if it may stay one: nobody deletes it or is about to.
     pub(crate) fn staying(&self, node: &str) -> Option<Target> {
         Some(self.existing(node)?.target.clone())
     }
 
-    /// A node that nobody deletes, or is about to.
+    /// A node that exists, that nobody deletes, and that the cluster autoscaler is not about to delete.
     fn existing(&self, node: &str) -> Option<&NodeTarget> {
         let stops = |node: &NodeTarget| {
             matches!(node.eligibility, Err(IneligibleReason::Deleting | IneligibleReason::AutoscalerTaint))
@@ -257,7 +257,7 @@ pub(crate) fn targets(
     plan
 }
 
-/// A node as a target of a Service's own set, if it may stay one: it exists, nobody deletes it, and it has an endpoint. A node
+/// A node as a target of a Service's own set, if it may stay one: nobody deletes it or is about to, and it has an endpoint. A node
 /// without endpoint drops connections.
 pub(crate) fn staying_target(
     node: &str,

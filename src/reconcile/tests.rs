@@ -28,10 +28,20 @@ use crate::rate_limit::RateLimiter;
 use crate::removal_hold::LONGEST_HOLD;
 use crate::request_queue::RequestQueue;
 
-/// A provider that counts deletions, and answers nothing else.
+/// A provider that counts deletions, gives prepared answers to previews, and answers nothing else.
 #[derive(Default)]
 pub(crate) struct Silent {
     deletions: AtomicUsize,
+    pub(crate) refuses_deletions: bool,
+    previews: Mutex<std::vec::IntoIter<Preview>>,
+}
+
+type Preview = Result<Option<Vec<String>>, Error>;
+
+impl Silent {
+    pub(crate) fn with_previews(answers: Vec<Preview>) -> Self {
+        Self { previews: Mutex::new(answers.into_iter()), ..Self::default() }
+    }
 }
 
 #[async_trait]
@@ -68,11 +78,18 @@ impl Provider for Silent {
 
     async fn delete(&self, _: &Owner) -> Result<Progress, Error> {
         self.deletions.fetch_add(1, Ordering::Relaxed);
+        if self.refuses_deletions {
+            return Err(Error::invalid("OperationNotPermitted", "It is protected."));
+        }
         Ok(Progress::Done)
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
         pending().await
+    }
+
+    async fn preview(&self, _: &LoadBalancer) -> Preview {
+        self.previews.lock().expect("lock").next().expect("an answer")
     }
 
     fn changes(&self) -> BoxStream<'static, Owner> {
@@ -154,6 +171,22 @@ async fn reconcile_orphan(status: u16, answer: Value) -> (usize, bool) {
     let outcome = reconciler.reconcile(&owner, &request).await;
     assert!(reconciler.applied.owners().is_empty(), "it stays unknown");
     (provider.deletions.load(Ordering::Relaxed), matches!(outcome, ReconcileOutcome::Failed(None, _)))
+}
+
+/// Deletion protection, for example. The resync brings the next try.
+#[tokio::test(start_paused = true)]
+async fn refused_deletion_keeps_the_finalizer_and_is_not_retried() {
+    let provider = Arc::new(Silent { refuses_deletions: true, ..Silent::default() });
+    let reconciler = reconciler(Arc::<Silent>::clone(&provider), silent_client());
+    let mut leaving = service();
+    leaving.finalizers = vec![plan::finalizer(&leaving).to_owned()];
+    leaving.deleting = true;
+    let owner = owner_of(&leaving);
+    reconciler.cluster.on_service(Event::Apply(leaving));
+    let request = ReconcileRequest::default();
+    let outcome = tokio::time::timeout(Duration::from_secs(10), reconciler.reconcile(&owner, &request)).await;
+    assert!(matches!(outcome.expect("no write"), ReconcileOutcome::Done));
+    assert_eq!(provider.deletions.load(Ordering::Relaxed), 1);
 }
 
 /// A Service of the managed class with this UID and type.

@@ -14,6 +14,7 @@ use steerage_provider_api::{SharedSet, Target};
 use tokio::time::Instant;
 
 use super::RemovalHold;
+use crate::node_list::first_nodes;
 
 /// The label of Services' own sets.
 const OWN: &str = "own";
@@ -46,7 +47,7 @@ impl HoldMetrics {
         );
         registry.register(
             "target_sets_holding_removals",
-            "Sets of targets of which removals are held now, by set",
+            "Sets of targets with held removals now, by set: eligible or agents (shared by many Services), own (of one Service)",
             metrics.sets.clone(),
         );
         metrics
@@ -108,25 +109,44 @@ impl RemovalBreaker {
         let added = hold.held.keys().filter(|node| !before.held.contains_key(*node)).count();
         if added > 0 {
             self.metrics.removals.get_or_create(&label).inc_by(u64::try_from(added).unwrap_or(u64::MAX));
+            self.log_held(set, hold, targets.len());
         }
-        let count = hold.held().len();
-        match set {
-            HoldingSet::Shared(name) => {
-                self.metrics.sets.get_or_create(&label).set(i64::from(count > 0));
-                if added > 0 {
-                    tracing::warn!(
-                        set = name.as_str(), held = count, of = targets.len(), at_most = %duration::display(self.hold),
-                        "more than a third of the targets would leave within a minute; holding their removal"
-                    );
-                }
-            }
-            // One cause can hold those of thousands of Services.
-            HoldingSet::Own(service) if added > 0 => tracing::info!(
-                %service, held = count, of = targets.len(), at_most = %duration::display(self.hold),
-                "more than a third of the targets would leave within a minute; holding their removal"
-            ),
-            HoldingSet::Own(_) => {}
+        if let HoldingSet::Shared(_) = set {
+            self.metrics.sets.get_or_create(&label).set(i64::from(!hold.held.is_empty()));
+        }
+        let left = hold.left_after(&before);
+        if !left.is_empty() {
+            log_left(set, &left, targets.len());
         }
         targets
+    }
+
+    fn log_held(&self, set: HoldingSet<'_>, hold: &RemovalHold, targets: usize) {
+        let held: Vec<&str> = hold.held().collect();
+        let (count, nodes, longest) = (held.len(), first_nodes(&held), duration::display(self.hold));
+        match set {
+            HoldingSet::Shared(set) => tracing::warn!(
+                set = set.as_str(), held = count, targets, hold = %longest, nodes,
+                "more than a third of the targets would leave within a minute; holding their removal"
+            ),
+            // One cause can hold those of thousands of Services.
+            HoldingSet::Own(service) => tracing::info!(
+                %service, set = OWN, held = count, targets, hold = %longest, nodes,
+                "more than a third of the targets would leave within a minute; holding their removal"
+            ),
+        }
+    }
+}
+
+/// `targets`: how many remain.
+fn log_left(set: HoldingSet<'_>, left: &[&str], targets: usize) {
+    let (removed, nodes) = (left.len(), first_nodes(left));
+    match set {
+        HoldingSet::Shared(set) => {
+            tracing::warn!(set = set.as_str(), removed, targets, nodes, "targets removed after a hold");
+        }
+        HoldingSet::Own(service) => {
+            tracing::info!(%service, set = OWN, removed, targets, nodes, "targets removed after a hold");
+        }
     }
 }

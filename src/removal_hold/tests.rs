@@ -110,6 +110,28 @@ fn small_sets_are_not_held() {
 }
 
 #[test]
+fn nodes_that_leave_after_a_hold_are_reported_once() {
+    let (mut hold, start) = (RemovalHold::default(), Instant::now());
+    let mut left = |seconds, wanted, gone: &str| {
+        let before = hold.clone();
+        let staying = |node: &str| (!gone.contains(node)).then(|| target(node));
+        hold.update(&targets(wanted), staying, HOLD, start + Duration::from_secs(seconds));
+        hold.left_after(&before).join("")
+    };
+    let seen = [
+        left(0, "abcdef", ""),
+        left(1, "abc", ""),
+        // One is back, and one is deleted.
+        left(2, "abcd", "e"),
+        left(31, "abcd", "e"),
+        left(40, "abcd", "e"),
+    ];
+    assert_eq!(seen, ["", "", "f", "", ""], "the only one that is left of a mass need not wait");
+    let seen = [left(100, "abcdef", ""), left(101, "ab", ""), left(131, "ab", ""), left(132, "ab", "")];
+    assert_eq!(seen, ["", "", "cdef", ""]);
+}
+
+#[test]
 fn zero_disables() {
     let (mut hold, now) = (RemovalHold::default(), Instant::now());
     hold.update(&targets("abcdef"), |node| Some(target(node)), Duration::ZERO, now);

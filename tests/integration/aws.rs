@@ -71,7 +71,9 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_h
     let writes: Vec<_> = proxy.writes().into_iter().map(|call| call.name).collect();
     assert_eq!(writes, ["RegisterTargets", "DeregisterTargets"]);
 
-    // A dry run beside this controller sends nothing that writes, and compares targets by instance.
+    // A dry run beside this controller sends nothing that writes, compares targets by instance, and checks the annotations.
+    let wrong = json!({"annotations": {"service.beta.kubernetes.io/aws-load-balancer-scheme": "public"}});
+    cluster.service("refused", json!({"metadata": wrong, "spec": class})).await;
     proxy.reset();
     let (succeeded, log) = cluster.dry_run("aws", flags.as_flattened()).await;
     assert!(succeeded, "{log}");
@@ -83,6 +85,7 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_h
     };
     assert!(line("by-api").contains("\"unknown\""), "{log}");
     assert!(line("checked").contains("\"unknown\""), "{log}");
+    assert!(line("refused").contains("\"refuse\"") && line("refused").contains("UnknownScheme"), "{log}");
     let (calls, writes) = (proxy.calls(), proxy.writes());
     assert!(!calls.is_empty() && writes.is_empty(), "{writes:?}");
 }

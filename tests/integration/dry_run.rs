@@ -46,7 +46,7 @@ async fn a_dry_run_names_each_action_and_writes_nothing() {
     for (service, action, details) in [
         ("same", "change", "patches EdgeNodeSet eligible, adds node-c"),
         ("changed", "change", "81"),
-        ("leaving", "delete", "load balancer and finalizer"),
+        ("leaving", "delete", "deletes the load balancer and removes the finalizer"),
         ("new", "create", "3 targets"),
         ("refused", "refuse", "UnknownSteering"),
     ] {

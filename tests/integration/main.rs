@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a test")]
 
 mod aws;
+mod aws_policy;
 mod bad_input;
 mod dry_run;
 mod life_cycle;

@@ -14,7 +14,8 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::{Client, ResourceExt as _};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 use steerage_edge_api::{AddressPool, EdgeLoadBalancer};
 use steerage_testserver::Server;
@@ -121,6 +122,15 @@ impl Cluster {
 
     pub(crate) fn services(&self) -> Api<Service> {
         Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// The same for a client with the name of this user and all rights.
+    pub(crate) async fn services_as(&self, user: &str) -> Api<Service> {
+        let server = self.server.as_ref().expect("server");
+        let path = server.kubeconfig_for(user, &["system:masters"]).expect("kubeconfig");
+        let kubeconfig = Kubeconfig::read_from(path).expect("kubeconfig");
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+        Api::namespaced(Client::try_from(config.expect("config")).expect("client"), &self.namespace)
     }
 
     pub(crate) fn balancers(&self) -> Api<EdgeLoadBalancer> {

@@ -51,7 +51,7 @@ impl Collector for Staleness {
         if last.is_empty() {
             return Ok(());
         }
-        let help = "Time since the watch last brought a list, an event or a bookmark; about a minute in a quiet cluster";
+        let help = "Time since the watch last brought a list, an event or a bookmark. In a quiet cluster it grows to about a minute, then a bookmark comes";
         let mut ages = encoder.encode_descriptor("data_age_seconds", help, None, MetricType::Gauge)?;
         for (kind, at) in last {
             ConstGauge::new(at.elapsed().as_secs_f64()).encode(ages.encode_family(&[("kind", kind)])?)?;

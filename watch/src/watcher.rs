@@ -95,7 +95,7 @@ impl Watches {
     pub async fn relist(&self) {
         let mut running = std::pin::pin!(self.relist.run());
         while tokio::time::timeout(RELIST_LOG, &mut running).await.is_err() {
-            tracing::warn!(missing = ?self.relist.missing(), "not everything is listed; waiting before anything is changed");
+            tracing::warn!(missing = ?self.relist.missing(), "some kinds are not listed yet; waiting");
         }
     }
 

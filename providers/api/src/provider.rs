@@ -98,8 +98,9 @@ pub trait Provider: Send + Sync + 'static {
     /// The owners of everything at the provider, to find what outlived its Service.
     async fn owned(&self) -> Result<Vec<Owner>, Error>;
 
-    /// What [`Provider::apply`] would change of a load balancer that exists, in words for an operator; empty if nothing. `None` if
-    /// reading cannot tell. Writes nothing, also beside another controller that writes.
+    /// What [`Provider::apply`] would change of the load balancer, in words for an operator; empty if nothing. `None` if there is none,
+    /// or if reading cannot tell. [`Error::Invalid`] if it would be refused, as far as that can be known without a write, also of a
+    /// load balancer that does not exist yet. Writes nothing, also beside another controller that writes.
     async fn preview(&self, _lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
         Ok(None)
     }

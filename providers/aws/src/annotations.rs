@@ -42,7 +42,7 @@ steerage_model::annotations! {
     SUBNETS = "service.beta.kubernetes.io/aws-load-balancer-subnets", "IDs of subnets, separated by commas";
     /// Elastic IP addresses of a new internet-facing load balancer, one for each subnet, in the order of the subnets. A later change is refused.
     EIP_ALLOCATIONS = "service.beta.kubernetes.io/aws-load-balancer-eip-allocations", "allocation IDs, separated by commas";
-    /// Addresses of a new internal load balancer, one for each subnet, in the order of the subnets: AWS's own controller finds the subnet of each address instead. A later change is refused.
+    /// Addresses of a new internal load balancer, one for each subnet, in the order of the subnets: the AWS Load Balancer Controller finds the subnet of each address instead. A later change is refused.
     PRIVATE_ADDRESSES = "service.beta.kubernetes.io/aws-load-balancer-private-ipv4-addresses", "IPv4 addresses, separated by commas";
     /// Further tags of the load balancer, its listeners and target groups, at most 36. One that is no longer named is removed; tags of others stay.
     TAGS = "service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags", "`key=value`, separated by commas";

@@ -175,7 +175,7 @@ fn read(annotations: &Annotations, name: &str, table: &'static [Attribute]) -> R
             return Err(match why {
                 Some((_, why)) => list::invalid(
                     name,
-                    &format!("sets the attribute {key}, which Steerage does not take from it: {why}"),
+                    &format!("sets the attribute {key}, which no annotation may set: {why}"),
                     "Remove the attribute.",
                 ),
                 None => list::unknown_key(name, &key, table.iter().map(|known| known.key)),
@@ -279,17 +279,21 @@ impl GroupWishes {
         {
             return Err(list::conflict(
                 &format!(
-                    "Annotation {GROUP_ATTRIBUTES} sets {key}, which no port of the Service has: only those with TCP alone."
+                    "Annotation {GROUP_ATTRIBUTES} sets {key}, which AWS has only for ports with TCP alone. The Service has no such \
+                     port."
                 ),
                 "Remove the attribute.",
             ));
         }
-        if is(RESET, "true") && values.get(INTERVAL).is_some_and(|seconds| seconds != "0") {
+        if is(RESET, "true")
+            && let Some(seconds) = values.get(INTERVAL).filter(|seconds| *seconds != "0")
+        {
             return Err(list::conflict(
                 &format!(
-                    "Annotation {GROUP_ATTRIBUTES} enables {RESET}, which leaves no time for {INTERVAL}."
+                    "Annotation {GROUP_ATTRIBUTES} contradicts itself: {RESET}=true ends connections at once, and \
+                     {INTERVAL}={seconds} keeps them for {seconds}s."
                 ),
-                "Keep only one of them.",
+                "Keep only one of the two attributes.",
             ));
         }
         Ok(Self(values))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The health check of the target groups: that of the plan within the limits of `ELBv2`, and the annotations of AWS's other
+//! The health check of the target groups: that of the plan within the limits of `ELBv2`, and the annotations of AWS's own
 //! controllers for its times and thresholds. Pure.
 
 use std::ops::RangeInclusive;

@@ -54,7 +54,7 @@ pub(crate) fn further_tags(annotations: &BTreeMap<String, String>) -> Result<Tag
         let is_allowed = |text: &str| text.chars().all(|c| c.is_alphanumeric() || " +-=._:/@".contains(c));
         let lower = key.to_ascii_lowercase();
         let wrong = if lower.starts_with(OWN_PREFIX) {
-            "which says whose the resource is"
+            "whose prefix steerage.dev/ is reserved for Steerage"
         } else if lower.starts_with("aws:") {
             "which AWS reserves for itself"
         } else if key.chars().count() > 128 || value.chars().count() > 256 {

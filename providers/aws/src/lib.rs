@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The AWS provider: `ELBv2` network load balancers with instance targets.
 //!
-//! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. `names`, `desired`, `attributes`,
-//! `labels`, `diff`, `registered` and `state` decide and do no I/O. `client` makes the calls, `api_metrics` counts them. `provider` combines them: `first_look` and `restructure`
-//! bring the structure in place, `finish` what follows. No other crate sees an AWS type, and this crate uses nothing of Kubernetes.
+//! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. These decide and do no I/O:
+//! `desired` with `annotations`, `attributes`, `health_check`, `labels`, `list`, `names`, `peers`, `placement` and `tls` what is wanted;
+//! `diff`, `registered` and `state` what is missing. `client` makes the calls, and `api_metrics` counts them. `provider` combines them: `inventory`, `first_look` and
+//! `observe` read what exists, `restructure` and `apply` bring the structure in place, `finish`, `targets` and `health` do what follows,
+//! `delete` removes everything. No other crate sees an AWS type, and this crate uses nothing of Kubernetes.
 
 pub mod annotations;
 mod api_metrics;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads annotations that hold a list: `a,b`, or `key=value` pairs as AWS's other controllers write them. Pure.
+//! Reads annotations that hold a list: `a,b`, or `key=value` pairs as AWS's own controllers write them. Pure.
 
 use std::collections::BTreeMap;
 
@@ -47,8 +47,8 @@ pub(crate) fn pairs(annotations: &BTreeMap<String, String>, name: &str) -> Resul
         if key.is_empty() {
             return Err(invalid(
                 name,
-                &format!("has the item `{item}`"),
-                "Write key=value, separated by commas.",
+                &format!("has the item `{item}`, which is not key=value"),
+                "Correct the item. Commas separate items.",
             ));
         }
         if pairs.iter().any(|pair| pair.key == key) {

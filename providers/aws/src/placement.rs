@@ -42,8 +42,9 @@ fn read(annotations: &BTreeMap<String, String>, name: &str) -> Result<Option<Vec
     if items.is_empty() {
         return Err(list::invalid(name, "is empty", "List the values, separated by commas, or remove it."));
     }
-    if items.iter().collect::<BTreeSet<_>>().len() < items.len() {
-        return Err(list::invalid(name, "names something twice", "Keep one."));
+    let mut seen = BTreeSet::new();
+    if let Some(item) = items.iter().find(|item| !seen.insert(*item)) {
+        return Err(list::invalid(name, &format!("names `{item}` twice"), "Keep one."));
     }
     Ok(Some(items))
 }
@@ -127,9 +128,14 @@ impl Placement {
         let wanted: BTreeSet<&String> = self.subnets.iter().collect();
         if self.is_named && !placed.keys().eq(wanted) {
             let present = placed.keys().cloned().collect::<Vec<_>>().join(",");
+            let order = if self.addresses.is_empty() {
+                ""
+            } else {
+                ", in the order in which the addresses are requested"
+            };
             let message = format!(
-                "Steerage does not change the subnets of an existing load balancer. The present ones are kept. Re-create the Service, \
-                 or set the annotation {SUBNETS} to {present}."
+                "Annotation {SUBNETS} names other subnets than the load balancer has, and Steerage does not change them. The load \
+                 balancer keeps its subnets. Name {present} again{order}, or create the Service again, which changes its hostname."
             );
             return Err(Error::invalid(reasons::SUBNETS_IMMUTABLE, message));
         }
@@ -147,8 +153,8 @@ impl Placement {
             return Ok(());
         }
         let message = format!(
-            "The load balancer does not have the addresses that annotation {} requests, and AWS cannot change them. The present \
-             addresses are kept. Re-create the Service, or restore or remove the annotation.",
+            "Annotation {} requests other addresses than the load balancer has, and AWS cannot change them. The load balancer keeps \
+             its addresses. Restore or remove the annotation, or create the Service again, which changes its hostname.",
             self.requested_by
         );
         Err(Error::invalid(reasons::ADDRESSES_IMMUTABLE, message))

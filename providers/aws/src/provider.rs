@@ -214,6 +214,12 @@ impl Provider for Aws {
         Ok(owners)
     }
 
+    /// Only what is refused without a call is known.
+    async fn preview(&self, lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
+        desired(&self.config, lb)?;
+        Ok(None)
+    }
+
     fn changes(&self) -> BoxStream<'static, Owner> {
         // AWS sends no notifications; the controller's resync finds changes.
         futures::stream::pending().boxed()

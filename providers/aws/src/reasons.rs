@@ -69,12 +69,12 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         INVALID_ANNOTATION,
-        "An annotation has a value that AWS or Steerage does not take, as for the controller's own annotations.",
+        "An annotation has a value that AWS or Steerage does not accept. The controller gives the same reason for its own annotations.",
         "Use a value that the message names.",
     ),
     (
         ANNOTATION_NOT_SUPPORTED,
-        "An annotation of AWS's other controllers requests what Steerage does not do.",
+        "An annotation of AWS's own controllers requests what Steerage does not do.",
         "Remove the annotation, or set a value that the message names.",
     ),
     (
@@ -89,13 +89,13 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         SUBNETS_IMMUTABLE,
-        "An annotation names other subnets than the load balancer has.",
-        "Create the Service again, or restore the annotation.",
+        "An annotation names other subnets than the load balancer has, which Steerage does not change.",
+        "Restore the annotation, or create the Service again, which changes its hostname.",
     ),
     (
         ADDRESSES_IMMUTABLE,
-        "An annotation requests other addresses than the load balancer has.",
-        "Create the Service again, or restore or remove the annotation.",
+        "An annotation requests other addresses than the load balancer has, which AWS cannot change.",
+        "Restore or remove the annotation, or create the Service again, which changes its hostname.",
     ),
     (
         NODE_PORTS_DIFFER,
@@ -121,7 +121,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (QUOTA_EXCEEDED, "A quota of the account is used up.", "Raise the quota, or delete resources."),
     (
         REJECTED_BY_PROVIDER,
-        "AWS finds the request invalid.",
-        "As the message says; check the `--aws-…` flags.",
+        "AWS rejects a request. What it accepted before stays as it is.",
+        "Correct the annotation or the `--aws-…` flag that names the rejected value.",
     ),
 ];

@@ -11,7 +11,7 @@ use crate::list;
 
 /// AWS's limit for one load balancer, without the default ones.
 const MAX_CERTIFICATES: usize = 25;
-/// The policy without an annotation: AWS's own default, and that of its other controllers.
+/// The policy without an annotation: AWS's own default, and that of its controllers.
 const DEFAULT_POLICY: &str = "ELBSecurityPolicy-2016-08";
 const ALPN_POLICIES: &[&str] = &["HTTP1Only", "HTTP2Only", "HTTP2Optional", "HTTP2Preferred", "None"];
 

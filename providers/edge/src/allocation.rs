@@ -19,7 +19,8 @@ use crate::{Pool, Request, allocate, spec};
 const LATEST_EFFECT: Duration = Duration::from_secs(10);
 
 /// A released address is not given to another Service for this time, if another is free: until all nodes have removed the rules of the
-/// Service that had it. kube-proxy may need some tens of seconds (`minSyncPeriod`, and the time of a sync).
+/// Service that had it. kube-proxy needs about a second, in large clusters some tens of seconds (`minSyncPeriod`, and the time of a
+/// sync).
 const REST: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Default)]
@@ -34,7 +35,8 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// The addresses of a load balancer, which has `current`. They are reserved until [`Allocation::confirm`], or the owner waits.
+    /// The addresses of a load balancer, which has `current`. They are reserved until
+    /// [`Allocation::end_reservation`], also if a later try fails.
     pub(crate) fn allocate(
         &mut self,
         lb: &LoadBalancer,
@@ -83,8 +85,8 @@ impl Allocation {
         }
     }
 
-    /// Drops the reservation of the load balancer of this name, and returns its addresses.
-    pub(crate) fn confirm(&mut self, name: &str) -> Option<Vec<IpAddr>> {
+    /// Ends the reservation of the load balancer of this name, and returns its addresses.
+    pub(crate) fn end_reservation(&mut self, name: &str) -> Option<Vec<IpAddr>> {
         self.reserved.remove(name).map(|(addresses, _)| addresses)
     }
 

@@ -275,7 +275,7 @@ impl Provider for EdgeProvider {
                 return Err(failure.into());
             }
         }
-        self.shared.confirm(&lb.owner);
+        self.shared.end_reservation(&lb.owner);
         if before.as_ref() != Some(&wanted.addresses) {
             let before = before.unwrap_or_default();
             self.shared.on_release(Some(&lb.owner.service), &before, &wanted.addresses);
@@ -301,7 +301,7 @@ impl Provider for EdgeProvider {
         let wanted =
             EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..content.spec.clone() };
         self.change(owner, &entry, &wanted).await?;
-        self.shared.confirm(owner);
+        self.shared.end_reservation(owner);
         self.drop_left(content.spec.node_set.clone(), &wanted).await?;
         Ok(Outcome { ingress: ingress(&wanted), refused, ..Outcome::done() })
     }
@@ -353,7 +353,7 @@ impl Provider for EdgeProvider {
             self.shared.on_release(Some(&owner.service), &released, &[]);
             self.shared.pools_are_stale();
         }
-        self.shared.confirm(owner);
+        self.shared.end_reservation(owner);
         // Also when an earlier call deleted the object and then failed.
         for which in node_set.iter().map(String::as_str).chain(SharedSet::ALL.map(SharedSet::as_str)) {
             self.drop_unused(which).await?;

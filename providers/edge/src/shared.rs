@@ -262,10 +262,10 @@ impl Shared {
     }
 
     /// The cache shows the load balancer of this owner as it is: what was kept in case a write had succeeded is released.
-    pub(crate) fn confirm(&self, owner: &Owner) {
+    pub(crate) fn end_reservation(&self, owner: &Owner) {
         let name = &spec::object_name(owner);
         self.users().remove(name);
-        let Some(reserved) = self.allocation().confirm(name) else { return };
+        let Some(reserved) = self.allocation().end_reservation(name) else { return };
         let now = self.balancers.cache.get(name).map(|entry| addresses(&entry)).unwrap_or_default();
         self.on_release(Some(&owner.service), &reserved, &now);
     }

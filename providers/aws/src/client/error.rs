@@ -86,9 +86,7 @@ impl From<CallError> for Error {
                 Self::Denied(format!("ELBv2 {action}: {code}: AWS does not accept the credentials"))
             }
             // An Elastic IP address that something else uses.
-            "ResourceInUse" if action == "CreateLoadBalancer" => {
-                Self::invalid(crate::reasons::REJECTED_BY_PROVIDER, text)
-            }
+            "ResourceInUse" if action == "CreateLoadBalancer" => rejected(&text),
             "DuplicateLoadBalancerName"
             | "DuplicateTargetGroupName"
             | "DuplicateListener"
@@ -113,11 +111,21 @@ impl From<CallError> for Error {
                         | "ValidationError"
                 ) =>
             {
-                Self::invalid(crate::reasons::REJECTED_BY_PROVIDER, text)
+                rejected(&text)
             }
             _ => Self::Unavailable(format!("AWS failed: {text}. Steerage retries.")),
         }
     }
+}
+
+/// Why AWS rejects a value, and what to do: AWS names the value in its text.
+fn rejected(text: &str) -> Error {
+    let text = text.trim_end_matches('.');
+    let message = format!(
+        "AWS rejects the request: {text}. What AWS accepted before stays as it is. Correct the annotation or --aws-… flag that names \
+         the rejected value."
+    );
+    Error::invalid(crate::reasons::REJECTED_BY_PROVIDER, message)
 }
 
 /// The answer, or `None` if the error has the given "not found" code.
@@ -182,6 +190,11 @@ mod tests {
         assert_eq!(
             error("Throttling").to_string(),
             "The provider limits calls: ELBv2 CreateListener: Throttling: token=SECRET. Steerage retries."
+        );
+        assert_eq!(
+            error("SubnetNotFound").to_string(),
+            "AWS rejects the request: ELBv2 CreateListener: SubnetNotFound: token=SECRET. What AWS accepted before stays as it is. \
+             Correct the annotation or --aws-… flag that names the rejected value."
         );
         let told = error("SignatureDoesNotMatch").to_string();
         assert!(told.contains("CreateListener") && !told.contains("SECRET"), "{told}");

@@ -61,7 +61,7 @@ fn object(name: &str, addresses: &[IpAddr]) -> Entry<LoadBalancerContent> {
 }
 
 #[test]
-fn reserved_address_is_taken_until_it_is_confirmed() {
+fn reserved_address_is_taken_until_the_reservation_ends() {
     let (mut allocation, index, pools) =
         (Allocation::default(), Index::default(), pools("10.9.0.1-10.9.0.2"));
     let get = |allocation: &mut Allocation, name| {
@@ -72,8 +72,8 @@ fn reserved_address_is_taken_until_it_is_confirmed() {
     assert_eq!(get(&mut allocation, "b").expect("free"), [ip("10.9.0.2")]);
     assert_eq!(get(&mut allocation, "c").expect_err("none is left").reason(), crate::NO_FREE_ADDRESS);
     let name = spec::object_name(&owner("a"));
-    assert_eq!(allocation.confirm(&name), Some(vec![ip("10.9.0.1")]));
-    assert_eq!(allocation.confirm(&name), None);
+    assert_eq!(allocation.end_reservation(&name), Some(vec![ip("10.9.0.1")]));
+    assert_eq!(allocation.end_reservation(&name), None);
     assert_eq!(allocation.release(None, &[ip("10.9.0.1")], &pools), [owner("c")]);
     assert_eq!(get(&mut allocation, "c").expect("no other is free"), [ip("10.9.0.1")]);
 }
@@ -91,7 +91,7 @@ fn addresses_of_all_tries_stay_reserved() {
     assert_eq!(get(&mut allocation, &index, "a"), [ip("10.9.0.1")]);
     assert_eq!(get(&mut allocation, &index, "b"), [ip("10.9.0.3")], "a may have 10.9.0.2");
     let name = spec::object_name(&owner("a"));
-    assert_eq!(allocation.confirm(&name), Some(vec![ip("10.9.0.2"), ip("10.9.0.1")]));
+    assert_eq!(allocation.end_reservation(&name), Some(vec![ip("10.9.0.2"), ip("10.9.0.1")]));
 }
 
 #[test]
@@ -115,7 +115,7 @@ async fn times_pass() {
     assert!(allocation.unsettled(&name).is_some() && allocation.unsettled("lb-b").is_none());
     tokio::time::advance(LATEST_EFFECT).await;
     assert_eq!(allocation.unsettled(&name), None);
-    let released = allocation.confirm(&name).expect("it was reserved");
+    let released = allocation.end_reservation(&name).expect("it was reserved");
     allocation.release(Some(&owner("a").service), &released, &pools);
     let mut get = |name| allocation.allocate(&load_balancer(name, &[]), Vec::new(), &pools, &index);
     assert_eq!(get("b").expect("free"), [ip("10.9.0.2")], "the nodes may still forward the other");
@@ -123,7 +123,7 @@ async fn times_pass() {
         LoadBalancer { owner: Owner { uid: "again".to_owned(), ..owner("a") }, ..load_balancer("a", &[]) };
     let given = allocation.allocate(&again, Vec::new(), &pools, &index);
     assert_eq!(given.expect("free"), [ip("10.9.0.1")], "they forward it to pods of the same Service");
-    allocation.confirm(&spec::object_name(&again.owner));
+    allocation.end_reservation(&spec::object_name(&again.owner));
     let mut get = |name| allocation.allocate(&load_balancer(name, &[]), Vec::new(), &pools, &index);
     tokio::time::advance(REST).await;
     assert_eq!(get("c").expect("free"), [ip("10.9.0.1")]);

@@ -59,7 +59,7 @@ async fn edit_in_the_response_to_a_status_write_is_not_lost() {
 
 /// The object of a creation whose answer was lost never appeared.
 #[tokio::test]
-async fn confirmed_reservation_wakes_who_waits_for_its_address() {
+async fn ended_reservation_wakes_the_owner_that_waits_for_its_address() {
     let service = tower::service_fn(|_: http::Request<Body>| async {
         Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
     });
@@ -69,7 +69,7 @@ async fn confirmed_reservation_wakes_who_waits_for_its_address() {
     shared.allocate(&load_balancer("a", &[])).expect("free");
     shared.allocate(&load_balancer("b", &[])).expect_err("none is free");
     let mut notified = shared.notifier.subscribe();
-    shared.confirm(&owner("a"));
+    shared.end_reservation(&owner("a"));
     assert_eq!(notified.next().now_or_never().flatten(), Some(owner("b")));
     assert_eq!(shared.allocate(&load_balancer("b", &[])).expect("free"), [ip("10.9.0.7")]);
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steerage_model::Affinity;
-use steerage_provider_api::{Compare, Error, LoadBalancer, Owner};
+use steerage_provider_api::{Compare, Error, LoadBalancer, Owner, Provider as _};
 
 use super::driver::{apply, delete, provider, standin, wanted};
 use crate::annotations::{
@@ -42,6 +42,16 @@ async fn pause() {
 fn changes(cloud: &StandIn) -> Vec<&'static str> {
     let calls = cloud.take_calls();
     calls.iter().filter(|call| call.kind != Kind::Read).map(|call| call.name).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn preview_refuses_wrong_annotations_without_a_call() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    assert_eq!(aws.preview(&with(&[(CROSS_ZONE, "true")])).await.unwrap(), None);
+    let error = aws.preview(&with(&[(CROSS_ZONE, "yes")])).await.unwrap_err();
+    assert_eq!(error.reason(), "InvalidAnnotation");
+    assert!(cloud.take_calls().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
