@@ -7,7 +7,8 @@ use steerage_requirements::requires;
 use crate::support::Cluster;
 
 /// What a controller writes and the API server does not.
-const WRITTEN: [&str; 5] = ["services", "edgeloadbalancers", "edgenodesets", "addresspools", "endpointslices"];
+const WRITTEN: [&str; 5] =
+    ["services", "edgeloadbalancers", "edgenodesets", "addresspools", "endpointslices"];
 
 /// The line of the log about a Service.
 fn line<'a>(log: &'a str, service: &str) -> &'a str {

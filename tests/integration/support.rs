@@ -395,7 +395,9 @@ pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Opti
 /// first (409, which for a creation means something else).
 pub(crate) async fn answered<T>(what: &str, mut call: impl AsyncFnMut() -> kube::Result<T>) -> T {
     let is_passing = |status: &kube::core::Status| {
-        matches!(status.code, 429 | 503) || status.reason == "Conflict" || status.message.contains("etcdserver:")
+        matches!(status.code, 429 | 503)
+            || status.reason == "Conflict"
+            || status.message.contains("etcdserver:")
     };
     eventually(what, async || match call().await {
         Err(kube::Error::Api(status)) if is_passing(&status) => None,
