@@ -309,7 +309,7 @@ fn until_all_are_answered() {
     let begun = Instant::now();
     // Twice: the first time may have begun before the datagram came.
     let is_done =
-        |(before, turns): &(u64, Arc<AtomicU64>)| turns.load(Ordering::Relaxed) >= before + 2 * IDLE;
+        |(before, turns): &(u64, Arc<AtomicU64>)| turns.load(Ordering::Relaxed) >= before.saturating_add(2 * IDLE);
     while !before.iter().all(is_done) && begun.elapsed() < LIMIT {
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -12,7 +12,7 @@ use steerage_nft::{Nft, Table};
 use steerage_requirements::{in_new_netns, requires};
 
 use crate::kernel::cluster::{Proxy, Spec, World, addr, cluster_ip, plans, pod_networks};
-use crate::kernel::ruleset::{Counts, counts_in_json, counts_in_text, nft};
+use crate::kernel::ruleset::{Counts, counts_in_json, counts_in_text, nft, settled};
 
 /// A Service of each kind of element: all classes, both lists, affinity, source ranges, node ports, hairpins, rejects.
 fn everything() -> World {
@@ -103,8 +103,8 @@ fn nft_command_lists_every_kind_of_element() {
         }
         // The sources are IPv6 too, two nets of IPv4 against one.
         assert_eq!(wanted[&("ip".to_owned(), "sources".to_owned())], 6);
-        assert_eq!(counts_in_json(), wanted);
-        assert_eq!(counts_in_text(), wanted);
+        assert_eq!(settled(counts_in_json), wanted);
+        assert_eq!(settled(counts_in_text), wanted);
         let text = nft(&["list", "ruleset"]);
         for part in ["tcp", "udp", "sctp", "dnat ip to", "dnat ip6 to", "masquerade fully-random", "expires"]
         {
