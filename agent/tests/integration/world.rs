@@ -308,8 +308,9 @@ fn until_all_are_answered() {
     drop(turns);
     let begun = Instant::now();
     // Twice: the first time may have begun before the datagram came.
-    let is_done =
-        |(before, turns): &(u64, Arc<AtomicU64>)| turns.load(Ordering::Relaxed) >= before.saturating_add(2 * IDLE);
+    let is_done = |(before, turns): &(u64, Arc<AtomicU64>)| {
+        turns.load(Ordering::Relaxed) >= before.saturating_add(2 * IDLE)
+    };
     while !before.iter().all(is_done) && begun.elapsed() < LIMIT {
         std::thread::sleep(Duration::from_millis(10));
     }
