@@ -208,7 +208,7 @@ mod tests {
     }
 
     /// Services `first..` with a health-check port each, served on the IPv4 loopback address.
-    async fn many(count: usize) -> (Listeners, Vec<SocketAddr>) {
+    fn many(count: usize) -> (Listeners, Vec<SocketAddr>) {
         let (ports, loopback) = (HealthCheckPorts::default(), addresses()[0]);
         let mut wanted = BTreeMap::new();
         let mut at = Vec::new();
@@ -244,7 +244,7 @@ mod tests {
 
     #[tokio::test]
     async fn slow_and_malformed_probers_do_not_block_others() {
-        let (listeners, at) = many(2).await;
+        let (listeners, at) = many(2);
         let [victim, other] = at[..] else { panic!("{at:?}") };
         let mut hostile = Vec::new();
         let endless = format!("GET /{} HTTP/1.1\r\n", "x".repeat(100_000));
@@ -276,7 +276,7 @@ mod tests {
     async fn ten_thousand_connections_to_all_ports_together_are_bounded() {
         crate::health::allow_many_connections();
         let servers = MAX_TOTAL / MAX_PER_SERVER + 8;
-        let (listeners, at) = many(servers).await;
+        let (listeners, at) = many(servers);
         let mut held = Vec::new();
         for address in at.iter().cycle().take(10_000) {
             held.push(TcpStream::connect(address).await.unwrap());
@@ -293,7 +293,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_prober_may_keep_its_connection() {
-        let (_listeners, at) = many(1).await;
+        let (_listeners, at) = many(1);
         let mut stream = TcpStream::connect(at[0]).await.unwrap();
         for _ in 0..3 {
             stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();

@@ -125,7 +125,7 @@ impl Scene {
         &self,
         version: &str,
         kind: &str,
-        call: impl AsyncFn(Api<DynamicObject>) -> kube::Result<T> + Send,
+        call: impl AsyncFn(Api<DynamicObject>) -> kube::Result<T> + Sync,
     ) -> T {
         let (group, version) = version.split_once('/').unwrap_or(("", version));
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
