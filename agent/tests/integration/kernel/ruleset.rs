@@ -27,7 +27,7 @@ pub(crate) fn ruleset() -> Vec<String> {
 }
 
 /// What two lists in a row agree on.
-pub(crate) fn settled<T: PartialEq>(mut list: impl FnMut() -> T) -> T {
+fn settled<T: PartialEq>(mut list: impl FnMut() -> T) -> T {
     let mut last = list();
     for _ in 0..200 {
         let next = list();
