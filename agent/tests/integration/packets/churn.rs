@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_model::{EndpointSlice, Family, Key, Protocol, Service};
-use steerage_nft::{Batch, Chain, Nft, Table};
 use steerage_requirements::requires;
 use steerage_watch::Event;
 
@@ -290,23 +289,4 @@ fn no_packet_of_flood_is_lost_while_vip_changes_map() {
         }
         cluster.apply();
     });
-}
-
-/// A packet may pass the new table's chains before the change and the old table's after it, if the kernel runs them in that order.
-#[test]
-fn no_packet_of_flood_is_lost_while_table_is_replaced() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
-    let world = World::new();
-    let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("IPv4") };
-    let (mut cluster, _) = flooded(&world, *to.ip());
-    under_flood(&world, to, || {
-        // A chain of another layout.
-        let (table, mut batch) = (Table::new(steerage_nft::Family::Ip, "steerage"), Batch::new());
-        batch.add_chain(&table, &Chain::regular("other"));
-        world.run(At::Node, || Nft::open().unwrap().commit(batch).unwrap());
-        cluster.dataplane.mark_out_of_sync();
-        assert!(cluster.apply().elements > 0, "replaced");
-    });
-    let text = world.sh_at(At::Node, "nft list table ip steerage");
-    assert!(!text.contains("chain other") && !text.contains("handover"), "{text}");
 }

@@ -72,7 +72,7 @@ fn changed_layout_is_replaced_without_losing_connections() {
 /// Uses the binary of another version in `STEERAGE_AGENT_PREVIOUS`, if set: each version must take over the other's tables.
 ///
 /// The previous version lets a packet through that arrives in the very moment of the change: it passes the new table's chains before it
-/// and the old table's after it. A flow that begins so is lost. The present version may lose none.
+/// and the old table's after it. A flow that begins so is lost.
 #[test]
 fn upgrade_and_downgrade_lose_no_connection() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
