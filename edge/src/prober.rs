@@ -232,7 +232,8 @@ mod tests {
             port: address.port(),
             path: Some("/healthz".to_owned()),
             interval_milliseconds: 100,
-            timeout_milliseconds: 100,
+            // The server answers at once, but may have no core.
+            timeout_milliseconds: 30_000,
             healthy_threshold: 1,
             unhealthy_threshold: 2,
         };
@@ -279,8 +280,10 @@ mod tests {
         let open = probe_of(address, HealthCheckProtocol::Tcp);
         assert_eq!(super::probe(&open, None).await.expect("probe"), ProbeResult::Passed(None));
         let mut closed = open.clone();
-        let free = TcpListener::bind("127.0.0.1:0").await.expect("bind").local_addr().expect("address");
-        closed.check.port = free.port();
+        // Bound, so that nobody else takes it, and not listening.
+        let free = tokio::net::TcpSocket::new_v4().expect("socket");
+        free.bind("127.0.0.1:0".parse().expect("address")).expect("bind");
+        closed.check.port = free.local_addr().expect("address").port();
         assert!(super::probe(&closed, None).await.is_err());
         assert!(super::probe(&open, Some("192.0.2.1".parse().expect("address"))).await.is_err(), "not ours");
     }

@@ -133,6 +133,17 @@ impl Chain {
         }
     }
 
+    /// The same base chain under another name, which the kernel runs later than this one, and later than others of its priority. A
+    /// regular chain only changes its name.
+    #[must_use]
+    pub fn later(&self, name: impl Into<String>) -> Self {
+        let mut later = Self { name: name.into(), ..self.clone() };
+        if let Some(base) = &mut later.base {
+            base.priority = base.priority.saturating_add(1);
+        }
+        later
+    }
+
     /// Whether this is a base chain.
     pub fn is_base(&self) -> bool {
         self.base.is_some()

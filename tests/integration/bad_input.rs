@@ -106,7 +106,7 @@ async fn rejected_services_follow_their_endpoints() {
     cluster.condition("policy", "Programmed", "False", "AddressOutsidePools").await;
     cluster.targets("policy", &["node-b"]).await;
 
-    controller.kill();
+    cluster.kill(controller).await;
     let _controller = cluster.controller("two", &[]);
     for service in ["provider", "plan"] {
         cluster.endpoints(service, &["node-a"]).await;
@@ -212,7 +212,7 @@ async fn services_of_other_classes_are_not_touched() {
     same(&theirs_then).await;
     same(&unset).await;
 
-    controller.kill();
+    cluster.kill(controller).await;
     let _controller = cluster.controller("two", &["--serve-unset-class"]);
     cluster.address("unset").await;
     let served = cluster.services().get("unset").await.expect("service");
@@ -253,7 +253,7 @@ async fn legacy_annotations_are_reported_and_applied_once_if_enabled() {
     cluster.service("wrong", wrong).await;
     cluster.event("wrong", "InvalidLegacyAnnotation").await;
     cluster.address("wrong").await;
-    controller.kill();
+    cluster.kill(controller).await;
 
     let _controller = cluster.controller("two", &["--migrate-legacy-annotations"]);
     let spec = eventually("the migration", async || {

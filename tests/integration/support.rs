@@ -54,18 +54,11 @@ impl Cluster {
         let cluster = Self { client, namespace: name.to_owned(), server: Some(server), _turn: turn };
         cluster.clean().await;
         for crd in steerage_edge_api::crds() {
-            let api: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
-            let _ = api.create(&PostParams::default(), &crd).await;
-            eventually("the CRD to be served", async || {
-                let crd = api.get_opt(&crd.name_any()).await.ok()??;
-                let conditions = crd.status?.conditions?;
-                conditions.iter().any(|c| c.type_ == "Established" && c.status == "True").then_some(())
-            })
-            .await;
+            cluster.install(&crd).await;
         }
         let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
-        let namespace = parse(json!({"metadata": {"name": name}}));
-        let _ = namespaces.create(&PostParams::default(), &namespace).await;
+        let namespace: Namespace = parse(json!({"metadata": {"name": name}}));
+        answered("the namespace", async || namespaces.create(&PostParams::default(), &namespace).await).await;
         for (name, ip) in [("node-a", "10.1.0.1"), ("node-b", "10.1.0.2")] {
             cluster.node(name, ip).await;
         }
@@ -73,51 +66,75 @@ impl Cluster {
         cluster
     }
 
+    /// Creates a CRD, and waits until the API server serves its objects: for a moment after it says so, it does not.
+    async fn install(&self, crd: &CustomResourceDefinition) {
+        let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
+        eventually("the CRD to be served", async || {
+            let _ = api.create(&PostParams::default(), crd).await;
+            let found = api.get_opt(&crd.name_any()).await.ok()??;
+            let conditions = found.status?.conditions?;
+            conditions.iter().find(|c| c.type_ == "Established" && c.status == "True")?;
+            let (spec, version) = (&crd.spec, crd.spec.versions.first()?);
+            let path = format!("/apis/{}/{}/{}", spec.group, version.name, spec.names.plural);
+            self.client.request_text(http::Request::get(path).body(Vec::new()).ok()?).await.ok().map(drop)
+        })
+        .await;
+    }
+
+    /// Removes what the last test left.
     async fn clean(&self) {
         let services: Api<Service> = Api::all(self.client.clone());
-        for service in services.list(&ListParams::default()).await.expect("services") {
-            let (namespace, name) = (service.namespace().expect("namespace"), service.name_any());
-            if namespace == "default" && name == "kubernetes" {
-                continue;
-            }
-            let api: Api<Service> = Api::namespaced(self.client.clone(), &namespace);
-            let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-            let _ = api.patch(&name, &PatchParams::default(), &patch).await;
-            let _ = api.delete(&name, &DeleteParams::default()).await;
-        }
         let nodes: Api<Node> = Api::all(self.client.clone());
-        for node in nodes.list(&ListParams::default()).await.expect("nodes") {
-            let _ = nodes.delete(&node.name_any(), &DeleteParams::default()).await;
-        }
+        eventually("an empty cluster", async || {
+            let mut left = 0;
+            for service in services.list(&ListParams::default()).await.ok()? {
+                let (namespace, name) = (service.namespace().expect("namespace"), service.name_any());
+                if namespace == "default" && name == "kubernetes" {
+                    continue;
+                }
+                left += 1;
+                let api: Api<Service> = Api::namespaced(self.client.clone(), &namespace);
+                let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+                let _ = api.patch(&name, &PatchParams::default(), &patch).await;
+                let _ = api.delete(&name, &DeleteParams::default()).await;
+            }
+            for node in nodes.list(&ListParams::default()).await.ok()? {
+                left += 1;
+                let _ = nodes.delete(&node.name_any(), &DeleteParams::default()).await;
+            }
+            (left == 0).then_some(())
+        })
+        .await;
     }
 
     pub(crate) async fn node(&self, name: &str, ip: &str) {
         let api: Api<Node> = Api::all(self.client.clone());
-        let node = parse(json!({"metadata": {"name": name}}));
-        let _ = api.create(&PostParams::default(), &node).await;
-        let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": ip}]}});
-        api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.expect("node status");
+        let node: Node = parse(json!({"metadata": {"name": name}}));
+        answered("a node", async || api.create(&PostParams::default(), &node).await).await;
+        let status = Patch::Merge(json!({"status": {"addresses": [{"type": "InternalIP", "address": ip}]}}));
+        answered("its status", async || api.patch_status(name, &PatchParams::default(), &status).await).await;
     }
 
     /// Labels a node so that load balancers do not use it.
     pub(crate) async fn exclude(&self, node: &str) {
         let api: Api<Node> = Api::all(self.client.clone());
-        let labels =
-            json!({"metadata": {"labels": {"node.kubernetes.io/exclude-from-external-load-balancers": ""}}});
-        api.patch(node, &PatchParams::default(), &Patch::Merge(labels)).await.expect("node");
+        let labels = Patch::Merge(
+            json!({"metadata": {"labels": {"node.kubernetes.io/exclude-from-external-load-balancers": ""}}}),
+        );
+        answered("a label", async || api.patch(node, &PatchParams::default(), &labels).await).await;
     }
 
     pub(crate) async fn provider_id(&self, node: &str, id: &str) {
         let api: Api<Node> = Api::all(self.client.clone());
         let patch = Patch::Merge(json!({"spec": {"providerID": id}}));
-        api.patch(node, &PatchParams::default(), &patch).await.expect("node");
+        answered("a provider ID", async || api.patch(node, &PatchParams::default(), &patch).await).await;
     }
 
     pub(crate) async fn pool(&self, name: &str, range: &str) {
         let api: Api<AddressPool> = Api::namespaced(self.client.clone(), &self.namespace);
-        let pool = json!({"apiVersion": "steerage.dev/v1alpha1", "kind": "AddressPool",
-            "metadata": {"name": name}, "spec": {"addresses": [range]}});
-        api.create(&PostParams::default(), &parse(pool)).await.expect("pool");
+        let pool: AddressPool = parse(json!({"apiVersion": "steerage.dev/v1alpha1", "kind": "AddressPool",
+            "metadata": {"name": name}, "spec": {"addresses": [range]}}));
+        answered("a pool", async || api.create(&PostParams::default(), &pool).await).await;
     }
 
     pub(crate) fn services(&self) -> Api<Service> {
@@ -150,15 +167,18 @@ impl Cluster {
             },
         });
         merge(&mut service, change);
-        self.services().create(&PostParams::default(), &parse(service)).await.expect("service")
+        let (services, service) = (self.services(), parse(service));
+        answered("a Service", async || services.create(&PostParams::default(), &service).await).await
     }
 
     pub(crate) async fn change(&self, name: &str, change: Value) -> Service {
-        self.services().patch(name, &PatchParams::default(), &Patch::Merge(change)).await.expect("change")
+        let (services, change) = (self.services(), Patch::Merge(change));
+        answered("a change", async || services.patch(name, &PatchParams::default(), &change).await).await
     }
 
     pub(crate) async fn delete(&self, name: &str) {
-        self.services().delete(name, &DeleteParams::default()).await.expect("delete");
+        let services = self.services();
+        let _ = answered("a deletion", async || services.delete(name, &DeleteParams::default()).await).await;
     }
 
     /// Has the Service's endpoints be ready on these nodes, and nowhere else.
@@ -174,20 +194,14 @@ impl Cluster {
             "metadata": {"name": service, "labels": {"kubernetes.io/service-name": service}},
             "addressType": "IPv4", "ports": [{"name": "web", "port": 8080}], "endpoints": endpoints,
         });
-        let params = PatchParams::apply("test").force();
-        api.patch(service, &params, &Patch::Apply(slice)).await.expect("slice");
+        let (params, slice) = (PatchParams::apply("test").force(), Patch::Apply(slice));
+        answered("a slice", async || api.patch(service, &params, &slice).await).await;
     }
 
     /// The load balancer of a Service, if there is one.
     pub(crate) async fn balancer_of(&self, service: &str) -> Option<EdgeLoadBalancer> {
-        // An API server answers 429 for a moment after a CRD was created.
-        let list = eventually("a list of balancers", async || {
-            match self.balancers().list(&ListParams::default()).await {
-                Err(kube::Error::Api(status)) if status.code == 429 => None,
-                list => Some(list.expect("balancers")),
-            }
-        })
-        .await;
+        let balancers = self.balancers();
+        let list = answered("balancers", async || balancers.list(&ListParams::default()).await).await;
         list.items.into_iter().find(|balancer| balancer.spec.service.name == service)
     }
 
@@ -213,7 +227,9 @@ impl Cluster {
 
     /// The status of the condition `Programmed` now.
     pub(crate) async fn programmed(&self, service: &str) -> String {
-        let status = self.services().get(service).await.expect("the Service").status.expect("a status");
+        let services = self.services();
+        let found = answered("the Service", async || services.get(service).await).await;
+        let status = found.status.expect("a status");
         let mut conditions = status.conditions.unwrap_or_default().into_iter();
         conditions.find(|c| c.type_ == "steerage.dev/Programmed").expect("the condition").status
     }
@@ -259,11 +275,12 @@ impl Cluster {
         text.lines().filter(counts).filter_map(value).sum()
     }
 
-    /// The same number, once no write has come for longer than a controller waits with one (a pool's status: 1 s).
+    /// The same number, once no write has come for longer than a controller waits with one (a pool's status: 1 s), also where its
+    /// threads have no core for some seconds.
     pub(crate) async fn settled_writes(&self, resources: &[&str]) -> u64 {
         eventually("an end of the writes", async || {
             let before = self.writes(resources).await;
-            tokio::time::sleep(Duration::from_secs(2)).await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
             (self.writes(resources).await == before).then_some(before)
         })
         .await
@@ -272,7 +289,24 @@ impl Cluster {
     /// The Leases of the namespace. Their writes cannot be counted: an API server renews one for itself.
     pub(crate) async fn leases(&self) -> Vec<Lease> {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
-        api.list(&ListParams::default()).await.expect("leases").items
+        answered("leases", async || api.list(&ListParams::default()).await).await.items
+    }
+
+    /// The events of the namespace. Their writes cannot be counted either: the API server may report what it repairs.
+    pub(crate) async fn events(&self) -> Vec<Event> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
+        answered("events", async || api.list(&ListParams::default()).await).await.items
+    }
+
+    /// Kills a controller and frees its Lease, so that the next one does not wait until this expires.
+    pub(crate) async fn kill(&self, controller: Controller) {
+        controller.kill();
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.namespace);
+        let free = Patch::Merge(json!({"spec": {"holderIdentity": ""}}));
+        for lease in self.leases().await {
+            let name = lease.name_any();
+            answered("a free Lease", async || api.patch(&name, &PatchParams::default(), &free).await).await;
+        }
     }
 
     /// Starts a controller with the edge's provider.
@@ -311,10 +345,11 @@ impl Cluster {
             ])
             .args(["--admin-address", "127.0.0.1:0", "--log-level", "info"])
             .args([
+                // A holder that has no core for some seconds does not lose its Lease.
                 "--leader-elect-lease-duration",
-                "7s",
+                "15s",
                 "--leader-elect-renew-deadline",
-                "2s",
+                "10s",
                 "--leader-elect-retry-period",
                 "500ms",
             ])
@@ -391,6 +426,21 @@ pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Opti
         assert!(before.elapsed() < TIMEOUT, "waited in vain for {what}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Repeats a call for as long as the API server refuses it only for now: it is busy or not ready (429, 503), or another write came
+/// first (409, which for a creation means something else).
+pub(crate) async fn answered<T>(what: &str, mut call: impl AsyncFnMut() -> kube::Result<T>) -> T {
+    let is_passing = |status: &kube::core::Status| {
+        matches!(status.code, 429 | 503)
+            || status.reason == "Conflict"
+            || status.message.contains("etcdserver:")
+    };
+    eventually(what, async || match call().await {
+        Err(kube::Error::Api(status)) if is_passing(&status) => None,
+        answer => Some(answer.unwrap_or_else(|error| panic!("{what}: {error}"))),
+    })
+    .await
 }
 
 pub(crate) fn parse<T: DeserializeOwned>(value: Value) -> T {

@@ -147,6 +147,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::super::connection_limiter::{MAX_PER_SERVER, MAX_TOTAL};
+    use super::super::tests::free_ports;
     use super::*;
     use crate::plan::HealthPort;
 
@@ -156,8 +157,8 @@ mod tests {
         LOOPBACKS.map(|addr| addr.parse().unwrap()).to_vec()
     }
 
-    async fn free_port() -> u16 {
-        TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+    fn free_port() -> u16 {
+        free_ports(1)[0]
     }
 
     async fn ask(address: SocketAddr, request: &str) -> std::io::Result<String> {
@@ -173,7 +174,7 @@ mod tests {
     #[tokio::test]
     async fn health_response_equals_kube_proxys() {
         let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
-        let port = free_port().await;
+        let port = free_port();
         let key = Key::new("shop", "web");
         ports.publish(&[(key.clone(), HealthPort { port, v4: Some(2), v6: Some(0) })].into());
         // A node that is about to go serves as long as it can: only the node's own health says so.
@@ -198,18 +199,20 @@ mod tests {
         let text = ask(v6, "GET /healthz").await.unwrap();
         assert!(text.starts_with("HTTP/1.1 503 ") && text.contains("weight: 0"), "{text}");
         ports.withdraw(&key, None, false);
+        let begun = std::time::Instant::now();
         assert!(listeners.reconcile(&addresses()).is_empty());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        assert!(ask(v4, "GET /healthz").await.is_err());
+        while ask(v4, "GET /healthz").await.is_ok() {
+            assert!(begun.elapsed() < Duration::from_mins(1), "still open");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Services `first..` with a health-check port each, served on the IPv4 loopback address.
-    async fn many(count: usize) -> (Listeners, Vec<SocketAddr>) {
+    fn many(count: usize) -> (Listeners, Vec<SocketAddr>) {
         let (ports, loopback) = (HealthCheckPorts::default(), addresses()[0]);
         let mut wanted = BTreeMap::new();
         let mut at = Vec::new();
-        for number in 0..count {
-            let port = free_port().await;
+        for (number, port) in free_ports(count).into_iter().enumerate() {
             wanted.insert(Key::new("shop", number.to_string()), HealthPort { port, v4: Some(1), v6: None });
             at.push(SocketAddr::new(loopback, port));
         }
@@ -220,7 +223,7 @@ mod tests {
     }
 
     async fn is_answered(address: SocketAddr) {
-        let answer = tokio::time::timeout(Duration::from_secs(5), ask(address, "GET /healthz")).await;
+        let answer = tokio::time::timeout(Duration::from_mins(1), ask(address, "GET /healthz")).await;
         let text = answer.expect("in time").expect("an answer");
         assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
     }
@@ -231,9 +234,17 @@ mod tests {
         tokio::time::timeout(Duration::from_millis(1), stream.read_to_end(&mut rest)).await.is_ok()
     }
 
+    /// Waits until the other side has closed the connection.
+    async fn ends(stream: &mut TcpStream) {
+        let mut rest = Vec::new();
+        let end = tokio::time::timeout(Duration::from_mins(1), stream.read_to_end(&mut rest)).await;
+        // Also a reset is an end.
+        assert!(end.is_ok(), "still open");
+    }
+
     #[tokio::test]
     async fn slow_and_malformed_probers_do_not_block_others() {
-        let (listeners, at) = many(2).await;
+        let (listeners, at) = many(2);
         let [victim, other] = at[..] else { panic!("{at:?}") };
         let mut hostile = Vec::new();
         let endless = format!("GET /{} HTTP/1.1\r\n", "x".repeat(100_000));
@@ -256,7 +267,7 @@ mod tests {
         is_answered(victim).await;
         is_answered(other).await;
         assert!(listeners.connections.count() <= MAX_PER_SERVER, "{}", listeners.connections.count());
-        assert!(is_over(&mut hostile[0]).await, "the oldest had to go");
+        ends(&mut hostile[0]).await;
         drop(hostile);
         is_answered(victim).await;
     }
@@ -265,7 +276,7 @@ mod tests {
     async fn ten_thousand_connections_to_all_ports_together_are_bounded() {
         crate::health::allow_many_connections();
         let servers = MAX_TOTAL / MAX_PER_SERVER + 8;
-        let (listeners, at) = many(servers).await;
+        let (listeners, at) = many(servers);
         let mut held = Vec::new();
         for address in at.iter().cycle().take(10_000) {
             held.push(TcpStream::connect(address).await.unwrap());
@@ -274,15 +285,15 @@ mod tests {
             is_answered(*address).await;
         }
         assert!(listeners.connections.count() <= MAX_TOTAL, "{}", listeners.connections.count());
-        assert!(is_over(&mut held[0]).await && !is_over(held.last_mut().unwrap()).await);
+        ends(&mut held[0]).await;
+        assert!(!is_over(held.last_mut().unwrap()).await);
         drop(listeners);
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        assert!(is_over(held.last_mut().unwrap()).await, "connections end with their server");
+        ends(held.last_mut().unwrap()).await;
     }
 
     #[tokio::test]
     async fn a_prober_may_keep_its_connection() {
-        let (_listeners, at) = many(1).await;
+        let (_listeners, at) = many(1);
         let mut stream = TcpStream::connect(at[0]).await.unwrap();
         for _ in 0..3 {
             stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -308,7 +319,7 @@ mod tests {
     #[tokio::test]
     async fn both_families_answer_for_a_single_family_service() {
         let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
-        let port = free_port().await;
+        let port = free_port();
         ports.publish(&[(Key::new("shop", "web"), HealthPort { port, v4: None, v6: Some(1) })].into());
         let mut listeners = Listeners::new(ports, proxy_health, Handle::current());
         assert!(listeners.reconcile(&addresses()).is_empty());
@@ -321,8 +332,8 @@ mod tests {
     #[tokio::test]
     async fn busy_port_is_reported_once_and_opened_later() {
         let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
-        let squatter = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = squatter.local_addr().unwrap().port();
+        let port = free_port();
+        let squatter = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
         let key = Key::new("shop", "web");
         ports.publish(&[(key.clone(), HealthPort { port, v4: Some(1), v6: None })].into());
         let mut listeners = Listeners::new(ports, proxy_health, Handle::current());

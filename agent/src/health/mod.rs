@@ -38,3 +38,19 @@ pub fn allow_many_connections() {
         tracing::warn!(%error, "limit of open descriptors not raised; continuing with less");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv6Addr, TcpListener};
+    use std::sync::atomic::{AtomicU16, Ordering};
+
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+
+    /// Ports for servers of a test. Nobody else takes them in the meantime: they are below the range from which the kernel chooses, and
+    /// each process begins at another one.
+    pub(super) fn free_ports(count: usize) -> Vec<u16> {
+        let first = 10_000 + u16::try_from(std::process::id() % 100).unwrap() * 100;
+        let next = std::iter::repeat_with(|| first + NEXT.fetch_add(1, Ordering::Relaxed));
+        next.filter(|port| TcpListener::bind((Ipv6Addr::UNSPECIFIED, *port)).is_ok()).take(count).collect()
+    }
+}

@@ -132,11 +132,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_port_of_the_node_answers_on_both_families() {
-        let mut free = Vec::new();
-        for _ in 0..2 {
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            free.push(listener.local_addr().unwrap().port());
-        }
+        let free = super::super::tests::free_ports(2);
         let proxy_health = ProxyHealth::default();
         proxy_health.set_eligible(true);
         let server = tokio::spawn(serve_node_health(free.clone(), proxy_health, KubeProxyMetrics::default()));

@@ -15,6 +15,9 @@ use crate::rules::{BaseRuleset, Changes, Elements, RulesetConfig, TABLE, differe
 /// never expire.
 const MIN_AFFINITY: Duration = Duration::from_secs(1);
 
+/// How the names of the chains end that a new table has until its predecessor is gone.
+const HANDOVER: &str = "-handover";
+
 /// The rules of a table by chain, as the kernel lists them.
 type ChainRules = BTreeMap<String, Vec<Vec<u8>>>;
 
@@ -68,23 +71,28 @@ impl FamilyTable {
             self.written = self.listed()?;
             return Ok((wanted.len(), generations));
         }
+        let mut is_replaced = false;
         let repaired = self.nft.transact(|nft| {
-            let (batch, elements) = repair(nft, &table, &base_ruleset, wanted, written)?;
-            count = elements;
+            let Repair { batch, elements, replaces } = repair(nft, &table, &base_ruleset, wanted, written)?;
+            (count, is_replaced) = (elements, replaces);
             Ok::<_, Error>(batch)
         });
-        let generations = match repaired {
+        let mut generations = match repaired {
             Err(error @ (Error::DumpInterrupted(_) | Error::StaleGeneration)) => {
                 tracing::warn!(%table, %error, "table not readable while others commit; replacing it");
                 let mut batch = Batch::new();
-                batch.destroy_table(&table);
-                create(&mut batch, &table, &base_ruleset, wanted);
+                replace(&mut batch, &table, &base_ruleset, wanted);
                 self.nft.commit(batch)?;
-                count = wanted.len();
+                (count, is_replaced) = (wanted.len(), true);
                 (0, 0)
             }
             repaired => repaired?,
         };
+        if is_replaced {
+            self.nft.commit(end_handover(&table, &base_ruleset))?;
+            // The kernel skips generation 0.
+            generations.1 = if generations.1 == 0 { 0 } else { generations.1.checked_add(1).unwrap_or(1) };
+        }
         self.written = self.listed()?;
         Ok((count, generations))
     }
@@ -104,6 +112,15 @@ impl FamilyTable {
     }
 }
 
+/// What makes a table match.
+struct Repair {
+    batch: Batch,
+    /// The number of elements that are written.
+    elements: usize,
+    /// The table is replaced: [`end_handover`] follows.
+    replaces: bool,
+}
+
 /// Reads the table, and returns what makes it match.
 fn repair(
     nft: &mut Nft,
@@ -111,11 +128,11 @@ fn repair(
     base_ruleset: &BaseRuleset,
     wanted: &Elements,
     written: Option<&ChainRules>,
-) -> Result<(Batch, usize), Error> {
+) -> Result<Repair, Error> {
     let mut batch = Batch::new();
     let Some(info) = nft.table(table)? else {
         create(&mut batch, table, base_ruleset, wanted);
-        return Ok((batch, wanted.len()));
+        return Ok(Repair { batch, elements: wanted.len(), replaces: false });
     };
     let mut chains = nft.chains(table)?;
     let mut wanted_chains: Vec<_> = base_ruleset.chains.iter().map(|chain| chain.name.clone()).collect();
@@ -126,12 +143,11 @@ fn repair(
         let affinity = affinity(nft, table, base_ruleset, &sets);
         let clients: usize = affinity.iter().map(|(_, clients)| clients.len()).sum();
         tracing::info!(%table, clients, "table has another layout; replacing it");
-        batch.delete_table(table);
-        create(&mut batch, table, base_ruleset, wanted);
+        replace(&mut batch, table, base_ruleset, wanted);
         for (map, clients) in &affinity {
             batch.add_elements(table, map, clients);
         }
-        return Ok((batch, wanted.len()));
+        return Ok(Repair { batch, elements: wanted.len(), replaces: true });
     }
 
     for (name, set) in &base_ruleset.sets {
@@ -160,7 +176,7 @@ fn repair(
     for name in sets.iter().filter(|name| !base_ruleset.sets.iter().any(|(wanted, _)| wanted == *name)) {
         batch.delete_set(table, name);
     }
-    Ok((batch, changes.count()))
+    Ok(Repair { batch, elements: changes.count(), replaces: false })
 }
 
 /// Affinity to take over from a table of another layout, from maps of the same names and lengths. An entry with another meaning
@@ -191,6 +207,32 @@ fn affinity(
         }
     }
     found
+}
+
+/// Replaces the table in one transaction.
+///
+/// Of chains with one priority the kernel runs the newest first, and each chain and each look-up in a map sees by itself whether the
+/// transaction has happened. A packet may pass the new chain before it and the old one after it, whose maps are then empty, and stay
+/// untranslated. So the new table has each base chain twice, until [`end_handover`]: before the old one, and after it.
+fn replace(batch: &mut Batch, table: &Table, base_ruleset: &BaseRuleset, wanted: &Elements) {
+    batch.destroy_table(table);
+    create(batch, table, base_ruleset, wanted);
+    for chain in base_ruleset.chains.iter().filter(|chain| chain.chain.is_base()) {
+        let name = format!("{}{HANDOVER}", chain.name);
+        batch.add_chain(table, &chain.chain.later(name.as_str()));
+        for rule in &chain.rules {
+            batch.add_rule(table, &name, rule);
+        }
+    }
+}
+
+/// Deletes the chains that only [`replace`] needs. If the process ends before, the next one finds another layout and replaces it.
+fn end_handover(table: &Table, base_ruleset: &BaseRuleset) -> Batch {
+    let mut batch = Batch::new();
+    for chain in base_ruleset.chains.iter().filter(|chain| chain.chain.is_base()) {
+        batch.delete_chain(table, &format!("{}{HANDOVER}", chain.name));
+    }
+    batch
 }
 
 fn create(batch: &mut Batch, table: &Table, base_ruleset: &BaseRuleset, wanted: &Elements) {

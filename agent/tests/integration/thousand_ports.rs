@@ -50,16 +50,19 @@ fn thousand_health_check_ports_cost_kilobytes_each() {
 
 fn measure() {
     allow_many_connections();
-    let held: Vec<_> = (0..=PORTS).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
-    let free: Vec<u16> = held.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
-    drop(held);
+    // Nobody else takes these in the meantime: the address is this process's, and the ports are below the range from which the kernel
+    // chooses.
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let address = Ipv4Addr::new(127, 77, high, low);
+    let free: Vec<u16> =
+        (10_000..).filter(|port| TcpListener::bind((address, *port)).is_ok()).take(PORTS + 1).collect();
     let service = |number: usize| {
         let health = HealthPort { port: free[number], v4: Some(1), v6: None };
         (Key::new("shop", format!("service-{number}")), health)
     };
     let ports = HealthCheckPorts::default();
     let mut listeners = Listeners::new(ports.clone(), ProxyHealth::default(), server_runtime().unwrap());
-    let address = [Ipv4Addr::LOCALHOST.into()];
+    let address = [address.into()];
     // The first one brings what all share.
     ports.publish(&[service(PORTS)].into());
     assert!(listeners.reconcile(&address).is_empty());

@@ -6,17 +6,20 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns};
 use steerage_model::{Family, Protocol};
 
 /// The port that all pods serve.
 pub(crate) const PORT: u16 = 8080;
-/// A client's timeout. Long, for a loaded machine; only dropped packets take that long.
+/// A client's timeout. Only dropped packets take that long, and datagrams whose server has no core: see
+/// [`until_all_are_answered`].
 const PATIENCE: Duration = Duration::from_millis(1500);
+/// Longest wait for what must come.
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// A place to send from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,7 +92,7 @@ pub(crate) enum Lost {
     Refused,
     /// No reply until the timeout.
     Silence,
-    /// The TTL expired: without rules, packets to a virtual address loop between routers.
+    /// The TTL expired: without rules, packets to a virtual address loop between routers. Or a router knows no route.
     Unreachable,
 }
 
@@ -129,10 +132,27 @@ impl World {
 
     /// Waits until all link-layer addresses are resolved. IPv6 takes a while on new links.
     fn meet(&self) {
+        let begun = Instant::now();
         for family in [Family::V4, Family::V6] {
             for (from, to) in At::ALL.into_iter().flat_map(|from| SERVERS.map(|to| (from, to))) {
-                let known = |_| self.ask(from, to.socket(family), Protocol::Udp).is_ok();
-                assert!((0..10).any(known), "{from:?} cannot reach {to:?} by {family}");
+                while self.ask(from, to.socket(family), Protocol::Udp).is_err() {
+                    assert!(begun.elapsed() < LIMIT, "{from:?} cannot reach {to:?} by {family}");
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        }
+    }
+
+    /// Gives a place more addresses. The kernel takes an IPv6 address into use on a worker of its own; until then it has a route to
+    /// it that answers "network unreachable".
+    pub(crate) fn own(&self, at: At, addresses: &[impl AsRef<str>]) {
+        for address in addresses.iter().map(AsRef::as_ref) {
+            let (length, options) = if address.contains(':') { (128, "nodad") } else { (32, "") };
+            self.sh_at(at, &format!("ip addr add {address}/{length} dev lo {options}"));
+            let begun = Instant::now();
+            while !self.sh_at(at, &format!("ip route get {address} || true")).starts_with("local ") {
+                assert!(begun.elapsed() < LIMIT, "{address} is not in use");
+                std::thread::sleep(Duration::from_millis(10));
             }
         }
     }
@@ -261,8 +281,43 @@ pub(crate) fn udp_socket(to: SocketAddr) -> UdpSocket {
 pub(crate) fn ask_udp(socket: &UdpSocket, to: SocketAddr) -> Answer {
     let mut buffer = [0; 128];
     let exchange =
-        socket.connect(to).and_then(|()| socket.send(b"who?")).and_then(|_| socket.recv(&mut buffer));
+        socket.connect(to).and_then(|()| socket.send(b"who?")).and_then(|_| match socket.recv(&mut buffer) {
+            Err(error) if is_timeout(&error) => {
+                until_all_are_answered();
+                socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+                let late = socket.recv(&mut buffer);
+                socket.set_read_timeout(Some(PATIENCE))?;
+                late
+            }
+            received => received,
+        });
     answer(exchange.map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned()))
+}
+
+/// How many datagrams each running server has answered, and [`IDLE`] more for each time that none was there.
+static TURNS: Mutex<Vec<Weak<AtomicU64>>> = Mutex::new(Vec::new());
+const IDLE: u64 = 1000;
+
+/// Waits until every server has answered all datagrams that had come to it, or as many as a queue holds. An answer that a client
+/// lacks after that is lost; before, its server may only have had no core.
+fn until_all_are_answered() {
+    let mut turns = TURNS.lock().expect("lock");
+    turns.retain(|turns| turns.strong_count() > 0);
+    let before: Vec<_> =
+        turns.iter().filter_map(Weak::upgrade).map(|turns| (turns.load(Ordering::Relaxed), turns)).collect();
+    drop(turns);
+    let begun = Instant::now();
+    // Twice: the first time may have begun before the datagram came.
+    let is_done = |(before, turns): &(u64, Arc<AtomicU64>)| {
+        turns.load(Ordering::Relaxed) >= before.saturating_add(2 * IDLE)
+    };
+    while !before.iter().all(is_done) && begun.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn is_timeout(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock)
 }
 
 fn ask_tcp(to: SocketAddr) -> Answer {
@@ -272,7 +327,8 @@ fn ask_tcp(to: SocketAddr) -> Answer {
 
 /// Sends one request on an open connection.
 pub(crate) fn ask_on(stream: &mut TcpStream) -> std::io::Result<String> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+    // A dropped handshake has failed before.
+    stream.set_read_timeout(Some(LIMIT))?;
     stream.write_all(b"?")?;
     let mut buffer = [0; 128];
     let length = stream.read(&mut buffer)?;
@@ -289,7 +345,7 @@ fn answer(exchange: std::io::Result<String>) -> Answer {
             // A datagram that the output hook rejects fails at once with EPERM.
             ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied => Err(Lost::Refused),
             ErrorKind::TimedOut | ErrorKind::WouldBlock => Err(Lost::Silence),
-            ErrorKind::HostUnreachable => Err(Lost::Unreachable),
+            ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => Err(Lost::Unreachable),
             _ => panic!("{error}"),
         },
     }
@@ -317,11 +373,18 @@ fn serve_tcp(at: At, listener: &TcpListener, stop: &Arc<AtomicBool>) {
 fn serve_udp(at: At, socket: &UdpSocket, stop: &AtomicBool) {
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("timeout");
     let mut buffer = [0; 64];
+    let turns = Arc::new(AtomicU64::new(0));
+    TURNS.lock().expect("lock").push(Arc::downgrade(&turns));
     while !stop.load(Ordering::Relaxed) {
         if let Ok((_, peer)) = socket.recv_from(&mut buffer) {
             let _ = socket.send_to(format!("{} {peer}", at.name()).as_bytes(), peer);
+            turns.fetch_add(1, Ordering::Relaxed);
+        } else {
+            turns.fetch_add(IDLE, Ordering::Relaxed);
         }
     }
+    // Nobody waits for a server that has ended.
+    turns.store(u64::MAX, Ordering::Relaxed);
 }
 
 fn run_shell(line: &str) -> String {

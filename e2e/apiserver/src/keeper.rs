@@ -26,6 +26,9 @@ const START: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(50);
 /// Free ports are found by asking, and may be taken by another before they are used.
 const ATTEMPTS: u32 = 3;
+/// The ports of servers: this many from the first one on.
+const FIRST_PORT: u16 = 20_000;
+const PORTS: u16 = 12_000;
 const FOLDER: &str = "steerage-testserver-";
 
 enum Order {
@@ -292,11 +295,22 @@ fn end(child: Option<Child>) {
     }
 }
 
-/// A free port of loopback for etcd and one of `address` for the API server, held together so that they differ.
+/// A free port of loopback for etcd and one of `address` for the API server. They stay free while nobody listens on them, also for the
+/// seconds until the API server starts and while it is cut off: they are below the range from which the kernel chooses the ports of
+/// others, and each process tries them in another order.
 fn free_addresses(address: Ipv4Addr) -> anyhow::Result<[SocketAddr; 2]> {
-    let bind = |address| TcpListener::bind((address, 0)).context("no free port");
-    let (a, b) = (bind(Ipv4Addr::LOCALHOST)?, bind(address)?);
-    Ok([a.local_addr()?, b.local_addr()?])
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    let free = |address: Ipv4Addr| {
+        let next = || {
+            let tried = TRIED.fetch_add(1, Ordering::Relaxed);
+            let number = std::process::id().wrapping_mul(61).wrapping_add(tried) % u32::from(PORTS);
+            u16::try_from(number).map_or(FIRST_PORT, |number| FIRST_PORT + number)
+        };
+        let mut ports = std::iter::repeat_with(next).take(PORTS.into());
+        let port = ports.find(|port| TcpListener::bind((address, *port)).is_ok()).context("no free port")?;
+        anyhow::Ok(SocketAddr::from((address, port)))
+    };
+    Ok([free(Ipv4Addr::LOCALHOST)?, free(address)?])
 }
 
 /// Removes the folders of servers whose process is gone: one that was killed cannot clean up.

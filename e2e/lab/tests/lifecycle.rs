@@ -86,16 +86,18 @@ fn faults() {
     let second = Lab::open(SECOND).unwrap();
     let client = second.plan.clients()[0].netns.clone();
     let answers = || in_netns(&client, || reaches("10.77.1.1")).unwrap();
-    assert!(answers());
+    // One packet may be late on a busy machine.
+    let answers_soon = || (0..60).any(|_| answers());
+    assert!(answers_soon());
     succeed(&["partition", "--name", SECOND, "node1"]);
     assert!(!answers());
     succeed(&["heal", "--name", SECOND, "node1"]);
-    assert!(answers());
+    assert!(answers_soon());
     succeed(&["kill-node", "--name", SECOND, "node1"]);
     assert!(!answers());
     assert!(!lab(&["exec", "--name", SECOND, "node1", "--", "true"]).status().unwrap().success());
     succeed(&["start-node", "--name", SECOND, "node1"]);
-    assert!(answers());
+    assert!(answers_soon());
     let inside = lab(&["exec", "--name", SECOND, "node1", "--", "hostname"]).output().unwrap();
     assert_eq!(said(&inside).trim(), "node1");
     succeed(&["stop-apiserver", "--name", SECOND]);
@@ -108,7 +110,7 @@ fn kill_in_the_making(after: Duration) {
     let mut up: Child = lab(&["up", "--name", SECOND]).stderr(Stdio::null()).spawn().unwrap();
     let start = Instant::now();
     while Lab::open(SECOND).is_err() {
-        assert!(start.elapsed() < Duration::from_secs(10), "the lab's folder never came");
+        assert!(start.elapsed() < Duration::from_mins(1), "the lab's folder never came");
         sleep(Duration::from_millis(2));
     }
     sleep(after);

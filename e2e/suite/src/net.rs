@@ -9,8 +9,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-/// Time limit of an answer.
+/// Time limit of an answer, for a caller that asks again.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit of an answer, for a caller that asks once: hosts may have no core for some seconds.
+const ONLY_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An answer over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,8 +42,12 @@ pub fn any(of: SocketAddr, port: u16) -> SocketAddr {
     SocketAddr::new(address, port)
 }
 
-/// GET over a connection of its own, from a source port if it is not 0.
+/// GET over a connection of its own, from a source port if it is not 0. For a caller that asks once.
 pub async fn get_from(port: u16, to: SocketAddr, path: &str) -> Result<Answer> {
+    get_within(ONLY_ANSWER_TIMEOUT, port, to, path).await
+}
+
+async fn get_within(limit: Duration, port: u16, to: SocketAddr, path: &str) -> Result<Answer> {
     let work = async {
         let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         if port != 0 {
@@ -50,19 +56,25 @@ pub async fn get_from(port: u16, to: SocketAddr, path: &str) -> Result<Answer> {
         }
         exchange(socket.connect(to).await?, to, path).await
     };
-    timeout(ANSWER_TIMEOUT, work)
-        .await
-        .with_context(|| format!("no answer from {to} within {} s", ANSWER_TIMEOUT.as_secs()))?
+    timeout(limit, work).await.with_context(|| format!("no answer from {to} within {} s", limit.as_secs()))?
 }
 
 /// GET over a connection of its own.
 pub async fn get(to: SocketAddr, path: &str) -> Result<Answer> {
-    get_from(0, to, path).await
+    get_within(ANSWER_TIMEOUT, 0, to, path).await
 }
 
 /// GET of a page that must answer 200.
 pub async fn page(to: SocketAddr, path: &str) -> Result<String> {
-    let answer = get(to, path).await?;
+    body(get(to, path).await?, to, path)
+}
+
+/// The same, for a caller that asks once.
+pub async fn only_page(to: SocketAddr, path: &str) -> Result<String> {
+    body(get_from(0, to, path).await?, to, path)
+}
+
+fn body(answer: Answer, to: SocketAddr, path: &str) -> Result<String> {
     if answer.status != 200 {
         bail!("{path} of {to} answers {}: {}", answer.status, answer.body);
     }
@@ -80,15 +92,24 @@ async fn exchange(mut stream: TcpStream, to: SocketAddr, path: &str) -> Result<A
     Ok(Answer { status, head: head.to_owned(), body: body.to_owned() })
 }
 
-/// One datagram and its answer, from a source port if it is not 0. No retry.
+/// One datagram and its answer.
+pub async fn ask(to: SocketAddr, text: &str) -> Result<String> {
+    ask_within(ANSWER_TIMEOUT, 0, to, text).await
+}
+
+/// One datagram and its answer, from a source port if it is not 0. For a caller that asks once.
 pub async fn ask_from(port: u16, to: SocketAddr, text: &str) -> Result<String> {
+    ask_within(ONLY_ANSWER_TIMEOUT, port, to, text).await
+}
+
+async fn ask_within(limit: Duration, port: u16, to: SocketAddr, text: &str) -> Result<String> {
     let socket = UdpSocket::bind(any(to, port)).await?;
     socket.connect(to).await?;
     socket.send(text.as_bytes()).await?;
     let mut buffer = [0; 2048];
-    let length = timeout(ANSWER_TIMEOUT, socket.recv(&mut buffer))
+    let length = timeout(limit, socket.recv(&mut buffer))
         .await
-        .with_context(|| format!("no datagram from {to} within {} s", ANSWER_TIMEOUT.as_secs()))??;
+        .with_context(|| format!("no datagram from {to} within {} s", limit.as_secs()))??;
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
 }
 

@@ -10,7 +10,6 @@ mod fault;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
@@ -18,7 +17,7 @@ use steerage_model::Family::{V4, V6};
 
 use crate::cluster::Host;
 use crate::meter::asker::Asker;
-use crate::meter::client::{Observed, Target, connect};
+use crate::meter::client::{Observed, TIME_LIMIT, Target, connect};
 use crate::meter::loss::{LossKind, Measurement};
 use crate::meter::measure;
 use crate::services::{PORT, ServiceBuilder, Vips};
@@ -264,7 +263,7 @@ async fn connections(to: &Target, count: usize, at_once: usize) -> Result<Observ
 /// Sends [`FEW`] datagrams to each server, each from a socket of its own.
 async fn datagrams(from: IpAddr, servers: &[SocketAddr]) -> Result<Observed> {
     let servers = servers.iter().flat_map(|server| std::iter::repeat_n(*server, FEW));
-    let ask = |server| async move { Asker::bind(from).await?.ask(server, Duration::from_secs(1)).await };
+    let ask = |server| async move { Asker::bind(from).await?.ask(server, TIME_LIMIT).await };
     let datagrams = stream::iter(servers).map(ask).buffer_unordered(AT_ONCE).try_collect().await?;
     Ok(Observed { datagrams, ..Observed::default() })
 }

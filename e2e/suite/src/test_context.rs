@@ -115,10 +115,8 @@ impl TestContext {
             let to = vips.at(family, port);
             until(format!("an answer of {to} over TCP"), TIMEOUT, async || net::page(to, "/hostname").await)
                 .await?;
-            until(format!("an answer of {to} over UDP"), TIMEOUT, async || {
-                net::ask_from(0, to, "hostname").await
-            })
-            .await?;
+            until(format!("an answer of {to} over UDP"), TIMEOUT, async || net::ask(to, "hostname").await)
+                .await?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use tokio::time::sleep;
 
 /// Enough for any operation of the control plane on two busy cores.
-pub const TIMEOUT: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Probes until the probe succeeds. Its last error becomes part of the timeout's error.
 pub async fn until<T, E: Display>(

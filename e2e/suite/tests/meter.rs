@@ -32,8 +32,14 @@ const LEAVING: u16 = 85;
 const SLOW: u16 = 86;
 /// Later than the client waits.
 const LATE: Duration = Duration::from_millis(300);
-/// How long the client waits for a datagram.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// How long the client waits for such an answer.
+const IMPATIENCE: Duration = Duration::from_millis(200);
+/// How long the client waits for other answers by datagram: only one that is lost takes as long.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How often a test is tried on a machine that is busy now and then.
+const ATTEMPTS: usize = 6;
+/// Answers that were sent [`LATE`].
+static LATE_ANSWERS: AtomicU32 = AtomicU32::new(0);
 
 /// Two namespaces, and one with a bridge between them. All go with this.
 struct Link {
@@ -206,6 +212,7 @@ fn serve(netns: &str) {
             while let Ok((length, from)) = socket.recv_from(&mut buffer) {
                 thread::sleep(after);
                 let _ = socket.send_to(&buffer[..length], from);
+                LATE_ANSWERS.fetch_add(u32::from(port == SLOW), Ordering::Relaxed);
             }
         });
     }
@@ -256,9 +263,24 @@ fn at(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse().unwrap(), port)
 }
 
+/// Fails unless exactly what an attempt says is reported. An attempt in which something else was slow, and nothing more, is repeated: a
+/// machine that is busy for 200 ms delays answers, and the meter is right to say so.
 #[track_caller]
-fn assert_lost(measured: &Measurement, expected: &[(LossKind, usize)]) {
-    assert_eq!(measured.counts(), expected.iter().copied().collect::<BTreeMap<_, _>>(), "{measured:?}");
+fn reports(mut attempt: impl FnMut() -> (Measurement, Vec<(LossKind, usize)>)) -> Measurement {
+    for left in (0..ATTEMPTS).rev() {
+        let (measured, expected) = attempt();
+        let (counts, expected) = (measured.counts(), expected.into_iter().collect::<BTreeMap<_, _>>());
+        if counts == expected {
+            return measured;
+        }
+        let of = |kind: &LossKind| expected.get(kind).copied().unwrap_or(0);
+        let more =
+            counts.iter().all(|(kind, count)| *count == of(kind) || kind.is_slow() && *count > of(kind));
+        let only_slow = more && expected.keys().all(|kind| counts.contains_key(kind));
+        let busy = only_slow || measured.retransmissions.spurious > 0;
+        assert!(busy && left > 0, "not {expected:?}: {measured:?}");
+    }
+    unreachable!("the last attempt returns or fails")
 }
 
 #[test]
@@ -266,12 +288,10 @@ fn meter_reports_nothing_without_a_fault() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
     for address in ["10.9.0.2", "fd09::2"] {
-        let measured = link.connections(at(address, PORT), 500);
-        assert_lost(&measured, &[]);
+        let measured = reports(|| (link.connections(at(address, PORT), 500), vec![]));
         assert_eq!((measured.connections, measured.exchanges, measured.failed), (500, 1000, 0));
         assert!(measured.slowest_handshake > Duration::ZERO);
-        let measured = link.datagrams(&[at(address, PORT)], 500);
-        assert_lost(&measured, &[]);
+        let measured = reports(|| (link.datagrams(&[at(address, PORT)], 500), vec![]));
         assert_eq!(measured.datagrams, 500);
     }
 }
@@ -279,60 +299,76 @@ fn meter_reports_nothing_without_a_fault() {
 #[test]
 fn meter_reports_the_one_syn_of_ten_thousand_that_is_dropped() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
-    let link = Link::new();
-    link.fault("tcp flags & (syn|ack) == syn numgen inc mod 10000 == 5000 counter drop;");
-    let measured = link.connections(at("10.9.0.2", PORT), 10_000);
-    assert_eq!(link.counted(), 1);
-    assert_lost(&measured, &[(LossKind::SynRetransmitted, 1)]);
+    let measured = reports(|| {
+        let link = Link::new();
+        link.fault("tcp flags & (syn|ack) == syn numgen inc mod 10000 == 5000 counter drop;");
+        let measured = link.connections(at("10.9.0.2", PORT), 10_000);
+        assert_eq!(link.counted(), 1);
+        (measured, vec![(LossKind::SynRetransmitted, 1)])
+    });
     assert_eq!(measured.failed, 0, "by the client's own view nothing happened");
 }
 
 #[test]
 fn meter_reports_answers_from_the_wrong_one_of_two_servers() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
-    let link = Link::new();
-    link.fault(
-        "ip daddr 10.9.0.2 udp dport 80 counter ip daddr set 10.9.0.3 accept;
-         ip daddr 10.9.0.3 udp dport 80 counter ip daddr set 10.9.0.2 accept;",
-    );
-    let measured = link.datagrams(&[at("10.9.0.2", PORT), at("10.9.0.3", PORT)], 40);
-    assert_eq!(link.counted(), 20);
-    assert_lost(&measured, &[(LossKind::WrongSource, 40)]);
+    reports(|| {
+        let link = Link::new();
+        link.fault(
+            "ip daddr 10.9.0.2 udp dport 80 counter ip daddr set 10.9.0.3 accept;
+             ip daddr 10.9.0.3 udp dport 80 counter ip daddr set 10.9.0.2 accept;",
+        );
+        let measured = link.datagrams(&[at("10.9.0.2", PORT), at("10.9.0.3", PORT)], 40);
+        assert_eq!(link.counted(), 20);
+        (measured, vec![(LossKind::WrongSource, 40)])
+    });
 }
 
 #[test]
 fn meter_reports_each_fault_of_a_connection_with_its_kind() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
-    assert_lost(&link.connections(at("10.9.0.2", 81), 20), &[(LossKind::ConnectionRefused, 20)]);
-    assert_lost(&link.connections(at("10.9.0.2", RESETTING), 20), &[(LossKind::UnexpectedReset, 20)]);
-    assert_lost(&link.connections(at("10.9.0.2", LYING), 20), &[(LossKind::BytesChanged, 20)]);
+    for (port, kind) in [
+        (81, LossKind::ConnectionRefused),
+        (RESETTING, LossKind::UnexpectedReset),
+        (LYING, LossKind::BytesChanged),
+    ] {
+        reports(|| (link.connections(at("10.9.0.2", port), 20), vec![(kind, 20)]));
+    }
     link.fault(&format!("tcp dport {SILENT} drop;"));
-    assert_lost(&link.connections(at("10.9.0.2", SILENT), 3), &[(LossKind::SynUnanswered, 3)]);
+    reports(|| (link.connections(at("10.9.0.2", SILENT), 3), vec![(LossKind::SynUnanswered, 3)]));
 }
 
 #[test]
 fn meter_reports_dropped_data_and_dropped_datagrams() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
-    let link = Link::new();
-    // Of each connection the two requests, by their length.
-    link.fault("tcp dport 80 ip length > 100 numgen inc mod 10 == 3 counter drop; udp dport 80 numgen inc mod 10 == 3 drop;");
-    let measured = link.connections(at("10.9.0.2", PORT), 45);
-    assert_lost(&measured, &[(LossKind::DataRetransmitted, link.counted())]);
-    assert_lost(&link.datagrams(&[at("10.9.0.2", PORT)], 40), &[(LossKind::DatagramUnanswered, 4)]);
+    let faulty = || {
+        let link = Link::new();
+        // Of each connection the two requests, by their length.
+        link.fault("tcp dport 80 ip length > 100 numgen inc mod 10 == 3 counter drop; udp dport 80 numgen inc mod 10 == 3 drop;");
+        link
+    };
+    reports(|| {
+        let link = faulty();
+        let measured = link.connections(at("10.9.0.2", PORT), 45);
+        (measured, vec![(LossKind::DataRetransmitted, link.counted())])
+    });
+    reports(|| (faulty().datagrams(&[at("10.9.0.2", PORT)], 40), vec![(LossKind::DatagramUnanswered, 4)]));
 }
 
 #[test]
 fn server_that_ends_a_held_connection_between_two_requests_costs_nothing() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
-    let measured = link.measure(async || {
-        let to = at("10.9.0.2", LEAVING);
-        let connection = hold(&target(to), Duration::from_millis(50), &|| false).await?;
-        assert_eq!(connection.ending, Ending::ClosedByServer);
-        Ok(Observed { connections: vec![connection], ..Observed::default() })
+    let measured = reports(|| {
+        let measured = link.measure(async || {
+            let to = at("10.9.0.2", LEAVING);
+            let connection = hold(&target(to), Duration::from_millis(50), &|| false).await?;
+            assert_eq!(connection.ending, Ending::ClosedByServer);
+            Ok(Observed { connections: vec![connection], ..Observed::default() })
+        });
+        (measured, vec![])
     });
-    assert_lost(&measured, &[]);
     assert_eq!((measured.closed_by_server, measured.failed), (1, 0));
 }
 
@@ -341,32 +377,40 @@ fn meter_reports_the_one_answer_that_is_dropped() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     // Of a connection's two answers the first stands alone; the FIN after the second shows at once that this is missing.
     for (index, kind) in [(4, LossKind::SlowAnswer), (5, LossKind::AnswerRetransmitted)] {
-        let link = Link::new();
-        let rule = format!("tcp sport 80 ip length > 70 numgen inc mod 100000 == {index} counter drop;");
-        link.fault_between("server", &rule);
-        let measured = link.connections_in_turn(at("10.9.0.2", PORT), 20);
-        assert_eq!(link.counted_between(), 1);
-        assert_lost(&measured, &[(kind, 1)]);
-        assert_eq!(measured.failed, 0, "by the client's own view nothing happened");
-        assert_eq!(measured.slowest_answer > Duration::from_millis(200), kind == LossKind::SlowAnswer);
+        let attempt = || {
+            let link = Link::new();
+            let rule = format!("tcp sport 80 ip length > 70 numgen inc mod 100000 == {index} counter drop;");
+            link.fault_between("server", &rule);
+            let measured = link.connections_in_turn(at("10.9.0.2", PORT), 20);
+            assert_eq!(link.counted_between(), 1);
+            (measured, vec![(kind, 1)])
+        };
+        let is_timed_right = |_| {
+            let measured = reports(attempt);
+            assert_eq!(measured.failed, 0, "by the client's own view nothing happened");
+            (measured.slowest_answer > Duration::from_millis(200)) == (kind == LossKind::SlowAnswer)
+        };
+        assert!((0..ATTEMPTS).any(is_timed_right), "{kind}");
     }
 }
 
 #[test]
 fn meter_reports_the_one_syn_ack_that_is_dropped() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
-    let link = Link::new();
-    link.fault_between(
-        "server",
-        "tcp sport 80 tcp flags & (syn|ack) == (syn|ack) numgen inc mod 100000 == 5 counter drop;",
-    );
-    let measured = link.connections(at("10.9.0.2", PORT), 20);
-    assert_eq!(link.counted_between(), 1);
-    // Client and server send again after the same second, and either may be the first.
-    let counts = measured.counts();
-    let reported = [LossKind::SynRetransmitted, LossKind::SlowHandshake].map(|kind| counts.get(&kind));
-    assert_eq!(reported.into_iter().flatten().sum::<usize>(), 1, "{measured:?}");
-    assert_eq!(measured.losses.len(), 1, "{measured:?}");
+    reports(|| {
+        let link = Link::new();
+        link.fault_between(
+            "server",
+            "tcp sport 80 tcp flags & (syn|ack) == (syn|ack) numgen inc mod 100000 == 5 counter drop;",
+        );
+        let measured = link.connections(at("10.9.0.2", PORT), 20);
+        assert_eq!(link.counted_between(), 1);
+        // Client and server send again after the same second, and either may be the first.
+        let kinds = [LossKind::SynRetransmitted, LossKind::SlowHandshake];
+        let kind = kinds.into_iter().find(|kind| measured.counts().contains_key(kind));
+        let kind = kind.unwrap_or(LossKind::SynRetransmitted);
+        (measured, vec![(kind, 1)])
+    });
 }
 
 #[test]
@@ -384,7 +428,7 @@ fn meter_reports_connections_that_another_services_backend_serves() {
         );
     }
     for server in ["10.9.0.2", "10.9.0.3"] {
-        assert_lost(&link.connections(at(server, PORT), 20), &[(LossKind::WrongBackend, 20)]);
+        reports(|| (link.connections(at(server, PORT), 20), vec![(LossKind::WrongBackend, 20)]));
     }
 }
 
@@ -399,7 +443,7 @@ fn meter_reports_datagrams_that_were_answered_untranslated() {
         "ip saddr 10.9.0.2 udp sport 80 ip saddr set 10.9.0.4; ip6 saddr fd09::2 udp sport 80 ip6 saddr set fd09::4;",
     );
     for server in ["10.9.0.2", "fd09::2"] {
-        assert_lost(&link.datagrams(&[at(server, PORT)], 20), &[(LossKind::WrongSource, 20)]);
+        reports(|| (link.datagrams(&[at(server, PORT)], 20), vec![(LossKind::WrongSource, 20)]));
     }
 }
 
@@ -407,5 +451,17 @@ fn meter_reports_datagrams_that_were_answered_untranslated() {
 fn meter_reports_a_datagram_that_is_answered_after_its_client_gave_up() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
-    assert_lost(&link.datagrams(&[at("10.9.0.2", SLOW)], 1), &[(LossKind::DatagramLate, 1)]);
+    reports(|| {
+        let before = LATE_ANSWERS.load(Ordering::Relaxed);
+        let measured = link.measure(async || {
+            let asker = Asker::bind(link.client.ipv4.into()).await?;
+            let datagram = asker.ask(at("10.9.0.2", SLOW), IMPATIENCE).await?;
+            // The answer comes while this still listens.
+            while LATE_ANSWERS.load(Ordering::Relaxed) == before {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            Ok(Observed { datagrams: vec![datagram], ..Observed::default() })
+        });
+        (measured, vec![(LossKind::DatagramLate, 1)])
+    });
 }

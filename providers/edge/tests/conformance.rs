@@ -99,7 +99,7 @@ async fn install(client: &Client) -> anyhow::Result<()> {
     let mut tries = 0;
     while let Err(error) = pools.create(&PostParams::default(), &pool).await {
         tries += 1;
-        anyhow::ensure!(tries < 50, "cannot create the pool: {error}");
+        anyhow::ensure!(tries < 600, "cannot create the pool: {error}");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     Ok(())

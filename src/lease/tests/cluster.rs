@@ -14,12 +14,15 @@ use crate::lease::{LeaseError, LeaseOptions, LeaseTiming, acquire};
 
 const SOON: Duration = Duration::from_mins(1);
 
+/// Long enough for a holder that has no core for some seconds.
+const DURATION: Duration = Duration::from_secs(10);
+
 fn options(name: &str, identity: &str) -> LeaseOptions {
     let timing = LeaseTiming {
-        duration: Duration::from_secs(3),
-        deadline: Duration::from_secs(2),
+        duration: DURATION,
+        deadline: Duration::from_secs(9),
         retry: Duration::from_millis(300),
-        call: Duration::from_secs(1),
+        call: Duration::from_secs(5),
     };
     LeaseOptions { namespace: "default".into(), name: name.into(), identity: identity.into(), timing }
 }
@@ -43,7 +46,7 @@ async fn a_candidate_waits_for_the_holder_and_takes_over_after_the_release() {
     let leadership_a = a.leadership();
     let keep_a = tokio::spawn(a.hold_until(stop_a.clone()));
     let mut b = Box::pin(acquire(client.clone(), options("handover", "b"), &stop_b));
-    tokio::time::timeout(Duration::from_secs(5), &mut b)
+    tokio::time::timeout(DURATION + Duration::from_secs(2), &mut b)
         .await
         .map(|_| ())
         .expect_err("a renews it repeatedly");

@@ -22,7 +22,8 @@ fn everything() -> World {
     let rich = Spec { here: 2, elsewhere: 10, first: 1000, shared: 20, ..Spec::default() };
     let local =
         Spec { external: TrafficPolicy::Local, internal: TrafficPolicy::Local, shared: 21, ..rich.clone() };
-    let sticky = Spec { affinity: Some(30), shared: 22, ..local.clone() };
+    // Longer than all listings take.
+    let sticky = Spec { affinity: Some(7200), shared: 22, ..local.clone() };
     let longer = Spec { affinity: Some(10_800), shared: 23, ..rich.clone() };
     let sources =
         ["192.0.2.0/24", "198.51.100.7/32", "2001:db8::/32"].map(|net| net.parse().unwrap()).to_vec();
@@ -88,7 +89,7 @@ fn nft_command_lists_every_kind_of_element() {
         let slots = [1, 2, 3, 4, 5, 6, 7, 8, 128, 1024, 8192].map(|class| format!("slots-{class}"));
         let named = [
             "affine",
-            "affine-30",
+            "affine-7200",
             "dropped",
             "hairpins",
             "masqueraded",
@@ -97,7 +98,7 @@ fn nft_command_lists_every_kind_of_element() {
             "sources",
             "split",
         ];
-        let more = ["sticky", "sticky-local", "affinity-30", "affinity-10800"];
+        let more = ["sticky", "sticky-local", "affinity-7200", "affinity-10800"];
         for set in slots.iter().map(String::as_str).chain(named).chain(more) {
             assert!(wanted[&("ip6".to_owned(), set.to_owned())] > 0, "nothing in {set}: {wanted:?}");
         }

@@ -23,9 +23,14 @@ pub(crate) fn nft(arguments: &[&str]) -> String {
 /// A list has several messages. If the kernel enlarges a hash table between them, its elements change places, and the list lacks some.
 /// So it is read until two lists in a row are equal.
 pub(crate) fn ruleset() -> Vec<String> {
-    let mut last = listed();
-    for _ in 0..20 {
-        let next = listed();
+    settled(listed)
+}
+
+/// What two lists in a row agree on.
+fn settled<T: PartialEq>(mut list: impl FnMut() -> T) -> T {
+    let mut last = list();
+    for _ in 0..200 {
+        let next = list();
         if next == last {
             break;
         }

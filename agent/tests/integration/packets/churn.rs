@@ -2,7 +2,7 @@
 //! Continuous changes of frontends under traffic: while an endpoint exists, no packet is lost or passes untranslated.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -211,21 +211,15 @@ fn flood(to: SocketAddrV4, stop: &AtomicBool) -> u32 {
     sent
 }
 
-/// A packet's walk through the maps takes a microsecond, and a change must fall into it, which takes many of both. When the VIP
-/// moves from the last exact map to the first, the walk may pass the new map before the change and the old map after it.
-#[test]
-fn no_packet_of_flood_is_lost_while_vip_changes_map() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
-    let world = World::new();
-    let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("IPv4") };
-    // Nobody answers, entries expire soon, and packets are counted before and after the agent's rules.
+/// A node with a Service of one endpoint that nobody answers for, whose entries expire soon, and counters of its packets before and
+/// after the agent's rules.
+fn flooded(world: &World, address: Ipv4Addr) -> (Cluster, Vec<EndpointSlice>) {
     world.sh_at(
         At::Pod1,
         "nft add table ip hush; \
          nft \"add chain ip hush in { type filter hook input priority 0 ; }\"; \
          nft add rule ip hush in udp dport 9000-9099 drop",
     );
-    let address = to.ip();
     world.sh_at(
         At::Node,
         &format!(
@@ -244,23 +238,21 @@ fn no_packet_of_flood_is_lost_while_vip_changes_map() {
     slim.external_ips.clear();
     let mut many = on_ports(&[At::Pod1], 8);
     many.retain(|slice| slice.family == Family::V4);
-    let mut cluster = Cluster::new(&world, slim.clone(), &[]);
+    let mut cluster = Cluster::new(world, slim.clone(), &[]);
     cluster.set_slices(slim, many.clone());
+    (cluster, many)
+}
+
+/// Applies changes during a flood. Every datagram must be translated.
+fn under_flood(world: &World, to: SocketAddrV4, mut change: impl FnMut()) {
     let stop = AtomicBool::new(false);
     let mut changes = 0;
     let sent = std::thread::scope(|scope| {
         let sender = scope.spawn(|| world.run(At::Client, || flood(to, &stop)));
         let end = Instant::now() + TIME;
-        while Instant::now() < end {
-            for slice in &many[1..] {
-                cluster.delete_slice(slice.key.clone());
-            }
-            cluster.apply();
-            for slice in &many[1..] {
-                cluster.index.apply_slice(Event::Apply(slice.clone()));
-            }
-            cluster.apply();
-            changes += 2;
+        while Instant::now() < end || changes < 20 {
+            change();
+            changes += 1;
         }
         stop.store(true, Ordering::Relaxed);
         sender.join().expect("the flood")
@@ -273,6 +265,28 @@ fn no_packet_of_flood_is_lost_while_vip_changes_map() {
     };
     let (before, after) = (count("before"), count("after"));
     println!("{sent} datagrams sent, {before} came, {after} went on, {changes} changes");
-    assert!(before > 1000 && changes > 20, "{before} datagrams, {changes} changes");
+    assert!(before > 1000, "{before} datagrams");
     assert_eq!(after, before);
+}
+
+/// A packet's walk through the maps takes a microsecond, and a change must fall into it, which takes many of both. When the VIP
+/// moves from the last exact map to the first, the walk may pass the new map before the change and the old map after it.
+#[test]
+fn no_packet_of_flood_is_lost_while_vip_changes_map() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("IPv4") };
+    let (mut cluster, many) = flooded(&world, *to.ip());
+    let mut few = false;
+    under_flood(&world, to, || {
+        few = !few;
+        for slice in &many[1..] {
+            if few {
+                cluster.delete_slice(slice.key.clone());
+            } else {
+                cluster.index.apply_slice(Event::Apply(slice.clone()));
+            }
+        }
+        cluster.apply();
+    });
 }

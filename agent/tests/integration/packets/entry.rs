@@ -95,7 +95,7 @@ fn node_ports_are_served_on_listed_addresses_only() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let _cluster = Cluster::new(&world, service(), &[At::Pod1]);
-    world.sh_at(At::Node, "ip addr add 10.9.9.9/32 dev lo; ip -6 addr add fd09::9/128 dev lo nodad");
+    world.own(At::Node, &["10.9.9.9", "fd09::9"]);
     for other in ["10.9.9.9", "fd09::9"] {
         let to = SocketAddr::new(other.parse().expect("address"), NODE_PORT);
         assert_eq!(world.ask(At::Client, to, Protocol::Tcp), Err(Lost::Refused), "{to}: nobody listens");
@@ -140,8 +140,7 @@ fn source_ranges_apply_to_node_and_allow_vip_as_source() {
     let mut service = local(service());
     service.source_ranges = ["10.9.0.0/16", "fd09::/16"].map(|net| net.parse().unwrap()).to_vec();
     let mut cluster = Cluster::new(&world, service.clone(), &[At::Pod1]);
-    let own = "ip addr add 192.0.2.10/32 dev lo; ip -6 addr add 2001:db8::10/128 dev lo nodad";
-    world.sh_at(At::Node, own);
+    world.own(At::Node, &["192.0.2.10", "2001:db8::10"]);
     for family in FAMILIES {
         let answer = world.ask(At::Node, Way::Vip.to(family), Protocol::Tcp);
         assert_eq!(answer, Err(Lost::Silence), "{family}: the node is not in the range");

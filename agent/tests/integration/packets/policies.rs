@@ -217,7 +217,7 @@ fn other_ports_of_cluster_ip_are_rejected_and_of_vip_pass() {
         assert_eq!(world.ask(At::Pod2, other, Protocol::Tcp), Err(Lost::Refused));
     }
     // The packet to the VIP goes where the node's route leads: back to the client, which has no such address.
-    world.sh_at(At::Client, "ip addr add 192.0.2.10/32 dev lo; ip -6 addr add 2001:db8::10/128 dev lo nodad");
+    world.own(At::Client, &["192.0.2.10", "2001:db8::10"]);
     for family in FAMILIES {
         let mut other = Way::Vip.to(family);
         other.set_port(81);

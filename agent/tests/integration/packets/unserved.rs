@@ -17,7 +17,7 @@ fn unserved(family: Family) -> SocketAddr {
 }
 
 fn guarded(world: &World) -> Cluster {
-    world.sh_at(At::Client, "ip addr add 192.0.2.99/32 dev lo; ip -6 addr add 2001:db8::99/128 dev lo nodad");
+    world.own(At::Client, &["192.0.2.99", "2001:db8::99"]);
     let mut cluster = Cluster::new(world, local(service()), &[At::Pod1]);
     for family in FAMILIES {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
@@ -85,7 +85,7 @@ fn unassigned_vip_drop_spares_services_and_other_rules() {
     cluster.set_slices(local(service()), slices(&[]));
     assert_eq!(world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp), Err(Lost::Refused));
     // The host's own address responds, here with a reset.
-    world.sh_at(At::Node, "ip addr add 192.0.2.77/32 dev lo");
+    world.own(At::Node, &["192.0.2.77"]);
     let own = "192.0.2.77:81".parse().unwrap();
     for from in [At::Client, At::Node] {
         assert_eq!(world.ask(from, own, Protocol::Tcp), Err(Lost::Refused), "{from:?}");

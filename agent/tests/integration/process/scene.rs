@@ -125,7 +125,7 @@ impl Scene {
         &self,
         version: &str,
         kind: &str,
-        call: impl AsyncFnOnce(Api<DynamicObject>) -> kube::Result<T> + Send,
+        call: impl AsyncFn(Api<DynamicObject>) -> kube::Result<T> + Sync,
     ) -> T {
         let (group, version) = version.split_once('/').unwrap_or(("", version));
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
@@ -137,7 +137,18 @@ impl Scene {
                     "Node" | "Namespace" | "ServiceCIDR" => Api::all_with(client, &resource),
                     _ => Api::namespaced_with(client, "shop", &resource),
                 };
-                call(api).await.unwrap_or_else(|error| panic!("{kind}: {error}"))
+                let begun = Instant::now();
+                loop {
+                    match call(api.clone()).await {
+                        // The server is busy, or not ready for this kind of object.
+                        Err(kube::Error::Api(status))
+                            if matches!(status.code, 429 | 503) && begun.elapsed() < PATIENCE =>
+                        {
+                            tokio::time::sleep(Duration::from_millis(100)).await;
+                        }
+                        answer => return answer.unwrap_or_else(|error| panic!("{kind}: {error}")),
+                    }
+                }
             })
         })
     }

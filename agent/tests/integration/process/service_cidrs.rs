@@ -17,10 +17,7 @@ fn unassigned_service_cidr_addresses_are_dropped_without_kube_proxy() {
     let [first, first_v6, later]: [SocketAddr; 3] =
         ["10.96.77.77:80", "[fd00:10:96::7777]:80", "198.18.7.7:80"].map(|addr| addr.parse().unwrap());
     // A host behind the node has these addresses, so that a packet that passes gets a response.
-    for address in [first, first_v6, later] {
-        let nodad = if address.is_ipv6() { "nodad" } else { "" };
-        scene.world.sh_at(At::Client, &format!("ip addr add {} dev lo {nodad}", address.ip()));
-    }
+    scene.world.own(At::Client, &[first, first_v6, later].map(|address| address.ip().to_string()));
     let asks = |to: SocketAddr| scene.world.ask(At::Pod2, to, Protocol::Tcp).expect_err("nobody serves");
     scene.service("web", "192.0.2.10".parse().unwrap(), &json!({}));
     scene.endpoints("web", "node", &[At::Pod1]);

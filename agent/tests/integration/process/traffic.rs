@@ -15,9 +15,17 @@ use crate::world::{Answer, At, World, ask_on, ask_udp, udp_socket};
 pub(crate) struct Traffic {
     stop: AtomicBool,
     pub(crate) asked: AtomicU32,
-    /// What got no response, how, and when.
-    lost: Mutex<Vec<String>>,
+    lost: Mutex<Vec<Loss>>,
     begun: Instant,
+}
+
+/// A request that got no response.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Loss {
+    /// When it was sent, since the traffic began.
+    pub(crate) at: Duration,
+    /// What it was, and how it was lost.
+    how: String,
 }
 
 impl Traffic {
@@ -30,15 +38,19 @@ impl Traffic {
         }
     }
 
+    /// The time since the traffic began.
+    pub(crate) fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
     /// Sends a request every 2 ms.
     fn repeat(&self, what: &str, mut ask: impl FnMut() -> Result<(), String>) {
         while !self.stop.load(Ordering::Relaxed) {
             let sent = Instant::now();
             self.asked.fetch_add(1, Ordering::Relaxed);
             if let Err(how) = ask() {
-                let (at, after) = (sent - self.begun, sent.elapsed());
-                let lost = format!("{what} at {at:.3?}: {how} after {after:.3?}");
-                self.lost.lock().expect("lock").push(lost);
+                let how = format!("{what}: {how} after {:.3?}", sent.elapsed());
+                self.lost.lock().expect("lock").push(Loss { at: sent - self.begun, how });
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -47,13 +59,19 @@ impl Traffic {
 
 /// Runs `work` while external clients send requests to `to`. Prints the number of requests. Fails if one got no response.
 pub(crate) fn unharmed<T>(world: &World, to: SocketAddr, work: impl FnOnce(&Traffic) -> T) -> T {
+    let (done, lost) = losses(world, to, work);
+    assert_eq!(lost, []);
+    done
+}
+
+/// The same, but returns what got no response.
+pub(crate) fn losses<T>(world: &World, to: SocketAddr, work: impl FnOnce(&Traffic) -> T) -> (T, Vec<Loss>) {
     let traffic = Traffic::new();
     let done = with(world, to, &traffic, || work(&traffic));
     let (asked, lost) = (traffic.asked.into_inner(), traffic.lost.into_inner().expect("lock"));
     println!("{asked} connections and flows, {} lost", lost.len());
     assert!(asked > 100, "hardly any traffic: {asked}");
-    assert_eq!(lost, [""; 0]);
-    done
+    (done, lost)
 }
 
 /// Runs `work` while external clients send requests to `to`. Ignores lost requests.

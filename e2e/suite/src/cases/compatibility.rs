@@ -48,7 +48,7 @@ pub(super) async fn legacy_annotation_gets_an_event_with_the_patch(test: Arc<Tes
     let now = test.service("old-style").await?;
     ensure!(policy(&now) == Some("Cluster"), "the policy was changed without the flag: {:?}", policy(&now));
     let seen: SocketAddr =
-        net::page(test.wait_vips("new-style").await?.at(V4, PORT), "/clientip").await?.parse()?;
+        net::only_page(test.wait_vips("new-style").await?.at(V4, PORT), "/clientip").await?.parse()?;
     let [client, _] = test.suite.clients();
     ensure!(seen.ip() == client.ipv4, "the new-style Service shows {seen}");
     Ok(())

@@ -81,7 +81,7 @@ async fn reach(test: &TestContext, service: &Service, address: IpAddr) -> Result
         let to = SocketAddr::new(address, u16::try_from(port.port)?);
         let udp = port.protocol.as_deref() == Some("UDP");
         let ask = async || {
-            if udp { net::ask_from(0, to, "clientip").await } else { net::page(to, "/clientip").await }
+            if udp { net::ask(to, "clientip").await } else { net::page(to, "/clientip").await }
         };
         let text = until(format!("an answer of {to}"), TIMEOUT, ask).await?;
         let seen: SocketAddr = text.trim().parse().with_context(|| format!("{to} answers {text:?}"))?;

@@ -52,8 +52,8 @@ pub(super) async fn terminating_endpoint_serves_while_its_check_fails(test: Arc<
     test.delete_pod(&pod, false).await?;
     wait_endpoint_counts(&test, &service, &[]).await?;
     holds("answers of a terminating backend", Duration::from_secs(5), async || {
-        net::page(vips.at(V4, PORT), "/hostname").await?;
-        net::page(vips.at(V6, PORT), "/hostname").await.map(drop)
+        net::only_page(vips.at(V4, PORT), "/hostname").await?;
+        net::only_page(vips.at(V6, PORT), "/hostname").await.map(drop)
     })
     .await
 }

@@ -109,7 +109,7 @@ pub(super) async fn client_ip_affinity_keeps_the_backend(test: Arc<TestContext>)
     for family in [V4, V6] {
         let mut seen = BTreeSet::new();
         for _ in 0..15 {
-            seen.insert(net::page(vips.at(family, PORT), "/hostname").await?);
+            seen.insert(net::only_page(vips.at(family, PORT), "/hostname").await?);
         }
         ensure!(seen.len() == 1, "one client was served by {seen:?} over {family}");
     }

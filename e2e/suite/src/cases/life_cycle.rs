@@ -113,7 +113,7 @@ pub(super) async fn service_deleted_while_controller_is_down_is_cleaned_up(
     system::scale(&test.suite, 0).await?;
     let deleted = test.delete("orphan").await;
     let held = test.service("orphan").await;
-    let serves = net::page(vips.at(V4, PORT), "/hostname").await;
+    let serves = net::only_page(vips.at(V4, PORT), "/hostname").await;
     system::scale(&test.suite, replicas).await?;
     deleted?;
     held.context("the Service had no finalizer while its load balancer existed")?;

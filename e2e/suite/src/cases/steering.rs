@@ -36,7 +36,7 @@ pub(super) async fn api_targets_are_exactly_the_members(test: Arc<TestContext>) 
     // A serving and terminating endpoint counts only while none is ready.
     test.delete_pod(&two, false).await?;
     let vip = test.wait_vips("web").await?.at(V4, PORT);
-    net::page(vip, "/hostname").await?;
+    net::only_page(vip, "/hostname").await?;
     test.wait_targets("web", &[second]).await?;
     test.set_ready(&one, true).await?;
     test.wait_targets("web", &[first]).await?;

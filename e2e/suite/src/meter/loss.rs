@@ -121,9 +121,9 @@ impl Measurement {
 
 impl LossKind {
     /// Whether a host that had no core for a while looks the same: on busy cores a program waits for one as long as for a packet that
-    /// is sent again.
+    /// is sent again. Nobody sends a datagram again: where its answer came late, nothing was lost.
     pub fn is_slow(self) -> bool {
-        matches!(self, Self::SlowHandshake | Self::SlowAnswer)
+        matches!(self, Self::SlowHandshake | Self::SlowAnswer | Self::DatagramLate)
     }
 }
 

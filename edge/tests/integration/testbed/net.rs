@@ -134,20 +134,28 @@ pub(crate) fn responding_nodes(netns: &str, vip: &str, count: usize) -> Vec<Stri
     })
 }
 
-/// Sends a datagram. Returns the node that replied, the client's own address, the address that the node saw, and the length.
-pub(crate) fn query_udp(vip: &str, length: usize) -> Option<(String, SocketAddr, SocketAddr, usize)> {
+/// The node that replied, the client's own address, the address that the node saw, and the length.
+type Reply = (String, SocketAddr, SocketAddr, usize);
+
+/// Sends a datagram and waits for the reply for so long that only a lost one takes longer.
+pub(crate) fn query_udp(vip: &str, length: usize) -> Option<Reply> {
     let any = if vip.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).expect("bind");
     query_udp_from(&socket, vip, length)
 }
 
-pub(crate) fn query_udp_from(
+pub(crate) fn query_udp_from(socket: &UdpSocket, vip: &str, length: usize) -> Option<Reply> {
+    query_udp_within(socket, vip, length, Duration::from_secs(20))
+}
+
+pub(crate) fn query_udp_within(
     socket: &UdpSocket,
     vip: &str,
     length: usize,
-) -> Option<(String, SocketAddr, SocketAddr, usize)> {
+    timeout: Duration,
+) -> Option<Reply> {
     socket.connect((vip, PORT)).expect("connect");
-    socket.set_read_timeout(Some(Duration::from_millis(700))).expect("timeout");
+    socket.set_read_timeout(Some(timeout)).expect("timeout");
     socket.send(&vec![b'x'; length]).ok()?;
     let mut buffer = [0; 256];
     let length = socket.recv(&mut buffer).ok()?;
