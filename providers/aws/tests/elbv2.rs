@@ -332,7 +332,7 @@ async fn named_subnets_are_used_and_a_change_is_rejected() {
     lb.annotations.insert(name, first.clone());
     let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
     assert_eq!(error.reason(), "SubnetsImmutable");
-    assert!(error.to_string().contains(&format!("to {}", used.join(","))), "{error}");
+    assert!(error.to_string().contains(&format!("Name {} again", used.join(","))), "{error}");
 }
 
 /// The wire format of TLS listeners.
