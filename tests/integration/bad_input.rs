@@ -234,17 +234,18 @@ async fn services_of_other_classes_are_not_touched() {
 async fn legacy_annotations_are_reported_and_applied_once_if_enabled() {
     requires!(KubeApiserver);
     let cluster = Cluster::new("legacy", 9).await;
+    // The API server is shared with other tests. It gives none of their Services a port below 30086, unless the others are taken.
     let old = json!({
         "metadata": {"annotations": {
             "service.beta.kubernetes.io/external-traffic": "OnlyLocal",
-            "service.beta.kubernetes.io/healthcheck-nodeport": "32123",
+            "service.beta.kubernetes.io/healthcheck-nodeport": "30077",
         }},
         "spec": {"externalTrafficPolicy": null},
     });
     let controller = cluster.controller("one", &[]);
     cluster.service("old", old).await;
     let note = cluster.event("old", "LegacyAnnotations").await;
-    let command = r#"kubectl patch service --namespace legacy old --type merge --patch '{"spec":{"externalTrafficPolicy":"Local","healthCheckNodePort":32123}}'"#;
+    let command = r#"kubectl patch service --namespace legacy old --type merge --patch '{"spec":{"externalTrafficPolicy":"Local","healthCheckNodePort":30077}}'"#;
     assert!(note.contains(command), "{note}");
     let wrong = json!({
         "metadata": {"annotations": {"service.alpha.kubernetes.io/external-traffic": "onlylocal"}},
@@ -261,7 +262,7 @@ async fn legacy_annotations_are_reported_and_applied_once_if_enabled() {
         (spec.external_traffic_policy.as_deref() == Some("Local")).then_some(spec)
     })
     .await;
-    assert_eq!(spec.health_check_node_port, Some(32123));
+    assert_eq!(spec.health_check_node_port, Some(30077));
     cluster.event("old", "LegacyAnnotationsMigrated").await;
     let user = json!({"spec": {"externalTrafficPolicy": "Cluster", "healthCheckNodePort": 0}});
     cluster.change("old", user).await;
