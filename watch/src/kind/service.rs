@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Services.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -69,18 +70,50 @@ fn fill_spec(service: &mut Service, spec: Spec, notes: &mut Vec<String>) -> Resu
     service.internal_policy =
         policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref(), notes);
     service.health_check_node_port = spec.health_check_node_port.filter(|port| *port != 0);
-    service.source_ranges = spec
-        .load_balancer_source_ranges
-        .iter()
-        .filter_map(|range| parse_or_note::<IpNet>("spec.loadBalancerSourceRanges", range, notes))
-        .map(|range| range.trunc())
-        .collect();
+    service.source_ranges = source_ranges(&spec.load_balancer_source_ranges, notes);
     service.class = spec.load_balancer_class.filter(|class| !class.is_empty());
     service.load_balancer_ip = spec.load_balancer_ip.filter(|ip| !ip.is_empty());
     service.families = exact(spec.ip_families.iter().filter_map(|f| family(f, notes)));
     service.allocate_node_ports = spec.allocate_load_balancer_node_ports.unwrap_or(true);
     service.has_selector = !spec.selector.is_empty();
     Ok(())
+}
+
+/// An empty list admits everybody. So a list of which no range can be read becomes ranges that no client has.
+fn source_ranges(texts: &[String], notes: &mut Vec<String>) -> Vec<IpNet> {
+    let parsed = texts.iter().filter_map(|text| {
+        // As the API server reads them in objects from before it was strict: 010.1.0.0/16 is 10.1.0.0/16.
+        let text = without_leading_zeros(text.trim());
+        parse_or_note::<IpNet>("spec.loadBalancerSourceRanges", &text, notes)
+    });
+    let ranges: Vec<IpNet> = parsed.map(|range| range.trunc()).collect();
+    if ranges.is_empty() && !texts.is_empty() {
+        notes.push(
+            "spec.loadBalancerSourceRanges: no range can be read; admitting nobody. Correct the ranges"
+                .to_owned(),
+        );
+        return vec![
+            IpNet::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            IpNet::from(IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
+        ];
+    }
+    ranges
+}
+
+/// An IPv4 range without the zeros before its numbers; anything else as it is.
+fn without_leading_zeros(range: &str) -> Cow<'_, str> {
+    let Some((address, length)) = range.split_once('/').filter(|(address, _)| address.contains('.')) else {
+        return range.into();
+    };
+    if address.contains(':') {
+        return range.into();
+    }
+    let shorten = |number: &str| match number.trim_start_matches('0') {
+        "" if !number.is_empty() => "0".to_owned(),
+        rest => rest.to_owned(),
+    };
+    let numbers: Vec<String> = address.split('.').map(shorten).collect();
+    format!("{}/{length}", numbers.join(".")).into()
 }
 
 fn fill_status(service: &mut Service, status: Status, notes: &mut Vec<String>) {

@@ -151,6 +151,20 @@ fn parts_that_cannot_be_read_are_left_out_and_named() {
     }
 }
 
+/// An empty list would admit everybody.
+#[test]
+fn unreadable_source_ranges_admit_nobody() {
+    let read = |ranges: &[&str]| with_spec(&json!({ "loadBalancerSourceRanges": ranges }));
+    let text = |service: &Service| service.source_ranges.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let (service, notes) = read(&["any", "10.0.0.0/33"]);
+    assert_eq!((text(&service), notes.len()), (vec!["0.0.0.0/32".to_owned(), "::/128".to_owned()], 3));
+    let (service, notes) = read(&["010.001.000.00/16", "0.0.0.0/0"]);
+    assert_eq!(text(&service), ["10.1.0.0/16", "0.0.0.0/0"]);
+    assert!(notes.is_empty(), "{notes:?}");
+    assert_eq!(text(&read(&["10..0.0/8", "::ffff:0.0.0.0/96"]).0), ["::ffff:0.0.0.0/96"]);
+    assert!(read(&[]).0.source_ranges.is_empty());
+}
+
 #[test]
 fn an_unknown_ip_mode_is_not_taken_from_the_load_balancer() {
     let status = json!({ "loadBalancer": { "ingress": [{ "ip": "192.0.2.1", "ipMode": "Later" }, {}] } });
