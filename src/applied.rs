@@ -40,6 +40,8 @@ pub(crate) struct AppliedState {
     pub(crate) conditions: Option<ConditionStatuses>,
     /// Nodes that the provider refused as targets, with the reason.
     pub(crate) refused_targets: Vec<(String, String)>,
+    /// Why a part of the structure is not in place, from the last call.
+    pub(crate) incomplete: Option<ReasonMessage>,
     /// When to look at frozen targets again.
     pub(crate) frozen_until: Option<Instant>,
     /// When the provider may accept refused targets.

@@ -73,6 +73,7 @@ impl Reconciler {
         }
         let unprogrammed = rejected.or_else(|| match &result {
             Err(ReconcileError::Provider(error)) => Some((error.reason(), error.to_string())),
+            Ok(_) if applied.incomplete.is_some() => applied.incomplete.clone(),
             Ok(Progress::Again(_)) => {
                 let message = "The provider has not completed the change. Steerage checks again.";
                 Some((reasons::PROGRESSING, message.to_owned()))

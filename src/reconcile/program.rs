@@ -181,6 +181,12 @@ impl Reconciler {
             applied.ingress = outcome.ingress;
         }
         applied.refused_targets = outcome.refused;
+        if let Some((reason, message)) = &outcome.incomplete
+            && applied.incomplete.as_ref().is_none_or(|before| before.0 != *reason)
+        {
+            tracing::warn!(service = %snapshot.service.key, reason, message, "a part of the load balancer is not in place");
+        }
+        applied.incomplete = outcome.incomplete;
         applied.retry_refused_at = outcome.retry_refused.map(|after| Instant::now() + after);
         Ok(outcome.progress)
     }

@@ -217,6 +217,8 @@ struct Polled {
     health_read: AtomicUsize,
     /// Denies changes of the structure.
     denies: AtomicBool,
+    /// Whether a part of the load balancer is not in place.
+    is_incomplete: AtomicBool,
 }
 
 impl Polled {
@@ -243,12 +245,18 @@ impl Provider for Polled {
         }
         self.take(&lb.targets);
         let ip = "10.9.0.1".parse().ok();
-        Ok(Outcome {
+        let done = Outcome {
             progress: Progress::Done,
             ingress: vec![Ingress { ip, hostname: None, ip_mode: Some(IpMode::Vip) }],
             refused: vec![("node".to_owned(), "stopped".to_owned())],
             retry_refused: Some(Duration::from_mins(1)),
-        })
+            ..Outcome::done()
+        };
+        if !self.is_incomplete.load(Ordering::Acquire) {
+            return Ok(done);
+        }
+        let incomplete = Some(("ProviderUnavailable", "EC2 does not answer.".to_owned()));
+        Ok(Outcome { progress: Progress::Again(Duration::from_mins(1)), incomplete, ..done })
     }
 
     async fn set_targets(&self, _: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
@@ -345,6 +353,33 @@ async fn targets_follow_while_the_structure_is_denied() {
     assert_eq!(reconcile("c").await, ("c".to_owned(), true));
     provider.denies.store(false, Ordering::Release);
     assert_eq!(reconcile("a").await, ("a".to_owned(), false));
+}
+
+/// It is no failure: after these the controller waits longer and longer, also when endpoints change.
+#[tokio::test(start_paused = true)]
+async fn part_that_is_not_in_place_is_shown_and_delays_no_endpoint() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    for name in ["a", "b"] {
+        let addresses = vec!["10.0.0.1".parse().expect("ip")];
+        let node = Node { name: name.to_owned(), addresses, ..Node::default() };
+        reconciler.cluster.on_node(Event::Apply(node));
+    }
+    reconciler.cluster.on_service(Event::Apply(local_service()));
+    let owner = owner_of(&service());
+    for (is_incomplete, nodes) in [(true, "a"), (true, "b"), (true, "ab"), (false, "a")] {
+        provider.is_incomplete.store(is_incomplete, Ordering::Release);
+        set_endpoints(&reconciler, nodes);
+        let outcome = reconciler.reconcile(&owner, &ReconcileRequest::default()).await;
+        let ReconcileOutcome::RequeueAfter(after, _) = outcome else { panic!("{outcome:?}") };
+        assert!(after <= Duration::from_mins(1), "{after:?}");
+        assert_eq!(*provider.targets.lock().expect("lock"), nodes);
+        let count = |status| reconciler.metrics.conditions.count("edge", "Programmed", status);
+        let programmed = (count("True"), count("False"));
+        assert_eq!(programmed, if is_incomplete { (0, 1) } else { (1, 0) }, "{nodes}");
+        let applied = reconciler.applied.get(&owner).expect("applied");
+        assert_eq!((applied.ingress.len(), applied.incomplete.is_some()), (1, is_incomplete));
+    }
 }
 
 /// Under `api` steering a node without endpoint drops connections, so it leaves at once; an excluded node still serves.

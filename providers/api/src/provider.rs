@@ -45,14 +45,23 @@ pub struct Outcome {
     pub ingress: Vec<Ingress>,
     /// Nodes that the provider refused as targets, each with the reason and what to do. The others are in place.
     pub refused: Vec<(String, String)>,
-    /// When to call again although the change is complete: a refused target may be accepted by then.
+    /// When to call again although the change is complete: what was refused may be accepted by then.
     pub retry_refused: Option<Duration>,
+    /// Why a part is not in place on which neither targets nor addresses depend, such as who may connect: a reason, and a message.
+    /// `progress` or `retry_refused` say when it is tried again; neither does if only another change of the Service helps.
+    pub incomplete: Option<(&'static str, String)>,
 }
 
 impl Outcome {
     /// A complete change with nothing to report.
     pub fn done() -> Self {
-        Self { progress: Progress::Done, ingress: Vec::new(), refused: Vec::new(), retry_refused: None }
+        Self {
+            progress: Progress::Done,
+            ingress: Vec::new(),
+            refused: Vec::new(),
+            retry_refused: None,
+            incomplete: None,
+        }
     }
 }
 
