@@ -17,7 +17,8 @@ UNIT_TESTS = CHART.with_name("alerts-test.yaml")
 BINARIES = pathlib.Path(os.environ["STEERAGE_BINARIES"])
 POOLS = {"edge": {"addressPools": [{"name": "default", "addresses": ["10.0.200.0/24", "fd00::1-fd00::9"]}]}}
 AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId": "vpc-1", "subnetIds": ["subnet-1", "subnet-2"]}}
-FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "endpoint": "http://127.0.0.1:5000"}}
+AWS_BY_TAGS = {**AWS, "aws": {"clusterName": "test", "vpcId": "vpc-1"}}
+FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
 SWITCHES = {
     "controller": {"defaultSteering": "api", "serveUnsetClass": True, "migrateLegacyAnnotations": True, "replicas": 1},
     "agent": {"kubeProxyReplacement": True, "apiServer": "[fd00::1]:6443", "maxUnavailable": 2},
@@ -32,7 +33,7 @@ MONITORING = {
         "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Network"}},
     }
 }
-VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "all of aws": FULL_AWS, "switches": SWITCHES, "monitoring": MONITORING}
+VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "switches": SWITCHES, "monitoring": MONITORING}
 INVALID = {
     "an unknown value": {"controler": {}},
     "an unknown value inside": {"agent": {"service": "all"}},

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moto's server on a free port of 127.0.0.1, printed as the first line, with ELBv2 corrected where moto differs from AWS.
+"""moto's server on a free port of 127.0.0.1, printed as the first line, with ELBv2 and EC2's security groups corrected where moto
+differs from AWS.
 
 Each correction names what moto 5.2.5 does instead. Without them a wrong provider would pass, or a right one would fail. What moto lacks altogether,
 the life of a target's health above all, is not made up here.
 """
 
 from moto.core import DEFAULT_ACCOUNT_ID
+from moto.ec2.exceptions import DependencyViolationError
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.security_groups import SecurityGroupBackend
+from moto.ec2.responses.security_groups import SecurityGroups
 from moto.elbv2 import exceptions as errors
 from moto.elbv2 import models
 from moto.moto_server.werkzeug_app import create_backend_app
@@ -14,7 +19,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 Backend = models.ELBv2Backend
 Group = models.FakeTargetGroup
 NLB_PROTOCOLS = ("TCP", "UDP", "TCP_UDP", "TLS")
-# Target groups of a load balancer that was just deleted: AWS releases them only a little later.
+# Target groups and security groups of a load balancer that was just deleted: AWS releases them only a little later.
 held = set()
 
 
@@ -44,6 +49,10 @@ def create_load_balancer(original, self, name, *args, **kwargs):
         raise errors.DuplicateLoadBalancerName()
     if not 1 <= len(name) <= 32 or name.startswith("internal-") or name.strip("-") != name:
         raise errors.ValidationError(f"The load balancer name '{name}' is not valid")
+    # moto accepts security groups that do not exist. Like AWS, it gives a network load balancer none that nobody named.
+    for group in kwargs.get("security_groups") or []:
+        if self.ec2_backend.get_security_group_from_id(group) is None:
+            raise error("InvalidSecurityGroup", f"The security group '{group}' does not exist")
     made = original(self, name, *args, **kwargs)
     made.describes_until_active = 2
     return made
@@ -61,11 +70,53 @@ models.FakeLoadBalancer.activate = activate
 
 @correct(Backend)
 def delete_load_balancer(original, self, arn):
-    # moto releases the target groups at once.
+    # moto releases the target groups and security groups at once.
     balancer = self.load_balancers.get(arn)
     if balancer:
         held.update(g for listener in balancer.listeners.values() for g in groups_of(listener))
+        held.update(balancer.security_groups or [])
     return original(self, arn)
+
+
+@correct(Backend)
+def set_security_groups(original, self, arn, sec_groups):
+    # moto gives groups also to a network load balancer that was created without any.
+    balancer = self.load_balancers.get(arn)
+    if balancer and balancer.type == "network" and not balancer.security_groups:
+        raise error("InvalidConfigurationRequest", "The load balancer was created without a security group")
+    return original(self, arn, sec_groups)
+
+
+@correct(SecurityGroupBackend)
+def delete_security_group(original, self, name=None, group_id=None):
+    # moto deletes a group that a load balancer uses.
+    balancers = models.elbv2_backends[self.account_id][self.region_name].load_balancers.values()
+    if group_id in held or any(group_id in (b.security_groups or []) for b in list(balancers)):
+        held.discard(group_id)
+        raise DependencyViolationError(f"resource {group_id} has a dependent object")
+    return original(self, name, group_id)
+
+
+def all_or_nothing(original, self):
+    # moto refuses a rule that is there already, one that is missing and the 61st, but keeps the changes of the rules before it.
+    group = self.ec2_backend.get_security_group_from_id(self._get_param("GroupId"))
+    before = list(group.ingress_rules) if group else []
+    try:
+        return original(self)
+    except Exception:
+        if group:
+            group.ingress_rules = before
+        raise
+
+
+@correct(SecurityGroups)
+def authorize_security_group_ingress(original, self):
+    return all_or_nothing(original, self)
+
+
+@correct(SecurityGroups)
+def revoke_security_group_ingress(original, self):
+    return all_or_nothing(original, self)
 
 
 @correct(Backend)
@@ -247,8 +298,13 @@ def deregister(original, self, targets):
 
 
 def snapshot():
-    """All state of ELBv2, one line per object: its name, a tab, its content without generated identifiers."""
+    """All state of ELBv2 and all security groups, one line per object: its name, a tab, its content without generated identifiers."""
     backend = models.elbv2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"]
+    groups = {
+        group.id: group
+        for of_vpc in list(ec2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"].groups.values())
+        for group in list(of_vpc.values())
+    }
 
     def attributes(of):
         # moto keeps numbers where AWS has strings, until they are set.
@@ -257,6 +313,11 @@ def snapshot():
     def tags(arn):
         return sorted(backend.tagging_service.get_tag_dict_for_resource(arn).items())
 
+    # Every VPC has one of the name "default".
+    for group in (group for group in groups.values() if group.name != "default"):
+        rules = [(r.ip_protocol, r.from_port, r.to_port, r.cidr_ipv4, r.description) for r in group.ingress_rules]
+        own_tags = sorted((tag["key"], tag["value"]) for tag in group.get_tags())
+        yield f"security group {group.name}\t{[group.vpc_id, own_tags, sorted(rules, key=str)]}"
     names = {arn: group.name for arn, group in backend.target_groups.items()}
     for arn, g in backend.target_groups.items():
         check = [g.health_check_protocol, g.health_check_path, g.health_check_port, getattr(g, "matcher", None)]
@@ -266,7 +327,8 @@ def snapshot():
         yield f"target group {g.name}\t{content} targets {sorted(g.targets)}"
     for arn, b in backend.load_balancers.items():
         subnets = sorted(subnet.id for subnet in b.subnets)
-        yield f"load balancer {b.name}\t{[b.type, b.scheme, subnets, attributes(b.attrs), tags(arn)]}"
+        security = sorted(groups[g].name if g in groups else "nothing" for g in b.security_groups or [])
+        yield f"load balancer {b.name}\t{[b.type, b.scheme, subnets, security, attributes(b.attrs), tags(arn)]}"
         for listener in b.listeners.values():
             to = [names.get(g, "nothing") for g in groups_of(listener)]
             yield f"listener {b.name}:{listener.port}\t{[listener.protocol, to, tags(listener.arn)]}"

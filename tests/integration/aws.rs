@@ -33,7 +33,8 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_h
         ["--aws-vpc-id", vpc.as_str()],
         ["--aws-subnets", subnets.as_str()],
         ["--aws-region", "us-east-1"],
-        ["--aws-endpoint", endpoint.as_str()],
+        ["--aws-elbv2-endpoint", endpoint.as_str()],
+        ["--aws-ec2-endpoint", endpoint.as_str()],
     ];
     let controller = cluster.controller_of("aws", "one", flags.as_flattened());
 

@@ -21,13 +21,18 @@
 {{- if eq $controller.provider "aws" }}
 - --aws-cluster-name={{ .Values.aws.clusterName }}
 - --aws-vpc-id={{ .Values.aws.vpcId }}
-- --aws-subnets={{ join "," .Values.aws.subnetIds }}
+{{- with .Values.aws.subnetIds }}
+- --aws-subnets={{ join "," . }}
+{{- end }}
 - --aws-scheme={{ .Values.aws.scheme }}
 {{- with .Values.aws.region }}
 - --aws-region={{ . }}
 {{- end }}
-{{- with .Values.aws.endpoint }}
-- --aws-endpoint={{ . }}
+{{- with .Values.aws.elbv2Endpoint }}
+- --aws-elbv2-endpoint={{ . }}
+{{- end }}
+{{- with .Values.aws.ec2Endpoint }}
+- --aws-ec2-endpoint={{ . }}
 {{- end }}
 {{- end }}
 {{- with $controller.extraArgs }}

@@ -87,8 +87,8 @@ impl Server {
         Ok(arn.with_context(|| format!("no ARN in {answer}"))?.to_owned())
     }
 
-    /// Calls EC2's query API and returns the texts of all elements of this name. Tests use EC2 only for a VPC and instances, which
-    /// does not justify minutes of compiling its SDK.
+    /// Calls EC2's query API and returns the texts of all elements of this name. A VPC and instances do not justify a dependency on its
+    /// SDK, which takes minutes to compile.
     fn ec2(&self, action: &str, parameters: &[(&str, &str)], element: &str) -> anyhow::Result<Vec<String>> {
         let mut body = format!("Action={action}&Version=2016-11-15");
         for (key, value) in parameters {

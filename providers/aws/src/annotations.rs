@@ -38,12 +38,18 @@ steerage_model::annotations! {
     BACKEND_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-backend-protocol", "`tcp` or `ssl`";
     /// ALPN policy of TLS listeners; without it, `None`, also after it was set.
     ALPN_POLICY = "service.beta.kubernetes.io/aws-load-balancer-alpn-policy", "`HTTP1Only`, `HTTP2Only`, `HTTP2Optional`, `HTTP2Preferred` or `None`";
-    /// Subnets of a new load balancer, instead of `--aws-subnets`, one for each availability zone. Names of subnets are not looked up yet. A later change is refused.
-    SUBNETS = "service.beta.kubernetes.io/aws-load-balancer-subnets", "IDs of subnets, separated by commas";
+    /// Subnets of a new load balancer, instead of `--aws-subnets` or those that tags offer, one for each availability zone. A name is that of the tag `Name`. A later change is refused.
+    SUBNETS = "service.beta.kubernetes.io/aws-load-balancer-subnets", "IDs or names of subnets, separated by commas";
     /// Elastic IP addresses of a new internet-facing load balancer, one for each subnet, in the order of the subnets. A later change is refused.
     EIP_ALLOCATIONS = "service.beta.kubernetes.io/aws-load-balancer-eip-allocations", "allocation IDs, separated by commas";
     /// Addresses of a new internal load balancer, one for each subnet, in the order of the subnets: the AWS Load Balancer Controller finds the subnet of each address instead. A later change is refused.
     PRIVATE_ADDRESSES = "service.beta.kubernetes.io/aws-load-balancer-private-ipv4-addresses", "IPv4 addresses, separated by commas";
+    /// `true`: a new load balancer gets no security group, so every client that reaches it may connect. Decided when it is created: later, `true` is refused if it has a group, and source ranges if it has none.
+    DISABLE_SECURITY_GROUP = "service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg", "`true` or `false`";
+    /// `on`: the security group also admits ICMP messages that a packet is too big for a link, from the sources of the Service.
+    ICMP_FOR_PATH_MTU = "service.beta.kubernetes.io/aws-load-balancer-enable-icmp-for-path-mtu-discovery", "`on` or `off`";
+    /// As `spec.loadBalancerSourceRanges`, which wins if a Service has both.
+    SOURCE_RANGES = "service.beta.kubernetes.io/load-balancer-source-ranges", "IPv4 ranges such as `192.0.2.0/24`, separated by commas";
     /// Further tags of the load balancer, its listeners and target groups, at most 36. One that is no longer named is removed; tags of others stay.
     TAGS = "service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags", "`key=value`, separated by commas";
 }

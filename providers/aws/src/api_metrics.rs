@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::client::{ACTIONS, ELBV2};
+use crate::client::APIS;
 
 /// The code of a request that AWS carries out.
 const OK: &str = "200";
@@ -66,11 +66,13 @@ impl ApiMetrics {
     /// Registers the metrics. They begin with zero for every action, so that an alert does not miss the first request of a process.
     pub fn new(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        for action in ACTIONS {
-            let action = (*action).to_owned();
-            let done = ByCode { api: ELBV2, action: action.clone(), code: OK.into() };
-            metrics.requests.get_or_create(&done).inc_by(0);
-            drop(metrics.durations.get_or_create(&ByAction { api: ELBV2, action }));
+        for api in APIS {
+            for action in api.actions {
+                let (api, action) = (api.name, (*action).to_owned());
+                let done = ByCode { api, action: action.clone(), code: OK.into() };
+                metrics.requests.get_or_create(&done).inc_by(0);
+                drop(metrics.durations.get_or_create(&ByAction { api, action }));
+            }
         }
         registry.register(
             "aws_api_requests",
@@ -151,10 +153,14 @@ mod tests {
         metrics.requested("ELBv2", "AddTags", RequestResult::Refused(Some("Throttling"), 400), took);
         encode(&mut text, &registry).unwrap();
         let has = |line: &str| assert!(text.contains(line), "{line}: {text}");
-        for action in ACTIONS {
-            has(&format!("aws_api_requests_total{{api=\"ELBv2\",action=\"{action}\",code=\"200\"}} 0\n"));
-            has(&format!("aws_api_request_duration_seconds_count{{api=\"ELBv2\",action=\"{action}\"}} "));
+        for api in APIS {
+            for action in api.actions {
+                let labels = format!("api=\"{}\",action=\"{action}\"", api.name);
+                has(&format!("aws_api_requests_total{{{labels},code=\"200\"}} 0\n"));
+                has(&format!("aws_api_request_duration_seconds_count{{{labels}}} "));
+            }
         }
+        has("aws_api_requests_total{api=\"EC2\",action=\"CreateSecurityGroup\",code=\"200\"} 0\n");
         has("aws_api_requests_total{api=\"ELBv2\",action=\"AddTags\",code=\"Throttling\"} 1\n");
         has("aws_api_request_duration_seconds_bucket{le=\"0.04\",api=\"ELBv2\",action=\"AddTags\"} 1\n");
         has("aws_api_request_duration_seconds_bucket{le=\"0.02\",api=\"ELBv2\",action=\"AddTags\"} 0\n");

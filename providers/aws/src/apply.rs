@@ -17,7 +17,7 @@ use crate::registered::RegisteredIds;
 use crate::state::ServiceState;
 use crate::targets::Limits;
 use crate::tls::Tls;
-use crate::{annotations, names, reasons, targets};
+use crate::{annotations, names, reasons, security_group_sync, targets};
 
 /// How far the steps have come.
 pub(crate) enum Stepped {
@@ -160,14 +160,35 @@ impl Aws {
             let new = NewBalancer {
                 name: wanted.name.clone(),
                 scheme: wanted.scheme,
-                subnets: wanted.placement.mappings()?,
+                subnets: self.resolved(wanted).await?.mappings()?,
+                security_group: self.ensure_security_group(owner, wanted, entry).await?,
             };
             self.note_change();
             entry.written = Some(Instant::now());
             let tags = labelled(tags, &wanted.labels);
-            let made = self.client.create_balancer(&new, &tags).await?;
-            // AWS may show requested addresses only later.
-            let made = Balancer { placed: new.subnets.into_iter().collect(), ..made };
+            let made = match self.client.create_balancer(&new, &tags).await {
+                Ok(made) => made,
+                Err(failure) => {
+                    if failure.is("InvalidSecurityGroup")
+                        && entry.has_settled_security_groups(self.config.settle)
+                    {
+                        // It is in another VPC than the subnets; or somebody deleted it, and the next call creates another.
+                        entry.security_groups.remove(owner);
+                        return Err(failure.rejected());
+                    }
+                    let error = failure.into();
+                    if let (Error::Invalid { .. }, Some(id)) = (&error, &new.security_group)
+                        && self.client.delete_security_group(id).await.is_ok_and(|is_gone| is_gone)
+                    {
+                        // A group without a load balancer would use up the account's quota.
+                        entry.security_groups.remove(owner);
+                    }
+                    return Err(error);
+                }
+            };
+            // AWS may show requested addresses, and the group, only later.
+            let security_groups = new.security_group.into_iter().collect();
+            let made = Balancer { placed: new.subnets.into_iter().collect(), security_groups, ..made };
             entry.unproven.insert(made.arn.clone());
             resources.balancer = Some(made.clone());
             (resources.balancer_tags, resources.balancer_attributes) = (tags, BTreeMap::new());
@@ -181,7 +202,8 @@ impl Aws {
             );
             return Err(Error::invalid(reasons::SCHEME_IMMUTABLE, message));
         }
-        wanted.placement.check(&balancer.placed)?;
+        self.check_placement(wanted, balancer).await?;
+        security_group_sync::check(&wanted.security, balancer)?;
         Ok(balancer.clone())
     }
 

@@ -39,12 +39,12 @@ pub struct AwsArgs {
     #[arg(long, env = "STEERAGE_AWS_CLUSTER_NAME", value_name = "NAME")]
     pub aws_cluster_name: Option<String>,
 
-    /// Create target groups in this VPC, the VPC of the nodes. Required with --provider aws
+    /// Create target groups and security groups in this VPC, the VPC of the nodes and of the subnets. Required with --provider aws
     #[arg(long, env = "STEERAGE_AWS_VPC_ID", value_name = "ID")]
     pub aws_vpc_id: Option<String>,
 
-    /// Create load balancers in these subnets, one for each availability zone that has nodes. Required with --provider aws; a change
-    /// applies to new load balancers only
+    /// Create load balancers in these subnets, one for each availability zone that has nodes; a change applies to new load balancers
+    /// only [default: subnets tagged `kubernetes.io/role/elb` or `kubernetes.io/role/internal-elb`, one for each zone]
     #[arg(long, env = "STEERAGE_AWS_SUBNETS", value_name = "ID,…", value_delimiter = ',')]
     pub aws_subnets: Vec<String>,
 
@@ -53,8 +53,12 @@ pub struct AwsArgs {
     pub aws_region: Option<String>,
 
     /// Send `ELBv2` requests to this URL, for VPC endpoints and tests [default: the region's endpoint]
-    #[arg(long, env = "STEERAGE_AWS_ENDPOINT", value_name = "URL")]
-    pub aws_endpoint: Option<String>,
+    #[arg(long, env = "STEERAGE_AWS_ELBV2_ENDPOINT", value_name = "URL")]
+    pub aws_elbv2_endpoint: Option<String>,
+
+    /// Send EC2 requests to this URL, for VPC endpoints and tests [default: the region's endpoint]
+    #[arg(long, env = "STEERAGE_AWS_EC2_ENDPOINT", value_name = "URL")]
+    pub aws_ec2_endpoint: Option<String>,
 
     /// Use this scheme for Services without the annotation `service.beta.kubernetes.io/aws-load-balancer-scheme`
     #[arg(long, env = "STEERAGE_AWS_SCHEME", value_enum, default_value = "internal", value_name = "SCHEME")]
@@ -77,12 +81,14 @@ pub struct Config {
     pub cluster: ClusterId,
     /// VPC of the nodes.
     pub vpc: String,
-    /// Subnets of new load balancers, sorted.
+    /// Subnets of new load balancers, sorted. If there are none, tags of the subnets decide.
     pub subnets: Vec<String>,
     /// Region; `None` means the SDK's default.
     pub region: Option<String>,
     /// URL of `ELBv2`; `None` means the region's endpoint.
     pub endpoint: Option<String>,
+    /// URL of EC2; `None` means the region's endpoint.
+    pub ec2_endpoint: Option<String>,
     /// Scheme for Services without the annotation.
     pub scheme: Scheme,
     /// Time after which every read shows a change. AWS promises none.
@@ -110,8 +116,15 @@ impl Config {
     ///
     /// If a required flag is missing, or the cluster's name is too long.
     pub fn new(args: AwsArgs, cluster_uid: String) -> Result<Self, ConfigError> {
-        let AwsArgs { aws_cluster_name, aws_vpc_id, mut aws_subnets, aws_region, aws_endpoint, aws_scheme } =
-            args;
+        let AwsArgs {
+            aws_cluster_name,
+            aws_vpc_id,
+            mut aws_subnets,
+            aws_region,
+            aws_elbv2_endpoint,
+            aws_ec2_endpoint,
+            aws_scheme,
+        } = args;
         let name =
             aws_cluster_name.filter(|c| !c.is_empty()).ok_or(ConfigError::Missing("--aws-cluster-name"))?;
         if name.chars().count() > 256 {
@@ -120,15 +133,13 @@ impl Config {
         aws_subnets.retain(|s| !s.is_empty());
         aws_subnets.sort();
         aws_subnets.dedup();
-        if aws_subnets.is_empty() {
-            return Err(ConfigError::Missing("--aws-subnets"));
-        }
         Ok(Self {
             cluster: ClusterId { name, uid: cluster_uid },
             vpc: aws_vpc_id.filter(|v| !v.is_empty()).ok_or(ConfigError::Missing("--aws-vpc-id"))?,
             subnets: aws_subnets,
             region: aws_region,
-            endpoint: aws_endpoint,
+            endpoint: aws_elbv2_endpoint,
+            ec2_endpoint: aws_ec2_endpoint,
             scheme: aws_scheme,
             settle: SETTLE,
         })
@@ -170,8 +181,8 @@ mod tests {
     #[test]
     fn missing_flag_is_named() {
         assert_eq!(parse(&[]), Err(ConfigError::Missing("--aws-cluster-name")));
-        assert_eq!(parse(&["--aws-cluster-name=c"]), Err(ConfigError::Missing("--aws-subnets")));
-        let no_vpc = parse(&["--aws-cluster-name=c", "--aws-subnets=subnet-a"]);
-        assert_eq!(no_vpc, Err(ConfigError::Missing("--aws-vpc-id")));
+        assert_eq!(parse(&["--aws-cluster-name=c"]), Err(ConfigError::Missing("--aws-vpc-id")));
+        let by_tags = parse(&["--aws-cluster-name=c", "--aws-vpc-id=vpc-1"]).unwrap();
+        assert!(by_tags.subnets.is_empty());
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Deletes the resources of a Service, in an order that each call can be repeated: the load balancer, then its target groups, which
-//! AWS releases only seconds later.
+//! AWS releases only seconds later, then its security group, which AWS releases minutes later.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use steerage_provider_api::{Error, Owner};
@@ -12,7 +13,12 @@ use crate::names::{self, Ownership};
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
-use crate::state::{Condemned, ServiceState};
+use crate::state::{Condemned, CondemnedSecurityGroups, ServiceState};
+
+/// AWS releases a security group some minutes after its load balancer. After this time, something else uses it.
+const SECURITY_GROUP_RELEASE_TIMEOUT: Duration = Duration::from_mins(10);
+/// Longest time between two tries to delete a security group.
+const MAX_RELEASE_POLL: Duration = Duration::from_mins(5);
 
 /// Says what to do if AWS forbids the deletion. Steerage does not lift the protection, whoever requested it.
 fn refused(failure: CallError, name: &str, arn: &str) -> Error {
@@ -28,6 +34,24 @@ fn refused(failure: CallError, name: &str, arn: &str) -> Error {
     Error::invalid(reasons::OPERATION_NOT_PERMITTED, message)
 }
 
+/// Names the commands that find what keeps AWS from deleting a security group.
+fn in_use(id: &str) -> Error {
+    let message = format!(
+        "AWS does not delete the security group {id}, because something uses it. The load balancer is gone; the Service stays until the \
+         group is deleted. Steerage tries again at the next resync. Remove the use. Inbound rules of other groups: \
+         aws ec2 describe-security-groups --filters Name=ip-permission.group-id,Values={id} ; outbound rules: \
+         aws ec2 describe-security-groups --filters Name=egress.ip-permission.group-id,Values={id} ; network interfaces: \
+         aws ec2 describe-network-interfaces --filters Name=group-id,Values={id}"
+    );
+    Error::invalid(reasons::SECURITY_GROUP_IN_USE, message)
+}
+
+/// When to try again to delete a security group, and whether AWS should have released it by now.
+pub(crate) fn retry_after(in_use_since: Option<Instant>) -> (Duration, bool) {
+    let since = in_use_since.map(|since| since.elapsed()).unwrap_or_default();
+    ((since / 4).clamp(RELEASE_POLL, MAX_RELEASE_POLL), since >= SECURITY_GROUP_RELEASE_TIMEOUT)
+}
+
 impl Aws {
     /// Deletes everything of the owner. Returns when to call again; `None` if nothing is left.
     pub(crate) async fn delete_all(
@@ -35,6 +59,11 @@ impl Aws {
         owner: &Owner,
         entry: &mut ServiceState,
     ) -> Result<Option<Duration>, Error> {
+        if entry.condemned.as_ref().is_some_and(|condemned| condemned.owner == *owner && !condemned.is_final)
+            && let Some(wait) = self.execute(entry).await?
+        {
+            return Ok(Some(wait));
+        }
         if entry.condemned.as_ref().is_none_or(|condemned| condemned.owner != *owner) {
             let resources = match self.to_delete(owner, entry).await? {
                 Ok(resources) => resources,
@@ -44,7 +73,7 @@ impl Aws {
                 (entry.resources, entry.complete) = (None, None);
                 entry.leaving.clear();
             }
-            entry.condemned = Some(Condemned::new(owner, &resources));
+            entry.condemned = Some(Condemned::all(owner, &resources));
         }
         self.execute(entry).await
     }
@@ -139,7 +168,64 @@ impl Aws {
             entry.names.remove(name);
             condemned.groups.pop_first();
         }
-        entry.condemned = None;
+        let wait = self.delete_security_groups(entry).await?;
+        if wait.is_none() {
+            entry.condemned = None;
+        }
+        Ok(wait)
+    }
+
+    /// Deletes the security groups of a deletion. Returns when to call again.
+    async fn delete_security_groups(&self, entry: &mut ServiceState) -> Result<Option<Duration>, Error> {
+        let Some(condemned) = &entry.condemned else { return Ok(None) };
+        let owner = condemned.owner.clone();
+        let read = match condemned.security_groups {
+            CondemnedSecurityGroups::Unread => {
+                // EC2 shows a new group later, and until then calls it missing when it should delete it.
+                if !entry.has_settled_security_groups(self.config.settle) {
+                    return Ok(Some(self.config.settle));
+                }
+                let found = self.security_groups_of_owner(&owner).await?.into_iter().map(|group| group.id);
+                Some(found.collect::<BTreeSet<String>>())
+            }
+            CondemnedSecurityGroups::Ids { .. } => None,
+        };
+        let Some(condemned) = &mut entry.condemned else { return Ok(None) };
+        if let Some(ids) = read {
+            condemned.security_groups = CondemnedSecurityGroups::Ids { ids, in_use_since: None };
+        }
+        let CondemnedSecurityGroups::Ids { ids, in_use_since } = &mut condemned.security_groups else {
+            return Ok(None);
+        };
+        while let Some(id) = ids.first() {
+            if !self.delete_security_group(&owner, id, in_use_since).await? {
+                let (wait, is_overdue) = retry_after(*in_use_since);
+                return if is_overdue { Err(in_use(id)) } else { Ok(Some(wait)) };
+            }
+            if entry.security_groups.get(&owner).is_some_and(|known| known.group.id == *id) {
+                entry.security_groups.remove(&owner);
+            }
+            ids.pop_first();
+        }
         Ok(None)
+    }
+    /// Tries to delete a security group. False while something uses it.
+    pub(crate) async fn delete_security_group(
+        &self,
+        owner: &Owner,
+        id: &str,
+        in_use_since: &mut Option<Instant>,
+    ) -> Result<bool, Error> {
+        if in_use_since.is_none() {
+            tracing::info!(service = %owner.service, uid = owner.uid, security_group = id, "deleting security group");
+        } else {
+            tracing::debug!(service = %owner.service, security_group = id, "trying again to delete security group");
+        }
+        self.note_change();
+        let is_gone = self.client.delete_security_group(id).await?;
+        if !is_gone {
+            in_use_since.get_or_insert_with(Instant::now);
+        }
+        Ok(is_gone)
     }
 }

@@ -11,6 +11,7 @@ use crate::config::{Config, Scheme};
 use crate::health_check::HealthCheckSettings;
 use crate::labels::Labels;
 use crate::placement::{self, Placement};
+use crate::security_group::{self, Security};
 use crate::tls::{Tls, TlsWishes};
 use crate::{annotations, attributes, health_check, labels, list, names, peers, reasons};
 
@@ -46,6 +47,7 @@ pub(crate) struct Desired {
     pub(crate) name: String,
     pub(crate) scheme: Scheme,
     pub(crate) placement: Placement,
+    pub(crate) security: Security,
     /// Attributes of the load balancer that must have these values. Others are not changed.
     pub(crate) attributes: Values,
     /// Of the load balancer.
@@ -109,10 +111,12 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     let marked = attributes::to_mark(OF_BALANCERS, &attributes);
     let has_tls = listeners.iter().any(|listener| listener.tls.is_some());
     let is_beyond_lists = has_tls || !attributes.is_empty() || !wishes.is_empty();
+    let security = security_group::security(lb, listeners.iter().map(|found| (found.port, found.protocol)))?;
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),
         scheme,
         placement: placement::placement(config, scheme, &lb.annotations)?,
+        security,
         attributes,
         labels: Labels { tags, attributes: marked },
         groups,
@@ -136,11 +140,6 @@ fn check_supported(lb: &LoadBalancer) -> Result<(), Error> {
         (
             reasons::ADDRESS_POOL_NOT_SUPPORTED,
             "The AWS provider has no address pools. No load balancer is created or changed. Remove the annotation steerage.dev/address-pool.",
-        )
-    } else if !lb.source_ranges.is_empty() {
-        (
-            reasons::SOURCE_RANGES_NOT_SUPPORTED,
-            "The AWS provider does not enforce source ranges. No load balancer is created or changed. Remove spec.loadBalancerSourceRanges, and restrict the nodes' security group instead.",
         )
     } else {
         return Ok(());
@@ -250,6 +249,7 @@ pub(crate) mod tests {
             subnets: vec!["subnet-a".to_owned()],
             region: None,
             endpoint: None,
+            ec2_endpoint: None,
             scheme: Scheme::Internal,
             settle: Duration::from_secs(10),
         }
@@ -325,15 +325,12 @@ pub(crate) mod tests {
         assert_eq!(reason(&LoadBalancer { pool, ..web.clone() }), "AddressPoolNotSupported");
         let requested_addresses = vec!["192.0.2.1".parse().unwrap()];
         assert_eq!(reason(&LoadBalancer { requested_addresses, ..web.clone() }), "AddressNotSupported");
-        let source_ranges = vec!["192.0.2.0/24".parse().unwrap()];
-        assert_eq!(reason(&LoadBalancer { source_ranges, ..web.clone() }), "SourceRangesNotSupported");
         let annotated = |name: &str, value: &str| {
             let annotations = BTreeMap::from([(name.to_owned(), value.to_owned())]);
             reason(&LoadBalancer { annotations, ..web.clone() })
         };
         assert_eq!(annotated(annotations::SCHEME, "public"), "UnknownScheme");
-        let ranges = "service.beta.kubernetes.io/load-balancer-source-ranges";
-        assert_eq!(annotated(ranges, "192.0.2.0/24"), "SourceRangesNotSupported");
+        assert_eq!(annotated(annotations::SOURCE_RANGES, "192.0.2.0/33"), "InvalidAnnotation");
     }
 
     #[test]

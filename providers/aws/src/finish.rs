@@ -44,7 +44,7 @@ impl Aws {
             }
         }
         let progress = waits.into_iter().min().map_or(Progress::Done, Progress::Again);
-        Ok(Outcome { progress, ingress, retry_refused: entry.again(), refused })
+        Ok(Outcome { progress, ingress, refused, retry_refused: entry.again(), ..Outcome::done() })
     }
 
     /// The hostname to publish; `None` until the load balancer is active, because resolvers cache for long that a name does not

@@ -5,7 +5,7 @@
 //! one forwards to a group, nor attributes. These are read later, at most one Service at a time; at once for Services whose annotations
 //! name some of it: such a change may have been interrupted, or made while no process ran.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -16,6 +16,8 @@ use tokio::time::Instant;
 use crate::desired::{Desired, DesiredGroup};
 use crate::inventory::{Inventory, Listed};
 use crate::provider::Aws;
+use crate::security_group::SecurityGroup;
+use crate::security_group_sync;
 use crate::state::{Complete, FirstLook, ServiceState};
 
 /// The first Service reads the rest after this time, when the start is over.
@@ -23,21 +25,34 @@ const VERIFY_AFTER: Duration = Duration::from_secs(30);
 /// One Service reads the rest in this time: about three calls, of the ten a second that AWS refills.
 const VERIFY_SHARE: Duration = Duration::from_millis(500);
 
-/// What the list says of the Service, whose load balancer has this name, and the names of its target groups.
-pub(crate) fn first_look(
-    inventory: &mut Inventory,
-    service: &Key,
-    balancer: &str,
-) -> (FirstLook, BTreeSet<String>) {
+/// What the list says of a Service.
+pub(crate) struct FirstLookResult {
+    pub(crate) look: FirstLook,
+    /// Names of its target groups.
+    pub(crate) names: BTreeSet<String>,
+    pub(crate) security_groups: BTreeMap<Owner, Vec<SecurityGroup>>,
+    /// IDs of the security groups that its load balancer has.
+    pub(crate) attached: BTreeSet<String>,
+}
+
+/// What the list says of the Service, whose load balancer has this name.
+pub(crate) fn first_look(inventory: &mut Inventory, service: &Key, balancer: &str) -> FirstLookResult {
     let mut found = inventory.take(service);
     let groups = found.values().flat_map(|listed| listed.groups.iter().map(|group| group.name.clone()));
     let names: BTreeSet<String> = groups.collect();
+    let security_groups =
+        found.iter_mut().map(|(owner, listed)| (owner.clone(), std::mem::take(&mut listed.security_groups)));
+    let security_groups = security_groups.collect();
+    let balancers = found.values().filter_map(|listed| listed.balancer.as_ref());
+    let attached = balancers.flat_map(|balancer| balancer.security_groups.iter().cloned()).collect();
+    // An owner of whom only a security group is listed says nothing about load balancers.
+    found.retain(|_, listed| *listed != Listed::default());
     let look = match found.pop_first() {
         Some((owner, listed)) if found.is_empty() => FirstLook::Owned(owner, Box::new(listed)),
         None if !inventory.has_name(balancer) => FirstLook::Nothing,
         _ => FirstLook::Unknown,
     };
-    (look, names)
+    FirstLookResult { look, names, security_groups, attached }
 }
 
 /// Whether the list shows the wanted structure, as far as it shows any.
@@ -56,6 +71,7 @@ fn shows(listed: &Listed, wanted: &Desired) -> bool {
     balancer.failed.is_none()
         && balancer.scheme == Some(wanted.scheme)
         && wanted.placement.check(&balancer.placed).is_ok()
+        && security_group_sync::check(&wanted.security, balancer).is_ok()
         && wanted.labels.are_on(&listed.balancer_tags)
         && listed.groups.len() == wanted.groups.len()
         && listed.groups.iter().all(is_wanted)

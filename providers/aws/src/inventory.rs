@@ -7,14 +7,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use steerage_model::Key;
+use steerage_model::{Key, chain};
 use steerage_provider_api::{Error, Owner};
 use tokio::time::Instant;
 
-use crate::client::{Balancer, Elbv2, ListedGroup, TAGS_BATCH, Tags, read_tags};
+use crate::client::{Balancer, Calls, ListedGroup, TAGS_BATCH, Tags, read_tags};
 use crate::config::ClusterId;
 use crate::names::{self, Ownership};
+use crate::security_group::SecurityGroup;
 
+/// Longest wait for the list of EC2, beside those of `ELBv2`.
+const EC2_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often a throttled list of EC2 is tried.
+const EC2_TRIES: u32 = 3;
 /// A list that takes longer begins again.
 const MAX_READING: Duration = Duration::from_mins(1);
 
@@ -24,6 +29,7 @@ pub(crate) struct Listed {
     pub(crate) balancer: Option<Balancer>,
     pub(crate) balancer_tags: Tags,
     pub(crate) groups: Vec<ListedGroup>,
+    pub(crate) security_groups: Vec<SecurityGroup>,
 }
 
 #[derive(Clone, Debug)]
@@ -42,6 +48,9 @@ pub(crate) struct Reading {
     started: Option<Instant>,
     balancers: Option<Vec<Balancer>>,
     groups: Option<Vec<ListedGroup>>,
+    security_groups: Option<Vec<SecurityGroup>>,
+    /// How often EC2 failed.
+    ec2_failures: u32,
     /// The resources whose tags were read, and the tags of those that exist.
     asked: BTreeSet<String>,
     tags: BTreeMap<String, Tags>,
@@ -51,12 +60,34 @@ impl Reading {
     /// Lists load balancers and target groups. Reads the tags of those whose name has this cluster's prefix.
     pub(crate) async fn complete(
         &mut self,
-        client: &dyn Elbv2,
+        client: &dyn Calls,
         cluster: &ClusterId,
     ) -> Result<Inventory, Error> {
         if self.started.is_none_or(|started| started.elapsed() > MAX_READING) {
-            *self = Self { started: Some(Instant::now()), ..Self::default() };
+            let ec2_failures = self.ec2_failures;
+            *self = Self { started: Some(Instant::now()), ec2_failures, ..Self::default() };
         }
+        // EC2 may need long for an answer, or give none.
+        let is_asked = self.security_groups.is_none() && self.ec2_failures < EC2_TRIES;
+        let security_groups =
+            async { if is_asked { Some(list_security_groups(client, cluster).await) } else { None } };
+        let (listed, security_groups) = tokio::join!(self.load_balancers(client, cluster), security_groups);
+        match security_groups {
+            Some(Ok(found)) => self.security_groups = Some(found),
+            Some(Err(error)) => self.note_ec2_failure(error)?,
+            None => {}
+        }
+        listed?;
+        let Self { started, balancers, groups, security_groups, tags, .. } = std::mem::take(self);
+        let read = started.unwrap_or_else(Instant::now);
+        let mut inventory =
+            Inventory::new(cluster, read, balancers.unwrap_or_default(), groups.unwrap_or_default(), &tags);
+        inventory.add_security_groups(cluster, security_groups.unwrap_or_default());
+        Ok(inventory)
+    }
+
+    /// Lists load balancers and target groups with their tags.
+    async fn load_balancers(&mut self, client: &dyn Calls, cluster: &ClusterId) -> Result<(), Error> {
         let prefix = names::prefix(cluster);
         if self.balancers.is_none() {
             let mut found = client.all_balancers().await?;
@@ -75,9 +106,33 @@ impl Reading {
             self.tags.extend(read_tags(client, some).await?);
             self.asked.extend(some.iter().cloned());
         }
-        let Self { started, balancers, groups, tags, .. } = std::mem::take(self);
-        let read = started.unwrap_or_else(Instant::now);
-        Ok(Inventory::new(cluster, read, balancers.unwrap_or_default(), groups.unwrap_or_default(), &tags))
+        Ok(())
+    }
+
+    /// The load balancers do not wait for EC2: each Service reads its own group later. An account that throttles is asked some times more.
+    fn note_ec2_failure(&mut self, error: Error) -> Result<(), Error> {
+        self.ec2_failures += 1;
+        match error {
+            error @ Error::Throttled { .. } if self.ec2_failures < EC2_TRIES => return Err(error),
+            error @ Error::Denied(_) => tracing::error!(
+                error = %chain(&error),
+                "listing security groups denied; creating no load balancer and completing no deletion until it is allowed"
+            ),
+            error => {
+                tracing::warn!(error = %chain(&error), "listing security groups failed; reading them for each Service");
+            }
+        }
+        self.security_groups = Some(Vec::new());
+        Ok(())
+    }
+}
+
+/// The cluster's security groups.
+async fn list_security_groups(client: &dyn Calls, cluster: &ClusterId) -> Result<Vec<SecurityGroup>, Error> {
+    let tags = names::cluster_tags(cluster);
+    match tokio::time::timeout(EC2_TIMEOUT, client.security_groups(&tags)).await {
+        Ok(found) => Ok(found?),
+        Err(_) => Err(Error::Unavailable("EC2 does not answer".to_owned())),
     }
 }
 
@@ -121,8 +176,17 @@ impl Inventory {
                 "AWS resources with this --aws-cluster-name have the UID of another cluster, or none; leaving them unchanged"
             );
         }
-        inventory.owners = Some(inventory.owned.keys().cloned().collect());
         inventory
+    }
+
+    /// Adds those that belong to a Service of this cluster.
+    fn add_security_groups(&mut self, cluster: &ClusterId, groups: Vec<SecurityGroup>) {
+        for group in groups {
+            if let Ownership::Ours(owner) = names::ownership(cluster, &group.tags) {
+                self.owned.entry(owner).or_default().security_groups.push(group);
+            }
+        }
+        self.owners = Some(self.owned.keys().cloned().collect());
     }
 
     /// Takes out the resources of the Service, for each UID of the Service: they change from now on.

@@ -2,10 +2,12 @@
 //! The AWS provider: `ELBv2` network load balancers with instance targets.
 //!
 //! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. These decide and do no I/O:
-//! `desired` with `annotations`, `attributes`, `health_check`, `labels`, `list`, `names`, `peers`, `placement` and `tls` what is wanted;
-//! `diff`, `registered` and `state` what is missing. `client` makes the calls, and `api_metrics` counts them. `provider` combines them: `inventory`, `first_look` and
-//! `observe` read what exists, `restructure` and `apply` bring the structure in place, `finish`, `targets` and `health` do what follows,
-//! `delete` removes everything. No other crate sees an AWS type, and this crate uses nothing of Kubernetes.
+//! `desired` with `annotations`, `attributes`, `health_check`, `labels`, `list`, `names`, `peers`, `placement`, `security_group`,
+//! `subnets` and `tls` what is wanted; `diff`, `registered` and `state` what is missing. `client` makes the calls, and `api_metrics`
+//! counts them. `provider` combines them: `inventory`, `first_look` and `observe` read what exists, `lookup` finds subnets,
+//! `restructure` and `apply` bring the structure in place, `finish`, `targets` and `health` do what follows, `security_group_sync` with
+//! `security_group_rules` looks after the security group, `delete` removes everything. No other crate sees an AWS type, and this crate
+//! uses nothing of Kubernetes.
 
 pub mod annotations;
 mod api_metrics;
@@ -25,6 +27,7 @@ mod iam_policy;
 mod inventory;
 mod labels;
 mod list;
+mod lookup;
 mod names;
 mod observe;
 pub mod peers;
@@ -33,9 +36,13 @@ mod provider;
 mod reasons;
 mod registered;
 mod restructure;
+mod security_group;
+mod security_group_rules;
+mod security_group_sync;
 #[cfg(test)]
 mod standin;
 mod state;
+mod subnets;
 mod targets;
 mod tls;
 

@@ -34,6 +34,11 @@ pub(crate) fn load_balancer(cluster: &ClusterId, service: &Key) -> String {
     name(cluster, service, &["load-balancer"])
 }
 
+/// The name of an owner's security group. It depends on the UID: AWS releases the predecessor's only minutes after its load balancer.
+pub(crate) fn security_group(cluster: &ClusterId, owner: &Owner) -> String {
+    name(cluster, &owner.service, &["security-group", &owner.uid])
+}
+
 /// The name of a Service's target group. It depends on everything that cannot change in place: protocol, node port and VPC.
 pub(crate) fn target_group(
     cluster: &ClusterId,
@@ -81,16 +86,19 @@ pub(crate) fn digest(parts: &[&str]) -> String {
         .collect()
 }
 
+/// The tags that mark a resource as the cluster's.
+pub(crate) fn cluster_tags(cluster: &ClusterId) -> BTreeMap<String, String> {
+    [(CLUSTER_TAG, &cluster.name), (CLUSTER_UID_TAG, &cluster.uid)]
+        .map(|(key, value)| (key.to_owned(), value.clone()))
+        .into()
+}
+
 /// The tags that mark a resource as the owner's.
 pub(crate) fn tags(cluster: &ClusterId, owner: &Owner) -> BTreeMap<String, String> {
-    [
-        (CLUSTER_TAG, cluster.name.clone()),
-        (CLUSTER_UID_TAG, cluster.uid.clone()),
-        (SERVICE_TAG, owner.service.to_string()),
-        (UID_TAG, owner.uid.clone()),
-    ]
-    .map(|(k, v)| (k.to_owned(), v))
-    .into()
+    let mut tags = cluster_tags(cluster);
+    tags.insert(SERVICE_TAG.to_owned(), owner.service.to_string());
+    tags.insert(UID_TAG.to_owned(), owner.uid.clone());
+    tags
 }
 
 /// The cluster and Service to which a resource belongs, according to its tags.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_provider_api::{Error, Owner};
 
-use crate::client::{Balancer, Elbv2, Tags, read_tags};
+use crate::client::{Balancer, Calls, Tags, read_tags};
 use crate::config::ClusterId;
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::labels;
@@ -40,7 +40,7 @@ impl Resources {
 
 /// The attributes of a load balancer, if its tags say that annotations set some.
 async fn balancer_attributes(
-    client: &dyn Elbv2,
+    client: &dyn Calls,
     arn: &str,
     tags: &Tags,
 ) -> Result<BTreeMap<String, String>, Error> {
@@ -63,7 +63,7 @@ pub(crate) struct Observation {
 
 /// Reads the load balancer, its target groups and the target groups with the given names, and the tags of all of them.
 pub(crate) async fn read_all(
-    client: &dyn Elbv2,
+    client: &dyn Calls,
     cluster: &ClusterId,
     owner: &Owner,
     groups: &BTreeSet<String>,
@@ -121,7 +121,7 @@ pub(crate) async fn read_all(
 
 /// Our listeners of a load balancer, and those of others; `None` if it does not exist.
 async fn listeners(
-    client: &dyn Elbv2,
+    client: &dyn Calls,
     cluster: &ClusterId,
     balancer: &Balancer,
 ) -> Result<Option<(Vec<ObservedListener>, Vec<ObservedListener>)>, Error> {
@@ -143,7 +143,7 @@ async fn listeners(
 
 /// Reads what a list does not show of these resources: attributes and listeners. Returns `None` if the load balancer is gone.
 pub(crate) async fn fill(
-    client: &dyn Elbv2,
+    client: &dyn Calls,
     cluster: &ClusterId,
     mut listed: Resources,
 ) -> Result<Option<Resources>, Error> {
@@ -188,7 +188,7 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
 /// several certificates. Returns `None` if a resource appeared or vanished; then `read_all` must
 /// read everything. Does not read the attributes of target groups. No listener needs the groups that are leaving.
 pub(crate) async fn refresh(
-    client: &dyn Elbv2,
+    client: &dyn Calls,
     known: &Resources,
     is_leaving: impl Fn(&str) -> bool,
 ) -> Result<Option<Resources>, Error> {

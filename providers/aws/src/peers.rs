@@ -14,8 +14,6 @@ use crate::{annotations, reasons};
 pub const PREFIX: &str = "service.beta.kubernetes.io/";
 /// Every annotation that starts with it concerns a load balancer of AWS.
 const AWS_PREFIX: &str = "service.beta.kubernetes.io/aws-load-balancer-";
-/// The annotation that precedes the field `spec.loadBalancerSourceRanges`.
-const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
 /// An annotation that another controller reads, and Steerage does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +30,8 @@ const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'st
     PeerAnnotation { suffix, accepted, why }
 }
 
-const SECURITY_GROUPS: &str = "Security groups are not supported yet. Restrict the nodes' security group.";
+const SECURITY_GROUPS: &str = "Security groups and prefix lists of your own are not supported yet. Use spec.loadBalancerSourceRanges, or add \
+                               rules to the load balancer's security group.";
 const IPV6: &str = "IPv6 is not supported yet.";
 const CLASSIC: &str = "It concerns classic load balancers, which Steerage does not create.";
 const QUIC: &str = "QUIC is not supported.";
@@ -46,8 +45,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("aws-load-balancer-connection-draining-enabled", &[], CLASSIC),
     peer("aws-load-balancer-connection-draining-timeout", &[], CLASSIC),
     peer("aws-load-balancer-connection-idle-timeout", &[], CLASSIC),
-    peer("aws-load-balancer-disable-nlb-sg", &["true"], SECURITY_GROUPS),
-    peer("aws-load-balancer-enable-icmp-for-path-mtu-discovery", &[], SECURITY_GROUPS),
     peer("aws-load-balancer-enable-prefix-for-ipv6-source-nat", &["off"], IPV6),
     peer(
         "aws-load-balancer-enable-tcp-udp-listener",
@@ -59,11 +56,19 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("aws-load-balancer-healthcheck-port", &[], HEALTH_CHECK),
     peer("aws-load-balancer-healthcheck-protocol", &["HTTP", "http"], HEALTH_CHECK),
     peer("aws-load-balancer-healthcheck-success-codes", &["200"], HEALTH_CHECK),
-    peer("aws-load-balancer-inbound-sg-rules-on-private-link-traffic", &[], SECURITY_GROUPS),
+    peer(
+        "aws-load-balancer-inbound-sg-rules-on-private-link-traffic",
+        &["on"],
+        "Rules always apply to traffic of PrivateLink, which is AWS's default.",
+    ),
     peer("aws-load-balancer-ip-address-type", &["ipv4"], IPV6),
     peer("aws-load-balancer-ipv6-addresses", &[], IPV6),
     peer("aws-load-balancer-listener-attributes.", &[], "Attributes of listeners are not supported yet."),
-    peer("aws-load-balancer-manage-backend-security-group-rules", &["false"], SECURITY_GROUPS),
+    peer(
+        "aws-load-balancer-manage-backend-security-group-rules",
+        &["false"],
+        "Steerage changes no security group of nodes.",
+    ),
     peer("aws-load-balancer-minimum-load-balancer-capacity", &[], "Reserved capacity is not supported."),
     peer(
         "aws-load-balancer-multi-cluster-target-group",
@@ -92,7 +97,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
         &["nlb", "external"],
         "Steerage creates network load balancers with instance targets.",
     ),
-    peer("load-balancer-source-ranges", &[], "Steerage would not enforce them."),
 ];
 
 /// Refuses an annotation that another controller would obey, or whose name nobody knows.
@@ -107,8 +111,6 @@ pub(crate) fn check(annotations: &BTreeMap<String, String>) -> Result<(), Error>
         };
         match PEER_ANNOTATIONS.iter().find(is_it) {
             Some(peer) if peer.accepted.contains(&value.trim()) => {}
-            // As for the field, an empty list is none.
-            Some(_) if name == SOURCE_RANGES && value.trim().is_empty() => {}
             Some(peer) => return Err(refused(name, peer)),
             None if name.starts_with(AWS_PREFIX) => return Err(unknown(name)),
             None => {}
@@ -119,13 +121,6 @@ pub(crate) fn check(annotations: &BTreeMap<String, String>) -> Result<(), Error>
 
 fn refused(name: &str, peer: &PeerAnnotation) -> Error {
     let PeerAnnotation { accepted, why, .. } = peer;
-    if name == SOURCE_RANGES {
-        let message = format!(
-            "The AWS provider does not enforce source ranges. No load balancer is created or changed. Remove the annotation {name}, \
-             and restrict the nodes' security group instead."
-        );
-        return Error::invalid(reasons::SOURCE_RANGES_NOT_SUPPORTED, message);
-    }
     let or =
         if accepted.is_empty() { String::new() } else { format!(", or set it to {}", accepted.join(" or ")) };
     let what = if accepted.is_empty() { "is not supported" } else { "has an unsupported value" };
@@ -198,13 +193,6 @@ mod tests {
                 "{message}"
             );
         }
-    }
-
-    #[test]
-    fn source_ranges_are_refused_like_the_field() {
-        let (reason, _) = checked("load-balancer-source-ranges", "192.0.2.0/24").unwrap_err();
-        assert_eq!(reason, "SourceRangesNotSupported");
-        assert_eq!(checked("load-balancer-source-ranges", " "), Ok(()));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The subnets and addresses of a load balancer, by annotations. Pure. They are decided when it is created: `check` says so if they
-//! change.
+//! change. Where no IDs are given, `subnets` finds them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -9,6 +9,7 @@ use steerage_provider_api::Error;
 
 use crate::annotations::{EIP_ALLOCATIONS, PRIVATE_ADDRESSES, SUBNETS};
 use crate::config::{Config, Scheme};
+use crate::subnets::{self, Subnet};
 use crate::{list, reasons};
 
 /// The address of a load balancer in one subnet, if it is not AWS's choice.
@@ -19,12 +20,23 @@ pub(crate) enum Address {
     Private(Ipv4Addr),
 }
 
+/// The subnets of a new load balancer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Subnets {
+    /// Their IDs.
+    Ids(Vec<String>),
+    /// Names, and perhaps IDs.
+    Names(Vec<String>),
+    /// Those that tags offer.
+    Offered,
+}
+
 /// Where a load balancer is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
-    /// The subnets of a new load balancer.
-    subnets: Vec<String>,
-    /// Whether the Service names the subnets; otherwise the flag does, for new load balancers only.
+    subnets: Subnets,
+    scheme: Scheme,
+    /// Whether the Service names the subnets; otherwise flag or tags do, for new load balancers only.
     is_named: bool,
     /// The addresses that an annotation requests, one for each subnet; empty if none does.
     addresses: Vec<Address>,
@@ -80,13 +92,13 @@ pub(crate) fn placement(
     annotations: &BTreeMap<String, String>,
 ) -> Result<Placement, Error> {
     let named = read(annotations, SUBNETS)?;
-    if let Some(wrong) = named.iter().flatten().find(|item| !item.starts_with("subnet-")) {
-        let problem =
-            format!("names the subnet `{wrong}`, which is not an ID: Steerage does not look up names yet");
-        return Err(list::invalid(SUBNETS, &problem, "Use the subnet's ID, subnet-…."));
-    }
     let is_named = named.is_some();
-    let subnets = named.unwrap_or_else(|| config.subnets.clone());
+    let subnets = match named {
+        Some(items) if items.iter().all(|item| item.starts_with("subnet-")) => Subnets::Ids(items),
+        Some(items) => Subnets::Names(items),
+        None if config.subnets.is_empty() => Subnets::Offered,
+        None => Subnets::Ids(config.subnets.clone()),
+    };
     let elastic = read(annotations, EIP_ALLOCATIONS)?.map(|items| {
         let parse = |item: &str| item.starts_with("eipalloc-").then(|| Address::Elastic(item.to_owned()));
         let needed = (scheme, Scheme::InternetFacing);
@@ -99,34 +111,62 @@ pub(crate) fn placement(
     let (elastic, private) = (elastic.transpose()?, private.transpose()?);
     let requested_by = if elastic.is_some() { EIP_ALLOCATIONS } else { PRIVATE_ADDRESSES };
     let addresses = elastic.or(private).unwrap_or_default();
-    let placement = Placement { subnets, is_named, addresses, requested_by };
+    let placement = Placement { subnets, scheme, is_named, addresses, requested_by };
     // The number of the flag's subnets is that of new load balancers only.
-    if is_named {
-        placement.mappings()?;
+    if let Subnets::Ids(ids) | Subnets::Names(ids) = &placement.subnets
+        && is_named
+    {
+        placement.check_number(ids.len())?;
     }
     Ok(placement)
 }
 
 impl Placement {
-    /// The subnets of a new load balancer, each with its address.
-    pub(crate) fn mappings(&self) -> Result<Vec<(String, Option<Address>)>, Error> {
-        let Self { subnets, addresses, requested_by, .. } = self;
-        if !addresses.is_empty() && addresses.len() != subnets.len() {
-            let message = format!(
-                "Annotation {requested_by} has {} values for {} subnets.",
-                addresses.len(),
-                subnets.len()
-            );
-            return Err(list::conflict(&message, "Write one for each subnet, in the same order."));
+    /// Whether the subnets of the VPC must be read to know the IDs; for an existing load balancer only if the Service names some.
+    pub(crate) fn needs_lookup(&self, is_new: bool) -> bool {
+        match self.subnets {
+            Subnets::Ids(_) => false,
+            Subnets::Names(_) => true,
+            Subnets::Offered => is_new,
         }
-        let addresses = addresses.iter().cloned().map(Some).chain(std::iter::repeat(None));
-        Ok(subnets.iter().cloned().zip(addresses).collect())
     }
 
-    /// Refuses a change of what the load balancer has. What no annotation names may differ.
+    /// The same with IDs, from the subnets of the VPC.
+    pub(crate) fn resolved(&self, config: &Config, all: &[Subnet]) -> Result<Self, Error> {
+        let ids = match &self.subnets {
+            Subnets::Ids(ids) => ids.clone(),
+            Subnets::Names(names) => subnets::named(all, &config.vpc, names)?,
+            Subnets::Offered => subnets::offered(all, &config.vpc, self.scheme, &config.cluster.name)?,
+        };
+        Ok(Self { subnets: Subnets::Ids(ids), ..self.clone() })
+    }
+
+    /// Refuses addresses that are not one for each of so many subnets.
+    fn check_number(&self, subnets: usize) -> Result<(), Error> {
+        let Self { addresses, requested_by, .. } = self;
+        if addresses.is_empty() || addresses.len() == subnets {
+            return Ok(());
+        }
+        let message =
+            format!("Annotation {requested_by} has {} values for {subnets} subnets.", addresses.len());
+        Err(list::conflict(&message, "Write one for each subnet, in the same order."))
+    }
+
+    /// The subnets of a new load balancer, each with its address. Empty as long as the subnets are not resolved.
+    pub(crate) fn mappings(&self) -> Result<Vec<(String, Option<Address>)>, Error> {
+        let Subnets::Ids(ids) = &self.subnets else { return Ok(Vec::new()) };
+        self.check_number(ids.len())?;
+        let addresses = self.addresses.iter().cloned().map(Some).chain(std::iter::repeat(None));
+        Ok(ids.iter().cloned().zip(addresses).collect())
+    }
+
+    /// Refuses a change of what the load balancer has. What no annotation names may differ, and so may names that are not resolved.
     pub(crate) fn check(&self, placed: &Placed) -> Result<(), Error> {
-        let wanted: BTreeSet<&String> = self.subnets.iter().collect();
-        if self.is_named && !placed.keys().eq(wanted) {
+        let ids = match &self.subnets {
+            Subnets::Ids(ids) if self.is_named => Some(ids),
+            _ => None,
+        };
+        if ids.is_some_and(|ids| !placed.keys().eq(ids.iter().collect::<BTreeSet<_>>())) {
             let present = placed.keys().cloned().collect::<Vec<_>>().join(",");
             let order = if self.addresses.is_empty() {
                 ""
@@ -143,7 +183,7 @@ impl Placement {
             return Ok(());
         }
         // Without named subnets, their order at the creation is not known any more.
-        let is_same = if self.is_named {
+        let is_same = if ids.is_some() {
             self.mappings()?.iter().all(|(subnet, address)| placed.get(subnet) == Some(address))
         } else {
             let present: BTreeSet<&Address> = placed.values().flatten().collect();
@@ -199,7 +239,6 @@ mod tests {
     fn wrong_placements_are_refused() {
         let (internal, public) = (Scheme::Internal, Scheme::InternetFacing);
         for (scheme, name, value, reason, part) in [
-            (internal, SUBNETS, "private-a", "InvalidAnnotation", "names"),
             (internal, SUBNETS, "subnet-a,subnet-a", "InvalidAnnotation", "twice"),
             (internal, SUBNETS, " , ", "InvalidAnnotation", "empty"),
             (internal, EIP_ALLOCATIONS, "eipalloc-1", "ConflictingAnnotations", "scheme"),
@@ -231,11 +270,48 @@ mod tests {
         assert_eq!(check(&[(SUBNETS, "subnet-b,subnet-c")]), Err("SubnetsImmutable"));
         assert_eq!(check(&[(EIP_ALLOCATIONS, "eipalloc-1")]), Ok(()), "the flag named another subnet then");
         assert_eq!(check(&[(EIP_ALLOCATIONS, "eipalloc-2")]), Err("AddressesImmutable"));
+        assert_eq!(check(&[(SUBNETS, "private-b")]), Ok(()), "not before its ID is known");
         let mut grown = config();
         grown.subnets.push("subnet-b".to_owned());
         let annotations = BTreeMap::from([(EIP_ALLOCATIONS.to_owned(), "eipalloc-1".to_owned())]);
         let wanted = placement(&grown, Scheme::InternetFacing, &annotations).unwrap();
         assert!(wanted.check(&placed).is_ok(), "a zone is added to the flag");
         assert_eq!(wanted.mappings().unwrap_err().reason(), "ConflictingAnnotations", "of a new one");
+    }
+    #[test]
+    fn names_and_tags_are_resolved_for_new_load_balancers() {
+        let tags = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
+        let subnet = |id: &str, tags| Subnet {
+            id: id.to_owned(),
+            zone: id.to_owned(),
+            tags,
+            free: 9,
+            is_on_outpost: false,
+        };
+        let all = [
+            subnet("subnet-1", tags("Name", "private-a")),
+            subnet("subnet-2", tags("kubernetes.io/role/internal-elb", "1")),
+        ];
+        let by_tags = Config { subnets: Vec::new(), ..config() };
+        let of = |pairs: &[(&str, &str)]| {
+            let annotations =
+                pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            placement(&by_tags, Scheme::Internal, &annotations).map_err(|error| error.reason())
+        };
+        let offered = of(&[]).unwrap();
+        assert!(offered.needs_lookup(true) && !offered.needs_lookup(false));
+        let made = offered.resolved(&by_tags, &all).unwrap().mappings().unwrap();
+        assert_eq!(made, [("subnet-2".to_owned(), None)]);
+        let named = of(&[(SUBNETS, "private-a"), (PRIVATE_ADDRESSES, "10.0.0.9")]).unwrap();
+        assert!(named.needs_lookup(false) && named.mappings().unwrap().is_empty());
+        let resolved = named.resolved(&by_tags, &all).unwrap();
+        assert_eq!(resolved.mappings().unwrap()[0].0, "subnet-1");
+        let elsewhere = Placed::from([("subnet-9".to_owned(), None)]);
+        assert_eq!(resolved.check(&elsewhere).unwrap_err().reason(), "SubnetsImmutable");
+        let two = of(&[(SUBNETS, "private-a"), (PRIVATE_ADDRESSES, "10.0.0.9,10.0.0.8")]);
+        assert_eq!(two.unwrap_err(), "ConflictingAnnotations");
+        let addresses = of(&[(PRIVATE_ADDRESSES, "10.0.0.9,10.0.0.8")]).unwrap();
+        let error = addresses.resolved(&by_tags, &all).unwrap().mappings().unwrap_err();
+        assert_eq!(error.reason(), "ConflictingAnnotations");
     }
 }

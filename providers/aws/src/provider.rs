@@ -20,14 +20,16 @@ use steerage_provider_api::{
 use tokio::time::Instant;
 
 use crate::api_metrics::ApiMetrics;
-use crate::client::{Client, Elbv2};
+use crate::client::{Calls, Client};
 use crate::config::Config;
 use crate::desired::desired;
 use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
+use crate::lookup::KnownSubnets;
 use crate::names;
 use crate::observe::{self, Observation};
-use crate::state::ServiceState;
+use crate::security_group::{SecurityGroup, new_security_group};
+use crate::state::{KnownSecurityGroup, ServiceState};
 use crate::targets::Limits;
 
 /// Try again after this time to delete target groups, which a deleted load balancer still uses for seconds.
@@ -45,9 +47,10 @@ struct Lists {
 /// The AWS provider.
 pub struct Aws {
     pub(crate) config: Config,
-    pub(crate) client: Arc<dyn Elbv2>,
+    pub(crate) client: Arc<dyn Calls>,
     services: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<ServiceState>>>>,
     lists: tokio::sync::Mutex<Lists>,
+    pub(crate) subnets: tokio::sync::Mutex<Option<KnownSubnets>>,
     /// Whether this process created or deleted anything.
     is_changed: AtomicBool,
     /// When the next Service may read what its first comparison left out.
@@ -71,17 +74,18 @@ impl Aws {
 
     /// A provider with the credentials, region and HTTP client of `sdk`.
     pub fn new(config: Config, sdk: &SdkConfig, metrics: ApiMetrics) -> Self {
-        let client = Client::new(sdk, config.endpoint.as_deref(), metrics);
+        let client = Client::new(sdk, config.endpoint.as_deref(), config.ec2_endpoint.as_deref(), metrics);
         Self::over(config, Arc::new(client))
     }
 
     /// A provider that makes its calls through `client`.
-    pub(crate) fn over(config: Config, client: Arc<dyn Elbv2>) -> Self {
+    pub(crate) fn over(config: Config, client: Arc<dyn Calls>) -> Self {
         Self {
             config,
             client,
             services: Mutex::default(),
             lists: tokio::sync::Mutex::default(),
+            subnets: tokio::sync::Mutex::default(),
             is_changed: AtomicBool::default(),
             next_verify: Mutex::new(Instant::now()),
         }
@@ -110,7 +114,15 @@ impl Aws {
                 none => none.insert(reading.complete(&*self.client, &self.config.cluster).await?),
             };
             let balancer = names::load_balancer(&self.config.cluster, service);
-            (entry.first_look, entry.names) = first_look(inventory, service, &balancer);
+            let found = first_look(inventory, service, &balancer);
+            for (owner, groups) in found.security_groups {
+                let wanted = new_security_group(&self.config, &owner);
+                let known = SecurityGroup::choose(groups, &wanted, &found.attached);
+                entry
+                    .security_groups
+                    .extend(known.map(|group| (owner, KnownSecurityGroup::from_read(group))));
+            }
+            (entry.first_look, entry.names) = (found.look, found.names);
             entry.initialized = true;
         }
         Ok(entry)
@@ -151,16 +163,31 @@ impl Provider for Aws {
         let mut guard = self.entry(&lb.owner.service).await?;
         let entry = &mut *guard;
         let mut limits = Limits::new(compare, self.config.settle, &lb.targets);
-        if self.compare_with_list(&lb.owner, &wanted, entry) {
-            limits.compare = Compare::Remembered;
-        } else if !(compare == Compare::Remembered
+        entry.wanted = Some((lb.owner.clone(), wanted.clone()));
+        let mut compare_rules = compare;
+        let structured = if self.compare_with_list(&lb.owner, &wanted, entry) {
+            // The list has the rules too.
+            (limits.compare, compare_rules) = (Compare::Remembered, Compare::Remembered);
+            Ok(None)
+        } else if compare == Compare::Remembered
             && !entry.must_verify()
-            && entry.is_complete(&lb.owner, &wanted))
-            && let Some(wait) = self.restructure(lb, wanted, entry, compare).await?
+            && entry.is_complete(&lb.owner, &wanted)
         {
-            return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
-        }
-        self.finish(entry, &lb.targets, limits).await
+            Ok(None)
+        } else {
+            self.restructure(lb, wanted, entry, compare).await
+        };
+        let finished = match structured {
+            Ok(None) => self.finish(entry, &lb.targets, limits).await,
+            Ok(Some(wait)) => return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() }),
+            // The targets are set next, apart from the structure, and so are the rules.
+            Err(error @ Error::Invalid { .. }) => return Err(error),
+            Err(error) => Err(error),
+        };
+        // Sources that must not connect any more do not wait for ELBv2, as targets do not wait for EC2.
+        let mut outcome = finished.as_ref().cloned().unwrap_or_else(|_| Outcome::done());
+        self.secure(&lb.owner, entry, compare_rules, &mut outcome).await;
+        finished.map(|_| outcome)
     }
 
     async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
@@ -175,7 +202,11 @@ impl Provider for Aws {
         let limits = Limits::new(Compare::Remembered, self.config.settle, set);
         let (refused, held) = self.converge_targets(entry, set, limits).await?;
         let progress = held.map_or(Progress::Done, Progress::Again);
-        Ok(Outcome { progress, retry_refused: entry.retry_refused(), refused, ..Outcome::done() })
+        let mut outcome =
+            Outcome { progress, retry_refused: entry.retry_refused(), refused, ..Outcome::done() };
+        // Also where the structure is refused, a source may have to go.
+        self.secure(owner, entry, Compare::Remembered, &mut outcome).await;
+        Ok(outcome)
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {

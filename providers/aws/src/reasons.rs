@@ -5,8 +5,6 @@
 pub(crate) const ADDRESS_NOT_SUPPORTED: &str = "AddressNotSupported";
 /// A requested pool, of which this provider has none.
 pub(crate) const ADDRESS_POOL_NOT_SUPPORTED: &str = "AddressPoolNotSupported";
-/// Source ranges, which this provider would not enforce.
-pub(crate) const SOURCE_RANGES_NOT_SUPPORTED: &str = "SourceRangesNotSupported";
 /// A scheme that AWS does not have.
 pub(crate) const UNKNOWN_SCHEME: &str = "UnknownScheme";
 /// An annotation with a value that cannot be right.
@@ -21,8 +19,16 @@ pub(crate) const UNKNOWN_ANNOTATION: &str = "UnknownAnnotation";
 pub(crate) const SCHEME_IMMUTABLE: &str = "SchemeImmutable";
 /// A change of the subnets.
 pub(crate) const SUBNETS_IMMUTABLE: &str = "SubnetsImmutable";
+/// No subnets of a name, or none that tags offer.
+pub(crate) const SUBNETS_NOT_FOUND: &str = "SubnetsNotFound";
 /// A change of the addresses, which AWS refuses.
 pub(crate) const ADDRESSES_IMMUTABLE: &str = "AddressesImmutable";
+/// AWS neither adds the first security group of a load balancer nor removes the last.
+pub(crate) const SECURITY_GROUP_IMMUTABLE: &str = "SecurityGroupImmutable";
+/// A security group that AWS does not delete, because something uses it.
+pub(crate) const SECURITY_GROUP_IN_USE: &str = "SecurityGroupInUse";
+/// More ports and source ranges than a security group can have rules.
+pub(crate) const TOO_MANY_SOURCE_RANGES: &str = "TooManySourceRanges";
 /// Two node ports for one listener.
 pub(crate) const NODE_PORTS_DIFFER: &str = "NodePortsDiffer";
 /// More ports than listeners.
@@ -51,12 +57,6 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         "Remove `spec.loadBalancerIP` and `steerage.dev/addresses`.",
     ),
     (ADDRESS_POOL_NOT_SUPPORTED, "The Service names an AddressPool.", "Remove `steerage.dev/address-pool`."),
-    (
-        SOURCE_RANGES_NOT_SUPPORTED,
-        "The Service has `spec.loadBalancerSourceRanges` or the annotation `service.beta.kubernetes.io/load-balancer-source-ranges`, \
-         which would not filter anything.",
-        "Remove them, and restrict the nodes' security group.",
-    ),
     (
         UNKNOWN_SCHEME,
         "An annotation for the scheme has an unknown value.",
@@ -93,9 +93,30 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         "Restore the annotation, or create the Service again, which changes its hostname.",
     ),
     (
+        SUBNETS_NOT_FOUND,
+        "No subnet has the name in the annotation, or several have it; or no subnet has the tags for load balancers of the scheme.",
+        "As the message says: correct the name, or tag subnets.",
+    ),
+    (
         ADDRESSES_IMMUTABLE,
         "An annotation requests other addresses than the load balancer has, which AWS cannot change.",
         "Restore or remove the annotation, or create the Service again, which changes its hostname.",
+    ),
+    (
+        SECURITY_GROUP_IMMUTABLE,
+        "The Service restricts its sources, but its load balancer has no security group; or `…-disable-nlb-sg` is `true`, but the load \
+         balancer has one. AWS changes neither.",
+        "Remove the source ranges or the annotation, or create the Service again, which changes its hostname.",
+    ),
+    (
+        SECURITY_GROUP_IN_USE,
+        "AWS does not delete the load balancer's security group, because a rule of another group or a network interface uses it.",
+        "Remove that use; the message has commands that find it.",
+    ),
+    (
+        TOO_MANY_SOURCE_RANGES,
+        "A security group would need more rules than AWS allows: one for each port, protocol and source range.",
+        "Merge source ranges, or split the Service.",
     ),
     (
         NODE_PORTS_DIFFER,
@@ -118,7 +139,11 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         "AWS forbids the call, for example because of deletion protection.",
         "As the message says.",
     ),
-    (QUOTA_EXCEEDED, "A quota of the account is used up.", "Raise the quota, or delete resources."),
+    (
+        QUOTA_EXCEEDED,
+        "A quota of the account is used up.",
+        "Raise the quota, delete resources, or merge source ranges.",
+    ),
     (
         REJECTED_BY_PROVIDER,
         "AWS rejects a request. What it accepted before stays as it is.",

@@ -26,6 +26,12 @@ impl Aws {
         entry: &mut ServiceState,
         compare: Compare,
     ) -> Result<Result<Resources, Duration>, Error> {
+        if let Some(condemned) = &mut entry.condemned {
+            // Wanted again, the new load balancer takes the security group, which AWS would not release for minutes. That of a predecessor
+            // is deleted later, in nobody's way.
+            entry.has_predecessors |= condemned.owner != *owner;
+            condemned.keep_security_groups();
+        }
         if let Some(wait) = self.execute(entry).await? {
             return Ok(Err(wait));
         }
@@ -54,7 +60,8 @@ impl Aws {
             return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
         }
         if seen.stale != Resources::default() {
-            entry.condemned = Some(Condemned::new(owner, &seen.stale));
+            entry.has_predecessors = true;
+            entry.condemned = Some(Condemned::replaced(owner, &seen.stale));
             if let Some(wait) = self.execute(entry).await? {
                 return Ok(Err(wait));
             }

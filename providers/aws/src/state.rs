@@ -18,6 +18,7 @@ use crate::desired::Desired;
 use crate::inventory::Listed;
 use crate::observe::Resources;
 use crate::registered::RegisteredIds;
+use crate::security_group::SecurityGroup;
 use crate::targets::{self, RefusedTargets};
 
 /// What the list of the start says of a Service.
@@ -55,10 +56,39 @@ pub(crate) struct ServiceState {
     /// Names of target groups in `resources` that are no longer wanted, and since when.
     pub(crate) leaving: BTreeMap<String, Instant>,
     pub(crate) condemned: Option<Condemned>,
+    /// The security groups of the Service's owners: of the present one, and of predecessors.
+    pub(crate) security_groups: BTreeMap<Owner, KnownSecurityGroup>,
+    /// Whether predecessors may have security groups that are not in `security_groups`.
+    pub(crate) has_predecessors: bool,
+    /// Since when a new security group's name is that of another one, as far as EC2 shows.
+    pub(crate) security_group_taken: Option<Instant>,
+    /// What is wanted, from the last call that said so.
+    pub(crate) wanted: Option<(Owner, Desired)>,
+    /// Calls in a row whose security groups were not in place in the end.
+    pub(crate) security_failures: u32,
+    /// When a security group was last created, or that was tried.
+    pub(crate) security_group_created: Option<Instant>,
     /// Whether the next look at health may use the targets that were just read.
     pub(crate) shares_health: bool,
     /// When the last change was sent.
     pub(crate) written: Option<Instant>,
+}
+
+/// A security group, and what this process did to it.
+#[derive(Debug)]
+pub(crate) struct KnownSecurityGroup {
+    pub(crate) group: SecurityGroup,
+    /// When its rules were last changed.
+    pub(crate) written: Option<Instant>,
+    /// When AWS first refused to delete it, because it is in use.
+    pub(crate) in_use_since: Option<Instant>,
+}
+
+impl KnownSecurityGroup {
+    /// One that was read.
+    pub(crate) fn from_read(group: SecurityGroup) -> Self {
+        Self { group, written: None, in_use_since: None }
+    }
 }
 
 /// A structure that is in place at AWS.
@@ -76,22 +106,58 @@ pub(crate) struct Complete {
 #[derive(Debug)]
 pub(crate) struct Condemned {
     pub(crate) owner: Owner,
+    /// Whether they are all that the owner has; otherwise they make room for what the owner wants.
+    pub(crate) is_final: bool,
     /// Name and ARN of the load balancer.
     pub(crate) balancer: Option<(String, String)>,
     /// Whether there was one, which uses the groups for seconds after its deletion.
     pub(crate) had_balancer: bool,
     /// ARNs of target groups by name.
     pub(crate) groups: BTreeMap<String, String>,
+    /// The security groups, which go last.
+    pub(crate) security_groups: CondemnedSecurityGroups,
+}
+
+/// The security groups of a deletion.
+#[derive(Debug)]
+pub(crate) enum CondemnedSecurityGroups {
+    /// They must be read.
+    Unread,
+    /// Their IDs, and when AWS first refused to delete one because it is in use.
+    Ids { ids: BTreeSet<String>, in_use_since: Option<Instant> },
 }
 
 impl Condemned {
-    pub(crate) fn new(owner: &Owner, resources: &Resources) -> Self {
+    /// Those of `owner`, including its security groups.
+    pub(crate) fn all(owner: &Owner, resources: &Resources) -> Self {
+        Self {
+            is_final: true,
+            security_groups: CondemnedSecurityGroups::Unread,
+            ..Self::replaced(owner, resources)
+        }
+    }
+
+    /// Those that are in the way of `owner`: of its predecessors, whose security groups have names of their own.
+    pub(crate) fn replaced(owner: &Owner, resources: &Resources) -> Self {
         Self {
             owner: owner.clone(),
+            is_final: false,
+            security_groups: CondemnedSecurityGroups::none(),
             had_balancer: resources.balancer.is_some(),
             balancer: resources.balancer.as_ref().map(|b| (b.name.clone(), b.arn.clone())),
             groups: resources.groups.iter().map(|(name, group)| (name.clone(), group.arn.clone())).collect(),
         }
+    }
+
+    /// Deletes no security group that is still there.
+    pub(crate) fn keep_security_groups(&mut self) {
+        (self.is_final, self.security_groups) = (false, CondemnedSecurityGroups::none());
+    }
+}
+
+impl CondemnedSecurityGroups {
+    fn none() -> Self {
+        Self::Ids { ids: BTreeSet::new(), in_use_since: None }
     }
 }
 
@@ -112,6 +178,11 @@ impl ServiceState {
     pub(crate) fn unsettled(&self, settle: Duration) -> Option<Duration> {
         let rest = (self.written? + settle).saturating_duration_since(Instant::now());
         (!rest.is_zero()).then_some(rest)
+    }
+
+    /// Whether EC2 shows every security group that was created.
+    pub(crate) fn has_settled_security_groups(&self, settle: Duration) -> bool {
+        self.security_group_created.is_none_or(|at| at.elapsed() >= settle)
     }
 
     /// Takes over what the list of the start says, if it says something of this owner and nothing newer is known.

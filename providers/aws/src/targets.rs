@@ -11,7 +11,7 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, Target, TargetSet};
 use tokio::time::Instant;
 
-use crate::client::{CallError, Elbv2, RegisteredTarget};
+use crate::client::{CallError, Calls, RegisteredTarget};
 use crate::registered::RegisteredIds;
 
 /// Targets in one call. AWS documents no limit, but sometimes rejects large calls.
@@ -95,7 +95,7 @@ impl Limits {
 
 /// Registers the wanted instances.
 pub(crate) async fn add(
-    client: &dyn Elbv2,
+    client: &dyn Calls,
     group: &str,
     registered: &mut HashMap<String, RegisteredIds>,
     wanted: &BTreeMap<String, String>,
@@ -141,7 +141,7 @@ pub(crate) async fn add(
 /// Registers the wanted instances, then deregisters all others. Returns when to call again if it waits with the latter. Where the
 /// quota has no room for both, others leave first, but the last one only after a wanted one is registered.
 pub(crate) async fn converge(
-    client: &dyn Elbv2,
+    client: &dyn Calls,
     group: &str,
     registered: &mut HashMap<String, RegisteredIds>,
     wanted: &BTreeMap<String, String>,
@@ -175,7 +175,7 @@ pub(crate) async fn converge(
 
 /// The targets of a group. AWS may not show a new group yet, which has none that are healthy.
 pub(crate) async fn listing(
-    client: &dyn Elbv2,
+    client: &dyn Calls,
     group: &str,
     known: &RegisteredIds,
     settle: Duration,
@@ -187,7 +187,7 @@ pub(crate) async fn listing(
 }
 
 async fn remove(
-    client: &dyn Elbv2,
+    client: &dyn Calls,
     group: &str,
     registered: &mut HashMap<String, RegisteredIds>,
     ids: &[String],

@@ -89,6 +89,7 @@ async fn listener_protocol_changes_in_place_and_group_is_never_empty() {
         "RegisterTargets",
         "ModifyListener",
         "DeleteTargetGroup",
+        "AuthorizeSecurityGroupIngress",
     ];
     assert_eq!(writes, expected);
     let groups = moto.groups().await.unwrap();
@@ -333,6 +334,65 @@ async fn named_subnets_are_used_and_a_change_is_rejected() {
     let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
     assert_eq!(error.reason(), "SubnetsImmutable");
     assert!(error.to_string().contains(&format!("Name {} again", used.join(","))), "{error}");
+}
+
+/// The wire format of subnets: their tags, zones and free addresses.
+#[tokio::test]
+async fn subnets_are_found_by_tags_and_names() {
+    requires!(Moto);
+    let moto = Moto::start(1).await.unwrap();
+    let provider = moto.provider(Config { subnets: Vec::new(), ..moto.config.clone() });
+    let used = async || {
+        let balancer = moto.balancers().await.unwrap().remove(0);
+        balancer
+            .availability_zones()
+            .iter()
+            .filter_map(|zone| zone.subnet_id.clone())
+            .collect::<BTreeSet<_>>()
+    };
+    let [first, second] = moto.config.subnets.as_slice() else { panic!("two subnets") };
+    let by_tags = fixture::first(&moto, &fixture::owner("by-tags", 1));
+    let error = provider.apply(&by_tags, Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), "SubnetsNotFound");
+    moto.tag(first, "kubernetes.io/role/internal-elb", "1").await.unwrap();
+    moto.tag(second, "Name", "private b").await.unwrap();
+    // What was read before serves for a minute.
+    let provider = moto.provider(Config { subnets: Vec::new(), ..moto.config.clone() });
+    converge(&provider, &by_tags).await.unwrap();
+    assert_eq!(used().await, [first.clone()].into());
+    steerage_provider_conformance::converge_deleted(&provider, &by_tags.owner).await.unwrap();
+    let mut by_name = fixture::first(&moto, &fixture::owner("by-name", 1));
+    let name = "service.beta.kubernetes.io/aws-load-balancer-subnets".to_owned();
+    by_name.annotations.insert(name, "private b".to_owned());
+    converge(&provider, &by_name).await.unwrap();
+    assert_eq!(used().await, [second.clone()].into());
+}
+
+/// The wire format of the rules of security groups.
+#[tokio::test]
+async fn rules_are_read_as_they_were_sent() {
+    requires!(Moto);
+    let listeners = vec![listener(Protocol::Tcp, 53, 30053), listener(Protocol::Udp, 53, 30053)];
+    let (moto, provider, mut lb) = made(4, listeners).await;
+    let icmp = "service.beta.kubernetes.io/aws-load-balancer-enable-icmp-for-path-mtu-discovery";
+    lb.annotations.insert(icmp.to_owned(), "on".to_owned());
+    lb.source_ranges = ["192.0.2.0/24", "198.51.100.7/32"].map(|range| range.parse().unwrap()).to_vec();
+    converge(&provider, &lb).await.unwrap();
+    let group = moto.security_groups().await.unwrap().remove(0);
+    let mut rules: Vec<_> = group
+        .ip_permissions()
+        .iter()
+        .map(|rule| (rule.ip_protocol().unwrap(), rule.from_port(), rule.to_port(), rule.ip_ranges().len()))
+        .collect();
+    rules.sort_unstable();
+    let port = Some(53);
+    assert_eq!(rules, [("icmp", Some(3), Some(4), 2), ("tcp", port, port, 2), ("udp", port, port, 2)]);
+    moto.proxy().reset();
+    let restarted = moto.fresh().await.unwrap();
+    converge(&restarted, &lb).await.unwrap();
+    converge(&provider, &lb).await.unwrap();
+    provider.apply(&lb, Compare::InPlace).await.unwrap();
+    assert!(moto.proxy().writes().is_empty(), "{:?}", moto.proxy().writes());
 }
 
 /// The wire format of TLS listeners.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Calls about load balancers, and about tags.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 use elb::types::{
@@ -25,6 +25,8 @@ pub(crate) struct Balancer {
     pub(crate) failed: Option<String>,
     pub(crate) scheme: Option<Scheme>,
     pub(crate) placed: Placed,
+    /// IDs of its security groups.
+    pub(crate) security_groups: BTreeSet<String>,
 }
 
 /// A load balancer to create.
@@ -34,6 +36,8 @@ pub(crate) struct NewBalancer {
     pub(crate) scheme: Scheme,
     /// One for each availability zone, with the address that is requested there.
     pub(crate) subnets: Vec<(String, Option<Address>)>,
+    /// The ID of its security group. Without one, it can never get one.
+    pub(crate) security_group: Option<String>,
 }
 
 #[async_trait]
@@ -68,6 +72,7 @@ impl BalancerCalls for Client {
             .r#type(LoadBalancerTypeEnum::Network)
             .scheme(scheme)
             .set_subnet_mappings(Some(wanted.subnets.iter().map(mapping).collect()))
+            .set_security_groups(wanted.security_group.clone().map(|group| vec![group]))
             .set_tags(Some(sdk_tags(tags)));
         let made = call.send().await.map_err(CallError::of("CreateLoadBalancer"))?;
         let made = made.load_balancers.unwrap_or_default().into_iter().next();
@@ -77,6 +82,12 @@ impl BalancerCalls for Client {
     async fn delete_balancer(&self, arn: &str) -> Result<()> {
         let answer = self.elb.delete_load_balancer().load_balancer_arn(arn).send().await;
         unless_not_found("DeleteLoadBalancer", "LoadBalancerNotFound", answer).map(drop)
+    }
+
+    async fn set_security_groups(&self, arn: &str, groups: &[String]) -> Result<()> {
+        let call = self.elb.set_security_groups().load_balancer_arn(arn);
+        let answer = call.set_security_groups(Some(groups.to_vec())).send().await;
+        answer.map(drop).map_err(CallError::of("SetSecurityGroups"))
     }
 
     async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>> {
@@ -155,5 +166,6 @@ fn balancer(found: LoadBalancer) -> Balancer {
         failed,
         placed: found.availability_zones.unwrap_or_default().into_iter().filter_map(placed).collect(),
         scheme: found.scheme.and_then(|s| Scheme::parse(s.as_str())),
+        security_groups: found.security_groups.unwrap_or_default().into_iter().collect(),
     }
 }

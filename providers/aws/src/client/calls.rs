@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the provider needs of `ELBv2`: one method for each call, in this crate's own types. [`Client`](super::Client) makes the
-//! calls; tests also have a stand-in that behaves as `ELBv2` does over time. Implementations decide nothing and remember nothing.
+//! What the provider needs of AWS: one method for each call, in this crate's own types. [`Client`](super::Client) makes the
+//! calls; tests also have a stand-in that behaves as AWS does over time. Implementations decide nothing and remember nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,20 @@ use crate::attributes::Values;
 use crate::desired::DesiredGroup;
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::health_check::HealthCheckSettings;
+use crate::security_group::{NewSecurityGroup, Rule, SecurityGroup};
+use crate::subnets::Subnet;
 use crate::tls::Tls;
 
 /// All calls.
-pub(crate) trait Elbv2: BalancerCalls + ListenerCalls + GroupCalls + TargetCalls {}
+pub(crate) trait Calls:
+    BalancerCalls + ListenerCalls + GroupCalls + TargetCalls + SecurityGroupCalls + SubnetCalls
+{
+}
 
-impl<T: BalancerCalls + ListenerCalls + GroupCalls + TargetCalls> Elbv2 for T {}
+impl<T> Calls for T where
+    T: BalancerCalls + ListenerCalls + GroupCalls + TargetCalls + SecurityGroupCalls + SubnetCalls
+{
+}
 
 /// Calls about load balancers, and about the tags of all resources.
 #[async_trait]
@@ -28,6 +36,8 @@ pub(crate) trait BalancerCalls: Send + Sync + 'static {
     /// AWS returns an existing one of the same name and settings, whoever made it.
     async fn create_balancer(&self, wanted: &NewBalancer, tags: &Tags) -> Result<Balancer>;
     async fn delete_balancer(&self, arn: &str) -> Result<()>;
+    /// Replaces the security groups. AWS refuses it for a load balancer that has none.
+    async fn set_security_groups(&self, arn: &str, groups: &[String]) -> Result<()>;
     async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>>;
     async fn set_balancer_attributes(&self, arn: &str, attributes: &Values) -> Result<()>;
     /// The tags of at most [`TAGS_BATCH`](super::TAGS_BATCH) resources, by ARN. Fails as a whole if one of them does not exist.
@@ -91,4 +101,27 @@ pub(crate) trait TargetCalls: Send + Sync + 'static {
     /// Registers all of them or, with `InvalidTarget`, none.
     async fn register(&self, group: &str, ids: &[String]) -> Result<()>;
     async fn deregister(&self, group: &str, ids: &[String]) -> Result<()>;
+}
+
+/// Calls about subnets, to EC2.
+#[async_trait]
+pub(crate) trait SubnetCalls: Send + Sync + 'static {
+    /// The subnets of a VPC.
+    async fn subnets(&self, vpc: &str) -> Result<Vec<Subnet>>;
+}
+
+/// Calls about security groups, to EC2, which shows changes some seconds late.
+#[async_trait]
+pub(crate) trait SecurityGroupCalls: Send + Sync + 'static {
+    /// The security groups that carry all of these tags, with their inbound rules.
+    async fn security_groups(&self, tags: &Tags) -> Result<Vec<SecurityGroup>>;
+    /// Returns its ID. AWS refuses a name that the VPC has, whoever made it (`InvalidGroup.Duplicate`).
+    async fn create_security_group(&self, wanted: &NewSecurityGroup, tags: &Tags) -> Result<String>;
+    /// Adds all of these inbound rules or, with an error, none: one may be there already (`InvalidPermission.Duplicate`), or there is
+    /// room for fewer (a quota).
+    async fn authorize(&self, group: &str, rules: &BTreeSet<Rule>) -> Result<()>;
+    /// Removes all of these inbound rules or, with an error, none: one may be gone already (`InvalidPermission.NotFound`).
+    async fn revoke(&self, group: &str, rules: &BTreeSet<Rule>) -> Result<()>;
+    /// Returns whether the group no longer exists; false while something uses it.
+    async fn delete_security_group(&self, group: &str) -> Result<bool>;
 }

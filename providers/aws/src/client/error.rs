@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Errors of `ELBv2` calls, and the provider error that each becomes.
+//! Errors of calls, and the provider error that each becomes.
 
 use std::fmt::Debug;
 
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use steerage_model::chain;
 use steerage_provider_api::Error;
+
+use super::{APIS, ELBV2};
+
+/// EC2 appends some thousand encoded characters to a refusal.
+const ENCODED: &str = "Encoded authorization failure message";
 
 pub(crate) type Result<T, E = CallError> = std::result::Result<T, E>;
 
@@ -45,17 +50,28 @@ impl CallError {
 
     /// Whether a resource that the call names does not exist, or is not visible yet.
     pub(crate) fn is_not_found(&self) -> bool {
-        matches!(self.code.as_str(), "LoadBalancerNotFound" | "TargetGroupNotFound" | "ListenerNotFound")
+        matches!(
+            self.code.as_str(),
+            "LoadBalancerNotFound" | "TargetGroupNotFound" | "ListenerNotFound" | "InvalidGroup.NotFound"
+        )
     }
 
     /// Whether a quota is used up.
     pub(crate) fn is_quota(&self) -> bool {
-        self.code.starts_with("TooMany") && self.code != "TooManyRequestsException"
+        is_quota(&self.code)
     }
 
     /// Whether the call may have changed something all the same.
     pub(crate) fn leaves_open(&self) -> bool {
-        self.code.is_empty() || self.code.starts_with("Internal") || self.code.starts_with("Service")
+        self.code.is_empty()
+            || self.code.starts_with("Internal")
+            || self.code.starts_with("Service")
+            || self.code == "Unavailable"
+    }
+
+    /// The error of a request that AWS refuses, where its code alone leaves open whether it would accept it later.
+    pub(crate) fn rejected(&self) -> Error {
+        rejected(&format!("{} {}: {}: {}", api_of(self.action), self.action, self.code, self.message))
     }
 
     pub(crate) fn message(&self) -> &str {
@@ -66,9 +82,11 @@ impl CallError {
 impl From<CallError> for Error {
     fn from(failure: CallError) -> Self {
         let CallError { action, code, message } = failure;
-        let text = format!("ELBv2 {action}: {code}: {message}");
+        let message = message.split(ENCODED).next().unwrap_or_default().trim_end_matches([' ', '.']);
+        let call = format!("{} {action}", api_of(action));
+        let text = format!("{call}: {code}: {message}");
         match code.as_str() {
-            "" => Self::Unavailable(format!("AWS failed: ELBv2 {action}: {message}. Steerage retries.")),
+            "" => Self::Unavailable(format!("AWS failed: {call}: {message}. Steerage retries.")),
             "Throttling" | "ThrottlingException" | "RequestLimitExceeded" | "TooManyRequestsException" => {
                 Self::Throttled { after: None, message: text }
             }
@@ -82,11 +100,13 @@ impl From<CallError> for Error {
             | "IncompleteSignature"
             | "MissingAuthenticationToken"
             | "AuthFailure"
-            | "OptInRequired" => {
-                Self::Denied(format!("ELBv2 {action}: {code}: AWS does not accept the credentials"))
-            }
+            | "OptInRequired" => Self::Denied(format!("{call}: {code}: AWS does not accept the credentials")),
             // An Elastic IP address that something else uses.
             "ResourceInUse" if action == "CreateLoadBalancer" => rejected(&text),
+            // A new security group, which ELBv2 does not see yet.
+            "InvalidSecurityGroup" if matches!(action, "CreateLoadBalancer" | "SetSecurityGroups") => {
+                Self::Conflict(text)
+            }
             "DuplicateLoadBalancerName"
             | "DuplicateTargetGroupName"
             | "DuplicateListener"
@@ -94,9 +114,23 @@ impl From<CallError> for Error {
             | "LoadBalancerNotFound"
             | "TargetGroupNotFound"
             | "ListenerNotFound"
-            | "PriorityInUse" => Self::Conflict(text),
-            "OperationNotPermitted" => Self::invalid(crate::reasons::OPERATION_NOT_PERMITTED, text),
-            code if code.starts_with("TooMany") => Self::invalid(crate::reasons::QUOTA_EXCEEDED, text),
+            | "PriorityInUse"
+            | "DependencyViolation"
+            | "InvalidGroup.Duplicate"
+            | "InvalidGroup.InUse"
+            | "InvalidGroup.NotFound"
+            | "InvalidPermission.Duplicate"
+            | "InvalidPermission.NotFound" => Self::Conflict(text),
+            "OperationNotPermitted" => refused(
+                crate::reasons::OPERATION_NOT_PERMITTED,
+                &format!("AWS forbids the request: {text}"),
+                "Lift what forbids it, or take the change back.",
+            ),
+            code if is_quota(code) => refused(
+                crate::reasons::QUOTA_EXCEEDED,
+                &format!("A quota of the AWS account is used up: {text}"),
+                "Raise the quota, or delete what is no longer needed.",
+            ),
             code if code.starts_with("Invalid")
                 || code.starts_with("Unsupported")
                 || matches!(
@@ -118,14 +152,33 @@ impl From<CallError> for Error {
     }
 }
 
+/// The name of the API that has this action.
+fn api_of(action: &str) -> &'static str {
+    APIS.iter().find(|api| api.actions.contains(&action)).map_or(ELBV2.name, |api| api.name)
+}
+
+fn is_quota(code: &str) -> bool {
+    (code.starts_with("TooMany") && code != "TooManyRequestsException")
+        || matches!(
+            code,
+            "RulesPerSecurityGroupLimitExceeded"
+                | "SecurityGroupLimitExceeded"
+                | "SecurityGroupsPerInterfaceLimitExceeded"
+        )
+}
+
 /// Why AWS rejects a value, and what to do: AWS names the value in its text.
 fn rejected(text: &str) -> Error {
-    let text = text.trim_end_matches('.');
-    let message = format!(
-        "AWS rejects the request: {text}. What AWS accepted before stays as it is. Correct the annotation or --aws-… flag that names \
-         the rejected value."
-    );
-    Error::invalid(crate::reasons::REJECTED_BY_PROVIDER, message)
+    refused(
+        crate::reasons::REJECTED_BY_PROVIDER,
+        &format!("AWS rejects the request: {text}"),
+        "Correct the annotation or --aws-… flag that names the rejected value.",
+    )
+}
+
+fn refused(reason: &'static str, problem: &str, advice: &str) -> Error {
+    let problem = problem.trim_end_matches('.');
+    Error::invalid(reason, format!("{problem}. What AWS accepted before stays as it is. {advice}"))
 }
 
 /// The answer, or `None` if the error has the given "not found" code.
@@ -159,6 +212,10 @@ mod tests {
             .into()
     }
 
+    fn error_of(action: &'static str, code: &str) -> Error {
+        CallError { action, code: code.to_owned(), message: String::new() }.into()
+    }
+
     #[test]
     fn codes_map_to_provider_errors() {
         for code in ["Throttling", "ThrottlingException", "RequestLimitExceeded"] {
@@ -174,15 +231,75 @@ mod tests {
         for code in ["InvalidSubnet", "AllocationIdNotFound", "AvailabilityZoneNotSupported"] {
             assert_eq!(error(code).reason(), "RejectedByProvider", "{code}");
         }
-        let in_use = |action| {
-            Error::from(CallError { action, code: "ResourceInUse".to_owned(), message: String::new() })
-        };
-        assert_eq!(in_use("CreateLoadBalancer").reason(), "RejectedByProvider", "an Elastic IP address");
-        assert!(matches!(in_use("DeleteTargetGroup"), Error::Conflict(_)));
+        let elastic_ip = error_of("CreateLoadBalancer", "ResourceInUse");
+        assert_eq!(elastic_ip.reason(), "RejectedByProvider");
+        assert!(matches!(error_of("DeleteTargetGroup", "ResourceInUse"), Error::Conflict(_)));
         assert_eq!(error("OperationNotPermitted").reason(), "OperationNotPermitted");
         for code in ["", "InternalFailure", "ServiceUnavailable"] {
             assert!(matches!(error(code), Error::Unavailable(_)), "{code}");
         }
+    }
+
+    #[test]
+    fn codes_of_ec2_map_to_provider_errors() {
+        for code in ["RequestLimitExceeded", "Throttling"] {
+            assert!(matches!(error_of("DescribeSecurityGroups", code), Error::Throttled { .. }), "{code}");
+        }
+        for code in ["UnauthorizedOperation", "AuthFailure"] {
+            assert!(matches!(error_of("CreateSecurityGroup", code), Error::Denied(_)), "{code}");
+        }
+        for (action, code) in [
+            ("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound"),
+            ("AuthorizeSecurityGroupIngress", "InvalidPermission.Duplicate"),
+            ("CreateSecurityGroup", "InvalidGroup.Duplicate"),
+            ("DeleteSecurityGroup", "DependencyViolation"),
+            ("DeleteSecurityGroup", "InvalidGroup.InUse"),
+            ("RevokeSecurityGroupIngress", "InvalidPermission.NotFound"),
+            ("CreateLoadBalancer", "InvalidSecurityGroup"),
+            ("SetSecurityGroups", "InvalidSecurityGroup"),
+        ] {
+            assert!(matches!(error_of(action, code), Error::Conflict(_)), "{action}: {code}");
+        }
+        for (action, code) in [
+            ("AuthorizeSecurityGroupIngress", "RulesPerSecurityGroupLimitExceeded"),
+            ("CreateSecurityGroup", "SecurityGroupLimitExceeded"),
+            ("SetSecurityGroups", "SecurityGroupsPerInterfaceLimitExceeded"),
+        ] {
+            assert_eq!(error_of(action, code).reason(), "QuotaExceeded", "{code}");
+        }
+        for code in ["InvalidVpcID.NotFound", "InvalidParameterValue"] {
+            assert_eq!(error_of("CreateSecurityGroup", code).reason(), "RejectedByProvider", "{code}");
+        }
+        for code in ["InternalError", "Unavailable"] {
+            assert!(matches!(error_of("CreateSecurityGroup", code), Error::Unavailable(_)), "{code}");
+        }
+    }
+
+    #[test]
+    fn codes_of_both_apis_are_classified() {
+        let failure = |code| CallError::made_up("CreateSecurityGroup", code, "");
+        assert!(failure("InvalidGroup.NotFound").is_not_found());
+        assert!(!failure("InvalidGroup.Duplicate").is_not_found());
+        for code in ["TooManyTargets", "RulesPerSecurityGroupLimitExceeded", "SecurityGroupLimitExceeded"] {
+            assert!(failure(code).is_quota(), "{code}");
+        }
+        for code in ["TooManyRequestsException", "RequestLimitExceeded"] {
+            assert!(!failure(code).is_quota(), "{code}");
+        }
+        for code in ["", "InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable"] {
+            assert!(failure(code).leaves_open(), "{code}");
+        }
+        assert!(!failure("InvalidGroup.Duplicate").leaves_open());
+    }
+
+    #[test]
+    fn refusal_of_ec2_is_cut_before_its_encoded_part() {
+        let told =
+            "You are not authorized to perform this operation. Encoded authorization failure message: x5Y";
+        let failure = CallError::made_up("CreateSecurityGroup", "UnauthorizedOperation", told);
+        let shown = Error::from(failure).to_string();
+        let wanted = "EC2 CreateSecurityGroup: UnauthorizedOperation: You are not authorized to perform this operation.";
+        assert!(shown.contains(wanted) && !shown.contains("Encoded") && !shown.contains(".."), "{shown}");
     }
 
     #[test]

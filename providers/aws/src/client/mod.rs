@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The `ELBv2` calls: the traits through which all of this crate makes them, and the SDK behind these. `tags` reads the tags of
-//! any number of resources, `requests` measures the SDK's requests.
+//! The calls to AWS, `ELBv2` and EC2: the traits through which all of this crate makes them, and the SDK behind these. `tags` reads the
+//! tags of any number of resources, `requests` measures the SDK's requests.
 
 mod balancers;
 mod calls;
@@ -8,25 +8,32 @@ mod error;
 mod groups;
 mod listeners;
 mod requests;
+mod security_groups;
+mod subnets;
 mod tags;
 mod targets;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use aws_config::SdkConfig;
 use aws_config::retry::RetryConfig;
+use aws_config::timeout::TimeoutConfig;
+use aws_sdk_ec2 as ec2;
 use aws_sdk_elasticloadbalancingv2 as elb;
 use elb::types::Tag;
 
 use crate::api_metrics::ApiMetrics;
 
 pub(crate) use balancers::{Balancer, NewBalancer};
-pub(crate) use calls::{BalancerCalls, Elbv2, GroupCalls, ListenerCalls, TargetCalls};
+pub(crate) use calls::{
+    BalancerCalls, Calls, GroupCalls, ListenerCalls, SecurityGroupCalls, SubnetCalls, TargetCalls,
+};
 pub(crate) use error::{CallError, Result};
 use error::{empty, unless_not_found};
 pub(crate) use groups::ListedGroup;
-use requests::RequestMeter;
-pub(crate) use requests::{ACTIONS, ELBV2};
+pub(crate) use requests::APIS;
+use requests::{EC2, ELBV2, RequestMeter};
 pub(crate) use tags::read as read_tags;
 pub(crate) use targets::RegisteredTarget;
 
@@ -40,17 +47,32 @@ pub(crate) type Tags = BTreeMap<String, String>;
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     elb: elb::Client,
+    ec2: ec2::Client,
 }
 
 impl Client {
-    /// The client does not retry: the controller's queue does, with one rate budget for all Services.
-    pub(crate) fn new(sdk: &SdkConfig, endpoint: Option<&str>, metrics: ApiMetrics) -> Self {
-        let mut builder = elb::config::Builder::from(sdk)
+    /// The client does not retry: the controller's queue does, with one rate budget for all Services. Without an endpoint, an API has
+    /// that of `sdk`, or else the region's.
+    pub(crate) fn new(
+        sdk: &SdkConfig,
+        endpoint: Option<&str>,
+        ec2_endpoint: Option<&str>,
+        metrics: ApiMetrics,
+    ) -> Self {
+        let url = |endpoint: Option<&str>| endpoint.or(sdk.endpoint_url()).map(str::to_owned);
+        let mut elb = elb::config::Builder::from(sdk)
             .retry_config(RetryConfig::disabled())
-            .interceptor(RequestMeter::new(metrics));
-        builder
-            .set_endpoint_url(endpoint.map(str::to_owned).or_else(|| sdk.endpoint_url().map(str::to_owned)));
-        Self { elb: elb::Client::from_conf(builder.build()) }
+            .interceptor(RequestMeter::new(&ELBV2, metrics.clone()));
+        elb.set_endpoint_url(url(endpoint));
+        // What waits for EC2 holds up the Service's other changes.
+        let timeouts = TimeoutConfig::builder().connect_timeout(Duration::from_secs(5));
+        let timeouts = timeouts.operation_timeout(Duration::from_secs(10));
+        let mut ec2 = ec2::config::Builder::from(sdk)
+            .retry_config(RetryConfig::disabled())
+            .timeout_config(timeouts.build())
+            .interceptor(RequestMeter::new(&EC2, metrics));
+        ec2.set_endpoint_url(url(ec2_endpoint));
+        Self { elb: elb::Client::from_conf(elb.build()), ec2: ec2::Client::from_conf(ec2.build()) }
     }
 }
 

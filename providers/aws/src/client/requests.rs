@@ -9,31 +9,45 @@ use elb::config::{ConfigBag, Intercept, RuntimeComponents};
 use elb::error::{BoxError, ConnectorError, ProvideErrorMetadata as _};
 use tokio::time::Instant;
 
-use super::elb;
+use super::{ec2, elb};
 use crate::api_metrics::{ApiMetrics, RequestResult};
 
-/// The name of the API in metrics and messages.
-pub(crate) const ELBV2: &str = "ELBv2";
+/// An API of AWS.
+#[derive(Debug)]
+pub(crate) struct Api {
+    /// Its name in metrics and messages.
+    pub(crate) name: &'static str,
+    /// Every action that the client requests.
+    pub(crate) actions: &'static [&'static str],
+    /// AWS's code of an action's error.
+    error_code: fn(&Error) -> Option<&str>,
+}
 
-/// Names the actions with the types of their errors: the SDK hands an interceptor errors without their types.
-macro_rules! actions {
-    ($($action:ident: $module:ident::$error:ident,)*) => {
-        /// Every action that the client requests.
-        pub(crate) const ACTIONS: &[&str] = &[$(stringify!($action)),*];
+/// All APIs. No action is in two of them.
+pub(crate) static APIS: [&Api; 2] = [&ELBV2, &EC2];
 
-        /// AWS's code of an action's error.
-        fn error_code(error: &Error) -> Option<&str> {
-            $(
-                if let Some(error) = error.downcast_ref::<elb::operation::$module::$error>() {
-                    return error.code();
+/// Names the actions of an API with the types of their errors: the SDK hands an interceptor errors without their types.
+macro_rules! api {
+    ($api:ident, $name:literal, $sdk:ident, { $($action:ident: $module:ident::$error:ident,)* }) => {
+        pub(super) static $api: Api = Api {
+            name: $name,
+            actions: &[$(stringify!($action)),*],
+            error_code: {
+                fn error_code(error: &Error) -> Option<&str> {
+                    $(
+                        if let Some(error) = error.downcast_ref::<$sdk::operation::$module::$error>() {
+                            return error.code();
+                        }
+                    )*
+                    None
                 }
-            )*
-            None
-        }
+                error_code
+            },
+        };
     };
 }
 
-actions! {
+api!(ELBV2, "ELBv2", elb, {
     AddListenerCertificates: add_listener_certificates::AddListenerCertificatesError,
     AddTags: add_tags::AddTagsError,
     CreateListener: create_listener::CreateListenerError,
@@ -58,17 +72,28 @@ actions! {
     RegisterTargets: register_targets::RegisterTargetsError,
     RemoveListenerCertificates: remove_listener_certificates::RemoveListenerCertificatesError,
     RemoveTags: remove_tags::RemoveTagsError,
-}
+    SetSecurityGroups: set_security_groups::SetSecurityGroupsError,
+});
+
+api!(EC2, "EC2", ec2, {
+    AuthorizeSecurityGroupIngress: authorize_security_group_ingress::AuthorizeSecurityGroupIngressError,
+    CreateSecurityGroup: create_security_group::CreateSecurityGroupError,
+    DeleteSecurityGroup: delete_security_group::DeleteSecurityGroupError,
+    DescribeSecurityGroups: describe_security_groups::DescribeSecurityGroupsError,
+        DescribeSubnets: describe_subnets::DescribeSubnetsError,
+    RevokeSecurityGroupIngress: revoke_security_group_ingress::RevokeSecurityGroupIngressError,
+});
 
 /// Measures the requests of the client that it is given to.
 #[derive(Debug)]
 pub(super) struct RequestMeter {
+    api: &'static Api,
     metrics: ApiMetrics,
 }
 
 impl RequestMeter {
-    pub(super) fn new(metrics: ApiMetrics) -> Self {
-        Self { metrics }
+    pub(super) fn new(api: &'static Api, metrics: ApiMetrics) -> Self {
+        Self { api, metrics }
     }
 }
 
@@ -106,20 +131,20 @@ impl Intercept for RequestMeter {
             let status = context.response().map(|response| response.status().as_u16());
             let result = match context.output_or_error() {
                 Some(Ok(_)) => RequestResult::Done,
-                Some(Err(error)) => failure(error, status),
+                Some(Err(error)) => failure(self.api, error, status),
                 None => RequestResult::Other,
             };
-            self.metrics.requested(ELBV2, metadata.name(), result, began.elapsed());
+            self.metrics.requested(self.api.name, metadata.name(), result, began.elapsed());
         }
         Ok(())
     }
 }
 
-fn failure(error: &OrchestratorError<Error>, status: Option<u16>) -> RequestResult<'_> {
+fn failure<'a>(api: &Api, error: &'a OrchestratorError<Error>, status: Option<u16>) -> RequestResult<'a> {
     let is_timeout =
         error.is_timeout_error() || error.as_connector_error().is_some_and(ConnectorError::is_timeout);
     match (error.as_operation_error(), status) {
-        (Some(refusal), Some(status)) => RequestResult::Refused(error_code(refusal), status),
+        (Some(refusal), Some(status)) => RequestResult::Refused((api.error_code)(refusal), status),
         _ if is_timeout => RequestResult::Timeout,
         // The second: the answer's head came, its body did not.
         _ if error.is_connector_error() || error.is_response_error() => RequestResult::Connection,

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{Elbv2, Result, TAGS_BATCH, Tags};
+use super::{Calls, Result, TAGS_BATCH, Tags};
 
 /// The tags of each resource, by ARN. A resource that does not exist, or that AWS does not show yet, is missing from the result.
 ///
 /// AWS refuses a whole call because of one such resource. Usually its message names the resource. Otherwise the call is halved
 /// until the resource is alone.
-pub(crate) async fn read(client: &dyn Elbv2, arns: &[String]) -> Result<BTreeMap<String, Tags>> {
+pub(crate) async fn read(client: &dyn Calls, arns: &[String]) -> Result<BTreeMap<String, Tags>> {
     let mut tags = BTreeMap::new();
     let mut batches: Vec<Vec<String>> = arns.chunks(TAGS_BATCH).map(<[String]>::to_vec).collect();
     while let Some(batch) = batches.pop() {

@@ -23,6 +23,7 @@ impl StandIn {
             failed: None,
             scheme: Some(found.made.scheme),
             placed: found.made.subnets.iter().cloned().collect(),
+            security_groups: found.security_groups.clone(),
         }
     }
 }
@@ -76,6 +77,12 @@ impl BalancerCalls for StandIn {
                     Err(CallError::made_up(action, "DuplicateLoadBalancerName", message))
                 };
             }
+            if let Some(group) = &wanted.security_group
+                && !cloud.knows_security_group(group, now)
+            {
+                let message = format!("Security group '{group}' does not exist");
+                return Err(CallError::made_up(action, "InvalidSecurityGroup", message));
+            }
             let made = NetworkLb::new(wanted.clone(), tags.clone(), now);
             let arn = cloud.arn("loadbalancer/net", name);
             let answer = self.balancer(&arn, &made, now);
@@ -95,15 +102,35 @@ impl BalancerCalls for StandIn {
                     format!("Load balancer '{arn}' cannot be deleted because deletion protection is enabled");
                 return Err(CallError::made_up(action, "OperationNotPermitted", message));
             }
-            let Cloud { listeners, groups, balancers, .. } = cloud;
+            let Cloud { listeners, groups, balancers, security_group_held_until, .. } = cloud;
             for forward in listeners.values().filter(|forward| forward.balancer == arn) {
                 if let Some(group) = groups.get_mut(&forward.group) {
                     group.held_until = Some(now + self.delays.release);
                 }
             }
             listeners.retain(|_, forward| forward.balancer != arn);
-            balancers.remove(arn);
+            let used = balancers.remove(arn).map(|found| found.security_groups).unwrap_or_default();
+            security_group_held_until.extend(used.into_iter().map(|id| (id, now + self.delays.release)));
             cloud.note_use(now);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn set_security_groups(&self, arn: &str, groups: &[String]) -> Result<()> {
+        let action = "SetSecurityGroups";
+        self.write(action, Kind::Mutation, arn.to_owned(), |cloud, now| {
+            let refuse = |code: &str, message: &str| Err(CallError::made_up(action, code, message));
+            if let Some(unknown) = groups.iter().find(|id| !cloud.knows_security_group(id, now)) {
+                return refuse("InvalidSecurityGroup", unknown);
+            }
+            let Some(found) = cloud.balancers.get_mut(arn) else {
+                return refuse("LoadBalancerNotFound", arn);
+            };
+            if found.security_groups.is_empty() || groups.is_empty() {
+                return refuse("InvalidConfigurationRequest", "from or to no security groups");
+            }
+            found.security_groups = groups.iter().cloned().collect();
             Ok(())
         })
         .await

@@ -10,6 +10,28 @@ pub(crate) enum Kind {
     Read,
     Registration,
     Mutation,
+    Ec2Read,
+    Ec2Write,
+}
+
+impl Kind {
+    pub(crate) fn is_ec2(self) -> bool {
+        matches!(self, Self::Ec2Read | Self::Ec2Write)
+    }
+
+    pub(crate) fn is_write(self) -> bool {
+        !matches!(self, Self::Read | Self::Ec2Read)
+    }
+
+    /// The code with which AWS refuses too many calls.
+    pub(super) fn throttled(self) -> &'static str {
+        if self.is_ec2() { "RequestLimitExceeded" } else { "ThrottlingException" }
+    }
+
+    /// The code of a failure inside AWS.
+    pub(super) fn internal(self) -> &'static str {
+        if self.is_ec2() { "InternalError" } else { "InternalFailure" }
+    }
 }
 
 struct Bucket {
@@ -20,12 +42,19 @@ struct Bucket {
 }
 
 /// The buckets. `None` means that nothing is limited.
-pub(super) struct Buckets(Option<[Bucket; 3]>);
+pub(super) struct Buckets(Option<[Bucket; 5]>);
 
 impl Buckets {
     pub(super) fn full(now: Instant) -> Self {
         let bucket = |size, per_second| Bucket { size, per_second, tokens: size, filled: now };
-        Self(Some([bucket(40.0, 10.0), bucket(20.0, 4.0), bucket(20.0, 3.0)]))
+        Self(Some([
+            bucket(40.0, 10.0),
+            bucket(20.0, 4.0),
+            bucket(20.0, 3.0),
+            // Those of EC2: reads in pages, and changes of security groups.
+            bucket(100.0, 20.0),
+            bucket(50.0, 5.0),
+        ]))
     }
 
     pub(super) fn unlimited() -> Self {

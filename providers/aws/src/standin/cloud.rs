@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The state of the stand-in, and what follows from it and the clock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use steerage_provider_api::HealthState;
@@ -9,6 +9,8 @@ use tokio::time::Instant;
 
 use crate::client::{NewBalancer, Tags};
 use crate::health_check::HealthCheckSettings;
+use crate::security_group::SecurityGroup;
+use crate::subnets::Subnet;
 use crate::tls::Tls;
 
 /// How long things take.
@@ -20,7 +22,7 @@ pub(crate) struct Delays {
     pub(crate) provisioning: Duration,
     /// From the registration, or from the first listener, to the first health check.
     pub(crate) registration: Duration,
-    /// How long a target group is in use after its load balancer was deleted.
+    /// How long a target group or security group is in use after its load balancer was deleted.
     pub(crate) release: Duration,
     /// Until a change of an instance's health is noticed.
     pub(crate) check: Duration,
@@ -46,11 +48,14 @@ pub(crate) struct Quotas {
     pub(crate) listeners: usize,
     pub(crate) targets: usize,
     pub(crate) groups: usize,
+    pub(crate) security_groups: usize,
+    /// Inbound rules of a security group.
+    pub(crate) rules: usize,
 }
 
 impl Default for Quotas {
     fn default() -> Self {
-        Self { listeners: 50, targets: 500, groups: 3000 }
+        Self { listeners: 50, targets: 500, groups: 3000, security_groups: 2500, rules: 60 }
     }
 }
 
@@ -60,6 +65,8 @@ pub(crate) struct NetworkLb {
     pub(crate) tags: Tags,
     pub(crate) created: Instant,
     pub(crate) attributes: BTreeMap<String, String>,
+    /// IDs.
+    pub(crate) security_groups: BTreeSet<String>,
 }
 
 impl NetworkLb {
@@ -75,7 +82,8 @@ impl NetworkLb {
             ("zonal_shift.config.enabled", "false"),
         ];
         let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        Self { made, tags, created, attributes }
+        let security_groups = made.security_group.iter().cloned().collect();
+        Self { made, tags, created, attributes, security_groups }
     }
 }
 
@@ -127,6 +135,15 @@ pub(crate) struct Cloud {
     pub(crate) listeners: BTreeMap<String, Forward>,
     pub(crate) groups: BTreeMap<String, Group>,
     pub(crate) instances: BTreeMap<String, Instance>,
+    pub(crate) subnets: Vec<Subnet>,
+    /// By ID.
+    pub(crate) security_groups: BTreeMap<String, SecurityGroup>,
+    /// IDs of security groups that a rule of another security group names.
+    pub(crate) security_group_references: BTreeSet<String>,
+    /// When calls by the ID of a new security group find it.
+    pub(crate) security_group_known_from: BTreeMap<String, Instant>,
+    /// How long a deleted load balancer still uses its security groups.
+    pub(crate) security_group_held_until: BTreeMap<String, Instant>,
     made: u64,
 }
 
@@ -162,6 +179,25 @@ impl Cloud {
     pub(crate) fn arn(&mut self, kind: &str, name: &str) -> String {
         self.made += 1;
         format!("arn:aws:elasticloadbalancing:us-east-1:1:{kind}/{name}/{:016x}", self.made)
+    }
+
+    /// A new ID of a security group.
+    pub(crate) fn security_group_id(&mut self) -> String {
+        self.made += 1;
+        format!("sg-{:016x}", self.made)
+    }
+
+    /// Whether calls by the ID find the security group, which takes seconds after its creation.
+    pub(crate) fn knows_security_group(&self, id: &str, now: Instant) -> bool {
+        self.security_groups.contains_key(id)
+            && self.security_group_known_from.get(id).is_none_or(|from| *from <= now)
+    }
+
+    /// Whether EC2 refuses to delete the security group.
+    pub(crate) fn uses_security_group(&self, id: &str, now: Instant) -> bool {
+        self.balancers.values().any(|found| found.security_groups.contains(id))
+            || self.security_group_held_until.get(id).is_some_and(|until| now < *until)
+            || self.security_group_references.contains(id)
     }
 
     /// The state of a target, with AWS's reason.

@@ -10,7 +10,7 @@ use super::Kind;
 
 /// What happens to a call.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// The connection is lost before AWS gets the call.
     Before,
     /// AWS handles the call, and the answer is lost.
@@ -23,6 +23,8 @@ pub(crate) enum Faults {
     None,
     /// Each call fails with this probability.
     Random(f64),
+    /// The next call of this name fails, and no other.
+    Once(&'static str, Fault),
     /// As the suite says, which also counts the calls.
     Suite(Arc<Proxy>),
 }
@@ -36,24 +38,29 @@ impl Faults {
         body: String,
     ) -> Option<Fault> {
         match self {
-            Self::None => None,
+            Self::Once(of, fault) if *of == name => {
+                let fault = *fault;
+                *self = Self::None;
+                Some(fault)
+            }
+            Self::None | Self::Once(..) => None,
             Self::Random(share) => (random.f64() < *share).then(|| {
                 let all = [
                     Fault::Before,
                     Fault::After,
-                    Fault::Code("ThrottlingException"),
-                    Fault::Code("InternalFailure"),
+                    Fault::Code(kind.throttled()),
+                    Fault::Code(kind.internal()),
                 ];
                 all[random.usize(0..all.len())]
             }),
             Self::Suite(proxy) => {
-                let write = kind != Kind::Read;
+                let write = kind.is_write();
                 let call =
                     Call { name: name.to_owned(), write, target: String::new(), body: Bytes::from(body) };
                 proxy.record(call).map(|fault| match fault {
                     Injected::Cut(CutPoint::Before) => Fault::Before,
                     Injected::Cut(CutPoint::After) => Fault::After,
-                    Injected::Respond(_) | Injected::Delay(_) => Fault::Code("ThrottlingException"),
+                    Injected::Respond(_) | Injected::Delay(_) => Fault::Code(kind.throttled()),
                 })
             }
         }

@@ -19,6 +19,7 @@ use crate::client::{BalancerCalls as _, GroupCalls as _, NewBalancer, Tags};
 use crate::desired::desired;
 use crate::desired::tests::config;
 use crate::names;
+use crate::security_group::SecurityGroup;
 use crate::tls::Tls;
 
 const FOREIGN: &str = "somebody";
@@ -69,16 +70,18 @@ impl OnStandIn {
     }
 }
 
-/// One line for each object, without ARNs and times.
+/// One line for each object, without ARNs, generated IDs and times.
 pub(super) fn snapshot(cloud: &Cloud) -> Snapshot {
     let name = |arn: &String| cloud.groups.get(arn).map_or("nothing", |group| &group.name).to_owned();
     let balancer =
         |arn: &String| cloud.balancers.get(arn).map_or("none", |found| &found.made.name).to_owned();
+    let security_group =
+        |id: &String| cloud.security_groups.get(id).map_or("none", |found| &found.name).to_owned();
     let balancers = cloud.balancers.values().map(|found| {
-        (
-            format!("load balancer {}", found.made.name),
-            format!("{:?} {:?} {:?}", found.made, found.attributes, found.tags),
-        )
+        let made = NewBalancer { security_group: None, ..found.made.clone() };
+        let attached: BTreeSet<String> = found.security_groups.iter().map(security_group).collect();
+        let content = format!("{made:?} {attached:?} {:?} {:?}", found.attributes, found.tags);
+        (format!("load balancer {}", made.name), content)
     });
     let listeners = cloud.listeners.values().map(|found| {
         let tls = found.tls.clone().map(Tls::without_default);
@@ -91,7 +94,11 @@ pub(super) fn snapshot(cloud: &Cloud) -> Snapshot {
         let content = format!("{protocol} {port} {vpc} {health:?} {attributes:?} {tags:?} {targets:?}");
         (format!("target group {}", found.name), content)
     });
-    balancers.chain(listeners).chain(groups).collect()
+    let security_groups = cloud.security_groups.values().map(|found| {
+        let SecurityGroup { vpc, tags, own, others, .. } = found;
+        (format!("security group {}", found.name), format!("{vpc} {tags:?} {own:?} {others:?}"))
+    });
+    balancers.chain(listeners).chain(groups).chain(security_groups).collect()
 }
 
 #[async_trait]
@@ -137,7 +144,7 @@ impl Harness for OnStandIn {
         direct.change(|cloud| *cloud = self.cloud.cloud());
         for name in [wanted.name.clone(), format!("{}-kin", &wanted.name[..20].trim_end_matches('-'))] {
             let subnets = wanted.placement.mappings()?;
-            let made = NewBalancer { name, scheme: wanted.scheme, subnets };
+            let made = NewBalancer { name, scheme: wanted.scheme, subnets, security_group: None };
             direct.create_balancer(&made, &tags).await.map_err(said)?;
         }
         for group in &wanted.groups {
@@ -181,6 +188,11 @@ impl Harness for OnStandIn {
         let moves = matches!(call.name.as_str(), "RegisterTargets" | "DeregisterTargets");
         let body = String::from_utf8_lossy(&call.body).into_owned();
         moves.then(|| body.split(',').map(node).collect())
+    }
+
+    /// One more than others need: security groups belong to another API.
+    fn steady_reads(&self) -> usize {
+        3
     }
 }
 

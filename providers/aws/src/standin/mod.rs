@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stand-in for `ELBv2` that behaves as AWS documents it, or as its users observe it, where moto does not: time, eventual
-//! consistency, throttling, quotas, dependencies. It takes the place of the SDK behind [`Elbv2`](crate::client::Elbv2), and runs on
+//! A stand-in for `ELBv2` and EC2 that behaves as AWS documents it, or as its users observe it, where moto does not: time, eventual
+//! consistency, throttling, quotas, dependencies. It takes the place of the SDK behind [`Calls`](crate::client::Calls), and runs on
 //! tokio's clock, so that a test with a paused clock sees minutes pass at once. It knows nothing of this provider.
 
 mod balancers;
@@ -10,6 +10,8 @@ pub(crate) mod faults;
 mod groups;
 pub(crate) mod harness;
 mod listeners;
+mod security_groups;
+mod subnets;
 mod targets;
 mod tests;
 
@@ -40,6 +42,8 @@ struct Inner {
     buckets: Buckets,
     random: fastrand::Rng,
     faults: Faults,
+    /// The code of all answers of EC2.
+    ec2_fails: Option<&'static str>,
     calls: Vec<MadeCall>,
     invariant: Option<Invariant>,
     violations: Vec<String>,
@@ -59,6 +63,7 @@ impl StandIn {
             buckets: Buckets::full(Instant::now()),
             random: fastrand::Rng::with_seed(seed),
             faults: Faults::None,
+            ec2_fails: None,
             calls: Vec::new(),
             invariant: None,
             violations: Vec::new(),
@@ -85,6 +90,11 @@ impl StandIn {
 
     pub(crate) fn set_faults(&self, faults: Faults) {
         self.inner().faults = faults;
+    }
+
+    /// From now on, every call to EC2 fails with this code and changes nothing. With an empty code, EC2 does not answer.
+    pub(crate) fn fail_ec2(&self, code: Option<&'static str>) {
+        self.inner().ec2_fails = code;
     }
 
     pub(crate) fn set_unlimited(&self) {
@@ -114,7 +124,19 @@ impl StandIn {
         body: String,
         see: impl FnOnce(&Cloud, Instant) -> Result<T>,
     ) -> Result<T> {
-        self.call(name, Kind::Read, pages, body, |inner| {
+        self.read_of(Kind::Read, name, pages, body, see).await
+    }
+
+    /// As [`read`](Self::read), at the rate of this kind.
+    async fn read_of<T>(
+        &self,
+        kind: Kind,
+        name: &'static str,
+        pages: usize,
+        body: String,
+        see: impl FnOnce(&Cloud, Instant) -> Result<T>,
+    ) -> Result<T> {
+        self.call(name, kind, pages, body, |inner| {
             let now = Instant::now();
             let lag = Duration::from_secs_f64(self.delays.lag.as_secs_f64() * inner.random.f64());
             let seen = inner.history.iter().rev().find(|(since, _)| *since + lag <= now);
@@ -164,8 +186,13 @@ impl StandIn {
             Some(Fault::Code(code)) => return Err(CallError::made_up(name, code, "made up")),
             Some(Fault::After) | None => {}
         }
+        if let Some(code) = inner.ec2_fails
+            && kind.is_ec2()
+        {
+            return Err(CallError::made_up(name, code, "EC2 fails"));
+        }
         if !inner.buckets.take(kind, tokens, Instant::now()) {
-            return Err(CallError::made_up(name, "ThrottlingException", "Rate exceeded"));
+            return Err(CallError::made_up(name, kind.throttled(), "Rate exceeded"));
         }
         let done = act(&mut inner)?;
         if matches!(fault, Some(Fault::After)) { Err(unanswered()) } else { Ok(done) }

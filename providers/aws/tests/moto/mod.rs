@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use async_trait::async_trait;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;
+use aws_sdk_ec2 as ec2;
 use aws_sdk_elasticloadbalancingv2 as elb;
 use bytes::Bytes;
 use elb::types::{LoadBalancerAttribute, LoadBalancerTypeEnum, ProtocolEnum, Tag, TargetTypeEnum};
@@ -24,6 +25,8 @@ pub(crate) struct Moto {
     sdk: SdkConfig,
     /// Bypasses the proxy.
     pub(crate) elb: elb::Client,
+    /// Bypasses the proxy too.
+    pub(crate) ec2: ec2::Client,
     pub(crate) config: Config,
     pub(crate) instances: Vec<String>,
 }
@@ -41,19 +44,22 @@ impl Moto {
             .credentials_provider(Credentials::new("test", "test", None, None, "test"))
             .load()
             .await;
-        let direct =
-            elb::config::Builder::from(&sdk).endpoint_url(format!("http://{}", server.addr())).build();
+        let url = format!("http://{}", server.addr());
+        let elb = elb::config::Builder::from(&sdk).endpoint_url(&url).build();
+        let ec2 = ec2::config::Builder::from(&sdk).endpoint_url(&url).build();
         let config = Config {
             cluster: ClusterId { name: "conformance".to_owned(), uid: "cluster-1".to_owned() },
             vpc,
             subnets,
             region: None,
             endpoint: Some(proxy.url()),
+            ec2_endpoint: Some(proxy.url()),
             scheme: Scheme::Internal,
             // moto shows every change at once.
             settle: Duration::ZERO,
         };
-        Ok(Self { server, proxy, sdk, elb: elb::Client::from_conf(direct), config, instances })
+        let (elb, ec2) = (elb::Client::from_conf(elb), ec2::Client::from_conf(ec2));
+        Ok(Self { server, proxy, sdk, elb, ec2, config, instances })
     }
 
     /// A provider with another configuration.
@@ -64,6 +70,13 @@ impl Moto {
     /// Requests a certificate for this domain and returns its ARN.
     pub(crate) fn certificate(&self, domain: &str) -> anyhow::Result<String> {
         self.server.certificate(domain)
+    }
+
+    /// Tags a resource of EC2.
+    pub(crate) async fn tag(&self, id: &str, key: &str, value: &str) -> anyhow::Result<()> {
+        let tag = ec2::types::Tag::builder().key(key).value(value).build();
+        self.ec2.create_tags().resources(id).tags(tag).send().await?;
+        Ok(())
     }
 
     /// Stops an instance.
@@ -115,6 +128,13 @@ impl Moto {
         Ok((balancer, groups))
     }
 
+    /// The security groups that the provider created.
+    pub(crate) async fn security_groups(&self) -> anyhow::Result<Vec<ec2::types::SecurityGroup>> {
+        let tagged = ec2::types::Filter::builder().name("tag-key").values("steerage.dev/uid").build();
+        let answer = self.ec2.describe_security_groups().filters(tagged).send().await?;
+        Ok(answer.security_groups.unwrap_or_default())
+    }
+
     /// Has all resources carry this UID of a cluster, as an operator does after a restore.
     pub(crate) async fn hand_over(&self, cluster_uid: &str) -> anyhow::Result<()> {
         let mut arns = Vec::new();
@@ -126,6 +146,12 @@ impl Moto {
         arns.extend(self.groups().await?.into_iter().filter_map(|g| g.target_group_arn));
         let tag = Tag::builder().key("steerage.dev/cluster-uid").value(cluster_uid).build();
         self.elb.add_tags().set_resource_arns(Some(arns)).tags(tag).send().await?;
+        let groups: Vec<String> =
+            self.security_groups().await?.into_iter().filter_map(|group| group.group_id).collect();
+        if !groups.is_empty() {
+            let tag = ec2::types::Tag::builder().key("steerage.dev/cluster-uid").value(cluster_uid).build();
+            self.ec2.create_tags().set_resources(Some(groups)).tags(tag).send().await?;
+        }
         Ok(())
     }
 
@@ -182,14 +208,17 @@ impl Harness for Moto {
     }
 
     fn throttle(&self) -> CannedResponse {
-        let body = "<ErrorResponse><Error><Type>Sender</Type><Code>Throttling</Code><Message>Rate exceeded</Message></Error></ErrorResponse>";
+        // ELBv2 has the first error, EC2 the second, and neither SDK looks at the root's name.
+        let body = "<ErrorResponse><Error><Type>Sender</Type><Code>Throttling</Code><Message>Rate exceeded</Message></Error>\
+                    <Errors><Error><Code>RequestLimitExceeded</Code><Message>Request limit exceeded.</Message></Error></Errors></ErrorResponse>";
         CannedResponse { status: 400, content_type: "text/xml", body: Bytes::from_static(body.as_bytes()) }
     }
 
     async fn plant_foreign(&self, lb: &LoadBalancer) -> anyhow::Result<()> {
         // Finds the provider's names by letting it create and delete the load balancer.
-        let endpoint = Some(format!("http://{}", self.server.addr()));
-        let provider = self.provider(Config { endpoint, ..self.config.clone() });
+        let url = Some(format!("http://{}", self.server.addr()));
+        let direct = Config { endpoint: url.clone(), ec2_endpoint: url, ..self.config.clone() };
+        let provider = self.provider(direct);
         provider.apply(lb, Compare::Remembered).await?;
         let (balancer, groups) = self.of(&lb.owner).await?;
         let balancers = self.balancers().await?;
@@ -286,6 +315,11 @@ impl Harness for Moto {
         let moves = matches!(call.name.as_str(), "RegisterTargets" | "DeregisterTargets");
         let ids = parameters(&call.body).into_iter().filter(|(key, _)| key.ends_with(".Id"));
         moves.then(|| ids.map(|(_, id)| self.node(&id)).collect())
+    }
+
+    /// One more than others need: security groups belong to another API.
+    fn steady_reads(&self) -> usize {
+        3
     }
 }
 

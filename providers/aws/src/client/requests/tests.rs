@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is counted for each answer of AWS, over the SDK with an HTTP client that gives made-up answers.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,7 +19,10 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 
 use super::*;
-use crate::client::{BalancerCalls as _, Client, ListenerCalls as _, TargetCalls as _};
+use crate::client::{
+    BalancerCalls as _, Client, ListenerCalls as _, SecurityGroupCalls as _, Tags, TargetCalls as _,
+};
+use crate::iam_policy;
 
 enum Answer {
     Http(u16, &'static str),
@@ -30,6 +33,11 @@ enum Answer {
 const THROTTLED: &str = "<ErrorResponse><Error><Type>Sender</Type><Code>Throttling</Code><Message>Rate exceeded</Message></Error></ErrorResponse>";
 const DENIED: &str = "<ErrorResponse><Error><Type>Sender</Type><Code>AccessDenied</Code><Message>no</Message></Error></ErrorResponse>";
 const GONE: &str = "<ErrorResponse><Error><Type>Sender</Type><Code>TargetGroupNotFound</Code><Message>gone</Message></Error></ErrorResponse>";
+const IN_USE: &str = "<Response><Errors><Error><Code>DependencyViolation</Code><Message>in use</Message></Error></Errors><RequestID>1</RequestID></Response>";
+const NO_GROUP: &str = "<Response><Errors><Error><Code>InvalidGroup.NotFound</Code><Message>gone</Message></Error></Errors><RequestID>1</RequestID></Response>";
+const GROUPS: &str = "<DescribeSecurityGroupsResponse><securityGroupInfo/><nextToken>2</nextToken></DescribeSecurityGroupsResponse>";
+const LAST_GROUPS: &str =
+    "<DescribeSecurityGroupsResponse><securityGroupInfo/></DescribeSecurityGroupsResponse>";
 const DELETED: &str = "<DeleteListenerResponse><DeleteListenerResult/></DeleteListenerResponse>";
 const PAGE: &str = "<DescribeLoadBalancersResponse><DescribeLoadBalancersResult><LoadBalancers/><NextMarker>2</NextMarker></DescribeLoadBalancersResult></DescribeLoadBalancersResponse>";
 const NEXT_PAGE: &str = "<DescribeLoadBalancersResponse><DescribeLoadBalancersResult><LoadBalancers/><NextMarker>3</NextMarker></DescribeLoadBalancersResult></DescribeLoadBalancersResponse>";
@@ -68,19 +76,23 @@ fn client(answers: impl Into<VecDeque<Answer>>, credentials: Option<Credentials>
     sdk.set_credentials_provider(credentials.map(SharedCredentialsProvider::new));
     let mut registry = Registry::default();
     let metrics = ApiMetrics::new(&mut registry);
-    (Client::new(&sdk.build(), None, metrics), registry)
+    (Client::new(&sdk.build(), None, None, metrics), registry)
 }
 
 fn test_credentials() -> Credentials {
     Credentials::new("test", "test", None, None, "test")
 }
 
-/// The counted requests: action, code and number.
+/// The counted requests to `ELBv2`: action, code and number.
 fn counted(registry: &Registry) -> Vec<String> {
+    counted_by("ELBv2", registry)
+}
+
+fn counted_by(api: &str, registry: &Registry) -> Vec<String> {
     let mut text = String::new();
     encode(&mut text, registry).unwrap();
-    let lines =
-        text.lines().filter_map(|line| line.strip_prefix("aws_api_requests_total{api=\"ELBv2\",action=\""));
+    let start = format!("aws_api_requests_total{{api=\"{api}\",action=\"");
+    let lines = text.lines().filter_map(|line| line.strip_prefix(start.as_str()));
     let mut counted: Vec<_> = lines
         .filter(|line| !line.ends_with(" 0"))
         .map(|line| line.replace("\",code=\"", " ").replace("\"}", ""))
@@ -91,8 +103,11 @@ fn counted(registry: &Registry) -> Vec<String> {
 
 #[test]
 fn every_called_action_is_listed() {
-    let listed = ACTIONS.iter().map(|action| (*action).to_owned()).collect();
-    assert_eq!(crate::iam_policy::called(), listed);
+    let listed: BTreeSet<_> = [(iam_policy::ELB, &ELBV2), (iam_policy::EC2, &EC2)]
+        .into_iter()
+        .flat_map(|(service, api)| api.actions.iter().map(move |action| (service, (*action).to_owned())))
+        .collect();
+    assert_eq!(iam_policy::called(), listed);
 }
 
 #[tokio::test]
@@ -123,6 +138,30 @@ async fn requests_count_under_their_action_and_code() {
         "DescribeTargetHealth connection 1",
     ];
     assert_eq!(counted(&registry), expected);
+}
+
+#[tokio::test]
+async fn requests_to_ec2_count_under_its_name() {
+    let answers = [
+        Answer::Http(200, GROUPS),
+        Answer::Http(200, LAST_GROUPS),
+        Answer::Http(400, IN_USE),
+        Answer::Http(400, NO_GROUP),
+        Answer::Http(503, "<html>a proxy</html>"),
+    ];
+    let (client, registry) = client(answers, Some(test_credentials()));
+    assert_eq!(client.security_groups(&Tags::new()).await.unwrap(), []);
+    assert!(!client.delete_security_group("sg-1").await.unwrap(), "in use");
+    assert!(client.delete_security_group("sg-1").await.unwrap(), "gone");
+    client.delete_security_group("sg-1").await.unwrap_err();
+    let expected = [
+        "DeleteSecurityGroup 503 1",
+        "DeleteSecurityGroup DependencyViolation 1",
+        "DeleteSecurityGroup InvalidGroup.NotFound 1",
+        "DescribeSecurityGroups 200 2",
+    ];
+    assert_eq!(counted_by("EC2", &registry), expected);
+    assert!(counted(&registry).is_empty());
 }
 
 #[tokio::test]

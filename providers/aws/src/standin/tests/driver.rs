@@ -32,6 +32,12 @@ pub(super) fn provider(cloud: &Arc<StandIn>) -> Aws {
     Aws::over(config(), Arc::clone(cloud) as _)
 }
 
+/// The names of the changes since the last time.
+pub(super) fn changes(cloud: &StandIn) -> Vec<&'static str> {
+    let calls = cloud.take_calls();
+    calls.iter().filter(|call| call.kind.is_write()).map(|call| call.name).collect()
+}
+
 /// A Service `web` with these TCP ports, and the instances with these numbers as targets.
 pub(super) fn wanted(ports: &[(u16, u16)], targets: &[usize]) -> LoadBalancer {
     let ports: Vec<_> = ports.iter().map(|(port, node)| (Protocol::Tcp, *port, *node)).collect();

@@ -8,8 +8,8 @@ use steerage_model::Key;
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Progress, Provider as _};
 
 use super::driver::{apply, delete, provider, standin, wanted};
+use crate::standin::StandIn;
 use crate::standin::faults::Faults;
-use crate::standin::{Kind, StandIn};
 
 const SERVICES: usize = 100;
 
@@ -48,10 +48,11 @@ async fn restart_reads_lists_and_the_targets_of_each_group() {
     }
     assert_eq!(owned, Some(SERVICES));
     let calls = cloud.take_calls();
-    assert!(calls.iter().all(|call| call.kind == Kind::Read), "{calls:?}");
+    assert!(calls.iter().all(|call| !call.kind.is_write()), "{calls:?}");
     let of = |name: &str| calls.iter().filter(|call| call.name == name).count();
     assert_eq!((of("DescribeLoadBalancers"), of("DescribeTargetGroups"), of("DescribeTags")), (1, 1, 10));
-    assert_eq!((of("DescribeTargetHealth"), calls.len()), (SERVICES, SERVICES + 12));
+    assert_eq!(of("DescribeSecurityGroups"), 1);
+    assert_eq!((of("DescribeTargetHealth"), calls.len()), (SERVICES, SERVICES + 13));
 }
 
 #[tokio::test(start_paused = true)]
@@ -76,7 +77,8 @@ async fn replaced_node_costs_two_calls_for_each_service() {
     assert!(calls.len() <= 210, "{}", calls.len());
 }
 
-/// Throttled again and again, the lists of the start still make progress with every call that AWS answers.
+/// Throttled again and again, the lists of the start still make progress with every call that AWS answers. That of EC2 may fail: the
+/// start continues without it, and no try makes it twice.
 #[tokio::test(start_paused = true)]
 async fn throttled_lists_continue_where_they_stopped() {
     let cloud = filled(SERVICES).await;
@@ -85,8 +87,11 @@ async fn throttled_lists_continue_where_they_stopped() {
     while aws.owned().await.is_err() {
         tries += 1;
     }
-    let calls = cloud.take_calls().len();
-    assert!(tries > 1 && calls == 12 + tries - 1, "{calls} calls in {tries} tries");
+    let (of_ec2, calls): (Vec<_>, Vec<_>) =
+        cloud.take_calls().into_iter().partition(|call| call.kind.is_ec2());
+    let (of_ec2, calls) = (of_ec2.len(), calls.len());
+    assert!(tries > 1 && calls < 12 + tries, "{calls} calls in {tries} tries");
+    assert_eq!(of_ec2, 1, "in {tries} tries");
 }
 
 /// Somebody changed an attribute and a listener while no provider ran. Lists do not show it.
@@ -114,7 +119,7 @@ async fn what_lists_do_not_show_is_read_a_little_later() {
         let outcome = apply(&aws, &service(index), Compare::Remembered).await.unwrap();
         assert_eq!(outcome.retry_refused, None);
     }
-    let reads = cloud.take_calls().iter().filter(|call| call.kind == Kind::Read).count();
+    let reads = cloud.take_calls().iter().filter(|call| !call.kind.is_write()).count();
     assert_eq!(reads, 3 * 3);
     assert_eq!(crate::standin::harness::snapshot(&cloud.cloud()), before);
 }

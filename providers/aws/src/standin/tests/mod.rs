@@ -8,3 +8,6 @@ mod options;
 mod order;
 mod quotas;
 mod schedule;
+mod security_group_faults;
+mod security_groups;
+mod subnets;

@@ -51,7 +51,10 @@ const OPTIONS: &[(&str, &str)] = &[
     (annotations::SSL_CERT, "arn:aws:acm:::b,arn:aws:acm:::a,arn:aws:acm:::c"),
 ];
 
-/// Random ports, targets and check of a Service.
+/// Source ranges that a Service may have.
+const RANGES: [&str; 3] = ["10.0.0.0/8", "192.0.2.0/24", "198.51.100.0/24"];
+
+/// Random ports, targets, source ranges and check of a Service.
 fn wish(random: &mut fastrand::Rng, owner: &Owner) -> LoadBalancer {
     let port = |random: &mut fastrand::Rng| {
         let protocol = if random.bool() { Protocol::Tcp } else { Protocol::Udp };
@@ -64,6 +67,11 @@ fn wish(random: &mut fastrand::Rng, owner: &Owner) -> LoadBalancer {
     let mut lb = LoadBalancer { owner: owner.clone(), targets: set(&targets), ..planned(&ports) };
     lb.health_check.port = random.u16(32000..32002);
     lb.affinity = random.bool().then_some(Affinity { timeout: Duration::from_mins(1) });
+    if random.u8(0..3) == 0 {
+        let (first, count) = (random.usize(0..RANGES.len()), random.usize(1..3));
+        let chosen = RANGES.iter().cycle().skip(first).take(count);
+        lb.source_ranges = chosen.map(|range| range.parse().unwrap()).collect();
+    }
     for (name, value) in OPTIONS {
         if random.u8(0..4) == 0 {
             lb.annotations.insert((*name).to_owned(), (*value).to_owned());
@@ -79,7 +87,7 @@ fn plant_foreign(cloud: &StandIn) {
         let arn = cloud.arn("loadbalancer/net", &name);
         let created = tokio::time::Instant::now();
         let tags = Tags::from([("team".to_owned(), "other".to_owned())]);
-        let made = NewBalancer { name, scheme: Scheme::Internal, subnets: Vec::new() };
+        let made = NewBalancer { name, scheme: Scheme::Internal, subnets: Vec::new(), security_group: None };
         let other = NetworkLb::new(made, tags.clone(), created);
         cloud.balancers.insert(arn.clone(), other);
         let forward = Forward {
@@ -112,6 +120,37 @@ fn never_empties(wishes: &Wishes, before: &Cloud, after: &Cloud) -> Option<Strin
     emptied.map(|(_, forward)| format!("port {} forwards to an empty group", forward.port))
 }
 
+/// Whether a rule of Steerage lets somebody connect to the port of a load balancer.
+fn admits(cloud: &Cloud, balancer: &str, protocol: &str, port: u16) -> bool {
+    let ids = cloud.balancers.get(balancer).into_iter().flat_map(|found| &found.security_groups);
+    let mut rules = ids.filter_map(|id| cloud.security_groups.get(id)).flat_map(|group| &group.own);
+    rules.any(|rule| (rule.protocol, rule.port) == (protocol, port))
+}
+
+/// A listener never loses its last rule while its port is wanted.
+fn closes_port(wishes: &Wishes, before: &Cloud, after: &Cloud) -> Option<String> {
+    let is_wanted = |tags: &Tags, protocol: Protocol, port: u16| {
+        let wish = wishes.iter().find(|(owner, _)| Some(&owner.uid) == tags.get(names::UID_TAG));
+        let listeners = wish.and_then(|(_, lb)| lb.as_ref()).map(|lb| &lb.listeners);
+        listeners.into_iter().flatten().any(|wanted| (wanted.protocol, wanted.port) == (protocol, port))
+    };
+    let closed = |forward: &Forward| {
+        let protocols: &[(Protocol, &str)] = match forward.protocol.as_str() {
+            "UDP" => &[(Protocol::Udp, "udp")],
+            "TCP_UDP" => &[(Protocol::Tcp, "tcp"), (Protocol::Udp, "udp")],
+            _ => &[(Protocol::Tcp, "tcp")],
+        };
+        let (balancer, port) = (forward.balancer.as_str(), forward.port);
+        let lost = protocols.iter().find(|(protocol, name)| {
+            is_wanted(&forward.tags, *protocol, port)
+                && admits(before, balancer, name, port)
+                && !admits(after, balancer, name, port)
+        });
+        lost.map(|(_, name)| format!("port {port} has no rule for {name} any more"))
+    };
+    after.listeners.values().find_map(closed)
+}
+
 async fn run(seed: u64) -> anyhow::Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);
     let cloud = standin(seed);
@@ -119,7 +158,10 @@ async fn run(seed: u64) -> anyhow::Result<()> {
     let foreign = snapshot(&cloud.cloud());
     let wishes = Arc::new(Mutex::new(Wishes::new()));
     let seen = Arc::clone(&wishes);
-    cloud.set_invariant(Box::new(move |before, after| never_empties(&seen.lock().unwrap(), before, after)));
+    cloud.set_invariant(Box::new(move |before, after| {
+        let wishes = seen.lock().unwrap();
+        never_empties(&wishes, before, after).or_else(|| closes_port(&wishes, before, after))
+    }));
     cloud.set_faults(Faults::Random(0.07));
     let mut aws = provider(&cloud);
     for _ in 0..STEPS {

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Changes the rules of a load balancer's security group, the missing first. `security_group` decides, `security_group_sync` calls it.
+//!
+//! A rule that EC2 calls a duplicate is there, and one that it does not find is gone. A change whose answer is lost leaves its rules
+//! doubtful: they are sent again, whatever is wanted by then.
+
+use std::collections::BTreeSet;
+
+use steerage_provider_api::{Error, Owner};
+use tokio::time::Instant;
+
+use crate::client::CallError;
+use crate::provider::Aws;
+use crate::reasons;
+use crate::security_group::{Rule, SecurityGroup};
+use crate::state::ServiceState;
+
+/// AWS's code for a rule that is there already.
+const DUPLICATE_RULE: &str = "InvalidPermission.Duplicate";
+/// AWS's code for a rule that is gone already.
+const NO_RULE: &str = "InvalidPermission.NotFound";
+
+impl Aws {
+    /// Makes the rules the wanted ones. What is not wanted goes also if an addition fails.
+    pub(crate) async fn sync_rules(
+        &self,
+        owner: &Owner,
+        wanted: &BTreeSet<Rule>,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        let Some(known) = entry.security_groups.get_mut(owner) else { return Ok(()) };
+        if known.group.has_exactly(wanted) {
+            return Ok(());
+        }
+        tracing::info!(service = %owner.service, security_group = known.group.id, "changing the rules of the security group");
+        self.note_change();
+        known.written = Some(Instant::now());
+        let group = &mut known.group;
+        let done = match self.add_rules(group, wanted).await {
+            Err(failure) if failure.is_quota() => {
+                let removed = self.remove_rules(group, wanted).await;
+                removed.map_err(Error::from).and(Err(quota_error(group, wanted, &failure)))
+            }
+            // EC2 does not know the group, or does not answer: another call would not help.
+            Err(failure) if failure.is_not_found() || failure.leaves_open() => Err(failure.into()),
+            Err(failure) => {
+                // The first failure says more.
+                drop(self.remove_rules(group, wanted).await);
+                Err(failure.into())
+            }
+            Ok(()) => self.remove_rules(group, wanted).await.map_err(Error::from),
+        };
+        known.written = Some(Instant::now());
+        if matches!(&done, Err(Error::Conflict(_))) && entry.has_settled_security_groups(self.config.settle) {
+            // It is gone, or another than what is known: the next call reads it.
+            entry.security_groups.remove(owner);
+        }
+        done
+    }
+
+    async fn add_rules(&self, group: &mut SecurityGroup, wanted: &BTreeSet<Rule>) -> Result<(), CallError> {
+        let missing = group.missing(wanted);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut batches = vec![missing];
+        let mut has_made_room = false;
+        while let Some(batch) = batches.pop() {
+            match self.authorize(group, &batch).await {
+                Ok(()) => {}
+                Err(failure) if failure.is(DUPLICATE_RULE) => match batch.as_slice() {
+                    // Another may have added it, so it is not removed later, unless it was sent before.
+                    [rule] if group.doubtful.contains(rule) => group.added(*rule),
+                    [rule] => drop(group.others.insert(*rule)),
+                    _ => halve(batch, &mut batches),
+                },
+                Err(failure) if failure.is_quota() => {
+                    let spare = group.spare(wanted);
+                    if !has_made_room && !spare.is_empty() {
+                        self.revoke(group, &spare).await?;
+                        batches.push(batch);
+                    } else if let [rule] = batch.as_slice() {
+                        let Some(old) = group.rule_to_replace(wanted, rule) else { return Err(failure) };
+                        self.revoke(group, &BTreeSet::from([old])).await?;
+                        batches.push(batch);
+                    } else {
+                        halve(batch, &mut batches);
+                    }
+                    has_made_room = true;
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(())
+    }
+
+    async fn authorize(&self, group: &mut SecurityGroup, rules: &[Rule]) -> Result<(), CallError> {
+        let before = group.doubtful.clone();
+        group.doubtful.extend(rules);
+        let done = self.client.authorize(&group.id, &rules.iter().copied().collect()).await;
+        match &done {
+            Ok(()) => rules.iter().for_each(|rule| group.added(*rule)),
+            Err(failure) if failure.leaves_open() => {}
+            Err(_) => group.doubtful = before,
+        }
+        done
+    }
+
+    async fn remove_rules(
+        &self,
+        group: &mut SecurityGroup,
+        wanted: &BTreeSet<Rule>,
+    ) -> Result<(), CallError> {
+        let rest = group.removable(wanted);
+        if rest.is_empty() { Ok(()) } else { self.revoke(group, &rest).await }
+    }
+
+    /// Removes all of these rules.
+    async fn revoke(&self, group: &mut SecurityGroup, rules: &BTreeSet<Rule>) -> Result<(), CallError> {
+        let mut batches = vec![rules.iter().copied().collect::<Vec<_>>()];
+        while let Some(batch) = batches.pop() {
+            let before = group.doubtful.clone();
+            group.doubtful.extend(&batch);
+            match self.client.revoke(&group.id, &batch.iter().copied().collect()).await {
+                Ok(()) => batch.iter().for_each(|rule| group.removed(rule)),
+                Err(failure) if failure.is(NO_RULE) => {
+                    if let [rule] = batch.as_slice() {
+                        group.removed(rule);
+                    } else {
+                        group.doubtful = before;
+                        halve(batch, &mut batches);
+                    }
+                }
+                Err(failure) => {
+                    if !failure.leaves_open() {
+                        group.doubtful = before;
+                    }
+                    return Err(failure);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts both halves of a batch on the stack, so that its first half comes next.
+fn halve(mut batch: Vec<Rule>, batches: &mut Vec<Vec<Rule>>) {
+    let second = batch.split_off(batch.len() / 2);
+    batches.extend([second, batch]);
+}
+
+/// The quota leaves no room for all rules.
+fn quota_error(group: &SecurityGroup, wanted: &BTreeSet<Rule>, failure: &CallError) -> Error {
+    let message = format!(
+        "Security group {} has no room for {} of the {} rules that the Service needs, one for each port and source range: {}. Clients \
+         without a rule cannot connect. Merge source ranges, or raise the quota of inbound rules per security group.",
+        group.id,
+        group.missing(wanted).len(),
+        wanted.len(),
+        failure.message().trim_end_matches('.')
+    );
+    Error::invalid(reasons::QUOTA_EXCEEDED, message)
+}

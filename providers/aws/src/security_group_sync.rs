@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Brings the security group of a load balancer in place: creates it, changes its rules, attaches it, and deletes those of predecessors.
+//! It changes neither groups of others nor rules that others added.
+//!
+//! EC2 is another API than `ELBv2`, and fails independently. So `provider` calls this after the targets, which do not wait for it. What
+//! EC2's answers leave open is settled by trying again: a rule that is there already, or gone already, is what was wanted.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use steerage_provider_api::{Compare, Error, Outcome, Owner, Progress};
+use tokio::time::Instant;
+
+use crate::annotations::DISABLE_SECURITY_GROUP;
+use crate::client::{Balancer, Tags};
+use crate::delete::retry_after;
+use crate::desired::Desired;
+use crate::names::{self, Ownership};
+use crate::observe::not_visible;
+use crate::provider::{Aws, RELEASE_POLL};
+use crate::reasons;
+use crate::security_group::{NewSecurityGroup, Security, SecurityGroup, new_security_group, with_kept_ports};
+use crate::state::{KnownSecurityGroup, ServiceState};
+
+/// Longest time between two tries after a failure of EC2.
+const MAX_RETRY: Duration = Duration::from_mins(1);
+
+/// Refuses what a load balancer cannot become: AWS neither gives it its first security group, nor takes the last.
+pub(crate) fn check(security: &Security, balancer: &Balancer) -> Result<(), Error> {
+    let has_group = !balancer.security_groups.is_empty();
+    let problem = match security {
+        Security::Rules(_) if !has_group && !security.is_open_to_all() => {
+            "The Service restricts its sources, but its load balancer was created without a security group, and AWS cannot add one. The \
+             source ranges have no effect: every client that reaches the load balancer may connect. Other changes of the Service wait. \
+             Remove the source ranges, or create the Service again, which changes its hostname."
+                .to_owned()
+        }
+        Security::Open if has_group => format!(
+            "Annotation {DISABLE_SECURITY_GROUP} requests a load balancer without a security group, but this one has a group, and AWS \
+             cannot take it away. The group and its rules are kept. Other changes of the Service wait. Remove the annotation, or create \
+             the Service again, which changes its hostname."
+        ),
+        _ => return Ok(()),
+    };
+    Err(Error::invalid(reasons::SECURITY_GROUP_IMMUTABLE, problem))
+}
+
+impl Aws {
+    /// The ID of the security group that a new load balancer gets, with its rules; `None` if none is wanted.
+    pub(crate) async fn ensure_security_group(
+        &self,
+        owner: &Owner,
+        wanted: &Desired,
+        entry: &mut ServiceState,
+    ) -> Result<Option<String>, Error> {
+        let Security::Rules(rules) = &wanted.security else { return Ok(None) };
+        if !entry.security_groups.contains_key(owner) {
+            self.create_security_group(owner, entry).await?;
+        }
+        match self.sync_rules(owner, rules, entry).await {
+            // Some clients are better than none. What follows the creation reports it.
+            Err(Error::Invalid { reason: reasons::QUOTA_EXCEEDED, .. }) => {}
+            done => done?,
+        }
+        Ok(entry.security_groups.get(owner).map(|known| known.group.id.clone()))
+    }
+
+    /// Brings the security groups in place, after all else. A failure becomes a part of the outcome: the targets, which may have to
+    /// change again at any moment, do not wait for EC2.
+    pub(crate) async fn secure(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        compare: Compare,
+        outcome: &mut Outcome,
+    ) {
+        let synced = self.sync_security_group(owner, entry, compare).await;
+        let cleaned = self.delete_predecessors_security_groups(owner, entry, outcome).await;
+        let is_transient =
+            |done: &Result<(), Error>| matches!(done, Err(error) if !matches!(error, Error::Invalid { .. }));
+        if is_transient(&synced) || cleaned.is_err() {
+            let wait = RELEASE_POLL.saturating_mul(1 << entry.security_failures.min(5)).min(MAX_RETRY);
+            entry.security_failures += 1;
+            again_after(outcome, wait);
+        } else {
+            entry.security_failures = 0;
+        }
+        if let Err(error) = cleaned {
+            tracing::warn!(service = %owner.service, %error, "security group of a deleted Service not deleted; retrying");
+        }
+        // The next try resolves a conflict.
+        if let Err(error) = synced
+            && !matches!(error, Error::Conflict(_))
+        {
+            outcome.incomplete = Some((error.reason(), error.to_string()));
+        }
+    }
+
+    /// Brings the security group of an existing load balancer in place. A load balancer without any is left as it is.
+    async fn sync_security_group(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        compare: Compare,
+    ) -> Result<(), Error> {
+        let Some(wanted) = entry.wanted.clone().filter(|(of, _)| of == owner) else { return Ok(()) };
+        let Security::Rules(rules) = &wanted.1.security else { return Ok(()) };
+        let balancer = entry.resources.as_ref().filter(|(known, _)| known == owner);
+        let balancer = balancer.and_then(|(_, resources)| resources.balancer.clone());
+        match &balancer {
+            Some(balancer) if balancer.security_groups.is_empty() => return Ok(()),
+            // Unknown after a failure: the rules may still change.
+            None if !entry.security_groups.contains_key(owner) => return Ok(()),
+            _ => {}
+        }
+        let is_settled =
+            |known: &KnownSecurityGroup| known.written.is_none_or(|at| at.elapsed() >= self.config.settle);
+        // What lost its tags is looked for again until it has them.
+        let is_compared = compare != Compare::Remembered || entry.security_group_taken.is_some();
+        let is_due = |known: &KnownSecurityGroup| is_compared && is_settled(known);
+        if entry.security_groups.get(owner).is_none_or(is_due) {
+            self.read_security_group(owner, entry, balancer.as_ref()).await?;
+        }
+        let known = entry.security_groups.get(owner).map(|known| &known.group);
+        match known.filter(|_| !entry.is_complete(owner, &wanted.1)) {
+            Some(group) => self.sync_rules(owner, &with_kept_ports(rules, group), entry).await?,
+            None => self.sync_rules(owner, rules, entry).await?,
+        }
+        match (balancer, entry.security_groups.get(owner).map(|known| known.group.id.clone())) {
+            (Some(balancer), Some(id)) if !balancer.security_groups.contains(&id) => {
+                self.attach(owner, &balancer, id, entry).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads the owner's security group, and creates it if there is none.
+    async fn read_security_group(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        balancer: Option<&Balancer>,
+    ) -> Result<(), Error> {
+        let attached = balancer.map(|balancer| balancer.security_groups.clone()).unwrap_or_default();
+        if let Some(group) = self.find_security_group(owner, &attached).await? {
+            entry.security_group_taken = None;
+            entry.security_groups.insert(owner.clone(), KnownSecurityGroup::from_read(group));
+            return Ok(());
+        }
+        // AWS deletes no group that a load balancer uses. So EC2 shows an old state, or somebody took a tag away.
+        let known = entry.security_groups.get(owner).map(|known| known.group.id.clone());
+        if let (Some(id), Some(balancer)) = (known, balancer)
+            && balancer.security_groups.contains(&id)
+        {
+            let since = *entry.security_group_taken.get_or_insert_with(Instant::now);
+            if since.elapsed() < self.config.settle {
+                return Err(not_visible(&format!("the security group {id}")));
+            }
+            let message = format!(
+                "The security group {id} of the load balancer no longer has the tags of this Service. Its rules are not changed any \
+                 more. Restore its tags steerage.dev/…, as docs/providers/aws.md lists them."
+            );
+            return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
+        }
+        entry.security_groups.remove(owner);
+        self.create_security_group(owner, entry).await
+    }
+
+    /// The owner's security group as EC2 shows it.
+    async fn find_security_group(
+        &self,
+        owner: &Owner,
+        attached: &BTreeSet<String>,
+    ) -> Result<Option<SecurityGroup>, Error> {
+        let found = self.security_groups_of_owner(owner).await?;
+        Ok(SecurityGroup::choose(found, &new_security_group(&self.config, owner), attached))
+    }
+
+    /// All security groups that the tags say are the owner's.
+    pub(crate) async fn security_groups_of_owner(&self, owner: &Owner) -> Result<Vec<SecurityGroup>, Error> {
+        let found = self.security_groups_with(&names::tags(&self.config.cluster, owner)).await?;
+        Ok(found.into_iter().filter(|(of, _)| of == owner).map(|(_, group)| group).collect())
+    }
+
+    /// The security groups of all UIDs of a Service.
+    async fn security_groups_of_service(&self, owner: &Owner) -> Result<Vec<(Owner, SecurityGroup)>, Error> {
+        let mut tags = names::tags(&self.config.cluster, owner);
+        tags.remove(names::UID_TAG);
+        let mut found = self.security_groups_with(&tags).await?;
+        found.retain(|(of, _)| of.service == owner.service);
+        Ok(found)
+    }
+
+    async fn security_groups_with(&self, tags: &Tags) -> Result<Vec<(Owner, SecurityGroup)>, Error> {
+        let found = self.client.security_groups(tags).await?.into_iter();
+        let ours = found.filter_map(|group| {
+            let Ownership::Ours(of) = names::ownership(&self.config.cluster, &group.tags) else {
+                return None;
+            };
+            Some((of, group))
+        });
+        Ok(ours.collect())
+    }
+
+    async fn create_security_group(&self, owner: &Owner, entry: &mut ServiceState) -> Result<(), Error> {
+        let wanted = new_security_group(&self.config, owner);
+        let NewSecurityGroup { name, vpc, .. } = wanted.clone();
+        let tags = names::tags(&self.config.cluster, owner);
+        tracing::info!(service = %owner.service, name, "creating security group");
+        self.note_change();
+        entry.security_group_created = Some(Instant::now());
+        let group = match self.client.create_security_group(&wanted, &tags).await {
+            Ok(id) => SecurityGroup { id, name, vpc, tags, ..SecurityGroup::default() },
+            // An answer was lost, or the list of the start did not have it.
+            Err(failure) if failure.is("InvalidGroup.Duplicate") => {
+                let found = self.find_security_group(owner, &BTreeSet::new()).await?;
+                found.ok_or_else(|| self.taken(&wanted, entry))?
+            }
+            Err(failure) => return Err(failure.into()),
+        };
+        entry.security_group_taken = None;
+        let known =
+            KnownSecurityGroup { written: Some(Instant::now()), ..KnownSecurityGroup::from_read(group) };
+        entry.security_groups.insert(owner.clone(), known);
+        Ok(())
+    }
+
+    /// The name exists, but EC2 does not show the tags of this Service on the group: it is new, or it is not ours.
+    fn taken(&self, wanted: &NewSecurityGroup, entry: &mut ServiceState) -> Error {
+        let NewSecurityGroup { name, vpc, .. } = wanted;
+        let since = entry.security_group_taken.get_or_insert_with(Instant::now);
+        if since.elapsed() < self.config.settle {
+            return not_visible(&format!("the security group {name}"));
+        }
+        let message = format!(
+            "The security group {name} exists in {vpc} without the tags of this Service. It is not changed, and no load balancer is \
+             created. Delete the group, or set another --aws-cluster-name."
+        );
+        Error::invalid(reasons::OBJECT_NOT_OWNED, message)
+    }
+
+    /// Deletes the security groups of the Service's predecessors, which nothing waits for. Adds to the outcome when to call again.
+    pub(crate) async fn delete_predecessors_security_groups(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        outcome: &mut Outcome,
+    ) -> Result<(), Error> {
+        if entry.has_predecessors {
+            for (of, group) in self.security_groups_of_service(owner).await? {
+                if of != *owner {
+                    entry.security_groups.entry(of).or_insert_with(|| KnownSecurityGroup::from_read(group));
+                }
+            }
+            entry.has_predecessors = false;
+        }
+        let others: Vec<Owner> = entry.security_groups.keys().filter(|of| *of != owner).cloned().collect();
+        for of in others {
+            let Some(known) = entry.security_groups.get_mut(&of) else { continue };
+            if self.delete_security_group(&of, &known.group.id, &mut known.in_use_since).await? {
+                entry.security_groups.remove(&of);
+                continue;
+            }
+            let (wait, is_overdue) = retry_after(known.in_use_since);
+            if is_overdue {
+                // Something else uses it. The Service has nothing to do with that.
+                outcome.retry_refused = Some(outcome.retry_refused.map_or(wait, |other| other.min(wait)));
+            } else {
+                again_after(outcome, wait);
+            }
+        }
+        Ok(())
+    }
+
+    /// Attaches the group beside those that others attached.
+    async fn attach(
+        &self,
+        owner: &Owner,
+        balancer: &Balancer,
+        id: String,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        tracing::info!(service = %owner.service, security_group = id, "attaching the security group");
+        let mut groups = balancer.security_groups.clone();
+        groups.insert(id);
+        let all: Vec<String> = groups.iter().cloned().collect();
+        self.note_change();
+        entry.written = Some(Instant::now());
+        self.client.set_security_groups(&balancer.arn, &all).await?;
+        let known = entry.resources.as_mut().and_then(|(_, resources)| resources.balancer.as_mut());
+        if let Some(known) = known {
+            known.security_groups = groups;
+        }
+        Ok(())
+    }
+}
+
+fn again_after(outcome: &mut Outcome, wait: Duration) {
+    outcome.progress = match outcome.progress {
+        Progress::Again(other) => Progress::Again(other.min(wait)),
+        Progress::Done => Progress::Again(wait),
+    };
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Subnets that tags offer, and names of subnets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steerage_provider_api::{Compare, LoadBalancer, Provider as _};
+
+use super::driver::{apply, changes, set, standin, wanted};
+use crate::annotations::SUBNETS;
+use crate::client::Tags;
+use crate::config::Config;
+use crate::desired::tests::config;
+use crate::standin::StandIn;
+use crate::subnets::Subnet;
+use crate::{Aws, standin::Kind};
+
+const INTERNAL: &str = "kubernetes.io/role/internal-elb";
+
+/// A provider without `--aws-subnets`.
+fn by_tags(cloud: &Arc<StandIn>) -> Aws {
+    Aws::over(Config { subnets: Vec::new(), ..config() }, Arc::clone(cloud) as _)
+}
+
+fn named(index: usize, subnets: &str) -> LoadBalancer {
+    let mut lb = wanted(&[(80, 30080)], &[0, 1]);
+    lb.owner.service = steerage_model::Key::new("shop", format!("web-{index}"));
+    if !subnets.is_empty() {
+        lb.annotations.insert(SUBNETS.to_owned(), subnets.to_owned());
+    }
+    lb
+}
+
+/// Adds a subnet in a zone of its own.
+fn add(cloud: &StandIn, id: &str, tag: (&str, &str)) {
+    cloud.change(|cloud| {
+        let tags = Tags::from([(tag.0.to_owned(), tag.1.to_owned())]);
+        let zone = format!("zone of {id}");
+        cloud.subnets.push(Subnet { id: id.to_owned(), zone, tags, free: 200, is_on_outpost: false });
+    });
+}
+
+fn placed(cloud: &StandIn) -> Vec<Vec<String>> {
+    let of = |subnets: Vec<(String, _)>| subnets.into_iter().map(|(id, _)| id).collect();
+    cloud.cloud().balancers.into_values().map(|found| of(found.made.subnets)).collect()
+}
+
+fn lookups(cloud: &StandIn) -> usize {
+    cloud
+        .take_calls()
+        .iter()
+        .filter(|call| call.name == "DescribeSubnets" && call.kind == Kind::Ec2Read)
+        .count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn tags_decide_at_the_creation_and_never_after() {
+    let cloud = standin(1);
+    let aws = by_tags(&cloud);
+    let error = apply(&aws, &named(0, ""), Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), "SubnetsNotFound");
+    assert!(cloud.cloud().balancers.is_empty() && cloud.cloud().security_groups.is_empty());
+    add(&cloud, "subnet-1", (INTERNAL, "1"));
+    tokio::time::sleep(Duration::from_mins(2)).await;
+    apply(&aws, &named(0, ""), Compare::Remembered).await.unwrap();
+    add(&cloud, "subnet-2", (INTERNAL, "1"));
+    tokio::time::sleep(Duration::from_mins(2)).await;
+    cloud.take_calls();
+    apply(&aws, &named(0, ""), Compare::InPlace).await.unwrap();
+    apply(&by_tags(&cloud), &named(0, ""), Compare::InPlace).await.unwrap();
+    assert_eq!((placed(&cloud), lookups(&cloud)), (vec![vec!["subnet-1".to_owned()]], 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_are_compared_and_one_read_serves_many_services() {
+    let cloud = standin(1);
+    let aws = by_tags(&cloud);
+    add(&cloud, "subnet-1", ("Name", "private-a"));
+    add(&cloud, "subnet-2", ("Name", "private-b"));
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let services: Vec<LoadBalancer> = (0..5).map(|index| named(index, "private-b,subnet-1")).collect();
+    let creations = services.iter().map(|lb| apply(&aws, lb, Compare::Remembered));
+    for made in futures::future::join_all(creations).await {
+        made.unwrap();
+    }
+    assert_eq!(
+        (placed(&cloud), lookups(&cloud)),
+        (vec![vec!["subnet-2".to_owned(), "subnet-1".to_owned()]; 5], 1)
+    );
+    apply(&aws, &named(0, "private-b,subnet-1"), Compare::InPlace).await.unwrap();
+    tokio::time::sleep(Duration::from_mins(2)).await;
+    for (changed, reason) in [("private-b", "SubnetsImmutable"), ("private-c", "SubnetsNotFound")] {
+        let error = apply(&aws, &named(0, changed), Compare::InPlace).await.unwrap_err();
+        assert_eq!(error.reason(), reason);
+    }
+}
+
+/// Names of subnets change nothing of a load balancer that exists, so it does not wait for EC2 because of them.
+#[tokio::test(start_paused = true)]
+async fn ports_and_targets_change_while_ec2_does_not_answer() {
+    let cloud = standin(1);
+    let aws = by_tags(&cloud);
+    add(&cloud, "subnet-1", ("Name", "private-a"));
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    apply(&aws, &named(0, "private-a"), Compare::Remembered).await.unwrap();
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    cloud.fail_ec2(Some(""));
+    let more = wanted(&[(80, 30080), (81, 30081)], &[0, 1]);
+    let lb = LoadBalancer { listeners: more.listeners, targets: set(&[2]), ..named(0, "private-a") };
+    let mut outcome = aws.apply(&lb, Compare::InPlace).await.unwrap();
+    while cloud.cloud().listeners.len() < 2 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        outcome = aws.apply(&lb, Compare::Remembered).await.unwrap();
+    }
+    // The rule of the new port waits for EC2.
+    assert!(outcome.incomplete.is_some());
+    let now = cloud.cloud();
+    assert!(now.groups.values().all(|group| group.registered().any(|id| id == "i-2")));
+    cloud.fail_ec2(None);
+    changes(&cloud);
+    apply(&aws, &lb, Compare::InPlace).await.unwrap();
+}
