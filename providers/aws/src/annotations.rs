@@ -48,6 +48,8 @@ steerage_model::annotations! {
     DISABLE_SECURITY_GROUP = "service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg", "`true` or `false`";
     /// `on`: the security group also admits ICMP messages that a packet is too big for a link, from the sources of the Service.
     ICMP_FOR_PATH_MTU = "service.beta.kubernetes.io/aws-load-balancer-enable-icmp-for-path-mtu-discovery", "`on` or `off`";
+    /// Prefix lists whose clients may connect, beside those of the source ranges; without ranges, these alone.
+    PREFIX_LISTS = "service.beta.kubernetes.io/aws-load-balancer-security-group-prefix-lists", "IDs of prefix lists, separated by commas";
     /// As `spec.loadBalancerSourceRanges`, which wins if a Service has both.
     SOURCE_RANGES = "service.beta.kubernetes.io/load-balancer-source-ranges", "IPv4 ranges such as `192.0.2.0/24`, separated by commas";
     /// Further tags of the load balancer, its listeners and target groups, at most 36. One that is no longer named is removed; tags of others stay.

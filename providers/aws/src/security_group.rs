@@ -5,12 +5,13 @@
 //! has no room for one more.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::Ipv4Addr;
 
 use ipnet::{IpNet, Ipv4Net};
 use steerage_provider_api::{Error, LoadBalancer, Owner};
 
-use crate::annotations::{DISABLE_SECURITY_GROUP, ICMP_FOR_PATH_MTU, SOURCE_RANGES};
+use crate::annotations::{DISABLE_SECURITY_GROUP, ICMP_FOR_PATH_MTU, PREFIX_LISTS, SOURCE_RANGES};
 use crate::client::Tags;
 use crate::config::Config;
 use crate::{list, names, reasons};
@@ -22,12 +23,29 @@ pub(crate) const RULE_DESCRIPTION: &str = "Managed by Steerage";
 pub(crate) const PATH_MTU: (&str, u16) = ("icmp", 3);
 
 /// An inbound rule: who may connect to a port of a load balancer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rule {
     /// `tcp`, `udp`, or [`PATH_MTU`]'s.
     pub(crate) protocol: &'static str,
     pub(crate) port: u16,
-    pub(crate) source: Ipv4Net,
+    pub(crate) source: Source,
+}
+
+/// Which clients a rule admits.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Source {
+    Range(Ipv4Net),
+    /// The ID of a prefix list, whose ranges AWS or the account keeps.
+    PrefixList(String),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(range) => range.fmt(f),
+            Self::PrefixList(id) => id.fmt(f),
+        }
+    }
 }
 
 /// A security group as AWS shows it. Rules of other forms, such as those for a range of ports, are left out.
@@ -72,9 +90,9 @@ impl Security {
     }
 }
 
-const ANY_IPV4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0);
+const ANY_IPV4: Source = Source::Range(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0));
 /// The range that no client has. It needs no rule.
-const NOBODY: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 32);
+const NOBODY: Source = Source::Range(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 32));
 /// AWS's limit for all groups of a network interface. Its quota is lower, unless it is raised.
 const MAX_RULES: usize = 1000;
 
@@ -116,7 +134,8 @@ pub(crate) fn security<'a>(
     }
     let of = |(protocol, port): &(&'static str, u16)| {
         let (protocol, port) = (*protocol, *port);
-        sources.iter().map(move |&source| Rule { protocol, port, source }).collect::<Vec<_>>()
+        let rule = move |source: &Source| Rule { protocol, port, source: source.clone() };
+        sources.iter().map(rule).collect::<Vec<_>>()
     };
     Ok(Security::Rules(protocols.iter().flat_map(of).collect()))
 }
@@ -124,13 +143,14 @@ pub(crate) fn security<'a>(
 /// What to keep while the listeners are not the wanted ones yet: a port of the group that is no longer wanted may still be served, and
 /// admits the sources of the others.
 pub(crate) fn with_kept_ports(wanted: &BTreeSet<Rule>, group: &SecurityGroup) -> BTreeSet<Rule> {
-    let sources: BTreeSet<Ipv4Net> = wanted.iter().map(|rule| rule.source).collect();
+    let sources: BTreeSet<&Source> = wanted.iter().map(|rule| &rule.source).collect();
     let kept: BTreeSet<(&'static str, u16)> =
         group.own.iter().map(|rule| (rule.protocol, rule.port)).collect();
     let of = |(protocol, port): (&'static str, u16)| {
-        sources.iter().map(move |&source| Rule { protocol, port, source }).collect::<Vec<_>>()
+        let rule = move |source: &&Source| Rule { protocol, port, source: (*source).clone() };
+        sources.iter().map(rule).collect::<Vec<_>>()
     };
-    wanted.iter().copied().chain(kept.into_iter().flat_map(of)).collect()
+    wanted.iter().cloned().chain(kept.into_iter().flat_map(of)).collect()
 }
 
 fn is_disabled(lb: &LoadBalancer) -> Result<bool, Error> {
@@ -154,26 +174,40 @@ fn switch(lb: &LoadBalancer, name: &str, (on, off): (&str, &str)) -> Result<bool
     }
 }
 
-/// The source ranges of the field or, without it, of the annotation. Empty admits all.
-fn sources(lb: &LoadBalancer) -> Result<BTreeSet<Ipv4Net>, Error> {
+/// The source ranges of the field or, without it, of the annotation, and the prefix lists. Empty admits all.
+fn sources(lb: &LoadBalancer) -> Result<BTreeSet<Source>, Error> {
     let (ranges, origin) = if lb.source_ranges.is_empty() {
         (annotation_ranges(lb)?, SOURCE_RANGES)
     } else {
         (lb.source_ranges.clone(), "spec.loadBalancerSourceRanges")
     };
-    let ipv4: BTreeSet<Ipv4Net> = ranges
+    let mut found: BTreeSet<Source> = ranges
         .iter()
         .filter_map(|range| match range {
-            IpNet::V4(range) => Some(range.trunc()),
+            IpNet::V4(range) => Some(Source::Range(range.trunc())),
             IpNet::V6(_) => None,
         })
         .collect();
-    if ipv4.is_empty() && !ranges.is_empty() {
+    if found.is_empty() && !ranges.is_empty() {
         // No rule would mean no client, a rule for everybody the opposite of the wish.
         let problem = format!("The load balancer has IPv4 only, and {origin} has no IPv4 range.");
         return Err(list::conflict(&problem, "Add an IPv4 range, or remove the ranges."));
     }
-    Ok(ipv4)
+    found.extend(prefix_lists(lb)?.into_iter().map(Source::PrefixList));
+    Ok(found)
+}
+
+fn prefix_lists(lb: &LoadBalancer) -> Result<Vec<String>, Error> {
+    let Some(text) = lb.annotations.get(PREFIX_LISTS) else { return Ok(Vec::new()) };
+    let id = |item: &str| {
+        if item.starts_with("pl-") {
+            return Ok(item.to_owned());
+        }
+        let problem = format!("has the wrong value `{item}`");
+        Err(list::invalid(PREFIX_LISTS, &problem, "Use IDs of prefix lists, pl-…, separated by commas."))
+    };
+    let ids = text.split(',').map(|item| id(item.trim()));
+    ids.collect()
 }
 
 fn annotation_ranges(lb: &LoadBalancer) -> Result<Vec<IpNet>, Error> {
@@ -224,7 +258,7 @@ impl SecurityGroup {
             wanted.iter().filter(|rule| self.has(rule)).map(|rule| (rule.protocol, rule.port)).collect();
         let mut ranked: Vec<(bool, Rule)> = Vec::new();
         for rule in wanted.iter().filter(|rule| !self.has(rule)) {
-            ranked.push((!served.insert((rule.protocol, rule.port)), *rule));
+            ranked.push((!served.insert((rule.protocol, rule.port)), rule.clone()));
         }
         ranked.sort_unstable();
         ranked.into_iter().map(|(_, rule)| rule).collect()
@@ -252,19 +286,19 @@ impl SecurityGroup {
     /// The rules to remove: none of a wanted port that has no wanted rule yet.
     pub(crate) fn removable(&self, wanted: &BTreeSet<Rule>) -> BTreeSet<Rule> {
         let unserved = self.unserved(wanted);
-        self.surplus(wanted).filter(|rule| !unserved.contains(&(rule.protocol, rule.port))).copied().collect()
+        self.surplus(wanted).filter(|rule| !unserved.contains(&(rule.protocol, rule.port))).cloned().collect()
     }
 
     /// The rules to remove first where the quota has no room: all that are not wanted, but one of each port that has no wanted rule.
     pub(crate) fn spare(&self, wanted: &BTreeSet<Rule>) -> BTreeSet<Rule> {
         let mut unserved = self.unserved(wanted);
-        self.surplus(wanted).filter(|rule| !unserved.remove(&(rule.protocol, rule.port))).copied().collect()
+        self.surplus(wanted).filter(|rule| !unserved.remove(&(rule.protocol, rule.port))).cloned().collect()
     }
 
     /// A rule that gives its room to `rule`, after the spare ones are gone: one of the same port, or any.
     pub(crate) fn rule_to_replace(&self, wanted: &BTreeSet<Rule>, rule: &Rule) -> Option<Rule> {
         let same = self.surplus(wanted).find(|old| (old.protocol, old.port) == (rule.protocol, rule.port));
-        self.removable(wanted).first().or(same).or_else(|| self.surplus(wanted).next()).copied()
+        self.removable(wanted).first().or(same).or_else(|| self.surplus(wanted).next()).cloned()
     }
 
     /// The rule is there.

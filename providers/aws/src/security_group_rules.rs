@@ -70,8 +70,8 @@ impl Aws {
                 Ok(()) => {}
                 Err(failure) if failure.is(DUPLICATE_RULE) => match batch.as_slice() {
                     // Another may have added it, so it is not removed later, unless it was sent before.
-                    [rule] if group.doubtful.contains(rule) => group.added(*rule),
-                    [rule] => drop(group.others.insert(*rule)),
+                    [rule] if group.doubtful.contains(rule) => group.added(rule.clone()),
+                    [rule] => drop(group.others.insert(rule.clone())),
                     _ => halve(batch, &mut batches),
                 },
                 Err(failure) if failure.is_quota() => {
@@ -96,10 +96,10 @@ impl Aws {
 
     async fn authorize(&self, group: &mut SecurityGroup, rules: &[Rule]) -> Result<(), CallError> {
         let before = group.doubtful.clone();
-        group.doubtful.extend(rules);
-        let done = self.client.authorize(&group.id, &rules.iter().copied().collect()).await;
+        group.doubtful.extend(rules.iter().cloned());
+        let done = self.client.authorize(&group.id, &rules.iter().cloned().collect()).await;
         match &done {
-            Ok(()) => rules.iter().for_each(|rule| group.added(*rule)),
+            Ok(()) => rules.iter().for_each(|rule| group.added(rule.clone())),
             Err(failure) if failure.leaves_open() => {}
             Err(_) => group.doubtful = before,
         }
@@ -117,11 +117,11 @@ impl Aws {
 
     /// Removes all of these rules.
     async fn revoke(&self, group: &mut SecurityGroup, rules: &BTreeSet<Rule>) -> Result<(), CallError> {
-        let mut batches = vec![rules.iter().copied().collect::<Vec<_>>()];
+        let mut batches = vec![rules.iter().cloned().collect::<Vec<_>>()];
         while let Some(batch) = batches.pop() {
             let before = group.doubtful.clone();
-            group.doubtful.extend(&batch);
-            match self.client.revoke(&group.id, &batch.iter().copied().collect()).await {
+            group.doubtful.extend(batch.iter().cloned());
+            match self.client.revoke(&group.id, &batch.iter().cloned().collect()).await {
                 Ok(()) => batch.iter().for_each(|rule| group.removed(rule)),
                 Err(failure) if failure.is(NO_RULE) => {
                     if let [rule] = batch.as_slice() {

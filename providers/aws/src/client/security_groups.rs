@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
-use ec2::types::{Filter, IpPermission, IpRange, ResourceType, Tag, TagSpecification};
+use ec2::types::{Filter, IpPermission, IpRange, PrefixListId, ResourceType, Tag, TagSpecification};
 use ipnet::Ipv4Net;
 
 use super::{CallError, Client, Result, SecurityGroupCalls, Tags, ec2, empty, unless_not_found};
-use crate::security_group::{NewSecurityGroup, PATH_MTU, RULE_DESCRIPTION, Rule, SecurityGroup};
+use crate::security_group::{NewSecurityGroup, PATH_MTU, RULE_DESCRIPTION, Rule, SecurityGroup, Source};
 
 /// Security groups in one answer: the limit of EC2.
 const PAGE: i32 = 1000;
@@ -82,36 +82,56 @@ fn tag_filter(key: &str, value: &str) -> Filter {
     Filter::builder().name(format!("tag:{key}")).values(exact).build()
 }
 
+/// The sources of one port.
+#[derive(Default)]
+struct Sources {
+    ranges: Vec<IpRange>,
+    lists: Vec<PrefixListId>,
+}
+
 /// The rules as EC2 takes them: the sources of each port together. EC2 finds rules to remove whatever their description.
 fn permissions(rules: &BTreeSet<Rule>, description: Option<&str>) -> Vec<IpPermission> {
-    let mut sources: BTreeMap<(&'static str, u16), Vec<IpRange>> = BTreeMap::new();
+    let mut ports: BTreeMap<(&'static str, u16), Sources> = BTreeMap::new();
+    let description = description.map(str::to_owned);
     for rule in rules {
-        let source = IpRange::builder()
-            .cidr_ip(rule.source.to_string())
-            .set_description(description.map(str::to_owned))
-            .build();
-        sources.entry((rule.protocol, rule.port)).or_default().push(source);
+        let Sources { ranges, lists } = ports.entry((rule.protocol, rule.port)).or_default();
+        match &rule.source {
+            Source::Range(range) => {
+                let range = IpRange::builder().cidr_ip(range.to_string());
+                ranges.push(range.set_description(description.clone()).build());
+            }
+            Source::PrefixList(id) => {
+                let list = PrefixListId::builder().prefix_list_id(id);
+                lists.push(list.set_description(description.clone()).build());
+            }
+        }
     }
-    let permission = |((protocol, port), sources): ((&'static str, u16), Vec<IpRange>)| {
+    let permission = |(port, Sources { ranges, lists }): ((&'static str, u16), Sources)| {
+        let (protocol, first) = port;
         IpPermission::builder()
             .ip_protocol(protocol)
-            .from_port(port.into())
-            .to_port(if (protocol, port) == PATH_MTU { PATH_MTU_CODE } else { port.into() })
-            .set_ip_ranges(Some(sources))
+            .from_port(first.into())
+            .to_port(if port == PATH_MTU { PATH_MTU_CODE } else { first.into() })
+            .set_ip_ranges((!ranges.is_empty()).then_some(ranges))
+            .set_prefix_list_ids((!lists.is_empty()).then_some(lists))
             .build()
     };
-    sources.into_iter().map(permission).collect()
+    ports.into_iter().map(permission).collect()
 }
 
 fn security_group(found: ec2::types::SecurityGroup) -> SecurityGroup {
     let (mut own, mut others) = (BTreeSet::new(), BTreeSet::new());
     for permission in found.ip_permissions.unwrap_or_default() {
         let Some((protocol, port)) = single_port(&permission) else { continue };
-        for range in permission.ip_ranges.unwrap_or_default() {
-            let Some(source) = range.cidr_ip().and_then(|text| text.parse::<Ipv4Net>().ok()) else {
-                continue;
-            };
-            let is_own = range.description() == Some(RULE_DESCRIPTION);
+        let ranges = permission.ip_ranges.unwrap_or_default().into_iter().filter_map(|range| {
+            let source = range.cidr_ip()?.parse::<Ipv4Net>().ok()?;
+            Some((Source::Range(source), range.description))
+        });
+        let lists = permission.prefix_list_ids.unwrap_or_default().into_iter();
+        let lists =
+            lists.filter_map(|list| Some((Source::PrefixList(list.prefix_list_id?), list.description)));
+        for (source, description) in ranges.chain(lists) {
+            let is_own = description.as_deref() == Some(RULE_DESCRIPTION);
             let rules = if is_own { &mut own } else { &mut others };
             rules.insert(Rule { protocol, port, source });
         }
@@ -148,7 +168,10 @@ mod tests {
     use super::*;
 
     fn rule(protocol: &'static str, port: u16, source: &str) -> Rule {
-        Rule { protocol, port, source: source.parse().unwrap() }
+        let range = |source: &str| Source::Range(source.parse().unwrap());
+        let source =
+            if source.starts_with("pl-") { Source::PrefixList(source.to_owned()) } else { range(source) };
+        Rule { protocol, port, source }
     }
 
     fn range(source: &str, description: Option<&str>) -> IpRange {
@@ -158,6 +181,10 @@ mod tests {
     fn permission(protocol: &str, (from, to): (i32, i32), sources: Vec<IpRange>) -> IpPermission {
         let ports = IpPermission::builder().ip_protocol(protocol).from_port(from).to_port(to);
         ports.set_ip_ranges(Some(sources)).build()
+    }
+
+    fn prefix_list(id: &str, description: Option<&str>) -> PrefixListId {
+        PrefixListId::builder().prefix_list_id(id).set_description(description.map(str::to_owned)).build()
     }
 
     #[test]
@@ -177,12 +204,19 @@ mod tests {
             rule("tcp", 80, "192.0.2.0/24"),
             rule("udp", 80, "10.0.0.0/8"),
             rule("icmp", 3, "10.0.0.0/8"),
+            rule("tcp", 80, "pl-1"),
         ]);
         for description in [Some(RULE_DESCRIPTION), None] {
             let of = |source| range(source, description);
             let wanted = [
                 permission("icmp", (3, 4), vec![of("10.0.0.0/8")]),
-                permission("tcp", (80, 80), vec![of("10.0.0.0/8"), of("192.0.2.0/24")]),
+                IpPermission::builder()
+                    .ip_protocol("tcp")
+                    .from_port(80)
+                    .to_port(80)
+                    .set_ip_ranges(Some(vec![of("10.0.0.0/8"), of("192.0.2.0/24")]))
+                    .prefix_list_ids(prefix_list("pl-1", description))
+                    .build(),
                 permission("tcp", (443, 443), vec![of("0.0.0.0/0")]),
                 permission("udp", (80, 80), vec![of("10.0.0.0/8")]),
             ];
@@ -215,6 +249,15 @@ mod tests {
             .ip_permissions(permission("icmp", (3, 3), vec![range("10.0.0.0/8", own)]))
             .ip_permissions(permission("icmp", (-1, -1), vec![range("10.0.0.0/8", own)]))
             .ip_permissions(permission("tcp", (-1, -1), vec![range("10.0.0.0/8", own)]))
+            .ip_permissions(
+                IpPermission::builder()
+                    .ip_protocol("tcp")
+                    .from_port(443)
+                    .to_port(443)
+                    .prefix_list_ids(prefix_list("pl-1", own))
+                    .prefix_list_ids(prefix_list("pl-2", None))
+                    .build(),
+            )
             .ip_permissions(IpPermission::builder().ip_protocol("-1").build())
             .ip_permissions(
                 IpPermission::builder()
@@ -233,9 +276,14 @@ mod tests {
             own: BTreeSet::from([
                 rule("icmp", 3, "10.0.0.0/8"),
                 rule("tcp", 80, "10.0.0.0/8"),
+                rule("tcp", 443, "pl-1"),
                 rule("udp", 53, "10.0.0.0/8"),
             ]),
-            others: BTreeSet::from([rule("tcp", 80, "192.0.2.0/24"), rule("tcp", 80, "198.51.100.0/24")]),
+            others: BTreeSet::from([
+                rule("tcp", 80, "192.0.2.0/24"),
+                rule("tcp", 80, "198.51.100.0/24"),
+                rule("tcp", 443, "pl-2"),
+            ]),
             doubtful: BTreeSet::new(),
         };
         assert_eq!(security_group(found), wanted);

@@ -11,11 +11,11 @@ fn net(text: &str) -> Ipv4Net {
 }
 
 fn rule(port: u16, source: &str) -> Rule {
-    Rule { protocol: "tcp", port, source: net(source) }
+    Rule { protocol: "tcp", port, source: Source::Range(net(source)) }
 }
 
 fn group(own: &[Rule], others: &[Rule]) -> SecurityGroup {
-    let (own, others) = (own.iter().copied().collect(), others.iter().copied().collect());
+    let (own, others) = (own.iter().cloned().collect(), others.iter().cloned().collect());
     SecurityGroup { own, others, ..SecurityGroup::default() }
 }
 
@@ -53,6 +53,17 @@ fn rules_follow_listeners_and_source_ranges() {
     assert_eq!((with_icmp[0].as_str(), &with_icmp[1..]), ("icmp 3 192.0.2.0/24", &example[..]));
     assert_eq!(of(&["192.0.2.0/24"], &[(ICMP_FOR_PATH_MTU, "off")]).unwrap(), example);
     assert_eq!(of(&[], &[(ICMP_FOR_PATH_MTU, "true")]), Err("InvalidAnnotation"));
+    let lists = of(&[], &[(PREFIX_LISTS, "pl-1, pl-2")]).unwrap();
+    assert_eq!(
+        (lists.len(), lists[0].as_str(), lists[5].as_str()),
+        (6, "tcp 80 pl-1", "udp 80 pl-2"),
+        "no range"
+    );
+    assert_eq!(of(&["192.0.2.0/24"], &[(PREFIX_LISTS, "pl-1")]).unwrap().len(), 6, "beside ranges");
+    assert_eq!(of(&[], &[off, (PREFIX_LISTS, "pl-1")]), Err("ConflictingAnnotations"));
+    for wrong in ["", "pl-1,", "office"] {
+        assert_eq!(of(&[], &[(PREFIX_LISTS, wrong)]), Err("InvalidAnnotation"), "{wrong}");
+    }
     assert_eq!(of(&["192.0.2.0/24"], &[off]), Err("ConflictingAnnotations"));
     assert_eq!(of(&[], &[off, (SOURCE_RANGES, "192.0.2.0/24")]), Err("ConflictingAnnotations"));
     assert_eq!(of(&["2001:db8::/32"], &[]), Err("ConflictingAnnotations"), "nobody could connect");
@@ -136,14 +147,17 @@ fn ports_that_are_still_served_admit_the_wanted_sources() {
 /// Whatever is wanted after an answer was lost, the rules of that call are sent again.
 #[test]
 fn doubtful_rules_are_neither_there_nor_gone() {
-    let (a, b) = (rule(80, "10.0.0.0/8"), rule(80, "0.0.0.0/0"));
-    let mut known = group(&[a], &[]);
-    known.doubtful.insert(b);
-    assert!(!known.has_exactly(&[a].into()) && !known.has_exactly(&[a, b].into()));
-    assert_eq!((known.missing(&[a, b].into()), known.removable(&[a].into())), (vec![b], [b].into()));
-    known.doubtful = [a].into();
-    assert_eq!((known.missing(&[a].into()), known.removable(&[b].into())), (vec![a], BTreeSet::new()));
-    known.removed(&a);
+    let (a, b) = (|| rule(80, "10.0.0.0/8"), || rule(80, "0.0.0.0/0"));
+    let mut known = group(&[a()], &[]);
+    known.doubtful.insert(b());
+    assert!(!known.has_exactly(&[a()].into()) && !known.has_exactly(&[a(), b()].into()));
+    assert_eq!(
+        (known.missing(&[a(), b()].into()), known.removable(&[a()].into())),
+        (vec![b()], [b()].into())
+    );
+    known.doubtful = [a()].into();
+    assert_eq!((known.missing(&[a()].into()), known.removable(&[b()].into())), (vec![a()], BTreeSet::new()));
+    known.removed(&a());
     assert!(known.has_exactly(&BTreeSet::new()));
 }
 

@@ -101,7 +101,7 @@ impl SecurityGroupCalls for StandIn {
                 let message = format!("the specified rule \"{rule:?}\" already exists");
                 return Err(CallError::made_up(action, "InvalidPermission.Duplicate", message));
             }
-            found.own.extend(rules.iter().copied());
+            found.own.extend(rules.iter().cloned());
             if found.own.len() + found.others.len() > self.quotas.rules {
                 return Err(CallError::made_up(action, "RulesPerSecurityGroupLimitExceeded", "quota"));
             }

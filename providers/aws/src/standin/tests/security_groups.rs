@@ -15,7 +15,7 @@ use crate::annotations::{DISABLE_SECURITY_GROUP, SSL_CERT, SSL_PORTS};
 use crate::client::Tags;
 use crate::desired::tests::{config, planned};
 use crate::names;
-use crate::security_group::{Rule, SecurityGroup};
+use crate::security_group::{Rule, SecurityGroup, Source};
 use crate::standin::faults::{Fault, Faults};
 use crate::standin::harness::{snapshot, start_instances};
 use crate::standin::{Delays, Quotas, StandIn};
@@ -37,7 +37,7 @@ fn open_from(ranges: &[&str]) -> LoadBalancer {
 }
 
 pub(super) fn rule(protocol: &'static str, port: u16, source: &str) -> Rule {
-    Rule { protocol, port, source: source.parse().unwrap() }
+    Rule { protocol, port, source: Source::Range(source.parse().unwrap()) }
 }
 
 /// Rules for port 80.
