@@ -36,11 +36,11 @@ impl GuardedProvider {
     }
 
     pub(crate) async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
-        self.call("apply", self.inner.apply(lb, compare)).await
+        self.change("apply", self.inner.apply(lb, compare)).await
     }
 
     pub(crate) async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
-        self.call("set_targets", self.inner.set_targets(owner, set)).await
+        self.change("set_targets", self.inner.set_targets(owner, set)).await
     }
 
     pub(crate) async fn set_shared(&self, set: &TargetSet) -> Result<(), Error> {
@@ -59,10 +59,30 @@ impl GuardedProvider {
         self.call("owned", self.inner.owned()).await
     }
 
+    /// A call whose outcome may have a part that failed.
+    async fn change(
+        &self,
+        name: &'static str,
+        call: impl Future<Output = Result<Outcome, Error>>,
+    ) -> Result<Outcome, Error> {
+        let reason = |outcome: &Outcome| outcome.incomplete.as_ref().map(|(reason, _)| *reason);
+        self.judged_call(name, call, reason).await
+    }
+
     async fn call<T>(
         &self,
         name: &'static str,
         call: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        self.judged_call(name, call, |_| None).await
+    }
+
+    /// `failed` is the reason why a part of a result failed.
+    async fn judged_call<T>(
+        &self,
+        name: &'static str,
+        call: impl Future<Output = Result<T, Error>>,
+        failed: impl Fn(&T) -> Option<&'static str>,
     ) -> Result<T, Error> {
         let asked = Instant::now();
         self.rate_limiter.acquire().await;
@@ -73,10 +93,14 @@ impl GuardedProvider {
         let before = Instant::now();
         let result = within_deadline(call).await;
         // The provider gave up a write without an answer, or a connection broke.
-        if matches!(result, Err(Error::Unavailable(_))) {
+        let reason = match &result {
+            Ok(done) => failed(done),
+            Err(error) => Some(error.reason()),
+        };
+        if reason == Some(Error::UNAVAILABLE) {
             self.leadership.write_given_up();
         }
-        self.metrics.called(name, result.as_ref().err().map_or("ok", Error::reason), before.elapsed());
+        self.metrics.called(name, reason.unwrap_or("ok"), before.elapsed());
         result
     }
 }

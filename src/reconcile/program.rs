@@ -184,7 +184,7 @@ impl Reconciler {
         if let Some((reason, message)) = &outcome.incomplete
             && applied.incomplete.as_ref().is_none_or(|before| before.0 != *reason)
         {
-            tracing::warn!(service = %snapshot.service.key, reason, message, "a part of the load balancer is not in place");
+            tracing::warn!(service = %snapshot.service.key, reason, message, "load balancer not programmed completely");
         }
         applied.incomplete = outcome.incomplete;
         applied.retry_refused_at = outcome.retry_refused.map(|after| Instant::now() + after);

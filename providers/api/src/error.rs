@@ -34,6 +34,9 @@ pub enum Error {
 }
 
 impl Error {
+    /// The reason of [`Error::Unavailable`].
+    pub const UNAVAILABLE: &str = "ProviderUnavailable";
+
     /// An [`Error::Invalid`].
     pub fn invalid(reason: &'static str, message: impl Into<String>) -> Self {
         Self::Invalid { reason, message: message.into() }
@@ -46,7 +49,7 @@ impl Error {
             Self::Throttled { .. } => "ProviderThrottled",
             Self::Denied(_) => "ProviderDenied",
             Self::Conflict(_) => "ProviderConflict",
-            Self::Unavailable(_) => "ProviderUnavailable",
+            Self::Unavailable(_) => Self::UNAVAILABLE,
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use sha2::{Digest as _, Sha256};
 use steerage_model::Key;
 use steerage_provider_api::Owner;
 
@@ -20,7 +21,9 @@ pub(crate) const SERVICE_TAG: &str = "steerage.dev/service";
 pub(crate) const UID_TAG: &str = "steerage.dev/uid";
 
 /// Characters of the Service's name in a resource name, for people.
-const SHOWN: usize = 12;
+const SHOWN: usize = 7;
+/// Characters of the digest: 75 bits.
+const DIGEST: usize = 15;
 
 /// The prefix of all names of a cluster: 9 characters. Names do not depend on the cluster's UID, so that a restored cluster finds
 /// its resources after their hand-over.
@@ -64,26 +67,29 @@ fn name(cluster: &ClusterId, service: &Key, parts: &[&str]) -> String {
         .into_iter()
         .chain(parts.iter().copied())
         .collect();
-    let hash = &digest(&whole)[..10];
+    let hash = &digest(&whole)[..DIGEST];
     match shown.trim_end_matches('-') {
         "" => format!("{}{hash}", prefix(cluster)),
         shown => format!("{}{shown}-{hash}", prefix(cluster)),
     }
 }
 
-/// 12 characters of base 32 from 64 bits of FNV-1a over the parts. A final mix makes every character depend on every bit.
+/// 16 characters of base 32: the first 80 bits of SHA-256 over the parts. Nobody can choose the name of a Service so that another's
+/// resources get the same names.
 pub(crate) fn digest(parts: &[&str]) -> String {
-    let bytes = parts.iter().flat_map(|p| p.bytes().chain([0]));
-    let mut hash =
-        bytes.fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    hash ^= hash >> 33;
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.as_bytes());
+        hash.update([0]);
+    }
+    let hash = hash.finalize();
+    let mut bits = hash.iter().flat_map(|byte| (0..8).rev().map(move |bit| byte >> bit & 1));
     let letters = b"abcdefghijklmnopqrstuvwxyz234567";
-    (0..12)
-        .filter_map(|i| letters.get(usize::try_from((hash >> (5 * i)) & 31).ok()?))
-        .map(|l| char::from(*l))
-        .collect()
+    let letter = |_| {
+        let index = bits.by_ref().take(5).fold(0, |index, bit| index << 1 | usize::from(bit));
+        letters.get(index).map(|letter| char::from(*letter))
+    };
+    (0..16).filter_map(letter).collect()
 }
 
 /// The tags that mark a resource as the cluster's.
@@ -183,7 +189,7 @@ mod tests {
 
     #[test]
     fn names_never_change_between_versions() {
-        assert_eq!(load_balancer(&cluster("prod"), &Key::new("shop", "web")), "st-4bs33-web-eubxlamuit");
+        assert_eq!(load_balancer(&cluster("prod"), &Key::new("shop", "web")), "st-md5by-web-2fgth2ybw44vzj5");
     }
 
     #[test]

@@ -177,7 +177,10 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
                 names::UID_TAG
             )
         }
-        Ownership::Ours(_) | Ownership::Foreign => format!(
+        Ownership::Ours(other) => {
+            format!("The AWS resource {name} belongs to the Service {}. It is not changed.", other.service)
+        }
+        Ownership::Foreign => format!(
             "The AWS resource {name} exists without the tags of this Service. It is not changed. Delete it, or set another \
              --aws-cluster-name."
         ),

@@ -32,6 +32,9 @@ impl Aws {
         if known.group.has_exactly(wanted) {
             return Ok(());
         }
+        if let Some((_, message)) = known.full.as_ref().filter(|(rules, _)| rules == wanted) {
+            return Err(Error::invalid(reasons::QUOTA_EXCEEDED, message));
+        }
         tracing::info!(service = %owner.service, security_group = known.group.id, "changing the rules of the security group");
         self.note_change();
         known.written = Some(Instant::now());
@@ -39,7 +42,9 @@ impl Aws {
         let done = match self.add_rules(group, wanted).await {
             Err(failure) if failure.is_quota() => {
                 let removed = self.remove_rules(group, wanted).await;
-                removed.map_err(Error::from).and(Err(quota_error(group, wanted, &failure)))
+                let message = no_room(group, wanted, &failure);
+                known.full = Some((wanted.clone(), message.clone()));
+                removed.map_err(Error::from).and(Err(Error::invalid(reasons::QUOTA_EXCEEDED, message)))
             }
             // EC2 does not know the group, or does not answer: another call would not help.
             Err(failure) if failure.is_not_found() || failure.leaves_open() => Err(failure.into()),
@@ -149,15 +154,14 @@ fn halve(mut batch: Vec<Rule>, batches: &mut Vec<Vec<Rule>>) {
     batches.extend([second, batch]);
 }
 
-/// The quota leaves no room for all rules.
-fn quota_error(group: &SecurityGroup, wanted: &BTreeSet<Rule>, failure: &CallError) -> Error {
-    let message = format!(
+/// Says that the quota leaves no room for all rules.
+fn no_room(group: &SecurityGroup, wanted: &BTreeSet<Rule>, failure: &CallError) -> String {
+    format!(
         "Security group {} has no room for {} of the {} rules that the Service needs, one for each port and source range: {}. Clients \
          without a rule cannot connect. Merge source ranges, or raise the quota of inbound rules per security group.",
         group.id,
         group.missing(wanted).len(),
         wanted.len(),
         failure.message().trim_end_matches('.')
-    );
-    Error::invalid(reasons::QUOTA_EXCEEDED, message)
+    )
 }

@@ -22,6 +22,8 @@ use crate::reasons;
 use crate::security_group::{NewSecurityGroup, Security, SecurityGroup, new_security_group, with_kept_ports};
 use crate::state::{KnownSecurityGroup, ServiceState};
 
+/// Rules whose answer was lost are sent again, which costs a call each. If they are more, the group is read, as soon as reads show them.
+const MAX_RESENT: usize = 10;
 /// Longest time between two tries after a failure of EC2.
 const MAX_RETRY: Duration = Duration::from_mins(1);
 
@@ -117,11 +119,18 @@ impl Aws {
             |known: &KnownSecurityGroup| known.written.is_none_or(|at| at.elapsed() >= self.config.settle);
         // What lost its tags is looked for again until it has them.
         let is_compared = compare != Compare::Remembered || entry.security_group_taken.is_some();
-        let is_due = |known: &KnownSecurityGroup| is_compared && is_settled(known);
+        let is_due = |known: &KnownSecurityGroup| {
+            (is_compared || !known.group.doubtful.is_empty()) && is_settled(known)
+        };
         if entry.security_groups.get(owner).is_none_or(is_due) {
             self.read_security_group(owner, entry, balancer.as_ref()).await?;
         }
         let known = entry.security_groups.get(owner).map(|known| &known.group);
+        if known.is_some_and(|group| group.doubtful.len() > MAX_RESENT) {
+            return Err(Error::Unavailable(
+                "AWS gave no answer to a change of the security group. Steerage reads it.".to_owned(),
+            ));
+        }
         match known.filter(|_| !entry.is_complete(owner, &wanted.1)) {
             Some(group) => self.sync_rules(owner, &with_kept_ports(rules, group), entry).await?,
             None => self.sync_rules(owner, rules, entry).await?,

@@ -18,7 +18,7 @@ use crate::desired::Desired;
 use crate::inventory::Listed;
 use crate::observe::Resources;
 use crate::registered::RegisteredIds;
-use crate::security_group::SecurityGroup;
+use crate::security_group::{Rule, SecurityGroup};
 use crate::targets::{self, RefusedTargets};
 
 /// What the list of the start says of a Service.
@@ -82,12 +82,14 @@ pub(crate) struct KnownSecurityGroup {
     pub(crate) written: Option<Instant>,
     /// When AWS first refused to delete it, because it is in use.
     pub(crate) in_use_since: Option<Instant>,
+    /// The wanted rules for which it had no room, and what the user was told. Tried again when it is read, or others are wanted.
+    pub(crate) full: Option<(BTreeSet<Rule>, String)>,
 }
 
 impl KnownSecurityGroup {
     /// One that was read.
     pub(crate) fn from_read(group: SecurityGroup) -> Self {
-        Self { group, written: None, in_use_since: None }
+        Self { group, written: None, in_use_since: None, full: None }
     }
 }
 

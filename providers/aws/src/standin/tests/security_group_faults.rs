@@ -118,6 +118,48 @@ async fn group_without_its_tags_is_reported_and_not_changed() {
     assert_secured(&cloud, &web(&[OFFICE]), "restored");
 }
 
+/// Sent again one by one, a thousand doubtful rules would use up the account's rate.
+#[tokio::test(start_paused = true)]
+async fn many_rules_whose_answer_was_lost_cost_one_read() {
+    let ranges = |net: u8| -> Vec<String> { (0..50).map(|host| format!("10.{net}.{host}.0/24")).collect() };
+    let of = |all: &[String]| from(&all.iter().map(String::as_str).collect::<Vec<_>>());
+    let (cloud, aws) = in_place(&of(&ranges(1)), Quotas { rules: 500, ..Quotas::default() }).await;
+    for net in [2, 3, 4] {
+        cloud.set_faults(Faults::Once("AuthorizeSecurityGroupIngress", Fault::After));
+        let _ = aws.apply(&of(&ranges(net)), Compare::Remembered).await;
+    }
+    cloud.take_calls();
+    apply(&aws, &of(&ranges(5)), Compare::Remembered).await.unwrap();
+    let calls = cloud.take_calls();
+    assert!(calls.len() < 10, "{calls:?}");
+    assert_eq!(group(&cloud).own, of_ranges(&ranges(5)));
+}
+
+fn of_ranges(all: &[String]) -> std::collections::BTreeSet<crate::security_group::Rule> {
+    web(&all.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Endpoints that move must not repeat what AWS has refused.
+#[tokio::test(start_paused = true)]
+async fn rules_without_room_are_not_tried_with_every_change_of_targets() {
+    let (cloud, aws) = in_place(&from(&[]), Quotas { rules: 2, ..Quotas::default() }).await;
+    let many = from(&[OFFICE, "192.0.2.0/24", "198.51.100.0/24"]);
+    apply(&aws, &many, Compare::Remembered).await.unwrap();
+    cloud.take_calls();
+    let moved = LoadBalancer { targets: own_set(&[1, 2]), ..many.clone() };
+    let outcome = apply(&aws, &moved, Compare::Remembered).await.unwrap();
+    assert_eq!(outcome.incomplete.unwrap().0, "QuotaExceeded");
+    assert!(cloud.take_calls().iter().all(|call| !call.kind.is_ec2()));
+    pause(&cloud).await;
+    apply(&aws, &moved, Compare::InPlace).await.unwrap();
+    assert!(cloud.take_calls().iter().any(|call| call.name == "AuthorizeSecurityGroupIngress"));
+}
+
+async fn pause(cloud: &crate::standin::StandIn) {
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    cloud.take_calls();
+}
+
 /// A load balancer that AWS refuses leaves no group behind, which would count against the account's quota.
 #[tokio::test(start_paused = true)]
 async fn refused_load_balancer_leaves_no_group() {
