@@ -38,8 +38,8 @@ impl RemovalHold {
     /// Returns the wanted targets, and those whose removal is held.
     ///
     /// `staying` is a node as a target if nothing forbids that it stays one; `None` if it must leave at once. Additions and such nodes
-    /// are never held. Removals are held while they, and those within the last minute, are more than a third of the set; each for
-    /// `hold` at most. Both lists of targets are sorted by node.
+    /// are never held. Removals are held if they, and those within the last minute, are more than a third of the set; each for `hold`,
+    /// or until it is taken back. Both lists of targets are sorted by node.
     pub(crate) fn update(
         &mut self,
         wanted: &Arc<[Target]>,
@@ -56,8 +56,10 @@ impl RemovalHold {
         let mut still_held = BTreeMap::new();
         let mut targets = Vec::new();
         for target in lost {
-            let until = self.held.get(&target.node).copied().unwrap_or(now + hold);
-            if is_mass && now < until {
+            let held = self.held.get(&target.node).copied();
+            let until = held.unwrap_or(now + hold);
+            // Labels are taken back node by node: the last one must not leave because the others are back.
+            if (is_mass || held.is_some()) && now < until {
                 still_held.insert(target.node.clone(), until);
                 targets.push(target);
             } else {

@@ -74,8 +74,9 @@ fn removals_one_by_one_count_together() {
 fn a_removal_that_is_taken_back_never_happens() {
     let steps = [(0, "abcdef", ""), (1, "abc", ""), (20, "abcdef", ""), (40, "abcde", "")];
     assert_eq!(history(&steps), ["abcdef", "abcdef", "abcdef", "abcde"]);
-    // When the others are back, a single one is no mass.
-    assert_eq!(history(&[(0, "abcdef", ""), (1, "abc", ""), (20, "abcde", "")])[2], "abcde");
+    // The last one does not leave because the others are back: they come back one by one.
+    let steps = [(0, "abcdef", ""), (1, "abc", ""), (20, "abcde", ""), (30, "abcde", ""), (31, "abcde", "")];
+    assert_eq!(history(&steps)[2..], ["abcdef", "abcdef", "abcde"]);
     // The time of a node that leaves again begins again.
     let steps = [(0, "abcd", ""), (1, "ab", ""), (20, "abcd", ""), (25, "ab", ""), (40, "ab", "")];
     assert_eq!(history(&steps)[4], "abcd");
@@ -87,8 +88,8 @@ fn nodes_that_must_leave_do_so_at_once_and_do_not_count() {
     assert_eq!(history(&[(0, "abcdef", ""), (1, "ab", "cde")]), ["abcdef", "ab"], "one of three can stay");
     assert_eq!(
         history(&[(0, "abcdef", ""), (1, "abc", ""), (2, "abc", "ef")])[2],
-        "abc",
-        "one of four can stay"
+        "abcd",
+        "one of four can stay, and is held already"
     );
 }
 
@@ -126,7 +127,7 @@ fn nodes_that_leave_after_a_hold_are_reported_once() {
         left(31, "abcd", "e"),
         left(40, "abcd", "e"),
     ];
-    assert_eq!(seen, ["", "", "f", "", ""], "the only one that is left of a mass need not wait");
+    assert_eq!(seen, ["", "", "", "f", ""], "also the only one that is left of a mass waits");
     let seen = [left(100, "abcdef", ""), left(101, "ab", ""), left(131, "ab", ""), left(132, "ab", "")];
     assert_eq!(seen, ["", "", "cdef", ""]);
 }

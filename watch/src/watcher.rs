@@ -235,7 +235,12 @@ impl<K: Kind> Watcher<K> {
                         return event;
                     }
                 }
-                Some(Err(error)) => self.on_failure(&error),
+                Some(Err(error)) => {
+                    self.on_failure(&error);
+                    // Delays are the transport's. Where a request fails before it, as when the runtime ends and the client's own task is
+                    // gone, this would never return to the runtime, which waits for it.
+                    tokio::task::yield_now().await;
+                }
                 None => self.events = None,
             }
         }

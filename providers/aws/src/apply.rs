@@ -177,11 +177,8 @@ impl Aws {
                         return Err(failure.rejected());
                     }
                     let error = failure.into();
-                    if let (Error::Invalid { .. }, Some(id)) = (&error, &new.security_group)
-                        && self.client.delete_security_group(id).await.is_ok_and(|is_gone| is_gone)
-                    {
-                        // A group without a load balancer would use up the account's quota.
-                        entry.security_groups.remove(owner);
+                    if matches!(error, Error::Invalid { .. }) {
+                        self.drop_security_group(owner, entry).await;
                     }
                     return Err(error);
                 }

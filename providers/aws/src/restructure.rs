@@ -57,6 +57,9 @@ impl Aws {
         entry.registered.retain(|_, known| !known.is_settled(self.config.settle));
         let seen = self.read(owner, entry).await?;
         if let Some(message) = seen.foreign.first() {
+            if seen.mine.balancer.is_none() {
+                self.drop_security_group(owner, entry).await;
+            }
             return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
         }
         if seen.stale != Resources::default() {

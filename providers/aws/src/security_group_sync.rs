@@ -67,6 +67,15 @@ impl Aws {
         Ok(entry.security_groups.get(owner).map(|known| known.group.id.clone()))
     }
 
+    /// Deletes the group of a load balancer that is refused, as well as it can: it would use up the account's quota.
+    pub(crate) async fn drop_security_group(&self, owner: &Owner, entry: &mut ServiceState) {
+        if let Some(known) = entry.security_groups.get(owner)
+            && self.client.delete_security_group(&known.group.id).await.is_ok_and(|is_gone| is_gone)
+        {
+            entry.security_groups.remove(owner);
+        }
+    }
+
     /// Brings the security groups in place, after all else. A failure becomes a part of the outcome: the targets, which may have to
     /// change again at any moment, do not wait for EC2.
     pub(crate) async fn secure(
