@@ -182,7 +182,7 @@ impl Inventory {
     /// Adds those that belong to a Service of this cluster.
     fn add_security_groups(&mut self, cluster: &ClusterId, groups: Vec<SecurityGroup>) {
         for group in groups {
-            if let Ownership::Ours(owner) = names::ownership(cluster, &group.tags) {
+            if let Some(owner) = names::owner(cluster, &group.tags) {
                 self.owned.entry(owner).or_default().security_groups.push(group);
             }
         }

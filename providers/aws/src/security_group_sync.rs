@@ -15,7 +15,7 @@ use crate::annotations::DISABLE_SECURITY_GROUP;
 use crate::client::{Balancer, Tags};
 use crate::delete::retry_after;
 use crate::desired::Desired;
-use crate::names::{self, Ownership};
+use crate::names;
 use crate::observe::not_visible;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
@@ -211,12 +211,7 @@ impl Aws {
 
     async fn security_groups_with(&self, tags: &Tags) -> Result<Vec<(Owner, SecurityGroup)>, Error> {
         let found = self.client.security_groups(tags).await?.into_iter();
-        let ours = found.filter_map(|group| {
-            let Ownership::Ours(of) = names::ownership(&self.config.cluster, &group.tags) else {
-                return None;
-            };
-            Some((of, group))
-        });
+        let ours = found.filter_map(|group| Some((names::owner(&self.config.cluster, &group.tags)?, group)));
         Ok(ours.collect())
     }
 
