@@ -7,13 +7,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use steerage_model::{Condition, Ingress, Key, Service, TrafficPolicy};
-use steerage_provider_api::{LoadBalancer, Owner, Steering, TargetSet};
-use tokio::time::Instant;
+use steerage_provider_api::{GroupTargets, LoadBalancer, Owner, Steering};
+use tokio::time::{Duration, Instant};
 
 use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{NodeChange, NodeDependence};
 use crate::removal_hold::RemovalHold;
 use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
+
+/// The event about missing endpoints waits this long: the EndpointSlices of a new Service follow it.
+const ENDPOINTS_GRACE: Duration = Duration::from_secs(5);
+/// The topic of that event.
+pub(crate) const SERVE: &str = "Serve";
 
 /// What was last applied for one load balancer.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +31,8 @@ pub(crate) struct AppliedState {
     pub(crate) in_place: Option<LoadBalancer>,
     /// The steering and the policy of the structure in place; `None` if the provider's last call may have changed a part of it.
     pub(crate) accepted: Option<(Steering, TrafficPolicy)>,
+    /// Whether the targets of the structure that was last in place are pods; `None` if this process has seen none in place.
+    pub(crate) accepted_pods: Option<bool>,
     /// The load balancer that the provider rejected, and why.
     pub(crate) rejected: Option<(LoadBalancer, ReasonMessage)>,
     /// The targets that the provider was last given.
@@ -38,7 +45,7 @@ pub(crate) struct AppliedState {
     pub(crate) ingress: Vec<Ingress>,
     /// What the metric of conditions counts for this load balancer.
     pub(crate) conditions: Option<ConditionStatuses>,
-    /// Nodes that the provider refused as targets, with the reason.
+    /// Targets that the provider refused, with the reason.
     pub(crate) refused_targets: Vec<(String, String)>,
     /// Why a part of the structure is not in place, from the last call.
     pub(crate) incomplete: Option<ReasonMessage>,
@@ -50,6 +57,8 @@ pub(crate) struct AppliedState {
     pub(crate) health: Option<HealthSummary>,
     /// When to read it again; `None` if the provider notifies.
     pub(crate) health_due_at: Option<Instant>,
+    /// Since when the Service has had no usable endpoint.
+    no_endpoints_since: Option<Instant>,
     /// When to compare everything with the provider, although nothing is known to have changed.
     pub(crate) compare_at: Option<Instant>,
     /// The Service was paused at the last reconcile.
@@ -64,7 +73,7 @@ pub(crate) struct AppliedState {
 /// Targets that the provider was given.
 #[derive(Clone, Debug)]
 pub(crate) struct GivenTargets {
-    pub(crate) set: TargetSet,
+    pub(crate) targets: GroupTargets,
     /// Whether they are in place. Otherwise some may be.
     pub(crate) is_complete: bool,
 }
@@ -86,15 +95,28 @@ impl AppliedState {
     /// When to reconcile again although nothing changed.
     pub(crate) fn due_at(&self) -> Option<Instant> {
         let release = self.hold.next_release();
-        let due = [self.retry_refused_at, self.health_due_at, self.compare_at, self.frozen_until, release];
+        let alarm = self.no_endpoints_since.map(|since| since + ENDPOINTS_GRACE);
+        let alarm = alarm.filter(|_| !self.published.contains_key(SERVE));
+        let due =
+            [self.retry_refused_at, self.health_due_at, self.compare_at, self.frozen_until, release, alarm];
         due.into_iter().flatten().min()
+    }
+
+    /// Notes whether the Service has a usable endpoint now.
+    pub(crate) fn note_endpoints(&mut self, has_any: bool) {
+        self.no_endpoints_since = (!has_any).then(|| self.no_endpoints_since.unwrap_or_else(Instant::now));
+    }
+
+    /// Whether the Service has had no usable endpoint for so long that its EndpointSlices should exist.
+    pub(crate) fn is_without_endpoints_for_long(&self) -> bool {
+        self.no_endpoints_since.is_some_and(|since| since.elapsed() >= ENDPOINTS_GRACE)
     }
 
     /// Nothing is due, and nothing is known to be in place.
     pub(crate) fn pause(&mut self) {
         self.is_paused = true;
         (self.in_place, self.retry_refused_at, self.frozen_until) = (None, None, None);
-        (self.health_due_at, self.compare_at) = (None, None);
+        (self.health_due_at, self.compare_at, self.no_endpoints_since) = (None, None, None);
         self.hold = RemovalHold::default();
     }
 

@@ -15,7 +15,7 @@ use steerage_watch::{Event, Index, Object, Watches};
 use tokio::time::Instant;
 
 use crate::applied::AppliedStates;
-use crate::plan::{self, EndpointSummary, ManagedClasses, NodeChange, NodeTargets};
+use crate::plan::{self, EndpointSummary, ManagedClasses, NodeChange, NodeTargets, PodTargets};
 use crate::removal_hold::{HoldingSet, RemovalBreaker, RemovalHold};
 use crate::request_queue::{ReconcileRequest, RequestQueue};
 
@@ -164,6 +164,13 @@ impl ClusterIndex {
         let slices: Vec<_> = index.slices(&owner.service).collect();
         let endpoints = EndpointSummary::new(slices.iter().copied());
         Some(Snapshot { service, endpoints, nodes })
+    }
+
+    /// The pods that are targets of this Service, if pods are.
+    pub(crate) fn pod_targets(&self, service: &Service, config: &plan::Config) -> PodTargets {
+        let inner = self.lock();
+        let slices: Vec<_> = inner.index.slices(&service.key).collect();
+        plan::pod_targets(service, &slices, config)
     }
 
     /// What changed about nodes since the last call, if anything did.

@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use steerage_process::Process;
-use steerage_provider_api::{Error, LoadBalancer, Owner, Provider};
+use steerage_provider_api::{Error, Owner, Provider};
 use steerage_watch::{Backoff, Watches};
 use tokio::time::Duration;
 
 use crate::cluster_index::{self, ClusterIndex, Snapshot};
-use crate::plan::{self, Config, PlanError};
+use crate::plan::{self, Config, PlanError, TargetPlan};
 use crate::rate_limit::RateLimiter;
 use crate::request_queue::RequestQueue;
 use paced_reader::PacedReader;
@@ -92,7 +92,7 @@ async fn plan_all(reader: &PacedReader, config: &Config, cluster: &ClusterIndex)
     let mut counts = std::collections::BTreeMap::<Action, usize>::new();
     for owner in &owners {
         let (action, details) = if let Some(snapshot) = cluster.snapshot(owner) {
-            plan_service(reader, config, &snapshot, owner, owned.contains(owner)).await
+            plan_service(reader, config, cluster, owner, &snapshot, owned.contains(owner)).await
         } else {
             let details = "deletes the load balancer after --orphan-grace-period: its Service is gone";
             (Action::Delete, details.to_owned())
@@ -116,8 +116,9 @@ async fn plan_all(reader: &PacedReader, config: &Config, cluster: &ClusterIndex)
 async fn plan_service(
     reader: &PacedReader,
     config: &Config,
-    snapshot: &Snapshot,
+    cluster: &ClusterIndex,
     owner: &Owner,
+    snapshot: &Snapshot,
     exists: bool,
 ) -> Planned {
     let Snapshot { service, endpoints, nodes } = snapshot;
@@ -135,7 +136,12 @@ async fn plan_service(
     let wanted =
         plan::is_paused(service).and_then(|_| plan::steering(service, config)).and_then(|steering| {
             let lb = plan::load_balancer(service, steering, config)?;
-            Ok(LoadBalancer { targets: plan::targets(service, endpoints, nodes, steering, config).set, ..lb })
+            let targets = if plan::has_pod_targets(service, config)? {
+                TargetPlan::of_pods(cluster.pod_targets(service, config))
+            } else {
+                plan::targets(service, endpoints, nodes, steering, config)
+            };
+            Ok(lb.with_targets(&targets.targets()))
         });
     let lb = match wanted {
         Ok(lb) => lb,
@@ -146,16 +152,13 @@ async fn plan_service(
         Err(error) => return not_compared(&error),
     };
     if !exists {
-        return (
-            Action::Create,
-            format!("creates a load balancer with {} targets", lb.targets.targets.len()),
-        );
+        return (Action::Create, format!("creates a load balancer with {} targets", lb.targets().count()));
     }
     let is_complete = changes.is_some();
     let mut changes = match changes {
         Some(changes) => changes,
         None => match reader.read(async |provider| provider.target_health(owner).await).await {
-            Ok(health) => difference::of_targets(&lb.targets.targets, &health.targets),
+            Ok(health) => difference::of_targets(&lb.targets(), &health.targets),
             Err(error) => return not_compared(&error),
         },
     };
@@ -207,18 +210,13 @@ mod tests {
         let reconciler = reconciler(Arc::clone(&provider), silent_client());
         let mut service = service();
         service.finalizers = vec![plan::finalizer(&service).to_owned()];
-        service.ports = vec![ServicePort {
-            name: String::new(),
-            protocol: Protocol::Tcp,
-            port: 80,
-            node_port: Some(30080),
-        }];
+        service.ports = vec![ServicePort::new("", Protocol::Tcp, 80, Some(30080))];
         service.cluster_ips = vec![[10, 96, 0, 1].into()];
         reconciler.cluster.on_service(steerage_watch::Event::Apply(service.clone()));
         let owner = owner_of(&service);
         let snapshot = reconciler.cluster.snapshot(&owner).expect("the Service");
         let reader = PacedReader::new(provider, RateLimiter::of_qps(1));
-        plan_service(&reader, &reconciler.config, &snapshot, &owner, exists).await
+        plan_service(&reader, &reconciler.config, &reconciler.cluster, &owner, &snapshot, exists).await
     }
 
     fn throttled() -> Error {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use steerage_process::duration;
 use steerage_provider_api::{
-    Compare, Error, Health, LoadBalancer, Outcome, Owner, Progress, Provider, TargetSet,
+    Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress, Provider, TargetSet,
 };
 use tokio::time::Instant;
 
@@ -39,8 +39,8 @@ impl GuardedProvider {
         self.change("apply", self.inner.apply(lb, compare)).await
     }
 
-    pub(crate) async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
-        self.change("set_targets", self.inner.set_targets(owner, set)).await
+    pub(crate) async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
+        self.change("set_targets", self.inner.set_targets(owner, targets)).await
     }
 
     pub(crate) async fn set_shared(&self, set: &TargetSet) -> Result<(), Error> {

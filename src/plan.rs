@@ -7,8 +7,10 @@ mod legacy;
 mod load_balancer;
 mod managed;
 mod node_change;
+mod pods;
 mod steering;
 mod targets;
+mod unknown;
 
 pub(crate) use error::PlanError;
 pub(crate) use health_check::{HealthCheckDefaults, nonzero_duration};
@@ -18,8 +20,11 @@ pub(crate) use managed::{
     ManagedClasses, finalizer, has_managed_class, is_managed, is_paused, owned_finalizers,
 };
 pub(crate) use node_change::{NodeChange, NodeDependence};
+pub(crate) use pods::{PodTargets, has_pod_targets, pod_targets};
 pub(crate) use steering::steering;
 pub(crate) use targets::{EndpointSummary, NodeTargets, TargetPlan, staying_target, target_reasons, targets};
+
+pub(crate) use unknown::unknown_annotations;
 
 use steerage_provider_api::{Capabilities, Steering};
 

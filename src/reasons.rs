@@ -24,7 +24,7 @@ reasons! {
         UNKNOWN_STEERING = "UnknownSteering";
         /// The provider does not support the requested steering.
         STEERING_NOT_SUPPORTED = "SteeringNotSupported";
-        /// An annotation of Steerage has an invalid value.
+        /// An annotation has an invalid value.
         INVALID_ANNOTATION = "InvalidAnnotation";
         /// `spec.loadBalancerIP` or `steerage.dev/addresses` contains something that is not an IP address.
         INVALID_REQUESTED_ADDRESS = "InvalidRequestedAddress";
@@ -47,7 +47,7 @@ reasons! {
         SERVING = "TargetsHealthy";
         /// The Service has no endpoint that is ready, or serving while it terminates.
         NO_ENDPOINTS = "NoEndpoints";
-        /// No node is eligible as a target.
+        /// No node is eligible as a target, or no endpoint has a port of the Service.
         NO_TARGETS = "NoTargets";
         /// No target passes its health check.
         TARGETS_UNHEALTHY = "TargetsUnhealthy";
@@ -70,6 +70,8 @@ reasons! {
         TARGETS_FROZEN = "TargetsFrozen";
         /// The requested configuration is unsupported; the previous load balancer is kept.
         UNSUPPORTED_CHANGE = "UnsupportedChange";
+        /// An annotation `steerage.dev/…` is unknown, and ignored.
+        ANNOTATION_IGNORED = "AnnotationIgnored";
         /// The annotation `steerage.dev/paused` is `true`.
         PAUSED = "Paused";
     }

@@ -240,7 +240,8 @@ impl Reconciler {
 }
 
 fn log_target_reasons(snapshot: &Snapshot, targets: &TargetPlan) {
-    if !tracing::enabled!(tracing::Level::DEBUG) {
+    // Pods are targets for one reason: they are endpoints.
+    if targets.pods.is_some() || !tracing::enabled!(tracing::Level::DEBUG) {
         return;
     }
     let Snapshot { service, endpoints, nodes } = snapshot;

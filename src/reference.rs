@@ -177,7 +177,7 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         "conditions.md",
         "Conditions, reasons and events of a Service",
         "A reason of `steerage.dev/Programmed` that is a problem, the first reason of `steerage.dev/Degraded`, and \
-         `NoEndpoints` are also Warning events when they appear. The agent adds the Warning event `FailedToStartServiceHealthcheck`, kube-proxy's \
+         `NoEndpoints` after 5 s are also Warning events when they appear. A restart of the controller does not repeat them. The agent adds the Warning event `FailedToStartServiceHealthcheck`, kube-proxy's \
          reason, when it cannot listen on a health-check node port.",
         &sections,
     )

@@ -33,7 +33,7 @@ impl HealthSummary {
         Self {
             has_healthy: any(HealthState::Healthy),
             is_undecided: targets.is_empty() || any(HealthState::Initial),
-            unusable: unusable().take(Self::SHOWN).map(|t| (t.node.clone(), t.reason.clone())).collect(),
+            unusable: unusable().take(Self::SHOWN).map(|t| (t.target.clone(), t.reason.clone())).collect(),
             unusable_count: unusable().count(),
         }
     }
@@ -50,7 +50,7 @@ pub(crate) fn refused_targets(
         .iter()
         .chain(unusable)
         .take(HealthSummary::SHOWN)
-        .map(|(node, why)| format!("{node}: {why}"))
+        .map(|(target, why)| format!("{target}: {why}"))
         .collect();
     let more = count.saturating_sub(shown.len());
     let rest = if more > 0 { format!("; and {more} more") } else { String::new() };
@@ -71,6 +71,8 @@ pub(crate) struct StatusInputs {
     pub(crate) has_selector: bool,
     /// The number of targets.
     pub(crate) targets: usize,
+    /// Whether pods are targets; otherwise nodes are.
+    pub(crate) has_pod_targets: bool,
     /// `None` until the provider was asked.
     pub(crate) health: Option<HealthSummary>,
     /// What is wrong while the load balancer works, worst first.
@@ -114,6 +116,12 @@ pub(crate) fn desired(inputs: &StatusInputs, generation: Option<i64>) -> Desired
     DesiredStatus { ingress: inputs.ingress.clone(), conditions }
 }
 
+/// Whether the Service's conditions already say this.
+pub(crate) fn has(service: &Service, (reason, message): &ReasonMessage) -> bool {
+    let message = message.trim_end_matches('.');
+    service.conditions.iter().any(|found| found.reason == *reason && found.message.contains(message))
+}
+
 /// The status of a paused Service: what was published last stays.
 pub(crate) fn paused((reason, message): ReasonMessage, generation: Option<i64>) -> DesiredStatus {
     let degraded = Condition {
@@ -143,6 +151,11 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
     if !inputs.has_usable_endpoint {
         return ("False", no_endpoints(inputs.has_selector));
     }
+    if inputs.targets == 0 && inputs.has_pod_targets {
+        let message = "No endpoint has a port of the Service. Connections fail. \
+                       Check spec.ports, and the EndpointSlices of the Service.";
+        return ("False", why(reasons::NO_TARGETS, message));
+    }
     if inputs.targets == 0 {
         let message = "No node is eligible as a target. Connections fail. \
                        Check the nodes' taints and exclusion labels.";
@@ -151,6 +164,11 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
     match &inputs.health {
         Some(health) if health.has_healthy => {
             ("True", why(reasons::SERVING, "At least one target passes its health check."))
+        }
+        Some(health) if !health.is_undecided && inputs.has_pod_targets => {
+            let message = "No pod passes its health check. The provider may use all pods. Check that they accept \
+                           connections on targetPort, and that firewalls admit the load balancer.";
+            ("False", why(reasons::TARGETS_UNHEALTHY, message))
         }
         Some(health) if !health.is_undecided => {
             let message = "No target passes its health check. The provider may use all targets. \

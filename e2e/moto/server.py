@@ -6,6 +6,8 @@ Each correction names what moto 5.2.5 does instead. Without them a wrong provide
 the life of a target's health above all, is not made up here.
 """
 
+from ipaddress import ip_address, ip_network
+
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.exceptions import DependencyViolationError
 from moto.ec2.models import ec2_backends
@@ -256,7 +258,7 @@ def create_target_group(original, self, name, **kwargs):
     group = original(self, name, **kwargs)
     group.attributes.update(
         {
-            "preserve_client_ip.enabled": "true",
+            "preserve_client_ip.enabled": "false" if kwargs.get("target_type") == "ip" and kwargs.get("protocol") in ("TCP", "TLS") else "true",
             "proxy_protocol_v2.enabled": "false",
             "deregistration_delay.connection_termination.enabled": "false",
             "target_health_state.unhealthy.connection_termination.enabled": "true",
@@ -279,8 +281,14 @@ def modify_target_group(original, self, arn, *args, **kwargs):
 
 @correct(Group)
 def register(original, self, targets):
-    # moto registers those before the bad one, and accepts instances that do not exist.
+    # moto registers those before the bad one, and accepts instances that do not exist, and addresses outside the VPC.
     bad = []
+    if self.target_type == "ip":
+        vpc = ip_network(self.ec2_backend.get_vpc(self.vpc_id).cidr_block)
+        outside = [target["Id"] for target in targets if ip_address(target["Id"]) not in vpc]
+        if outside:
+            raise errors.ValidationError(f"The IP address {outside[0]} is not within a range that is valid for VPC {self.vpc_id}")
+        return original(self, targets)
     for target in targets:
         instance = self.ec2_backend.get_instance_by_id(target["Id"])
         if instance is None or instance.state != "running":
@@ -335,7 +343,7 @@ def snapshot():
 
 
 def targets():
-    """One line per target group: the UID in its tag, a tab, its name, a tab, its instances."""
+    """One line per target group: the UID in its tag, a tab, its name, a tab, its targets."""
     backend = models.elbv2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"]
     for arn, g in backend.target_groups.items():
         uid = backend.tagging_service.get_tag_dict_for_resource(arn).get("steerage.dev/uid", "")

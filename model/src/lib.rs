@@ -22,6 +22,7 @@ pub use key::Key;
 pub use node::{AgentMode, IneligibleReason, Node, NodeAgent};
 pub use selection::{Backend, backends, cluster_backends, local_backends, local_ready_count, membership};
 pub use service::{
-    Affinity, Condition, Family, Ingress, IpMode, Protocol, Service, ServiceKind, ServicePort, TrafficPolicy,
+    Affinity, Condition, Family, Ingress, IpMode, Protocol, Service, ServiceKind, ServicePort, TargetPort,
+    TrafficPolicy,
 };
 pub use service_cidr::ServiceCidr;

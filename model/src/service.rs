@@ -105,8 +105,26 @@ pub struct ServicePort {
     pub protocol: Protocol,
     /// The port that clients use on `ClusterIP` and VIP.
     pub port: u16,
+    /// The port that the pods listen on.
+    pub target_port: TargetPort,
     /// The port on every node, where one is allocated.
     pub node_port: Option<u16>,
+}
+
+impl ServicePort {
+    /// A port whose pods listen on the same port.
+    pub fn new(name: impl Into<String>, protocol: Protocol, port: u16, node_port: Option<u16>) -> Self {
+        Self { name: name.into(), protocol, port, target_port: TargetPort::Number(port), node_port }
+    }
+}
+
+/// `spec.ports[].targetPort`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum TargetPort {
+    /// The same port of every pod.
+    Number(u16),
+    /// Each pod's port of this name and the Service port's protocol.
+    Name(String),
 }
 
 /// `status.loadBalancer.ingress[].ipMode`.

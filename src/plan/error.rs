@@ -12,6 +12,8 @@ pub(crate) enum PlanError {
     UnknownSteering(String),
     #[error("The provider does not support the steering {steering}")]
     SteeringNotSupported { steering: &'static str, supported: String },
+    #[error("Annotation steerage.dev/steering is health-check, but the targets are pods, not nodes")]
+    SteeringOfPods,
     #[error("Annotation {name} has the invalid value `{value}`: {problem}")]
     InvalidAnnotation { name: &'static str, value: String, problem: String },
     #[error("{field} contains `{value}`, which is not an IP address")]
@@ -35,7 +37,7 @@ impl PlanError {
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::UnknownSteering(_) => reasons::UNKNOWN_STEERING,
-            Self::SteeringNotSupported { .. } => reasons::STEERING_NOT_SUPPORTED,
+            Self::SteeringNotSupported { .. } | Self::SteeringOfPods => reasons::STEERING_NOT_SUPPORTED,
             Self::InvalidAnnotation { .. } => reasons::INVALID_ANNOTATION,
             Self::InvalidRequestedAddress { .. } => reasons::INVALID_REQUESTED_ADDRESS,
             Self::NoPorts => reasons::NO_PORTS,
@@ -54,13 +56,14 @@ impl PlanError {
             Self::SteeringNotSupported { supported, .. } => {
                 return format!("Set annotation steerage.dev/steering to {supported}");
             }
-            Self::InvalidAnnotation { .. } => "Correct or remove the annotation",
+            Self::SteeringOfPods => "Remove this annotation, or the one that chooses pods as targets",
+            Self::InvalidAnnotation { .. } => "Correct the annotation, or remove it if you want the default",
             Self::InvalidRequestedAddress { .. } => {
                 "Write one address, or one per IP family separated by a comma"
             }
             Self::NoPorts => "Add a port to spec.ports",
             Self::ProtocolNotSupported { .. } => "Remove the port from spec.ports",
-            Self::NoNodePort { .. } => "Set spec.allocateLoadBalancerNodePorts to true",
+            Self::NoNodePort { .. } => "Set spec.allocateLoadBalancerNodePorts to true, or choose pods as targets if the provider can",
             Self::IpFamilyNotSupported(_) => "Remove the family from spec.ipFamilies",
             Self::NoIpFamily => "Create the Service again with a cluster IP",
             Self::NoHealthCheckNodePort => "Set the port, or create the Service again",

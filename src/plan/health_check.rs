@@ -7,7 +7,7 @@ use steerage_model::{Service, TrafficPolicy, annotations};
 use steerage_process::duration;
 use steerage_provider_api::{HealthCheck, HealthProtocol, Steering};
 
-use super::{Config, PlanError};
+use super::{Config, PlanError, has_pod_targets};
 
 /// kube-proxy and the agent answer this path on the node's port and on every health-check node port.
 const PATH: &str = "/healthz";
@@ -41,20 +41,25 @@ impl HealthCheckDefaults {
 }
 
 /// Under the policy Local and health-check steering the check covers this Service on the node; otherwise it covers the node's
-/// service proxy.
+/// service proxy. Of pods, a check finds whether the port accepts connections.
 pub(crate) fn health_check(
     service: &Service,
     steering: Steering,
     config: &Config,
 ) -> Result<HealthCheck, PlanError> {
-    let is_of_service = (service.external_policy, steering) == (TrafficPolicy::Local, Steering::HealthCheck);
-    let port = if is_of_service {
-        service.health_check_node_port.ok_or(PlanError::NoHealthCheckNodePort)?
+    let of_pods = has_pod_targets(service, config)?;
+    let is_of_service =
+        !of_pods && (service.external_policy, steering) == (TrafficPolicy::Local, Steering::HealthCheck);
+    let port = if of_pods {
+        None
+    } else if is_of_service {
+        Some(service.health_check_node_port.ok_or(PlanError::NoHealthCheckNodePort)?)
     } else if service.is_labelled_for_agent() {
-        config.agent_healthz_port
+        Some(config.agent_healthz_port)
     } else {
-        config.proxy_healthz_port
+        Some(config.proxy_healthz_port)
     };
+    let protocol = if of_pods { HealthProtocol::Tcp } else { HealthProtocol::Http { path: PATH.to_owned() } };
     let (min, max) = config.capabilities.health_interval;
     let defaults = &config.health;
     let in_range = |text: &str| {
@@ -74,7 +79,7 @@ pub(crate) fn health_check(
     let healthy_threshold = read(service, annotations::HEALTH_CHECK_HEALTHY_THRESHOLD, threshold)?;
     let unhealthy_threshold = read(service, annotations::HEALTH_CHECK_UNHEALTHY_THRESHOLD, threshold)?;
     Ok(HealthCheck {
-        protocol: HealthProtocol::Http { path: PATH.to_owned() },
+        protocol,
         port,
         is_of_service,
         interval,

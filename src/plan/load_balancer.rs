@@ -7,10 +7,14 @@ use std::net::IpAddr;
 
 use steerage_model::annotations::{self, is_written_by_controller};
 use steerage_model::{Family, Service, ServicePort};
-use steerage_provider_api::{Addressing, Capabilities, Listener, LoadBalancer, Owner, Steering, TargetSet};
+use steerage_provider_api::{
+    Addressing, Capabilities, GroupKey, GroupTargets, Listener, LoadBalancer, Owner, Steering, TargetGroup,
+    TargetSet, Targets,
+};
 
 use super::health_check::health_check;
-use super::{Config, PlanError};
+use super::pods::pod_port;
+use super::{Config, PlanError, has_pod_targets};
 
 /// The load balancer without targets.
 pub(crate) fn load_balancer(
@@ -20,19 +24,30 @@ pub(crate) fn load_balancer(
 ) -> Result<LoadBalancer, PlanError> {
     let capabilities = &config.capabilities;
     let annotations = service.annotations.iter().filter(|(name, _)| !is_written_by_controller(name));
-    Ok(LoadBalancer {
+    let families = families(service, capabilities)?;
+    let listeners = listeners(service, config)?;
+    let health_check = health_check(service, steering, config)?;
+    let affinity = service.affinity.filter(|_| capabilities.affinity);
+    let mut groups: Vec<TargetGroup> = Vec::new();
+    for listener in &listeners {
+        if groups.iter().all(|group| group.key != listener.group) {
+            let (key, health_check) = (listener.group.clone(), health_check.clone());
+            let targets = Targets::Nodes(TargetSet::default());
+            groups.push(TargetGroup { key, health_check, affinity, targets });
+        }
+    }
+    let lb = LoadBalancer {
         owner: Owner { service: service.key.clone(), uid: service.uid.clone() },
-        families: families(service, capabilities)?,
-        listeners: listeners(service, capabilities)?,
-        health_check: health_check(service, steering, config)?,
-        affinity: service.affinity.filter(|_| capabilities.affinity),
+        families,
+        listeners,
+        groups,
         requested_addresses: requested_addresses(service)?,
         pool: service.annotations.get(annotations::ADDRESS_POOL).map(|pool| pool.trim().to_owned()),
         published: service.ingress.iter().filter_map(|ingress| ingress.ip).collect(),
         source_ranges: service.source_ranges.clone(),
         annotations: annotations.map(|(name, value)| (name.clone(), value.clone())).collect(),
-        targets: TargetSet::default(),
-    })
+    };
+    Ok(lb.with_targets(&GroupTargets::default()))
 }
 
 /// Equal for two versions of a Service that request the same, whatever this controller wrote to it in between.
@@ -62,22 +77,32 @@ fn families(service: &Service, capabilities: &Capabilities) -> Result<Vec<Family
     Ok(families)
 }
 
-fn listeners(service: &Service, capabilities: &Capabilities) -> Result<Vec<Listener>, PlanError> {
+fn listeners(service: &Service, config: &Config) -> Result<Vec<Listener>, PlanError> {
     if service.ports.is_empty() {
         return Err(PlanError::NoPorts);
     }
-    service.ports.iter().map(|port| listener(port, capabilities)).collect()
+    let of_pods = has_pod_targets(service, config)?;
+    let group = |port| of_pods.then(|| GroupKey::Pods(pod_port(service, port)));
+    service.ports.iter().map(|port| listener(port, group(port), &config.capabilities)).collect()
 }
 
-fn listener(port: &ServicePort, capabilities: &Capabilities) -> Result<Listener, PlanError> {
-    let ServicePort { name, protocol, port, node_port } = port.clone();
+/// `group` is that of pods, if they are targets.
+fn listener(
+    port: &ServicePort,
+    group: Option<GroupKey>,
+    capabilities: &Capabilities,
+) -> Result<Listener, PlanError> {
+    let ServicePort { ref name, protocol, port, node_port, .. } = *port;
     if !capabilities.protocols.contains(&protocol) {
         return Err(PlanError::ProtocolNotSupported { port, protocol });
     }
-    if capabilities.addressing == Addressing::NodePort && node_port.is_none() {
-        return Err(PlanError::NoNodePort { port });
-    }
-    Ok(Listener { name, protocol, port, node_port })
+    let group = match (group, capabilities.addressing, node_port) {
+        (Some(group), _, _) => group,
+        (None, Addressing::Vip, _) => GroupKey::Vip,
+        (None, Addressing::NodePort, Some(node_port)) => GroupKey::NodePort(node_port),
+        (None, Addressing::NodePort, None) => return Err(PlanError::NoNodePort { port }),
+    };
+    Ok(Listener { name: name.clone(), protocol, port, group })
 }
 
 /// The annotation can name one address per family, and takes precedence over the field.

@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The steering of a Service: its annotation's, else the flag's. A steering that the provider does not support is an error, never
-//! replaced silently.
+//! replaced silently. Pods as targets are always registered and deregistered: no node's `/healthz` tells of them.
 
 use steerage_model::{Service, annotations};
 use steerage_provider_api::Steering;
 
-use super::{Config, PlanError};
+use super::{Config, PlanError, has_pod_targets};
 
 pub(crate) fn steering(service: &Service, config: &Config) -> Result<Steering, PlanError> {
     let chosen = match service.annotations.get(annotations::STEERING).map(|value| value.trim()) {
-        Some(value) => value.parse().map_err(|_| PlanError::UnknownSteering(value.to_owned()))?,
-        None => config.default_steering,
+        Some(value) => Some(value.parse().map_err(|_| PlanError::UnknownSteering(value.to_owned()))?),
+        None => None,
     };
+    if has_pod_targets(service, config)? {
+        return match chosen {
+            None | Some(Steering::Api) => Ok(Steering::Api),
+            Some(Steering::HealthCheck) => Err(PlanError::SteeringOfPods),
+        };
+    }
+    let chosen = chosen.unwrap_or(config.default_steering);
     let supported = config.capabilities.steerings;
     if supported.contains(&chosen) {
         return Ok(chosen);

@@ -6,10 +6,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use steerage_model::{EndpointSlice, Family, IneligibleReason, Node, Service, TrafficPolicy, membership};
-use steerage_provider_api::{SharedSet, Steering, Target, TargetSet};
+use steerage_provider_api::{GroupTargets, SharedSet, Steering, Target, TargetSet};
 
-use super::Config;
 use super::node_change::NodeDependence;
+use super::{Config, PodTargets};
 
 /// What the plan needs of a Service's endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -155,16 +155,33 @@ fn target(node: &Node) -> Target {
     }
 }
 
-/// The targets of one load balancer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The targets of one load balancer: nodes, or pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TargetPlan {
     pub(crate) set: TargetSet,
+    /// `None` if the targets are nodes.
+    pub(crate) pods: Option<PodTargets>,
     /// Targets that are not eligible: no eligible node can serve the Service.
     pub(crate) ineligible: Vec<(String, IneligibleReason)>,
     /// Eligible nodes that cannot serve this Service because they have no agent.
     pub(crate) without_agent: Arc<[String]>,
     /// The nodes on which the plan depends.
     pub(crate) depends: NodeDependence,
+}
+
+impl TargetPlan {
+    /// The plan of a Service whose targets are pods. It depends on no node.
+    pub(crate) fn of_pods(pods: PodTargets) -> Self {
+        Self { pods: Some(pods), ..Self::default() }
+    }
+
+    /// The targets, for the provider.
+    pub(crate) fn targets(&self) -> GroupTargets {
+        match &self.pods {
+            Some(pods) => GroupTargets { nodes: None, pods: pods.clone() },
+            None => GroupTargets::of_nodes(self.set.clone()),
+        }
+    }
 }
 
 /// Why a node is a target, or is not.
@@ -223,6 +240,7 @@ pub(crate) fn targets(
     let shared = nodes.shared(set);
     let mut plan = TargetPlan {
         set: nodes.set(set),
+        pods: None,
         ineligible: shared.exceptions.ineligible.clone(),
         without_agent: Arc::clone(&shared.exceptions.without_agent),
         depends: NodeDependence { set: Some(set), family: only_family(service), members: Vec::new() },

@@ -24,8 +24,7 @@ fn service() -> Service {
     service.class = Some("steerage.dev/edge".to_owned());
     service.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
     service.families = vec![Family::V4];
-    service.ports =
-        vec![ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: Some(30080) }];
+    service.ports = vec![ServicePort::new("", Protocol::Tcp, 80, Some(30080))];
     service.external_policy = TrafficPolicy::Local;
     service.health_check_node_port = Some(32000);
     service
@@ -85,7 +84,7 @@ fn the_providers_capabilities_bound_the_plan() {
     config.capabilities.affinity = false;
     let mut sticky = service();
     sticky.affinity = Some(Affinity { timeout: Duration::from_secs(9) });
-    assert_eq!(plan_of(&sticky, &config).expect("a plan").affinity, None);
+    assert_eq!(plan_of(&sticky, &config).expect("a plan").groups[0].affinity, None);
 }
 
 #[test]
@@ -101,10 +100,10 @@ fn the_health_check_follows_policy_steering_and_label() {
         let mut service = annotated(annotations::STEERING, steering);
         service.external_policy = policy;
         service.proxy_name = labelled.then(|| names::PROXY_NAME.to_owned());
-        let check = plan_of(&service, &config()).expect("a plan").health_check;
+        let check = plan_of(&service, &config()).expect("a plan").groups[0].health_check.clone();
         assert_eq!(
             (check.port, check.protocol),
-            (port, HealthProtocol::Http { path: "/healthz".to_owned() })
+            (Some(port), HealthProtocol::Http { path: "/healthz".to_owned() })
         );
     }
 }
@@ -112,16 +111,16 @@ fn the_health_check_follows_policy_steering_and_label() {
 #[test]
 fn the_health_check_is_bounded_by_the_provider_and_changed_by_annotations() {
     let mut config = config();
-    let plain = plan_of(&service(), &config).expect("a plan").health_check;
+    let plain = plan_of(&service(), &config).expect("a plan").groups[0].health_check.clone();
     assert_eq!((plain.interval, plain.timeout), (Duration::from_secs(1), Duration::from_millis(800)));
     config.capabilities.health_interval = (Duration::from_secs(5), Duration::from_mins(5));
-    let slow = plan_of(&service(), &config).expect("a plan").health_check;
+    let slow = plan_of(&service(), &config).expect("a plan").groups[0].health_check.clone();
     assert_eq!((slow.interval, slow.timeout), (Duration::from_secs(5), Duration::from_secs(4)));
     let mut tuned = annotated("steerage.dev/health-check-interval", "10s");
     tuned.annotations.insert("steerage.dev/health-check-timeout".to_owned(), "500ms".to_owned());
     tuned.annotations.insert("steerage.dev/health-check-healthy-threshold".to_owned(), "3".to_owned());
     tuned.annotations.insert("steerage.dev/health-check-unhealthy-threshold".to_owned(), "4".to_owned());
-    let check = plan_of(&tuned, &config).expect("a plan").health_check;
+    let check = plan_of(&tuned, &config).expect("a plan").groups[0].health_check.clone();
     assert_eq!((check.interval, check.timeout), (Duration::from_secs(10), Duration::from_millis(500)));
     assert_eq!((check.healthy_threshold, check.unhealthy_threshold), (3, 4));
 }

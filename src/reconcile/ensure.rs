@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::program::{PlannedTargets, exists, is_due};
 use super::{ReconcileError, ReconcileResult, Reconciler};
-use crate::applied::AppliedState;
+use crate::applied::{self, AppliedState};
 use crate::cluster_index::{Snapshot, owner_of};
 use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{self, LegacyRequest, PlanError, TargetPlan};
@@ -113,6 +113,11 @@ impl Reconciler {
         let Snapshot { service, endpoints, .. } = snapshot;
         degraded.extend(self.degraded(service, applied, targets));
         let no_endpoints = (!endpoints.is_usable).then(|| status::no_endpoints(service.has_selector));
+        applied.note_endpoints(endpoints.is_usable);
+        // The first report of a process is no news if the status has it: an earlier process published the event.
+        let is_first = applied.conditions.is_none();
+        let is_old = |why: &ReasonMessage| is_first && status::has(service, why);
+        let alarm = no_endpoints.filter(|why| applied.is_without_endpoints_for_long() || is_old(why));
         let events = self.events(service);
         let was_programmed =
             service.conditions.iter().any(|c| c.kind == names::PROGRAMMED && c.status == "True");
@@ -126,10 +131,10 @@ impl Reconciler {
         for (action, why) in [
             ("Program", unprogrammed.as_ref().filter(is_final)),
             ("Degrade", degraded.first()),
-            ("Serve", no_endpoints.as_ref()),
+            (applied::SERVE, alarm.as_ref()),
         ] {
             if applied.is_new_event(action, why)
-                && let Some((reason, message)) = why
+                && let Some((reason, message)) = why.filter(|why| !is_old(why))
             {
                 events.warning(action, reason, message);
             }
@@ -139,7 +144,8 @@ impl Reconciler {
             ingress: (!applied.ingress.is_empty()).then(|| applied.ingress.clone()),
             has_usable_endpoint: endpoints.is_usable,
             has_selector: service.has_selector,
-            targets: targets.set.targets.len(),
+            targets: targets.targets().count(),
+            has_pod_targets: targets.pods.is_some(),
             health: applied.health.clone(),
             degraded,
         };
@@ -188,6 +194,14 @@ impl Reconciler {
                            Only the nodes keep a client on its endpoint. Remove spec.sessionAffinity.";
             found.push((reasons::AFFINITY_NOT_SUPPORTED, message.to_owned()));
         }
+        let unknown = plan::unknown_annotations(service).into_iter().map(|(name, nearest)| {
+            let nearest = nearest.map(|nearest| format!(" The nearest known one is {nearest}."));
+            let nearest = nearest.unwrap_or_default();
+            format!(
+                "Annotation {name} is unknown and ignored.{nearest} Correct or remove it, or use a version that knows it."
+            )
+        });
+        found.extend(unknown.map(|message| (reasons::ANNOTATION_IGNORED, message)));
         found
     }
 

@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use steerage_model::Service;
-use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Steering, TargetSet};
+use steerage_provider_api::{
+    Compare, Error, GroupTargets, LoadBalancer, Outcome, Progress, Steering, TargetSet,
+};
 use tokio::time::Instant;
 
 use super::{ReconcileError, ReconcileResult, Reconciler};
@@ -25,9 +27,18 @@ const FROZEN_RETRY: Duration = Duration::from_secs(5);
 pub(super) struct PlannedTargets {
     pub(super) plan: TargetPlan,
     /// Those of the plan, or the last ones.
-    set: TargetSet,
+    targets: GroupTargets,
     /// Why they are the last ones.
     pub(super) frozen: Option<String>,
+}
+
+/// For which structure targets are planned.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// The planned one.
+    Planned,
+    /// That in place, which may be reached in another way than the planned one.
+    OfAnyStructure,
 }
 
 impl Reconciler {
@@ -40,8 +51,8 @@ impl Reconciler {
         lb: LoadBalancer,
         steering: Steering,
     ) -> (ReconcileResult, Option<ReasonMessage>, PlannedTargets) {
-        let planned = self.plan_targets(snapshot, applied, steering);
-        let lb = LoadBalancer { targets: planned.set.clone(), ..lb };
+        let planned = self.plan_targets(snapshot, applied, steering, Wanted::Planned);
+        let lb = lb.with_targets(&planned.targets);
         let error = match self.program(snapshot, applied, request, &lb, steering, &planned).await {
             Err(ReconcileError::Provider(error @ Error::Invalid { .. })) => error,
             Err(ReconcileError::Provider(error @ Error::Denied(_))) => {
@@ -72,7 +83,7 @@ impl Reconciler {
         steering: Steering,
         planned: &PlannedTargets,
     ) -> ReconcileResult {
-        let is_same = |before: &LoadBalancer| before.targets == lb.targets && before.has_structure_of(lb);
+        let is_same = |before: &LoadBalancer| before.targets() == lb.targets() && before.has_structure_of(lb);
         if applied.in_place.as_ref().is_some_and(is_same)
             && !request.full
             && !is_due(applied.retry_refused_at)
@@ -97,6 +108,7 @@ impl Reconciler {
         };
         let progress = self.record(snapshot, applied, request, planned, result)?;
         if progress == Progress::Done {
+            applied.accepted_pods = Some(planned.plan.pods.is_some());
             applied.in_place = Some(lb.clone());
         }
         Ok(progress)
@@ -115,14 +127,14 @@ impl Reconciler {
             Some((steering, policy)) if policy == snapshot.service.external_policy => steering,
             _ => Steering::Api,
         };
-        let planned = self.plan_targets(snapshot, applied, steering);
-        let is_same = |given: &GivenTargets| given.is_complete && given.set == planned.set;
+        let planned = self.plan_targets(snapshot, applied, steering, Wanted::OfAnyStructure);
+        let is_same = |given: &GivenTargets| given.is_complete && given.targets == planned.targets;
         let is_same = applied.targets.as_ref().is_some_and(is_same);
         if is_same && !request.full && !is_due(applied.retry_refused_at) {
             return (Ok(Progress::Done), planned);
         }
         (applied.in_place, applied.retry_refused_at) = (None, None);
-        let result = self.provider.set_targets(&owner_of(&snapshot.service), &planned.set).await;
+        let result = self.provider.set_targets(&owner_of(&snapshot.service), &planned.targets).await;
         (self.record(snapshot, applied, request, &planned, result), planned)
     }
 
@@ -132,7 +144,43 @@ impl Reconciler {
         snapshot: &Snapshot,
         applied: &mut AppliedState,
         steering: Steering,
+        wanted: Wanted,
     ) -> PlannedTargets {
+        let service = &snapshot.service;
+        let of_pods = plan::has_pod_targets(service, &self.config).unwrap_or(false);
+        let any = wanted == Wanted::OfAnyStructure;
+        // Of a structure that this process has seen accepted, it knows which targets it has.
+        let (may_have_nodes, may_have_pods) = match applied.accepted_pods {
+            Some(has_pods) if any => (!has_pods, has_pods),
+            _ => (any || !of_pods, of_pods || any && self.config.capabilities.pod_targets.is_some()),
+        };
+        let pods = may_have_pods.then(|| self.cluster.pod_targets(service, &self.config));
+        let nodes = if may_have_nodes {
+            Some(self.plan_nodes(snapshot, applied, steering))
+        } else {
+            applied.hold = RemovalHold::default();
+            None
+        };
+        applied.depends = Some(nodes.as_ref().map(|plan| plan.depends.clone()).unwrap_or_default());
+        let now = GroupTargets {
+            nodes: nodes.as_ref().map(|plan| plan.set.clone()),
+            pods: pods.clone().unwrap_or_default(),
+        };
+        let plan = match (of_pods, nodes) {
+            (false, Some(nodes)) => nodes,
+            _ => TargetPlan::of_pods(pods.unwrap_or_default()),
+        };
+        let last = applied.targets.as_ref().map(|given| now.frozen_at(&given.targets));
+        let (targets, frozen) = match last.filter(|last| *last != now).zip(self.frozen()) {
+            Some((last, why)) => (last, Some(why)),
+            None => (now, None),
+        };
+        applied.frozen_until = frozen.as_ref().map(|_| Instant::now() + FROZEN_RETRY);
+        PlannedTargets { plan, targets, frozen }
+    }
+
+    /// The nodes for a steering, with those whose removal is held.
+    fn plan_nodes(&self, snapshot: &Snapshot, applied: &mut AppliedState, steering: Steering) -> TargetPlan {
         let Snapshot { service, endpoints, nodes } = snapshot;
         let mut plan = plan::targets(service, endpoints, nodes, steering, &self.config);
         if plan.set.shared.is_none() {
@@ -143,14 +191,7 @@ impl Reconciler {
         } else {
             applied.hold = RemovalHold::default();
         }
-        applied.depends = Some(plan.depends.clone());
-        let last = applied.targets.as_ref().map(|given| &given.set).filter(|last| **last != plan.set);
-        let (set, frozen) = match last.and_then(|last| Some((last, self.frozen()?))) {
-            Some((last, why)) => (last.clone(), Some(why)),
-            None => (plan.set.clone(), None),
-        };
-        applied.frozen_until = frozen.as_ref().map(|_| Instant::now() + FROZEN_RETRY);
-        PlannedTargets { plan, set, frozen }
+        plan
     }
 
     /// Records the result of a call that gave the provider these targets.
@@ -162,17 +203,17 @@ impl Reconciler {
         planned: &PlannedTargets,
         result: Result<Outcome, Error>,
     ) -> ReconcileResult {
-        let set = &planned.set;
+        let targets = &planned.targets;
         let is_complete = result.as_ref().is_ok_and(|outcome| outcome.progress == Progress::Done);
         // A rejected structure leaves the targets as they were, or adds some that are wanted.
         if !matches!(result, Err(Error::Invalid { .. })) {
-            let given = GivenTargets { set: set.clone(), is_complete };
+            let given = GivenTargets { targets: targets.clone(), is_complete };
             let before = applied.targets.replace(given);
-            if is_complete && !before.is_some_and(|before| before.is_complete && before.set == *set) {
+            if is_complete && !before.is_some_and(|before| before.is_complete && before.targets == *targets) {
                 if let Some(changed) = request.endpoints_changed {
                     self.metrics.targets_programmed(changed.elapsed());
                 }
-                tracing::info!(service = %snapshot.service.key, targets = set.targets.len(), "targets set");
+                tracing::info!(service = %snapshot.service.key, targets = targets.count(), "targets set");
                 super::log_target_reasons(snapshot, &planned.plan);
             }
         }

@@ -14,7 +14,8 @@ use steerage_model::{
     Endpoint, EndpointSlice, Family, Ingress, IpMode, Node, Protocol, ServicePort, TrafficPolicy,
 };
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Health, LoadBalancer, Outcome, Provider, Steering, TargetSet,
+    Addressing, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome, Provider, Steering,
+    TargetSet,
 };
 use steerage_watch::{Backoff, Event};
 
@@ -55,6 +56,7 @@ impl Provider for Silent {
             steerings: &[Steering::Api],
             protocols: &[Protocol::Tcp],
             addressing: Addressing::Vip,
+            pod_targets: None,
             ip_mode: Some(IpMode::Vip),
             ipv6: true,
             weights: true,
@@ -68,7 +70,7 @@ impl Provider for Silent {
         pending().await
     }
 
-    async fn set_targets(&self, _: &Owner, _: &TargetSet) -> Result<Outcome, Error> {
+    async fn set_targets(&self, _: &Owner, _: &GroupTargets) -> Result<Outcome, Error> {
         pending().await
     }
 
@@ -243,7 +245,7 @@ impl Provider for Polled {
         if self.denies.load(Ordering::Acquire) {
             return Err(Error::Denied("AddTags".to_owned()));
         }
-        self.take(&lb.targets);
+        self.take(&lb.nodes());
         let ip = "10.9.0.1".parse().ok();
         let done = Outcome {
             progress: Progress::Done,
@@ -259,8 +261,8 @@ impl Provider for Polled {
         Ok(Outcome { progress: Progress::Again(Duration::from_mins(1)), incomplete, ..done })
     }
 
-    async fn set_targets(&self, _: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
-        self.take(set);
+    async fn set_targets(&self, _: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
+        self.take(&targets.nodes.clone().unwrap_or_default());
         Ok(Outcome::done())
     }
 
@@ -289,8 +291,7 @@ async fn health_and_refused_targets_are_looked_at_again_when_due() {
     let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
     let mut whole = service();
     whole.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
-    whole.ports =
-        vec![ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: Some(30080) }];
+    whole.ports = vec![ServicePort::new("", Protocol::Tcp, 80, Some(30080))];
     reconciler.cluster.on_service(Event::Apply(whole));
     let owner = owner_of(&service());
     let mut seen = Vec::new();
@@ -313,8 +314,7 @@ fn local_service() -> Service {
     whole.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
     whole.external_policy = TrafficPolicy::Local;
     whole.health_check_node_port = Some(32000);
-    whole.ports =
-        vec![ServicePort { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: Some(30080) }];
+    whole.ports = vec![ServicePort::new("", Protocol::Tcp, 80, Some(30080))];
     whole
 }
 

@@ -10,8 +10,8 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use steerage_model::{Ingress, IpMode, Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, Health, HealthCheck, HealthState, Listener, LoadBalancer,
-    Outcome, Owner, Progress, Provider, SharedSet, Steering, TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, Error, GroupTargets, Health, HealthCheck, HealthState, Listener,
+    LoadBalancer, Outcome, Owner, Progress, Provider, SharedSet, Steering, TargetHealth, TargetSet,
 };
 use tokio::time::{Duration, Instant};
 
@@ -228,6 +228,7 @@ pub(super) fn capabilities(shared_sets: bool) -> Capabilities {
         steerings: &[Steering::Api, Steering::HealthCheck],
         protocols: &[Protocol::Tcp],
         addressing: Addressing::NodePort,
+        pod_targets: None,
         ip_mode: Some(IpMode::Vip),
         ipv6: false,
         weights: false,
@@ -267,7 +268,7 @@ impl Provider for SimulatedProvider {
             let remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
             remembered
                 .get(owner)
-                .is_some_and(|known| known.has_structure_of(lb) && known.targets == lb.targets)
+                .is_some_and(|known| known.has_structure_of(lb) && known.targets() == lb.targets())
         };
         if !(remembered && compare == Compare::Remembered) {
             self.remember(owner, None);
@@ -283,28 +284,30 @@ impl Provider for SimulatedProvider {
             Some(found) => found,
             None => self.create(owner).await?,
         };
-        let (listeners, check) = (lb.listeners.clone(), lb.health_check.clone());
-        let is_same = found.listeners == listeners && found.health_check.as_ref() == Some(&check);
+        let check = lb.groups.first().map(|group| group.health_check.clone());
+        let listeners = lb.listeners.clone();
+        let is_same = found.listeners == listeners && found.health_check == check;
         let structure = async {
             if is_same {
                 return Ok(());
             }
             self.change(owner, "structure changed", move |found| {
-                (found.listeners, found.health_check) = (listeners, Some(check));
+                (found.listeners, found.health_check) = (listeners, check);
             })
             .await
         };
-        self.put_targets(owner, &found, &lb.targets, compare, structure).await?;
+        self.put_targets(owner, &found, &lb.nodes(), compare, structure).await?;
         self.remember(owner, Some(lb));
         Ok(Self::outcome(&found))
     }
 
-    async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
+    async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
         self.remember(owner, None);
         let Some(found) = self.balancer(&owner.service).await?.filter(|found| found.owner == *owner) else {
             return Ok(Outcome::done());
         };
-        self.put_targets(owner, &found, set, Compare::InPlace, async { Ok(()) }).await?;
+        let set = targets.nodes.clone().unwrap_or_default();
+        self.put_targets(owner, &found, &set, Compare::InPlace, async { Ok(()) }).await?;
         Ok(Self::outcome(&found))
     }
 
@@ -318,8 +321,12 @@ impl Provider for SimulatedProvider {
             .read(move |cloud| cloud.balancers.get(&service).map(|found| cloud.targets_of(found)))
             .await?
             .unwrap_or_default();
-        let health =
-            |node| TargetHealth { node, family: None, state: HealthState::Healthy, reason: String::new() };
+        let health = |target| TargetHealth {
+            target,
+            family: None,
+            state: HealthState::Healthy,
+            reason: String::new(),
+        };
         let due = (!self.shared_sets).then_some(Duration::from_mins(1));
         Ok(Health { targets: targets.into_iter().map(health).collect(), due })
     }

@@ -169,7 +169,7 @@ pub(super) fn at_end(shared: &SharedWorld) -> Vec<String> {
         let steering = plan::steering(&service, &config).expect("a valid annotation");
         let lb = plan::load_balancer(&service, steering, &config).expect("a valid Service");
         let targets = plan::targets(&service, &snapshot.endpoints, &snapshot.nodes, steering, &config);
-        let lb = LoadBalancer { targets: targets.set, ..lb };
+        let lb = lb.with_nodes(targets.set);
         let is_rejected =
             service.annotations.contains_key(UNSUPPORTED) && world.provider != ProviderKind::Edge;
         let found = match world.provider {
@@ -209,7 +209,7 @@ fn simulated_balancer(world: &World, lb: &LoadBalancer, is_rejected: bool) -> Re
         return if is_rejected { Ok(None) } else { Err("no load balancer".to_owned()) };
     };
     let targets = world.cloud.targets_of(found);
-    let wanted: BTreeSet<String> = lb.targets.targets.iter().map(|target| target.node.clone()).collect();
+    let wanted: BTreeSet<String> = lb.nodes().targets.iter().map(|target| target.node.clone()).collect();
     if targets.contains("by-hand") {
         return Err("a target that was added by hand is left".to_owned());
     }
@@ -218,7 +218,8 @@ fn simulated_balancer(world: &World, lb: &LoadBalancer, is_rejected: bool) -> Re
         return Err(format!("targets {targets:?}, wanted {wanted:?}"));
     }
     if !is_rejected
-        && (found.listeners != lb.listeners || found.health_check.as_ref() != Some(&lb.health_check))
+        && (found.listeners != lb.listeners
+            || found.health_check.as_ref() != lb.groups.first().map(|group| &group.health_check))
     {
         return Err(format!("listeners {:?}, wanted {:?}", found.listeners, lb.listeners));
     }
@@ -241,16 +242,16 @@ fn edge_balancer(world: &World, lb: &LoadBalancer) -> Result<Option<IpAddr>, Str
     let found: EdgeLoadBalancerSpec =
         serde_json::from_value(json["spec"].clone()).map_err(|error| error.to_string())?;
     let structure = spec::structure(lb, found.addresses.clone()).map_err(|error| error.to_string())?;
-    let wanted = match lb.targets.shared {
+    let wanted = match lb.nodes().shared {
         Some(set) => EdgeLoadBalancerSpec { node_set: Some(set.as_str().to_owned()), ..structure },
-        None => EdgeLoadBalancerSpec { targets: spec::targets(&lb.families, &lb.targets), ..structure },
+        None => EdgeLoadBalancerSpec { targets: spec::targets(&lb.families, &lb.nodes()), ..structure },
     };
     if found != wanted {
         return Err(format!("object {found:?}, wanted {wanted:?}"));
     }
-    if let Some(set) = lb.targets.shared {
+    if let Some(set) = lb.nodes().shared {
         let found = world.api.get(Resource::EdgeNodeSets, &Key::new(NAMESPACE, set.as_str()));
-        let wanted = serde_json::json!(EdgeNodeSetSpec { targets: spec::shared_targets(&lb.targets) });
+        let wanted = serde_json::json!(EdgeNodeSetSpec { targets: spec::shared_targets(&lb.nodes()) });
         if found.is_none_or(|found| found["spec"] != wanted) {
             return Err(format!("EdgeNodeSet {found:?}, wanted {wanted}"));
         }

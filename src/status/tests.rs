@@ -22,7 +22,7 @@ fn vip(ip: &str) -> Ingress {
 
 fn health(states: &[HealthState]) -> HealthSummary {
     let target = |(i, state): (usize, &HealthState)| TargetHealth {
-        node: format!("node-{i}"),
+        target: format!("node-{i}"),
         family: None,
         state: *state,
         reason: "why".to_owned(),

@@ -11,7 +11,7 @@ use steerage_testmoto::{Server, classify};
 
 use crate::support::{Cluster, eventually};
 
-/// The instances in all target groups of the Service.
+/// The targets in all target groups of the Service.
 fn registered(moto: &Server, uid: &str) -> BTreeSet<String> {
     moto.targets(uid).expect("targets").into_values().flatten().collect()
 }
@@ -71,6 +71,28 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_h
     eventually("the new target", async || (registered(&moto, &by_api) == second).then_some(())).await;
     let writes: Vec<_> = proxy.writes().into_iter().map(|call| call.name).collect();
     assert_eq!(writes, ["RegisterTargets", "DeregisterTargets"]);
+
+    // Pods as targets need no node port, and no node's provider ID.
+    let target_type = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type";
+    let pods = json!({
+        "metadata": {"annotations": {target_type: "ip"}},
+        "spec": {"loadBalancerClass": "steerage.dev/aws", "allocateLoadBalancerNodePorts": false},
+    });
+    let pods = uid(&cluster.service("pods", pods).await);
+    for addresses in [&["10.0.1.1", "10.0.1.2"][..], &["10.0.1.2", "10.0.1.3"]] {
+        let at: Vec<_> = addresses.iter().map(|address| ("elsewhere", (*address).to_owned())).collect();
+        cluster.pods("pods", &at).await;
+        let wanted = addresses.iter().map(|address| (*address).to_owned()).collect::<BTreeSet<_>>();
+        eventually("the pods", async || (registered(&moto, &pods) == wanted).then_some(())).await;
+    }
+    cluster.condition("pods", "Serving", "True", "TargetsHealthy").await;
+    let wrong = json!({"metadata": {"annotations": {"steerage.dev/steering": "health-check"}}});
+    cluster.change("pods", wrong).await;
+    cluster.condition("pods", "Programmed", "False", "SteeringNotSupported").await;
+    cluster.pods("pods", &[("elsewhere", "10.0.1.4".to_owned())]).await;
+    let last = BTreeSet::from(["10.0.1.4".to_owned()]);
+    eventually("the pod of a refused Service", async || (registered(&moto, &pods) == last).then_some(()))
+        .await;
 
     // A dry run beside this controller sends nothing that writes, compares targets by instance, and checks the annotations.
     let wrong = json!({"annotations": {"service.beta.kubernetes.io/aws-load-balancer-scheme": "public"}});

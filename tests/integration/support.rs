@@ -183,12 +183,15 @@ impl Cluster {
 
     /// Has the Service's endpoints be ready on these nodes, and nowhere else.
     pub(crate) async fn endpoints(&self, service: &str, nodes: &[&str]) {
+        let numbered = nodes.iter().zip(1..).map(|(node, i)| (*node, format!("10.2.0.{i}")));
+        self.pods(service, &numbered.collect::<Vec<_>>()).await;
+    }
+
+    /// Has the Service's endpoints be ready on these nodes with these addresses, and nowhere else.
+    pub(crate) async fn pods(&self, service: &str, pods: &[(&str, String)]) {
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &self.namespace);
-        let endpoints: Vec<Value> = nodes
-            .iter()
-            .enumerate()
-            .map(|(i, node)| json!({"addresses": [format!("10.2.0.{}", i + 1)], "nodeName": node, "conditions": {"ready": true}}))
-            .collect();
+        let endpoint = |(node, address): &(&str, String)| json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}});
+        let endpoints: Vec<Value> = pods.iter().map(endpoint).collect();
         let slice = json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
             "metadata": {"name": service, "labels": {"kubernetes.io/service-name": service}},

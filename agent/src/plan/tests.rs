@@ -23,8 +23,7 @@ fn ingress(ip: &str, ip_mode: Option<IpMode>) -> Ingress {
 }
 
 fn service(name: &str) -> Service {
-    let port =
-        ServicePort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 80, node_port: Some(30080) };
+    let port = ServicePort::new("web", Protocol::Tcp, 80, Some(30080));
     Service {
         kind: ServiceKind::LoadBalancer,
         cluster_ips: vec![addr("10.96.0.1")],
@@ -177,12 +176,7 @@ fn only_addresses_that_packets_carry_become_frontends() {
 #[test]
 fn every_protocol_has_frontends_of_its_own() {
     let mut service = service("web");
-    let port = |protocol| ServicePort {
-        name: "web".to_owned(),
-        protocol,
-        port: 80,
-        node_port: (protocol != Protocol::Tcp).then_some(30080),
-    };
+    let port = |protocol| ServicePort::new("web", protocol, 80, (protocol != Protocol::Tcp).then_some(30080));
     service.ports = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(port).to_vec();
     let mut index = Index::default();
     index.apply_service(Event::Apply(service.clone()));
@@ -341,7 +335,7 @@ proptest! {
             service.external_ips = picks.iter().filter_map(|pick| external.get(*pick).copied()).collect();
             for (i, number) in [30080, 30081, 31000, 31001].into_iter().enumerate() {
                 let name = format!("more-{i}");
-                service.ports.push(ServicePort { name, protocol: Protocol::Tcp, port: number, node_port: None });
+                service.ports.push(ServicePort::new(name, Protocol::Tcp, number, None));
             }
             let plan = plan(&service, both());
             desired.update([(service.key.clone(), plan.clone())].into());

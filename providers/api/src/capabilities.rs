@@ -43,13 +43,24 @@ impl std::str::FromStr for Steering {
     }
 }
 
-/// The destination of a packet when it reaches the node.
+/// How packets reach a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Addressing {
-    /// VIP and Service port: one target group serves all listeners.
+    /// With VIP and Service port: one target group serves all listeners.
     Vip,
-    /// Node address and node port: every listener needs a node port.
+    /// With node address and node port: every listener needs a node port, and a target group for it.
     NodePort,
+}
+
+/// The annotation by which a Service chooses what its targets are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TargetsAnnotation {
+    /// Its name.
+    pub name: &'static str,
+    /// The value that chooses nodes, as does a Service without the annotation.
+    pub nodes: &'static str,
+    /// The value that chooses pods.
+    pub pods: &'static str,
 }
 
 /// What a provider supports.
@@ -61,6 +72,8 @@ pub struct Capabilities {
     pub protocols: &'static [Protocol],
     /// How packets reach the nodes.
     pub addressing: Addressing,
+    /// How a Service chooses pods as targets; `None` if the provider reaches only nodes.
+    pub pod_targets: Option<TargetsAnnotation>,
     /// The `ipMode` to publish with an address; `None` if the provider publishes only host names.
     pub ip_mode: Option<IpMode>,
     /// Whether IPv6 is supported.

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The interface between the controller and the providers of load balancers.
 //!
-//! The controller plans a plain value, a [`LoadBalancer`] with its [`TargetSet`], and passes it to a [`Provider`], which makes the
+//! The controller plans a plain value, a [`LoadBalancer`] with its [`TargetGroup`]s, and passes it to a [`Provider`], which makes the
 //! cloud match it. This crate owns those values, the trait and its errors. It knows no cloud and does no I/O.
 
 mod capabilities;
 mod error;
 mod load_balancer;
 mod provider;
+mod target_group;
 mod targets;
 
-pub use capabilities::{Addressing, Capabilities, Steering};
+pub use capabilities::{Addressing, Capabilities, Steering, TargetsAnnotation};
 pub use error::Error;
-pub use load_balancer::{HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner};
+pub use load_balancer::{Listener, LoadBalancer, Owner};
 pub use provider::{Compare, Health, Outcome, Progress, Provider};
-pub use targets::{HealthState, SharedSet, Target, TargetHealth, TargetSet};
+pub use target_group::{GroupKey, HealthCheck, HealthProtocol, PodPort, TargetGroup};
+pub use targets::{
+    GroupTargets, HealthState, PodTarget, SharedSet, Target, TargetHealth, TargetSet, Targets,
+};

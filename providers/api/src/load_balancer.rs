@@ -4,12 +4,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use ipnet::IpNet;
-use steerage_model::{Affinity, Family, Key, Protocol};
+use steerage_model::{Family, Key, Protocol};
 
-use crate::TargetSet;
+use crate::{GroupKey, GroupTargets, TargetGroup, TargetSet, Targets};
 
 /// The owner of a load balancer. The UID distinguishes a Service from one created again under the same name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -35,42 +34,11 @@ pub struct Listener {
     pub protocol: Protocol,
     /// The port that clients use.
     pub port: u16,
-    /// The node port, if one is allocated.
-    pub node_port: Option<u16>,
+    /// The target group to which it forwards, one of the load balancer's.
+    pub group: GroupKey,
 }
 
-/// The protocol of a health check.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum HealthProtocol {
-    /// Passes when a connection opens.
-    Tcp,
-    /// Passes when a GET request is answered with status 200.
-    Http {
-        /// The path, with its leading slash.
-        path: String,
-    },
-}
-
-/// How targets are checked.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct HealthCheck {
-    /// The protocol.
-    pub protocol: HealthProtocol,
-    /// The port on the node.
-    pub port: u16,
-    /// Whether the port answers for this Service on the node; otherwise it answers for the node's service proxy.
-    pub is_of_service: bool,
-    /// Time between two checks.
-    pub interval: Duration,
-    /// Time after which a check fails.
-    pub timeout: Duration,
-    /// Consecutive successful checks that make a target healthy.
-    pub healthy_threshold: u32,
-    /// Consecutive failed checks that make a target unhealthy.
-    pub unhealthy_threshold: u32,
-}
-
-/// A load balancer as it should be: its structure, and its targets.
+/// A load balancer as it should be: its structure, and the targets of its groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBalancer {
     /// The Service.
@@ -79,10 +47,8 @@ pub struct LoadBalancer {
     pub families: Vec<Family>,
     /// The listeners, in the Service's order.
     pub listeners: Vec<Listener>,
-    /// How targets are checked.
-    pub health_check: HealthCheck,
-    /// Session affinity by client address.
-    pub affinity: Option<Affinity>,
+    /// The target groups to which listeners forward, each with its own key.
+    pub groups: Vec<TargetGroup>,
     /// The addresses that the user requested; if empty, the provider chooses.
     pub requested_addresses: Vec<IpAddr>,
     /// The address pool that the user requested.
@@ -93,34 +59,75 @@ pub struct LoadBalancer {
     pub source_ranges: Vec<IpNet>,
     /// The Service's annotations; each provider reads its own.
     pub annotations: BTreeMap<String, String>,
-    /// The targets. All else is the structure.
-    pub targets: TargetSet,
 }
 
 impl LoadBalancer {
-    /// Whether both request the same structure. The published addresses are a result, not a request.
+    /// Whether both request the same structure: all but the targets. The published addresses are a result, not a request.
     pub fn has_structure_of(&self, other: &Self) -> bool {
         let Self {
             owner,
             families,
             listeners,
-            health_check,
-            affinity,
+            groups,
             requested_addresses,
             pool,
             published: _,
             source_ranges,
             annotations,
-            targets: _,
         } = self;
         *owner == other.owner
             && *families == other.families
             && *listeners == other.listeners
-            && *health_check == other.health_check
-            && *affinity == other.affinity
+            && groups.len() == other.groups.len()
+            && groups.iter().zip(&other.groups).all(|(own, other)| own.has_structure_of(other))
             && *requested_addresses == other.requested_addresses
             && *pool == other.pool
             && *source_ranges == other.source_ranges
             && *annotations == other.annotations
+    }
+
+    /// The target group of this key.
+    pub fn group(&self, key: &GroupKey) -> Option<&TargetGroup> {
+        self.groups.iter().find(|group| group.key == *key)
+    }
+
+    /// The same load balancer with other targets. A group that `targets` lacks has none.
+    #[must_use]
+    pub fn with_targets(mut self, targets: &GroupTargets) -> Self {
+        for group in &mut self.groups {
+            group.targets = match &group.key {
+                GroupKey::Vip | GroupKey::NodePort(_) => {
+                    Targets::Nodes(targets.nodes.clone().unwrap_or_default())
+                }
+                GroupKey::Pods(port) => Targets::Pods(targets.pods.get(port).cloned().unwrap_or_default()),
+            };
+        }
+        self
+    }
+
+    /// The same load balancer with these nodes in every group of nodes.
+    #[must_use]
+    pub fn with_nodes(self, nodes: TargetSet) -> Self {
+        self.with_targets(&GroupTargets::of_nodes(nodes))
+    }
+
+    /// The nodes that are targets; none if pods are.
+    pub fn nodes(&self) -> TargetSet {
+        self.targets().nodes.unwrap_or_default()
+    }
+
+    /// The targets of all groups.
+    pub fn targets(&self) -> GroupTargets {
+        let mut all = GroupTargets::default();
+        for group in &self.groups {
+            match (&group.key, &group.targets) {
+                (_, Targets::Nodes(nodes)) => all.nodes = Some(nodes.clone()),
+                (GroupKey::Pods(port), Targets::Pods(pods)) => {
+                    all.pods.insert(port.clone(), pods.clone());
+                }
+                (GroupKey::Vip | GroupKey::NodePort(_), Targets::Pods(_)) => {}
+            }
+        }
+        all
     }
 }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use steerage_model::Ingress;
 
-use crate::{Capabilities, Error, LoadBalancer, Owner, TargetHealth, TargetSet};
+use crate::{Capabilities, Error, GroupTargets, LoadBalancer, Owner, TargetHealth, TargetSet};
 
 /// Whether a change is complete. Providers never wait: if the cloud needs time, they return when to call again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct Outcome {
     pub progress: Progress,
     /// The addresses or host names to publish in the Service's status; empty until they are final, and if none are known.
     pub ingress: Vec<Ingress>,
-    /// Nodes that the provider refused as targets, each with the reason and what to do. The others are in place.
+    /// Targets that the provider refused, named as in [`TargetHealth`], each with the reason and what to do. The others are in place.
     pub refused: Vec<(String, String)>,
     /// When to call again although the change is complete: what was refused may be accepted by then.
     pub retry_refused: Option<Duration>,
@@ -89,7 +89,7 @@ pub trait Provider: Send + Sync + 'static {
 
     /// Updates only the targets of the load balancer as it is: the structure that its Service requests cannot be planned, or was
     /// [rejected](Error::Invalid). Does nothing if there is none.
-    async fn set_targets(&self, owner: &Owner, targets: &TargetSet) -> Result<Outcome, Error>;
+    async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error>;
 
     /// Replaces a shared set for all load balancers that use it; an older value than the last one changes nothing. Only called with
     /// the capability [`shared_sets`](Capabilities::shared_sets). [`Provider::apply`] contains the set too, for the first load

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The planned targets of a load balancer, and their health as the provider reports it.
 
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_model::Family;
+
+use crate::PodPort;
 
 /// A node that a load balancer may send to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,7 +49,7 @@ impl SharedSet {
     }
 }
 
-/// The targets of one load balancer, sorted by node name.
+/// The nodes that are targets of one load balancer, sorted by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TargetSet {
     /// The shared set that `targets` equals, with weight 1 each.
@@ -61,6 +64,58 @@ impl TargetSet {
     /// Targets that are no shared set.
     pub fn own(targets: impl Into<Arc<[Target]>>) -> Self {
         Self { shared: None, generation: 0, targets: targets.into() }
+    }
+}
+
+/// A pod that a load balancer may send to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PodTarget {
+    /// The address and port on which it receives packets.
+    pub address: SocketAddr,
+    /// The zone of its node.
+    pub zone: Option<Arc<str>>,
+}
+
+/// The targets of one group.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Targets {
+    /// Nodes.
+    Nodes(TargetSet),
+    /// Pods, sorted by address.
+    Pods(Arc<[PodTarget]>),
+}
+
+/// The targets of all groups of a load balancer, whatever its structure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupTargets {
+    /// The targets of every group of nodes; `None` if such groups keep those that they have.
+    pub nodes: Option<TargetSet>,
+    /// The targets of groups of pods. A group that is not contained keeps those that it has.
+    pub pods: BTreeMap<PodPort, Arc<[PodTarget]>>,
+}
+
+impl GroupTargets {
+    /// Those of a load balancer without groups of pods.
+    pub fn of_nodes(nodes: TargetSet) -> Self {
+        Self { nodes: Some(nodes), pods: BTreeMap::new() }
+    }
+
+    /// The same groups with the targets of an earlier time, as far as it had some for them.
+    #[must_use]
+    pub fn frozen_at(&self, earlier: &Self) -> Self {
+        let nodes = self.nodes.as_ref().map(|now| earlier.nodes.as_ref().unwrap_or(now).clone());
+        let pods = self
+            .pods
+            .iter()
+            .map(|(port, now)| (port.clone(), Arc::clone(earlier.pods.get(port).unwrap_or(now))));
+        Self { nodes, pods: pods.collect() }
+    }
+
+    /// The number of nodes and pods. A pod counts once, however many groups it is in.
+    pub fn count(&self) -> usize {
+        let pods = self.pods.values().flat_map(|pods| pods.iter());
+        let pods: BTreeSet<IpAddr> = pods.map(|pod| pod.address.ip()).collect();
+        self.nodes.as_ref().map_or(0, |nodes| nodes.targets.len()) + pods.len()
     }
 }
 
@@ -82,8 +137,8 @@ pub enum HealthState {
 /// The health of one target, as reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetHealth {
-    /// The node's name, or the provider's name for the target if the node is unknown.
-    pub node: String,
+    /// The node's name, the pod's address and port, or the provider's name for the target if neither is known.
+    pub target: String,
     /// The checked IP family, if the provider checks each separately.
     pub family: Option<Family>,
     /// The state.

@@ -17,13 +17,16 @@ use crate::registered::RegisteredIds;
 use crate::state::ServiceState;
 use crate::targets::Limits;
 use crate::tls::Tls;
-use crate::{annotations, names, reasons, security_group_sync, targets};
+use crate::wanted_targets::WantedTargets;
+use crate::{annotations, finish, names, reasons, security_group_sync, targets};
 
 /// How far the steps have come.
 pub(crate) enum Stepped {
     Done,
     /// AWS does not show the tags of a created resource yet.
     Unproven,
+    /// A listener would lose its last target: its new group has none yet.
+    Empty,
 }
 
 fn arn_of(resources: &Resources, group: &str) -> Result<String, Error> {
@@ -48,14 +51,30 @@ fn labelled(tags: &Tags, labels: &Labels) -> Tags {
     tags.clone().into_iter().chain(labels.all()).collect()
 }
 
+/// The group without targets to which a listener would switch from one with targets.
+fn emptied<'a>(
+    steps: &[Step],
+    resources: &'a Resources,
+    entry: &ServiceState,
+) -> Option<(&'a String, &'a ObservedGroup)> {
+    let has_targets = |arn: &str| entry.registered.get(arn).is_none_or(|known| !known.is_empty());
+    steps.iter().find_map(|step| {
+        let Step::SwitchListener { arn, group, .. } = step else { return None };
+        let next = resources.groups.get_key_value(group)?;
+        let listener = resources.listeners.iter().find(|listener| listener.arn == *arn)?;
+        let present = listener.group_arn.as_deref().filter(|present| *present != next.1.arn)?;
+        (has_targets(present) && !has_targets(&next.1.arn)).then_some(next)
+    })
+}
+
 impl Aws {
-    /// Applies the steps. The instances are registered before a listener needs them; the others stay registered. Groups that are no
+    /// Applies the steps. The targets are registered before a listener needs them; the others stay registered. Groups that are no
     /// longer wanted are left for later.
     pub(crate) async fn apply_steps(
         &self,
         owner: &Owner,
         wanted: &Desired,
-        instances: &BTreeMap<String, String>,
+        targets: &WantedTargets,
         resources: &mut Resources,
         entry: &mut ServiceState,
     ) -> Result<Stepped, Error> {
@@ -84,7 +103,21 @@ impl Aws {
         for step in of_groups {
             self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
-        self.register(wanted, instances, resources, entry).await?;
+        self.register(wanted, targets, resources, entry).await?;
+        // Slices may lack a changed port of pods for a moment. Where no node is wanted, none will come.
+        let is_wanted = |name: &str, group: &ObservedGroup| {
+            group.has_pods || targets.of(name, group).is_some_and(|wanted| !wanted.is_empty())
+        };
+        if let Some((name, group)) = emptied(others, resources, entry).filter(|(n, g)| is_wanted(n, g)) {
+            let refused = targets.of(name, group).into_iter().flatten();
+            let mut refused = refused.filter_map(|(id, _)| Some((id, entry.refused_targets.reason(id)?)));
+            let Some((id, why)) = refused.next() else { return Ok(Stepped::Empty) };
+            let message = format!(
+                "AWS refuses all new targets. The load balancer keeps its present ones. {}",
+                finish::refusal(id, why)
+            );
+            return Err(Error::invalid(reasons::ALL_TARGETS_REFUSED, message));
+        }
         for step in others {
             self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
@@ -121,19 +154,22 @@ impl Aws {
         Ok(entry.unproven.is_empty())
     }
 
-    /// Registers the instances in all wanted target groups.
+    /// Registers the targets in all wanted target groups.
     async fn register(
         &self,
         wanted: &Desired,
-        instances: &BTreeMap<String, String>,
+        targets: &WantedTargets,
         resources: &Resources,
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
-        entry.refused_targets.retain(instances);
+        entry.refused_targets.retain(&targets.all());
         let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
-        for group in wanted.groups.iter().filter_map(|group| resources.groups.get(&group.name)) {
+        for (name, group) in
+            wanted.groups.iter().filter_map(|group| resources.groups.get_key_value(&group.name))
+        {
+            let Some(targets) = targets.of(name, group) else { continue };
             let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
-            match targets::add(&*self.client, &group.arn, known, instances, refused, limits).await {
+            match targets::add(&*self.client, &group.arn, known, targets, refused, limits).await {
                 // Others leave the group afterwards, which makes room.
                 Err(failure)
                     if failure.is_quota() && known.get(&group.arn).is_some_and(|known| !known.is_empty()) => {
@@ -239,8 +275,9 @@ impl Aws {
                 let made = self.client.create_group(&group, &self.config.vpc, &tags).await?;
                 entry.unproven.insert(made.arn.clone());
                 entry.registered.entry(made.arn.clone()).or_insert_with(RegisteredIds::new);
-                let health = group.health;
-                resources.groups.insert(group.name, ObservedGroup { health, only_200: true, tags, ..made });
+                let has_pods = group.has_pods();
+                let seen = ObservedGroup { health: group.health, has_pods, only_200: true, tags, ..made };
+                resources.groups.insert(group.name, seen);
             }
             Step::ModifyHealth { arn, health } => {
                 self.client.modify_health(&arn, &health).await?;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use steerage_model::{Family, Protocol};
-use steerage_provider_api::{Error, Listener, LoadBalancer};
+use steerage_provider_api::{Error, GroupKey, Listener, LoadBalancer, PodPort};
 
 use crate::attributes::{GroupWishes, OF_BALANCERS, OF_GROUPS, Values};
 use crate::config::{Config, Scheme};
@@ -23,11 +23,27 @@ pub(crate) const MAX_LISTENERS: usize = 50;
 pub(crate) struct DesiredGroup {
     pub(crate) name: String,
     pub(crate) protocol: &'static str,
-    pub(crate) port: u16,
+    /// How its targets are reached.
+    pub(crate) key: GroupKey,
     pub(crate) health: HealthCheckSettings,
     /// Attributes that must have these values. Others are not changed.
     pub(crate) attributes: Values,
     pub(crate) labels: Labels,
+}
+
+impl DesiredGroup {
+    /// Whether its targets are pods.
+    pub(crate) fn has_pods(&self) -> bool {
+        matches!(self.key, GroupKey::Pods(_))
+    }
+
+    /// The port of targets that are registered without one, which AWS requires also where each target has its own.
+    pub(crate) fn port(&self) -> u16 {
+        match self.key {
+            GroupKey::NodePort(port) | GroupKey::Pods(PodPort::Number(port)) => port,
+            GroupKey::Vip | GroupKey::Pods(PodPort::Name(..)) => 1,
+        }
+    }
 }
 
 /// A wanted listener.
@@ -54,7 +70,7 @@ pub(crate) struct Desired {
     pub(crate) labels: Labels,
     pub(crate) groups: Vec<DesiredGroup>,
     pub(crate) listeners: Vec<DesiredListener>,
-    /// Whether annotations name what no list of AWS shows: TLS, or values of attributes.
+    /// Whether something is wanted that no list of AWS shows: TLS, values of attributes, or which listeners share pods.
     pub(crate) is_beyond_lists: bool,
 }
 
@@ -74,12 +90,14 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     let tls_wishes = TlsWishes::read(&lb.annotations, &lb.listeners)?;
     let protocols = ports.values().map(|(protocol, _)| *protocol).collect();
     let wishes = GroupWishes::read(&lb.annotations, &protocols)?;
-    let check = health_check::health_check(lb, wishes.has_proxy_protocol())?;
     let mut listeners: Vec<DesiredListener> = Vec::new();
     let mut groups: Vec<DesiredGroup> = Vec::new();
-    for (port, (protocol, node_port)) in ports {
+    for (port, (protocol, key)) in ports {
         let (tls, of_listener, protocol) = tls_wishes.of(port, protocol)?;
-        if protocol == "TLS" && lb.affinity.is_some() {
+        let planned = lb
+            .group(key)
+            .ok_or_else(|| Error::Unavailable(format!("no target group is planned for port {port}")))?;
+        if protocol == "TLS" && planned.affinity.is_some() {
             let problem = format!(
                 "The Service has spec.sessionAffinity ClientIP, and annotation {} is ssl, but AWS keeps no client on a target that it \
                  reaches by TLS.",
@@ -90,18 +108,18 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
                 "Set spec.sessionAffinity to None, or remove the annotation.",
             ));
         }
-        let name = names::target_group(&config.cluster, &lb.owner.service, protocol, node_port, &config.vpc);
+        let name = group_name(config, lb, protocol, key);
         listeners.push(DesiredListener { port, protocol: of_listener, group: name.clone(), tls });
         if groups.iter().any(|g| g.name == name) {
             continue;
         }
-        let attributes = wishes.of(protocol, lb.affinity.is_some());
+        let attributes = wishes.of(protocol, planned.affinity.is_some());
         let marked = attributes::to_mark(OF_GROUPS, &attributes);
         groups.push(DesiredGroup {
             name,
             protocol,
-            port: node_port,
-            health: check.clone(),
+            key: key.clone(),
+            health: health_check::health_check(lb, planned, protocol, wishes.has_proxy_protocol())?,
             attributes,
             labels: Labels { tags: tags.clone(), attributes: marked },
         });
@@ -110,7 +128,9 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     let attributes = attributes::of_balancer(&lb.annotations)?;
     let marked = attributes::to_mark(OF_BALANCERS, &attributes);
     let has_tls = listeners.iter().any(|listener| listener.tls.is_some());
-    let is_beyond_lists = has_tls || !attributes.is_empty() || !wishes.is_empty();
+    // Lists show no listeners. Those of pods may share a group, or swap groups.
+    let may_swap = listeners.len() > 1 && groups.iter().any(DesiredGroup::has_pods);
+    let is_beyond_lists = has_tls || may_swap || !attributes.is_empty() || !wishes.is_empty();
     let security = security_group::security(lb, listeners.iter().map(|found| (found.port, found.protocol)))?;
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),
@@ -123,6 +143,15 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
         listeners,
         is_beyond_lists,
     })
+}
+
+fn group_name(config: &Config, lb: &LoadBalancer, protocol: &str, key: &GroupKey) -> String {
+    let (cluster, service) = (&config.cluster, &lb.owner.service);
+    match key {
+        GroupKey::Pods(port) => names::pod_group(config, service, protocol, port),
+        GroupKey::NodePort(port) => names::target_group(cluster, service, protocol, *port, &config.vpc),
+        GroupKey::Vip => names::target_group(cluster, service, protocol, 0, &config.vpc),
+    }
 }
 
 fn check_supported(lb: &LoadBalancer) -> Result<(), Error> {
@@ -187,10 +216,10 @@ fn annotated_scheme(
     })
 }
 
-/// Protocol and node port of each client-facing port. A port with both TCP and UDP becomes one `TCP_UDP` listener, which can
+/// Protocol and target group of each client-facing port. A port with both TCP and UDP becomes one `TCP_UDP` listener, which can
 /// have only one target group.
-fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u16)>, Error> {
-    let mut ports: BTreeMap<u16, (&'static str, u16)> = BTreeMap::new();
+fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, &GroupKey)>, Error> {
+    let mut ports: BTreeMap<u16, (&'static str, &GroupKey)> = BTreeMap::new();
     for listener in listeners {
         let protocol = match listener.protocol {
             Protocol::Tcp => "TCP",
@@ -203,20 +232,9 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
                 return Err(Error::invalid(reasons::PROTOCOL_NOT_SUPPORTED, message));
             }
         };
-        let Some(node_port) = listener.node_port else {
-            let message = format!(
-                "Port {} has no node port, which instance targets need. No load balancer is created or changed. Set spec.allocateLoadBalancerNodePorts to true.",
-                listener.port
-            );
-            return Err(Error::invalid(reasons::NO_NODE_PORT, message));
-        };
-        let entry = ports.entry(listener.port).or_insert((protocol, node_port));
-        if entry.1 != node_port {
-            let message = format!(
-                "Port {} has node port {} for one protocol and {node_port} for the other, but a TCP_UDP listener supports only one. No load balancer is created or changed. Set the same nodePort for both.",
-                listener.port, entry.1
-            );
-            return Err(Error::invalid(reasons::NODE_PORTS_DIFFER, message));
+        let entry = ports.entry(listener.port).or_insert((protocol, &listener.group));
+        if *entry.1 != listener.group {
+            return Err(ports_differ(listener.port, entry.1, &listener.group));
         }
         if entry.0 != protocol {
             entry.0 = "TCP_UDP";
@@ -232,12 +250,35 @@ fn merge_ports(listeners: &[Listener]) -> Result<BTreeMap<u16, (&'static str, u1
     Ok(ports)
 }
 
+/// The protocols of a port lead to different targets.
+fn ports_differ(port: u16, one: &GroupKey, other: &GroupKey) -> Error {
+    let only_one = "but a TCP_UDP listener supports only one. No load balancer is created or changed.";
+    if let (GroupKey::NodePort(one), GroupKey::NodePort(other)) = (one, other) {
+        let message = format!(
+            "Port {port} has node port {one} for one protocol and {other} for the other, {only_one} Set the same nodePort for both."
+        );
+        return Error::invalid(reasons::NODE_PORTS_DIFFER, message);
+    }
+    let shown = |key: &GroupKey| match key {
+        GroupKey::Pods(PodPort::Number(number)) => number.to_string(),
+        GroupKey::Pods(PodPort::Name(name, protocol)) => format!("{name} ({protocol})"),
+        GroupKey::Vip | GroupKey::NodePort(_) => "none".to_owned(),
+    };
+    let message = format!(
+        "Port {port} has the target ports {} and {}, {only_one} Set the same number as targetPort of both protocols: a name may be \
+         another port for each.",
+        shown(one),
+        shown(other)
+    );
+    Error::invalid(reasons::TARGET_PORTS_DIFFER, message)
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use std::time::Duration;
 
     use steerage_model::Key;
-    use steerage_provider_api::{HealthCheck, HealthProtocol, Owner, TargetSet};
+    use steerage_provider_api::{HealthCheck, HealthProtocol, Owner, TargetGroup, TargetSet, Targets};
 
     use super::*;
     use crate::config::ClusterId;
@@ -256,32 +297,65 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn planned(ports: &[(Protocol, u16, u16)]) -> LoadBalancer {
-        let listener = |&(protocol, port, node_port): &(Protocol, u16, u16)| Listener {
+        planned_as(ports, GroupKey::NodePort, &Targets::Nodes(TargetSet::default()))
+    }
+
+    /// The third number of each port is that of the pods.
+    pub(crate) fn planned_with_pods(ports: &[(Protocol, u16, u16)]) -> LoadBalancer {
+        let mut lb =
+            planned_as(ports, |port| GroupKey::Pods(PodPort::Number(port)), &Targets::Pods([].into()));
+        for group in &mut lb.groups {
+            group.health_check = HealthCheck { protocol: HealthProtocol::Tcp, port: None, ..check() };
+        }
+        lb.annotations.insert(annotations::TARGET_TYPE.to_owned(), "ip".to_owned());
+        lb
+    }
+
+    pub(crate) fn check() -> HealthCheck {
+        HealthCheck {
+            protocol: HealthProtocol::Http { path: "/healthz".to_owned() },
+            port: Some(32000),
+            is_of_service: false,
+            interval: Duration::from_secs(5),
+            timeout: Duration::from_secs(3),
+            healthy_threshold: 2,
+            unhealthy_threshold: 2,
+        }
+    }
+
+    fn planned_as(
+        ports: &[(Protocol, u16, u16)],
+        key: impl Fn(u16) -> GroupKey,
+        targets: &Targets,
+    ) -> LoadBalancer {
+        let listener = |&(protocol, port, to): &(Protocol, u16, u16)| Listener {
             name: String::new(),
             protocol,
             port,
-            node_port: (node_port != 0).then_some(node_port),
+            group: key(to),
         };
+        let mut groups: Vec<TargetGroup> = Vec::new();
+        for (_, _, to) in ports {
+            let group = TargetGroup {
+                key: key(*to),
+                health_check: check(),
+                affinity: None,
+                targets: targets.clone(),
+            };
+            if groups.iter().all(|known| known.key != group.key) {
+                groups.push(group);
+            }
+        }
         LoadBalancer {
             owner: Owner { service: Key::new("shop", "web"), uid: "u1".to_owned() },
             families: vec![Family::V4],
             listeners: ports.iter().map(listener).collect(),
-            health_check: HealthCheck {
-                protocol: HealthProtocol::Http { path: "/healthz".to_owned() },
-                port: 32000,
-                is_of_service: false,
-                interval: Duration::from_secs(5),
-                timeout: Duration::from_secs(3),
-                healthy_threshold: 2,
-                unhealthy_threshold: 2,
-            },
-            affinity: None,
+            groups,
             requested_addresses: Vec::new(),
             pool: None,
             published: Vec::new(),
             source_ranges: Vec::new(),
             annotations: BTreeMap::new(),
-            targets: TargetSet::default(),
         }
     }
 
@@ -299,7 +373,7 @@ pub(crate) mod tests {
         let made = made.unwrap();
         let listeners: Vec<_> = made.listeners.iter().map(|f| (f.port, f.protocol)).collect();
         assert_eq!(listeners, [(53, "TCP_UDP"), (80, "TCP"), (99, "UDP")]);
-        let groups: Vec<_> = made.groups.iter().map(|g| (g.port, g.protocol)).collect();
+        let groups: Vec<_> = made.groups.iter().map(|g| (g.port(), g.protocol)).collect();
         assert_eq!(groups, [(30053, "TCP_UDP"), (30080, "TCP"), (30099, "UDP")]);
         assert!(made.listeners.iter().zip(&made.groups).all(|(f, g)| f.group == g.name));
         let keeps = |g: &DesiredGroup| {
@@ -312,7 +386,7 @@ pub(crate) mod tests {
     fn unsupported_settings_have_distinct_reasons() {
         use Protocol::{Sctp, Tcp, Udp};
         assert_eq!(reason(&planned(&[(Sctp, 80, 30080)])), "ProtocolNotSupported");
-        assert_eq!(reason(&planned(&[(Tcp, 80, 0)])), "NoNodePort");
+        assert_eq!(reason(&planned_with_pods(&[(Tcp, 53, 53), (Udp, 53, 54)])), "TargetPortsDiffer");
         assert_eq!(reason(&planned(&[(Tcp, 53, 30053), (Udp, 53, 30054)])), "NodePortsDiffer");
         let many: Vec<_> = (1..=51).map(|p| (Tcp, p, 30000 + p)).collect();
         assert_eq!(reason(&planned(&many)), "TooManyPorts");
@@ -337,7 +411,8 @@ pub(crate) mod tests {
     fn affinity_needs_targets_without_tls() {
         let of = |backend: &str, is_sticky: bool| {
             let mut lb = planned(&[(Protocol::Tcp, 443, 30443)]);
-            lb.affinity = is_sticky.then(|| steerage_model::Affinity { timeout: Duration::from_mins(1) });
+            lb.groups[0].affinity =
+                is_sticky.then(|| steerage_model::Affinity { timeout: Duration::from_mins(1) });
             let named =
                 [(annotations::SSL_CERT, "arn:aws:acm:::a"), (annotations::BACKEND_PROTOCOL, backend)];
             lb.annotations = named.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
@@ -390,9 +465,9 @@ pub(crate) mod tests {
         let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
         lb.annotations.insert(annotations::PROXY_PROTOCOL.to_owned(), "*".to_owned());
         let group = desired(&config(), &lb).unwrap().groups.remove(0);
-        assert_eq!((group.health.path, group.health.port), (None, 32000));
+        assert_eq!((group.health.path, group.health.port), (None, Some(32000)));
         assert_eq!(group.attributes["proxy_protocol_v2.enabled"], "true");
-        lb.health_check.is_of_service = true;
+        lb.groups[0].health_check.is_of_service = true;
         assert_eq!(reason(&lb), "ConflictingAnnotations");
         lb.annotations.clear();
         assert!(desired(&config(), &lb).unwrap().groups[0].health.path.is_some());

@@ -11,9 +11,11 @@ use crate::labels::{self, Relabel};
 use crate::tls::{Recertify, Tls};
 
 /// An existing target group of this cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObservedGroup {
     pub(crate) arn: String,
+    /// Whether its targets are pods, by address; otherwise they are instances.
+    pub(crate) has_pods: bool,
     pub(crate) health: HealthCheckSettings,
     /// Whether an HTTP check accepts only status 200. True for a TCP check.
     pub(crate) only_200: bool,
@@ -258,6 +260,7 @@ mod tests {
                     let arn = format!("arn:{}", group.name);
                     let seen = ObservedGroup {
                         arn,
+                        has_pods: group.has_pods(),
                         health: group.health,
                         only_200: true,
                         attributes: BTreeMap::new(),
@@ -499,8 +502,10 @@ mod tests {
             &mut listeners,
             &Tags::new(),
         );
-        lb.health_check.port = 32001;
+        lb.groups[0].health_check.port = Some(32001);
         let steps = steps(&desired(&config(), &lb).unwrap(), &groups, &listeners);
-        assert!(matches!(steps.as_slice(), [Step::ModifyHealth { health, .. }] if health.port == 32001));
+        assert!(
+            matches!(steps.as_slice(), [Step::ModifyHealth { health, .. }] if health.port == Some(32001))
+        );
     }
 }

@@ -4,15 +4,19 @@
 use std::time::Duration;
 
 use steerage_model::Ingress;
-use steerage_provider_api::{Error, Outcome, Progress, TargetSet};
+use steerage_provider_api::{Error, Outcome, Progress};
 use tokio::time::Instant;
 
+use crate::client::CallError;
+use crate::diff::ObservedGroup;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
 use crate::registered::{HOLD_POLL, MAX_HOLD};
 use crate::state::ServiceState;
+use crate::target_id::TargetId;
 use crate::targets::{self, Limits};
+use crate::wanted_targets::WantedTargets;
 
 /// Check again after this time whether a new load balancer is active, which takes minutes.
 const ACTIVE_POLL: Duration = Duration::from_secs(10);
@@ -22,10 +26,10 @@ impl Aws {
     pub(crate) async fn finish(
         &self,
         entry: &mut ServiceState,
-        set: &TargetSet,
+        targets: &WantedTargets,
         limits: Limits,
     ) -> Result<Outcome, Error> {
-        let (refused, held) = self.converge_targets(entry, set, limits).await?;
+        let (refused, held) = self.converge_targets(entry, targets, limits).await?;
         let released = self.release_groups(entry).await?;
         let mut waits: Vec<Duration> = held.into_iter().chain(released).collect();
         let mut ingress = Vec::new();
@@ -66,22 +70,23 @@ impl Aws {
         Ok(active.map(|b| vec![Ingress { ip: None, hostname: Some(b.hostname.clone()), ip_mode: None }]))
     }
 
-    /// Makes the targets of all target groups the wanted ones. Returns the refused nodes, each with the reason, and when to call again
+    /// Makes the targets of all target groups the wanted ones. Returns the refused targets, each with the reason, and when to call again
     /// for targets that wait before they leave.
     pub(crate) async fn converge_targets(
         &self,
         entry: &mut ServiceState,
-        set: &TargetSet,
+        wanted: &WantedTargets,
         limits: Limits,
     ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
-        let (instances, mut refused) = targets::instances(set);
-        entry.refused_targets.retain(&instances);
-        let groups = entry.resources.iter().flat_map(|(_, resources)| resources.groups.values());
-        let arns: Vec<String> = groups.map(|group| group.arn.clone()).collect();
+        let names = wanted.all();
+        entry.refused_targets.retain(&names);
+        let groups = entry.resources.iter().flat_map(|(_, resources)| resources.groups.clone());
+        let groups: Vec<(String, ObservedGroup)> = groups.collect();
+        let mut refused = wanted.refused_nodes(groups.iter().map(|(_, group)| group));
         let (mut held, mut exceeded) = (None::<Duration>, None);
-        for arn in arns {
-            let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
-            match targets::converge(&*self.client, &arn, known, &instances, refused, limits).await {
+        for (name, group) in &groups {
+            let limits = Limits { may_hold: wanted.may_hold(group), ..limits };
+            match self.converge_group(name, group, wanted, entry, limits).await {
                 Ok(wait) => held = held.into_iter().chain(wait).min(),
                 // The other groups follow all the same.
                 Err(failure) if failure.is_quota() => exceeded = exceeded.or(Some(failure)),
@@ -94,17 +99,41 @@ impl Aws {
                 }
             }
         }
-        for (id, node) in &instances {
+        for (id, name) in &names {
             if let Some(why) = entry.refused_targets.reason(id) {
-                refused.push((node.clone(), format!("AWS refuses instance {id}: {why}")));
+                refused.push((name.clone(), refusal(id, why)));
             }
         }
         if let Some(failure) = exceeded {
             return Err(failure.into());
         }
         refused.sort();
-        entry.nodes = instances;
+        entry.target_names = names;
         Ok((refused, held))
+    }
+
+    /// The same for one target group. One for which no targets are given keeps its own, except addresses that no endpoint has any more.
+    async fn converge_group(
+        &self,
+        name: &str,
+        group: &ObservedGroup,
+        wanted: &WantedTargets,
+        entry: &mut ServiceState,
+        limits: Limits,
+    ) -> Result<Option<Duration>, CallError> {
+        let (client, arn) = (&*self.client, group.arn.as_str());
+        let (registered, refused) = (&mut entry.registered, &mut entry.refused_targets);
+        if let Some(targets) = wanted.of(name, group) {
+            return targets::converge(client, arn, registered, targets, refused, limits).await;
+        }
+        if !group.has_pods {
+            return Ok(None);
+        }
+        let known = targets::known(client, arn, registered, limits).await?;
+        match wanted.staying(group, known.ids()) {
+            Some(staying) => targets::converge(client, arn, registered, &staying, refused, limits).await,
+            None => Ok(None),
+        }
     }
 
     /// Deletes target groups that no listener uses any more. Their connections live until then, so they stay until the groups that
@@ -121,7 +150,7 @@ impl Aws {
         if oldest.elapsed() < MAX_HOLD {
             for arn in stay {
                 let Some(known) = entry.registered.get_mut(arn) else { continue };
-                if known.needs_look(&entry.nodes) {
+                if known.needs_look(&entry.target_names) {
                     let settle = self.config.settle;
                     known.look(&targets::listing(&*self.client, arn, known, settle).await?);
                 }
@@ -148,5 +177,15 @@ impl Aws {
             entry.names.remove(&name);
         }
         Ok(wait)
+    }
+}
+
+/// What users are told of a target that AWS refuses.
+pub(crate) fn refusal(id: &TargetId, why: &str) -> String {
+    match id {
+        TargetId::Instance(_) => format!("AWS refuses instance {id}: {why}"),
+        TargetId::Pod(_) => format!(
+            "AWS refuses pod {id}: {why} Use a network plugin that gives pods addresses of the VPC, or nodes as targets."
+        ),
     }
 }

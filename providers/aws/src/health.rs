@@ -25,7 +25,10 @@ impl Aws {
         entry.adopt_list(owner);
         let groups: Vec<String> = match &entry.resources {
             Some((known, resources)) if known == owner => {
-                resources.groups.values().map(|g| g.arn.clone()).collect()
+                // Old instances or pods are no news while their group waits to be deleted.
+                let stays = |name: &&String| !entry.leaving.contains_key(*name);
+                let groups = resources.groups.iter().filter(|(name, _)| stays(name));
+                groups.map(|(_, group)| group.arn.clone()).collect()
             }
             _ => self.read(owner, entry).await?.mine.groups.into_values().map(|g| g.arn).collect(),
         };
@@ -34,16 +37,17 @@ impl Aws {
         let mut worst: BTreeMap<String, TargetHealth> = BTreeMap::new();
         for arn in groups {
             for target in self.health_of(&arn, entry, shares).await? {
-                let node = entry.nodes.get(&target.id).cloned().unwrap_or(target.id);
+                let name =
+                    entry.target_names.get(&target.id).cloned().unwrap_or_else(|| target.id.to_string());
                 let found = TargetHealth {
-                    node: node.clone(),
+                    target: name.clone(),
                     family: None,
                     state: target.state,
                     reason: target.reason,
                 };
-                match worst.get(&node) {
+                match worst.get(&name) {
                     Some(known) if rank(known.state) >= rank(found.state) => {}
-                    _ => drop(worst.insert(node, found)),
+                    _ => drop(worst.insert(name, found)),
                 }
             }
         }
@@ -76,7 +80,7 @@ impl Aws {
     }
 }
 
-/// Order of health states: a node has the worst state of its ports.
+/// Order of health states: a node has the worst state of its ports. Each port of a pod is a target of its own.
 fn rank(state: HealthState) -> u8 {
     match state {
         HealthState::Healthy => 0,

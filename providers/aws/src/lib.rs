@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The AWS provider: `ELBv2` network load balancers with instance targets.
+//! The AWS provider: `ELBv2` network load balancers, whose targets are instances or pods.
 //!
 //! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. These decide and do no I/O:
 //! `desired` with `annotations`, `attributes`, `health_check`, `labels`, `list`, `names`, `peers`, `placement`, `security_group`,
-//! `subnets` and `tls` what is wanted; `diff`, `registered` and `state` what is missing. `client` makes the calls, and `api_metrics`
+//! `subnets`, `tls` and `wanted_targets` what is wanted; `diff`, `registered` and `state` what is missing. `client` makes the calls, and `api_metrics`
 //! counts them. `provider` combines them: `inventory`, `first_look` and `observe` read what exists, `lookup` finds subnets,
 //! `restructure` and `apply` bring the structure in place, `finish`, `targets` and `health` do what follows, `security_group_sync` with
 //! `security_group_rules` looks after the security group, `delete` removes everything. No other crate sees an AWS type, and this crate
@@ -43,8 +43,10 @@ mod security_group_sync;
 mod standin;
 mod state;
 mod subnets;
+mod target_id;
 mod targets;
 mod tls;
+mod wanted_targets;
 
 pub use api_metrics::ApiMetrics;
 pub use config::{AwsArgs, ClusterId, Config, ConfigError, Scheme};

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use sha2::{Digest as _, Sha256};
 use steerage_model::Key;
-use steerage_provider_api::Owner;
+use steerage_provider_api::{Owner, PodPort};
 
-use crate::config::ClusterId;
+use crate::config::{ClusterId, Config};
 
 /// Tag: the cluster's name.
 pub(crate) const CLUSTER_TAG: &str = "steerage.dev/cluster";
@@ -51,6 +51,15 @@ pub(crate) fn target_group(
     vpc: &str,
 ) -> String {
     name(cluster, service, &["target-group", protocol, &node_port.to_string(), vpc])
+}
+
+/// The name of a Service's target group of pods on this port. It depends on everything that cannot change in place.
+pub(crate) fn pod_group(config: &Config, service: &Key, protocol: &str, port: &PodPort) -> String {
+    let port = match port {
+        PodPort::Number(number) => number.to_string(),
+        PodPort::Name(name, of) => format!("{name}/{of}"),
+    };
+    name(&config.cluster, service, &["pod-target-group", protocol, &port, &config.vpc])
 }
 
 /// At most 32 letters, digits and hyphens. No hyphen is first, last or next to another.
@@ -147,8 +156,14 @@ pub(crate) fn owner(cluster: &ClusterId, tags: &BTreeMap<String, String>) -> Opt
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use steerage_model::Protocol;
 
     use super::*;
+
+    fn in_vpc(vpc: &str) -> Config {
+        let config = crate::desired::tests::config();
+        Config { vpc: vpc.to_owned(), cluster: cluster("c"), ..config }
+    }
 
     fn cluster(name: &str) -> ClusterId {
         ClusterId { name: name.to_owned(), uid: "cluster-1".to_owned() }
@@ -181,10 +196,16 @@ mod tests {
             target_group(&cluster("c"), &a, "UDP", 30080, "vpc-1"),
             target_group(&cluster("c"), &a, "TCP", 30081, "vpc-1"),
             target_group(&cluster("c"), &a, "TCP", 30080, "vpc-2"),
+            pod_group(&in_vpc("vpc-1"), &a, "TCP", &PodPort::Number(30080)),
+            pod_group(&in_vpc("vpc-2"), &a, "TCP", &PodPort::Number(30080)),
+            pod_group(&in_vpc("vpc-1"), &a, "UDP", &PodPort::Number(30080)),
+            pod_group(&in_vpc("vpc-1"), &a, "TCP", &PodPort::Name("30080".to_owned(), Protocol::Tcp)),
+            pod_group(&in_vpc("vpc-1"), &a, "TCP", &PodPort::Name("30080".to_owned(), Protocol::Udp)),
+            pod_group(&in_vpc("vpc-1"), &b, "TCP", &PodPort::Number(30080)),
         ];
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), 7);
+        assert_eq!(names.len(), 13);
     }
 
     #[test]

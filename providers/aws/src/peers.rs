@@ -35,7 +35,6 @@ const SECURITY_GROUPS: &str = "Security groups of your own are not supported yet
 const IPV6: &str = "IPv6 is not supported yet.";
 const CLASSIC: &str = "It concerns classic load balancers, which Steerage does not create.";
 const QUIC: &str = "QUIC is not supported.";
-const HEALTH_CHECK: &str = "The check is that of the node's service proxy, chosen by externalTrafficPolicy.";
 
 /// Every annotation of the AWS Load Balancer Controller and of AWS's cloud controller manager for network load balancers, except
 /// those in [`annotations::ALL`].
@@ -52,10 +51,7 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
         "A port with TCP and UDP always has one TCP_UDP listener.",
     ),
     peer("aws-load-balancer-extra-security-groups", &[], CLASSIC),
-    peer("aws-load-balancer-healthcheck-path", &["/healthz"], HEALTH_CHECK),
-    peer("aws-load-balancer-healthcheck-port", &[], HEALTH_CHECK),
-    peer("aws-load-balancer-healthcheck-protocol", &["HTTP", "http"], HEALTH_CHECK),
-    peer("aws-load-balancer-healthcheck-success-codes", &["200"], HEALTH_CHECK),
+    peer("aws-load-balancer-healthcheck-success-codes", &["200"], "Only status 200 is healthy."),
     peer(
         "aws-load-balancer-inbound-sg-rules-on-private-link-traffic",
         &["on"],
@@ -80,7 +76,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
         &[],
         "Steerage chooses the name, so that it finds the load balancer again.",
     ),
-    peer("aws-load-balancer-nlb-target-type", &["instance"], "IP targets are not supported yet."),
     peer(
         "aws-load-balancer-proxy-protocol-per-target-group",
         &[],
@@ -94,7 +89,7 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer(
         "aws-load-balancer-type",
         &["nlb", "external"],
-        "Steerage creates network load balancers with instance targets.",
+        "Steerage creates network load balancers. For pods as targets, set aws-load-balancer-nlb-target-type to ip.",
     ),
 ];
 
@@ -173,9 +168,9 @@ mod tests {
             let (_, message) = checked(&suffix, "surprise").unwrap_err();
             assert!(message.contains(&suffix), "{message}");
         }
-        let (reason, message) = checked("aws-load-balancer-nlb-target-type", "ip").unwrap_err();
+        let (reason, message) = checked("aws-load-balancer-type", "nlb-ip").unwrap_err();
         assert_eq!(reason, "AnnotationNotSupported");
-        assert!(message.contains("IP targets") && message.contains("or set it to instance"), "{message}");
+        assert!(message.contains("target-type to ip") && message.contains("or set it to nlb"), "{message}");
     }
 
     #[test]

@@ -14,8 +14,8 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use steerage_model::{Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, Health, LoadBalancer, Outcome, Owner, Progress, Provider,
-    Steering, TargetSet,
+    Addressing, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress,
+    Provider, Steering, TargetsAnnotation,
 };
 use tokio::time::Instant;
 
@@ -26,11 +26,12 @@ use crate::desired::desired;
 use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
 use crate::lookup::KnownSubnets;
-use crate::names;
 use crate::observe::{self, Observation};
 use crate::security_group::{SecurityGroup, new_security_group};
 use crate::state::{KnownSecurityGroup, ServiceState};
 use crate::targets::Limits;
+use crate::wanted_targets::WantedTargets;
+use crate::{annotations, names};
 
 /// Try again after this time to delete target groups, which a deleted load balancer still uses for seconds.
 pub(crate) const RELEASE_POLL: Duration = Duration::from_secs(5);
@@ -144,6 +145,11 @@ impl Provider for Aws {
             steerings: &[Steering::Api, Steering::HealthCheck],
             protocols: &[Protocol::Tcp, Protocol::Udp],
             addressing: Addressing::NodePort,
+            pod_targets: Some(TargetsAnnotation {
+                name: annotations::TARGET_TYPE,
+                nodes: "instance",
+                pods: "ip",
+            }),
             ip_mode: None,
             ipv6: false,
             weights: false,
@@ -162,7 +168,8 @@ impl Provider for Aws {
         let wanted = desired(&self.config, lb)?;
         let mut guard = self.entry(&lb.owner.service).await?;
         let entry = &mut *guard;
-        let mut limits = Limits::new(compare, self.config.settle, &lb.targets);
+        let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
+        let mut limits = Limits { compare, settle: self.config.settle, may_hold: false };
         entry.wanted = Some((lb.owner.clone(), wanted.clone()));
         let mut compare_rules = compare;
         let structured = if self.compare_with_list(&lb.owner, &wanted, entry) {
@@ -175,10 +182,10 @@ impl Provider for Aws {
         {
             Ok(None)
         } else {
-            self.restructure(lb, wanted, entry, compare).await
+            self.restructure(&lb.owner, wanted, &targets, entry, compare).await
         };
         let finished = match structured {
-            Ok(None) => self.finish(entry, &lb.targets, limits).await,
+            Ok(None) => self.finish(entry, &targets, limits).await,
             Ok(Some(wait)) => return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() }),
             // The targets are set next, apart from the structure, and so are the rules.
             Err(error @ Error::Invalid { .. }) => return Err(error),
@@ -190,7 +197,7 @@ impl Provider for Aws {
         finished.map(|_| outcome)
     }
 
-    async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
+    async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
         let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
         entry.adopt_list(owner);
@@ -199,8 +206,9 @@ impl Provider for Aws {
             entry.resources = Some((owner.clone(), seen.mine));
             entry.complete = None;
         }
-        let limits = Limits::new(Compare::Remembered, self.config.settle, set);
-        let (refused, held) = self.converge_targets(entry, set, limits).await?;
+        let targets = WantedTargets::new(&self.config, &owner.service, targets);
+        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
+        let (refused, held) = self.converge_targets(entry, &targets, limits).await?;
         let progress = held.map_or(Progress::Done, Progress::Again);
         let mut outcome =
             Outcome { progress, retry_refused: entry.retry_refused(), refused, ..Outcome::done() };

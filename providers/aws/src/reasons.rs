@@ -29,8 +29,12 @@ pub(crate) const SECURITY_GROUP_IMMUTABLE: &str = "SecurityGroupImmutable";
 pub(crate) const SECURITY_GROUP_IN_USE: &str = "SecurityGroupInUse";
 /// More ports and source ranges than a security group can have rules.
 pub(crate) const TOO_MANY_SOURCE_RANGES: &str = "TooManySourceRanges";
+/// AWS refuses every target of a group to which a listener is to switch.
+pub(crate) const ALL_TARGETS_REFUSED: &str = "AllTargetsRefused";
 /// Two node ports for one listener.
 pub(crate) const NODE_PORTS_DIFFER: &str = "NodePortsDiffer";
+/// Two groups of pods for one listener.
+pub(crate) const TARGET_PORTS_DIFFER: &str = "TargetPortsDiffer";
 /// More ports than listeners.
 pub(crate) const TOO_MANY_PORTS: &str = "TooManyPorts";
 /// A resource of a name or port that Steerage needs is not Steerage's.
@@ -47,7 +51,6 @@ pub(crate) const REJECTED_BY_PROVIDER: &str = "RejectedByProvider";
 // The controller's plan has these too, and checks them first: they reach no user through this provider.
 pub(crate) const IP_FAMILY_NOT_SUPPORTED: &str = "IPFamilyNotSupported";
 pub(crate) const PROTOCOL_NOT_SUPPORTED: &str = "ProtocolNotSupported";
-pub(crate) const NO_NODE_PORT: &str = "NoNodePort";
 
 /// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
 pub const REASONS: &[(&str, &str, &str)] = &[
@@ -122,6 +125,16 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         NODE_PORTS_DIFFER,
         "A port with TCP and UDP has two node ports, and its listener can have one.",
         "Set the same `nodePort` for both.",
+    ),
+    (
+        ALL_TARGETS_REFUSED,
+        "AWS refuses all targets of a changed port, or all pods after a change to pods as targets. The present targets stay.",
+        "As the message says: pods need addresses of the VPC.",
+    ),
+    (
+        TARGET_PORTS_DIFFER,
+        "Pods are targets, and a port has TCP and UDP with different target ports.",
+        "Set the same number as `targetPort` of both.",
     ),
     (TOO_MANY_PORTS, "The Service has more ports than a load balancer has listeners.", "Split the Service."),
     (

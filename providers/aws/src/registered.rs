@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The registered instances of a target group, as last read or changed, and when others may leave. No I/O.
-//!
-//! AWS knows a target by instance and port. Steerage registers instances without a port, so each has its group's port, and the
-//! instance alone names the target. A target that somebody registered on another port counts as the same.
+//! The registered targets of a target group, as last read or changed, and when others may leave. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,6 +8,7 @@ use steerage_provider_api::{Compare, HealthState};
 use tokio::time::Instant;
 
 use crate::client::{CallError, RegisteredTarget};
+use crate::target_id::{TargetId, TargetNames};
 use crate::targets::Limits;
 
 /// Read the targets from AWS again after this time, to repair changes by others.
@@ -26,9 +24,9 @@ const SHARED_AGE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct RegisteredIds {
     /// With the state of the last read.
-    ids: BTreeMap<String, HealthState>,
-    /// Instances of a call whose answer left open what it did.
-    doubtful: BTreeSet<String>,
+    ids: BTreeMap<TargetId, HealthState>,
+    /// Targets of a call whose answer left open what it did.
+    doubtful: BTreeSet<TargetId>,
     /// `None` for a new group, which no read may show yet.
     read: Option<Instant>,
     written: Option<Instant>,
@@ -86,18 +84,18 @@ impl RegisteredIds {
             || !self.is_settled(limits.settle)
     }
 
-    pub(crate) fn has(&self, id: &str) -> bool {
+    pub(crate) fn has(&self, id: &TargetId) -> bool {
         self.ids.contains_key(id) && !self.doubtful.contains(id)
     }
 
-    /// The instances that are or may be registered, but not wanted.
-    pub(crate) fn others(&self, wanted: &BTreeMap<String, String>) -> Vec<String> {
-        let all: BTreeSet<&String> = self.ids.keys().chain(&self.doubtful).collect();
+    /// The targets that are or may be registered, but not wanted.
+    pub(crate) fn others(&self, wanted: &TargetNames) -> Vec<TargetId> {
+        let all: BTreeSet<&TargetId> = self.ids.keys().chain(&self.doubtful).collect();
         all.into_iter().filter(|id| !wanted.contains_key(*id)).cloned().collect()
     }
 
     /// Those of the others that may leave to make room: not the last one while no wanted one is registered.
-    pub(crate) fn replaceable(&self, wanted: &BTreeMap<String, String>) -> Vec<String> {
+    pub(crate) fn replaceable(&self, wanted: &TargetNames) -> Vec<TargetId> {
         let mut others = self.others(wanted);
         if !self.ids.keys().any(|id| wanted.contains_key(id) && self.has(id)) {
             others.pop();
@@ -105,14 +103,19 @@ impl RegisteredIds {
         others
     }
 
-    /// Whether any target is registered.
+    /// The registered targets.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &TargetId> {
+        self.ids.keys()
+    }
+
+    /// Whether no target is registered.
     pub(crate) fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
 
-    /// Notes a call with these instances that is about to be made, so that an abandoned one leaves them doubtful. Returns those that
+    /// Notes a call with these targets that is about to be made, so that an abandoned one leaves them doubtful. Returns those that
     /// were doubtful before.
-    pub(crate) fn doubt(&mut self, ids: &[String]) -> BTreeSet<String> {
+    pub(crate) fn doubt(&mut self, ids: &[TargetId]) -> BTreeSet<TargetId> {
         let before = self.doubtful.clone();
         self.doubtful.extend(ids.iter().cloned());
         self.written = Some(Instant::now());
@@ -120,13 +123,13 @@ impl RegisteredIds {
     }
 
     /// Ends the doubts of a failed call, if it surely changed nothing.
-    pub(crate) fn restore(&mut self, before: BTreeSet<String>, failure: &CallError) {
+    pub(crate) fn restore(&mut self, before: BTreeSet<TargetId>, failure: &CallError) {
         if !failure.leaves_open() {
             self.doubtful = before;
         }
     }
 
-    pub(crate) fn set_registered(&mut self, ids: &[String]) {
+    pub(crate) fn set_registered(&mut self, ids: &[TargetId]) {
         for id in ids {
             self.doubtful.remove(id);
             self.ids.insert(id.clone(), HealthState::Initial);
@@ -134,7 +137,7 @@ impl RegisteredIds {
         self.looked = None;
     }
 
-    pub(crate) fn set_deregistered(&mut self, ids: &[String]) {
+    pub(crate) fn set_deregistered(&mut self, ids: &[TargetId]) {
         for id in ids {
             self.doubtful.remove(id);
             self.ids.remove(id);
@@ -151,12 +154,12 @@ impl RegisteredIds {
         }
     }
 
-    fn any_healthy(&self, is_of: impl Fn(&String) -> bool) -> bool {
+    fn any_healthy(&self, is_of: impl Fn(&TargetId) -> bool) -> bool {
         self.ids.iter().any(|(id, state)| is_of(id) && *state == HealthState::Healthy)
     }
 
     /// Whether the health of the targets decides if others may leave, and was not read lately.
-    pub(crate) fn needs_look(&self, wanted: &BTreeMap<String, String>) -> bool {
+    pub(crate) fn needs_look(&self, wanted: &TargetNames) -> bool {
         !wanted.is_empty()
             && !self.any_healthy(|id| wanted.contains_key(id))
             && self.looked.is_none_or(|looked| looked.elapsed() >= HOLD_POLL)
@@ -169,7 +172,7 @@ impl RegisteredIds {
 
     /// When to look again, if targets must wait before they leave: none of the wanted is healthy, but one that must leave is. A target
     /// whose node is gone fails its checks, and holds nothing.
-    pub(crate) fn hold(&mut self, wanted: &BTreeMap<String, String>) -> Option<Duration> {
+    pub(crate) fn hold(&mut self, wanted: &TargetNames) -> Option<Duration> {
         let must_wait = self.ids.keys().any(|id| wanted.contains_key(id))
             && !self.any_healthy(|id| wanted.contains_key(id))
             && self.any_healthy(|id| !wanted.contains_key(id));

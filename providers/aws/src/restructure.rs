@@ -4,18 +4,23 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, Error, LoadBalancer, Owner};
+use steerage_provider_api::{Compare, Error, Owner};
 use tokio::time::Instant;
 
 use crate::apply::Stepped;
 use crate::desired::Desired;
 use crate::observe::{self, Resources};
 use crate::provider::Aws;
+use crate::reasons;
 use crate::state::{Complete, Condemned, FirstLook, ServiceState};
-use crate::{reasons, targets};
+use crate::targets::Limits;
+use crate::wanted_targets::WantedTargets;
 
 /// Look again after this time for a created resource that AWS does not show yet.
 const VISIBLE_POLL: Duration = Duration::from_secs(1);
+
+/// Look again after this time for targets of a group to which a listener is to switch. New endpoints lead to a call at once.
+const EMPTY_POLL: Duration = Duration::from_secs(15);
 
 impl Aws {
     /// The owner's current resources. Deletes resources of the same Service with another UID first, and returns when to call again
@@ -75,12 +80,12 @@ impl Aws {
     /// Makes the structure the wanted one. Returns when to call again; `None` if it is in place.
     pub(crate) async fn restructure(
         &self,
-        lb: &LoadBalancer,
+        owner: &Owner,
         wanted: Desired,
+        targets: &WantedTargets,
         entry: &mut ServiceState,
         compare: Compare,
     ) -> Result<Option<Duration>, Error> {
-        let owner = &lb.owner;
         let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
         entry.names.extend(wanted_names.iter().cloned());
         entry.leaving.retain(|name, _| !wanted_names.contains(name));
@@ -100,13 +105,20 @@ impl Aws {
                 Err(wait) => return Ok(Some(wait)),
             },
         };
-        let (instances, _) = targets::instances(&lb.targets);
         let is_created = resources.balancer.is_none();
-        match self.apply_steps(owner, &wanted, &instances, &mut resources, entry).await {
+        match self.apply_steps(owner, &wanted, targets, &mut resources, entry).await {
             Ok(Stepped::Done) => {}
             Ok(Stepped::Unproven) => {
                 entry.resources = Some((owner.clone(), resources));
                 return Ok(Some(VISIBLE_POLL));
+            }
+            Ok(Stepped::Empty) => {
+                entry.resources = Some((owner.clone(), resources));
+                // The present groups follow meanwhile.
+                let settle = self.config.settle;
+                let limits = Limits { compare: Compare::Remembered, settle, may_hold: false };
+                self.converge_targets(entry, targets, limits).await?;
+                return Ok(Some(EMPTY_POLL));
             }
             Err(error) => {
                 entry.put_back(owner, resources, &error);

@@ -19,6 +19,7 @@ use crate::inventory::Listed;
 use crate::observe::Resources;
 use crate::registered::RegisteredIds;
 use crate::security_group::{Rule, SecurityGroup};
+use crate::target_id::TargetNames;
 use crate::targets::{self, RefusedTargets};
 
 /// What the list of the start says of a Service.
@@ -47,8 +48,8 @@ pub(crate) struct ServiceState {
     /// Registered targets by ARN of the group.
     pub(crate) registered: HashMap<String, RegisteredIds>,
     pub(crate) refused_targets: RefusedTargets,
-    /// Node names by instance, from the last call with targets.
-    pub(crate) nodes: BTreeMap<String, String>,
+    /// The names of targets, from the last call with targets.
+    pub(crate) target_names: TargetNames,
     /// The structure that `resources` has; `None` while a change of it is not complete.
     pub(crate) complete: Option<Complete>,
     /// Whether `resources` come from a list: without listeners and attributes.

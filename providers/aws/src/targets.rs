@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The targets of a target group: their instances, and the calls that change them.
+//! The targets of a target group, and the calls that change them.
 //!
 //! AWS refuses a whole call because of one bad target. Usually its message names the target. Otherwise the call is halved until the
 //! bad target is alone.
@@ -8,69 +8,60 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, Target, TargetSet};
+use steerage_provider_api::Compare;
 use tokio::time::Instant;
 
 use crate::client::{CallError, Calls, RegisteredTarget};
 use crate::registered::RegisteredIds;
+use crate::target_id::{TargetId, TargetNames};
 
 /// Targets in one call. AWS documents no limit, but sometimes rejects large calls.
 const BATCH: usize = 100;
-/// Wait before a refused target is tried again.
+/// Wait before a refused target is tried again. After each further refusal it doubles, up to [`MAX_RETRY`].
 pub(crate) const RETRY_REFUSED_AFTER: Duration = Duration::from_mins(1);
+/// The longest wait.
+const MAX_RETRY: Duration = Duration::from_hours(1);
+/// Refused calls for one group, one after another: what one Service requests must not use up the rate of all.
+const MAX_REFUSALS: usize = 20;
 
 /// Targets that AWS refused recently.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RefusedTargets {
-    /// By instance: AWS's message, and the time.
-    refused: BTreeMap<String, (String, Instant)>,
+    refused: BTreeMap<TargetId, Refusal>,
+}
+
+#[derive(Clone, Debug)]
+struct Refusal {
+    /// AWS's message.
+    why: String,
+    at: Instant,
+    /// From then until the next try.
+    wait: Duration,
 }
 
 impl RefusedTargets {
-    fn add(&mut self, id: &str, why: &str) {
-        self.refused.insert(id.to_owned(), (why.to_owned(), Instant::now()));
+    fn add(&mut self, id: TargetId, why: &str) {
+        let before = self.refused.get(&id).map(|refusal| refusal.wait.saturating_mul(2).min(MAX_RETRY));
+        let wait = before.unwrap_or(RETRY_REFUSED_AFTER);
+        self.refused.insert(id, Refusal { why: why.to_owned(), at: Instant::now(), wait });
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.refused.is_empty()
     }
 
-    fn must_wait(&self, id: &str) -> bool {
-        self.refused.get(id).is_some_and(|(_, when)| when.elapsed() < RETRY_REFUSED_AFTER)
+    fn must_wait(&self, id: &TargetId) -> bool {
+        self.refused.get(id).is_some_and(|refusal| refusal.at.elapsed() < refusal.wait)
     }
 
-    /// AWS's message about the instance, if it was refused.
-    pub(crate) fn reason(&self, id: &str) -> Option<&str> {
-        self.refused.get(id).map(|(why, _)| why.as_str())
+    /// AWS's message about the target, if it was refused.
+    pub(crate) fn reason(&self, id: &TargetId) -> Option<&str> {
+        self.refused.get(id).map(|refusal| refusal.why.as_str())
     }
 
-    /// Forgets all other instances.
-    pub(crate) fn retain(&mut self, ids: &BTreeMap<String, String>) {
+    /// Forgets all other targets.
+    pub(crate) fn retain(&mut self, ids: &TargetNames) {
         self.refused.retain(|id, _| ids.contains_key(id));
-    }
-}
-
-/// The node names by instance, and the nodes that have no instance, each with a message.
-pub(crate) fn instances(set: &TargetSet) -> (BTreeMap<String, String>, Vec<(String, String)>) {
-    let (mut instances, mut refused) = (BTreeMap::new(), Vec::new());
-    for target in set.targets.iter() {
-        match instance(target) {
-            Ok(id) => drop(instances.insert(id, target.node.clone())),
-            Err(why) => refused.push((target.node.clone(), why)),
-        }
-    }
-    (instances, refused)
-}
-
-/// The instance in a provider ID `aws:///<zone>/<instance>`.
-fn instance(target: &Target) -> Result<String, String> {
-    let Some(id) = target.provider_id.as_deref().filter(|id| !id.is_empty()) else {
-        return Err("The node has no spec.providerID. Set it by a cloud controller manager or by kubelet's --provider-id.".to_owned());
-    };
-    let last = id.strip_prefix("aws://").and_then(|path| path.rsplit('/').next());
-    match last {
-        Some(instance) if instance.starts_with("i-") && instance.len() > 2 => Ok(instance.to_owned()),
-        _ => Err(format!("spec.providerID `{id}` names no EC2 instance. Use the form aws:///<zone>/i-<id>.")),
     }
 }
 
@@ -85,31 +76,38 @@ pub(crate) struct Limits {
     pub(crate) may_hold: bool,
 }
 
-impl Limits {
-    /// Only a node of a shared set may wait: it still serves. One that left a set of its own has no endpoint any more, which its health
-    /// check does not tell: new connections to it would fail.
-    pub(crate) fn new(compare: Compare, settle: Duration, set: &TargetSet) -> Self {
-        Self { compare, settle, may_hold: set.shared.is_some() }
-    }
+/// The registered targets of a group, read unless they are known.
+pub(crate) async fn known<'a>(
+    client: &dyn Calls,
+    group: &str,
+    registered: &'a mut HashMap<String, RegisteredIds>,
+    limits: Limits,
+) -> Result<&'a mut RegisteredIds, CallError> {
+    Ok(match registered.entry(group.to_owned()) {
+        Entry::Occupied(known) if known.get().is_reliable(limits) => known.into_mut(),
+        known => known.insert_entry(RegisteredIds::of(&client.targets(group).await?)).into_mut(),
+    })
 }
 
-/// Registers the wanted instances.
+/// Registers the wanted targets.
 pub(crate) async fn add(
     client: &dyn Calls,
     group: &str,
     registered: &mut HashMap<String, RegisteredIds>,
-    wanted: &BTreeMap<String, String>,
+    wanted: &TargetNames,
     refused_targets: &mut RefusedTargets,
     limits: Limits,
 ) -> Result<(), CallError> {
-    let known = match registered.entry(group.to_owned()) {
-        Entry::Occupied(known) if known.get().is_reliable(limits) => known.into_mut(),
-        known => known.insert_entry(RegisteredIds::of(&client.targets(group).await?)).into_mut(),
-    };
-    let add: Vec<String> =
+    let known = known(client, group, registered, limits).await?;
+    let add: Vec<TargetId> =
         wanted.keys().filter(|id| !known.has(id) && !refused_targets.must_wait(id)).cloned().collect();
-    let mut batches: Vec<Vec<String>> = add.chunks(BATCH).map(<[String]>::to_vec).collect();
+    let mut batches: Vec<Vec<TargetId>> = add.chunks(BATCH).map(<[TargetId]>::to_vec).collect();
+    let mut refusals = 0;
     while let Some(batch) = batches.pop() {
+        if refusals >= MAX_REFUSALS {
+            tracing::warn!(group, "AWS refuses many targets; trying the others later");
+            return Ok(());
+        }
         tracing::info!(group, targets = ?batch, "registering targets");
         let before = known.doubt(&batch);
         match client.register(group, &batch).await {
@@ -124,12 +122,15 @@ pub(crate) async fn add(
                     batches.extend([left.to_vec(), right.to_vec()]);
                     continue;
                 }
-                if !failure.is("InvalidTarget") {
+                let is_of_target =
+                    failure.is("InvalidTarget") || failure.is("ValidationError") && has_pods(&batch);
+                if !is_of_target {
                     return Err(failure);
                 }
+                refusals += 1;
                 let (bad, rest) = split_refused(&batch, failure.message());
                 for id in bad {
-                    refused_targets.add(&id, failure.message());
+                    refused_targets.add(id, failure.message());
                 }
                 batches.extend(rest);
             }
@@ -138,13 +139,13 @@ pub(crate) async fn add(
     Ok(())
 }
 
-/// Registers the wanted instances, then deregisters all others. Returns when to call again if it waits with the latter. Where the
+/// Registers the wanted targets, then deregisters all others. Returns when to call again if it waits with the latter. Where the
 /// quota has no room for both, others leave first, but the last one only after a wanted one is registered.
 pub(crate) async fn converge(
     client: &dyn Calls,
     group: &str,
     registered: &mut HashMap<String, RegisteredIds>,
-    wanted: &BTreeMap<String, String>,
+    wanted: &TargetNames,
     refused_targets: &mut RefusedTargets,
     limits: Limits,
 ) -> Result<Option<Duration>, CallError> {
@@ -190,7 +191,7 @@ async fn remove(
     client: &dyn Calls,
     group: &str,
     registered: &mut HashMap<String, RegisteredIds>,
-    ids: &[String],
+    ids: &[TargetId],
 ) -> Result<(), CallError> {
     let Some(known) = registered.get_mut(group) else { return Ok(()) };
     for batch in ids.chunks(BATCH) {
@@ -205,13 +206,20 @@ async fn remove(
     Ok(())
 }
 
+/// Whether the targets are pods, whose addresses AWS may refuse: those outside the VPC.
+fn has_pods(batch: &[TargetId]) -> bool {
+    batch.iter().any(|id| matches!(id, TargetId::Pod(_)))
+}
+
 /// The targets of a refused batch that are certainly bad, and the batches in which to try the others.
-fn split_refused(batch: &[String], message: &str) -> (Vec<String>, Vec<Vec<String>>) {
+fn split_refused(batch: &[TargetId], message: &str) -> (Vec<TargetId>, Vec<Vec<TargetId>>) {
     if let [only] = batch {
         return (vec![only.clone()], Vec::new());
     }
-    let words: BTreeSet<&str> = message.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').collect();
-    let (bad, good): (Vec<_>, Vec<_>) = batch.iter().cloned().partition(|id| words.contains(id.as_str()));
+    let words = message.split(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '-' | '.' | ':'));
+    let words: BTreeSet<&str> = words.map(|word| word.trim_end_matches(['.', ':'])).collect();
+    let (bad, good): (Vec<_>, Vec<_>) =
+        batch.iter().cloned().partition(|id| words.contains(id.id().as_str()));
     if bad.is_empty() {
         let (left, right) = batch.split_at(batch.len() / 2);
         return (bad, vec![left.to_vec(), right.to_vec()]);
@@ -224,37 +232,8 @@ fn split_refused(batch: &[String], message: &str) -> (Vec<String>, Vec<Vec<Strin
 mod tests {
     use super::*;
 
-    fn target(node: &str, provider_id: Option<&str>) -> Target {
-        Target {
-            node: node.to_owned(),
-            addresses: Vec::new(),
-            provider_id: provider_id.map(str::to_owned),
-            zone: None,
-            pod_cidrs: Vec::new(),
-            weight: 1,
-        }
-    }
-
-    #[test]
-    fn provider_id_names_instance() {
-        let set = TargetSet::own([
-            target("a", Some("aws:///eu-west-1a/i-0abc")),
-            target("b", None),
-            target("c", Some("aws:///eu-west-1a/fargate-ip-10-0-0-1")),
-            target("d", Some("gce://project/zone/i-0abc")),
-            target("e", Some("aws:///i-0def")),
-        ]);
-        let (found, refused) = instances(&set);
-        assert_eq!(
-            found.into_iter().collect::<Vec<_>>(),
-            [("i-0abc".to_owned(), "a".to_owned()), ("i-0def".to_owned(), "e".to_owned())]
-        );
-        assert_eq!(refused.iter().map(|(n, _)| n.as_str()).collect::<Vec<_>>(), ["b", "c", "d"]);
-        assert!(refused.iter().all(|(_, why)| why.contains("providerID")));
-    }
-
-    fn ids(names: &[&str]) -> Vec<String> {
-        names.iter().map(|n| (*n).to_owned()).collect()
+    fn ids(names: &[&str]) -> Vec<TargetId> {
+        names.iter().map(|name| TargetId::of(name, Some(80))).collect()
     }
 
     #[test]
@@ -265,5 +244,8 @@ mod tests {
         assert_eq!(split_refused(&batch, "no"), (vec![], vec![ids(&["i-1"]), ids(&["i-12", "i-3"])]));
         assert_eq!(split_refused(&ids(&["i-3"]), "no"), (ids(&["i-3"]), vec![]));
         assert_eq!(split_refused(&batch, "i-1, i-12 and i-3"), (batch.clone(), vec![]));
+        let pods = ids(&["10.0.0.1", "10.0.0.11"]);
+        let message = "The IP address 10.0.0.11 is not in the VPC: 10.0.0.0/28.";
+        assert_eq!(split_refused(&pods, message), (ids(&["10.0.0.11"]), vec![ids(&["10.0.0.1"])]));
     }
 }

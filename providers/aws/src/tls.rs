@@ -216,7 +216,7 @@ mod tests {
             name: name.to_owned(),
             protocol,
             port,
-            node_port: Some(30000),
+            group: steerage_provider_api::GroupKey::NodePort(30000),
         };
         vec![
             listener("http", Protocol::Tcp, 80),

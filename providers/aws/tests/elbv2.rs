@@ -8,11 +8,12 @@ mod moto;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aws_sdk_elasticloadbalancingv2::types::{LoadBalancerSchemeEnum, ProtocolEnum};
+use aws_sdk_elasticloadbalancingv2::types::{LoadBalancerSchemeEnum, ProtocolEnum, TargetTypeEnum};
 use moto::Moto;
 use steerage_model::{Affinity, Protocol};
 use steerage_provider_api::{
-    Compare, Error, HealthState, Listener, LoadBalancer, Owner, Progress, Provider as _, TargetSet,
+    Compare, Error, GroupKey, GroupTargets, HealthProtocol, HealthState, Listener, LoadBalancer, Owner,
+    PodPort, PodTarget, Progress, Provider as _, TargetSet,
 };
 use steerage_provider_aws::{Aws, Config, Scheme};
 use steerage_provider_conformance::{Harness as _, converge, fixture};
@@ -34,14 +35,14 @@ async fn provider_conforms() {
 }
 
 fn listener(protocol: Protocol, port: u16, node_port: u16) -> Listener {
-    Listener { name: String::new(), protocol, port, node_port: Some(node_port) }
+    Listener { name: String::new(), protocol, port, group: GroupKey::NodePort(node_port) }
 }
 
 /// Starts moto, and lets a provider create a load balancer with these listeners and the targets 0 and 1.
 async fn made(instances: usize, listeners: Vec<Listener>) -> (Moto, Aws, LoadBalancer) {
     let moto = Moto::start(instances).await.unwrap();
     let provider = moto.fresh().await.unwrap();
-    let lb = LoadBalancer { listeners, ..fixture::first(&moto, &fixture::owner("web", 1)) };
+    let lb = fixture::with_listeners(fixture::first(&moto, &fixture::owner("web", 1)), listeners);
     let lb = fixture::with_targets(&moto, &lb, &[0, 1]);
     converge(&provider, &lb).await.unwrap();
     moto.proxy().reset();
@@ -77,7 +78,8 @@ async fn listener_protocol_changes_in_place_and_group_is_never_empty() {
     requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 53, 30053)]).await;
     let before = only_listener(&moto).await;
-    lb.listeners.push(listener(Protocol::Udp, 53, 30053));
+    let listeners = [lb.listeners.clone(), vec![listener(Protocol::Udp, 53, 30053)]].concat();
+    lb = fixture::with_listeners(lb, listeners);
     provider.apply(&lb, Compare::Remembered).await.unwrap();
     let after = only_listener(&moto).await;
     assert_eq!(after.listener_arn, before.listener_arn);
@@ -102,9 +104,9 @@ async fn health_check_and_affinity_change_in_place() {
     requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let before = moto.groups().await.unwrap().remove(0);
-    lb.health_check.port = 32001;
-    lb.health_check.unhealthy_threshold = 3;
-    lb.affinity = Some(Affinity { timeout: std::time::Duration::from_mins(1) });
+    lb.groups[0].health_check.port = Some(32001);
+    lb.groups[0].health_check.unhealthy_threshold = 3;
+    lb.groups[0].affinity = Some(Affinity { timeout: std::time::Duration::from_mins(1) });
     provider.apply(&lb, Compare::Remembered).await.unwrap();
     let after = moto.groups().await.unwrap().remove(0);
     assert_eq!(after.target_group_arn, before.target_group_arn);
@@ -120,7 +122,7 @@ async fn targets_are_batched_and_replaced_node_costs_two_calls() {
     let (moto, provider, lb) = made(252, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     let set = async |range: std::ops::Range<usize>| {
         let targets = range.map(|i| moto::target(format!("node-{i}"), &moto.instances[i]));
-        let lb = LoadBalancer { targets: TargetSet::own(targets.collect::<Vec<_>>()), ..lb.clone() };
+        let lb = lb.clone().with_nodes(TargetSet::own(targets.collect::<Vec<_>>()));
         provider.apply(&lb, Compare::Remembered).await.unwrap();
     };
     // As the controller does once a minute. Without it, the provider looks for a healthy target before others leave.
@@ -156,7 +158,7 @@ async fn deleted_resources_are_restored() {
         aws_sdk_elasticloadbalancingv2::types::TargetDescription::builder().id(&moto.instances[0]).build();
     moto.elb.deregister_targets().target_group_arn(group).targets(gone).send().await.unwrap();
     let health = provider.target_health(&lb.owner).await.unwrap().targets;
-    assert_eq!(health.iter().map(|h| h.node.as_str()).collect::<Vec<_>>(), ["node-1"]);
+    assert_eq!(health.iter().map(|h| h.target.as_str()).collect::<Vec<_>>(), ["node-1"]);
     converge(&provider, &lb).await.unwrap();
     assert_eq!(moto.snapshot().await.unwrap(), whole, "a target");
 
@@ -176,7 +178,8 @@ async fn foreign_listener_is_kept_and_conflict_is_reported() {
         converge(instance, &lb).await.unwrap();
         assert_eq!(moto.snapshot().await.unwrap(), before);
     }
-    lb.listeners.push(listener(Protocol::Tcp, 81, 30081));
+    let listeners = [lb.listeners.clone(), vec![listener(Protocol::Tcp, 81, 30081)]].concat();
+    lb = fixture::with_listeners(lb, listeners);
     let error = provider.apply(&lb, Compare::Remembered).await.unwrap_err();
     assert_eq!(error.reason(), "ObjectNotOwned");
 }
@@ -226,7 +229,7 @@ async fn targets_follow_while_an_old_group_stays_in_use() {
     requires!(Moto);
     let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
     add_foreign_listener(&moto).await;
-    lb.listeners = vec![listener(Protocol::Tcp, 80, 30081)];
+    lb = fixture::with_listeners(lb, vec![listener(Protocol::Tcp, 80, 30081)]);
     let outcome = provider.apply(&lb, Compare::InPlace).await.unwrap();
     assert!(matches!(outcome.progress, Progress::Again(_)), "{outcome:?}");
     for indices in [&[1, 2][..], &[0]] {
@@ -267,11 +270,48 @@ async fn target_health_names_nodes_and_reasons() {
         made(4, vec![listener(Protocol::Tcp, 80, 30080), listener(Protocol::Udp, 53, 30053)]).await;
     moto.stop(0).unwrap();
     let health = provider.target_health(&lb.owner).await.unwrap().targets;
-    let states: Vec<_> = health.iter().map(|h| (h.node.as_str(), h.state)).collect();
+    let states: Vec<_> = health.iter().map(|h| (h.target.as_str(), h.state)).collect();
     assert_eq!(states, [("node-0", HealthState::Unused), ("node-1", HealthState::Healthy)]);
     assert!(health[0].reason.contains("Target.InvalidState"), "{:?}", health[0]);
     let nobody: Owner = fixture::owner("nobody", 1);
     assert!(provider.target_health(&nobody).await.unwrap().targets.is_empty());
+}
+
+/// The wire format of pods: their group has another type, each has a port, and one outside the VPC is refused.
+#[tokio::test]
+async fn pods_are_registered_by_address_and_port() {
+    requires!(Moto);
+    let moto = Moto::start(4).await.unwrap();
+    let provider = moto.fresh().await.unwrap();
+    let port = PodPort::Number(8080);
+    let listener = Listener { group: GroupKey::Pods(port.clone()), ..listener(Protocol::Tcp, 80, 0) };
+    let mut lb = fixture::with_listeners(fixture::first(&moto, &fixture::owner("web", 1)), vec![listener]);
+    lb.groups[0].health_check.port = None;
+    lb.groups[0].health_check.protocol = HealthProtocol::Tcp;
+    let with = |pods: &[[u8; 4]]| {
+        let pods = pods.iter().map(|pod| PodTarget { address: (*pod, 8080).into(), zone: None }).collect();
+        lb.clone().with_targets(&GroupTargets { nodes: None, pods: [(port.clone(), pods)].into() })
+    };
+    for (pods, shown) in [
+        (&[[10, 0, 0, 7], [10, 0, 0, 8]][..], &["10.0.0.7", "10.0.0.8"][..]),
+        (&[[10, 0, 0, 8], [10, 0, 0, 9], [192, 168, 0, 1]], &["10.0.0.8", "10.0.0.9"]),
+    ] {
+        let outcome = converge(&provider, &with(pods)).await.unwrap();
+        let group = moto.groups().await.unwrap().remove(0);
+        assert_eq!(group.target_type().map(TargetTypeEnum::as_str), Some("ip"));
+        assert_eq!((group.port(), group.health_check_port()), (Some(8080), Some("traffic-port")));
+        let ids = moto.ids(group.target_group_arn().unwrap()).await.unwrap();
+        assert_eq!(ids.into_iter().collect::<Vec<_>>(), shown);
+        let refused: Vec<_> = outcome.refused.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(refused, if pods.len() > 2 { vec!["192.168.0.1:8080"] } else { Vec::new() });
+    }
+    let health = provider.target_health(&lb.owner).await.unwrap().targets;
+    let names: Vec<_> = health.iter().map(|found| found.target.as_str()).collect();
+    assert_eq!(names, ["10.0.0.8:8080", "10.0.0.9:8080"]);
+    moto.proxy().reset();
+    let restarted = moto.fresh().await.unwrap();
+    converge(&restarted, &with(&[[10, 0, 0, 8], [10, 0, 0, 9]])).await.unwrap();
+    assert!(moto.proxy().writes().is_empty(), "{:?}", calls(&moto));
 }
 
 /// The wire format of attributes and tags. moto knows the keys of both.
@@ -456,7 +496,7 @@ async fn targets_are_reached_by_tls() {
     let protocols: Vec<_> = groups.iter().filter_map(|group| group.protocol()).collect();
     assert_eq!(protocols.into_iter().map(ProtocolEnum::as_str).collect::<Vec<_>>(), ["TLS"]);
     moto.proxy().reset();
-    lb.affinity = Some(Affinity { timeout: std::time::Duration::from_mins(1) });
+    lb.groups[0].affinity = Some(Affinity { timeout: std::time::Duration::from_mins(1) });
     let error = provider.apply(&lb, Compare::Remembered).await.unwrap_err();
     assert_eq!(error.reason(), "ConflictingAnnotations");
     assert!(calls(&moto).is_empty());

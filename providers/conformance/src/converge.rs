@@ -73,7 +73,7 @@ pub(crate) enum Goal {
 
 impl Goal {
     pub(crate) fn present(lb: LoadBalancer, targets: TargetSet) -> Self {
-        Self::Present(Box::new(LoadBalancer { targets, ..lb }))
+        Self::Present(Box::new(lb.with_nodes(targets)))
     }
 
     pub(crate) fn owner(&self) -> &Owner {

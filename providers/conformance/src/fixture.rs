@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use steerage_model::{Family, Key, Protocol};
-use steerage_provider_api::{HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner, TargetSet};
+use steerage_provider_api::{
+    GroupKey, HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner, TargetGroup, TargetSet, Targets,
+};
 
 use crate::Harness;
 
@@ -44,7 +46,7 @@ pub fn second(harness: &impl Harness, owner: &Owner) -> LoadBalancer {
 
 /// The load balancer with the targets of the harness with these indices.
 pub fn with_targets(harness: &impl Harness, lb: &LoadBalancer, indices: &[usize]) -> LoadBalancer {
-    LoadBalancer { targets: targets(harness, indices), ..lb.clone() }
+    lb.clone().with_nodes(targets(harness, indices))
 }
 
 /// The targets of the harness with these indices.
@@ -53,30 +55,59 @@ pub fn targets(harness: &impl Harness, indices: &[usize]) -> TargetSet {
 }
 
 fn listener(name: &str, protocol: Protocol, port: u16, node_port: u16) -> Listener {
-    Listener { name: name.to_owned(), protocol, port, node_port: Some(node_port) }
+    Listener { name: name.to_owned(), protocol, port, group: GroupKey::NodePort(node_port) }
+}
+
+/// The same load balancer with other listeners, and a group for each of their keys.
+#[must_use]
+pub fn with_listeners(lb: LoadBalancer, listeners: Vec<Listener>) -> LoadBalancer {
+    let nodes = lb.nodes();
+    let check = lb.groups.first().map(|group| group.health_check.clone());
+    let mut groups: Vec<TargetGroup> = Vec::new();
+    for listener in &listeners {
+        let Some(health_check) = check.clone() else { break };
+        if groups.iter().all(|group| group.key != listener.group) {
+            let (key, targets) = (listener.group.clone(), Targets::Nodes(TargetSet::default()));
+            groups.push(TargetGroup { key, health_check, affinity: None, targets });
+        }
+    }
+    LoadBalancer { listeners, groups, ..lb }.with_nodes(nodes)
+}
+
+/// As [`with_listeners`], for a provider that reaches nodes by VIP.
+#[must_use]
+pub fn by_vip(lb: LoadBalancer) -> LoadBalancer {
+    let listeners = lb.listeners.iter().map(|listener| Listener { group: GroupKey::Vip, ..listener.clone() });
+    let listeners = listeners.collect();
+    with_listeners(lb, listeners)
 }
 
 fn build(harness: &impl Harness, owner: &Owner, listeners: Vec<Listener>, interval: u64) -> LoadBalancer {
+    let health_check = HealthCheck {
+        protocol: HealthProtocol::Http { path: "/healthz".to_owned() },
+        is_of_service: false,
+        port: Some(32000),
+        interval: Duration::from_secs(interval),
+        timeout: Duration::from_secs(5),
+        healthy_threshold: 2,
+        unhealthy_threshold: 2,
+    };
+    let groups = listeners.iter().map(|listener| TargetGroup {
+        key: listener.group.clone(),
+        health_check: health_check.clone(),
+        affinity: None,
+        targets: Targets::Nodes(TargetSet::default()),
+    });
     let mut lb = LoadBalancer {
         owner: owner.clone(),
         families: vec![Family::V4],
+        groups: groups.collect(),
         listeners,
-        health_check: HealthCheck {
-            protocol: HealthProtocol::Http { path: "/healthz".to_owned() },
-            is_of_service: false,
-            port: 32000,
-            interval: Duration::from_secs(interval),
-            timeout: Duration::from_secs(5),
-            healthy_threshold: 2,
-            unhealthy_threshold: 2,
-        },
-        affinity: None,
         requested_addresses: Vec::new(),
         pool: None,
         published: Vec::new(),
         source_ranges: Vec::new(),
         annotations: BTreeMap::new(),
-        targets: TargetSet::default(),
     };
     harness.adapt(&mut lb);
     lb

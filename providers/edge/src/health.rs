@@ -13,7 +13,7 @@ pub(crate) fn targets<'a>(reports: impl Iterator<Item = &'a EdgeTargetHealthSpec
         found.extend(report.targets.iter().map(target));
         if !report.problem.is_empty() {
             found.push(TargetHealth {
-                node: report.host.clone(),
+                target: report.host.clone(),
                 family: None,
                 state: HealthState::Unused,
                 reason: report.problem.clone(),
@@ -25,7 +25,7 @@ pub(crate) fn targets<'a>(reports: impl Iterator<Item = &'a EdgeTargetHealthSpec
 
 fn target(status: &TargetStatus) -> TargetHealth {
     TargetHealth {
-        node: status.node.clone(),
+        target: status.node.clone(),
         family: Some(Family::of(status.address)),
         state: match status.state {
             TargetState::Initial => HealthState::Initial,
@@ -62,7 +62,7 @@ mod tests {
     fn only_the_active_host_counts_and_its_problem_is_reported() {
         let reports = [report("standby", false, "idle"), report("active", true, "the address is in use")];
         let found = targets(reports.iter());
-        let seen: Vec<_> = found.iter().map(|t| (t.node.as_str(), t.state)).collect();
+        let seen: Vec<_> = found.iter().map(|t| (t.target.as_str(), t.state)).collect();
         assert_eq!(seen, [("seen-by-active", HealthState::Healthy), ("active", HealthState::Unused)]);
     }
 }

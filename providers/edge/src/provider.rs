@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget};
 use steerage_model::{Family, Ingress, IpMode, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, Health, LoadBalancer, Outcome, Owner, Progress, Provider,
-    SharedSet, Steering, TargetSet,
+    Addressing, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress,
+    Provider, SharedSet, Steering, TargetSet,
 };
 use steerage_watch::Watches;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -37,6 +37,7 @@ pub fn capabilities() -> Capabilities {
         steerings: &[Steering::Api, Steering::HealthCheck],
         protocols: &[Protocol::Tcp, Protocol::Udp],
         addressing: Addressing::Vip,
+        pod_targets: None,
         ip_mode: Some(IpMode::Vip),
         ipv6: true,
         weights: true,
@@ -257,7 +258,7 @@ impl Provider for EdgeProvider {
             return Ok(Outcome { progress: Progress::Again(HELD), ..Outcome::done() });
         }
         let structure = spec::structure(lb, self.shared.allocate(lb)?)?;
-        let (targets, refused) = self.targets(&lb.owner, &lb.families, &lb.targets).await?;
+        let (targets, refused) = self.targets(&lb.owner, &lb.families, &lb.nodes()).await?;
         let wanted = EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..structure };
         let current =
             entry.as_ref().and_then(|entry| entry.content.as_ref().ok()).map(|content| &content.spec);
@@ -285,7 +286,8 @@ impl Provider for EdgeProvider {
         Ok(Outcome { ingress: ingress(&wanted), refused, ..Outcome::done() })
     }
 
-    async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
+    async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
+        let Some(set) = &targets.nodes else { return Ok(Outcome::done()) };
         self.shared.activate().await?;
         let Some(entry) = self.owned_entry(owner).await?.filter(|entry| !entry.deleting) else {
             return Ok(Outcome::done());
@@ -373,13 +375,14 @@ impl Provider for EdgeProvider {
         let Some(Ok(content)) = entry.map(|entry| entry.content) else { return Ok(None) };
         let structure = spec::structure(lb, content.spec.addresses.clone())?;
         let mut changes = Vec::new();
-        let wanted = match lb.targets.shared {
-            None => EdgeLoadBalancerSpec { targets: spec::targets(&lb.families, &lb.targets), ..structure },
+        let nodes = lb.nodes();
+        let wanted = match nodes.shared {
+            None => EdgeLoadBalancerSpec { targets: spec::targets(&lb.families, &nodes), ..structure },
             Some(which) => {
                 let set = self.shared.node_sets.cache.get(which.as_str());
                 let current = set.as_ref().and_then(|entry| entry.content.as_ref().ok());
                 let current = current.map(|content| content.spec.targets.as_slice());
-                let targets = spec::shared_targets(&lb.targets);
+                let targets = spec::shared_targets(&nodes);
                 changes.extend(preview::of_set(which.as_str(), current, &targets));
                 EdgeLoadBalancerSpec { node_set: Some(which.as_str().to_owned()), ..structure }
             }

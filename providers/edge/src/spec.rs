@@ -8,7 +8,9 @@ use kube::api::ObjectMeta;
 use serde_json::{Map, Value};
 use steerage_edge_api as api;
 use steerage_model::{Family, Key, Protocol};
-use steerage_provider_api::{Error, HealthCheck, HealthProtocol, LoadBalancer, Owner, Target, TargetSet};
+use steerage_provider_api::{
+    Error, GroupKey, HealthCheck, HealthProtocol, LoadBalancer, Owner, Target, TargetSet,
+};
 
 /// Label on all objects of Steerage; others are never changed.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
@@ -57,14 +59,17 @@ pub fn owner(labels: Option<&BTreeMap<String, String>>) -> Option<Owner> {
 
 /// The object's spec with these addresses, and without targets.
 pub fn structure(lb: &LoadBalancer, addresses: Vec<IpAddr>) -> Result<api::EdgeLoadBalancerSpec, Error> {
+    let group = lb.group(&GroupKey::Vip).ok_or_else(|| {
+        Error::Unavailable("no target group is planned that the edge reaches by VIP".to_owned())
+    })?;
     let service = &lb.owner.service;
     let (namespace, name) = (service.namespace().to_owned(), service.name().to_owned());
     Ok(api::EdgeLoadBalancerSpec {
         service: api::ServiceReference { namespace, name, uid: lb.owner.uid.clone() },
         addresses,
         listeners: lb.listeners.iter().map(listener).collect::<Result<_, _>>()?,
-        health_check: health_check(&lb.health_check),
-        affinity: lb.affinity.map(|affinity| api::Affinity {
+        health_check: health_check(&group.health_check)?,
+        affinity: group.affinity.map(|affinity| api::Affinity {
             timeout_seconds: u32::try_from(affinity.timeout.as_secs()).unwrap_or(u32::MAX),
         }),
         source_ranges: lb.source_ranges.iter().map(ToString::to_string).collect(),
@@ -88,21 +93,22 @@ fn listener(listener: &steerage_provider_api::Listener) -> Result<api::Listener,
     Ok(api::Listener { name: listener.name.clone(), protocol, port: listener.port })
 }
 
-fn health_check(check: &HealthCheck) -> api::HealthCheck {
+fn health_check(check: &HealthCheck) -> Result<api::HealthCheck, Error> {
     let (protocol, path) = match &check.protocol {
         HealthProtocol::Tcp => (api::HealthCheckProtocol::Tcp, None),
         HealthProtocol::Http { path } => (api::HealthCheckProtocol::Http, Some(path.clone())),
     };
     let milliseconds = |d: std::time::Duration| u32::try_from(d.as_millis()).unwrap_or(u32::MAX);
-    api::HealthCheck {
+    let no_port = || Error::Unavailable("the planned health check has no port".to_owned());
+    Ok(api::HealthCheck {
         protocol,
-        port: check.port,
+        port: check.port.ok_or_else(no_port)?,
         path,
         interval_milliseconds: milliseconds(check.interval),
         timeout_milliseconds: milliseconds(check.timeout),
         healthy_threshold: check.healthy_threshold,
         unhealthy_threshold: check.unhealthy_threshold,
-    }
+    })
 }
 
 /// The targets that the edge can use: those with an address of at least one family of the load balancer. A target serves the families

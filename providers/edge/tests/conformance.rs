@@ -158,6 +158,10 @@ impl Harness for Edge {
         Ok([("all".to_owned(), nodes)].into())
     }
 
+    fn adapt(&self, lb: &mut LoadBalancer) {
+        *lb = fixture::by_vip(lb.clone());
+    }
+
     fn target(&self, index: usize) -> Target {
         let address = format!("10.1.0.{}", index + 1).parse().expect("an address");
         Target { addresses: vec![address], ..named(format!("node-{index}")) }
@@ -286,14 +290,14 @@ async fn shared_set_changes_for_all_its_users_by_one_write(edge: &Edge) -> anyho
     anyhow::ensure!(edge.node_sets().get_opt("eligible").await?.is_none(), "nobody uses it");
     let owners = ["one", "two"].map(|name| fixture::owner(name, 1));
     for owner in &owners {
-        converge(&provider, &LoadBalancer { targets: set(1, &[0]), ..fixture::first(edge, owner) }).await?;
+        converge(&provider, &fixture::first(edge, owner).with_nodes(set(1, &[0]))).await?;
     }
     anyhow::ensure!(nodes().await? == ["node-0"]);
     edge.proxy().reset();
     provider.set_shared(&set(2, &[0, 1])).await?;
     anyhow::ensure!(nodes().await? == ["node-0", "node-1"]);
     provider.set_shared(&set(1, &[0])).await?;
-    converge(&provider, &LoadBalancer { targets: set(1, &[0]), ..fixture::first(edge, &owners[0]) }).await?;
+    converge(&provider, &fixture::first(edge, &owners[0]).with_nodes(set(1, &[0]))).await?;
     anyhow::ensure!(nodes().await? == ["node-0", "node-1"], "an older value came later");
     let writes = edge.proxy().writes();
     anyhow::ensure!(writes.len() == 1, "{writes:?}");

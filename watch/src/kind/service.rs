@@ -9,8 +9,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::Deserialize;
 use steerage_model::{
-    Affinity, Condition, Family, Ingress, IpMode, Key, Service, ServiceKind, ServicePort, TrafficPolicy,
-    names,
+    Affinity, Condition, Family, Ingress, IpMode, Key, Service, ServiceKind, ServicePort, TargetPort,
+    TrafficPolicy, names,
 };
 
 use super::json::{Meta, exact, or_default, parse_or_note, protocol_or_note};
@@ -178,11 +178,18 @@ fn family(text: &str, notes: &mut Vec<String>) -> Option<Family> {
 
 fn port(wire: WirePort, notes: &mut Vec<String>) -> Option<ServicePort> {
     let protocol = protocol_or_note("spec.ports", wire.protocol.as_deref(), notes)?;
+    let target_port = match wire.target_port {
+        Some(WireTargetPort::Number(port)) if port != 0 => TargetPort::Number(port),
+        Some(WireTargetPort::Name(name)) if !name.is_empty() => TargetPort::Name(name),
+        _ => TargetPort::Number(wire.port),
+    };
+    let node_port = wire.node_port.filter(|port| *port != 0);
     Some(ServicePort {
         name: wire.name.unwrap_or_default(),
         protocol,
         port: wire.port,
-        node_port: wire.node_port.filter(|port| *port != 0),
+        target_port,
+        node_port,
     })
 }
 
@@ -259,7 +266,16 @@ struct WirePort {
     name: Option<String>,
     protocol: Option<String>,
     port: u16,
+    target_port: Option<WireTargetPort>,
     node_port: Option<u16>,
+}
+
+/// `IntOrString`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum WireTargetPort {
+    Number(u16),
+    Name(String),
 }
 
 #[derive(Default, Deserialize)]

@@ -84,12 +84,8 @@ fn key(number: u8) -> Key {
 }
 
 fn service(number: u8, spec: &Spec) -> Service {
-    let port = |protocol: Protocol| ServicePort {
-        name: protocol.to_string(),
-        protocol,
-        port: 80,
-        node_port: (spec.kind != ServiceKind::ClusterIp).then(|| 30_000 + u16::from(spec.shared)),
-    };
+    let node_port = (spec.kind != ServiceKind::ClusterIp).then(|| 30_000 + u16::from(spec.shared));
+    let port = |protocol: Protocol| ServicePort::new(protocol.to_string(), protocol, 80, node_port);
     let ingress = |ip: IpAddr| Ingress { ip: Some(ip), hostname: None, ip_mode: None };
     Service {
         kind: spec.kind,

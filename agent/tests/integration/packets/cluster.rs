@@ -55,12 +55,7 @@ pub(crate) fn key() -> Key {
 /// A `LoadBalancer` Service with every kind of frontend, labelled for the agent.
 pub(crate) fn service() -> Service {
     let both = |way: Way| FAMILIES.map(|family| way.to(family).ip()).to_vec();
-    let port = |protocol: Protocol| ServicePort {
-        name: protocol.to_string(),
-        protocol,
-        port: FRONT,
-        node_port: Some(NODE_PORT),
-    };
+    let port = |protocol: Protocol| ServicePort::new(protocol.to_string(), protocol, FRONT, Some(NODE_PORT));
     let ingress = |ip: IpAddr| Ingress { ip: Some(ip), hostname: None, ip_mode: None };
     Service {
         kind: ServiceKind::LoadBalancer,

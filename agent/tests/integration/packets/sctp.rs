@@ -17,12 +17,7 @@ const INIT_ACK: u8 = 2;
 const TAG: u32 = 0x5743_0001;
 
 fn with_sctp(mut service: Service) -> Service {
-    service.ports.push(ServicePort {
-        name: "SCTP".to_owned(),
-        protocol: Protocol::Sctp,
-        port: FRONT,
-        node_port: Some(NODE_PORT),
-    });
+    service.ports.push(ServicePort::new("SCTP", Protocol::Sctp, FRONT, Some(NODE_PORT)));
     service
 }
 

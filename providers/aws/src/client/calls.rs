@@ -13,6 +13,7 @@ use crate::diff::{ObservedGroup, ObservedListener};
 use crate::health_check::HealthCheckSettings;
 use crate::security_group::{NewSecurityGroup, Rule, SecurityGroup};
 use crate::subnets::Subnet;
+use crate::target_id::TargetId;
 use crate::tls::Tls;
 
 /// All calls.
@@ -94,13 +95,13 @@ pub(crate) trait GroupCalls: Send + Sync + 'static {
     async fn delete_group(&self, arn: &str) -> Result<bool>;
 }
 
-/// Calls about targets. All are instances on the port of their group.
+/// Calls about targets. Instances are on the port of their group.
 #[async_trait]
 pub(crate) trait TargetCalls: Send + Sync + 'static {
     async fn targets(&self, group: &str) -> Result<Vec<RegisteredTarget>>;
     /// Registers all of them or, with `InvalidTarget`, none.
-    async fn register(&self, group: &str, ids: &[String]) -> Result<()>;
-    async fn deregister(&self, group: &str, ids: &[String]) -> Result<()>;
+    async fn register(&self, group: &str, ids: &[TargetId]) -> Result<()>;
+    async fn deregister(&self, group: &str, ids: &[TargetId]) -> Result<()>;
 }
 
 /// Calls about subnets, to EC2.

@@ -30,7 +30,7 @@ macro_rules! with_health_check {
             .health_check_protocol(health_protocol(health))
             .set_health_check_path(health.path.clone())
             .set_matcher(matcher(health))
-            .health_check_port(health.port.to_string())
+            .health_check_port(health.port.map_or("traffic-port".to_owned(), |port| port.to_string()))
             .health_check_interval_seconds(health.interval)
             .health_check_timeout_seconds(health.timeout)
             .healthy_threshold_count(health.healthy)
@@ -85,9 +85,9 @@ impl GroupCalls for Client {
             .elb
             .create_target_group()
             .name(&wanted.name)
-            .target_type(TargetTypeEnum::Instance)
+            .target_type(if wanted.has_pods() { TargetTypeEnum::Ip } else { TargetTypeEnum::Instance })
             .protocol(ProtocolEnum::from(wanted.protocol))
-            .port(wanted.port.into())
+            .port(wanted.port().into())
             .vpc_id(vpc)
             .set_tags(Some(sdk_tags(tags)));
         let call = with_health_check!(call, &wanted.health);
@@ -127,9 +127,10 @@ fn observed_group(found: &TargetGroup) -> (String, ObservedGroup) {
     let codes = found.matcher.as_ref().and_then(|m| m.http_code.as_deref());
     let seen = ObservedGroup {
         arn: found.target_group_arn.clone().unwrap_or_default(),
+        has_pods: found.target_type == Some(TargetTypeEnum::Ip),
         health: HealthCheckSettings {
             path: http.then(|| found.health_check_path.clone().unwrap_or_default()),
-            port: found.health_check_port.as_deref().and_then(|p| p.parse().ok()).unwrap_or_default(),
+            port: found.health_check_port.as_deref().and_then(|port| port.parse().ok()),
             interval: found.health_check_interval_seconds.unwrap_or_default(),
             timeout: found.health_check_timeout_seconds.unwrap_or_default(),
             healthy: found.healthy_threshold_count.unwrap_or_default(),

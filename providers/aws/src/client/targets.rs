@@ -6,11 +6,12 @@ use elb::types::{TargetDescription, TargetHealthStateEnum};
 use steerage_provider_api::HealthState;
 
 use super::{CallError, Client, Result, TargetCalls, elb};
+use crate::target_id::TargetId;
 
 /// A registered target, as described by AWS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RegisteredTarget {
-    pub(crate) id: String,
+    pub(crate) id: TargetId,
     pub(crate) state: HealthState,
     pub(crate) reason: String,
 }
@@ -34,22 +35,26 @@ impl TargetCalls for Client {
             };
             let told = [code, health.description.as_deref().unwrap_or_default()];
             let reason = told.into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join(": ");
-            targets.push(RegisteredTarget { id: target.id.unwrap_or_default(), state, reason });
+            let port = target.port.and_then(|port| u16::try_from(port).ok());
+            let id = TargetId::of(target.id.as_deref().unwrap_or_default(), port);
+            targets.push(RegisteredTarget { id, state, reason });
         }
         Ok(targets)
     }
 
-    async fn register(&self, group: &str, ids: &[String]) -> Result<()> {
+    async fn register(&self, group: &str, ids: &[TargetId]) -> Result<()> {
         let call = self.elb.register_targets().target_group_arn(group).set_targets(Some(sdk_targets(ids)));
         call.send().await.map(drop).map_err(CallError::of("RegisterTargets"))
     }
 
-    async fn deregister(&self, group: &str, ids: &[String]) -> Result<()> {
+    async fn deregister(&self, group: &str, ids: &[TargetId]) -> Result<()> {
         let call = self.elb.deregister_targets().target_group_arn(group).set_targets(Some(sdk_targets(ids)));
         call.send().await.map(drop).map_err(CallError::of("DeregisterTargets"))
     }
 }
 
-fn sdk_targets(ids: &[String]) -> Vec<TargetDescription> {
-    ids.iter().map(|id| TargetDescription::builder().id(id).build()).collect()
+fn sdk_targets(ids: &[TargetId]) -> Vec<TargetDescription> {
+    let described =
+        |id: &TargetId| TargetDescription::builder().id(id.id()).set_port(id.port().map(i32::from)).build();
+    ids.iter().map(described).collect()
 }

@@ -102,11 +102,13 @@ pub(crate) struct Group {
     pub(crate) name: String,
     pub(crate) protocol: String,
     pub(crate) port: u16,
+    /// Whether targets are addresses.
+    pub(crate) has_pods: bool,
     pub(crate) vpc: String,
     pub(crate) health: HealthCheckSettings,
     pub(crate) attributes: BTreeMap<String, String>,
     pub(crate) tags: Tags,
-    /// By instance and port.
+    /// By instance, or address of a pod, and port.
     pub(crate) targets: BTreeMap<(String, u16), Registration>,
     /// Since when a listener forwards to it.
     pub(crate) used: Option<Instant>,
@@ -134,6 +136,7 @@ pub(crate) struct Cloud {
     pub(crate) balancers: BTreeMap<String, NetworkLb>,
     pub(crate) listeners: BTreeMap<String, Forward>,
     pub(crate) groups: BTreeMap<String, Group>,
+    /// What can be a target: instances by ID, and pods by address.
     pub(crate) instances: BTreeMap<String, Instance>,
     pub(crate) subnets: Vec<Subnet>,
     /// By ID.

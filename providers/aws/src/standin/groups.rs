@@ -16,11 +16,11 @@ use crate::health_check::HealthCheckSettings;
 fn observed(arn: &str, found: &Group) -> ObservedGroup {
     let health = found.health.clone();
     let (attributes, tags) = (BTreeMap::new(), Tags::new());
-    ObservedGroup { arn: arn.to_owned(), health, only_200: true, attributes, tags }
+    ObservedGroup { arn: arn.to_owned(), has_pods: found.has_pods, health, only_200: true, attributes, tags }
 }
 
 /// The attributes of a new group.
-fn defaults(protocol: &str) -> BTreeMap<String, String> {
+fn defaults(protocol: &str, has_pods: bool) -> BTreeMap<String, String> {
     let mut all = vec![
         ("deregistration_delay.timeout_seconds", "300"),
         (
@@ -28,7 +28,7 @@ fn defaults(protocol: &str) -> BTreeMap<String, String> {
             if protocol.ends_with("UDP") { "true" } else { "false" },
         ),
         ("load_balancing.cross_zone.enabled", "use_load_balancer_configuration"),
-        ("preserve_client_ip.enabled", "true"),
+        ("preserve_client_ip.enabled", if has_pods && !protocol.ends_with("UDP") { "false" } else { "true" }),
         ("proxy_protocol_v2.enabled", "false"),
         ("target_group_health.dns_failover.minimum_healthy_targets.count", "1"),
         ("target_group_health.dns_failover.minimum_healthy_targets.percentage", "off"),
@@ -98,7 +98,8 @@ impl GroupCalls for StandIn {
         self.write(action, Kind::Mutation, wanted.name.clone(), |cloud, _| {
             if let Some((arn, same)) = cloud.groups.iter().find(|(_, group)| group.name == wanted.name) {
                 let is_same = (same.protocol.as_str(), same.port, same.vpc.as_str(), &same.health)
-                    == (wanted.protocol, wanted.port, vpc, &wanted.health);
+                    == (wanted.protocol, wanted.port(), vpc, &wanted.health)
+                    && same.has_pods == wanted.has_pods();
                 let message = format!("A target group with the same name '{}' exists", wanted.name);
                 let refused = CallError::made_up(action, "DuplicateTargetGroupName", message);
                 return if is_same { Ok(observed(arn, same)) } else { Err(refused) };
@@ -109,10 +110,11 @@ impl GroupCalls for StandIn {
             let made = Group {
                 name: wanted.name.clone(),
                 protocol: wanted.protocol.to_owned(),
-                port: wanted.port,
+                port: wanted.port(),
+                has_pods: wanted.has_pods(),
                 vpc: vpc.to_owned(),
                 health: wanted.health.clone(),
-                attributes: defaults(wanted.protocol),
+                attributes: defaults(wanted.protocol, wanted.has_pods()),
                 tags: tags.clone(),
                 targets: BTreeMap::new(),
                 used: None,

@@ -2,6 +2,7 @@
 //! The conformance suite on the stand-in, with times so short that its loops outlast them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,11 +44,17 @@ fn made_target(node: String, id: &str) -> Target {
     Target { node, addresses: Vec::new(), provider_id, zone: None, pod_cidrs: Vec::new(), weight: 1 }
 }
 
-/// Starts instances, whose health checks pass.
+/// The address of a pod on the instance of this number.
+pub(super) fn pod_address(index: usize) -> IpAddr {
+    Ipv4Addr::new(10, 2, 0, u8::try_from(index).unwrap()).into()
+}
+
+/// Starts instances with a pod on each. Their health checks pass.
 pub(super) fn start_instances(cloud: &StandIn, count: usize) {
     cloud.change(|cloud| {
         let instance = Instance { running: true, passes: (true, Instant::now()) };
-        cloud.instances = (0..count).map(|i| (format!("i-{i}"), instance.clone())).collect();
+        let names = (0..count).flat_map(|i| [format!("i-{i}"), pod_address(i).to_string()]);
+        cloud.instances = names.map(|name| (name, instance.clone())).collect();
     });
 }
 

@@ -4,9 +4,10 @@
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::cloud::{Cloud, Registration};
+use super::cloud::{Cloud, Group, Registration};
 use super::{Kind, StandIn};
 use crate::client::{CallError, RegisteredTarget, Result, TargetCalls};
+use crate::target_id::TargetId;
 
 fn missing(action: &'static str, group: &str) -> CallError {
     CallError::made_up(action, "TargetGroupNotFound", format!("Target groups '{group}' not found"))
@@ -21,6 +22,15 @@ fn targets_beside(cloud: &Cloud, group: &str) -> usize {
     cloud.groups.iter().filter(|(arn, _)| shares(arn)).map(|(_, found)| found.registered().count()).sum()
 }
 
+/// What distinguishes a target from others of the group.
+fn key(id: &TargetId, group: &Group) -> (String, u16) {
+    (id.id(), id.port().unwrap_or(group.port))
+}
+
+fn joined(ids: &[TargetId]) -> String {
+    ids.iter().map(TargetId::id).collect::<Vec<_>>().join(",")
+}
+
 #[async_trait]
 impl TargetCalls for StandIn {
     async fn targets(&self, group: &str) -> Result<Vec<RegisteredTarget>> {
@@ -29,18 +39,24 @@ impl TargetCalls for StandIn {
             let found = cloud.groups.get(group).ok_or_else(|| missing(action, group))?;
             let described = |(key, registration): (&(String, u16), &Registration)| {
                 let (state, reason) = cloud.health(&self.delays, found, &key.0, registration, now);
-                RegisteredTarget { id: key.0.clone(), state, reason: reason.to_owned() }
+                RegisteredTarget { id: TargetId::of(&key.0, Some(key.1)), state, reason: reason.to_owned() }
             };
             Ok(found.listed(now).map(described).collect())
         })
         .await
     }
 
-    async fn register(&self, group: &str, ids: &[String]) -> Result<()> {
+    async fn register(&self, group: &str, ids: &[TargetId]) -> Result<()> {
         let action = "RegisterTargets";
-        self.write(action, Kind::Registration, ids.join(","), |cloud, now| {
-            let runs = |id: &&String| cloud.instances.get(*id).is_some_and(|instance| instance.running);
-            let bad: Vec<String> = ids.iter().filter(|id| !runs(id)).map(|id| format!("'{id}'")).collect();
+        self.write(action, Kind::Registration, joined(ids), |cloud, now| {
+            let runs = |id: &TargetId| cloud.instances.get(&id.id()).is_some_and(|found| found.running);
+            let bad = ids.iter().filter(|id| !runs(id)).map(|id| format!("'{}'", id.id()));
+            let bad: Vec<String> = bad.collect();
+            if let (Some(first), Some(TargetId::Pod(_))) = (bad.first(), ids.first()) {
+                let message =
+                    format!("The IP address {first} is not within a range that is valid for the VPC");
+                return Err(CallError::made_up(action, "ValidationError", message));
+            }
             if !bad.is_empty() {
                 let message = format!(
                     "The following targets are not in a running state and cannot be registered: {}",
@@ -50,10 +66,9 @@ impl TargetCalls for StandIn {
             }
             let found = cloud.groups.get_mut(group).ok_or_else(|| missing(action, group))?;
             for id in ids {
-                let registration = found
-                    .targets
-                    .entry((id.clone(), found.port))
-                    .or_insert(Registration { since: now, draining: None });
+                let key = key(id, found);
+                let registration =
+                    found.targets.entry(key).or_insert(Registration { since: now, draining: None });
                 if registration.draining.is_some() {
                     *registration = Registration { since: now, draining: None };
                 }
@@ -66,13 +81,13 @@ impl TargetCalls for StandIn {
         .await
     }
 
-    async fn deregister(&self, group: &str, ids: &[String]) -> Result<()> {
+    async fn deregister(&self, group: &str, ids: &[TargetId]) -> Result<()> {
         let action = "DeregisterTargets";
-        self.write(action, Kind::Registration, ids.join(","), |cloud, now: Instant| {
+        self.write(action, Kind::Registration, joined(ids), |cloud, now: Instant| {
             let found = cloud.groups.get_mut(group).ok_or_else(|| missing(action, group))?;
             for id in ids {
                 // Unknown ones are no error.
-                let key = (id.clone(), found.port);
+                let key = key(id, found);
                 if found.used.is_none() {
                     found.targets.remove(&key);
                 } else if let Some(registration) = found.targets.get_mut(&key) {

@@ -37,7 +37,7 @@ fn take(moto: &Moto) -> Vec<String> {
 
 fn wanted(moto: &Moto, name: &str, ports: u16, targets: &[usize]) -> LoadBalancer {
     let listeners = (0..ports).map(|i| listener(Protocol::Tcp, 80 + i, 30080 + i)).collect();
-    let lb = LoadBalancer { listeners, ..fixture::first(moto, &fixture::owner(name, 1)) };
+    let lb = fixture::with_listeners(fixture::first(moto, &fixture::owner(name, 1)), listeners);
     fixture::with_targets(moto, &lb, targets)
 }
 

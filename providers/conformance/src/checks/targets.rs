@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, bail, ensure};
-use steerage_provider_api::{LoadBalancer, Owner, Progress, Provider, Target, TargetSet};
+use steerage_provider_api::{GroupTargets, Owner, Progress, Provider, Target, TargetSet};
 
 use crate::converge::{Goal, ensure_same};
 use crate::{CutPoint, Harness, converge, converge_remembered, fixture};
@@ -28,7 +28,7 @@ pub async fn new_targets_are_added_before_old_are_removed<H: Harness>(harness: &
             let outcome = converge_remembered(&provider, &new).await;
             let (fault_fired, calls) = (proxy.fault_fired(), proxy.calls());
             proxy.reset();
-            let (olds, news) = (names(&old.targets.targets), names(&new.targets.targets));
+            let (olds, news) = (names(&old.nodes().targets), names(&new.nodes().targets));
             for (group, now) in harness.targets(&owner).await? {
                 ensure!(
                     now.is_superset(&olds) || now.is_superset(&news),
@@ -43,7 +43,7 @@ pub async fn new_targets_are_added_before_old_are_removed<H: Harness>(harness: &
             if !fault_fired {
                 outcome.context("no call was cut")?;
                 ensure!(call > 1, "the targets changed without a call");
-                ensure_targets(harness, &owner, &new.targets.targets).await?;
+                ensure_targets(harness, &owner, &new.nodes().targets).await?;
                 break;
             }
             // The next iteration starts from the old targets again.
@@ -61,7 +61,7 @@ pub async fn refused_target_does_not_block_others<H: Harness>(harness: &H) -> an
     let good = [harness.target(0), harness.target(1), harness.target(2)];
     let mut targets = good.to_vec();
     targets.insert(1, bad.clone());
-    let lb = LoadBalancer { targets: TargetSet::own(targets), ..lb };
+    let lb = lb.with_nodes(TargetSet::own(targets));
     let provider = harness.fresh().await?;
     for round in ["first", "second", "with a fresh instance"] {
         let fresh = harness.fresh().await?;
@@ -88,7 +88,7 @@ pub async fn all_targets_can_be_removed<H: Harness>(harness: &H) -> anyhow::Resu
     for indices in [&[0, 1][..], &[], &[1, 2], &[]] {
         let lb = fixture::with_targets(harness, &lb, indices);
         converge_remembered(&provider, &lb).await?;
-        ensure_targets(harness, &owner, &lb.targets.targets).await?;
+        ensure_targets(harness, &owner, &lb.nodes().targets).await?;
     }
     Goal::Absent(owner).reach(&provider).await
 }
@@ -116,7 +116,7 @@ pub async fn targets_follow_without_a_structure<H: Harness>(harness: &H) -> anyh
 }
 
 async fn set_targets(provider: &impl Provider, owner: &Owner, set: &TargetSet) -> anyhow::Result<()> {
-    let outcome = provider.set_targets(owner, set).await?;
+    let outcome = provider.set_targets(owner, &GroupTargets::of_nodes(set.clone())).await?;
     ensure!(outcome.progress == Progress::Done, "{outcome:?}");
     ensure!(outcome.refused.is_empty(), "{outcome:?}");
     Ok(())

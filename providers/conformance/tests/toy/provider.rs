@@ -13,8 +13,8 @@ use futures::stream::BoxStream;
 use hyper::{Method, StatusCode};
 use steerage_model::{Ingress, Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, Health, LoadBalancer, Outcome, Owner, Progress, Provider,
-    Steering, TargetSet,
+    Addressing, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress,
+    Provider, Steering, TargetSet,
 };
 
 use super::server::{Fields, Objects, call, line, parse};
@@ -62,15 +62,12 @@ fn target_prefix(key: &Key) -> String {
 }
 
 fn wanted(lb: &LoadBalancer) -> Fields {
-    let listeners: Vec<_> = lb
-        .listeners
-        .iter()
-        .map(|l| format!("{}:{}:{}", l.protocol, l.port, l.node_port.unwrap_or(0)))
-        .collect();
+    let listeners: Vec<_> =
+        lb.listeners.iter().map(|l| format!("{}:{}:{:?}", l.protocol, l.port, l.group)).collect();
     [
         ("owner", lb.owner.uid.clone()),
         ("listeners", listeners.join(",")),
-        ("interval", lb.health_check.interval.as_secs().to_string()),
+        ("interval", lb.groups[0].health_check.interval.as_secs().to_string()),
     ]
     .map(|(k, v)| (k.to_owned(), v))
     .into()
@@ -233,6 +230,7 @@ impl Provider for Toy {
             steerings: &[Steering::Api],
             protocols: &[Protocol::Tcp, Protocol::Udp],
             addressing: Addressing::NodePort,
+            pod_targets: None,
             ip_mode: None,
             ipv6: false,
             weights: false,
@@ -260,16 +258,16 @@ impl Provider for Toy {
             self.make(lb).await?;
         }
         self.made.lock().unwrap().push(lb.owner.clone());
-        let outcome = outcome(self.put_targets(&lb.owner, &lb.targets).await?);
+        let outcome = outcome(self.put_targets(&lb.owner, &lb.nodes()).await?);
         *self.complete.lock().unwrap() = Some((lb.clone(), outcome.clone()));
         Ok(outcome)
     }
 
-    async fn set_targets(&self, owner: &Owner, set: &TargetSet) -> Result<Outcome, Error> {
+    async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
         let exists =
             self.list().await?.get(&lb_name(&owner.service)).is_some_and(|f| self.owns(f, &owner.uid));
         let refused = if exists || self.is(Bug::SetsTargetsOfNothing) {
-            self.put_targets(owner, set).await?
+            self.put_targets(owner, &targets.nodes.clone().unwrap_or_default()).await?
         } else {
             Vec::new()
         };

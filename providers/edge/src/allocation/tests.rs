@@ -4,7 +4,6 @@
 use serde_json::json;
 use steerage_edge_api::AddressPoolSpec;
 use steerage_model::Key;
-use steerage_provider_api::{HealthCheck, HealthProtocol, TargetSet};
 
 use super::*;
 use crate::entry::Entry;
@@ -19,27 +18,16 @@ pub(crate) fn owner(name: &str) -> Owner {
 }
 
 pub(crate) fn load_balancer(name: &str, requested: &[&str]) -> LoadBalancer {
-    let second = Duration::from_secs(1);
     LoadBalancer {
         owner: owner(name),
         families: vec![Family::V4],
         listeners: Vec::new(),
-        health_check: HealthCheck {
-            protocol: HealthProtocol::Tcp,
-            port: 1,
-            interval: second,
-            timeout: second,
-            healthy_threshold: 1,
-            unhealthy_threshold: 1,
-            is_of_service: false,
-        },
-        affinity: None,
+        groups: Vec::new(),
         requested_addresses: requested.iter().map(|text| ip(text)).collect(),
         pool: None,
         published: Vec::new(),
         source_ranges: Vec::new(),
         annotations: BTreeMap::new(),
-        targets: TargetSet::own([]),
     }
 }
 

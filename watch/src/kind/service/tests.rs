@@ -60,12 +60,9 @@ fn service_is_projected_completely() {
     want.kind = ServiceKind::LoadBalancer;
     want.cluster_ips = vec![ip("10.96.0.9"), ip("fd00::9")];
     want.external_ips = vec![ip("192.0.2.7")];
-    let port =
-        |name: &str, protocol, port, node_port| ServicePort { name: name.into(), protocol, port, node_port };
-    want.ports = vec![
-        port("http", steerage_model::Protocol::Tcp, 80, Some(30080)),
-        port("dns", steerage_model::Protocol::Udp, 53, None),
-    ];
+    let mut http = ServicePort::new("http", steerage_model::Protocol::Tcp, 80, Some(30080));
+    http.target_port = TargetPort::Name("web".to_owned());
+    want.ports = vec![http, ServicePort::new("dns", steerage_model::Protocol::Udp, 53, None)];
     want.external_policy = TrafficPolicy::Local;
     want.internal_policy = TrafficPolicy::Local;
     want.affinity = Some(Affinity { timeout: Duration::from_mins(1) });

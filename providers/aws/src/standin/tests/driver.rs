@@ -41,7 +41,7 @@ pub(super) fn changes(cloud: &StandIn) -> Vec<&'static str> {
 /// A Service `web` with these TCP ports, and the instances with these numbers as targets.
 pub(super) fn wanted(ports: &[(u16, u16)], targets: &[usize]) -> LoadBalancer {
     let ports: Vec<_> = ports.iter().map(|(port, node)| (Protocol::Tcp, *port, *node)).collect();
-    LoadBalancer { targets: set(targets), ..planned(&ports) }
+    planned(&ports).with_nodes(set(targets))
 }
 
 /// As under the policy Cluster: all eligible nodes.

@@ -68,7 +68,7 @@ async fn replaced_node_costs_two_calls_for_each_service() {
     }
     cloud.take_calls();
     for index in 0..SERVICES {
-        let lb = LoadBalancer { targets: super::driver::set(&[1, 2]), ..service(index) };
+        let lb = service(index).with_nodes(super::driver::set(&[1, 2]));
         apply(&aws, &lb, Compare::Remembered).await.unwrap();
         // Spread over the time that AWS's rate allows.
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -130,7 +130,7 @@ async fn deleted_services_are_forgotten() {
     let cloud = standin(1);
     let aws = provider(&cloud);
     for index in 0..200 {
-        let lb = LoadBalancer { targets: super::driver::set(&[]), ..service(index) };
+        let lb = service(index).with_nodes(super::driver::set(&[]));
         apply(&aws, &lb, Compare::Remembered).await.unwrap();
         delete(&aws, &lb.owner).await.unwrap();
     }

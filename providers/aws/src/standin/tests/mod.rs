@@ -6,6 +6,7 @@ mod driver;
 mod economy;
 mod options;
 mod order;
+mod pods;
 mod quotas;
 mod schedule;
 mod security_group_faults;

@@ -423,10 +423,8 @@ async fn targets_with_tls_have_no_stickiness() {
     let aws = provider(&cloud);
     apply(&aws, &with(&[cert, (BACKEND_PROTOCOL, "ssl")]), Compare::Remembered).await.unwrap();
     assert_eq!(group(&cloud).protocol, "TLS");
-    let sticky = LoadBalancer {
-        affinity: Some(Affinity { timeout: Duration::from_mins(1) }),
-        ..with(&[cert, (BACKEND_PROTOCOL, "ssl")])
-    };
+    let mut sticky = with(&[cert, (BACKEND_PROTOCOL, "ssl")]);
+    sticky.groups[0].affinity = Some(Affinity { timeout: Duration::from_mins(1) });
     cloud.take_calls();
     let error = apply(&aws, &sticky, Compare::Remembered).await.unwrap_err();
     assert_eq!((error.reason(), cloud.take_calls().len()), ("ConflictingAnnotations", 0));

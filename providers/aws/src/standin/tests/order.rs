@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
+use steerage_provider_api::{Compare, Progress, Provider as _};
 use tokio::time::Instant;
 
 use super::driver::{apply, own_set, provider, standin, wanted};
@@ -67,7 +67,7 @@ async fn replaced_target_leaves_when_the_new_one_is_healthy() {
 #[tokio::test(start_paused = true)]
 async fn target_without_an_endpoint_leaves_at_once() {
     let (cloud, aws) = serving().await;
-    let lb = LoadBalancer { targets: own_set(&[1]), ..wanted(&[(80, 30080)], &[]) };
+    let lb = wanted(&[(80, 30080)], &[]).with_nodes(own_set(&[1]));
     let outcome = aws.apply(&lb, Compare::Remembered).await.unwrap();
     assert_eq!((outcome.progress, registered(&cloud)), (Progress::Done, vec!["i-1".to_owned()]));
 }

@@ -12,14 +12,15 @@ use steerage_model::{Affinity, Key, Protocol};
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _};
 
 use super::driver::{apply, delete, provider, set, standin};
+use super::pods::with_pods;
 use crate::annotations;
 use crate::client::{NewBalancer, Tags};
 use crate::config::Scheme;
-use crate::desired::tests::{config, planned};
+use crate::desired::tests::{config, planned, planned_with_pods};
 use crate::names;
 use crate::standin::cloud::{Forward, Group, NetworkLb};
 use crate::standin::faults::Faults;
-use crate::standin::harness::snapshot;
+use crate::standin::harness::{pod_address, snapshot};
 use crate::standin::{Cloud, StandIn};
 
 const SEEDS: u64 = 150;
@@ -64,9 +65,23 @@ fn wish(random: &mut fastrand::Rng, owner: &Owner) -> LoadBalancer {
     ports.sort_by_key(|port| port.1);
     ports.dedup_by_key(|port| port.1);
     let targets: Vec<usize> = (0..6).filter(|_| random.u8(0..3) == 0).collect();
-    let mut lb = LoadBalancer { owner: owner.clone(), targets: set(&targets), ..planned(&ports) };
-    lb.health_check.port = random.u16(32000..32002);
-    lb.affinity = random.bool().then_some(Affinity { timeout: Duration::from_mins(1) });
+    let mut lb = if random.u8(0..3) == 0 {
+        // Without a pod, a change from nodes would wait for one for ever.
+        let pods = if targets.is_empty() { vec![0] } else { targets };
+        let mut lb = with_pods(&planned_with_pods(&ports), &pods);
+        // Pods of a UDP port need another port for their check.
+        lb.annotations.insert(annotations::CHECK_PORT.to_owned(), "9000".to_owned());
+        lb
+    } else {
+        planned(&ports).with_nodes(set(&targets))
+    };
+    lb.owner = owner.clone();
+    let port = random.u16(32000..32002);
+    let affinity = random.bool().then_some(Affinity { timeout: Duration::from_mins(1) });
+    for group in &mut lb.groups {
+        group.health_check.port = group.health_check.port.map(|_| port);
+        group.affinity = affinity;
+    }
     if random.u8(0..3) == 0 {
         let (first, count) = (random.usize(0..RANGES.len()), random.usize(1..3));
         let chosen = RANGES.iter().cycle().skip(first).take(count);
@@ -107,7 +122,7 @@ fn plant_foreign(cloud: &StandIn) {
 fn never_empties(wishes: &Wishes, before: &Cloud, after: &Cloud) -> Option<String> {
     let wants_targets = |tags: &Tags| {
         let wish = wishes.iter().find(|(owner, _)| Some(&owner.uid) == tags.get(names::UID_TAG));
-        wish.and_then(|(_, lb)| lb.as_ref()).is_some_and(|lb| !lb.targets.targets.is_empty())
+        wish.and_then(|(_, lb)| lb.as_ref()).is_some_and(|lb| lb.targets().count() > 0)
     };
     let is_empty = |cloud: &Cloud, forward: &Forward| {
         cloud.groups.get(&forward.group).is_none_or(|group: &Group| group.registered().next().is_none())
@@ -165,7 +180,8 @@ async fn run(seed: u64) -> anyhow::Result<()> {
     cloud.set_faults(Faults::Random(0.07));
     let mut aws = provider(&cloud);
     for _ in 0..STEPS {
-        let (sick, passes) = (format!("i-{}", random.usize(0..6)), random.bool());
+        let (sick, passes) = (random.usize(0..6), random.bool());
+        let sick = if random.bool() { format!("i-{sick}") } else { pod_address(sick).to_string() };
         cloud.change(|cloud| {
             if let Some(instance) = cloud.instances.get_mut(&sick).filter(|found| found.passes.0 != passes) {
                 instance.passes = (passes, tokio::time::Instant::now());

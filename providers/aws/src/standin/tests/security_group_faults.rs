@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, LoadBalancer, Owner, Progress, Provider as _, TargetSet};
+use steerage_provider_api::{Compare, GroupTargets, LoadBalancer, Owner, Progress, Provider as _};
 use tokio::time::Instant;
 
 use super::driver::{apply, delete, own_set, provider, standin_with, wanted};
@@ -24,8 +24,8 @@ async fn served_port_keeps_its_rules_while_its_replacement_is_refused() {
     let error = apply(&aws, &other, Compare::Remembered).await.unwrap_err();
     assert_eq!(error.reason(), "RejectedByProvider");
     // As the controller does with a refused structure.
-    let set: TargetSet = own_set(&[0, 1]);
-    assert_eq!(aws.set_targets(&other.owner, &set).await.unwrap().incomplete, None);
+    let targets = GroupTargets::of_nodes(own_set(&[0, 1]));
+    assert_eq!(aws.set_targets(&other.owner, &targets).await.unwrap().incomplete, None);
     assert_eq!(cloud.cloud().listeners.values().next().unwrap().port, 80);
     assert_eq!(group(&cloud).own, [rule("tcp", 80, OFFICE), rule("tcp", 443, OFFICE)].into());
     apply(&aws, &other, Compare::Remembered).await.unwrap();
@@ -102,7 +102,7 @@ async fn group_without_its_tags_is_reported_and_not_changed() {
     };
     tag(None);
     tokio::time::sleep(Duration::from_mins(1)).await;
-    let lb = LoadBalancer { targets: own_set(&[1, 2]), ..from(&[OFFICE]) };
+    let lb = from(&[OFFICE]).with_nodes(own_set(&[1, 2]));
     for compare in [Compare::InPlace, Compare::Remembered, Compare::InPlace] {
         let outcome = apply(&aws, &lb, compare).await.unwrap();
         assert_eq!(outcome.incomplete.unwrap().0, "ObjectNotOwned", "{compare:?}");
@@ -146,7 +146,7 @@ async fn rules_without_room_are_not_tried_with_every_change_of_targets() {
     let many = from(&[OFFICE, "192.0.2.0/24", "198.51.100.0/24"]);
     apply(&aws, &many, Compare::Remembered).await.unwrap();
     cloud.take_calls();
-    let moved = LoadBalancer { targets: own_set(&[1, 2]), ..many.clone() };
+    let moved = many.clone().with_nodes(own_set(&[1, 2]));
     let outcome = apply(&aws, &moved, Compare::Remembered).await.unwrap();
     assert_eq!(outcome.incomplete.unwrap().0, "QuotaExceeded");
     assert!(cloud.take_calls().iter().all(|call| !call.kind.is_ec2()));
@@ -187,7 +187,7 @@ async fn start_does_not_wait_for_ec2() {
     let (cloud, _) = in_place(&from(&[]), Quotas::default()).await;
     cloud.fail_ec2(Some(""));
     let aws = provider(&cloud);
-    let lb = LoadBalancer { targets: own_set(&[1, 2]), ..from(&[]) };
+    let lb = from(&[]).with_nodes(own_set(&[1, 2]));
     let start = Instant::now();
     let outcome = aws.apply(&lb, Compare::InPlace).await.unwrap();
     assert!(start.elapsed() < Duration::from_secs(30) && matches!(outcome.progress, Progress::Again(_)));

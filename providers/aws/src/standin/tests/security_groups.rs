@@ -108,7 +108,7 @@ async fn new_load_balancer_has_a_group_with_a_rule_for_each_port() {
         let aws = provider(&cloud);
         let ports =
             [(Tcp, 53, 30053), (Udp, 53, 30053), (Tcp, 80, 30080), (Udp, 99, 30099), (Tcp, 443, 30443)];
-        let mut lb = LoadBalancer { targets: set(&[0]), ..planned(&ports) };
+        let mut lb = planned(&ports).with_nodes(set(&[0]));
         for (name, value) in [(SSL_CERT, "arn:aws:acm:::a"), (SSL_PORTS, "443")] {
             lb.annotations.insert(name.to_owned(), value.to_owned());
         }
@@ -240,7 +240,7 @@ async fn rules_are_replaced_at_the_quota() {
 async fn too_many_rules_are_reported_and_those_with_room_are_there() {
     let (cloud, aws) = in_place(&from(&[]), Quotas { rules: 2, ..Quotas::default() }).await;
     let ranges = [OFFICE, "192.0.2.0/24", "198.51.100.0/24"];
-    let many = LoadBalancer { targets: own_set(&[1, 2]), ..from(&ranges) };
+    let many = from(&ranges).with_nodes(own_set(&[1, 2]));
     for _ in 0..2 {
         let outcome = apply(&aws, &many, Compare::Remembered).await.unwrap();
         assert_eq!(outcome.incomplete.unwrap().0, "QuotaExceeded");
@@ -266,7 +266,7 @@ async fn targets_do_not_wait_for_ec2() {
         if is_restarted {
             (aws, compare) = (provider(&cloud), Compare::InPlace);
         }
-        let lb = LoadBalancer { targets: own_set(&[1, 2]), ..from(&[OFFICE]) };
+        let lb = from(&[OFFICE]).with_nodes(own_set(&[1, 2]));
         let start = Instant::now();
         while start.elapsed() < Duration::from_mins(6) {
             // Not an error: the controller would wait longer and longer, also when endpoints change.

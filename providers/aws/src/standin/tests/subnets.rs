@@ -106,7 +106,8 @@ async fn ports_and_targets_change_while_ec2_does_not_answer() {
     tokio::time::sleep(Duration::from_mins(5)).await;
     cloud.fail_ec2(Some(""));
     let more = wanted(&[(80, 30080), (81, 30081)], &[0, 1]);
-    let lb = LoadBalancer { listeners: more.listeners, targets: set(&[2]), ..named(0, "private-a") };
+    let lb = LoadBalancer { listeners: more.listeners, groups: more.groups, ..named(0, "private-a") };
+    let lb = lb.with_nodes(set(&[2]));
     let mut outcome = aws.apply(&lb, Compare::InPlace).await.unwrap();
     while cloud.cloud().listeners.len() < 2 {
         tokio::time::sleep(Duration::from_secs(1)).await;

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pods as targets: which Services have them, and which pods receive packets of which port.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use steerage_model::{EndpointSlice, Family, Service, ServicePort, TargetPort, backends};
+use steerage_provider_api::{PodPort, PodTarget};
+
+use super::{Config, PlanError};
+
+type ByAddress = BTreeMap<SocketAddr, PodTarget>;
+
+/// The pods of each port.
+pub(crate) type PodTargets = BTreeMap<PodPort, Arc<[PodTarget]>>;
+
+/// Whether the targets are pods: by the provider's annotation.
+pub(crate) fn has_pod_targets(service: &Service, config: &Config) -> Result<bool, PlanError> {
+    let Some(annotation) = config.capabilities.pod_targets else { return Ok(false) };
+    match service.annotations.get(annotation.name).map(|value| value.trim()) {
+        None => Ok(false),
+        Some(value) if value == annotation.nodes => Ok(false),
+        Some(value) if value == annotation.pods => Ok(true),
+        Some(value) => Err(PlanError::InvalidAnnotation {
+            name: annotation.name,
+            value: value.to_owned(),
+            problem: format!("use {} or {}", annotation.nodes, annotation.pods),
+        }),
+    }
+}
+
+/// The port on which the pods of a Service port receive packets. Where users write the `EndpointSlices`, `targetPort` means nothing: the
+/// slices have a number for each port of the Service.
+pub(super) fn pod_port(service: &Service, port: &ServicePort) -> PodPort {
+    match &port.target_port {
+        TargetPort::Number(number) if service.has_selector => PodPort::Number(*number),
+        TargetPort::Name(name) if service.has_selector => PodPort::Name(name.clone(), port.protocol),
+        _ => PodPort::Name(port.name.clone(), port.protocol),
+    }
+}
+
+/// The endpoints of each port: the ready ones or, if none is ready, those that serve while they terminate. On which nodes they run, and
+/// whether those are eligible, does not matter: no node forwards the packets. Slices that do not show a changed `targetPort` yet say
+/// nothing.
+pub(crate) fn pod_targets(service: &Service, slices: &[&EndpointSlice], config: &Config) -> PodTargets {
+    let mut all: BTreeMap<PodPort, (ByAddress, ByAddress)> = BTreeMap::new();
+    for port in &service.ports {
+        let key = pod_port(service, port);
+        let is_of = |number: u16| !matches!(key, PodPort::Number(wanted) if wanted != number);
+        let (ready, terminating) = all.entry(key.clone()).or_default();
+        for family in families(service).into_iter().filter(|f| *f == Family::V4 || config.capabilities.ipv6) {
+            let found = backends(slices.iter().copied(), family, &port.name, port.protocol).into_iter();
+            for found in found.filter(|found| is_of(found.port)) {
+                let address = SocketAddr::new(found.endpoint.addr, found.port);
+                let target = PodTarget { address, zone: found.endpoint.zone.clone() };
+                if found.endpoint.ready {
+                    ready.insert(address, target);
+                } else if found.endpoint.is_serving_terminating() {
+                    terminating.insert(address, target);
+                }
+            }
+        }
+    }
+    let chosen = |(ready, terminating): (ByAddress, ByAddress)| {
+        let chosen = if ready.is_empty() { terminating } else { ready };
+        chosen.into_values().collect()
+    };
+    all.into_iter().map(|(port, found)| (port, chosen(found))).collect()
+}
+
+fn families(service: &Service) -> Vec<Family> {
+    if service.families.is_empty() {
+        service.cluster_ips.iter().map(|address: &IpAddr| Family::of(*address)).collect()
+    } else {
+        service.families.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_model::{Endpoint, EndpointPort, Key, Protocol};
+
+    use super::*;
+
+    fn config() -> Config {
+        let capabilities = steerage_provider_edge::capabilities();
+        Config::with_defaults(capabilities, steerage_provider_api::Steering::Api)
+    }
+
+    fn service(ports: Vec<ServicePort>) -> Service {
+        Service { ports, families: vec![Family::V4], ..Service::new(Key::new("shop", "web")) }
+    }
+
+    fn slice(ports: &[(&str, Protocol, u16)], endpoints: Vec<Endpoint>) -> EndpointSlice {
+        let port = |(name, protocol, port): &(&str, Protocol, u16)| EndpointPort {
+            name: (*name).to_owned(),
+            protocol: *protocol,
+            port: *port,
+        };
+        let mut slice = EndpointSlice::new(Key::new("shop", "web-1"), Key::new("shop", "web"), Family::V4);
+        slice.ports = ports.iter().map(port).collect();
+        slice.endpoints = endpoints;
+        slice
+    }
+
+    fn at(last: u8) -> Endpoint {
+        Endpoint::ready([10, 2, 0, last].into(), "node")
+    }
+
+    fn terminating(last: u8) -> Endpoint {
+        Endpoint { ready: false, terminating: true, ..at(last) }
+    }
+
+    fn shown(targets: &PodTargets) -> Vec<String> {
+        let list = |pods: &Arc<[PodTarget]>| {
+            pods.iter().map(|p| p.address.to_string()).collect::<Vec<_>>().join(",")
+        };
+        targets.iter().map(|(port, pods)| format!("{port}={}", list(pods))).collect()
+    }
+
+    #[test]
+    fn ready_pods_are_targets_and_terminating_ones_only_if_none_is_ready() {
+        let service = service(vec![ServicePort::new("", Protocol::Tcp, 80, None)]);
+        let ports = [("", Protocol::Tcp, 80)];
+        let of = |endpoints| shown(&pod_targets(&service, &[&slice(&ports, endpoints)], &config()));
+        assert_eq!(of(vec![at(2), terminating(3), at(1)]), ["80=10.2.0.1:80,10.2.0.2:80"]);
+        assert_eq!(
+            of(vec![terminating(3), Endpoint { ready: false, serving: false, ..at(4) }]),
+            ["80=10.2.0.3:80"]
+        );
+        assert_eq!(of(vec![Endpoint { serving: false, ..terminating(3) }]), ["80="]);
+        assert_eq!(of(vec![Endpoint { node: None, ..at(9) }]), ["80=10.2.0.9:80"], "on no known node");
+    }
+
+    #[test]
+    fn ports_with_the_same_target_port_share_its_pods() {
+        let to = |name: &str, protocol, port, target_port| ServicePort {
+            target_port,
+            ..ServicePort::new(name, protocol, port, None)
+        };
+        let named = || TargetPort::Name("web".to_owned());
+        let service = service(vec![
+            to("http", Protocol::Tcp, 80, named()),
+            to("https", Protocol::Tcp, 443, named()),
+            to("dns", Protocol::Udp, 53, TargetPort::Number(5353)),
+            to("dns-tcp", Protocol::Tcp, 53, TargetPort::Number(5353)),
+            to("quic", Protocol::Udp, 443, named()),
+        ]);
+        let tcp = Protocol::Tcp;
+        let of_one =
+            [("http", tcp, 8080), ("https", tcp, 8080), ("dns", Protocol::Udp, 5353), ("dns-tcp", tcp, 5353)];
+        let of_other = [("http", tcp, 9090), ("https", tcp, 9090), ("quic", Protocol::Udp, 4433)];
+        let slices = [slice(&of_one, vec![at(1)]), slice(&of_other, vec![at(2)])];
+        assert_eq!(
+            shown(&pod_targets(&service, &slices.each_ref(), &config())),
+            ["5353=10.2.0.1:5353", "web=10.2.0.1:8080,10.2.0.2:9090", "web=10.2.0.2:4433"],
+            "a named port has the number of each pod, and one group for each protocol"
+        );
+    }
+
+    #[test]
+    fn endpoints_of_another_family_are_no_targets() {
+        let service = service(vec![ServicePort::new("", Protocol::Tcp, 80, None)]);
+        let mut six =
+            slice(&[("", Protocol::Tcp, 80)], vec![Endpoint::ready("fd00::1".parse().expect("ip"), "node")]);
+        six.family = Family::V6;
+        assert_eq!(shown(&pod_targets(&service, &[&six], &config())), ["80="]);
+    }
+
+    #[test]
+    fn slices_from_before_a_change_of_the_target_port_say_nothing() {
+        let mut service = service(vec![ServicePort::new("", Protocol::Tcp, 80, None)]);
+        let old = [slice(&[("", Protocol::Tcp, 8080)], vec![at(1)])];
+        assert_eq!(shown(&pod_targets(&service, &old.each_ref(), &config())), ["80="]);
+        service.has_selector = false;
+        assert_eq!(
+            shown(&pod_targets(&service, &old.each_ref(), &config())),
+            ["=10.2.0.1:8080"],
+            "users write them"
+        );
+    }
+
+    #[test]
+    fn families_that_the_provider_lacks_have_no_targets() {
+        let mut service = service(vec![ServicePort::new("", Protocol::Tcp, 80, None)]);
+        service.families = vec![Family::V4, Family::V6];
+        let mut six = slice(
+            &[("", Protocol::Tcp, 80)],
+            vec![Endpoint::ready([0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), "node")],
+        );
+        six.family = Family::V6;
+        let slices = [slice(&[("", Protocol::Tcp, 80)], vec![at(1)]), six];
+        let mut config = config();
+        assert_eq!(
+            shown(&pod_targets(&service, &slices.each_ref(), &config)),
+            ["80=10.2.0.1:80,[fd00::1]:80"]
+        );
+        config.capabilities.ipv6 = false;
+        assert_eq!(shown(&pod_targets(&service, &slices.each_ref(), &config)), ["80=10.2.0.1:80"]);
+    }
+}
