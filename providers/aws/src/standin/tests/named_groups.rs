@@ -75,6 +75,15 @@ fn assert_named(cloud: &StandIn, ids: &[&str], what: &str) {
     );
 }
 
+/// The load balancer has `sg-front` if the Service names it, and otherwise its own group.
+fn assert_is(cloud: &StandIn, lb: &LoadBalancer, what: &str) {
+    if lb.annotations.is_empty() {
+        assert_own(cloud, what);
+    } else {
+        assert_named(cloud, &["sg-front"], what);
+    }
+}
+
 /// Counts it as a violation if a load balancer comes to groups that admit nobody to port 80, or if a planted group changes.
 fn watch(cloud: &StandIn) {
     let admits = |cloud: &Cloud| {
@@ -184,10 +193,7 @@ async fn faults_at_every_call_end_with_what_is_wanted() {
                     apply(&aws, &lb, Compare::InPlace).await.unwrap();
                     pause().await;
                     apply(&aws, &lb, Compare::InPlace).await.unwrap();
-                    match lb.annotations.is_empty() {
-                        false => assert_named(&cloud, &["sg-front"], &what),
-                        true => assert_own(&cloud, &what),
-                    }
+                    assert_is(&cloud, &lb, &what);
                     assert_eq!(cloud.violations(), [""; 0], "{what}");
                 }
             }
@@ -213,10 +219,7 @@ async fn abandoned_changes_are_completed() {
                     aws = provider(&cloud);
                 }
                 apply(&aws, &lb, Compare::InPlace).await.unwrap();
-                match lb.annotations.is_empty() {
-                    false => assert_named(&cloud, &["sg-front"], &what),
-                    true => assert_own(&cloud, &what),
-                }
+                assert_is(&cloud, &lb, &what);
                 assert_eq!(cloud.violations(), [""; 0], "{what}");
             }
         }
