@@ -311,6 +311,31 @@ async fn load_balancer_that_somebody_deleted_is_created_with_the_named_groups() 
     assert_named(&cloud, &["sg-front"], "created again");
 }
 
+#[tokio::test(start_paused = true)]
+async fn comparison_costs_one_read_more_and_nothing_without_the_annotation() {
+    let cloud = standin(1);
+    plant(&cloud, 80..=80);
+    pause().await;
+    for (lb, expected) in [
+        (from(&[]), &["DescribeListeners", "DescribeSecurityGroups", "DescribeTargetGroups"][..]),
+        (
+            naming("sg-front"),
+            &["DescribeListeners", "DescribeLoadBalancers", "DescribeSecurityGroups", "DescribeTargetGroups"],
+        ),
+    ] {
+        let aws = provider(&cloud);
+        apply(&aws, &lb, Compare::Remembered).await.unwrap();
+        pause().await;
+        apply(&aws, &lb, Compare::InPlace).await.unwrap();
+        pause().await;
+        cloud.take_calls();
+        apply(&aws, &lb, Compare::InPlace).await.unwrap();
+        let mut calls: Vec<_> = cloud.take_calls().iter().map(|call| call.name).collect();
+        calls.sort_unstable();
+        assert_eq!(calls, expected);
+    }
+}
+
 /// AWS does not release it. The Service, which no longer needs it, is complete.
 #[tokio::test(start_paused = true)]
 async fn own_group_that_stays_in_use_does_not_hold_the_service_up() {

@@ -223,7 +223,7 @@ async fn zone_that_the_flag_adds_follows_and_none_leaves() {
 
 /// EC2's timeout, one Service after the other, would keep all of them from following their endpoints.
 #[tokio::test(start_paused = true)]
-async fn services_do_not_wait_for_subnets_that_ec2_does_not_return() {
+async fn services_share_one_read_of_subnets_and_one_failure() {
     let cloud = standin(1);
     plant(&cloud);
     cloud.change(|cloud| {
@@ -243,6 +243,12 @@ async fn services_do_not_wait_for_subnets_that_ec2_does_not_return() {
     }
     pause().await;
     cloud.take_calls();
+    let lookups = || cloud.take_calls().iter().filter(|call| call.name == "DescribeSubnets").count();
+    for index in 0..10 {
+        apply(&aws, &service(index), Compare::InPlace).await.unwrap();
+    }
+    assert_eq!(lookups(), 1, "one read for all of them");
+    pause().await;
     cloud.fail_ec2(Some(""));
     for index in 0..10 {
         let lb = LoadBalancer { targets: own_set(&[1, 2]), ..service(index) };
@@ -250,7 +256,6 @@ async fn services_do_not_wait_for_subnets_that_ec2_does_not_return() {
         // The security group is another matter.
         assert!(matches!(progress, Progress::Again(_)));
     }
-    let calls = cloud.take_calls();
-    assert_eq!(calls.iter().filter(|call| call.name == "DescribeSubnets").count(), 1);
+    assert_eq!(lookups(), 1, "one try");
     assert!(cloud.cloud().groups.values().all(|group| group.registered().any(|id| id == "i-2")));
 }
