@@ -9,7 +9,7 @@ the life of a target's health above all, is not made up here.
 from ipaddress import ip_address, ip_network
 
 from moto.core import DEFAULT_ACCOUNT_ID
-from moto.ec2.exceptions import DependencyViolationError
+from moto.ec2.exceptions import DependencyViolationError, InvalidSubnetIdError
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.security_groups import SecurityGroupBackend
 from moto.ec2.responses.security_groups import SecurityGroups
@@ -87,6 +87,23 @@ def set_security_groups(original, self, arn, sec_groups):
     if balancer and balancer.type == "network" and not balancer.security_groups:
         raise error("InvalidConfigurationRequest", "The load balancer was created without a security group")
     return original(self, arn, sec_groups)
+
+
+@correct(Backend)
+def set_subnets(original, self, arn, subnets, subnet_mappings):
+    # moto wants two zones also of a network load balancer, and replaces the subnet of a zone in one call.
+    balancer = self.load_balancers.get(arn)
+    if balancer is None or balancer.type != "network":
+        return original(self, arn, subnets, subnet_mappings)
+    try:
+        wanted = [self.ec2_backend.get_subnet(mapping["SubnetId"]) for mapping in subnet_mappings]
+    except InvalidSubnetIdError as unknown:
+        raise errors.SubnetNotFoundError() from unknown
+    zones = {subnet.availability_zone: subnet.id for subnet in [*wanted, *balancer.subnets]}
+    if any(zones[subnet.availability_zone] != subnet.id for subnet in [*wanted, *balancer.subnets]):
+        raise error("InvalidConfigurationRequest", "An Availability Zone has one subnet, which no call replaces")
+    balancer.subnets = wanted
+    return [models.AvailabilityZone(subnet) for subnet in wanted]
 
 
 @correct(SecurityGroupBackend)

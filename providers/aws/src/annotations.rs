@@ -46,12 +46,14 @@ steerage_model::annotations! {
     BACKEND_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-backend-protocol", "`tcp` or `ssl`";
     /// ALPN policy of TLS listeners; without it, `None`, also after it was set.
     ALPN_POLICY = "service.beta.kubernetes.io/aws-load-balancer-alpn-policy", "`HTTP1Only`, `HTTP2Only`, `HTTP2Optional`, `HTTP2Preferred` or `None`";
-    /// Subnets of a new load balancer, instead of `--aws-subnets` or those that tags offer, one for each availability zone. A name is that of the tag `Name`. A later change is refused.
+    /// Subnets of the load balancer, instead of `--aws-subnets` or those that tags offer, one for each availability zone. A name is that of the tag `Name`. A later change adds and removes zones. Another subnet in a zone that the load balancer has is refused.
     SUBNETS = "service.beta.kubernetes.io/aws-load-balancer-subnets", "IDs or names of subnets, separated by commas";
-    /// Elastic IP addresses of a new internet-facing load balancer, one for each subnet, in the order of the subnets. A later change is refused.
+    /// Elastic IP addresses of a new internet-facing load balancer, one for each subnet, in the order of the subnets. Another one for a subnet that stays is refused.
     EIP_ALLOCATIONS = "service.beta.kubernetes.io/aws-load-balancer-eip-allocations", "allocation IDs, separated by commas";
-    /// Addresses of a new internal load balancer, one for each subnet, in the order of the subnets: the AWS Load Balancer Controller finds the subnet of each address instead. A later change is refused.
+    /// Addresses of a new internal load balancer, one for each subnet, in the order of the subnets: the AWS Load Balancer Controller finds the subnet of each address instead. Another one for a subnet that stays is refused.
     PRIVATE_ADDRESSES = "service.beta.kubernetes.io/aws-load-balancer-private-ipv4-addresses", "IPv4 addresses, separated by commas";
+    /// Security groups of the load balancer, exactly these, instead of one of Steerage's. Their rules decide who may connect: source ranges, prefix lists and `…-enable-icmp-for-path-mtu-discovery` beside them are refused. A name is that of the tag `Name`. Refused if the load balancer was created without a group.
+    SECURITY_GROUPS = "service.beta.kubernetes.io/aws-load-balancer-security-groups", "IDs or names of security groups, separated by commas";
     /// `true`: a new load balancer gets no security group, so every client that reaches it may connect. Decided when it is created: later, `true` is refused if it has a group, and source ranges if it has none.
     DISABLE_SECURITY_GROUP = "service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg", "`true` or `false`";
     /// `on`: the security group also admits ICMP messages that a packet is too big for a link, from the sources of the Service.

@@ -14,6 +14,7 @@ use crate::names::Ownership;
 use crate::observe::Resources;
 use crate::provider::Aws;
 use crate::registered::RegisteredIds;
+use crate::security_group::Security;
 use crate::state::ServiceState;
 use crate::targets::Limits;
 use crate::tls::Tls;
@@ -197,7 +198,7 @@ impl Aws {
                 name: wanted.name.clone(),
                 scheme: wanted.scheme,
                 subnets: self.resolved(wanted).await?.mappings()?,
-                security_group: self.ensure_security_group(owner, wanted, entry).await?,
+                security_groups: self.ensure_security_groups(owner, wanted, entry).await?,
             };
             self.note_change();
             entry.written = Some(Instant::now());
@@ -205,6 +206,10 @@ impl Aws {
             let made = match self.client.create_balancer(&new, &tags).await {
                 Ok(made) => made,
                 Err(failure) => {
+                    let is_named = matches!(wanted.security, Security::Named(_));
+                    if failure.is("InvalidSecurityGroup") && is_named {
+                        return Err(failure.rejected());
+                    }
                     if failure.is("InvalidSecurityGroup")
                         && entry.has_settled_security_groups(self.config.settle)
                     {
@@ -220,8 +225,8 @@ impl Aws {
                 }
             };
             // AWS may show requested addresses, and the group, only later.
-            let security_groups = new.security_group.into_iter().collect();
-            let made = Balancer { placed: new.subnets.into_iter().collect(), security_groups, ..made };
+            let NewBalancer { subnets, security_groups, .. } = new;
+            let made = Balancer { placed: subnets.into_iter().collect(), security_groups, ..made };
             entry.unproven.insert(made.arn.clone());
             resources.balancer = Some(made.clone());
             (resources.balancer_tags, resources.balancer_attributes) = (tags, BTreeMap::new());
@@ -235,7 +240,7 @@ impl Aws {
             );
             return Err(Error::invalid(reasons::SCHEME_IMMUTABLE, message));
         }
-        self.check_placement(wanted, balancer).await?;
+        wanted.placement.check(&balancer.placed)?;
         security_group_sync::check(&wanted.security, balancer)?;
         Ok(balancer.clone())
     }

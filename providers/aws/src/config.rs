@@ -43,8 +43,8 @@ pub struct AwsArgs {
     #[arg(long, env = "STEERAGE_AWS_VPC_ID", value_name = "ID")]
     pub aws_vpc_id: Option<String>,
 
-    /// Create load balancers in these subnets, one for each availability zone that has nodes; a change applies to new load balancers
-    /// only [default: subnets tagged `kubernetes.io/role/elb` or `kubernetes.io/role/internal-elb`, one for each zone]
+    /// Create load balancers in these subnets, one for each availability zone that has nodes; an existing load balancer gets those in
+    /// zones where it has none, and loses none [default: subnets tagged `kubernetes.io/role/elb` or `kubernetes.io/role/internal-elb`, one for each zone]
     #[arg(long, env = "STEERAGE_AWS_SUBNETS", value_name = "ID,…", value_delimiter = ',')]
     pub aws_subnets: Vec<String>,
 
@@ -81,7 +81,7 @@ pub struct Config {
     pub cluster: ClusterId,
     /// VPC of the nodes.
     pub vpc: String,
-    /// Subnets of new load balancers, sorted. If there are none, tags of the subnets decide.
+    /// Subnets of load balancers whose Service names none, sorted. If there are none, tags of the subnets decide.
     pub subnets: Vec<String>,
     /// Region; `None` means the SDK's default.
     pub region: Option<String>,

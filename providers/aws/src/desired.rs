@@ -75,6 +75,11 @@ pub(crate) struct Desired {
 }
 
 impl Desired {
+    /// Whether annotations name what the load balancer has of others: security groups or subnets.
+    pub(crate) fn names_what_exists(&self) -> bool {
+        self.placement.is_named() || matches!(self.security, Security::Named(_))
+    }
+
     /// The labels of a listener, which has no attributes.
     pub(crate) fn listener_labels(&self) -> Labels {
         Labels { tags: self.labels.tags.clone(), ..Labels::default() }

@@ -7,7 +7,7 @@ use steerage_model::Ingress;
 use steerage_provider_api::{Error, Outcome, Progress};
 use tokio::time::Instant;
 
-use crate::client::CallError;
+use crate::client::{Balancer, CallError};
 use crate::diff::ObservedGroup;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
@@ -19,7 +19,7 @@ use crate::targets::{self, Limits};
 use crate::wanted_targets::WantedTargets;
 
 /// Check again after this time whether a new load balancer is active, which takes minutes.
-const ACTIVE_POLL: Duration = Duration::from_secs(10);
+pub(crate) const ACTIVE_POLL: Duration = Duration::from_secs(10);
 
 impl Aws {
     /// Sets the targets of a load balancer whose structure is in place, deletes what left it, and asks whether it is active.
@@ -64,7 +64,9 @@ impl Aws {
                 );
                 return Err(Error::invalid(reasons::LOAD_BALANCER_FAILED, message));
             }
-            resources.balancer = Some(now);
+            // What it has besides may be an old state: what was requested is known better.
+            let Balancer { placed, security_groups, .. } = known.clone();
+            resources.balancer = Some(Balancer { placed, security_groups, ..now });
         }
         let active = resources.balancer.as_ref().filter(|b| b.active);
         Ok(active.map(|b| vec![Ingress { ip: None, hostname: Some(b.hostname.clone()), ip_mode: None }]))

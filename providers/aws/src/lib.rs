@@ -2,12 +2,13 @@
 //! The AWS provider: `ELBv2` network load balancers, whose targets are instances or pods.
 //!
 //! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. These decide and do no I/O:
-//! `desired` with `annotations`, `attributes`, `health_check`, `labels`, `list`, `names`, `peers`, `placement`, `security_group`,
-//! `subnets`, `tls` and `wanted_targets` what is wanted; `diff`, `registered` and `state` what is missing. `client` makes the calls, and `api_metrics`
-//! counts them. `provider` combines them: `inventory`, `first_look` and `observe` read what exists, `lookup` finds subnets,
-//! `restructure` and `apply` bring the structure in place, `finish`, `targets` and `health` do what follows, `security_group_sync` with
-//! `security_group_rules` looks after the security group, `delete` removes everything. No other crate sees an AWS type, and this crate
-//! uses nothing of Kubernetes.
+//! `desired` with `annotations`, `attributes`, `health_check`, `labels`, `list`, `named_groups`, `names`, `peers`, `placement`,
+//! `security_group`, `subnets`, `tls` and `wanted_targets` what is wanted; `diff`, `registered`, `state`, `tried` and `zones` what is missing. `client`
+//! makes the calls, and `api_metrics` counts them. `provider` combines them: `inventory`, `first_look` and `observe` read what exists,
+//! `lookup` finds subnets and security groups by their names, `restructure` and `apply` bring the structure in place, `finish`, `targets`
+//! and `health` do what follows, `security_group_sync` with `security_group_rules` and `named_groups_sync` looks after the security
+//! groups, `subnet_sync` after the subnets, `delete` removes everything. No other crate sees an AWS type, and this crate uses nothing of
+//! Kubernetes.
 
 pub mod annotations;
 mod api_metrics;
@@ -28,6 +29,8 @@ mod inventory;
 mod labels;
 mod list;
 mod lookup;
+mod named_groups;
+mod named_groups_sync;
 mod names;
 mod observe;
 pub mod peers;
@@ -42,11 +45,14 @@ mod security_group_sync;
 #[cfg(test)]
 mod standin;
 mod state;
+mod subnet_sync;
 mod subnets;
 mod target_id;
 mod targets;
 mod tls;
+mod tried;
 mod wanted_targets;
+mod zones;
 
 pub use api_metrics::ApiMetrics;
 pub use config::{AwsArgs, ClusterId, Config, ConfigError, Scheme};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads annotations that hold a list: `a,b`, or `key=value` pairs as AWS's own controllers write them. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_provider_api::Error;
 
@@ -36,6 +36,23 @@ pub(crate) fn unknown_key<'a>(name: &str, key: &str, known: impl Iterator<Item =
 /// The items of a list, trimmed, without empty ones.
 pub(crate) fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())
+}
+
+/// The items of an annotation's list; `None` without the annotation. Each must be there once, and one at least.
+pub(crate) fn distinct(
+    annotations: &BTreeMap<String, String>,
+    name: &str,
+) -> Result<Option<Vec<String>>, Error> {
+    let Some(text) = annotations.get(name) else { return Ok(None) };
+    let all: Vec<String> = items(text).map(str::to_owned).collect();
+    if all.is_empty() {
+        return Err(invalid(name, "is empty", "List the values, separated by commas, or remove it."));
+    }
+    let mut seen = BTreeSet::new();
+    if let Some(item) = all.iter().find(|item| !seen.insert(*item)) {
+        return Err(invalid(name, &format!("names `{item}` twice"), "Keep one."));
+    }
+    Ok(Some(all))
 }
 
 /// The pairs of an annotation; none without it.

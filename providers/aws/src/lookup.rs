@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds the IDs of the subnets that a load balancer gets. One read of the VPC serves all Services for a minute: subnets hardly change.
+//! Finds the IDs of subnets and of named security groups. One read serves all Services for a minute: both hardly change.
 
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use steerage_provider_api::Error;
 use tokio::time::Instant;
 
-use crate::client::Balancer;
 use crate::desired::Desired;
+use crate::named_groups::{NameAndId, NamedGroups};
 use crate::placement::Placement;
 use crate::provider::Aws;
 use crate::subnets::Subnet;
@@ -16,43 +17,82 @@ use crate::subnets::Subnet;
 /// A read is used for this time.
 const AGE: Duration = Duration::from_mins(1);
 
-/// The subnets of the VPC, and when they were read.
+/// The subnets of the VPC, and when they were last read.
 pub(crate) struct KnownSubnets {
     read: Instant,
-    all: Arc<[Subnet]>,
+    /// `None` if EC2 did not return them.
+    all: Option<Arc<[Subnet]>>,
 }
+
+/// The IDs of security groups by name, and when they were read.
+pub(crate) type KnownGroupNames = HashMap<String, (Instant, String)>;
 
 impl Aws {
     /// Where a new load balancer goes.
     pub(crate) async fn resolved(&self, wanted: &Desired) -> Result<Placement, Error> {
-        if !wanted.placement.needs_lookup(true) {
+        if !wanted.placement.needs_lookup() {
             return Ok(wanted.placement.clone());
         }
-        wanted.placement.resolved(&self.config, &self.all_subnets().await?)
+        let mut known = self.subnets.lock().await;
+        let all = match known.as_ref().filter(|known| known.read.elapsed() < AGE) {
+            Some(KnownSubnets { all: Some(all), .. }) => Arc::clone(all),
+            _ => self.read_subnets(&mut known).await?,
+        };
+        drop(known);
+        wanted.placement.resolved(&self.config, &all)
     }
 
-    /// Refuses a change of what an existing load balancer has.
-    pub(crate) async fn check_placement(&self, wanted: &Desired, balancer: &Balancer) -> Result<(), Error> {
-        if !wanted.placement.needs_lookup(false) {
-            return wanted.placement.check(&balancer.placed);
+    /// The subnets of the VPC, for load balancers that exist. After a failure of EC2 nobody asks again for a while: a thousand Services
+    /// that wait for its answer one after the other would not follow their endpoints.
+    pub(crate) async fn subnets_to_compare(&self) -> Result<Arc<[Subnet]>, Error> {
+        let mut known = self.subnets.lock().await;
+        match known.as_ref().filter(|known| known.read.elapsed() < AGE) {
+            Some(KnownSubnets { all: Some(all), .. }) => Ok(Arc::clone(all)),
+            Some(_) => Err(Error::Unavailable(
+                "EC2 did not return the subnets of the VPC a moment ago. Steerage retries.".to_owned(),
+            )),
+            None => self.read_subnets(&mut known).await,
         }
-        match self.all_subnets().await {
-            Ok(all) => wanted.placement.resolved(&self.config, &all)?.check(&balancer.placed),
-            // Nothing is changed here. So the rest does not wait for EC2: a later comparison checks the names.
-            Err(error) => {
-                tracing::warn!(name = balancer.name, %error, "cannot compare the names of subnets");
-                wanted.placement.check(&balancer.placed)
+    }
+
+    async fn read_subnets(&self, known: &mut Option<KnownSubnets>) -> Result<Arc<[Subnet]>, Error> {
+        let found = self.client.subnets(&self.config.vpc).await.map(Arc::<[Subnet]>::from);
+        *known = Some(KnownSubnets { read: Instant::now(), all: found.as_ref().ok().map(Arc::clone) });
+        Ok(found?)
+    }
+
+    /// The IDs of the security groups that an annotation names.
+    pub(crate) async fn named_group_ids(&self, named: &NamedGroups) -> Result<BTreeSet<String>, Error> {
+        let (mut found, unknown) = self.known_groups(named);
+        if !unknown.is_empty() {
+            let read = self.client.security_groups_named(&self.config.vpc, &unknown).await?;
+            self.remember_groups(&read);
+            found.extend(read);
+        }
+        named.ids(&self.config.vpc, &found)
+    }
+
+    /// The IDs of the names that were just read, and the other names.
+    fn known_groups(&self, named: &NamedGroups) -> (Vec<NameAndId>, Vec<String>) {
+        let known = self.group_names.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut found, mut unknown) = (Vec::new(), Vec::new());
+        for name in named.names() {
+            match known.get(name).filter(|(read, _)| read.elapsed() < AGE) {
+                Some((_, id)) => found.push((name.clone(), id.clone())),
+                None => unknown.push(name.clone()),
             }
         }
+        (found, unknown)
     }
 
-    async fn all_subnets(&self) -> Result<Arc<[Subnet]>, Error> {
-        let mut known = self.subnets.lock().await;
-        if let Some(known) = known.as_ref().filter(|known| known.read.elapsed() < AGE) {
-            return Ok(Arc::clone(&known.all));
+    /// Remembers the names that are those of one group. The others may be corrected at any moment.
+    fn remember_groups(&self, read: &[NameAndId]) {
+        let mut known = self.group_names.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, (read, _)| read.elapsed() < AGE);
+        for (name, id) in read {
+            if read.iter().filter(|(other, _)| other == name).count() == 1 {
+                known.insert(name.clone(), (Instant::now(), id.clone()));
+            }
         }
-        let all: Arc<[Subnet]> = self.client.subnets(&self.config.vpc).await?.into();
-        *known = Some(KnownSubnets { read: Instant::now(), all: Arc::clone(&all) });
-        Ok(all)
     }
 }

@@ -188,14 +188,17 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
 }
 
 /// Reads the known resources again, with two calls, and more if annotations set attributes of the load balancer, or
-/// several certificates. Returns `None` if a resource appeared or vanished; then `read_all` must
+/// several certificates, or name what only the load balancer itself shows (`with_balancer`). Returns `None` if a resource appeared or vanished; then `read_all` must
 /// read everything. Does not read the attributes of target groups. No listener needs the groups that are leaving.
 pub(crate) async fn refresh(
     client: &dyn Calls,
     known: &Resources,
     is_leaving: impl Fn(&str) -> bool,
+    with_balancer: bool,
 ) -> Result<Option<Resources>, Error> {
-    let Some(balancer) = &known.balancer else { return Ok(None) };
+    let Some(balancer) = known.balancer.clone() else { return Ok(None) };
+    let balancer = if with_balancer { client.balancer_at(&balancer.arn).await? } else { Some(balancer) };
+    let Some(balancer) = balancer else { return Ok(None) };
     let Some(mut listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
     let mut groups = client.groups_of(&balancer.arn).await?;
     let arns = |listeners: &[ObservedListener]| -> BTreeSet<String> {
@@ -230,5 +233,13 @@ pub(crate) async fn refresh(
     }
     let (listeners, foreign_listeners) = listeners.into_iter().partition(|f| ours.contains(&f.arn));
     let balancer_attributes = balancer_attributes(client, &balancer.arn, &known.balancer_tags).await?;
-    Ok(Some(Resources { groups, listeners, foreign_listeners, balancer_attributes, ..known.clone() }))
+    let balancer = Some(balancer);
+    Ok(Some(Resources {
+        balancer,
+        groups,
+        listeners,
+        foreign_listeners,
+        balancer_attributes,
+        ..known.clone()
+    }))
 }

@@ -30,8 +30,6 @@ const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'st
     PeerAnnotation { suffix, accepted, why }
 }
 
-const SECURITY_GROUPS: &str = "Security groups of your own are not supported yet. Use spec.loadBalancerSourceRanges, or add \
-                               rules to the load balancer's security group.";
 const IPV6: &str = "IPv6 is not supported yet.";
 const CLASSIC: &str = "It concerns classic load balancers, which Steerage does not create.";
 const QUIC: &str = "QUIC is not supported.";
@@ -83,7 +81,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     ),
     peer("aws-load-balancer-quic-enabled-containers", &[], QUIC),
     peer("aws-load-balancer-quic-enabled-ports", &[], QUIC),
-    peer("aws-load-balancer-security-groups", &[], SECURITY_GROUPS),
     peer("aws-load-balancer-source-nat-ipv6-prefixes", &[], IPV6),
     peer("aws-load-balancer-target-node-labels", &[], "A choice of nodes by labels is not supported yet."),
     peer(

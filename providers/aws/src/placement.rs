@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The subnets and addresses of a load balancer, by annotations. Pure. They are decided when it is created: `check` says so if they
-//! change. Where no IDs are given, `subnets` finds them.
+//! The subnets and addresses of a load balancer, by annotations. Pure. Where no IDs are given, `subnets` finds them. Of an existing load
+//! balancer, `check` refuses other addresses, and `zones` says which subnets it gets or loses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -36,7 +36,7 @@ enum Subnets {
 pub(crate) struct Placement {
     subnets: Subnets,
     scheme: Scheme,
-    /// Whether the Service names the subnets; otherwise flag or tags do, for new load balancers only.
+    /// Whether the Service names the subnets; otherwise flag or tags do, which never take one from an existing load balancer.
     is_named: bool,
     /// The addresses that an annotation requests, one for each subnet; empty if none does.
     addresses: Vec<Address>,
@@ -46,20 +46,6 @@ pub(crate) struct Placement {
 
 /// The subnets that a load balancer has, with the addresses that were requested.
 pub(crate) type Placed = BTreeMap<String, Option<Address>>;
-
-/// The items of a list; `None` without the annotation. Each must be there once.
-fn read(annotations: &BTreeMap<String, String>, name: &str) -> Result<Option<Vec<String>>, Error> {
-    let Some(text) = annotations.get(name) else { return Ok(None) };
-    let items: Vec<String> = list::items(text).map(str::to_owned).collect();
-    if items.is_empty() {
-        return Err(list::invalid(name, "is empty", "List the values, separated by commas, or remove it."));
-    }
-    let mut seen = BTreeSet::new();
-    if let Some(item) = items.iter().find(|item| !seen.insert(*item)) {
-        return Err(list::invalid(name, &format!("names `{item}` twice"), "Keep one."));
-    }
-    Ok(Some(items))
-}
 
 /// The addresses that an annotation requests, for load balancers of this scheme.
 fn addresses(
@@ -91,7 +77,7 @@ pub(crate) fn placement(
     scheme: Scheme,
     annotations: &BTreeMap<String, String>,
 ) -> Result<Placement, Error> {
-    let named = read(annotations, SUBNETS)?;
+    let named = list::distinct(annotations, SUBNETS)?;
     let is_named = named.is_some();
     let subnets = match named {
         Some(items) if items.iter().all(|item| item.starts_with("subnet-")) => Subnets::Ids(items),
@@ -99,12 +85,12 @@ pub(crate) fn placement(
         None if config.subnets.is_empty() => Subnets::Offered,
         None => Subnets::Ids(config.subnets.clone()),
     };
-    let elastic = read(annotations, EIP_ALLOCATIONS)?.map(|items| {
+    let elastic = list::distinct(annotations, EIP_ALLOCATIONS)?.map(|items| {
         let parse = |item: &str| item.starts_with("eipalloc-").then(|| Address::Elastic(item.to_owned()));
         let needed = (scheme, Scheme::InternetFacing);
         addresses((EIP_ALLOCATIONS, items), needed, parse, "an allocation ID, eipalloc-…")
     });
-    let private = read(annotations, PRIVATE_ADDRESSES)?.map(|items| {
+    let private = list::distinct(annotations, PRIVATE_ADDRESSES)?.map(|items| {
         let parse = |item: &str| item.parse().ok().map(Address::Private);
         addresses((PRIVATE_ADDRESSES, items), (scheme, Scheme::Internal), parse, "IPv4 addresses")
     });
@@ -122,13 +108,30 @@ pub(crate) fn placement(
 }
 
 impl Placement {
-    /// Whether the subnets of the VPC must be read to know the IDs; for an existing load balancer only if the Service names some.
-    pub(crate) fn needs_lookup(&self, is_new: bool) -> bool {
-        match self.subnets {
-            Subnets::Ids(_) => false,
-            Subnets::Names(_) => true,
-            Subnets::Offered => is_new,
+    /// Whether the Service names the subnets.
+    pub(crate) fn is_named(&self) -> bool {
+        self.is_named
+    }
+
+    /// Whether the subnets of the VPC must be read to know the IDs.
+    pub(crate) fn needs_lookup(&self) -> bool {
+        !matches!(self.subnets, Subnets::Ids(_))
+    }
+
+    /// Whether the subnets of the VPC must be read to know what a load balancer with these subnets lacks or has too many of.
+    pub(crate) fn may_differ(&self, placed: &Placed) -> bool {
+        match &self.subnets {
+            _ if !self.is_named && self.has_addresses(placed) => false,
+            Subnets::Ids(ids) if self.is_named => !placed.keys().eq(ids.iter().collect::<BTreeSet<_>>()),
+            Subnets::Ids(ids) => ids.iter().any(|id| !placed.contains_key(id)),
+            Subnets::Names(_) | Subnets::Offered => true,
         }
+    }
+
+    /// Whether addresses are requested, or were. AWS would choose that of one more subnet, which clients with a list of addresses do not
+    /// expect.
+    fn has_addresses(&self, placed: &Placed) -> bool {
+        !self.addresses.is_empty() || placed.values().any(Option::is_some)
     }
 
     /// The same with IDs, from the subnets of the VPC.
@@ -160,31 +163,17 @@ impl Placement {
         Ok(ids.iter().cloned().zip(addresses).collect())
     }
 
-    /// Refuses a change of what the load balancer has. What no annotation names may differ, and so may names that are not resolved.
+    /// Refuses another address in a subnet that the load balancer keeps. Names that are not resolved are not compared.
     pub(crate) fn check(&self, placed: &Placed) -> Result<(), Error> {
-        let ids = match &self.subnets {
-            Subnets::Ids(ids) if self.is_named => Some(ids),
-            _ => None,
-        };
-        if ids.is_some_and(|ids| !placed.keys().eq(ids.iter().collect::<BTreeSet<_>>())) {
-            let present = placed.keys().cloned().collect::<Vec<_>>().join(",");
-            let order = if self.addresses.is_empty() {
-                ""
-            } else {
-                ", in the order in which the addresses are requested"
-            };
-            let message = format!(
-                "Annotation {SUBNETS} names other subnets than the load balancer has, and Steerage does not change them. The load \
-                 balancer keeps its subnets. Name {present} again{order}, or create the Service again, which changes its hostname."
-            );
-            return Err(Error::invalid(reasons::SUBNETS_IMMUTABLE, message));
-        }
-        if self.addresses.is_empty() {
+        if self.addresses.is_empty() || matches!(self.subnets, Subnets::Names(_)) {
             return Ok(());
         }
         // Without named subnets, their order at the creation is not known any more.
-        let is_same = if ids.is_some() {
-            self.mappings()?.iter().all(|(subnet, address)| placed.get(subnet) == Some(address))
+        let is_same = if self.is_named {
+            let is_kept = |(subnet, wanted): &(String, Option<Address>)| {
+                placed.get(subnet).is_none_or(|present| present == wanted)
+            };
+            self.mappings()?.iter().all(is_kept)
         } else {
             let present: BTreeSet<&Address> = placed.values().flatten().collect();
             self.addresses.iter().collect::<BTreeSet<_>>() == present
@@ -255,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn only_named_things_may_not_change() {
+    fn only_requested_addresses_of_present_subnets_may_not_change() {
         let placed = Placed::from([("subnet-b".to_owned(), Some(eip("eipalloc-1")))]);
         let check = |pairs: &[(&str, &str)]| {
             read(Scheme::InternetFacing, pairs).unwrap().check(&placed).map_err(|error| error.reason())
@@ -267,7 +256,8 @@ mod tests {
             check(&[(SUBNETS, "subnet-b"), (EIP_ALLOCATIONS, "eipalloc-2")]),
             Err("AddressesImmutable")
         );
-        assert_eq!(check(&[(SUBNETS, "subnet-b,subnet-c")]), Err("SubnetsImmutable"));
+        assert_eq!(check(&[(SUBNETS, "subnet-b,subnet-c")]), Ok(()));
+        assert_eq!(check(&[(SUBNETS, "subnet-c"), (EIP_ALLOCATIONS, "eipalloc-2")]), Ok(()));
         assert_eq!(check(&[(EIP_ALLOCATIONS, "eipalloc-1")]), Ok(()), "the flag named another subnet then");
         assert_eq!(check(&[(EIP_ALLOCATIONS, "eipalloc-2")]), Err("AddressesImmutable"));
         assert_eq!(check(&[(SUBNETS, "private-b")]), Ok(()), "not before its ID is known");
@@ -278,6 +268,7 @@ mod tests {
         assert!(wanted.check(&placed).is_ok(), "a zone is added to the flag");
         assert_eq!(wanted.mappings().unwrap_err().reason(), "ConflictingAnnotations", "of a new one");
     }
+
     #[test]
     fn names_and_tags_are_resolved_for_new_load_balancers() {
         let tags = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
@@ -299,15 +290,16 @@ mod tests {
             placement(&by_tags, Scheme::Internal, &annotations).map_err(|error| error.reason())
         };
         let offered = of(&[]).unwrap();
-        assert!(offered.needs_lookup(true) && !offered.needs_lookup(false));
+        assert!(offered.needs_lookup());
         let made = offered.resolved(&by_tags, &all).unwrap().mappings().unwrap();
         assert_eq!(made, [("subnet-2".to_owned(), None)]);
         let named = of(&[(SUBNETS, "private-a"), (PRIVATE_ADDRESSES, "10.0.0.9")]).unwrap();
-        assert!(named.needs_lookup(false) && named.mappings().unwrap().is_empty());
+        assert!(named.needs_lookup() && named.mappings().unwrap().is_empty());
         let resolved = named.resolved(&by_tags, &all).unwrap();
         assert_eq!(resolved.mappings().unwrap()[0].0, "subnet-1");
-        let elsewhere = Placed::from([("subnet-9".to_owned(), None)]);
-        assert_eq!(resolved.check(&elsewhere).unwrap_err().reason(), "SubnetsImmutable");
+        let other_address = Placed::from([("subnet-1".to_owned(), None)]);
+        assert!(named.check(&other_address).is_ok(), "not before its ID is known");
+        assert_eq!(resolved.check(&other_address).unwrap_err().reason(), "AddressesImmutable");
         let two = of(&[(SUBNETS, "private-a"), (PRIVATE_ADDRESSES, "10.0.0.9,10.0.0.8")]);
         assert_eq!(two.unwrap_err(), "ConflictingAnnotations");
         let addresses = of(&[(PRIVATE_ADDRESSES, "10.0.0.9,10.0.0.8")]).unwrap();

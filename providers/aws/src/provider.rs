@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::desired::desired;
 use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
-use crate::lookup::KnownSubnets;
+use crate::lookup::{KnownGroupNames, KnownSubnets};
 use crate::observe::{self, Observation};
 use crate::security_group::{SecurityGroup, new_security_group};
 use crate::state::{KnownSecurityGroup, ServiceState};
@@ -52,6 +52,7 @@ pub struct Aws {
     services: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<ServiceState>>>>,
     lists: tokio::sync::Mutex<Lists>,
     pub(crate) subnets: tokio::sync::Mutex<Option<KnownSubnets>>,
+    pub(crate) group_names: Mutex<KnownGroupNames>,
     /// Whether this process created or deleted anything.
     is_changed: AtomicBool,
     /// When the next Service may read what its first comparison left out.
@@ -87,6 +88,7 @@ impl Aws {
             services: Mutex::default(),
             lists: tokio::sync::Mutex::default(),
             subnets: tokio::sync::Mutex::default(),
+            group_names: Mutex::default(),
             is_changed: AtomicBool::default(),
             next_verify: Mutex::new(Instant::now()),
         }
@@ -194,6 +196,9 @@ impl Provider for Aws {
         // Sources that must not connect any more do not wait for ELBv2, as targets do not wait for EC2.
         let mut outcome = finished.as_ref().cloned().unwrap_or_else(|_| Outcome::done());
         self.secure(&lb.owner, entry, compare_rules, &mut outcome).await;
+        if finished.is_ok() {
+            self.sync_subnets(&lb.owner, entry, compare_rules, &mut outcome).await;
+        }
         finished.map(|_| outcome)
     }
 

@@ -17,10 +17,12 @@ pub(crate) const ANNOTATION_NOT_SUPPORTED: &str = "AnnotationNotSupported";
 pub(crate) const UNKNOWN_ANNOTATION: &str = "UnknownAnnotation";
 /// A change of the scheme, which AWS refuses.
 pub(crate) const SCHEME_IMMUTABLE: &str = "SchemeImmutable";
-/// A change of the subnets.
+/// Another subnet in a zone that the load balancer has.
 pub(crate) const SUBNETS_IMMUTABLE: &str = "SubnetsImmutable";
 /// No subnets of a name, or none that tags offer.
 pub(crate) const SUBNETS_NOT_FOUND: &str = "SubnetsNotFound";
+/// No security groups of a name.
+pub(crate) const SECURITY_GROUPS_NOT_FOUND: &str = "SecurityGroupsNotFound";
 /// A change of the addresses, which AWS refuses.
 pub(crate) const ADDRESSES_IMMUTABLE: &str = "AddressesImmutable";
 /// AWS neither adds the first security group of a load balancer nor removes the last.
@@ -92,8 +94,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         SUBNETS_IMMUTABLE,
-        "An annotation names other subnets than the load balancer has, which Steerage does not change.",
-        "Restore the annotation, or create the Service again, which changes its hostname.",
+        "An annotation names another subnet in a zone that the load balancer has. AWS takes it only after the present one is removed.",
+        "As the message says: name the present subnet again, or remove the zone first and then add it.",
     ),
     (
         SUBNETS_NOT_FOUND,
@@ -101,14 +103,19 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         "As the message says: correct the name, or tag subnets.",
     ),
     (
+        SECURITY_GROUPS_NOT_FOUND,
+        "No security group has the name in the annotation, or several have it.",
+        "Correct the name, or use the ID.",
+    ),
+    (
         ADDRESSES_IMMUTABLE,
-        "An annotation requests other addresses than the load balancer has, which AWS cannot change.",
+        "An annotation requests another address in a subnet that the load balancer has, which AWS cannot change.",
         "Restore or remove the annotation, or create the Service again, which changes its hostname.",
     ),
     (
         SECURITY_GROUP_IMMUTABLE,
-        "The Service restricts its sources, but its load balancer has no security group; or `…-disable-nlb-sg` is `true`, but the load \
-         balancer has one. AWS changes neither.",
+        "The Service restricts its sources, or names security groups, but its load balancer has none; or `…-disable-nlb-sg` is `true`, \
+         but the load balancer has one. AWS changes neither.",
         "Remove the source ranges or the annotation, or create the Service again, which changes its hostname.",
     ),
     (

@@ -28,6 +28,7 @@ impl Aws {
     async fn observe(
         &self,
         owner: &Owner,
+        wanted: &Desired,
         entry: &mut ServiceState,
         compare: Compare,
     ) -> Result<Result<Resources, Duration>, Error> {
@@ -46,7 +47,7 @@ impl Aws {
                 return Ok(Ok(known));
             }
             let is_leaving = |name: &str| entry.leaving.contains_key(name);
-            match observe::refresh(&*self.client, &known, is_leaving).await {
+            match observe::refresh(&*self.client, &known, is_leaving, wanted.names_what_exists()).await {
                 Ok(Some(resources)) => return Ok(Ok(resources)),
                 Ok(None) => {}
                 Err(error) => {
@@ -100,7 +101,7 @@ impl Aws {
         let is_new = matches!(std::mem::take(&mut entry.first_look), FirstLook::Nothing);
         let mut resources = match filled.or_else(|| is_new.then(Resources::default)) {
             Some(resources) => resources,
-            None => match self.observe(owner, entry, compare).await? {
+            None => match self.observe(owner, &wanted, entry, compare).await? {
                 Ok(resources) => resources,
                 Err(wait) => return Ok(Some(wait)),
             },

@@ -14,6 +14,7 @@ use steerage_provider_api::{Error, LoadBalancer, Owner};
 use crate::annotations::{DISABLE_SECURITY_GROUP, ICMP_FOR_PATH_MTU, PREFIX_LISTS, SOURCE_RANGES};
 use crate::client::Tags;
 use crate::config::Config;
+use crate::named_groups::{self, NamedGroups, OtherWishes};
 use crate::{list, names, reasons};
 
 /// The description of each rule of Steerage. A rule without it is not removed.
@@ -76,6 +77,8 @@ pub(crate) struct NewSecurityGroup {
 pub(crate) enum Security {
     /// A security group with these rules.
     Rules(BTreeSet<Rule>),
+    /// Security groups of others, which an annotation names.
+    Named(NamedGroups),
     /// No security group: an annotation wants none. Every client that reaches the load balancer may connect.
     Open,
 }
@@ -85,6 +88,7 @@ impl Security {
     pub(crate) fn is_open_to_all(&self) -> bool {
         match self {
             Self::Rules(rules) => !rules.is_empty() && rules.iter().all(|rule| rule.source == ANY_IPV4),
+            Self::Named(_) => false,
             Self::Open => true,
         }
     }
@@ -102,7 +106,15 @@ pub(crate) fn security<'a>(
     listeners: impl Iterator<Item = (u16, &'a str)>,
 ) -> Result<Security, Error> {
     let sources = sources(lb)?;
-    if is_disabled(lb)? {
+    let others = OtherWishes {
+        has_sources: !sources.is_empty(),
+        is_disabled: is_disabled(lb)?,
+        has_path_mtu: path_mtu(lb)?.is_some(),
+    };
+    if let Some(named) = named_groups::read(lb, others)? {
+        return Ok(Security::Named(named));
+    }
+    if others.is_disabled {
         if sources.is_empty() {
             return Ok(Security::Open);
         }

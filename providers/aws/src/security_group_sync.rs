@@ -11,10 +11,11 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, Error, Outcome, Owner, Progress};
 use tokio::time::Instant;
 
-use crate::annotations::DISABLE_SECURITY_GROUP;
+use crate::annotations::{DISABLE_SECURITY_GROUP, SECURITY_GROUPS};
 use crate::client::{Balancer, Tags};
 use crate::delete::retry_after;
 use crate::desired::Desired;
+use crate::named_groups::check_own;
 use crate::names;
 use crate::observe::not_visible;
 use crate::provider::{Aws, RELEASE_POLL};
@@ -24,7 +25,7 @@ use crate::state::{KnownSecurityGroup, ServiceState};
 
 /// Rules whose answer was lost are sent again, which costs a call each. If they are more, the group is read, as soon as reads show them.
 const MAX_RESENT: usize = 10;
-/// Longest time between two tries after a failure of EC2.
+/// Longest time between two tries after a failure of what neither ports nor targets depend on.
 const MAX_RETRY: Duration = Duration::from_mins(1);
 
 /// Refuses what a load balancer cannot become: AWS neither gives it its first security group, nor takes the last.
@@ -42,20 +43,33 @@ pub(crate) fn check(security: &Security, balancer: &Balancer) -> Result<(), Erro
              cannot take it away. The group and its rules are kept. Other changes of the Service wait. Remove the annotation, or create \
              the Service again, which changes its hostname."
         ),
+        Security::Named(_) if !has_group => format!(
+            "Annotation {SECURITY_GROUPS} names security groups, but the load balancer was created without one, and AWS cannot add the \
+             first. Every client that reaches the load balancer may connect. Other changes of the Service wait. Remove the annotation, or \
+             create the Service again, which changes its hostname."
+        ),
         _ => return Ok(()),
     };
     Err(Error::invalid(reasons::SECURITY_GROUP_IMMUTABLE, problem))
 }
 
 impl Aws {
-    /// The ID of the security group that a new load balancer gets, with its rules; `None` if none is wanted.
-    pub(crate) async fn ensure_security_group(
+    /// The IDs of the security groups that a new load balancer gets: that of Steerage with its rules, or those that are named.
+    pub(crate) async fn ensure_security_groups(
         &self,
         owner: &Owner,
         wanted: &Desired,
         entry: &mut ServiceState,
-    ) -> Result<Option<String>, Error> {
-        let Security::Rules(rules) = &wanted.security else { return Ok(None) };
+    ) -> Result<BTreeSet<String>, Error> {
+        let rules = match &wanted.security {
+            Security::Rules(rules) => rules,
+            Security::Named(named) => {
+                let ids = self.named_group_ids(named).await?;
+                check_own(&ids, entry.security_groups.get(owner).map(|known| known.group.id.as_str()))?;
+                return Ok(ids);
+            }
+            Security::Open => return Ok(BTreeSet::new()),
+        };
         if !entry.security_groups.contains_key(owner) {
             self.create_security_group(owner, entry).await?;
         }
@@ -64,7 +78,7 @@ impl Aws {
             Err(Error::Invalid { reason: reasons::QUOTA_EXCEEDED, .. }) => {}
             done => done?,
         }
-        Ok(entry.security_groups.get(owner).map(|known| known.group.id.clone()))
+        Ok(entry.security_groups.get(owner).map(|known| known.group.id.clone()).into_iter().collect())
     }
 
     /// Deletes the group of a load balancer that is refused, as well as it can: it would use up the account's quota.
@@ -86,18 +100,17 @@ impl Aws {
         outcome: &mut Outcome,
     ) {
         let synced = self.sync_security_group(owner, entry, compare).await;
-        let cleaned = self.delete_predecessors_security_groups(owner, entry, outcome).await;
+        let cleaned = self.delete_spare_security_groups(owner, entry, outcome).await;
         let is_transient =
             |done: &Result<(), Error>| matches!(done, Err(error) if !matches!(error, Error::Invalid { .. }));
         if is_transient(&synced) || cleaned.is_err() {
-            let wait = RELEASE_POLL.saturating_mul(1 << entry.security_failures.min(5)).min(MAX_RETRY);
+            again_after(outcome, retry_wait(entry.security_failures));
             entry.security_failures += 1;
-            again_after(outcome, wait);
         } else {
             entry.security_failures = 0;
         }
         if let Err(error) = cleaned {
-            tracing::warn!(service = %owner.service, %error, "security group of a deleted Service not deleted; retrying");
+            tracing::warn!(service = %owner.service, %error, "security group that is no longer used not deleted; retrying");
         }
         // The next try resolves a conflict.
         if let Err(error) = synced
@@ -115,9 +128,14 @@ impl Aws {
         compare: Compare,
     ) -> Result<(), Error> {
         let Some(wanted) = entry.wanted.clone().filter(|(of, _)| of == owner) else { return Ok(()) };
-        let Security::Rules(rules) = &wanted.1.security else { return Ok(()) };
-        let balancer = entry.resources.as_ref().filter(|(known, _)| known == owner);
-        let balancer = balancer.and_then(|(_, resources)| resources.balancer.clone());
+        let balancer = entry.balancer(owner).cloned();
+        let rules = match (&wanted.1.security, &balancer) {
+            (Security::Rules(rules), _) => rules,
+            (Security::Named(named), Some(balancer)) if !balancer.security_groups.is_empty() => {
+                return self.sync_named_groups(owner, named, balancer, entry, compare).await;
+            }
+            _ => return Ok(()),
+        };
         match &balancer {
             Some(balancer) if balancer.security_groups.is_empty() => return Ok(()),
             // Unknown after a failure: the rules may still change.
@@ -252,8 +270,9 @@ impl Aws {
         Error::invalid(reasons::OBJECT_NOT_OWNED, message)
     }
 
-    /// Deletes the security groups of the Service's predecessors, which nothing waits for. Adds to the outcome when to call again.
-    pub(crate) async fn delete_predecessors_security_groups(
+    /// Deletes Steerage's security groups that the load balancer does not use, which nothing waits for: those of the Service's predecessors,
+    /// and its own one if an annotation names others. Adds to the outcome when to call again.
+    async fn delete_spare_security_groups(
         &self,
         owner: &Owner,
         entry: &mut ServiceState,
@@ -267,8 +286,16 @@ impl Aws {
             }
             entry.has_predecessors = false;
         }
-        let others: Vec<Owner> = entry.security_groups.keys().filter(|of| *of != owner).cloned().collect();
-        for of in others {
+        let mut spare: Vec<Owner> = entry.security_groups.keys().filter(|of| *of != owner).cloned().collect();
+        if entry.has_spare_group(owner) {
+            if entry.has_settled_security_groups(self.config.settle) {
+                spare.push(owner.clone());
+            } else {
+                // EC2 may not show it yet, and would call it missing instead of deleting it.
+                again_after(outcome, self.config.settle);
+            }
+        }
+        for of in spare {
             let Some(known) = entry.security_groups.get_mut(&of) else { continue };
             if self.delete_security_group(&of, &known.group.id, &mut known.in_use_since).await? {
                 entry.security_groups.remove(&of);
@@ -285,7 +312,7 @@ impl Aws {
         Ok(())
     }
 
-    /// Attaches the group beside those that others attached.
+    /// Puts the group in the place of those that the load balancer has: an annotation named them, or somebody attached them instead.
     async fn attach(
         &self,
         owner: &Owner,
@@ -294,21 +321,27 @@ impl Aws {
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
         tracing::info!(service = %owner.service, security_group = id, "attaching the security group");
-        let mut groups = balancer.security_groups.clone();
-        groups.insert(id);
-        let all: Vec<String> = groups.iter().cloned().collect();
-        self.note_change();
-        entry.written = Some(Instant::now());
-        self.client.set_security_groups(&balancer.arn, &all).await?;
-        let known = entry.resources.as_mut().and_then(|(_, resources)| resources.balancer.as_mut());
-        if let Some(known) = known {
-            known.security_groups = groups;
+        if let Some(known) = entry.security_groups.get_mut(owner) {
+            known.in_use_since = None;
         }
-        Ok(())
+        let done = self.set_security_groups(owner, balancer, &BTreeSet::from([id]), entry).await;
+        if done.as_ref().is_err_and(|failure| failure.is("InvalidSecurityGroup"))
+            && entry.has_settled_security_groups(self.config.settle)
+        {
+            // It is gone: the next call creates another.
+            entry.security_groups.remove(owner);
+        }
+        Ok(done?)
     }
 }
 
-fn again_after(outcome: &mut Outcome, wait: Duration) {
+/// When to try again after so many failures in a row before this one.
+pub(crate) fn retry_wait(failures: u32) -> Duration {
+    RELEASE_POLL.saturating_mul(1 << failures.min(5)).min(MAX_RETRY)
+}
+
+/// Calls again after this time, or earlier if the outcome says so.
+pub(crate) fn again_after(outcome: &mut Outcome, wait: Duration) {
     outcome.progress = match outcome.progress {
         Progress::Again(other) => Progress::Again(other.min(wait)),
         Progress::Done => Progress::Again(wait),

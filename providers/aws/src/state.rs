@@ -14,13 +14,17 @@ use steerage_model::Ingress;
 use steerage_provider_api::{Error, Owner};
 use tokio::time::Instant;
 
+use crate::client::Balancer;
 use crate::desired::Desired;
 use crate::inventory::Listed;
+use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::registered::RegisteredIds;
-use crate::security_group::{Rule, SecurityGroup};
+use crate::security_group::{Rule, Security, SecurityGroup};
+use crate::subnet_sync::KnownPlacement;
 use crate::target_id::TargetNames;
 use crate::targets::{self, RefusedTargets};
+use crate::tried::Tried;
 
 /// What the list of the start says of a Service.
 #[derive(Debug, Default)]
@@ -65,6 +69,10 @@ pub(crate) struct ServiceState {
     pub(crate) security_group_taken: Option<Instant>,
     /// What is wanted, from the last call that said so.
     pub(crate) wanted: Option<(Owner, Desired)>,
+    /// The security groups that an annotation names, as last tried, and those that the load balancer had afterwards.
+    pub(crate) named_groups: Option<Tried<NamedGroups, BTreeSet<String>>>,
+    /// What is known of the load balancer's subnets.
+    pub(crate) subnets: KnownPlacement,
     /// Calls in a row whose security groups were not in place in the end.
     pub(crate) security_failures: u32,
     /// When a security group was last created, or that was tried.
@@ -169,6 +177,24 @@ impl ServiceState {
     pub(crate) fn is_complete(&self, owner: &Owner, wanted: &Desired) -> bool {
         self.resources.as_ref().is_some_and(|(known, _)| known == owner)
             && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
+    }
+
+    /// The owner's load balancer, as far as it is known.
+    pub(crate) fn balancer(&self, owner: &Owner) -> Option<&Balancer> {
+        let known = self.resources.as_ref().filter(|(known, _)| known == owner);
+        known.and_then(|(_, resources)| resources.balancer.as_ref())
+    }
+
+    /// Whether the owner's load balancer has other security groups than Steerage's, because an annotation names them.
+    pub(crate) fn has_spare_group(&self, owner: &Owner) -> bool {
+        let is_named =
+            |(of, wanted): &(Owner, Desired)| of == owner && matches!(wanted.security, Security::Named(_));
+        let (Some(known), Some(balancer)) = (self.security_groups.get(owner), self.balancer(owner)) else {
+            return false;
+        };
+        self.wanted.as_ref().is_some_and(is_named)
+            && !balancer.security_groups.is_empty()
+            && !balancer.security_groups.contains(&known.group.id)
     }
 
     /// Whether the listeners and attributes must be read now.

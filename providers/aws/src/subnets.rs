@@ -12,8 +12,8 @@ use crate::client::Tags;
 use crate::config::Scheme;
 use crate::reasons;
 
-/// Tag: a subnet's name.
-const NAME_TAG: &str = "Name";
+/// Tag: the name of a subnet or security group, for people.
+pub(crate) const NAME_TAG: &str = "Name";
 /// Tags that begin with it name the clusters that may use the subnet. Without any, all may.
 const CLUSTER_PREFIX: &str = "kubernetes.io/cluster/";
 /// AWS needs this many free addresses in a subnet.

@@ -353,27 +353,32 @@ async fn annotated_attributes_and_tags_are_set_and_taken_back() {
     }
 }
 
-/// moto takes addresses, but does not show them again: only subnets are compared here.
+/// The wire format of changes of subnets. moto takes addresses, but does not show them again: only subnets are compared here.
 #[tokio::test]
-async fn named_subnets_are_used_and_a_change_is_rejected() {
+async fn named_subnets_are_used_and_change() {
     requires!(Moto);
     let moto = Moto::start(1).await.unwrap();
-    let provider = moto.fresh().await.unwrap();
     let mut lb = fixture::first(&moto, &fixture::owner("web", 1));
-    let name = "service.beta.kubernetes.io/aws-load-balancer-subnets".to_owned();
+    let name = "service.beta.kubernetes.io/aws-load-balancer-subnets";
     let [first, second] = moto.config.subnets.as_slice() else { panic!("two subnets") };
-    lb.annotations.insert(name.clone(), format!("{second},{first}"));
-    converge(&provider, &lb).await.unwrap();
-    let zones = moto.balancers().await.unwrap()[0].availability_zones().to_vec();
-    let mut used: Vec<_> = zones.iter().filter_map(|zone| zone.subnet_id()).collect();
-    used.sort_unstable();
-    let mut named = [first.as_str(), second.as_str()];
-    named.sort_unstable();
-    assert_eq!(used, named);
-    lb.annotations.insert(name, first.clone());
-    let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
-    assert_eq!(error.reason(), "SubnetsImmutable");
-    assert!(error.to_string().contains(&format!("Name {} again", used.join(","))), "{error}");
+    for named in [vec![second, first], vec![first], vec![second, first], vec![second]] {
+        let all = named.iter().map(|id| id.as_str()).collect::<Vec<_>>().join(",");
+        lb.annotations.insert(name.to_owned(), all);
+        // No zone leaves soon after another one came. A new process does not know when that was.
+        converge(&moto.fresh().await.unwrap(), &lb).await.unwrap();
+        assert_eq!(used_subnets(&moto).await, named.into_iter().cloned().collect());
+    }
+    lb.annotations.insert(name.to_owned(), format!("{second},subnet-00000000"));
+    let outcome = moto.fresh().await.unwrap().apply(&lb, Compare::InPlace).await.unwrap();
+    let (reason, message) = outcome.incomplete.unwrap();
+    assert!(reason == "RejectedByProvider" && message.contains("SetSubnets"), "{reason}: {message}");
+    assert_eq!(used_subnets(&moto).await, [second.clone()].into());
+}
+
+/// The IDs of the only load balancer's subnets.
+async fn used_subnets(moto: &Moto) -> BTreeSet<String> {
+    let balancer = moto.balancers().await.unwrap().remove(0);
+    balancer.availability_zones().iter().filter_map(|zone| zone.subnet_id.clone()).collect()
 }
 
 /// The wire format of subnets: their tags, zones and free addresses.
@@ -382,14 +387,6 @@ async fn subnets_are_found_by_tags_and_names() {
     requires!(Moto);
     let moto = Moto::start(1).await.unwrap();
     let provider = moto.provider(Config { subnets: Vec::new(), ..moto.config.clone() });
-    let used = async || {
-        let balancer = moto.balancers().await.unwrap().remove(0);
-        balancer
-            .availability_zones()
-            .iter()
-            .filter_map(|zone| zone.subnet_id.clone())
-            .collect::<BTreeSet<_>>()
-    };
     let [first, second] = moto.config.subnets.as_slice() else { panic!("two subnets") };
     let by_tags = fixture::first(&moto, &fixture::owner("by-tags", 1));
     let error = provider.apply(&by_tags, Compare::Remembered).await.unwrap_err();
@@ -399,13 +396,13 @@ async fn subnets_are_found_by_tags_and_names() {
     // What was read before serves for a minute.
     let provider = moto.provider(Config { subnets: Vec::new(), ..moto.config.clone() });
     converge(&provider, &by_tags).await.unwrap();
-    assert_eq!(used().await, [first.clone()].into());
+    assert_eq!(used_subnets(&moto).await, [first.clone()].into());
     steerage_provider_conformance::converge_deleted(&provider, &by_tags.owner).await.unwrap();
     let mut by_name = fixture::first(&moto, &fixture::owner("by-name", 1));
     let name = "service.beta.kubernetes.io/aws-load-balancer-subnets".to_owned();
     by_name.annotations.insert(name, "private b".to_owned());
     converge(&provider, &by_name).await.unwrap();
-    assert_eq!(used().await, [second.clone()].into());
+    assert_eq!(used_subnets(&moto).await, [second.clone()].into());
 }
 
 /// The wire format of the rules of security groups.
@@ -433,6 +430,36 @@ async fn rules_are_read_as_they_were_sent() {
     converge(&provider, &lb).await.unwrap();
     provider.apply(&lb, Compare::InPlace).await.unwrap();
     assert!(moto.proxy().writes().is_empty(), "{:?}", moto.proxy().writes());
+}
+
+/// The wire format of named groups: their names, and the call that replaces the groups.
+#[tokio::test]
+async fn named_security_groups_replace_the_own_one_and_back() {
+    requires!(Moto);
+    let (moto, provider, mut lb) = made(4, vec![listener(Protocol::Tcp, 80, 30080)]).await;
+    let front = moto.security_group("front end").await.unwrap();
+    let attached = async || moto.balancers().await.unwrap().remove(0).security_groups.unwrap_or_default();
+    let own = async || {
+        let groups = moto.security_groups().await.unwrap().into_iter();
+        groups.filter_map(|group| group.group_id).collect::<Vec<_>>()
+    };
+    assert_eq!(attached().await, own().await);
+    let name = "service.beta.kubernetes.io/aws-load-balancer-security-groups".to_owned();
+    for named in ["front end", front.as_str()] {
+        lb.annotations.insert(name.clone(), named.to_owned());
+        converge(&provider, &lb).await.unwrap();
+        assert_eq!((attached().await, own().await), (vec![front.clone()], vec![]));
+    }
+    moto.proxy().reset();
+    converge(&moto.fresh().await.unwrap(), &lb).await.unwrap();
+    provider.apply(&lb, Compare::InPlace).await.unwrap();
+    assert!(moto.proxy().writes().is_empty(), "{:?}", moto.proxy().writes());
+    lb.annotations.insert(name.clone(), "rear end".to_owned());
+    let outcome = provider.apply(&lb, Compare::InPlace).await.unwrap();
+    assert_eq!(outcome.incomplete.unwrap().0, "SecurityGroupsNotFound");
+    lb.annotations.clear();
+    converge(&provider, &lb).await.unwrap();
+    assert_eq!((attached().await, own().await.len()), (own().await, 1));
 }
 
 /// The wire format of TLS listeners.

@@ -36,8 +36,8 @@ pub(crate) struct NewBalancer {
     pub(crate) scheme: Scheme,
     /// One for each availability zone, with the address that is requested there.
     pub(crate) subnets: Vec<(String, Option<Address>)>,
-    /// The ID of its security group. Without one, it can never get one.
-    pub(crate) security_group: Option<String>,
+    /// The IDs of its security groups. Without one, it can never get one.
+    pub(crate) security_groups: BTreeSet<String>,
 }
 
 #[async_trait]
@@ -65,6 +65,8 @@ impl BalancerCalls for Client {
             Scheme::Internal => LoadBalancerSchemeEnum::Internal,
             Scheme::InternetFacing => LoadBalancerSchemeEnum::InternetFacing,
         };
+        let groups: Vec<String> = wanted.security_groups.iter().cloned().collect();
+        let groups = (!groups.is_empty()).then_some(groups);
         let call = self
             .elb
             .create_load_balancer()
@@ -72,7 +74,7 @@ impl BalancerCalls for Client {
             .r#type(LoadBalancerTypeEnum::Network)
             .scheme(scheme)
             .set_subnet_mappings(Some(wanted.subnets.iter().map(mapping).collect()))
-            .set_security_groups(wanted.security_group.clone().map(|group| vec![group]))
+            .set_security_groups(groups)
             .set_tags(Some(sdk_tags(tags)));
         let made = call.send().await.map_err(CallError::of("CreateLoadBalancer"))?;
         let made = made.load_balancers.unwrap_or_default().into_iter().next();
@@ -88,6 +90,12 @@ impl BalancerCalls for Client {
         let call = self.elb.set_security_groups().load_balancer_arn(arn);
         let answer = call.set_security_groups(Some(groups.to_vec())).send().await;
         answer.map(drop).map_err(CallError::of("SetSecurityGroups"))
+    }
+
+    async fn set_subnets(&self, arn: &str, subnets: &Placed) -> Result<()> {
+        let mappings = subnets.clone().into_iter().map(|subnet| mapping(&subnet)).collect();
+        let call = self.elb.set_subnets().load_balancer_arn(arn).set_subnet_mappings(Some(mappings));
+        call.send().await.map(drop).map_err(CallError::of("SetSubnets"))
     }
 
     async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>> {

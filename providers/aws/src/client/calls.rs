@@ -11,6 +11,8 @@ use crate::attributes::Values;
 use crate::desired::DesiredGroup;
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::health_check::HealthCheckSettings;
+use crate::named_groups::NameAndId;
+use crate::placement::Placed;
 use crate::security_group::{NewSecurityGroup, Rule, SecurityGroup};
 use crate::subnets::Subnet;
 use crate::target_id::TargetId;
@@ -39,6 +41,9 @@ pub(crate) trait BalancerCalls: Send + Sync + 'static {
     async fn delete_balancer(&self, arn: &str) -> Result<()>;
     /// Replaces the security groups. AWS refuses it for a load balancer that has none.
     async fn set_security_groups(&self, arn: &str, groups: &[String]) -> Result<()>;
+    /// Replaces the subnets, each with the address that was requested for it. AWS adds and removes zones, but changes no address, and no
+    /// zone takes another subnet in the call that removes the present one.
+    async fn set_subnets(&self, arn: &str, subnets: &Placed) -> Result<()>;
     async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>>;
     async fn set_balancer_attributes(&self, arn: &str, attributes: &Values) -> Result<()>;
     /// The tags of at most [`TAGS_BATCH`](super::TAGS_BATCH) resources, by ARN. Fails as a whole if one of them does not exist.
@@ -116,6 +121,8 @@ pub(crate) trait SubnetCalls: Send + Sync + 'static {
 pub(crate) trait SecurityGroupCalls: Send + Sync + 'static {
     /// The security groups that carry all of these tags, with their inbound rules.
     async fn security_groups(&self, tags: &Tags) -> Result<Vec<SecurityGroup>>;
+    /// Name and ID of each security group of a VPC whose tag `Name` is one of these.
+    async fn security_groups_named(&self, vpc: &str, names: &[String]) -> Result<Vec<NameAndId>>;
     /// Returns its ID. AWS refuses a name that the VPC has, whoever made it (`InvalidGroup.Duplicate`).
     async fn create_security_group(&self, wanted: &NewSecurityGroup, tags: &Tags) -> Result<String>;
     /// Adds all of these inbound rules or, with an error, none: one may be there already (`InvalidPermission.Duplicate`), or there is

@@ -102,7 +102,7 @@ impl From<CallError> for Error {
             | "AuthFailure"
             | "OptInRequired" => Self::Denied(format!("{call}: {code}: AWS does not accept the credentials")),
             // An Elastic IP address that something else uses.
-            "ResourceInUse" if action == "CreateLoadBalancer" => rejected(&text),
+            "ResourceInUse" if matches!(action, "CreateLoadBalancer" | "SetSubnets") => rejected(&text),
             // A new security group, which ELBv2 does not see yet.
             "InvalidSecurityGroup" if matches!(action, "CreateLoadBalancer" | "SetSecurityGroups") => {
                 Self::Conflict(text)

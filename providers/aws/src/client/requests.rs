@@ -73,6 +73,7 @@ api!(ELBV2, "ELBv2", elb, {
     RemoveListenerCertificates: remove_listener_certificates::RemoveListenerCertificatesError,
     RemoveTags: remove_tags::RemoveTagsError,
     SetSecurityGroups: set_security_groups::SetSecurityGroupsError,
+    SetSubnets: set_subnets::SetSubnetsError,
 });
 
 api!(EC2, "EC2", ec2, {
@@ -80,7 +81,7 @@ api!(EC2, "EC2", ec2, {
     CreateSecurityGroup: create_security_group::CreateSecurityGroupError,
     DeleteSecurityGroup: delete_security_group::DeleteSecurityGroupError,
     DescribeSecurityGroups: describe_security_groups::DescribeSecurityGroupsError,
-        DescribeSubnets: describe_subnets::DescribeSubnetsError,
+    DescribeSubnets: describe_subnets::DescribeSubnetsError,
     RevokeSecurityGroupIngress: revoke_security_group_ingress::RevokeSecurityGroupIngressError,
 });
 

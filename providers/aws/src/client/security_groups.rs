@@ -8,7 +8,9 @@ use ec2::types::{Filter, IpPermission, IpRange, PrefixListId, ResourceType, Tag,
 use ipnet::Ipv4Net;
 
 use super::{CallError, Client, Result, SecurityGroupCalls, Tags, ec2, empty, unless_not_found};
+use crate::named_groups::NameAndId;
 use crate::security_group::{NewSecurityGroup, PATH_MTU, RULE_DESCRIPTION, Rule, SecurityGroup, Source};
+use crate::subnets::NAME_TAG;
 
 /// Security groups in one answer: the limit of EC2.
 const PAGE: i32 = 1000;
@@ -23,6 +25,17 @@ impl SecurityGroupCalls for Client {
         let all = call.into_paginator().items().send().try_collect().await;
         let all = all.map_err(CallError::of("DescribeSecurityGroups"))?;
         Ok(all.into_iter().map(security_group).collect())
+    }
+
+    async fn security_groups_named(&self, vpc: &str, names: &[String]) -> Result<Vec<NameAndId>> {
+        let values = names.iter().map(|name| exactly(name)).collect();
+        let names = Filter::builder().name(format!("tag:{NAME_TAG}")).set_values(Some(values)).build();
+        let of_vpc = Filter::builder().name("vpc-id").values(vpc).build();
+        let call = self.ec2.describe_security_groups().filters(names).filters(of_vpc).max_results(PAGE);
+        let all = call.into_paginator().items().send().try_collect().await;
+        let all = all.map_err(CallError::of("DescribeSecurityGroups"))?;
+        let named = |mut group: SecurityGroup| Some((group.tags.remove(NAME_TAG)?, group.id));
+        Ok(all.into_iter().map(security_group).filter_map(named).collect())
     }
 
     async fn create_security_group(&self, wanted: &NewSecurityGroup, tags: &Tags) -> Result<String> {
@@ -70,8 +83,13 @@ impl SecurityGroupCalls for Client {
     }
 }
 
-/// A filter for a tag with exactly this value: EC2 takes `*` and `?` as wildcards.
+/// A filter for a tag with exactly this value.
 fn tag_filter(key: &str, value: &str) -> Filter {
+    Filter::builder().name(format!("tag:{key}")).values(exactly(value)).build()
+}
+
+/// The value of a filter that matches this text alone: EC2 takes `*` and `?` as wildcards.
+fn exactly(value: &str) -> String {
     let mut exact = String::with_capacity(value.len());
     for c in value.chars() {
         if matches!(c, '\\' | '*' | '?') {
@@ -79,7 +97,7 @@ fn tag_filter(key: &str, value: &str) -> Filter {
         }
         exact.push(c);
     }
-    Filter::builder().name(format!("tag:{key}")).values(exact).build()
+    exact
 }
 
 /// The sources of one port.

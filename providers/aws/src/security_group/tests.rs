@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use steerage_model::Protocol;
 
 use super::*;
+use crate::annotations::SECURITY_GROUPS;
 use crate::desired::tests::{config, planned};
 
 fn net(text: &str) -> Ipv4Net {
@@ -28,6 +29,7 @@ fn of(ranges: &[&str], annotations: &[(&str, &str)]) -> Result<Vec<String>, &'st
         Ok(Security::Rules(rules)) => {
             Ok(rules.iter().map(|r| format!("{} {} {}", r.protocol, r.port, r.source)).collect())
         }
+        Ok(Security::Named(named)) => Ok(named.names().cloned().collect()),
         Ok(Security::Open) => Ok(Vec::new()),
         Err(error) => Err(error.reason()),
     }
@@ -66,6 +68,12 @@ fn rules_follow_listeners_and_source_ranges() {
     }
     assert_eq!(of(&["192.0.2.0/24"], &[off]), Err("ConflictingAnnotations"));
     assert_eq!(of(&[], &[off, (SOURCE_RANGES, "192.0.2.0/24")]), Err("ConflictingAnnotations"));
+    let named = (SECURITY_GROUPS, "front end");
+    assert_eq!(of(&[], &[named]).unwrap(), ["front end"]);
+    for other in [(SOURCE_RANGES, "192.0.2.0/24"), (PREFIX_LISTS, "pl-1"), (ICMP_FOR_PATH_MTU, "on"), off] {
+        assert_eq!(of(&[], &[named, other]), Err("ConflictingAnnotations"), "{other:?}");
+    }
+    assert_eq!(of(&["0.0.0.0/0"], &[named]), Err("ConflictingAnnotations"));
     assert_eq!(of(&["2001:db8::/32"], &[]), Err("ConflictingAnnotations"), "nobody could connect");
     assert_eq!(of(&[], &[(SOURCE_RANGES, "192.0.2.0/33")]), Err("InvalidAnnotation"));
 }

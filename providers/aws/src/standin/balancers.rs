@@ -2,7 +2,7 @@
 //! Load balancers and tags. The name of a load balancer is taken only by one with other settings; otherwise creating it again
 //! returns the existing one, whose tags may be another's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,6 +12,7 @@ use super::cloud::{Cloud, NetworkLb};
 use super::{Kind, StandIn};
 use crate::attributes::Values;
 use crate::client::{Balancer, BalancerCalls, CallError, NewBalancer, Result, TAGS_BATCH, Tags};
+use crate::placement::Placed;
 
 impl StandIn {
     fn balancer(&self, arn: &str, found: &NetworkLb, now: Instant) -> Balancer {
@@ -22,10 +23,36 @@ impl StandIn {
             active: now >= found.created + self.delays.provisioning,
             failed: None,
             scheme: Some(found.made.scheme),
-            placed: found.made.subnets.iter().cloned().collect(),
+            placed: found.placed.clone(),
             security_groups: found.security_groups.clone(),
         }
     }
+}
+
+/// Why AWS refuses a change of subnets. A zone has one subnet, also while it changes, and an address never changes.
+fn refused_subnets(cloud: &Cloud, present: &Placed, wanted: &Placed) -> Option<(&'static str, String)> {
+    let zone_of =
+        |id: &String| cloud.subnets.iter().find(|subnet| subnet.id == *id).map(|subnet| &subnet.zone);
+    if wanted.is_empty() {
+        return Some(("ValidationError", "At least one subnet must be specified".to_owned()));
+    }
+    let mut zones = BTreeSet::new();
+    for (id, address) in wanted {
+        let Some(zone) = zone_of(id) else {
+            return Some(("SubnetNotFound", format!("The subnet ID '{id}' does not exist")));
+        };
+        let is_taken = |other: &String| other != id && zone_of(other) == Some(zone);
+        if !zones.insert(zone) || !present.contains_key(id) && present.keys().any(is_taken) {
+            return Some((
+                "InvalidConfigurationRequest",
+                format!("The Availability Zone '{zone}' is already associated"),
+            ));
+        }
+        if present.get(id).is_some_and(|has| has != address) {
+            return Some(("InvalidConfigurationRequest", format!("The address in '{id}' cannot change")));
+        }
+    }
+    None
 }
 
 /// Of these messages, only that about target groups names the ARN.
@@ -77,9 +104,8 @@ impl BalancerCalls for StandIn {
                     Err(CallError::made_up(action, "DuplicateLoadBalancerName", message))
                 };
             }
-            if let Some(group) = &wanted.security_group
-                && !cloud.knows_security_group(group, now)
-            {
+            let mut groups = wanted.security_groups.iter();
+            if let Some(group) = groups.find(|group| !cloud.knows_security_group(group, now)) {
                 let message = format!("Security group '{group}' does not exist");
                 return Err(CallError::made_up(action, "InvalidSecurityGroup", message));
             }
@@ -131,6 +157,23 @@ impl BalancerCalls for StandIn {
                 return refuse("InvalidConfigurationRequest", "from or to no security groups");
             }
             found.security_groups = groups.iter().cloned().collect();
+            Ok(())
+        })
+        .await
+    }
+
+    async fn set_subnets(&self, arn: &str, subnets: &Placed) -> Result<()> {
+        let action = "SetSubnets";
+        self.write(action, Kind::Mutation, arn.to_owned(), |cloud, _| {
+            let Some(found) = cloud.balancers.get(arn) else {
+                return Err(CallError::made_up(action, "LoadBalancerNotFound", arn));
+            };
+            if let Some((code, message)) = refused_subnets(cloud, &found.placed, subnets) {
+                return Err(CallError::made_up(action, code, message));
+            }
+            if let Some(found) = cloud.balancers.get_mut(arn) {
+                found.placed.clone_from(subnets);
+            }
             Ok(())
         })
         .await

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::client::{NewBalancer, Tags};
 use crate::health_check::HealthCheckSettings;
+use crate::placement::Placed;
 use crate::security_group::SecurityGroup;
 use crate::subnets::Subnet;
 use crate::tls::Tls;
@@ -67,6 +68,7 @@ pub(crate) struct NetworkLb {
     pub(crate) attributes: BTreeMap<String, String>,
     /// IDs.
     pub(crate) security_groups: BTreeSet<String>,
+    pub(crate) placed: Placed,
 }
 
 impl NetworkLb {
@@ -82,8 +84,9 @@ impl NetworkLb {
             ("zonal_shift.config.enabled", "false"),
         ];
         let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let security_groups = made.security_group.iter().cloned().collect();
-        Self { made, tags, created, attributes, security_groups }
+        let (security_groups, placed) =
+            (made.security_groups.clone(), made.subnets.iter().cloned().collect());
+        Self { made, tags, created, attributes, security_groups, placed }
     }
 }
 

@@ -85,9 +85,12 @@ pub(super) fn snapshot(cloud: &Cloud) -> Snapshot {
     let security_group =
         |id: &String| cloud.security_groups.get(id).map_or("none", |found| &found.name).to_owned();
     let balancers = cloud.balancers.values().map(|found| {
-        let made = NewBalancer { security_group: None, ..found.made.clone() };
+        // Both may have changed since.
+        let made =
+            NewBalancer { security_groups: BTreeSet::new(), subnets: Vec::new(), ..found.made.clone() };
         let attached: BTreeSet<String> = found.security_groups.iter().map(security_group).collect();
-        let content = format!("{made:?} {attached:?} {:?} {:?}", found.attributes, found.tags);
+        let content =
+            format!("{made:?} {:?} {attached:?} {:?} {:?}", found.placed, found.attributes, found.tags);
         (format!("load balancer {}", made.name), content)
     });
     let listeners = cloud.listeners.values().map(|found| {
@@ -150,8 +153,8 @@ impl Harness for OnStandIn {
         let direct = StandIn::new(Delays { call: Duration::ZERO, ..self.cloud.delays.clone() }, 1);
         direct.change(|cloud| *cloud = self.cloud.cloud());
         for name in [wanted.name.clone(), format!("{}-kin", &wanted.name[..20].trim_end_matches('-'))] {
-            let subnets = wanted.placement.mappings()?;
-            let made = NewBalancer { name, scheme: wanted.scheme, subnets, security_group: None };
+            let (subnets, security_groups) = (wanted.placement.mappings()?, BTreeSet::new());
+            let made = NewBalancer { name, scheme: wanted.scheme, subnets, security_groups };
             direct.create_balancer(&made, &tags).await.map_err(said)?;
         }
         for group in &wanted.groups {

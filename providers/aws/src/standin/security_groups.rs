@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::cloud::Cloud;
 use super::{Kind, StandIn};
 use crate::client::{CallError, Result, SecurityGroupCalls, Tags};
+use crate::named_groups::NameAndId;
 use crate::security_group::{NewSecurityGroup, Rule, SecurityGroup};
 
 /// Characters of names and descriptions besides letters, digits and spaces.
@@ -55,6 +56,15 @@ impl SecurityGroupCalls for StandIn {
         let pages = count.div_ceil(1000).max(1);
         self.read_of(Kind::Ec2Read, "DescribeSecurityGroups", pages, String::new(), |cloud, _| {
             Ok(cloud.security_groups.values().filter(|group| has_tags(group)).cloned().collect())
+        })
+        .await
+    }
+
+    async fn security_groups_named(&self, vpc: &str, names: &[String]) -> Result<Vec<NameAndId>> {
+        self.read_of(Kind::Ec2Read, "DescribeSecurityGroups", 1, String::new(), |cloud, _| {
+            let of_vpc = cloud.security_groups.values().filter(|group| group.vpc == vpc);
+            let named = of_vpc.filter_map(|group| Some((group.tags.get("Name")?.clone(), group.id.clone())));
+            Ok(named.filter(|(name, _)| names.contains(name)).collect())
         })
         .await
     }

@@ -79,6 +79,15 @@ impl Moto {
         Ok(())
     }
 
+    /// Creates a security group of somebody else, and returns its ID.
+    pub(crate) async fn security_group(&self, name: &str) -> anyhow::Result<String> {
+        let group =
+            self.ec2.create_security_group().group_name(name).description(name).vpc_id(&self.config.vpc);
+        let id = group.send().await?.group_id.context("no ID")?;
+        self.tag(&id, "Name", name).await?;
+        Ok(id)
+    }
+
     /// Stops an instance.
     pub(crate) fn stop(&self, index: usize) -> anyhow::Result<()> {
         self.server.stop(&self.instances[index])

@@ -4,6 +4,7 @@
 mod consistency;
 mod driver;
 mod economy;
+mod named_groups;
 mod options;
 mod order;
 mod pods;
@@ -12,3 +13,4 @@ mod schedule;
 mod security_group_faults;
 mod security_groups;
 mod subnets;
+mod zones;

@@ -52,6 +52,11 @@ const OPTIONS: &[(&str, &str)] = &[
     (annotations::SSL_CERT, "arn:aws:acm:::b,arn:aws:acm:::a,arn:aws:acm:::c"),
 ];
 
+/// Security groups that a Service may name.
+const GROUPS: [&str; 3] = ["sg-front", "name-office", "sg-office,name-front"];
+/// Subnets that a Service names. No change of them replaces one in a zone.
+const SUBNETS: [&str; 4] = ["subnet-a", "name-b", "subnet-b,subnet-a", "subnet-c,name-a"];
+
 /// Source ranges that a Service may have.
 const RANGES: [&str; 3] = ["10.0.0.0/8", "192.0.2.0/24", "198.51.100.0/24"];
 
@@ -87,6 +92,13 @@ fn wish(random: &mut fastrand::Rng, owner: &Owner) -> LoadBalancer {
         let chosen = RANGES.iter().cycle().skip(first).take(count);
         lb.source_ranges = chosen.map(|range| range.parse().unwrap()).collect();
     }
+    if lb.source_ranges.is_empty() && random.u8(0..3) == 0 {
+        let named = GROUPS[random.usize(0..GROUPS.len())];
+        lb.annotations.insert(annotations::SECURITY_GROUPS.to_owned(), named.to_owned());
+    }
+    // Without the annotation, a load balancer keeps zones that a new one would not have.
+    let subnets = SUBNETS[random.usize(0..SUBNETS.len())];
+    lb.annotations.insert(annotations::SUBNETS.to_owned(), subnets.to_owned());
     for (name, value) in OPTIONS {
         if random.u8(0..4) == 0 {
             lb.annotations.insert((*name).to_owned(), (*value).to_owned());
@@ -95,14 +107,17 @@ fn wish(random: &mut fastrand::Rng, owner: &Owner) -> LoadBalancer {
     lb
 }
 
-/// A load balancer of others with a listener, under the prefix of this cluster's names.
+/// A load balancer of others with a listener, under the prefix of this cluster's names; and what annotations name.
 fn plant_foreign(cloud: &StandIn) {
+    super::named_groups::plant(cloud, 80..=82);
+    super::zones::plant(cloud);
     cloud.change(|cloud| {
         let name = format!("{}other", names::prefix(&config().cluster));
         let arn = cloud.arn("loadbalancer/net", &name);
         let created = tokio::time::Instant::now();
         let tags = Tags::from([("team".to_owned(), "other".to_owned())]);
-        let made = NewBalancer { name, scheme: Scheme::Internal, subnets: Vec::new(), security_group: None };
+        let (subnets, security_groups) = (Vec::new(), BTreeSet::new());
+        let made = NewBalancer { name, scheme: Scheme::Internal, subnets, security_groups };
         let other = NetworkLb::new(made, tags.clone(), created);
         cloud.balancers.insert(arn.clone(), other);
         let forward = Forward {
@@ -135,10 +150,11 @@ fn never_empties(wishes: &Wishes, before: &Cloud, after: &Cloud) -> Option<Strin
     emptied.map(|(_, forward)| format!("port {} forwards to an empty group", forward.port))
 }
 
-/// Whether a rule of Steerage lets somebody connect to the port of a load balancer.
+/// Whether a rule lets somebody connect to the port of a load balancer.
 fn admits(cloud: &Cloud, balancer: &str, protocol: &str, port: u16) -> bool {
     let ids = cloud.balancers.get(balancer).into_iter().flat_map(|found| &found.security_groups);
-    let mut rules = ids.filter_map(|id| cloud.security_groups.get(id)).flat_map(|group| &group.own);
+    let groups = ids.filter_map(|id| cloud.security_groups.get(id));
+    let mut rules = groups.flat_map(|group| group.own.union(&group.others));
     rules.any(|rule| (rule.protocol, rule.port) == (protocol, port))
 }
 
@@ -170,7 +186,7 @@ async fn run(seed: u64) -> anyhow::Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);
     let cloud = standin(seed);
     plant_foreign(&cloud);
-    let foreign = snapshot(&cloud.cloud());
+    tokio::time::sleep(SETTLED).await;
     let wishes = Arc::new(Mutex::new(Wishes::new()));
     let seen = Arc::clone(&wishes);
     cloud.set_invariant(Box::new(move |before, after| {
@@ -232,12 +248,13 @@ async fn run(seed: u64) -> anyhow::Result<()> {
     let violations = cloud.violations();
     ensure!(violations.is_empty(), "{violations:?}");
     let clean = standin(seed);
+    plant_foreign(&clean);
+    tokio::time::sleep(SETTLED).await;
     let direct = provider(&clean);
     for lb in wishes.values().flatten() {
         apply(&direct, lb, Compare::InPlace).await.context("apply to an empty account")?;
     }
-    let mut expected = snapshot(&clean.cloud());
-    expected.extend(foreign);
+    let expected = snapshot(&clean.cloud());
     let result = snapshot(&cloud.cloud());
     let surplus: Vec<_> = result.iter().filter(|(name, is)| expected.get(*name) != Some(*is)).collect();
     let missing: Vec<_> = expected.iter().filter(|(name, is)| result.get(*name) != Some(*is)).collect();

@@ -92,7 +92,11 @@ async fn pause() {
 
 /// A Service with a load balancer and a security group, both known everywhere.
 pub(super) async fn in_place(lb: &LoadBalancer, quotas: Quotas) -> (Arc<StandIn>, Aws) {
-    let cloud = standin_with(1, quotas);
+    in_place_with(1, lb, quotas).await
+}
+
+pub(super) async fn in_place_with(seed: u64, lb: &LoadBalancer, quotas: Quotas) -> (Arc<StandIn>, Aws) {
+    let cloud = standin_with(seed, quotas);
     let aws = provider(&cloud);
     apply(&aws, lb, Compare::Remembered).await.unwrap();
     pause().await;

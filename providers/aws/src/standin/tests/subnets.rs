@@ -40,9 +40,13 @@ fn add(cloud: &StandIn, id: &str, tag: (&str, &str)) {
     });
 }
 
+/// Until every read shows the present state, and what was read before is too old.
+async fn wait_for_reads() {
+    tokio::time::sleep(Duration::from_mins(2)).await;
+}
+
 fn placed(cloud: &StandIn) -> Vec<Vec<String>> {
-    let of = |subnets: Vec<(String, _)>| subnets.into_iter().map(|(id, _)| id).collect();
-    cloud.cloud().balancers.into_values().map(|found| of(found.made.subnets)).collect()
+    cloud.cloud().balancers.into_values().map(|found| found.placed.into_keys().collect()).collect()
 }
 
 fn lookups(cloud: &StandIn) -> usize {
@@ -54,21 +58,38 @@ fn lookups(cloud: &StandIn) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tags_decide_at_the_creation_and_never_after() {
+async fn tags_decide_at_the_creation_and_add_zones_later() {
     let cloud = standin(1);
     let aws = by_tags(&cloud);
     let error = apply(&aws, &named(0, ""), Compare::Remembered).await.unwrap_err();
     assert_eq!(error.reason(), "SubnetsNotFound");
     assert!(cloud.cloud().balancers.is_empty() && cloud.cloud().security_groups.is_empty());
     add(&cloud, "subnet-1", (INTERNAL, "1"));
-    tokio::time::sleep(Duration::from_mins(2)).await;
+    wait_for_reads().await;
     apply(&aws, &named(0, ""), Compare::Remembered).await.unwrap();
     add(&cloud, "subnet-2", (INTERNAL, "1"));
-    tokio::time::sleep(Duration::from_mins(2)).await;
+    wait_for_reads().await;
     cloud.take_calls();
+    apply(&aws, &named(0, ""), Compare::Remembered).await.unwrap();
+    assert_eq!(cloud.take_calls().len(), 0, "nothing changed, as far as is known");
     apply(&aws, &named(0, ""), Compare::InPlace).await.unwrap();
-    apply(&by_tags(&cloud), &named(0, ""), Compare::InPlace).await.unwrap();
-    assert_eq!((placed(&cloud), lookups(&cloud)), (vec![vec!["subnet-1".to_owned()]], 0));
+    let both = vec![vec!["subnet-1".to_owned(), "subnet-2".to_owned()]];
+    assert_eq!((placed(&cloud), lookups(&cloud)), (both.clone(), 1));
+    // What leaves the offer stays, and another subnet of a zone changes nothing.
+    cloud.change(|cloud| {
+        cloud.subnets[0].tags.clear();
+        let other = Subnet { id: "subnet-0".to_owned(), ..cloud.subnets[1].clone() };
+        cloud.subnets.push(other);
+    });
+    for is_restarted in [false, true] {
+        wait_for_reads().await;
+        let restarted = is_restarted.then(|| by_tags(&cloud));
+        let aws = restarted.as_ref().unwrap_or(&aws);
+        apply(aws, &named(0, ""), Compare::InPlace).await.unwrap();
+        wait_for_reads().await;
+        apply(aws, &named(0, ""), Compare::InPlace).await.unwrap();
+        assert_eq!((placed(&cloud), changes(&cloud)), (both.clone(), vec![]), "restarted: {is_restarted}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -85,14 +106,15 @@ async fn names_are_compared_and_one_read_serves_many_services() {
     }
     assert_eq!(
         (placed(&cloud), lookups(&cloud)),
-        (vec![vec!["subnet-2".to_owned(), "subnet-1".to_owned()]; 5], 1)
+        (vec![vec!["subnet-1".to_owned(), "subnet-2".to_owned()]; 5], 1)
     );
     apply(&aws, &named(0, "private-b,subnet-1"), Compare::InPlace).await.unwrap();
-    tokio::time::sleep(Duration::from_mins(2)).await;
-    for (changed, reason) in [("private-b", "SubnetsImmutable"), ("private-c", "SubnetsNotFound")] {
-        let error = apply(&aws, &named(0, changed), Compare::InPlace).await.unwrap_err();
-        assert_eq!(error.reason(), reason);
+    wait_for_reads().await;
+    for _ in 0..2 {
+        let outcome = apply(&aws, &named(0, "private-c"), Compare::InPlace).await.unwrap();
+        assert_eq!(outcome.incomplete.unwrap().0, "SubnetsNotFound");
     }
+    assert_eq!(changes(&cloud), [""; 0]);
 }
 
 /// Names of subnets change nothing of a load balancer that exists, so it does not wait for EC2 because of them.
