@@ -18,7 +18,7 @@ steerage_model::annotations! {
     ACCESS_LOG_PREFIX = "service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-prefix", "prefix in the bucket";
     /// Attributes of all target groups, instead of Steerage's values. One that is no longer named returns to Steerage's or AWS's value. Not taken: `stickiness.*`, which `spec.sessionAffinity` decides, and keys with a port, `key.port`.
     GROUP_ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes", "`key=value`, separated by commas";
-    /// PROXY protocol version 2 on all ports. Refused while the health check asks for this Service, because no service proxy reads the header; otherwise the check becomes a TCP check.
+    /// PROXY protocol version 2 on all ports. Refused while the health check asks for this Service, because no service proxy reads the header; otherwise the check of nodes becomes a TCP check. Pods must read the header on their health-check port too.
     PROXY_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "`*`";
     /// What the targets are: `instance`, the nodes on their node ports, or `ip`, the pods. Pods need addresses in the VPC, as those of the Amazon VPC CNI. Their Service needs no node ports, its `externalTrafficPolicy` means nothing to clients from outside, and `steerage.dev/steering: health-check` is refused. Other than with AWS's own controllers, pods too see the client's address, unless `preserve_client_ip.enabled=false` in `…-target-group-attributes`.
     TARGET_TYPE = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type", "`instance` (default) or `ip`";
@@ -26,7 +26,7 @@ steerage_model::annotations! {
     CHECK_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "`tcp` or `http`";
     /// Path of an HTTP health check of pods; without it, `/`. Only status 200 is healthy. Of nodes, only `/healthz` is accepted.
     CHECK_PATH = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-path", "path that begins with `/`";
-    /// Port of the health check of pods; without it, `traffic-port`, on which each pod receives packets. Refused for nodes.
+    /// Port of the health check of pods; without it, `traffic-port`, on which each pod receives packets. Needed for ports with UDP alone. Refused for nodes.
     CHECK_PORT = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-port", "`traffic-port` or a number";
     /// Time between two health checks, as `steerage.dev/health-check-interval`, but without a unit. A contradiction of the two is refused.
     CHECK_INTERVAL = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-interval", "seconds, 5 to 300";

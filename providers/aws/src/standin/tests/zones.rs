@@ -111,7 +111,7 @@ async fn another_subnet_of_a_zone_is_refused_and_the_rest_follows() {
     let (cloud, aws) = in_place(1, "subnet-a").await;
     let lb = naming("subnet-a2,subnet-b").with_nodes(own_set(&[2]));
     let more = wanted(&[(80, 30080), (81, 30081)], &[0]);
-    let lb = LoadBalancer { listeners: more.listeners, ..lb };
+    let lb = LoadBalancer { listeners: more.listeners, groups: more.groups, ..lb }.with_nodes(own_set(&[2]));
     for compare in [Compare::Remembered, Compare::Remembered, Compare::InPlace] {
         let outcome = apply(&aws, &lb, compare).await.unwrap();
         let (reason, message) = outcome.incomplete.unwrap();
