@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moto's server on a free port of 127.0.0.1, printed as the first line, with ELBv2 and EC2's security groups corrected where moto
-differs from AWS.
+"""moto's server at an address and port (by default a free port of 127.0.0.1), with ELBv2 and EC2's security groups corrected where
+moto differs from AWS. The first line that it prints is its port.
 
 Each correction names what moto 5.2.5 does instead. Without them a wrong provider would pass, or a right one would fail. What moto lacks altogether,
-the life of a target's health above all, is not made up here.
+the life of a target's health above all, is not made up here: who probes targets, as a lab's load balancer does, sets it.
 """
 
+import io
+import sys
+from collections import defaultdict
 from ipaddress import ip_address, ip_network
 
 from moto.core import DEFAULT_ACCOUNT_ID
@@ -23,6 +26,10 @@ Group = models.FakeTargetGroup
 NLB_PROTOCOLS = ("TCP", "UDP", "TCP_UDP", "TLS")
 # Target groups and security groups of a load balancer that was just deleted: AWS releases them only a little later.
 held = set()
+# State and reason of targets, by target group and id, as somebody who probes them says; with None, moto's own are shown.
+health = None
+# Calls that may have changed something.
+writes = 0
 
 
 def error(code, message):
@@ -273,15 +280,17 @@ def create_target_group(original, self, name, **kwargs):
         kwargs.get("unhealthy_threshold_count"),
     )
     group = original(self, name, **kwargs)
+    is_datagram = group.protocol in ("UDP", "TCP_UDP")
     group.attributes.update(
         {
             "preserve_client_ip.enabled": "false" if kwargs.get("target_type") == "ip" and kwargs.get("protocol") in ("TCP", "TLS") else "true",
             "proxy_protocol_v2.enabled": "false",
-            "deregistration_delay.connection_termination.enabled": "false",
-            "target_health_state.unhealthy.connection_termination.enabled": "true",
-            "target_health_state.unhealthy.draining_interval_seconds": "0",
+            "deregistration_delay.connection_termination.enabled": "true" if is_datagram else "false",
         }
     )
+    if not is_datagram:
+        group.attributes["target_health_state.unhealthy.connection_termination.enabled"] = "true"
+        group.attributes["target_health_state.unhealthy.draining_interval_seconds"] = "0"
     return group
 
 
@@ -320,6 +329,25 @@ def register(original, self, targets):
 def deregister(original, self, targets):
     # moto refuses targets that are not registered.
     return original(self, [t for t in targets if t["Id"] in self.targets])
+
+
+@correct(Backend)
+def describe_target_health(original, self, target_group_arn, targets):
+    # moto's targets are healthy at once and for ever, and gone as soon as they are deregistered.
+    answer = original(self, target_group_arn, targets)
+    if health is None:
+        return answer
+    group = self.target_groups[target_group_arn]
+    known = health.get(target_group_arn, {})
+    for status in answer:
+        if status.instance_id in group.targets and status.status == "healthy":
+            state = known.get(status.instance_id, ("draining", None))
+            # One that is registered again begins anew.
+            status.status, status.reason = state if state[0] != "draining" else ("initial", "Elb.RegistrationInProgress")
+    if not targets:
+        leaving = [(id, state) for id, state in known.items() if id not in group.targets and state[0] == "draining"]
+        answer += [models.FakeHealthStatus(id, group.port, group.health_check_port, *state) for id, state in leaving]
+    return answer
 
 
 def snapshot():
@@ -367,22 +395,56 @@ def targets():
         yield f"{uid}\t{g.name}\t{' '.join(sorted(g.targets))}"
 
 
+def counted_writes():
+    yield str(writes)
+
+
+def shown_health():
+    """One line per target: its group's ARN, its id, state and reason, separated by tabs."""
+    backend = models.elbv2_backends[DEFAULT_ACCOUNT_ID]["us-east-1"]
+    for arn in list(backend.target_groups):
+        for status in backend.describe_target_health(arn, []):
+            yield f"{arn}\t{status.instance_id}\t{status.status}\t{status.reason or ''}"
+
+
+def set_health(lines):
+    """Takes lines as shown_health has them, of all targets."""
+    global health
+    states = defaultdict(dict)
+    for line in lines:
+        group, id, state, reason = line.split("\t")
+        states[group][id] = (state, reason or None)
+    health = states
+
+
 # moto's own dispatcher takes half of a call's time: it looks for each of moto's services on the disk, for every call.
 services = {"ec2": create_backend_app("ec2"), "elasticloadbalancing": create_backend_app("elbv2")}
 
 
+LOOKS = {"/test/snapshot": snapshot, "/test/targets": targets, "/test/writes": counted_writes, "/test/health": shown_health}
+
+
 def app(environ, start_response):
+    global writes
+    body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     # Reads past the API, for tests that poll: moto needs milliseconds for every call.
-    look = {"/test/snapshot": snapshot, "/test/targets": targets}.get(environ["PATH_INFO"])
+    look = LOOKS.get(environ["PATH_INFO"])
     if look is None:
         # The scope of the credential: AWS4-HMAC-SHA256 Credential=key/date/region/service/aws4_request
         name = environ["HTTP_AUTHORIZATION"].split("/")[3]
         if name not in services:
             # Few tests need it, and it takes its time to load.
             services[name] = create_backend_app(name)
+        if b"Action=Describe" not in body:
+            writes += 1
+        environ["wsgi.input"] = io.BytesIO(body)
         return services[name](environ, start_response)
-    start_response("200 OK", [("Content-Type", "text/plain")])
-    return ["\n".join(look()).encode()]
+    if environ["REQUEST_METHOD"] == "POST" and look is shown_health:
+        set_health(body.decode().splitlines())
+    body = "\n".join(look()).encode()
+    # Without a length the body would come in chunks.
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
+    return [body]
 
 
 class Quiet(WSGIRequestHandler):
@@ -392,6 +454,7 @@ class Quiet(WSGIRequestHandler):
         pass
 
 
-server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet)
+host, port = sys.argv[1:] or ("127.0.0.1", 0)
+server = make_server(host, int(port), app, threaded=True, request_handler=Quiet)
 print(server.port, flush=True)
 server.serve_forever()

@@ -25,6 +25,8 @@ pub const SERVICES_IPV6: &str = "fd96::/112";
 pub const VIPS_IPV4: &str = "10.77.200.0/24";
 /// VIPs in the chart's address pools.
 pub const VIPS_IPV6: &str = "fd77::c800/120";
+/// The nodes in a cloud: what the VPC has of [`NODES_IPV4`] beside [`VIPS_IPV4`].
+pub const INSTANCES_IPV4: &str = "10.77.0.0/20";
 /// Cluster DNS.
 pub const DNS_IPV4: &str = "10.96.0.10";
 /// Cluster DNS.
@@ -55,6 +57,26 @@ pub enum ServiceProxy {
     /// Steerage's agent, installed by the chart.
     #[serde(alias = "steerage")]
     Agent,
+}
+
+/// A simulated cloud around the nodes.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    clap::ValueEnum,
+    strum::Display,
+    strum::EnumString,
+)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum Cloud {
+    /// AWS: its API by moto, and network load balancers on the router.
+    Aws,
 }
 
 /// The role of a host.
@@ -116,6 +138,9 @@ pub struct Plan {
     pub edges: u8,
     /// The service proxy of the nodes.
     pub service_proxy: ServiceProxy,
+    /// The cloud; without one, Steerage's edge is the load balancer.
+    #[serde(default)]
+    pub cloud: Option<Cloud>,
     /// After this long without a heartbeat a node becomes `NotReady`; as kube-controller-manager takes it: `50s`.
     pub node_monitor_grace_period: String,
 }
@@ -126,6 +151,9 @@ impl Plan {
         check_name(&self.name)?;
         if self.workers == 0 || self.workers > MOST || self.edges > MOST {
             return Err(Error::Refused(format!("a lab has 1 to {MOST} workers and at most {MOST} edges")));
+        }
+        if self.cloud.is_some() && self.edges > 0 {
+            return Err(Error::Refused("a lab with a cloud has no edge hosts: leave out --edges".into()));
         }
         Ok(())
     }
@@ -241,6 +269,7 @@ mod tests {
             workers,
             edges,
             service_proxy: ServiceProxy::KubeProxy,
+            cloud: None,
             node_monitor_grace_period: "50s".to_owned(),
         }
     }
@@ -270,6 +299,13 @@ mod tests {
         let error = plan(1, 0).find("node7").unwrap_err().to_string();
         assert!(error.contains("cp, node1, client1, client2"), "{error}");
         assert!(plan(1, 1).find_node("edge1").is_err());
+    }
+
+    #[test]
+    fn cloud_takes_the_place_of_edge_hosts() {
+        let in_cloud = |edges| Plan { cloud: Some(Cloud::Aws), ..plan(2, edges) };
+        in_cloud(0).check().unwrap();
+        assert!(in_cloud(1).check().unwrap_err().to_string().contains("--edges"));
     }
 
     #[test]

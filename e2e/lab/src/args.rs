@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Context;
 use clap::{Args as Flags, Parser, Subcommand};
 use nix::sys::signal::Signal;
-use steerage_lab::addresses::{Plan, Role, ServiceProxy};
+use steerage_lab::addresses::{Cloud, Plan, Role, ServiceProxy};
 use steerage_lab::{
     Lab, control_plane, down, edge, images, install, netns, node, node_init, report, topology, up,
 };
@@ -36,12 +36,15 @@ enum Verb {
         /// Make this many nodes.
         #[arg(long, default_value_t = 3)]
         workers: u8,
-        /// Make this many edge hosts.
-        #[arg(long, default_value_t = 1)]
-        edges: u8,
+        /// Make this many edge hosts [default: 1, with a cloud 0].
+        #[arg(long)]
+        edges: Option<u8>,
         /// Choose the service proxy of the nodes; with `agent`, none runs before `install`.
         #[arg(long, value_enum, default_value = "kube-proxy")]
         service_proxy: ServiceProxy,
+        /// Simulate this cloud, whose load balancers take the place of the edge.
+        #[arg(long, value_enum)]
+        cloud: Option<Cloud>,
         /// Mark a node `NotReady` after this long without a heartbeat.
         #[arg(long, value_name = "DURATION", default_value = "50s")]
         node_monitor_grace_period: String,
@@ -185,8 +188,16 @@ impl Args {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let open = |name: &Name| Lab::open(&name.name);
         match self.verb {
-            Verb::Up { name, workers, edges, service_proxy, node_monitor_grace_period } => {
-                up::up(Plan { name: name.name, workers, edges, service_proxy, node_monitor_grace_period })?;
+            Verb::Up {
+                name: Name { name },
+                workers,
+                edges,
+                service_proxy,
+                cloud,
+                node_monitor_grace_period,
+            } => {
+                let edges = edges.unwrap_or(u8::from(cloud.is_none()));
+                up::up(Plan { name, workers, edges, service_proxy, cloud, node_monitor_grace_period })?;
             }
             Verb::Install { name, set, no_build, root } => {
                 let root = root.canonicalize().with_context(|| format!("reading {}", root.display()))?;

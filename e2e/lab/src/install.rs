@@ -7,8 +7,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::addresses::{API_PORT, Plan, ServiceProxy, VIPS_IPV4, VIPS_IPV6};
+use crate::addresses::{API_PORT, Cloud, Plan, ServiceProxy, VIPS_IPV4, VIPS_IPV6};
 use crate::archive;
+use crate::aws::Account;
 use crate::command::run;
 use crate::edge;
 use crate::error::{Doing, Error, Result};
@@ -56,13 +57,19 @@ pub fn install(lab: &Lab, options: &Options) -> Result<()> {
     progress.say(format!("images are on every node ({loads} loads)"));
     let values = lab.folder().join("config/values.json");
     let version = |stem: &str| archive::version(&lab.images().join(format!("{stem}.tar")));
-    let chosen = chart_values(&lab.plan, &version("steerage-controller")?, &version("steerage-agent")?);
+    let mut chosen = chart_values(&lab.plan, &version("steerage-controller")?, &version("steerage-agent")?);
+    match lab.plan.cloud {
+        Some(Cloud::Aws) => add_aws(&mut chosen, &lab.plan, &Account::open(lab)?),
+        None => add_edge(&mut chosen),
+    }
     write(&values, &format!("{chosen:#}\n"))?;
     run(&mut helm(lab, &options.root.join("charts/steerage"), &values, &options.set))?;
     progress.say("the chart is installed");
-    let token = ["create", "token", EDGE_ACCOUNT, "-n", NAMESPACE, "--duration=8760h"];
-    edge::install(lab, run(lab.kubectl().args(token))?.trim())?;
-    progress.say(format!("{} edges are ready", lab.plan.edges));
+    if lab.plan.cloud.is_none() {
+        let token = ["create", "token", EDGE_ACCOUNT, "-n", NAMESPACE, "--duration=8760h"];
+        edge::install(lab, run(lab.kubectl().args(token))?.trim())?;
+        progress.say(format!("{} edges are ready", lab.plan.edges));
+    }
     wait_for_pods(lab)?;
     progress.say("controller and agents are ready");
     if lab.plan.service_proxy == ServiceProxy::Agent && !has_dns(lab)? {
@@ -130,10 +137,25 @@ fn chart_values(plan: &Plan, controller: &str, agent: &str) -> Value {
             "extraArgs": ["--orphan-grace-period=2s"],
         },
         "agent": agent,
-        "edge": {
-            "addressPools": [{ "name": "lab", "addresses": [VIPS_IPV4, VIPS_IPV6], "autoAssign": true }],
-        },
     })
+}
+
+fn add_edge(values: &mut Value) {
+    let pool = json!({ "name": "lab", "addresses": [VIPS_IPV4, VIPS_IPV6], "autoAssign": true });
+    values["edge"] = json!({ "addressPools": [pool] });
+}
+
+/// The credentials are of nobody: moto takes any. Without the last variable the SDK would look for an instance's.
+fn add_aws(values: &mut Value, plan: &Plan, account: &Account) {
+    let environment = [
+        ("AWS_ACCESS_KEY_ID", "lab"),
+        ("AWS_SECRET_ACCESS_KEY", "lab"),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+    ];
+    let environment = environment.map(|(name, value)| json!({ "name": name, "value": value }));
+    values["controller"]["provider"] = "aws".into();
+    values["controller"]["extraEnv"] = environment.to_vec().into();
+    values["aws"] = account.chart_values(plan);
 }
 
 #[cfg(test)]
@@ -147,6 +169,7 @@ mod tests {
             workers: 1,
             edges: 1,
             service_proxy: ServiceProxy::KubeProxy,
+            cloud: None,
             node_monitor_grace_period: "50s".to_owned(),
         };
         let beside = chart_values(&plan, "1", "2");

@@ -7,6 +7,7 @@
 
 pub mod addresses;
 pub mod archive;
+pub mod aws;
 pub mod cgroup;
 pub mod command;
 pub mod config;
@@ -29,7 +30,7 @@ pub mod state;
 pub mod topology;
 pub mod up;
 
-pub use addresses::{Host, Plan, Role, ServiceProxy};
+pub use addresses::{Cloud, Host, Plan, Role, ServiceProxy};
 pub use error::{Error, Result};
 pub use netns::in_netns;
 pub use state::Lab;

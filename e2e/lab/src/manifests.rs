@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::addresses::{DNS_IPV4, DNS_IPV6, Plan, Role, pod_cidrs, zone};
+use crate::aws::Account;
 use crate::credentials::KUBELET_CLIENT;
 
 const COREFILE: &str = "\
@@ -24,8 +25,8 @@ const COREFILE: &str = "\
 }
 ";
 
-/// The nodes with their pod networks and zones, and the API server's right to speak to kubelets.
-pub fn nodes(plan: &Plan) -> Value {
+/// The nodes with their pod networks, zones and, in AWS, instances, and the API server's right to speak to kubelets.
+pub fn nodes(plan: &Plan, account: Option<&Account>) -> Value {
     let mut items = vec![json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
@@ -38,6 +39,10 @@ pub fn nodes(plan: &Plan) -> Value {
     items.extend(plan.nodes().iter().filter_map(|host| {
         let Role::Node(number) = host.role else { return None };
         let (ipv4, ipv6) = pod_cidrs(number);
+        let mut spec = json!({ "podCIDR": ipv4, "podCIDRs": [ipv4, ipv6] });
+        if let Some(id) = account.and_then(|account| account.provider_id(&host.name)) {
+            spec["providerID"] = id.into();
+        }
         Some(json!({
             "apiVersion": "v1",
             "kind": "Node",
@@ -46,7 +51,7 @@ pub fn nodes(plan: &Plan) -> Value {
                 "topology.kubernetes.io/region": "lab",
                 "topology.kubernetes.io/zone": zone(number),
             } },
-            "spec": { "podCIDR": ipv4, "podCIDRs": [ipv4, ipv6] },
+            "spec": spec,
         }))
     }));
     list(&items)
@@ -150,9 +155,10 @@ mod tests {
             workers: 3,
             edges: 0,
             service_proxy: ServiceProxy::KubeProxy,
+            cloud: None,
             node_monitor_grace_period: "50s".to_owned(),
         };
-        let nodes = nodes(&plan);
+        let nodes = nodes(&plan, None);
         assert_eq!(nodes["items"].as_array().unwrap().len(), 4);
         assert_eq!(nodes["items"][2]["spec"]["podCIDRs"], json!(["10.244.2.0/24", "fd44:2::/64"]));
         assert_eq!(nodes["items"][3]["metadata"]["labels"]["topology.kubernetes.io/zone"], "zone-c");

@@ -4,7 +4,8 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use crate::addresses::{Host, Plan, Role};
+use crate::addresses::{Cloud, Host, Plan, Role};
+use crate::aws;
 use crate::daemon;
 use crate::error::{Error, Result};
 use crate::netns;
@@ -12,7 +13,7 @@ use crate::state::Lab;
 
 /// Shell lines for `eval`: the kubeconfig, and the hosts' addresses.
 pub fn env(lab: &Lab) -> String {
-    let Plan { name, service_proxy, .. } = &lab.plan;
+    let Plan { name, service_proxy, cloud, .. } = &lab.plan;
     let [client, client2] = lab.plan.clients();
     let words = |hosts: &[Host]| hosts.iter().map(|host| host.name.as_str()).collect::<Vec<_>>().join(" ");
     let mut lines = vec![
@@ -26,6 +27,10 @@ pub fn env(lab: &Lab) -> String {
         format!("LAB_NODES={}", quote(&words(&lab.plan.nodes()))),
         format!("LAB_EDGES={}", quote(&words(&lab.plan.edges()))),
     ];
+    if let Some(Cloud::Aws) = cloud {
+        lines.push(format!("LAB_AWS_API=http://{}", aws::api(&lab.plan)));
+        lines.push(format!("LAB_AWS_HOSTS={}", quote(&aws::hosts(lab).display().to_string())));
+    }
     for host in lab.plan.hosts() {
         let prefix = variable(&host);
         lines.push(format!("LAB_{prefix}_NETNS={}", host.netns));

@@ -126,6 +126,7 @@ mod tests {
             workers: 2,
             edges: 1,
             service_proxy: ServiceProxy::KubeProxy,
+            cloud: None,
             node_monitor_grace_period: "50s".to_owned(),
         }
     }

@@ -5,8 +5,9 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::addresses::{Plan, ServiceProxy};
+use crate::addresses::{Cloud, Plan, ServiceProxy};
 use crate::archive;
+use crate::aws;
 use crate::command::{run, run_with};
 use crate::control_plane;
 use crate::credentials;
@@ -51,6 +52,9 @@ pub fn up(plan: Plan) -> Result<Lab> {
     topology::build(&lab.plan)?;
     progress.say(format!("network: {} hosts and a router", lab.plan.hosts().len()));
 
+    if let Some(Cloud::Aws) = lab.plan.cloud {
+        aws::start(&lab, &executable.with_file_name("steerage-nlb"))?;
+    }
     control_plane::start_store(&lab)?;
     let nodes = lab.plan.nodes();
     for host in &nodes {
@@ -60,7 +64,11 @@ pub fn up(plan: Plan) -> Result<Lab> {
     control_plane::wait_until_ready(&lab)?;
     progress.say("API server is ready");
     control_plane::start_controllers(&lab)?;
-    apply(&lab, &manifests::nodes(&lab.plan))?;
+    let account = match lab.plan.cloud {
+        Some(Cloud::Aws) => Some(aws::wait_for_account(&lab)?),
+        None => None,
+    };
+    apply(&lab, &manifests::nodes(&lab.plan, account.as_ref()))?;
     node::wait_for_containerd(&lab, &nodes)?;
     images::load(&lab, &nodes, &archives)?;
     progress.say(format!("{} images are on every node", archives.len()));

@@ -1,21 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A moto server, which simulates AWS on loopback, for tests of the provider and of the controller. A dependency of tests only.
-//! It ends with the [`Server`], and at the latest with the thread that started it.
+//! A moto server, which simulates AWS, for tests of the provider and of the controller, and for a lab's cloud. A dependency of what
+//! tests only. It ends with the [`Server`], and at the latest with the thread that started it. [`Moto`] calls one that runs already.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::ops::Deref;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 use steerage_provider_conformance::{CallKind, Request};
 
+/// State and reason of each target, by the ARN of its target group and its id.
+pub type TargetStates = BTreeMap<String, BTreeMap<String, (String, String)>>;
+
 /// A running moto server, with the corrections of `server.py`.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    addr: SocketAddr,
+    moto: Moto,
+}
+
+impl Deref for Server {
+    type Target = Moto;
+
+    fn deref(&self) -> &Moto {
+        &self.moto
+    }
 }
 
 impl Drop for Server {
@@ -26,17 +38,36 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Starts it on a free port of its own choice.
+    /// Starts it on a free port of loopback.
     pub fn start() -> anyhow::Result<Self> {
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    /// Starts it at an address of the calling thread's network namespace; with port 0, on a free port.
+    pub fn start_at(listen: SocketAddr) -> anyhow::Result<Self> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/server.py");
         let mut command = Command::new(steerage_requirements::moto_python().map_err(anyhow::Error::msg)?);
-        command.arg(script).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        command.args([script, &listen.ip().to_string(), &listen.port().to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         die_with_parent(&mut command);
         let mut child = command.spawn().context("start moto")?;
         let mut line = String::new();
         BufReader::new(child.stdout.take().context("no stdout")?).read_line(&mut line)?;
         let port = line.trim().parse().context("moto did not print its port: see its output above")?;
-        Ok(Self { child, addr: SocketAddr::from(([127, 0, 0, 1], port)) })
+        Ok(Self { child, moto: Moto::at(SocketAddr::new(listen.ip(), port)) })
+    }
+}
+
+/// A moto server that runs at an address. Its calls block.
+#[derive(Clone, Copy, Debug)]
+pub struct Moto {
+    addr: SocketAddr,
+}
+
+impl Moto {
+    /// The server at this address.
+    pub fn at(addr: SocketAddr) -> Self {
+        Self { addr }
     }
 
     /// Its address.
@@ -46,13 +77,40 @@ impl Server {
 
     /// A VPC with a subnet in each of two zones: its id and theirs.
     pub fn network(&self) -> anyhow::Result<(String, Vec<String>)> {
-        let vpc = self.ec2("CreateVpc", &[("CidrBlock", "10.0.0.0/16")], "vpcId")?.remove(0);
-        let mut subnets = Vec::new();
-        for (block, zone) in [("10.0.0.0/22", "us-east-1a"), ("10.0.4.0/22", "us-east-1b")] {
-            let parameters = [("VpcId", vpc.as_str()), ("CidrBlock", block), ("AvailabilityZone", zone)];
-            subnets.append(&mut self.ec2("CreateSubnet", &parameters, "subnetId")?);
-        }
-        Ok((vpc, subnets))
+        let vpc = self.vpc("10.0.0.0/16")?;
+        let subnets = [("10.0.0.0/22", "us-east-1a"), ("10.0.4.0/22", "us-east-1b")]
+            .map(|(block, zone)| self.subnet(&vpc, block, zone));
+        Ok((vpc, subnets.into_iter().collect::<anyhow::Result<_>>()?))
+    }
+
+    /// Creates a VPC and returns its id.
+    pub fn vpc(&self, block: &str) -> anyhow::Result<String> {
+        Ok(self.ec2("CreateVpc", &[("CidrBlock", block)], "vpcId")?.remove(0))
+    }
+
+    /// Creates a subnet and returns its id.
+    pub fn subnet(&self, vpc: &str, block: &str, zone: &str) -> anyhow::Result<String> {
+        let parameters = [("VpcId", vpc), ("CidrBlock", block), ("AvailabilityZone", zone)];
+        Ok(self.ec2("CreateSubnet", &parameters, "subnetId")?.remove(0))
+    }
+
+    /// Gives a resource of EC2 a tag.
+    pub fn tag(&self, id: &str, key: &str, value: &str) -> anyhow::Result<()> {
+        let parameters = [("ResourceId.1", id), ("Tag.1.Key", key), ("Tag.1.Value", value)];
+        self.ec2("CreateTags", &parameters, "requestId").map(drop)
+    }
+
+    /// Starts an instance with a private address in a subnet and returns its id.
+    pub fn instance(&self, subnet: &str, address: Ipv4Addr) -> anyhow::Result<String> {
+        let address = address.to_string();
+        let parameters = [
+            ("ImageId", "ami-12345678"),
+            ("MinCount", "1"),
+            ("MaxCount", "1"),
+            ("SubnetId", subnet),
+            ("PrivateIpAddress", address.as_str()),
+        ];
+        Ok(self.ec2("RunInstances", &parameters, "instanceId")?.remove(0))
     }
 
     /// Starts `count` instances in a subnet and returns their ids.
@@ -122,6 +180,36 @@ impl Server {
     /// All state of moto, read past its API: `snapshot` in `server.py`.
     pub fn snapshot(&self) -> anyhow::Result<String> {
         self.look("snapshot")
+    }
+
+    /// How many calls that may change something it has answered.
+    pub fn writes(&self) -> anyhow::Result<u64> {
+        Ok(self.look("writes")?.parse()?)
+    }
+
+    /// The health of each target of each target group, as `DescribeTargetHealth` answers it.
+    pub fn health(&self) -> anyhow::Result<TargetStates> {
+        let text = self.look("health")?;
+        let mut states = TargetStates::new();
+        for line in text.lines() {
+            let fields: Vec<_> = line.split('\t').collect();
+            let [group, id, state, reason] = fields[..] else {
+                anyhow::bail!("not a target's health: {line}")
+            };
+            let of_group = states.entry(group.to_owned()).or_default();
+            of_group.insert(id.to_owned(), (state.to_owned(), reason.to_owned()));
+        }
+        Ok(states)
+    }
+
+    /// Sets the health of all targets. Without it, every registered target is healthy. A target that is not registered is shown too.
+    pub fn set_health(&self, states: &TargetStates) -> anyhow::Result<()> {
+        let lines = states.iter().flat_map(|(group, targets)| {
+            targets.iter().map(move |(id, (state, reason))| format!("{group}\t{id}\t{state}\t{reason}\n"))
+        });
+        let body: String = lines.collect();
+        let head = "POST /test/health HTTP/1.1\r\nHost: moto\r\nConnection: close\r\nContent-Length";
+        self.exchange(&format!("{head}: {}\r\n\r\n{body}", body.len())).map(drop)
     }
 
     fn look(&self, what: &str) -> anyhow::Result<String> {

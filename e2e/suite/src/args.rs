@@ -4,9 +4,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum};
 use libtest_mimic::Arguments;
+use steerage_lab::Cloud;
 
 use crate::cases;
 use crate::cluster::{Cluster, kind::Kind, lab::Lab};
@@ -32,6 +33,9 @@ pub struct Args {
     /// Expect a cluster of this command.
     #[arg(long, value_enum, default_value = "lab")]
     cluster: ClusterKind,
+    /// Expect this cloud around the cluster.
+    #[arg(long, value_enum)]
+    cloud: Option<Cloud>,
     /// Use the cluster of this name.
     #[arg(long, env = "STEERAGE_LAB_NAME", default_value = "lab")]
     name: String,
@@ -48,16 +52,18 @@ pub struct Args {
 impl Args {
     /// Runs the cases that the flags select.
     pub fn run(self) -> Result<ExitCode> {
-        let Self { service_proxy, cluster, name, logs, report, mut harness } = self;
+        let Self { service_proxy, cluster, cloud, name, logs, report, mut harness } = self;
         // The cases share one cluster, and some break parts of it.
         harness.test_threads = Some(1);
+        let in_aws = cloud == Some(Cloud::Aws);
         if harness.list {
-            return Ok(libtest_mimic::run(&harness, cases::names(service_proxy)).exit_code());
+            return Ok(libtest_mimic::run(&harness, cases::names(service_proxy, in_aws)).exit_code());
         }
         let cluster: Box<dyn Cluster> = match cluster {
             ClusterKind::Lab => Box::new(Lab::open(&name)?),
             ClusterKind::Kind => Box::new(Kind::open(&name)?),
         };
+        ensure!(cluster.aws().is_some() == in_aws, "cluster {name} is of another cloud: see --cloud");
         inside(service_proxy, cluster, logs, |suite, runtime| {
             let conclusion = libtest_mimic::run(&harness, cases::trials(suite, runtime));
             runtime.block_on(suite.finish());

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The list of all cases, each with the clusters it applies to and its namespace, and how a case is run.
 
+mod aws;
 mod bad_input;
 mod compatibility;
+mod deployments;
 mod examples;
 mod faults;
 mod health_check;
@@ -12,6 +14,7 @@ mod meter;
 pub(crate) mod moves;
 mod source_address;
 mod steering;
+mod under_load;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,11 +33,15 @@ use crate::test_context::TestContext;
 /// A case that takes longer has failed.
 const LIMIT: Duration = Duration::from_mins(5);
 
-/// The service proxies with which a case applies.
+/// The clusters that a case applies to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Applies {
+    /// Those with the edge, whatever the service proxy.
     Both,
+    /// Those with the edge and kube-proxy.
     KubeProxy,
+    /// Those in AWS.
+    Aws,
 }
 
 /// The namespace that a case works in.
@@ -110,18 +117,23 @@ fn all() -> Vec<Case> {
         KubeProxy Own faults::node_death_is_measured,
         KubeProxy Shared faults::absent_api_server_loses_no_packet,
         Both Shared life_cycle::nothing_is_left_after_all_cases,
+        Aws Shared aws::clients_address_is_kept_unless_the_service_says_otherwise,
+        Aws Own aws::api_targets_follow_the_endpoints,
+        Aws Own aws::health_check_keeps_all_nodes_and_writes_nothing,
+        Aws Own aws::node_drain_and_rolling_update_are_measured,
+        Aws Shared aws::load_balancer_follows_its_service_and_leaves_nothing,
     ]
     .into()
 }
 
-/// The cases that apply with a service proxy, for `--list`.
-pub(crate) fn names(service_proxy: ServiceProxy) -> Vec<Trial> {
-    applicable(service_proxy).map(|case| Trial::test(case.name, || Ok(()))).collect()
+/// The cases that apply to a cluster, for `--list`.
+pub(crate) fn names(service_proxy: ServiceProxy, in_aws: bool) -> Vec<Trial> {
+    applicable(service_proxy, in_aws).map(|case| Trial::test(case.name, || Ok(()))).collect()
 }
 
 /// The cases that apply to the suite's cluster, ready to run.
 pub(crate) fn trials(suite: &Arc<Suite>, runtime: &Runtime) -> Vec<Trial> {
-    let cases = applicable(suite.service_proxy);
+    let cases = applicable(suite.service_proxy, suite.aws().is_some());
     cases
         .map(|case| {
             let (suite, handle) = (Arc::clone(suite), runtime.handle().clone());
@@ -132,10 +144,12 @@ pub(crate) fn trials(suite: &Arc<Suite>, runtime: &Runtime) -> Vec<Trial> {
         .collect()
 }
 
-fn applicable(service_proxy: ServiceProxy) -> impl Iterator<Item = Case> {
-    all()
-        .into_iter()
-        .filter(move |case| case.applies == Applies::Both || service_proxy == ServiceProxy::KubeProxy)
+fn applicable(service_proxy: ServiceProxy, in_aws: bool) -> impl Iterator<Item = Case> {
+    all().into_iter().filter(move |case| match case.applies {
+        Applies::Both => !in_aws,
+        Applies::KubeProxy => !in_aws && service_proxy == ServiceProxy::KubeProxy,
+        Applies::Aws => in_aws,
+    })
 }
 
 async fn run(case: &Case, suite: Arc<Suite>) -> Result<()> {

@@ -11,6 +11,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use steerage_model::Family;
 
+use crate::aws::Aws;
+
 /// A machine: a node, an edge host or a client.
 #[derive(Clone, Debug)]
 pub struct Host {
@@ -36,6 +38,10 @@ impl Host {
 
 /// A running cluster with Steerage installed.
 pub trait Cluster: Send + Sync {
+    /// The simulated AWS that the nodes are in, if they are in one.
+    fn aws(&self) -> Option<Aws> {
+        None
+    }
     /// The administrator's kubeconfig, which works inside the clients' namespaces.
     fn kubeconfig(&self) -> PathBuf;
     /// Two machines outside of the cluster.
@@ -63,7 +69,7 @@ pub trait Cluster: Send + Sync {
 }
 
 /// Runs a command and returns its standard output; an error has all its output.
-fn output(command: &mut Command) -> Result<String> {
+pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("running {command:?}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     ensure!(

@@ -11,6 +11,7 @@ use kube::api::{ListParams, LogParams};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::{Serialize, de::DeserializeOwned};
 use steerage_edge_api::{AddressPool, EdgeHost, EdgeLoadBalancer, EdgeNodeSet, EdgeTargetHealth};
+use tokio::task::block_in_place;
 
 use crate::events;
 use crate::system;
@@ -48,10 +49,15 @@ pub async fn write(test: &TestContext, case: &str) {
             save(&folder, &format!("{}-{name}.txt", host.name), &text);
         }
     }
+    if let Some(aws) = test.suite.aws() {
+        for (name, seen) in block_in_place(|| aws.describe()) {
+            save(&folder, &format!("aws-{name}.txt"), &seen.unwrap_or_else(|error| format!("{error:#}")));
+        }
+    }
     for log in test.suite.cluster(|cluster| cluster.logs()) {
         let name = log.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // The control plane's logs are long, and their folder outlives the run.
-        if name.starts_with("edge") || name.contains("kube-proxy") {
+        if ["edge", "aws"].iter().any(|start| name.starts_with(start)) || name.contains("kube-proxy") {
             let _ = fs::copy(&log, folder.join(name));
         }
     }

@@ -5,6 +5,7 @@
 //! client's network namespace. It starts and ends no cluster; `hack/e2e` does.
 
 pub mod args;
+pub mod aws;
 mod cases;
 pub mod cluster;
 pub mod demo;

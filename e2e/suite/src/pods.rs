@@ -33,12 +33,23 @@ pub fn echo(name: &str, app: &str, node: &str, linger: u32) -> Result<Pod> {
     serde_json::from_value(pod).context("no Pod")
 }
 
-/// A Deployment of backends with readiness probes, spread over the nodes.
-pub fn deployment(name: &str, app: &str, replicas: usize, linger: u32) -> Result<Deployment> {
+/// Answers 200 until SIGTERM, and 503 from then on.
+pub const READY_UNTIL_SIGTERM: &str = "/readyz";
+/// Answers 200 also while the backend lingers.
+pub const READY_UNTIL_END: &str = "/healthz";
+
+/// A Deployment of backends with readiness probes of this path, spread over the nodes.
+pub fn deployment(
+    name: &str,
+    app: &str,
+    replicas: usize,
+    linger: u32,
+    readiness: &str,
+) -> Result<Deployment> {
     let mut spec = template(linger);
     let labels = json!({ "app": app });
     spec["containers"][0]["readinessProbe"] =
-        json!({ "httpGet": { "path": "/readyz", "port": HTTP }, "periodSeconds": 1 });
+        json!({ "httpGet": { "path": readiness, "port": HTTP }, "periodSeconds": 1 });
     spec["topologySpreadConstraints"] = json!([{
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": { "matchLabels": labels }, "matchLabelKeys": ["pod-template-hash"],

@@ -5,8 +5,11 @@
 //! Each fault must be reported exactly as often as its rule counted it, with the right kind, and nothing else; without a fault
 //! nothing may be reported. Until all this is so, no measurement counts. A test in which something else was slow, and nothing more, is
 //! repeated: a machine that is busy for 200 ms delays answers, and the meter is right to say so.
+//!
+//! All this is about the edge. Where a cloud's load balancer forwards to node ports, [`node_port`] has the tests that apply.
 
 mod fault;
+mod node_port;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -18,6 +21,7 @@ use steerage_model::Family::{V4, V6};
 use crate::cluster::Host;
 use crate::meter::asker::Asker;
 use crate::meter::client::{Observed, TIME_LIMIT, Target, connect};
+use crate::meter::load::Client;
 use crate::meter::loss::{LossKind, Measurement};
 use crate::meter::measure;
 use crate::services::{PORT, ServiceBuilder, Vips};
@@ -36,9 +40,14 @@ const ATTEMPTS: usize = 4;
 /// A port that the Service has and its backends do not.
 const CLOSED: u16 = 81;
 
-/// Runs all tests, once per run of the suite.
-pub(crate) async fn run(test: &TestContext) -> Result<()> {
-    test.suite.meter_tested.get_or_try_init(|| test_all(test)).await.map(drop)
+/// Runs all tests, once per run of the suite. In a cloud they use the load balancer of the first client.
+pub(crate) async fn run(test: &TestContext, clients: &[Client]) -> Result<()> {
+    let tests = async || match (test.suite.aws(), clients) {
+        (None, _) => test_all(test).await,
+        (Some(_), [client, ..]) => node_port::test_all(test, client),
+        (Some(_), []) => anyhow::bail!("the tests in a cloud take a load balancer"),
+    };
+    test.suite.meter_tested.get_or_try_init(tests).await.map(drop)
 }
 
 /// In the shared namespace, whichever case comes first.
@@ -203,43 +212,48 @@ impl Bench<'_> {
         if to.is_ipv4() { client.ipv4.into() } else { client.ipv6.into() }
     }
 
-    /// Fails unless exactly what `attempt` injected is reported, as one of these kinds. Puts a row into the report for each attempt.
     fn expect(
         &self,
         what: &str,
         kinds: &[LossKind],
         attempt: impl Fn() -> Result<(Measurement, usize)>,
     ) -> Result<()> {
-        for left in (0..ATTEMPTS).rev() {
-            let (measured, injected) = attempt()?;
-            self.record(what, &measured);
-            let (fitting, others): (Vec<_>, Vec<_>) =
-                measured.losses.iter().partition(|loss| kinds.contains(&loss.kind));
-            if others.is_empty() && fitting.len() == injected {
-                return Ok(());
-            }
-            let certain = fitting.iter().filter(|loss| !loss.kind.is_slow()).count();
-            let only_slow = others.iter().all(|loss| loss.kind.is_slow());
-            let busy = only_slow && fitting.len() >= injected && certain <= injected;
-            ensure!(
-                busy && left > 0,
-                "{injected} of {kinds:?} was injected, {:?} is reported",
-                measured.losses
-            );
-        }
-        Ok(())
+        expect(self.test, what, kinds, attempt)
     }
+}
 
-    fn record(&self, what: &str, measured: &Measurement) {
-        let columns = ["fault", "connections", "datagrams", "reported"];
-        let row = vec![
-            what.to_owned(),
-            measured.connections.to_string(),
-            measured.datagrams.to_string(),
-            measured.kinds(),
-        ];
-        self.test.suite.report.row("The meter's test of itself", &columns, row);
+/// Fails unless exactly what `attempt` injected is reported, as one of these kinds. Puts a row into the report for each attempt.
+fn expect(
+    test: &TestContext,
+    what: &str,
+    kinds: &[LossKind],
+    attempt: impl Fn() -> Result<(Measurement, usize)>,
+) -> Result<()> {
+    for left in (0..ATTEMPTS).rev() {
+        let (measured, injected) = attempt()?;
+        record(test, what, &measured);
+        let (fitting, others): (Vec<_>, Vec<_>) =
+            measured.losses.iter().partition(|loss| kinds.contains(&loss.kind));
+        if others.is_empty() && fitting.len() == injected {
+            return Ok(());
+        }
+        let certain = fitting.iter().filter(|loss| !loss.kind.is_slow()).count();
+        let only_slow = others.iter().all(|loss| loss.kind.is_slow());
+        let busy = only_slow && fitting.len() >= injected && certain <= injected;
+        ensure!(busy && left > 0, "{injected} of {kinds:?} was injected, {:?} is reported", measured.losses);
     }
+    Ok(())
+}
+
+fn record(test: &TestContext, what: &str, measured: &Measurement) {
+    let columns = ["fault", "connections", "datagrams", "reported"];
+    let row = vec![
+        what.to_owned(),
+        measured.connections.to_string(),
+        measured.datagrams.to_string(),
+        measured.kinds(),
+    ];
+    test.suite.report.row("The meter's test of itself", &columns, row);
 }
 
 /// The first Service at one of its addresses and ports.

@@ -105,6 +105,12 @@ impl Vips {
     }
 }
 
+/// The host name in a Service's status.
+pub fn hostname(service: &Service) -> Option<&str> {
+    let ingress = service.status.as_ref()?.load_balancer.as_ref()?.ingress.as_ref()?;
+    ingress.iter().find_map(|entry| entry.hostname.as_deref())
+}
+
 /// The addresses in a Service's status.
 pub fn published(service: &Service) -> Vec<IpAddr> {
     let ingress = service.status.as_ref().and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());

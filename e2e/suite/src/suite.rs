@@ -13,6 +13,7 @@ use serde_json::json;
 use tokio::sync::OnceCell;
 use tokio::task::block_in_place;
 
+use crate::aws::Aws;
 use crate::cluster::{Cluster, Host};
 use crate::pods;
 use crate::report::Report;
@@ -78,6 +79,11 @@ impl Suite {
         if let Err(error) = self.sweep().await {
             eprintln!("removing the tests' namespaces: {error:#}");
         }
+    }
+
+    /// The simulated AWS that the nodes are in, if they are in one.
+    pub fn aws(&self) -> Option<Aws> {
+        self.cluster.aws()
     }
 
     /// The nodes.

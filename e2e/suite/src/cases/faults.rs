@@ -5,29 +5,24 @@
 //! has backends of its own, so that the meter notices when one gets the traffic of the other. A case whose promise is broken fails.
 //! Every measurement is reported.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{EvictParams, Patch, PatchParams, PostParams};
-use kube::{Api, ResourceExt as _};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use serde_json::json;
 use steerage_model::Family::{V4, V6};
 use steerage_model::names;
-use tokio::task::block_in_place;
 use tokio::time::sleep;
 
-use crate::meter::capture::now;
+use super::deployments::{self, MODES};
+use super::under_load::{Promise, under_load};
 use crate::meter::client::Target;
-use crate::meter::load::{AFTER, BEFORE, Client, Load};
-use crate::meter::loss::{Loss, Measurement};
-use crate::pods::{deployment, has_condition};
-use crate::report::fine_ms;
-use crate::self_test;
+use crate::meter::load::Client;
+use crate::pods::{READY_UNTIL_SIGTERM, has_condition};
 use crate::service_proxy::ServiceProxy;
 use crate::services::{PORT, ServiceBuilder, Vips};
 use crate::suite::{COMMON, ECHO, OTHER};
@@ -39,15 +34,6 @@ use crate::wait::{TIMEOUT, until};
 const LINGER: u32 = 8;
 /// How long the API server is down.
 const ABSENCE: Duration = Duration::from_mins(1);
-
-/// What an event may cost.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Promise {
-    /// Not one packet. Slow answers are reported and allowed.
-    NothingLost,
-    /// Anything: it is only reported.
-    None,
-}
 
 pub(super) async fn killed_controller_loses_no_packet(test: Arc<TestContext>) -> Result<()> {
     let leader = system::lease_holder(&test.suite).await?;
@@ -115,18 +101,7 @@ pub(super) async fn absent_api_server_loses_no_packet(test: Arc<TestContext>) ->
 
 pub(super) async fn rolling_update_is_measured(test: Arc<TestContext>) -> Result<()> {
     let clients = deploy(&test, 3).await?;
-    let update = async || {
-        let change = json!({ "spec": { "template": { "metadata": { "annotations": { "e2e": "2" } } } } });
-        let mut generations = Vec::new();
-        for name in MODES {
-            let deployment: Deployment = test.patch_any(name, change.clone()).await?;
-            generations.push((name, deployment.metadata.generation));
-        }
-        for (name, generation) in generations {
-            rolled_out(&test, name, generation).await?;
-        }
-        Ok(())
-    };
+    let update = async || deployments::update(&test).await;
     under_load(&test, "rolling update of 3 pods", Promise::None, clients, update).await
 }
 
@@ -168,25 +143,10 @@ pub(super) async fn steering_change_is_measured(test: Arc<TestContext>) -> Resul
 
 pub(super) async fn node_drain_is_measured(test: Arc<TestContext>) -> Result<()> {
     let clients = deploy(&test, 3).await?;
-    let nodes: Api<Node> = Api::all(test.client().clone());
     let node = test.nodes()[0].name.clone();
-    let cordon = async |on: bool| {
-        let change = json!({ "spec": { "unschedulable": on } });
-        nodes.patch(&node, &PatchParams::default(), &Patch::Merge(change)).await
-    };
-    let drain = async || {
-        cordon(true).await?;
-        for app in MODES {
-            for pod in test.pods(app).await? {
-                if pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) == Some(&node) {
-                    test.api::<Pod>().evict(&pod.name_any(), &EvictParams::default()).await?;
-                }
-            }
-        }
-        Ok(())
-    };
+    let drain = async || deployments::drain(&test, &node).await;
     let outcome = under_load(&test, "node drain (cordon, evict)", Promise::None, clients, drain).await;
-    cordon(false).await?;
+    deployments::cordon(&test, &node, false).await?;
     outcome
 }
 
@@ -219,21 +179,12 @@ pub(super) async fn node_death_is_measured(test: Arc<TestContext>) -> Result<()>
     outcome
 }
 
-const MODES: [&str; 2] = ["api", "health-check"];
 /// The labels of the shared backends, in the order of [`MODES`].
 const SHARED: [&str; 2] = [ECHO, OTHER];
 
-/// Makes a Service with each steering, and a Deployment for each, named and labelled after the steering.
+/// Makes a Deployment and a Service for each steering.
 async fn deploy(test: &TestContext, replicas: usize) -> Result<Vec<Client>> {
-    let deployments = test.api::<Deployment>();
-    for name in MODES {
-        let made = deployment(name, name, replicas, LINGER)?;
-        let create = async || deployments.create(&PostParams::default(), &made).await;
-        until("a Deployment", TIMEOUT, create).await?;
-    }
-    for name in MODES {
-        rolled_out(test, name, Some(1)).await?;
-    }
+    deployments::make(test, replicas, LINGER, READY_UNTIL_SIGTERM).await?;
     expose(test, MODES, |spec| spec).await
 }
 
@@ -245,21 +196,6 @@ async fn expose_one_backend(test: &TestContext) -> Result<Vec<Client>> {
         test.backend(&format!("{app}-only"), app, &node.name, true, LINGER).await?;
     }
     expose(test, MODES, |spec| spec).await
-}
-
-async fn rolled_out(test: &TestContext, name: &str, generation: Option<i64>) -> Result<()> {
-    until("ready backends", TIMEOUT * 3, async || -> Result<()> {
-        let deployment = test.api::<Deployment>().get(name).await?;
-        let wanted = deployment.spec.and_then(|spec| spec.replicas);
-        let status = deployment.status.unwrap_or_default();
-        ensure!(status.observed_generation >= generation, "not observed yet");
-        ensure!(
-            status.updated_replicas == wanted && status.ready_replicas == wanted && status.replicas == wanted,
-            "{status:?}"
-        );
-        Ok(())
-    })
-    .await
 }
 
 /// A Service with each steering, named after it, in front of the pods with its label, and a client for each. Waits until every node has rules for the addresses and every
@@ -294,90 +230,4 @@ async fn expose(
         test.wait_healthy(mode, &nodes).await?;
     }
     Ok(clients)
-}
-
-/// Fails when the event cost more than its promise allows. No measurement counts unless the meter has passed its own test.
-async fn under_load(
-    test: &TestContext,
-    event: &str,
-    promise: Promise,
-    clients: Vec<Client>,
-    happen: impl AsyncFnOnce() -> Result<()>,
-) -> Result<()> {
-    self_test::run(test).await.context("the loss meter does not work")?;
-    let load = Load::start(clients);
-    sleep(BEFORE).await;
-    let at = now();
-    let happened = happen().await;
-    sleep(AFTER).await;
-    let measurements = block_in_place(|| load.end())?;
-    happened.with_context(|| event.to_owned())?;
-    let mut broken = String::new();
-    for (what, measured) in &measurements {
-        record(test, event, at, what, measured);
-        let kept = match promise {
-            // What is only slow is reported, and breaks no promise.
-            Promise::NothingLost => measured.losses.iter().all(|loss| loss.kind.is_slow()),
-            Promise::None => true,
-        };
-        if !kept {
-            let times = times(at, &measured.losses);
-            let _ =
-                write!(broken, "\n{what}: {} failed; lost: {}; {times}", measured.failed, measured.kinds());
-            if measured.losses.iter().any(|loss| loss.kind.is_slow()) {
-                broken.push_str("; what is slow was lost on the way back, or waited for a core");
-            }
-        }
-        let ran = measured.connections > 0 && measured.exchanges > 0 && measured.datagrams > 0;
-        ensure!(ran, "{what}: the load did not run: {measured:?}");
-    }
-    ensure!(broken.is_empty(), "{event}:{broken}");
-    Ok(())
-}
-
-fn record(test: &TestContext, event: &str, at: Duration, what: &str, measured: &Measurement) {
-    let columns = [
-        "event",
-        "client",
-        "connections",
-        "requests",
-        "datagrams",
-        "lost",
-        "when",
-        "failed connections",
-        "closed by server",
-        "port collisions",
-        "slowest handshake ms",
-        "slowest answer ms",
-        "slowest datagram ms",
-        "retransmissions (needed / spurious / FIN / by server)",
-    ];
-    let again = measured.retransmissions;
-    let row = vec![
-        event.to_owned(),
-        what.to_owned(),
-        measured.connections.to_string(),
-        measured.exchanges.to_string(),
-        measured.datagrams.to_string(),
-        measured.kinds(),
-        times(at, &measured.losses),
-        measured.failed.to_string(),
-        measured.closed_by_server.to_string(),
-        measured.port_collisions.to_string(),
-        fine_ms(measured.slowest_handshake),
-        fine_ms(measured.slowest_answer),
-        fine_ms(measured.slowest_datagram),
-        format!("{} / {} / {} / {}", again.needed, again.spurious, again.fins, again.by_server),
-    ];
-    test.suite.report.row("Loss while something happens, by packets", &columns, row);
-}
-
-/// The times of the first and the last loss relative to the event.
-fn times(event: Duration, losses: &[Loss]) -> String {
-    let offset = |loss: &Loss| format!("{:+.2} s", loss.at.as_secs_f64() - event.as_secs_f64());
-    match losses {
-        [] => "–".to_owned(),
-        [only] => offset(only),
-        [first, .., last] => format!("{} … {}", offset(first), offset(last)),
-    }
 }

@@ -9,5 +9,5 @@ use crate::self_test;
 use crate::test_context::TestContext;
 
 pub(super) async fn reports_each_injected_fault_and_nothing_else(test: Arc<TestContext>) -> Result<()> {
-    self_test::run(&test).await
+    self_test::run(&test, &[]).await
 }

@@ -46,7 +46,7 @@ async fn keeps(test: &TestContext, name: &str, protocol: Protocol, family: Famil
     Ok(())
 }
 
-async fn seen_by_backend(protocol: Protocol, port: u16, to: SocketAddr) -> Result<SocketAddr> {
+pub(super) async fn seen_by_backend(protocol: Protocol, port: u16, to: SocketAddr) -> Result<SocketAddr> {
     let text = match protocol {
         Udp => net::ask_from(port, to, "clientip").await?,
         _ => net::get_from(port, to, "/clientip").await?.body,

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Result;
-use steerage_lab::addresses;
+use steerage_lab::{Cloud, addresses};
 
 use super::{Cluster, Host, output};
+use crate::aws::Aws;
 
 /// A running lab.
 pub struct Lab(steerage_lab::Lab);
@@ -34,6 +35,10 @@ impl From<addresses::Host> for Host {
 }
 
 impl Cluster for Lab {
+    fn aws(&self) -> Option<Aws> {
+        self.0.plan.cloud.map(|Cloud::Aws| Aws::new(self.0.clone()))
+    }
+
     fn kubeconfig(&self) -> PathBuf {
         self.0.kubeconfig("admin")
     }

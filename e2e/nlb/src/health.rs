@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The life of targets: initial, healthy, unhealthy, draining, gone. Which are due for a check, which may get new flows, and which flows
+//! end. Pure: time is given, and checks happen elsewhere.
+//!
+//! As AWS documents it: a target of a group that no listener uses is not checked. A new target takes part once it has passed one check.
+//! Later it changes sides after as many consecutive results as the thresholds say. If no target of a group is healthy, all registered
+//! ones get flows. An established flow stays with its target, also if that fails its checks or is deregistered, unless the attributes
+//! of the group say otherwise. AWS's delays are left out, such as the minutes before the first check of a new target.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddrV4;
+use std::time::Duration;
+
+use steerage_testmoto::TargetStates;
+
+use crate::cloud::{Check, Cloud, Ended, Group};
+
+/// The ARN of a target group, and the id of a target in it.
+pub type Key = (String, String);
+
+/// A check to make now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// The target.
+    pub key: Key,
+    /// Where it is checked.
+    pub address: SocketAddrV4,
+    /// How.
+    pub check: Check,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TargetState {
+    Initial,
+    Healthy,
+    /// Its flows end at this time, or never.
+    Unhealthy {
+        flows_end: Option<Duration>,
+    },
+    Draining {
+        until: Duration,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Target {
+    address: SocketAddrV4,
+    state: TargetState,
+    /// Consecutive results that contradict the state.
+    contradictions: u32,
+    next_check: Duration,
+}
+
+impl Target {
+    fn is_draining(&self) -> bool {
+        matches!(self.state, TargetState::Draining { .. })
+    }
+}
+
+/// The targets of all groups that a listener uses. Times are since any fixed moment.
+#[derive(Debug, Default)]
+pub struct Health {
+    targets: BTreeMap<Key, Target>,
+}
+
+impl Health {
+    /// Takes over what is registered now. Returns the flows that end.
+    pub fn sync(&mut self, cloud: &Cloud, now: Duration) -> Vec<Ended> {
+        let used = used_groups(cloud);
+        let mut ended = Vec::new();
+        self.targets.retain(|(arn, id), target| {
+            let Some(group) = cloud.groups.get(arn).filter(|_| used.contains(arn.as_str())) else {
+                return false;
+            };
+            if group.targets.contains_key(id) {
+                if let TargetState::Unhealthy { flows_end: Some(at) } = target.state
+                    && at <= now
+                {
+                    target.state = TargetState::Unhealthy { flows_end: None };
+                    ended.extend(flows(group, target));
+                }
+                return true;
+            }
+            match target.state {
+                TargetState::Draining { until } if until <= now => {
+                    if group.attributes.ends_flows_after_delay {
+                        ended.extend(flows(group, target));
+                    }
+                    false
+                }
+                TargetState::Draining { .. } => true,
+                _ => {
+                    target.state =
+                        TargetState::Draining { until: now + group.attributes.deregistration_delay };
+                    true
+                }
+            }
+        });
+        for arn in used {
+            let Some(group) = cloud.groups.get(arn) else { continue };
+            for (id, address) in &group.targets {
+                let key = (arn.to_owned(), id.clone());
+                if let Some(known) = self.targets.get_mut(&key).filter(|known| !known.is_draining()) {
+                    known.address = *address;
+                    continue;
+                }
+                let (state, contradictions) = (TargetState::Initial, 0);
+                self.targets
+                    .insert(key, Target { address: *address, state, contradictions, next_check: now });
+            }
+        }
+        ended
+    }
+
+    /// The checks that are due; each counts as made.
+    pub fn due(&mut self, cloud: &Cloud, now: Duration) -> Vec<Order> {
+        let mut orders = Vec::new();
+        for (key, target) in &mut self.targets {
+            let Some(group) = cloud.groups.get(&key.0) else { continue };
+            if target.is_draining() || target.next_check > now {
+                continue;
+            }
+            target.next_check = now + group.check.interval;
+            let address = group.check.address(target.address);
+            orders.push(Order { key: key.clone(), address, check: group.check.clone() });
+        }
+        orders
+    }
+
+    /// Takes over the result of a check. What ends by it, the next [`Health::sync`] returns.
+    pub fn record(&mut self, cloud: &Cloud, key: &Key, has_passed: bool, now: Duration) {
+        let (Some(target), Some(group)) = (self.targets.get_mut(key), cloud.groups.get(&key.0)) else {
+            return;
+        };
+        let Check { healthy_threshold, unhealthy_threshold, .. } = group.check;
+        let flows_end = group.attributes.unhealthy_flows_end_after.map(|after| now + after);
+        let unhealthy = TargetState::Unhealthy { flows_end };
+        let (contradicts, limit, next) = match target.state {
+            TargetState::Draining { .. } => return,
+            TargetState::Initial if has_passed => (true, 1, TargetState::Healthy),
+            TargetState::Initial => (true, unhealthy_threshold, unhealthy),
+            TargetState::Healthy => (!has_passed, unhealthy_threshold, unhealthy),
+            TargetState::Unhealthy { .. } => (has_passed, healthy_threshold, TargetState::Healthy),
+        };
+        target.contradictions = if contradicts { target.contradictions + 1 } else { 0 };
+        if target.contradictions >= limit {
+            (target.state, target.contradictions) = (next, 0);
+        }
+    }
+
+    /// The targets of a group that get new flows.
+    pub fn receivers(&self, group: &str) -> Vec<SocketAddrV4> {
+        let of_group =
+            || self.targets.iter().filter(|((arn, _), target)| arn == group && !target.is_draining());
+        let healthy = of_group().filter(|(_, target)| target.state == TargetState::Healthy);
+        let healthy: Vec<_> = healthy.map(|(_, target)| target.address).collect();
+        if healthy.is_empty() { of_group().map(|(_, target)| target.address).collect() } else { healthy }
+    }
+
+    /// The states as AWS names them.
+    pub fn states(&self, cloud: &Cloud) -> TargetStates {
+        let mut states = TargetStates::new();
+        let mut set = |arn: &str, id: &str, state: &str, reason: &str| {
+            let of_group = states.entry(arn.to_owned()).or_default();
+            of_group.insert(id.to_owned(), (state.to_owned(), reason.to_owned()));
+        };
+        for (arn, group) in &cloud.groups {
+            group.targets.keys().for_each(|id| set(arn, id, "unused", "Target.NotInUse"));
+        }
+        for ((arn, id), target) in &self.targets {
+            let (state, reason) = match target.state {
+                TargetState::Initial => ("initial", "Elb.InitialHealthChecking"),
+                TargetState::Healthy => ("healthy", ""),
+                TargetState::Unhealthy { flows_end: Some(_) } => {
+                    ("unhealthy.draining", "Target.FailedHealthChecks")
+                }
+                TargetState::Unhealthy { .. } => ("unhealthy", "Target.FailedHealthChecks"),
+                TargetState::Draining { .. } => ("draining", "Target.DeregistrationInProgress"),
+            };
+            set(arn, id, state, reason);
+        }
+        states
+    }
+}
+
+fn flows(group: &Group, target: &Target) -> Vec<Ended> {
+    group.transports.iter().map(|transport| Ended::Target(target.address, *transport)).collect()
+}
+
+fn used_groups(cloud: &Cloud) -> BTreeSet<&str> {
+    let listeners = cloud.balancers.iter().flat_map(|balancer| &balancer.listeners);
+    listeners.map(|listener| listener.group.as_str()).collect()
+}
+
+#[cfg(test)]
+mod tests;

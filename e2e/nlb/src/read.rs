@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads the account through AWS's API, by AWS's SDK. Decides nothing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use aws_config::{BehaviorVersion, Region};
+use aws_credential_types::Credentials;
+use aws_sdk_ec2 as ec2;
+use aws_sdk_elasticloadbalancingv2 as elb;
+use ec2::types::IpPermission;
+use elb::types::{ProtocolEnum, TargetGroup, TargetHealthStateEnum};
+
+use crate::cloud::{Admission, Attributes, Balancer, Check, Cloud, Group, Listener, Transport};
+
+/// The region of the account.
+pub const REGION: &str = "us-east-1";
+
+/// A reader of one account.
+#[derive(Debug)]
+pub struct Reader {
+    elb: elb::Client,
+    ec2: ec2::Client,
+    /// Private addresses of instances, which keep them for life.
+    instances: HashMap<String, Ipv4Addr>,
+}
+
+impl Reader {
+    /// A reader of the API at this address.
+    pub async fn connect(api: SocketAddr) -> Self {
+        let sdk = aws_config::defaults(BehaviorVersion::latest())
+            .region(Region::new(REGION))
+            .credentials_provider(Credentials::new("lab", "lab", None, None, "lab"))
+            .endpoint_url(format!("http://{api}"))
+            .load()
+            .await;
+        Self { elb: elb::Client::new(&sdk), ec2: ec2::Client::new(&sdk), instances: HashMap::new() }
+    }
+
+    /// The account as it is now. What goes between two calls is an error; the next read is complete.
+    pub async fn read(&mut self) -> Result<Cloud> {
+        let mut cloud = Cloud::default();
+        let pages = self.elb.describe_load_balancers().into_paginator().items().send();
+        for found in pages.try_collect().await.context("DescribeLoadBalancers")? {
+            let arn = found.load_balancer_arn.unwrap_or_default();
+            let hostname = found.dns_name.unwrap_or_default().to_ascii_lowercase();
+            let admitted = self.admitted(found.security_groups.unwrap_or_default()).await?;
+            cloud.balancers.push(Balancer { hostname, admitted, listeners: self.listeners(&arn).await? });
+        }
+        let pages = self.elb.describe_target_groups().into_paginator().items().send();
+        for found in pages.try_collect().await.context("DescribeTargetGroups")? {
+            let arn = found.target_group_arn.clone().unwrap_or_default();
+            let transports = transports(found.protocol.as_ref());
+            let group = Group {
+                check: check(&found),
+                attributes: Attributes::of(&self.attributes(&arn).await?, &transports),
+                transports,
+                targets: self.targets(&arn).await?,
+            };
+            cloud.groups.insert(arn, group);
+        }
+        Ok(cloud)
+    }
+
+    /// What security groups admit from IPv4 ranges.
+    async fn admitted(&self, groups: Vec<String>) -> Result<Option<Vec<Admission>>> {
+        if groups.is_empty() {
+            return Ok(None);
+        }
+        let answer = self.ec2.describe_security_groups().set_group_ids(Some(groups)).send().await;
+        let found = answer.context("DescribeSecurityGroups")?.security_groups.unwrap_or_default();
+        let rules = found.into_iter().flat_map(|group| group.ip_permissions.unwrap_or_default());
+        Ok(Some(rules.flat_map(admissions).collect()))
+    }
+
+    async fn listeners(&self, balancer: &str) -> Result<Vec<Listener>> {
+        let pages = self.elb.describe_listeners().load_balancer_arn(balancer).into_paginator().items().send();
+        let found = pages.try_collect().await.context("DescribeListeners")?;
+        let listener = |found: elb::types::Listener| {
+            let action = found.default_actions.unwrap_or_default().into_iter().next()?;
+            Some(Listener {
+                port: u16::try_from(found.port?).ok()?,
+                transports: transports(found.protocol.as_ref()),
+                group: action.target_group_arn?,
+            })
+        };
+        Ok(found.into_iter().filter_map(listener).collect())
+    }
+
+    async fn attributes(&self, group: &str) -> Result<BTreeMap<String, String>> {
+        let answer = self.elb.describe_target_group_attributes().target_group_arn(group).send().await;
+        let found = answer.context("DescribeTargetGroupAttributes")?.attributes.unwrap_or_default();
+        Ok(found.into_iter().filter_map(|one| Some((one.key?, one.value?))).collect())
+    }
+
+    /// The registered targets. One that drains is shown, and registered no longer.
+    async fn targets(&mut self, group: &str) -> Result<BTreeMap<String, SocketAddrV4>> {
+        let answer = self.elb.describe_target_health().target_group_arn(group).send().await;
+        let found = answer.context("DescribeTargetHealth")?.target_health_descriptions.unwrap_or_default();
+        let mut targets = BTreeMap::new();
+        for described in found {
+            let state = described.target_health.and_then(|health| health.state);
+            let Some(target) = described.target else { continue };
+            let (Some(id), Some(port)) = (target.id, target.port.and_then(|port| u16::try_from(port).ok()))
+            else {
+                continue;
+            };
+            if state == Some(TargetHealthStateEnum::Draining) {
+                continue;
+            }
+            let address = self.address(&id).await?;
+            targets.insert(id, SocketAddrV4::new(address, port));
+        }
+        Ok(targets)
+    }
+
+    async fn address(&mut self, instance: &str) -> Result<Ipv4Addr> {
+        if let Some(known) = self.instances.get(instance) {
+            return Ok(*known);
+        }
+        let answer = self.ec2.describe_instances().instance_ids(instance).send().await;
+        let reservations = answer.context("DescribeInstances")?.reservations.unwrap_or_default();
+        let found = reservations.into_iter().flat_map(|one| one.instances.unwrap_or_default()).next();
+        let address = found.and_then(|found| found.private_ip_address?.parse().ok());
+        let address = address.with_context(|| format!("instance {instance} has no private address"))?;
+        self.instances.insert(instance.to_owned(), address);
+        Ok(address)
+    }
+}
+
+/// One for each range of a rule.
+fn admissions(rule: IpPermission) -> Vec<Admission> {
+    let transports = match rule.ip_protocol.as_deref() {
+        Some("tcp") => vec![Transport::Tcp],
+        Some("udp") => vec![Transport::Udp],
+        Some("-1") => vec![Transport::Tcp, Transport::Udp],
+        _ => Vec::new(),
+    };
+    let port = |port: Option<i32>, absent: u16| port.and_then(|port| port.try_into().ok()).unwrap_or(absent);
+    let ports = port(rule.from_port, 0)..=port(rule.to_port, u16::MAX);
+    let ranges = rule.ip_ranges.unwrap_or_default().into_iter();
+    let sources = ranges.filter_map(|range| range.cidr_ip?.parse().ok());
+    let admission = |source| Admission { transports: transports.clone(), ports: ports.clone(), source };
+    sources.map(admission).collect()
+}
+
+/// None for TLS, which this load balancer does not terminate.
+fn transports(protocol: Option<&ProtocolEnum>) -> Vec<Transport> {
+    match protocol {
+        Some(ProtocolEnum::Tcp) => vec![Transport::Tcp],
+        Some(ProtocolEnum::Udp) => vec![Transport::Udp],
+        Some(ProtocolEnum::TcpUdp) => vec![Transport::Tcp, Transport::Udp],
+        _ => Vec::new(),
+    }
+}
+
+/// The settings of a group that are absent have AWS's defaults.
+fn check(found: &TargetGroup) -> Check {
+    let seconds = |value: Option<i32>, default: u64| {
+        Duration::from_secs(value.and_then(|value| value.try_into().ok()).unwrap_or(default))
+    };
+    let count =
+        |value: Option<i32>, default: u32| value.and_then(|value| value.try_into().ok()).unwrap_or(default);
+    let is_http = found.health_check_protocol == Some(ProtocolEnum::Http);
+    Check {
+        path: is_http.then(|| found.health_check_path.clone().unwrap_or_else(|| "/".to_owned())),
+        // Else it is `traffic-port`.
+        port: found.health_check_port.as_deref().and_then(|port| port.parse().ok()),
+        interval: seconds(found.health_check_interval_seconds, 30),
+        timeout: seconds(found.health_check_timeout_seconds, if is_http { 6 } else { 10 }),
+        healthy_threshold: count(found.healthy_threshold_count, 5),
+        unhealthy_threshold: count(found.unhealthy_threshold_count, 2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ec2::types::IpRange;
+
+    use super::*;
+
+    #[test]
+    fn check_of_a_group_is_read() {
+        let group = TargetGroup::builder()
+            .health_check_protocol(ProtocolEnum::Http)
+            .health_check_path("/healthz")
+            .health_check_port("31234")
+            .health_check_interval_seconds(5)
+            .health_check_timeout_seconds(4)
+            .healthy_threshold_count(2)
+            .unhealthy_threshold_count(3);
+        let found = check(&group.build());
+        assert_eq!((found.path.as_deref(), found.port), (Some("/healthz"), Some(31234)));
+        assert_eq!((found.interval, found.timeout), (Duration::from_secs(5), Duration::from_secs(4)));
+        assert_eq!((found.healthy_threshold, found.unhealthy_threshold), (2, 3));
+    }
+
+    #[test]
+    fn rule_of_a_security_group_is_read_with_each_range() {
+        let range = |text: &str| IpRange::builder().cidr_ip(text).build();
+        let rule = IpPermission::builder().ip_protocol("udp").from_port(53).to_port(54);
+        let rule = rule.ip_ranges(range("192.0.2.0/24")).ip_ranges(range("198.51.100.7/32")).build();
+        let found = admissions(rule);
+        assert_eq!(found.len(), 2);
+        assert_eq!(
+            (found[0].transports.as_slice(), found[0].ports.clone()),
+            (&[Transport::Udp][..], 53..=54)
+        );
+        assert_eq!(found[1].source.to_string(), "198.51.100.7/32");
+        let all = IpPermission::builder().ip_protocol("-1").ip_ranges(range("0.0.0.0/0")).build();
+        let found = admissions(all);
+        assert_eq!((found[0].transports.len(), found[0].ports.clone()), (2, 0..=65535));
+    }
+
+    #[test]
+    fn tcp_check_on_the_traffic_port_has_no_path_and_no_port_of_its_own() {
+        let group = TargetGroup::builder()
+            .health_check_protocol(ProtocolEnum::Tcp)
+            .health_check_path("/ignored")
+            .health_check_port("traffic-port");
+        let found = check(&group.build());
+        assert_eq!((found.path, found.port, found.timeout), (None, None, Duration::from_secs(10)));
+    }
+}

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Services in AWS: moto for its API, and a network load balancer on the lab's router, which checks nodes and forwards to node ports as
+//! AWS documents it. `e2e/nlb` does both.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::core::v1::Service;
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use steerage_model::Protocol::{self, Tcp, Udp};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::block_in_place;
+use tokio::time::{sleep, timeout};
+
+use super::deployments::{self, MODES};
+use super::source_address::seen_by_backend;
+use super::under_load::{Promise, under_load};
+use crate::aws::Aws;
+use crate::meter::client::Target;
+use crate::meter::load::Client;
+use crate::net;
+use crate::pods::READY_UNTIL_END;
+use crate::services::{PORT, ServiceBuilder, conditions, hostname};
+use crate::suite::ECHO;
+use crate::test_context::TestContext;
+use crate::wait::{TIMEOUT, until};
+
+const CLASS: &str = "steerage.dev/aws";
+const GROUP_ATTRIBUTES: &str = "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes";
+/// Seconds for which a backend continues to serve after SIGTERM: longer than two checks, each after the shortest interval of AWS, take
+/// to find that a node has no ready endpoint.
+const LINGER: u32 = 15;
+/// Answers that show where new connections go: of two targets, one would have to be left out by chance each time.
+const ANSWERS: usize = 20;
+
+/// A port with both protocols is a `TCP_UDP` listener, the others have target groups of their own kind.
+/// And source ranges say who is a client.
+pub(super) async fn clients_address_is_kept_unless_the_service_says_otherwise(
+    test: Arc<TestContext>,
+) -> Result<()> {
+    let ports = [port(Tcp, PORT), port(Udp, PORT), port(Tcp, 81), port(Udp, 82)];
+    test.create(&in_aws("kept", ECHO).with("ports", ports.to_vec())).await?;
+    let hidden = in_aws("hidden", ECHO).with("ports", [port(Tcp, PORT)].to_vec());
+    test.create(&hidden.annotated(GROUP_ATTRIBUTES, "preserve_client_ip.enabled=false")).await?;
+    let [client, other] = test.suite.clients();
+    let ranges = [format!("{}/32", other.ipv4)].to_vec();
+    test.create(&in_aws("fenced", ECHO).with("loadBalancerSourceRanges", ranges)).await?;
+    let (kept, hidden) =
+        (wait_address(&test, "kept", PORT).await?, wait_address(&test, "hidden", PORT).await?);
+    let listeners = [(Tcp, PORT), (Udp, PORT), (Tcp, 81), (Udp, 82)];
+    // Outside of the range from which the system takes ports for other connections. All listeners lead to the same pods, where a
+    // client's port can be kept once.
+    for ((protocol, port), first) in listeners.into_iter().zip((21_000..).step_by(100)) {
+        let to = SocketAddr::new(kept.ip(), port);
+        wait_answer(protocol, to).await?;
+        for own in first..first + 10 {
+            let own = SocketAddr::new(client.ipv4.into(), own);
+            let seen = seen_by_backend(protocol, own.port(), to).await?;
+            ensure!(seen == own, "{protocol} port {port}: the client {own} is seen as {seen}");
+        }
+    }
+    wait_answer(Tcp, hidden).await?;
+    let seen = seen_by_backend(Tcp, 0, hidden).await?;
+    let of_balancer = aws(&test)?.address_of_load_balancers();
+    ensure!(seen.ip() == of_balancer, "{seen} is not the load balancer {of_balancer}");
+    let fenced = wait_address(&test, "fenced", PORT).await?;
+    let ask = async || test.suite.inside(&other, async move || net::page(fenced, "/hostname").await);
+    until("an answer to a client in the source ranges", TIMEOUT, ask).await?;
+    let outside = net::page(fenced, "/hostname").await;
+    ensure!(outside.is_err(), "a client outside of the source ranges is answered: {outside:?}");
+    Ok(())
+}
+
+pub(super) async fn api_targets_follow_the_endpoints(test: Arc<TestContext>) -> Result<()> {
+    let nodes = test.nodes();
+    let [first, second, ..] = &nodes[..] else { bail!("this takes two nodes") };
+    let (first, second) = (first.name.as_str(), second.name.as_str());
+    let one = test.backend("one", "web", first, true, 0).await?;
+    let two = test.backend("two", "web", second, false, 0).await?;
+    let uid = create(&test, &in_aws("web", "web").steered("api")).await?;
+    wait_targets(&test, &uid, &[first]).await?;
+    let to = wait_address(&test, "web", PORT).await?;
+    wait_served_by(to, &["one"]).await?;
+    test.set_ready(&two, true).await?;
+    wait_targets(&test, &uid, &[first, second]).await?;
+    wait_served_by(to, &["one", "two"]).await?;
+    test.set_ready(&one, false).await?;
+    wait_targets(&test, &uid, &[second]).await?;
+    wait_state(&test, &uid, "draining", &[first]).await?;
+    wait_served_by(to, &["two"]).await?;
+    test.set_ready(&one, true).await?;
+    test.delete_pod(&two, true).await?;
+    wait_targets(&test, &uid, &[first]).await?;
+    wait_served_by(to, &["one"]).await
+}
+
+pub(super) async fn health_check_keeps_all_nodes_and_writes_nothing(test: Arc<TestContext>) -> Result<()> {
+    let nodes = test.nodes();
+    let all: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
+    let [first, second, ..] = all[..] else { bail!("this takes two nodes") };
+    let one = test.backend("one", "web", first, true, 0).await?;
+    let two = test.backend("two", "web", second, false, 0).await?;
+    let ports = [port(Tcp, PORT), port(Udp, PORT), port(Tcp, 81)].to_vec();
+    let uid = create(&test, &in_aws("web", "web").with("ports", ports).steered("health-check")).await?;
+    wait_targets(&test, &uid, &all).await?;
+    let to = wait_address(&test, "web", PORT).await?;
+    wait_state(&test, &uid, "healthy", &[first]).await?;
+    wait_served_by(to, &["one"]).await?;
+    // Through a target group of TCP alone, where AWS would end it by default once the node is unhealthy.
+    let mut held = TcpStream::connect(SocketAddr::new(to.ip(), 81)).await?;
+    ensure!(ask_on(&mut held).await? == "one", "another backend answers");
+    let before = wait_no_writes(&test).await?;
+    test.set_ready(&two, true).await?;
+    wait_state(&test, &uid, "healthy", &[first, second]).await?;
+    wait_served_by(to, &["one", "two"]).await?;
+    test.set_ready(&one, false).await?;
+    wait_state(&test, &uid, "healthy", &[second]).await?;
+    wait_served_by(to, &["two"]).await?;
+    let answer = ask_on(&mut held).await.context("an established connection to an unhealthy node")?;
+    ensure!(answer == "one", "{answer} answers on a connection to another backend");
+    wait_targets(&test, &uid, &all).await?;
+    let writes = look(&test, Aws::writes)? - before;
+    ensure!(writes == 0, "{writes} writes while endpoints moved");
+    Ok(())
+}
+
+/// Reported, and not promised: kube-proxy learns of a new endpoint at its own time, and AWS of a node's health at the pace of its checks.
+/// The backends stay ready while they linger. kube-proxy would not forward to one that fails its probe, long before AWS's checks fail.
+pub(super) async fn node_drain_and_rolling_update_are_measured(test: Arc<TestContext>) -> Result<()> {
+    deployments::make(&test, 3, LINGER, READY_UNTIL_END).await?;
+    let mut clients = Vec::new();
+    for mode in MODES {
+        create(&test, &in_aws(mode, mode).steered(mode)).await?;
+    }
+    for (mode, host) in MODES.into_iter().zip(test.suite.clients()) {
+        let address = wait_address(&test, mode, PORT).await?;
+        wait_answer(Tcp, address).await?;
+        wait_answer(Udp, address).await?;
+        let to = Target { address, backends: format!("{mode}-") };
+        clients.push(Client { host, to, what: format!("AWS, {mode}") });
+    }
+    wait_settled(&test).await?;
+    // First, while each node has one pod of each.
+    let node = test.nodes()[0].name.clone();
+    let drain = async || {
+        deployments::drain(&test, &node).await?;
+        wait_ended(&test).await
+    };
+    let outcome =
+        under_load(&test, "node drain (cordon, evict)", Promise::None, clients.clone(), drain).await;
+    deployments::cordon(&test, &node, false).await?;
+    outcome?;
+    wait_settled(&test).await?;
+    let update = async || {
+        deployments::update(&test).await?;
+        wait_ended(&test).await
+    };
+    under_load(&test, "rolling update of 3 pods", Promise::None, clients, update).await
+}
+
+/// The last case: after it, AWS has nothing of any case.
+pub(super) async fn load_balancer_follows_its_service_and_leaves_nothing(
+    test: Arc<TestContext>,
+) -> Result<()> {
+    wait_nothing_left(&test).await.context("of other cases")?;
+    create(&test, &in_aws("cycle", ECHO)).await?;
+    let to = wait_address(&test, "cycle", PORT).await?;
+    wait_answer(Tcp, to).await?;
+    test.patch("cycle", json!({ "spec": { "ports": [port(Tcp, 81)] } })).await?;
+    let moved = SocketAddr::new(to.ip(), 81);
+    wait_answer(Tcp, moved).await?;
+    wait_silence(to).await?;
+    test.delete("cycle").await?;
+    test.wait_deleted("cycle").await?;
+    wait_nothing_left(&test).await?;
+    wait_silence(moved).await
+}
+
+/// A Service that AWS serves, which has IPv4 only.
+fn in_aws(name: &str, app: &str) -> ServiceBuilder {
+    ServiceBuilder::new(name, app).with("loadBalancerClass", CLASS).with("ipFamilyPolicy", "SingleStack")
+}
+
+fn port(protocol: Protocol, port: u16) -> Value {
+    let target = if protocol == Udp { 8081 } else { 8080 };
+    let name = format!("{protocol}-{port}").to_lowercase();
+    json!({ "name": name, "protocol": protocol.to_string(), "port": port, "targetPort": target })
+}
+
+/// Makes a Service and returns its UID.
+async fn create(test: &TestContext, spec: &ServiceBuilder) -> Result<String> {
+    test.create(spec).await?.uid().context("a Service without UID")
+}
+
+fn aws(test: &TestContext) -> Result<Aws> {
+    test.suite.aws().context("the cluster is not in AWS")
+}
+
+fn look<T>(test: &TestContext, at: impl FnOnce(&Aws) -> Result<T>) -> Result<T> {
+    let aws = aws(test)?;
+    block_in_place(|| at(&aws))
+}
+
+/// Where the host name of a Service leads to, once it is published.
+async fn wait_address(test: &TestContext, name: &str, port: u16) -> Result<SocketAddr> {
+    let published = |service: &Service| {
+        let seen = || format!("no host name; conditions {}", conditions(service));
+        let hostname = hostname(service).with_context(seen)?;
+        look(test, |aws| aws.resolve(hostname))
+    };
+    let address =
+        until(format!("a host name of {name}"), TIMEOUT, async || published(&test.service(name).await?));
+    Ok(SocketAddr::new(address.await?, port))
+}
+
+async fn wait_answer(protocol: Protocol, to: SocketAddr) -> Result<()> {
+    until(format!("an answer of {to} over {protocol}"), TIMEOUT, async || match protocol {
+        Udp => net::ask(to, "hostname").await,
+        _ => net::page(to, "/hostname").await,
+    })
+    .await
+    .map(drop)
+}
+
+async fn wait_silence(to: SocketAddr) -> Result<()> {
+    until(format!("silence at {to}"), TIMEOUT, async || match net::page(to, "/hostname").await {
+        Ok(answer) => Err(answer),
+        Err(_) => Ok(()),
+    })
+    .await
+}
+
+/// The backend's name, on a connection that stays open.
+async fn ask_on(stream: &mut TcpStream) -> Result<String> {
+    stream.write_all(b"GET /hostname HTTP/1.1\r\nHost: lab\r\n\r\n").await?;
+    let mut answer = [0; 1024];
+    let length = timeout(net::ANSWER_TIMEOUT, stream.read(&mut answer)).await.context("no answer")??;
+    let text = String::from_utf8_lossy(&answer[..length]);
+    let (_, body) = text.split_once("\r\n\r\n").with_context(|| format!("the answer is {text:?}"))?;
+    Ok(body.trim().to_owned())
+}
+
+/// Waits until new connections go to exactly these pods.
+async fn wait_served_by(to: SocketAddr, pods: &[&str]) -> Result<()> {
+    let wanted: BTreeSet<_> = pods.iter().map(ToString::to_string).collect();
+    until(format!("answers of {pods:?} at {to}"), TIMEOUT, async || -> Result<()> {
+        let mut seen = BTreeSet::new();
+        for _ in 0..ANSWERS {
+            seen.insert(net::page(to, "/hostname").await?.trim().to_owned());
+        }
+        ensure!(seen == wanted, "{seen:?} answer");
+        Ok(())
+    })
+    .await
+}
+
+/// Waits until exactly these nodes are registered.
+async fn wait_targets(test: &TestContext, uid: &str, nodes: &[&str]) -> Result<()> {
+    let wanted: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
+    until(format!("targets {wanted:?}"), TIMEOUT, async || -> Result<()> {
+        let seen = look(test, |aws| aws.targets(uid))?;
+        ensure!(seen == wanted, "{seen:?}");
+        Ok(())
+    })
+    .await
+}
+
+/// Waits until exactly these nodes are in a state of AWS, in each target group.
+async fn wait_state(test: &TestContext, uid: &str, state: &str, nodes: &[&str]) -> Result<()> {
+    let wanted: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
+    until(format!("{wanted:?} in state {state}"), TIMEOUT, async || -> Result<()> {
+        let seen = look(test, |aws| aws.health(uid))?;
+        ensure!(seen.iter().all(|group| group.get(state) == Some(&wanted)), "{seen:?}");
+        Ok(())
+    })
+    .await
+}
+
+/// The number of writes once those for other Services have ended.
+async fn wait_no_writes(test: &TestContext) -> Result<u64> {
+    until("an end of other writes to AWS", TIMEOUT, async || -> Result<u64> {
+        let before = look(test, Aws::writes)?;
+        // Longer than the provider waits before it tries a deletion again.
+        sleep(Duration::from_secs(6)).await;
+        let now = look(test, Aws::writes)?;
+        ensure!(now == before, "{before} writes, {now} a moment later");
+        Ok(now)
+    })
+    .await
+}
+
+/// Waits until no backend is ending.
+async fn wait_ended(test: &TestContext) -> Result<()> {
+    for mode in MODES {
+        until(format!("the end of backends of {mode}"), TIMEOUT, async || -> Result<()> {
+            let pods = test.pods(mode).await?;
+            let ending = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_some()).count();
+            ensure!(ending == 0, "{ending} pods are ending");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Waits until no backend is ending, and exactly the nodes with one are healthy.
+async fn wait_settled(test: &TestContext) -> Result<()> {
+    wait_ended(test).await?;
+    for mode in MODES {
+        let uid = test.service(mode).await?.uid().context("a Service without UID")?;
+        until(format!("healthy nodes of {mode}"), TIMEOUT, async || -> Result<()> {
+            let pods = test.pods(mode).await?;
+            let nodes = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect();
+            let seen = look(test, |aws| aws.health(&uid))?;
+            let healthy = seen.iter().all(|group| group.get("healthy") == Some(&nodes));
+            ensure!(healthy, "backends on {nodes:?}, {seen:?}");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+async fn wait_nothing_left(test: &TestContext) -> Result<()> {
+    until("nothing in AWS", TIMEOUT, async || -> Result<()> {
+        let left = look(test, Aws::snapshot)?;
+        ensure!(left.is_empty(), "{left}");
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What clients lose while something happens to the cluster, judged by the meter, and held against what the event may cost. Every
+//! measurement is reported.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use tokio::task::block_in_place;
+use tokio::time::sleep;
+
+use crate::meter::capture::now;
+use crate::meter::load::{AFTER, BEFORE, Client, Load};
+use crate::meter::loss::{Loss, Measurement};
+use crate::report::fine_ms;
+use crate::self_test;
+use crate::test_context::TestContext;
+
+/// What an event may cost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Promise {
+    /// Not one packet. Slow answers are reported and allowed.
+    NothingLost,
+    /// Anything: it is only reported.
+    None,
+}
+
+/// Fails when the event cost more than its promise allows. No measurement counts unless the meter has passed its own test.
+pub(super) async fn under_load(
+    test: &TestContext,
+    event: &str,
+    promise: Promise,
+    clients: Vec<Client>,
+    happen: impl AsyncFnOnce() -> Result<()>,
+) -> Result<()> {
+    self_test::run(test, &clients).await.context("the loss meter does not work")?;
+    let load = Load::start(clients);
+    sleep(BEFORE).await;
+    let at = now();
+    let happened = happen().await;
+    sleep(AFTER).await;
+    let measurements = block_in_place(|| load.end())?;
+    happened.with_context(|| event.to_owned())?;
+    let mut broken = String::new();
+    for (what, measured) in &measurements {
+        record(test, event, at, what, measured);
+        let kept = match promise {
+            // What is only slow is reported, and breaks no promise.
+            Promise::NothingLost => measured.losses.iter().all(|loss| loss.kind.is_slow()),
+            Promise::None => true,
+        };
+        if !kept {
+            let times = times(at, &measured.losses);
+            let _ =
+                write!(broken, "\n{what}: {} failed; lost: {}; {times}", measured.failed, measured.kinds());
+            if measured.losses.iter().any(|loss| loss.kind.is_slow()) {
+                broken.push_str("; what is slow was lost on the way back, or waited for a core");
+            }
+        }
+        let ran = measured.connections > 0 && measured.exchanges > 0 && measured.datagrams > 0;
+        ensure!(ran, "{what}: the load did not run: {measured:?}");
+    }
+    ensure!(broken.is_empty(), "{event}:{broken}");
+    Ok(())
+}
+
+fn record(test: &TestContext, event: &str, at: Duration, what: &str, measured: &Measurement) {
+    let columns = [
+        "event",
+        "client",
+        "connections",
+        "requests",
+        "datagrams",
+        "lost",
+        "when",
+        "failed connections",
+        "closed by server",
+        "port collisions",
+        "slowest handshake ms",
+        "slowest answer ms",
+        "slowest datagram ms",
+        "retransmissions (needed / spurious / FIN / by server)",
+    ];
+    let again = measured.retransmissions;
+    let row = vec![
+        event.to_owned(),
+        what.to_owned(),
+        measured.connections.to_string(),
+        measured.exchanges.to_string(),
+        measured.datagrams.to_string(),
+        measured.kinds(),
+        times(at, &measured.losses),
+        measured.failed.to_string(),
+        measured.closed_by_server.to_string(),
+        measured.port_collisions.to_string(),
+        fine_ms(measured.slowest_handshake),
+        fine_ms(measured.slowest_answer),
+        fine_ms(measured.slowest_datagram),
+        format!("{} / {} / {} / {}", again.needed, again.spurious, again.fins, again.by_server),
+    ];
+    test.suite.report.row("Loss while something happens, by packets", &columns, row);
+}
+
+/// The times of the first and the last loss relative to the event.
+fn times(event: Duration, losses: &[Loss]) -> String {
+    let offset = |loss: &Loss| format!("{:+.2} s", loss.at.as_secs_f64() - event.as_secs_f64());
+    match losses {
+        [] => "–".to_owned(),
+        [only] => offset(only),
+        [first, .., last] => format!("{} … {}", offset(first), offset(last)),
+    }
+}

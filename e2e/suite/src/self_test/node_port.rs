@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The meter's tests of itself on a path through node ports: client, load balancer, node, pod. Faults are rules on the interface of a
+//! node, where answers leave.
+
+use anyhow::{Result, ensure};
+
+use super::fault::{Fault, Hook};
+use super::{AT_ONCE, FEW, connections, datagrams, expect};
+use crate::meter::client::Observed;
+use crate::meter::load::Client;
+use crate::meter::loss::{LossKind, Measurement};
+use crate::meter::measure;
+use crate::test_context::TestContext;
+
+/// Runs them through a client's load balancer.
+pub(super) fn test_all(test: &TestContext, client: &Client) -> Result<()> {
+    expect(test, "no fault, TCP", &[], || {
+        Ok((measured(client, async || connections(&client.to, FEW, AT_ONCE).await)?, 0))
+    })?;
+    let from = client.host.ipv4.into();
+    expect(test, "no fault, UDP", &[], || {
+        Ok((measured(client, async || datagrams(from, &[client.to.address]).await)?, 0))
+    })?;
+    // Client and server send again after the same second: either may be the first.
+    let late = [LossKind::SynRetransmitted, LossKind::SlowHandshake];
+    reports_one_dropped(test, client, "one SYN-ACK dropped", "tcp flags & (syn|ack) == (syn|ack)", &late)?;
+    let late = [LossKind::SlowAnswer, LossKind::AnswerRetransmitted];
+    reports_one_dropped(test, client, "one answer dropped", "ip length > 70", &late)
+}
+
+/// Drops the fifth packet that fits, of those that the first node sends to the client from a node port.
+fn reports_one_dropped(
+    test: &TestContext,
+    client: &Client,
+    what: &str,
+    fits: &str,
+    kinds: &[LossKind],
+) -> Result<()> {
+    let to = client.host.ipv4;
+    let rules =
+        [format!("ip daddr {to} tcp sport 30000-32767 {fits} numgen inc mod 1000000 == 4 counter drop")];
+    expect(test, what, kinds, || {
+        let node = test.nodes().into_iter().take(1).collect();
+        let fault = Fault::inject(test, node, &[(Hook::Egress, &rules)])?;
+        let measured = measured(client, async || connections(&client.to, FEW, 1).await)?;
+        let dropped = fault.end()?;
+        ensure!(dropped == 1, "the rule dropped {dropped} packets of {FEW} connections");
+        Ok((measured, dropped))
+    })
+}
+
+fn measured(client: &Client, work: impl AsyncFnOnce() -> Result<Observed> + Send) -> Result<Measurement> {
+    tokio::task::block_in_place(|| measure(&client.host, &[client.to.address.ip()], work))
+}
