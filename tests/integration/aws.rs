@@ -76,7 +76,11 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_h
     let target_type = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type";
     let pods = json!({
         "metadata": {"annotations": {target_type: "ip"}},
-        "spec": {"loadBalancerClass": "steerage.dev/aws", "allocateLoadBalancerNodePorts": false},
+        "spec": {
+            "loadBalancerClass": "steerage.dev/aws",
+            "allocateLoadBalancerNodePorts": false,
+            "ports": [{"name": "web", "port": 80, "targetPort": 8080}],
+        },
     });
     let pods = uid(&cluster.service("pods", pods).await);
     for addresses in [&["10.0.1.1", "10.0.1.2"][..], &["10.0.1.2", "10.0.1.3"]] {
