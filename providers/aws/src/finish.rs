@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What remains when the structure is in place: targets, target groups that leave, and whether the load balancer is active.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use steerage_model::Ingress;
@@ -12,10 +13,10 @@ use crate::diff::ObservedGroup;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
-use crate::registered::{HOLD_POLL, MAX_HOLD};
+use crate::registered::{HOLD_POLL, MAX_HOLD, RegisteredIds};
 use crate::state::ServiceState;
 use crate::target_id::TargetId;
-use crate::targets::{self, Limits};
+use crate::targets::{self, Limits, RefusedTargets};
 use crate::wanted_targets::WantedTargets;
 
 /// Check again after this time whether a new load balancer is active, which takes minutes.
@@ -82,13 +83,12 @@ impl Aws {
     ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
         let names = wanted.all();
         entry.refused_targets.retain(&names);
-        let groups = entry.resources.iter().flat_map(|(_, resources)| resources.groups.clone());
-        let groups: Vec<(String, ObservedGroup)> = groups.collect();
-        let mut refused = wanted.refused_nodes(groups.iter().map(|(_, group)| group));
+        let ServiceState { resources, registered, refused_targets, .. } = &mut *entry;
+        let groups = || resources.iter().flat_map(|(_, resources)| &resources.groups);
+        let mut refused = wanted.refused_nodes(groups().map(|(_, group)| group));
         let (mut held, mut exceeded) = (None::<Duration>, None);
-        for (name, group) in &groups {
-            let limits = Limits { may_hold: wanted.may_hold(group), ..limits };
-            match self.converge_group(name, group, wanted, entry, limits).await {
+        for (name, group) in groups() {
+            match self.converge_group(name, group, wanted, registered, refused_targets, limits).await {
                 Ok(wait) => held = held.into_iter().chain(wait).min(),
                 // The other groups follow all the same.
                 Err(failure) if failure.is_quota() => exceeded = exceeded.or(Some(failure)),
@@ -120,15 +120,16 @@ impl Aws {
         name: &str,
         group: &ObservedGroup,
         wanted: &WantedTargets,
-        entry: &mut ServiceState,
+        registered: &mut HashMap<String, RegisteredIds>,
+        refused: &mut RefusedTargets,
         limits: Limits,
     ) -> Result<Option<Duration>, CallError> {
         let (client, arn) = (&*self.client, group.arn.as_str());
-        let (registered, refused) = (&mut entry.registered, &mut entry.refused_targets);
+        let limits = Limits { may_hold: wanted.may_hold(group), ..limits };
         if let Some(targets) = wanted.of(name, group) {
             return targets::converge(client, arn, registered, targets, refused, limits).await;
         }
-        if !group.has_pods {
+        if !wanted.drops_ended(group) {
             return Ok(None);
         }
         let known = targets::known(client, arn, registered, limits).await?;

@@ -80,8 +80,7 @@ impl Aws {
             }
             return Err(failure);
         }
-        let resources = entry.resources.as_mut().filter(|(known, _)| known == owner);
-        if let Some(known) = resources.and_then(|(_, resources)| resources.balancer.as_mut()) {
+        if let Some(known) = entry.balancer_mut(owner) {
             known.security_groups.clone_from(ids);
         }
         Ok(())

@@ -185,6 +185,12 @@ impl ServiceState {
         known.and_then(|(_, resources)| resources.balancer.as_ref())
     }
 
+    /// The same, to note what a call changed.
+    pub(crate) fn balancer_mut(&mut self, owner: &Owner) -> Option<&mut Balancer> {
+        let known = self.resources.as_mut().filter(|(known, _)| known == owner);
+        known.and_then(|(_, resources)| resources.balancer.as_mut())
+    }
+
     /// Whether the owner's load balancer has other security groups than Steerage's, because an annotation names them.
     pub(crate) fn has_spare_group(&self, owner: &Owner) -> bool {
         let is_named =

@@ -141,8 +141,7 @@ impl Aws {
 }
 
 fn remember(owner: &Owner, entry: &mut ServiceState, balancer: &Balancer) {
-    let resources = entry.resources.as_mut().filter(|(known, _)| known == owner);
-    if let Some(known) = resources.and_then(|(_, resources)| resources.balancer.as_mut()) {
+    if let Some(known) = entry.balancer_mut(owner) {
         known.placed.clone_from(&balancer.placed);
     }
 }

@@ -52,6 +52,11 @@ impl WantedTargets {
         if group.has_pods { self.pods.get(*self.groups.get(name)?) } else { self.nodes.as_ref() }
     }
 
+    /// Whether a group for which [`of`](Self::of) has no targets loses those whose pods ended.
+    pub(crate) fn drops_ended(&self, group: &ObservedGroup) -> bool {
+        group.has_pods && !self.pods.is_empty()
+    }
+
     /// Which of the registered targets of a group may stay for which [`of`](Self::of) has none: of pods, those whose address is still an
     /// endpoint. An address that is not may be another pod's by now. `None` if all may.
     pub(crate) fn staying<'a>(
@@ -59,7 +64,7 @@ impl WantedTargets {
         group: &ObservedGroup,
         registered: impl Iterator<Item = &'a TargetId>,
     ) -> Option<TargetNames> {
-        if !group.has_pods || self.pods.is_empty() {
+        if !self.drops_ended(group) {
             return None;
         }
         let address = |id: &TargetId| match id {

@@ -71,7 +71,7 @@ fn wish(random: &mut fastrand::Rng, owner: &Owner) -> LoadBalancer {
     ports.dedup_by_key(|port| port.1);
     let targets: Vec<usize> = (0..6).filter(|_| random.u8(0..3) == 0).collect();
     let mut lb = if random.u8(0..3) == 0 {
-        // Without a pod, a change from nodes would wait for one for ever.
+        // Without a pod, a change from nodes would never be complete.
         let pods = if targets.is_empty() { vec![0] } else { targets };
         let mut lb = with_pods(&planned_with_pods(&ports), &pods);
         // Pods of a UDP port need another port for their check.
