@@ -188,7 +188,7 @@ def prometheus(folder, jobs, log):
     command = ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={URL[7:]}"]
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
         try:
-            wait_for("Prometheus", lambda: get("/-/ready") is not None, 60)
+            wait_for("Prometheus", is_ready, 60)
             yield process
         finally:
             process.terminate()
@@ -196,6 +196,15 @@ def prometheus(folder, jobs, log):
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def is_ready():
+    """Whether Prometheus has started. Its port is open earlier; until then it answers 503."""
+    try:
+        with urllib.request.urlopen(f"{URL}/-/ready", timeout=10):
+            return True
+    except OSError:
+        return False
 
 
 def get(path, **words):
