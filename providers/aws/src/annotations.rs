@@ -54,6 +54,8 @@ steerage_model::annotations! {
     PRIVATE_ADDRESSES = "service.beta.kubernetes.io/aws-load-balancer-private-ipv4-addresses", "IPv4 addresses, separated by commas";
     /// Security groups of the load balancer, exactly these, instead of one of Steerage's. Their rules decide who may connect: source ranges, prefix lists and `…-enable-icmp-for-path-mtu-discovery` beside them are refused. A name is that of the tag `Name`. Refused if the load balancer was created without a group.
     SECURITY_GROUPS = "service.beta.kubernetes.io/aws-load-balancer-security-groups", "IDs or names of security groups, separated by commas";
+    /// `true`: the load balancer has the group of `--aws-backend-security-group` also beside those of `…-security-groups`. Without these it always has. Refused without the flag: Steerage changes no security group of nodes.
+    MANAGE_BACKEND_RULES = "service.beta.kubernetes.io/aws-load-balancer-manage-backend-security-group-rules", "`true` or `false`";
     /// `true`: a new load balancer gets no security group, so every client that reaches it may connect. Decided when it is created: later, `true` is refused if it has a group, and source ranges if it has none.
     DISABLE_SECURITY_GROUP = "service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg", "`true` or `false`";
     /// `on`: the security group also admits ICMP messages that a packet is too big for a link, from the sources of the Service.

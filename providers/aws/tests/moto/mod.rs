@@ -52,6 +52,7 @@ impl Moto {
             cluster: ClusterId { name: "conformance".to_owned(), uid: "cluster-1".to_owned() },
             vpc,
             subnets,
+            backend_security_group: None,
             region: None,
             endpoint: Some(proxy.url()),
             ec2_endpoint: Some(proxy.url()),
