@@ -22,6 +22,8 @@ steerage_model::annotations! {
     PROXY_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "`*`";
     /// What the targets are: `instance`, the nodes on their node ports, or `ip`, the pods. Pods need addresses in the VPC, as those of the Amazon VPC CNI. Their Service needs no node ports, its `externalTrafficPolicy` means nothing to clients from outside, and `steerage.dev/steering: health-check` is refused. Other than with AWS's own controllers, pods too see the client's address, unless `preserve_client_ip.enabled=false` in `…-target-group-attributes`.
     TARGET_TYPE = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type", "`instance` (default) or `ip`";
+    /// As `steerage.dev/target-node-labels`. Other than with the AWS Load Balancer Controller, the Service keeps targets if no node has the labels.
+    TARGET_NODE_LABELS = "service.beta.kubernetes.io/aws-load-balancer-target-node-labels", "`key=value`, separated by commas";
     /// Protocol of the health check of pods; without it, `tcp`. Nodes are asked by HTTP for `/healthz` of their service proxy: other values are refused.
     CHECK_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "`tcp` or `http`";
     /// Path of an HTTP health check of pods; without it, `/`. Only status 200 is healthy. Of nodes, only `/healthz` is accepted.

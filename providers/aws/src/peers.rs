@@ -77,7 +77,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("aws-load-balancer-quic-enabled-containers", &[], QUIC),
     peer("aws-load-balancer-quic-enabled-ports", &[], QUIC),
     peer("aws-load-balancer-source-nat-ipv6-prefixes", &[], IPV6),
-    peer("aws-load-balancer-target-node-labels", &[], "A choice of nodes by labels is not supported yet."),
     peer(
         "aws-load-balancer-type",
         &["nlb", "external"],
