@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -20,7 +21,7 @@ pub struct Node {
     /// The label `topology.kubernetes.io/zone`.
     pub zone: Option<String>,
     /// `metadata.labels`.
-    pub labels: BTreeMap<String, String>,
+    pub labels: Arc<BTreeMap<String, String>>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
     /// The exclusion label is set, with any value but false.

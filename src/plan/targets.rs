@@ -45,7 +45,7 @@ pub(crate) struct TargetPlan {
     /// Whether no node with the labels can serve the Service, so that others are targets.
     pub(crate) misses_labels: bool,
     /// Whether nodes are targets because of their endpoints.
-    is_by_endpoints: bool,
+    pub(crate) is_by_endpoints: bool,
     /// The nodes on which the plan depends.
     pub(crate) depends: NodeDependence,
 }
@@ -143,15 +143,20 @@ pub(crate) fn targets(
             set: Some(set),
             family: only_family(service),
             members: Vec::new(),
-            labels: labels.is_some(),
+            choice: labels.map(|labels| (labels.clone(), needs_agent)),
+            copies_set: false,
+            revision: nodes.revision,
         },
     };
-    if let Some(labels) = labels {
-        let labelled = nodes.labelled(labels, needs_agent);
-        if labelled.is_empty() {
-            plan.misses_labels = true;
+    if let Some(choice) = &plan.depends.choice {
+        let labelled = nodes.labelled(choice);
+        plan.misses_labels = labelled.is_empty();
+        plan.depends.copies_set = plan.misses_labels;
+        // Its own set in each case: the removals of one set are counted, whatever it consists of.
+        if plan.misses_labels {
+            plan.set = TargetSet::own_shared(Arc::clone(&shared.targets));
         } else {
-            (plan.set, plan.ineligible) = (TargetSet::own(labelled), Vec::new());
+            (plan.set, plan.ineligible) = (TargetSet::own_shared(labelled), Vec::new());
         }
     }
     if (service.external_policy, steering) != (TrafficPolicy::Local, Steering::Api) {
@@ -182,7 +187,7 @@ pub(crate) fn targets(
     if chosen.is_empty() && endpoints.is_usable {
         return plan;
     }
-    plan.misses_labels = labels.is_some() && is_missed;
+    plan.misses_labels |= labels.is_some() && is_missed;
     plan.ineligible = ineligible;
     plan.set = TargetSet::own(chosen);
     plan.is_by_endpoints = true;
@@ -199,7 +204,7 @@ pub(crate) fn staying_target(
     endpoints: &EndpointSummary,
     nodes: &NodeTargets,
     config: &Config,
-) -> Option<Target> {
+) -> Option<Arc<Target>> {
     if !plan.is_by_endpoints {
         return nodes.staying(node);
     }
@@ -216,9 +221,12 @@ fn only_family(service: &Service) -> Option<Family> {
     }
 }
 
-fn weighted(node: &NodeTarget, count: u32, config: &Config) -> Target {
+fn weighted(node: &NodeTarget, count: u32, config: &Config) -> Arc<Target> {
     let weight = if config.capabilities.weights { count.max(1) } else { 1 };
-    Target { weight, ..node.target.clone() }
+    if weight == node.target.weight {
+        return Arc::clone(&node.target);
+    }
+    Arc::new(Target { weight, ..(*node.target).clone() })
 }
 
 fn target_reason(

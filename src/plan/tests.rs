@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Plans of Services, table by table, and the properties of any plan.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -175,7 +176,7 @@ fn api_steering_chooses_nodes_with_endpoints_and_falls_back_before_it_is_empty()
         node("gone", |n| n.autoscaler_taint = true),
         node("out", |n| n.excluded = true),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1);
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
     let of = |endpoints: Vec<Endpoint>| shown(&service(), &[slice(endpoints)], &nodes, Steering::Api);
     assert_eq!(of(vec![ready("a", 1), ready("a", 2), ready("b", 3)]).0, "a*2,b*1");
     assert_eq!(of(vec![ready("a", 1), ready("gone", 2)]).0, "a*1");
@@ -198,7 +199,7 @@ fn other_modes_choose_all_eligible_nodes() {
         node("b", |_| ()),
         node("x", |n| n.deleting = true),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1);
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
     let slices = [slice(vec![ready("a", 1)])];
     assert_eq!(shown(&service(), &slices, &nodes, Steering::HealthCheck).0, "eligiblea*1,b*1");
     let mut cluster = service();
@@ -212,7 +213,7 @@ fn other_modes_choose_all_eligible_nodes() {
 #[test]
 fn all_nodes_are_targets_while_none_is_eligible() {
     let nodes = [node("leaving", |n| n.autoscaler_taint = true), node("out", |n| n.excluded = true)];
-    let nodes = NodeTargets::new(nodes.iter(), 1);
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
     let slices = [slice(vec![Endpoint { node: None, ..ready("leaving", 1) }])];
     for mode in [Steering::Api, Steering::HealthCheck] {
         let (list, plan) = shown(&service(), &slices, &nodes, mode);
@@ -223,7 +224,7 @@ fn all_nodes_are_targets_while_none_is_eligible() {
 #[test]
 fn every_node_has_a_reason() {
     let nodes = [node("a", |_| ()), node("b", |_| ()), node("x", |n| n.deleting = true)];
-    let nodes = NodeTargets::new(nodes.iter(), 1);
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
     let slices = [slice(vec![ready("a", 1)])];
     let reasons = |mode| {
         let (_, plan) = shown(&service(), &slices, &nodes, mode);
@@ -240,7 +241,7 @@ fn choosing() -> Service {
 }
 
 fn web(node: &mut Node) {
-    node.labels.insert("tier".to_owned(), "web".to_owned());
+    node.labels = Arc::new([("tier".to_owned(), "web".to_owned())].into());
 }
 
 #[test]
@@ -254,7 +255,7 @@ fn labels_choose_the_target_nodes_of_every_mode() {
             n.excluded = true;
         }),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1);
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
     let slices = [slice(vec![ready("a", 1), ready("b", 2)])];
     assert_eq!(shown(&choosing(), &slices, &nodes, Steering::Api).0, "a*1", "with an endpoint");
     let mut cluster = choosing();
@@ -285,7 +286,7 @@ fn other_nodes_are_targets_while_none_with_the_labels_can_serve() {
             n.addresses.clear();
         }),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1);
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
     let of = |endpoints, mode| {
         let (list, plan) = shown(&choosing(), &[slice(endpoints)], &nodes, mode);
         (list, plan.misses_labels)
@@ -293,10 +294,42 @@ fn other_nodes_are_targets_while_none_with_the_labels_can_serve() {
     let missed = |list: &str| (list.to_owned(), true);
     assert_eq!(of(vec![ready("a", 1)], Steering::Api), missed("a*1"));
     assert_eq!(of(vec![ready("x", 1)], Steering::Api), missed("x*1"), "the last resort");
-    assert_eq!(of(vec![ready("a", 1)], Steering::HealthCheck), missed("eligiblea*1,b*1,new*1"));
+    assert_eq!(of(vec![ready("a", 1)], Steering::HealthCheck), missed("a*1,b*1,new*1"));
     let (_, plan) = shown(&choosing(), &[slice(vec![ready("a", 1)])], &nodes, Steering::Api);
     let endpoints = EndpointSummary::new([slice(vec![ready("a", 1)])].iter());
     assert_eq!(target_reasons(&choosing(), &endpoints, &nodes, &plan)[0].1, TargetReason::DespiteLabels);
+}
+
+/// Sets that are equal are one, whatever labels chose them: a tenant must not fill the memory with copies.
+#[test]
+fn equal_choices_share_their_targets() {
+    let all = [node("a", web), node("b", web), node("c", |_| ())];
+    let nodes = NodeTargets::new(all.iter(), 1, &NodeTargets::default());
+    let set = |labels: &str, nodes: &NodeTargets| {
+        let mut service = annotated(annotations::TARGET_NODE_LABELS, labels);
+        service.external_policy = TrafficPolicy::Cluster;
+        shown(&service, &[], nodes, Steering::HealthCheck).1.set.targets
+    };
+    let (web, none) = (set("tier=web", &nodes), set("tier=none", &nodes));
+    assert!(Arc::ptr_eq(&none, &nodes.set(SharedSet::Eligible).targets), "all others");
+    let mut labelled = all.clone();
+    for node in &mut labelled[..2] {
+        node.labels =
+            Arc::new([("tier", "web"), ("os", "linux")].map(|(k, v)| (k.to_owned(), v.to_owned())).into());
+    }
+    let now = NodeTargets::new(labelled.iter(), 2, &nodes);
+    assert!(now.differs_only_in_labels(&nodes));
+    assert!(Arc::ptr_eq(&set("tier=web", &now), &set("os=linux", &now)));
+    assert!(Arc::ptr_eq(&web[0], &set("os=linux", &now)[0]), "a node that is as before");
+    let many = (0..3000).map(|n| format!("tier=t{n}"));
+    assert!(many.into_iter().all(|labels| set(&labels, &now).len() == 3));
+}
+
+#[test]
+fn missing_labels_are_reported_without_endpoints_too() {
+    let nodes = [node("a", |_| ())];
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    assert!(shown(&choosing(), &[], &nodes, Steering::Api).1.misses_labels);
 }
 
 #[test]
@@ -358,7 +391,7 @@ proptest! {
             }
         }
         let service = if chooses { choosing() } else { service() };
-        let view = NodeTargets::new(nodes.iter(), 1);
+        let view = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
         let mode = if api { Steering::Api } else { Steering::HealthCheck };
         let usable = endpoints.iter().any(|e| e.ready || e.is_serving_terminating());
         let slices = [slice(endpoints.clone())];
@@ -376,7 +409,7 @@ proptest! {
         }
         let mut turned = endpoints;
         turned.reverse();
-        let (_, again) = shown(&service, &[slice(turned)], &NodeTargets::new(nodes.iter().rev(), 1), mode);
+        let (_, again) = shown(&service, &[slice(turned)], &NodeTargets::new(nodes.iter().rev(), 1, &NodeTargets::default()), mode);
         prop_assert_eq!(plan, again, "the order of events does not matter");
     }
 
@@ -406,7 +439,7 @@ proptest! {
         };
         let changed = ["a", "b", "c"].into_iter().zip(before.iter().zip(&after));
         let changed = changed.filter(|(_, (old, new))| old != new).map(|(name, _)| name.to_owned()).collect();
-        let [old, new] = [nodes(&before), nodes(&after)].map(|list| NodeTargets::new(list.iter(), 1));
+        let [old, new] = [nodes(&before), nodes(&after)].map(|list| NodeTargets::new(list.iter(), 1, &NodeTargets::default()));
         let mut service = if chooses { choosing() } else { service() };
         service.external_policy = if cluster { TrafficPolicy::Cluster } else { TrafficPolicy::Local };
         service.proxy_name = labelled.then(|| names::PROXY_NAME.to_owned());

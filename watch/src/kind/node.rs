@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Nodes.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use steerage_model::{Key, Node, NodeAgent, names};
 
@@ -71,7 +73,7 @@ impl Kind for Nodes {
                 mode,
                 version: annotations.remove(names::AGENT_VERSION).unwrap_or_default(),
             }),
-            labels,
+            labels: Arc::new(labels),
             name: metadata.name,
         }))
     }
