@@ -4,15 +4,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use aws_config::SdkConfig;
 use aws_config::timeout::TimeoutConfig;
+use aws_config::{BehaviorVersion, SdkConfig};
 use aws_runtime::auth::SigV4OperationSigningConfig;
 use aws_runtime::auth::sigv4::{SCHEME_ID, SigV4AuthScheme};
 use aws_runtime::service_clock_skew::ServiceClockSkewInterceptor;
 use aws_runtime::user_agent::{ApiMetadata, UserAgentInterceptor};
-use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
+use aws_smithy_runtime::client::defaults::default_http_client_plugin_v2;
 use aws_smithy_runtime::client::http::connection_poisoning::ConnectionPoisoningInterceptor;
 use aws_smithy_runtime::client::orchestrator::operation::Operation;
+use aws_smithy_runtime::client::retries::classifiers::{HttpStatusCodeClassifier, TransientErrorClassifier};
 use aws_smithy_runtime_api::client::auth::static_resolver::StaticAuthSchemeOptionResolver;
 use aws_smithy_runtime_api::client::auth::{
     AuthSchemeOptionResolverParams, SharedAuthScheme, SharedAuthSchemeOptionResolver,
@@ -23,7 +24,9 @@ use aws_smithy_runtime_api::client::interceptors::SharedInterceptor;
 use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse, OrchestratorError};
 use aws_smithy_runtime_api::client::result::SdkError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponentsBuilder;
-use aws_smithy_runtime_api::client::runtime_plugin::{SharedRuntimePlugin, StaticRuntimePlugin};
+use aws_smithy_runtime_api::client::runtime_plugin::{
+    RuntimePlugin as _, SharedRuntimePlugin, StaticRuntimePlugin,
+};
 use aws_smithy_types::body::SdkBody;
 use aws_smithy_types::config_bag::Layer;
 use aws_types::SigningName;
@@ -71,17 +74,19 @@ impl Client {
         timeouts: &TimeoutConfig,
         interceptor: Option<&SharedInterceptor>,
     ) -> Self {
-        let http = sdk.http_client().unwrap_or_else(https);
+        let behavior = sdk.behavior_version().unwrap_or_else(BehaviorVersion::latest);
+        // All actions share its connections.
+        let http = sdk.http_client().or_else(|| default_http_client(behavior));
         let plugin = SharedRuntimePlugin::new(plugin(sdk));
         let post = |action: &'static str| {
             let post = Operation::builder().service_name("EC2").operation_name(action).no_retry();
             let mut post = post
-                .http_client(http.clone())
+                .behavior_version(behavior)
                 .endpoint_url(endpoint)
                 .timeout_config(timeouts.clone())
                 .runtime_plugin(plugin.clone());
-            if let Some(behavior) = sdk.behavior_version() {
-                post = post.behavior_version(behavior);
+            if let Some(http) = http.clone() {
+                post = post.http_client(http);
             }
             if let Some(sleep) = sdk.sleep_impl() {
                 post = post.sleep_impl(sleep);
@@ -213,9 +218,10 @@ impl Client {
     }
 }
 
-/// The client for HTTPS that AWS's SDK has by default.
-fn https() -> SharedHttpClient {
-    aws_smithy_http_client::Builder::new().tls_provider(Provider::Rustls(CryptoMode::AwsLc)).build_https()
+/// The client for HTTPS that AWS's SDK has by default, which obeys `HTTPS_PROXY`.
+fn default_http_client(behavior: BehaviorVersion) -> Option<SharedHttpClient> {
+    let plugin = default_http_client_plugin_v2(behavior)?;
+    plugin.runtime_components(&RuntimeComponentsBuilder::new("EC2")).http_client()
 }
 
 /// Signature, user agent and clock, as the clients of AWS's SDK have them.
@@ -240,6 +246,9 @@ fn plugin(sdk: &SdkConfig) -> StaticRuntimePlugin {
         components.set_identity_resolver(SCHEME_ID, SharedIdentityResolver::new(credentials));
     }
     components.set_identity_cache(sdk.identity_cache());
+    // Nothing is tried again, but what looks transient ends its connection.
+    components.push_retry_classifier(HttpStatusCodeClassifier::default());
+    components.push_retry_classifier(TransientErrorClassifier::<Refusal>::new());
     for interceptor in [
         SharedInterceptor::new(ServiceClockSkewInterceptor::new()),
         SharedInterceptor::new(UserAgentInterceptor::new()),

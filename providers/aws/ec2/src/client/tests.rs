@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use aws_config::{BehaviorVersion, Region};
+use aws_config::Region;
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::SharedCredentialsProvider;
 use aws_smithy_runtime_api::client::http::{
@@ -302,4 +302,42 @@ async fn silence_ends_with_the_timeout() {
     let error = client.delete_security_group("sg-1").await.unwrap_err();
     let Error::Failed(failed) = error else { panic!("{error:?}") };
     assert!(matches!(*failed, SdkError::TimeoutError(_)), "{failed:?}");
+}
+
+/// In a process of its own, whose environment names a proxy.
+const PROXIED: &str = "STEERAGE_TEST_PROXIED";
+
+#[tokio::test]
+async fn proxy_of_the_environment_is_used() {
+    if std::env::var_os(PROXIED).is_some() {
+        let sdk = SdkConfig::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .region(Region::new("eu-central-1"))
+            .credentials_provider(SharedCredentialsProvider::new(Credentials::new(
+                "a", "b", None, None, "test",
+            )))
+            .build();
+        let client = Client::new(&sdk, "https://ec2.test", &TimeoutConfig::disabled(), None);
+        client.describe_subnets(&[]).await.unwrap_err();
+        return;
+    }
+    let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut child = tokio::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "client::tests::proxy_of_the_environment_is_used"])
+        .env(PROXIED, "1")
+        .env("HTTPS_PROXY", format!("http://{}", proxy.local_addr().unwrap()))
+        .env_remove("NO_PROXY")
+        .env_remove("no_proxy")
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let (mut connection, _) = tokio::time::timeout(Duration::from_mins(1), proxy.accept())
+        .await
+        .expect("a request to the proxy")
+        .unwrap();
+    let mut asked = [0; 24];
+    tokio::io::AsyncReadExt::read_exact(&mut connection, &mut asked).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&asked), "CONNECT ec2.test:443 HTT");
+    drop((connection, proxy));
+    assert!(child.wait().await.unwrap().success());
 }
