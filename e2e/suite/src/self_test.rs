@@ -186,7 +186,7 @@ impl Bench<'_> {
             let fault = Fault::inject(self.test, self.test.nodes(), &chains)?;
             let measured = self.measure(async || {
                 let mut observed = connections(&echo(one), FEW, AT_ONCE).await?;
-                let others = Target { address: other, backends: format!("{OTHER}-") };
+                let others = Target { address: other, datagrams: other, backends: format!("{OTHER}-") };
                 observed.connections.extend(connections(&others, FEW, AT_ONCE).await?.connections);
                 Ok(observed)
             })?;
@@ -258,7 +258,7 @@ fn record(test: &TestContext, what: &str, measured: &Measurement) {
 
 /// The first Service at one of its addresses and ports.
 fn echo(address: SocketAddr) -> Target {
-    Target { address, backends: format!("{ECHO}-") }
+    Target { address, datagrams: address, backends: format!("{ECHO}-") }
 }
 
 /// Rules that swap two addresses at one end of packets. The first rule that changes a packet is its last.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::*;
-use crate::cloud::{Attributes, Balancer, Check, Group, Listener};
+use crate::cloud::{Attributes, Balancer, Check, Group, Listener, TargetKind};
 
 fn target(last: u8) -> SocketAddrV4 {
     SocketAddrV4::new([10, 77, 1, last].into(), 30080)
@@ -22,7 +22,7 @@ fn group(transports: &[Transport], targets: &[u8]) -> Group {
             healthy_threshold: 2,
             unhealthy_threshold: 2,
         },
-        attributes: Attributes::of(&BTreeMap::new(), transports),
+        attributes: Attributes::of(&BTreeMap::new(), TargetKind::Instance, transports),
         targets: targets.iter().map(|last| (format!("i-{last}"), target(*last))).collect(),
     }
 }

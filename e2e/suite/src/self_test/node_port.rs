@@ -19,7 +19,7 @@ pub(super) fn test_all(test: &TestContext, client: &Client) -> Result<()> {
     })?;
     let from = client.host.ipv4.into();
     expect(test, "no fault, UDP", &[], || {
-        Ok((measured(client, async || datagrams(from, &[client.to.address]).await)?, 0))
+        Ok((measured(client, async || datagrams(from, &[client.to.datagrams]).await)?, 0))
     })?;
     // Client and server send again after the same second: either may be the first.
     let late = [LossKind::SynRetransmitted, LossKind::SlowHandshake];
