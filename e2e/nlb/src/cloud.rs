@@ -99,8 +99,6 @@ pub enum TargetKind {
 /// A target group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// The protocols, one or both.
-    pub transports: Vec<Transport>,
     /// How its targets are checked.
     pub check: Check,
     /// Its attributes.
@@ -179,12 +177,16 @@ impl Attributes {
 }
 
 /// Flows that end: their entries in connection tracking are deleted, and the next packet of a TCP flow is answered by a reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Ended {
-    /// All flows of a listener.
-    Listener(Ipv4Addr, u16, Transport),
-    /// All flows to a target.
-    Target(SocketAddrV4, Transport),
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The load balancer's address.
+    pub address: Ipv4Addr,
+    /// The clients' port.
+    pub port: u16,
+    /// The protocol.
+    pub transport: Transport,
+    /// Only flows to this target end; `None` means all. Pods may be targets of several load balancers.
+    pub target: Option<SocketAddrV4>,
 }
 
 #[cfg(test)]

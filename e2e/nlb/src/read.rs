@@ -52,15 +52,17 @@ impl Reader {
         let pages = self.elb.describe_target_groups().into_paginator().items().send();
         for found in pages.try_collect().await.context("DescribeTargetGroups")? {
             let arn = found.target_group_arn.clone().unwrap_or_default();
-            let transports = transports(found.protocol.as_ref());
             let kind = match found.target_type {
                 Some(TargetTypeEnum::Ip) => TargetKind::Address,
                 _ => TargetKind::Instance,
             };
             let group = Group {
                 check: check(&found),
-                attributes: Attributes::of(&self.attributes(&arn).await?, kind, &transports),
-                transports,
+                attributes: Attributes::of(
+                    &self.attributes(&arn).await?,
+                    kind,
+                    &transports(found.protocol.as_ref()),
+                ),
                 targets: self.targets(&arn).await?,
             };
             cloud.groups.insert(arn, group);

@@ -15,22 +15,22 @@ use tokio::time::timeout;
 
 use super::deployments::{self, MODES};
 use super::in_aws::{
-    GROUP_ATTRIBUTES, aws, create, in_aws, look, port, wait_address, wait_answer, wait_no_writes,
-    wait_nothing_left, wait_served_by, wait_silence, wait_state, wait_targets,
+    GROUP_ATTRIBUTES, SHORT_DELAY, UDP_PORT, aws, create, in_aws, look, port, wait_address, wait_answer,
+    wait_no_writes, wait_nothing_left, wait_served_by, wait_silence, wait_state, wait_targets,
 };
 use super::source_address::seen_by_backend;
-use super::under_load::{Promise, under_load};
+use super::under_load::{Promise, each_under_load, under_load};
 use crate::aws::Aws;
 use crate::meter::client::Target;
 use crate::meter::load::Client;
 use crate::net;
-use crate::pods::READY_UNTIL_END;
+use crate::pods::End;
 use crate::services::PORT;
 use crate::suite::ECHO;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
 
-/// Seconds for which a backend continues to serve after SIGTERM: longer than two checks, each after the shortest interval of AWS, take
+/// Seconds for which a backend that ends continues to serve: longer than two checks, each after the shortest interval of AWS, take
 /// to find that a node has no ready endpoint.
 const LINGER: u32 = 15;
 
@@ -125,20 +125,26 @@ pub(super) async fn health_check_keeps_all_nodes_and_writes_nothing(test: Arc<Te
     Ok(())
 }
 
-/// Reported, and not promised: kube-proxy learns of a new endpoint at its own time, and AWS of a node's health at the pace of its checks.
 /// The backends stay ready while they linger. kube-proxy would not forward to one that fails its probe, long before AWS's checks fail.
+///
+/// A node that leaves the targets loses nothing that Steerage could keep. The rest is reported: kube-proxy learns of a node's first
+/// endpoint at its own time, and a node that only fails its checks keeps its flows over UDP.
 pub(super) async fn node_drain_and_rolling_update_are_measured(test: Arc<TestContext>) -> Result<()> {
-    deployments::make(&test, &MODES, 3, LINGER, READY_UNTIL_END).await?;
+    deployments::make(&test, &MODES, 3, End::Ready(LINGER)).await?;
     let mut clients = Vec::new();
     for mode in MODES {
-        create(&test, &in_aws(mode, mode).steered(mode)).await?;
+        let ports = [port(Tcp, PORT), port(Udp, UDP_PORT)].to_vec();
+        let measured = in_aws(mode, mode).with("ports", ports).annotated(GROUP_ATTRIBUTES, SHORT_DELAY);
+        create(&test, &measured.steered(mode)).await?;
     }
-    for (mode, host) in MODES.into_iter().zip(test.suite.clients()) {
+    let promises = [Promise::ExceptAtExit, Promise::None];
+    for ((mode, promise), host) in MODES.into_iter().zip(promises).zip(test.suite.clients()) {
         let address = wait_address(&test, mode, PORT).await?;
+        let datagrams = SocketAddr::new(address.ip(), UDP_PORT);
         wait_answer(Tcp, address).await?;
-        wait_answer(Udp, address).await?;
-        let to = Target { address, datagrams: address, backends: format!("{mode}-") };
-        clients.push(Client { host, to, what: format!("AWS, {mode}") });
+        wait_answer(Udp, datagrams).await?;
+        let to = Target { address, datagrams, backends: format!("{mode}-") };
+        clients.push((Client { host, to, what: format!("AWS, {mode}") }, promise));
     }
     wait_settled(&test).await?;
     // First, while each node has one pod of each.
@@ -147,8 +153,7 @@ pub(super) async fn node_drain_and_rolling_update_are_measured(test: Arc<TestCon
         deployments::drain(&test, &node).await?;
         wait_ended(&test).await
     };
-    let outcome =
-        under_load(&test, "node drain (cordon, evict)", Promise::None, clients.clone(), drain).await;
+    let outcome = each_under_load(&test, "node drain (cordon, evict)", clients.clone(), drain).await;
     deployments::cordon(&test, &node, false).await?;
     outcome?;
     wait_settled(&test).await?;
@@ -156,6 +161,7 @@ pub(super) async fn node_drain_and_rolling_update_are_measured(test: Arc<TestCon
         deployments::update(&test, &MODES).await?;
         wait_ended(&test).await
     };
+    let clients = clients.into_iter().map(|(client, _)| client).collect();
     under_load(&test, "rolling update of 3 pods", Promise::None, clients, update).await
 }
 

@@ -10,12 +10,14 @@ use steerage_model::Family::V4;
 use steerage_model::Protocol::{Tcp, Udp};
 
 use super::deployments;
-use super::in_aws::{GROUP_ATTRIBUTES, aws, create, in_aws, look, port, wait_address, wait_answer};
+use super::in_aws::{
+    GROUP_ATTRIBUTES, SHORT_DELAY, UDP_PORT, aws, create, in_aws, look, port, wait_address, wait_answer,
+};
 use super::source_address::seen_by_backend;
 use super::under_load::{Promise, under_load};
 use crate::meter::client::Target;
 use crate::meter::load::Client;
-use crate::pods::{HTTP, READY_UNTIL_END, address, has_condition};
+use crate::pods::{End, HEALTH_PATH, HTTP, address, has_condition};
 use crate::services::{PORT, ServiceBuilder};
 use crate::suite::ECHO;
 use crate::test_context::TestContext;
@@ -26,20 +28,17 @@ const CHECK_PORT: &str = "service.beta.kubernetes.io/aws-load-balancer-healthche
 const CHECK_PROTOCOL: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol";
 const CHECK_PATH: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-path";
 const PODS: &str = "pods";
-/// The port over UDP, which has a target group of its own: AWS ends the flows of a deregistered target there, and keeps those over TCP.
-const UDP_PORT: u16 = 82;
-/// Seconds for which a backend continues to serve after SIGTERM.
+/// Seconds for which a backend that ends continues to serve.
 const LINGER: u32 = 6;
-/// Ends flows over UDP while the backend still serves them: they begin anew with another one.
-const SHORT_DELAY: &str = "deregistration_delay.timeout_seconds=2";
 
 /// One policy with checks by connections, the other with checks over HTTP. Nodes forward nothing, so that they need no ports.
 pub(super) async fn clients_address_is_kept_under_both_policies(test: Arc<TestContext>) -> Result<()> {
     test.create(&to_pods("pods-cluster", ECHO).cluster()).await?;
     let over_http = to_pods("pods-local", ECHO).annotated(CHECK_PROTOCOL, "http");
-    test.create(&over_http.annotated(CHECK_PATH, READY_UNTIL_END)).await?;
-    let hidden = to_pods("pods-hidden", ECHO).annotated(GROUP_ATTRIBUTES, "preserve_client_ip.enabled=false");
-    test.create(&hidden).await?;
+    test.create(&over_http.annotated(CHECK_PATH, HEALTH_PATH)).await?;
+    // AWS can hide clients over TCP only.
+    let hidden = to_pods("pods-hidden", ECHO).with("ports", [port(Tcp, PORT)].to_vec());
+    test.create(&hidden.annotated(GROUP_ATTRIBUTES, "preserve_client_ip.enabled=false")).await?;
     let [client, _] = test.suite.clients();
     // Outside of the range from which the system takes ports for other connections. Both Services lead to the same pods, where a
     // client's port can be kept once.
@@ -64,7 +63,7 @@ pub(super) async fn clients_address_is_kept_under_both_policies(test: Arc<TestCo
 
 /// And what clients lose meanwhile.
 pub(super) async fn targets_follow_scaling_and_a_rolling_update(test: Arc<TestContext>) -> Result<()> {
-    deployments::make(&test, &[PODS], 3, LINGER, READY_UNTIL_END).await?;
+    deployments::make(&test, &[PODS], 3, End::Ready(LINGER)).await?;
     let uid = create(&test, &to_pods(PODS, PODS).annotated(GROUP_ATTRIBUTES, SHORT_DELAY)).await?;
     let address = wait_address(&test, PODS, PORT).await?;
     let datagrams = SocketAddr::new(address.ip(), UDP_PORT);
@@ -80,13 +79,15 @@ pub(super) async fn targets_follow_scaling_and_a_rolling_update(test: Arc<TestCo
     };
     under_load(&test, "scale up from 3 pods to 4", Promise::NothingLost, client(), async || scale(4).await)
         .await?;
-    under_load(&test, "scale down from 4 pods to 2", Promise::None, client(), async || scale(2).await)
-        .await?;
+    under_load(&test, "scale down from 4 pods to 2", Promise::ExceptAtExit, client(), async || {
+        scale(2).await
+    })
+    .await?;
     let update = async || {
         deployments::update(&test, &[PODS]).await?;
         wait_followed(&test, &uid, 2).await
     };
-    under_load(&test, "rolling update of 2 pods", Promise::None, client(), update).await
+    under_load(&test, "rolling update of 2 pods", Promise::ExceptAtExit, client(), update).await
 }
 
 /// A Service with pods as targets. Without a port over TCP, a target group needs to be told where to check.

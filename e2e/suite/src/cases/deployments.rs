@@ -8,24 +8,18 @@ use kube::api::{EvictParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::pods::deployment;
+use crate::pods::{End, deployment};
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
 
 /// Both kinds of steering: names of Services, and names and labels of their backends.
 pub(super) const MODES: [&str; 2] = ["api", "health-check"];
 
-/// Makes Deployments of these names, whose backends serve for `linger` seconds after SIGTERM, and are probed by this path.
-pub(super) async fn make(
-    test: &TestContext,
-    names: &[&str],
-    replicas: usize,
-    linger: u32,
-    readiness: &str,
-) -> Result<()> {
+/// Makes Deployments of these names.
+pub(super) async fn make(test: &TestContext, names: &[&str], replicas: usize, end: End) -> Result<()> {
     let deployments = test.api::<Deployment>();
     for name in names {
-        let made = deployment(name, name, replicas, linger, readiness)?;
+        let made = deployment(name, name, replicas, end)?;
         let create = async || deployments.create(&PostParams::default(), &made).await;
         until("a Deployment", TIMEOUT, create).await?;
     }

@@ -21,7 +21,7 @@ use super::deployments::{self, MODES};
 use super::under_load::{Promise, under_load};
 use crate::meter::client::Target;
 use crate::meter::load::Client;
-use crate::pods::{READY_UNTIL_SIGTERM, has_condition};
+use crate::pods::{End, has_condition};
 use crate::service_proxy::ServiceProxy;
 use crate::services::{PORT, ServiceBuilder, Vips};
 use crate::suite::{COMMON, ECHO, OTHER};
@@ -183,7 +183,7 @@ const SHARED: [&str; 2] = [ECHO, OTHER];
 
 /// Makes a Deployment and a Service for each steering.
 async fn deploy(test: &TestContext, replicas: usize) -> Result<Vec<Client>> {
-    deployments::make(test, &MODES, replicas, LINGER, READY_UNTIL_SIGTERM).await?;
+    deployments::make(test, &MODES, replicas, End::Unready(LINGER)).await?;
     expose(test, MODES, |spec| spec).await
 }
 

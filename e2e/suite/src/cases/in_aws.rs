@@ -22,6 +22,11 @@ use crate::wait::{TIMEOUT, until};
 const CLASS: &str = "steerage.dev/aws";
 pub(super) const GROUP_ATTRIBUTES: &str =
     "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes";
+/// The UDP port of Services whose loss is measured. It has a target group of its own: AWS ends the flows of a deregistered target there
+/// after a delay, and keeps those over TCP.
+pub(super) const UDP_PORT: u16 = 82;
+/// The delay, in seconds: shorter than a backend that ends still serves. Its flows begin anew with others while it answers.
+pub(super) const SHORT_DELAY: &str = "deregistration_delay.timeout_seconds=2";
 /// Answers that show where new connections go: of two targets, one would have to be left out by chance each time.
 const ANSWERS: usize = 20;
 
