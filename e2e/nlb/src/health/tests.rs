@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::cloud::{Attributes, Balancer, Listener, Transport};
+use crate::cloud::{Attributes, Balancer, Group, Listener, Transport};
 
 const GROUP: &str = "arn:group";
 

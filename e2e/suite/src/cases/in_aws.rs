@@ -26,7 +26,7 @@ pub(super) const GROUP_ATTRIBUTES: &str =
 /// after a delay, and keeps those over TCP.
 pub(super) const UDP_PORT: u16 = 82;
 /// The delay, in seconds: shorter than a backend that ends still serves. Its flows begin anew with others while it answers.
-pub(super) const SHORT_DELAY: &str = "deregistration_delay.timeout_seconds=2";
+pub(super) const SHORT_DELAY: &str = "deregistration_delay.timeout_seconds=1";
 /// Answers that show where new connections go: of two targets, one would have to be left out by chance each time.
 const ANSWERS: usize = 20;
 
