@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The nodes that a Service's load balancer sends to, with a reason per node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -107,6 +107,18 @@ impl NodeTargets {
         let mut agents = SharedTargets::new(by_name.values().filter(|node| node.has_agent));
         agents.exceptions.without_agent = without_agent;
         Self { generation, eligible: SharedTargets::new(by_name.values()), agents, by_name }
+    }
+
+    /// Of the changed nodes, those that became eligible or ineligible, in order. New nodes did not.
+    pub(crate) fn changed_eligibility<'a>(
+        &'a self,
+        before: &'a Self,
+        changed: &'a BTreeSet<String>,
+    ) -> impl Iterator<Item = (&'a str, Result<(), IneligibleReason>)> {
+        changed.iter().filter_map(|name| {
+            let (old, new) = (before.by_name.get(name)?, self.by_name.get(name)?);
+            (old.eligibility != new.eligibility).then_some((name.as_str(), new.eligibility))
+        })
     }
 
     /// A shared set, for the provider.
