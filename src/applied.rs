@@ -11,7 +11,7 @@ use steerage_provider_api::{GroupTargets, LoadBalancer, Owner, Steering};
 use tokio::time::{Duration, Instant};
 
 use crate::condition_metrics::ConditionStatuses;
-use crate::plan::{NodeChange, NodeDependence};
+use crate::plan::{NodeChange, NodeDependence, NodeLabels};
 use crate::removal_hold::RemovalHold;
 use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
 
@@ -39,6 +39,8 @@ pub(crate) struct AppliedState {
     pub(crate) targets: Option<GivenTargets>,
     /// The nodes on which the last plan depended; `None` before the first.
     pub(crate) depends: Option<NodeDependence>,
+    /// The labels of target nodes that the Service last asked for, readably.
+    pub(crate) node_labels: Option<NodeLabels>,
     /// The removals from the Service's own set of targets.
     pub(crate) hold: RemovalHold,
     /// The addresses or names that the provider gave.

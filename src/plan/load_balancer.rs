@@ -14,7 +14,7 @@ use steerage_provider_api::{
 
 use super::health_check::health_check;
 use super::pods::pod_port;
-use super::{Config, PlanError, has_pod_targets};
+use super::{Config, PlanError, has_pod_targets, node_labels};
 
 /// The load balancer without targets.
 pub(crate) fn load_balancer(
@@ -24,6 +24,7 @@ pub(crate) fn load_balancer(
 ) -> Result<LoadBalancer, PlanError> {
     let capabilities = &config.capabilities;
     let annotations = service.annotations.iter().filter(|(name, _)| !is_written_by_controller(name));
+    node_labels(service, config)?;
     let families = families(service, capabilities)?;
     let listeners = listeners(service, config)?;
     let health_check = health_check(service, steering, config)?;

@@ -17,6 +17,8 @@ pub(crate) struct NodeDependence {
     pub(super) family: Option<Family>,
     /// Nodes that it looked at one by one, known or not.
     pub(super) members: Vec<String>,
+    /// Whether it looked at the labels of all nodes.
+    pub(super) labels: bool,
 }
 
 /// Nodes that changed, and what that means for the shared sets.
@@ -57,6 +59,8 @@ impl NodeChange {
                 || plan.family.is_some_and(|family| self.lacking.contains(&(set, family)))
                 || (!shared_sets && self.sets.contains(&set))
         };
-        plan.set.is_some_and(is_other) || plan.members.iter().any(|node| self.nodes.contains(node))
+        plan.labels
+            || plan.set.is_some_and(is_other)
+            || plan.members.iter().any(|node| self.nodes.contains(node))
     }
 }

@@ -182,9 +182,14 @@ impl Reconciler {
     /// The nodes for a steering, with those whose removal is held.
     fn plan_nodes(&self, snapshot: &Snapshot, applied: &mut AppliedState, steering: Steering) -> TargetPlan {
         let Snapshot { service, endpoints, nodes } = snapshot;
-        let mut plan = plan::targets(service, endpoints, nodes, steering, &self.config);
+        // An unreadable annotation is refused, and what exists keeps its nodes.
+        if let Ok(labels) = plan::node_labels(service, &self.config) {
+            applied.node_labels = labels;
+        }
+        let labels = applied.node_labels.as_ref();
+        let mut plan = plan::targets(service, endpoints, nodes, steering, labels, &self.config);
         if plan.set.shared.is_none() {
-            let staying = |node: &str| plan::staying_target(node, endpoints, nodes, &self.config);
+            let staying = |node: &str| plan::staying_target(node, &plan, endpoints, nodes, &self.config);
             let set = HoldingSet::Own(&service.key);
             let held = self.breaker.update(set, &mut applied.hold, &plan.set.targets, staying);
             plan.set = TargetSet::own(held);

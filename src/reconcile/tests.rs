@@ -57,6 +57,7 @@ impl Provider for Silent {
             protocols: &[Protocol::Tcp],
             addressing: Addressing::Vip,
             pod_targets: None,
+            node_labels: None,
             ip_mode: Some(IpMode::Vip),
             ipv6: true,
             weights: true,

@@ -24,6 +24,9 @@
 {{- with .Values.aws.subnetIds }}
 - --aws-subnets={{ join "," . }}
 {{- end }}
+{{- with .Values.aws.backendSecurityGroup }}
+- --aws-backend-security-group={{ . }}
+{{- end }}
 - --aws-scheme={{ .Values.aws.scheme }}
 {{- with .Values.aws.region }}
 - --aws-region={{ . }}

@@ -89,6 +89,7 @@ fn all() -> Vec<Case> {
         KubeProxy Own steering::api_targets_are_exactly_the_members,
         KubeProxy Own steering::health_check_keeps_all_nodes_and_writes_nothing,
         KubeProxy Shared steering::excluded_node_leaves_the_targets_of_both_steerings,
+        KubeProxy Shared steering::labels_choose_the_target_nodes_of_both_steerings,
         KubeProxy Shared interoperation::traffic_inside_the_cluster_works_beside_local_and_cluster_services,
         KubeProxy Shared interoperation::policy_change_reaches_a_running_service,
         KubeProxy Shared interoperation::client_ip_affinity_keeps_the_backend,

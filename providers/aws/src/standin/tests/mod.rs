@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The provider on the stand-in, with a paused clock.
 
+mod backend_group;
 mod consistency;
 mod driver;
 mod economy;
