@@ -137,7 +137,7 @@ pub(super) async fn node_drain_and_rolling_update_are_measured(test: Arc<TestCon
         let measured = in_aws(mode, mode).with("ports", ports).annotated(GROUP_ATTRIBUTES, SHORT_DELAY);
         create(&test, &measured.steered(mode)).await?;
     }
-    let promises = [Promise::ExceptAtExit, Promise::None];
+    let promises = [Promise::ExceptInFlight, Promise::None];
     for ((mode, promise), host) in MODES.into_iter().zip(promises).zip(test.suite.clients()) {
         let address = wait_address(&test, mode, PORT).await?;
         let datagrams = SocketAddr::new(address.ip(), UDP_PORT);

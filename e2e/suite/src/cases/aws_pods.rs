@@ -79,7 +79,7 @@ pub(super) async fn targets_follow_scaling_and_a_rolling_update(test: Arc<TestCo
     };
     under_load(&test, "scale up from 3 pods to 4", Promise::NothingLost, client(), async || scale(4).await)
         .await?;
-    under_load(&test, "scale down from 4 pods to 2", Promise::ExceptAtExit, client(), async || {
+    under_load(&test, "scale down from 4 pods to 2", Promise::ExceptInFlight, client(), async || {
         scale(2).await
     })
     .await?;
@@ -87,7 +87,7 @@ pub(super) async fn targets_follow_scaling_and_a_rolling_update(test: Arc<TestCo
         deployments::update(&test, &[PODS]).await?;
         wait_followed(&test, &uid, 2).await
     };
-    under_load(&test, "rolling update of 2 pods", Promise::ExceptAtExit, client(), update).await
+    under_load(&test, "rolling update of 2 pods", Promise::ExceptInFlight, client(), update).await
 }
 
 /// A Service with pods as targets. Without a port over TCP, a target group needs to be told where to check.

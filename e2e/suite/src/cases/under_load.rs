@@ -21,8 +21,9 @@ use crate::test_context::TestContext;
 pub(super) enum Promise {
     /// Not one packet. Slow answers are reported and allowed.
     NothingLost,
-    /// Nothing but connections that a backend has when it exits: no server reads a request that comes while it closes them.
-    ExceptAtExit,
+    /// Nothing but what is on its way when a flow ends: requests that come while an exiting backend closes its connections, and answers
+    /// by datagram on a flow that the load balancer ends. That of the lab passes such an answer on untranslated.
+    ExceptInFlight,
     /// Anything: it is only reported.
     None,
 }
@@ -32,8 +33,9 @@ impl Promise {
     fn allows(self, kind: LossKind) -> bool {
         match self {
             Self::NothingLost => kind.is_slow(),
-            Self::ExceptAtExit => {
-                kind.is_slow() || matches!(kind, LossKind::UnexpectedReset | LossKind::BytesMissing)
+            Self::ExceptInFlight => {
+                use LossKind::{BytesMissing, UnexpectedReset, WrongSource};
+                kind.is_slow() || matches!(kind, UnexpectedReset | BytesMissing | WrongSource)
             }
             Self::None => true,
         }
