@@ -189,6 +189,12 @@ impl ClusterIndex {
         }
         let now = inner.nodes();
         let before = std::mem::replace(&mut inner.told, Arc::clone(&now));
+        for (node, eligibility) in now.changed_eligibility(&before, &changed) {
+            match eligibility {
+                Ok(()) => tracing::info!(node, "node became eligible as a target"),
+                Err(reason) => tracing::info!(node, %reason, "node became ineligible as a target"),
+            }
+        }
         Some(NodeChange::between(&before, &now, changed))
     }
 

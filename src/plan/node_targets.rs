@@ -159,6 +159,18 @@ impl NodeTargets {
         found.map(|node| Arc::clone(&node.target)).collect()
     }
 
+    /// Of the changed nodes, those that became eligible or ineligible, in order. New nodes did not.
+    pub(crate) fn changed_eligibility<'a>(
+        &'a self,
+        before: &'a Self,
+        changed: &'a BTreeSet<String>,
+    ) -> impl Iterator<Item = (&'a str, Result<(), IneligibleReason>)> {
+        changed.iter().filter_map(|name| {
+            let (old, new) = (before.by_name.get(name)?, self.by_name.get(name)?);
+            (old.eligibility != new.eligibility).then_some((name.as_str(), new.eligibility))
+        })
+    }
+
     /// A shared set, for the provider.
     pub(crate) fn set(&self, set: SharedSet) -> TargetSet {
         let targets = Arc::clone(&self.shared(set).targets);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use serde_json::json;
 use steerage_model::{
-    Affinity, Endpoint, EndpointSlice, Family, Key, Node, NodeAgent, Protocol, Service, ServiceKind,
-    ServicePort, TrafficPolicy, annotations, names,
+    Affinity, Endpoint, EndpointSlice, Family, IneligibleReason, Key, Node, NodeAgent, Protocol, Service,
+    ServiceKind, ServicePort, TrafficPolicy, annotations, names,
 };
 use steerage_provider_api::{Addressing, HealthProtocol, SharedSet, Steering, Target, TargetSet};
 
@@ -374,6 +374,26 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
             }
         },
     )
+}
+
+#[test]
+fn known_nodes_change_their_eligibility() {
+    let of = |nodes: &[Node]| NodeTargets::new(nodes.iter(), 1);
+    let before = of(&[
+        node("stays", |_| {}),
+        node("leaves", |_| {}),
+        node("returns", |node| node.excluded = true),
+        node("gone", |_| {}),
+    ]);
+    let now = of(&[
+        node("stays", |node| node.addresses.clear()),
+        node("leaves", |node| node.autoscaler_taint = true),
+        node("returns", |_| {}),
+        node("new", |_| {}),
+    ]);
+    let changed = ["gone", "leaves", "new", "returns", "stays"].map(str::to_owned).into();
+    let found: Vec<_> = now.changed_eligibility(&before, &changed).collect();
+    assert_eq!(found, [("leaves", Err(IneligibleReason::AutoscalerTaint)), ("returns", Ok(()))]);
 }
 
 proptest! {

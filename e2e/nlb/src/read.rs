@@ -10,10 +10,10 @@ use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, Region};
 use aws_credential_types::Credentials;
 use aws_sdk_elasticloadbalancingv2 as elb;
-use elb::types::{ProtocolEnum, TargetGroup, TargetHealthStateEnum};
+use elb::types::{ProtocolEnum, TargetGroup, TargetHealthStateEnum, TargetTypeEnum};
 use steerage_ec2::{Filter, IpPermission};
 
-use crate::cloud::{Admission, Attributes, Balancer, Check, Cloud, Group, Listener, Transport};
+use crate::cloud::{Admission, Attributes, Balancer, Check, Cloud, Group, Listener, TargetKind, Transport};
 
 /// The region of the account.
 pub const REGION: &str = "us-east-1";
@@ -54,11 +54,17 @@ impl Reader {
         let pages = self.elb.describe_target_groups().into_paginator().items().send();
         for found in pages.try_collect().await.context("DescribeTargetGroups")? {
             let arn = found.target_group_arn.clone().unwrap_or_default();
-            let transports = transports(found.protocol.as_ref());
+            let kind = match found.target_type {
+                Some(TargetTypeEnum::Ip) => TargetKind::Address,
+                _ => TargetKind::Instance,
+            };
             let group = Group {
                 check: check(&found),
-                attributes: Attributes::of(&self.attributes(&arn).await?, &transports),
-                transports,
+                attributes: Attributes::of(
+                    &self.attributes(&arn).await?,
+                    kind,
+                    &transports(found.protocol.as_ref()),
+                ),
                 targets: self.targets(&arn).await?,
             };
             cloud.groups.insert(arn, group);
@@ -112,13 +118,16 @@ impl Reader {
             if state == Some(TargetHealthStateEnum::Draining) {
                 continue;
             }
-            let address = self.address(&id).await?;
+            let address = match id.parse() {
+                Ok(address) => address,
+                Err(_) => self.address_of(&id).await?,
+            };
             targets.insert(id, SocketAddrV4::new(address, port));
         }
         Ok(targets)
     }
 
-    async fn address(&mut self, instance: &str) -> Result<Ipv4Addr> {
+    async fn address_of(&mut self, instance: &str) -> Result<Ipv4Addr> {
         if let Some(known) = self.instances.get(instance) {
             return Ok(*known);
         }
