@@ -207,8 +207,11 @@ impl Aws {
                 Ok(made) => made,
                 Err(failure) => {
                     let is_named = matches!(wanted.security, Security::Named(_));
-                    if self.is_about_backend_group(&failure) || failure.is("InvalidSecurityGroup") && is_named
-                    {
+                    if self.is_about_backend_group(&failure) && !is_named {
+                        self.drop_security_group(owner, entry).await;
+                        return Err(failure.rejected());
+                    }
+                    if failure.is("InvalidSecurityGroup") && is_named {
                         return Err(failure.rejected());
                     }
                     if failure.is("InvalidSecurityGroup")

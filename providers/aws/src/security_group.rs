@@ -117,6 +117,13 @@ pub(crate) fn security<'a>(
         has_path_mtu: path_mtu(lb)?.is_some(),
     };
     let backend = backend.transpose()?;
+    if others.is_disabled && backend.is_some() {
+        let problem = format!(
+            "Annotation {MANAGE_BACKEND_RULES} requests that nodes admit the load balancer by its security group, but annotation \
+             {DISABLE_SECURITY_GROUP} requests none."
+        );
+        return Err(list::conflict(&problem, "Remove one of them."));
+    }
     if let Some(named) = named_groups::read(lb, others)? {
         return Ok(Security::Named(named.with(backend)));
     }

@@ -20,7 +20,9 @@ use crate::names;
 use crate::observe::not_visible;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
-use crate::security_group::{NewSecurityGroup, Security, SecurityGroup, new_security_group, with_kept_ports};
+use crate::security_group::{
+    NewSecurityGroup, Rule, Security, SecurityGroup, new_security_group, with_kept_ports,
+};
 use crate::state::{KnownSecurityGroup, ServiceState};
 use crate::tried::Tried;
 
@@ -144,6 +146,28 @@ impl Aws {
             None if !entry.security_groups.contains_key(owner) => return Ok(()),
             _ => {}
         }
+        let synced = self.sync_own_group(owner, &wanted.1, rules, balancer.as_ref(), entry, compare).await;
+        if let (Some(balancer), Some(known)) = (balancer, entry.security_groups.get(owner)) {
+            let id = known.group.id.clone();
+            // A group that clients do not use yet waits for its rules. What nodes admit does not: rules may lack room for days.
+            if synced.is_ok() || balancer.security_groups.contains(&id) {
+                let attached = self.attach(owner, &balancer, id, entry, compare).await;
+                return synced.and(attached);
+            }
+        }
+        synced
+    }
+
+    /// Brings Steerage's group and its rules in place.
+    async fn sync_own_group(
+        &self,
+        owner: &Owner,
+        wanted: &Desired,
+        rules: &BTreeSet<Rule>,
+        balancer: Option<&Balancer>,
+        entry: &mut ServiceState,
+        compare: Compare,
+    ) -> Result<(), Error> {
         let is_settled =
             |known: &KnownSecurityGroup| known.written.is_none_or(|at| at.elapsed() >= self.config.settle);
         // What lost its tags is looked for again until it has them.
@@ -152,7 +176,7 @@ impl Aws {
             (is_compared || !known.group.doubtful.is_empty()) && is_settled(known)
         };
         if entry.security_groups.get(owner).is_none_or(is_due) {
-            self.read_security_group(owner, entry, balancer.as_ref()).await?;
+            self.read_security_group(owner, entry, balancer).await?;
         }
         let known = entry.security_groups.get(owner).map(|known| &known.group);
         if known.is_some_and(|group| group.doubtful.len() > MAX_RESENT) {
@@ -160,13 +184,9 @@ impl Aws {
                 "AWS gave no answer to a change of the security group. Steerage reads it.".to_owned(),
             ));
         }
-        match known.filter(|_| !entry.is_complete(owner, &wanted.1)) {
-            Some(group) => self.sync_rules(owner, &with_kept_ports(rules, group), entry).await?,
-            None => self.sync_rules(owner, rules, entry).await?,
-        }
-        match (balancer, entry.security_groups.get(owner).map(|known| known.group.id.clone())) {
-            (Some(balancer), Some(id)) => self.attach(owner, &balancer, id, entry, compare).await,
-            _ => Ok(()),
+        match known.filter(|_| !entry.is_complete(owner, wanted)) {
+            Some(group) => self.sync_rules(owner, &with_kept_ports(rules, group), entry).await,
+            None => self.sync_rules(owner, rules, entry).await,
         }
     }
 
@@ -323,22 +343,29 @@ impl Aws {
         compare: Compare,
     ) -> Result<(), Error> {
         let has = &balancer.security_groups;
-        let mut wanted: BTreeSet<String> =
-            if has.contains(&id) { has.clone() } else { BTreeSet::from([id.clone()]) };
-        wanted.extend(self.config.backend_security_group.clone());
-        if wanted == *has {
+        if self.with_backend(&id, has) == *has {
             return Ok(());
         }
         let known = entry.attached.as_ref().filter(|_| compare == Compare::Remembered);
-        if let Some(result) = known.and_then(|known| known.result(&wanted, has)) {
+        if let Some(result) = known.and_then(|known| known.result(&id, has)) {
             return result;
         }
-        tracing::info!(service = %owner.service, security_groups = ?wanted, "attaching security groups");
         if let Some(known) = entry.security_groups.get_mut(owner) {
             known.in_use_since = None;
         }
+        // The call replaces all groups, and somebody may have attached one since the last read.
+        let read = self.client.balancer_at(&balancer.arn).await?;
+        let now = read.map_or_else(|| has.clone(), |found| found.security_groups);
+        let wanted = self.with_backend(&id, &now);
+        tracing::info!(service = %owner.service, security_groups = ?wanted, "attaching security groups");
         let done = match self.set_security_groups(owner, balancer, &wanted, entry).await {
-            Err(failure) if self.is_about_backend_group(&failure) => Err(failure.rejected()),
+            Err(failure) if self.is_about_backend_group(&failure) => {
+                // Who may connect does not depend on it.
+                if !now.contains(&id) {
+                    self.set_security_groups(owner, balancer, &BTreeSet::from([id.clone()]), entry).await?;
+                }
+                Err(failure.rejected())
+            }
             Err(failure) => {
                 if failure.is("InvalidSecurityGroup") && entry.has_settled_security_groups(self.config.settle)
                 {
@@ -349,8 +376,15 @@ impl Aws {
             }
             Ok(()) => Ok(()),
         };
-        entry.attached = Tried::new(wanted, has.clone(), done.as_ref().err());
+        let has = entry.balancer(owner).map(|balancer| balancer.security_groups.clone()).unwrap_or_default();
+        entry.attached = Tried::new(id, has, done.as_ref().err());
         done
+    }
+
+    /// These groups with the load balancer's own one and the one that nodes admit; without the first, only the two.
+    fn with_backend(&self, own: &str, groups: &BTreeSet<String>) -> BTreeSet<String> {
+        let stay = groups.iter().filter(|_| groups.contains(own)).cloned();
+        stay.chain([own.to_owned()]).chain(self.config.backend_security_group.clone()).collect()
     }
 
     /// Whether AWS does not know the group that nodes admit. Nobody creates it here: AWS will not know it a moment later either.

@@ -4,17 +4,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, LoadBalancer, Provider as _};
+use steerage_provider_api::{Compare, LoadBalancer, Outcome, Provider as _};
 
-use super::driver::{apply, changes, delete, own_set, standin};
+use super::driver::{apply, changes, delete, own_set, standin, standin_with};
 use super::named_groups::plant;
 use super::security_groups::from;
-use crate::annotations::{MANAGE_BACKEND_RULES, SECURITY_GROUPS};
+use crate::annotations::{DISABLE_SECURITY_GROUP, MANAGE_BACKEND_RULES, SECURITY_GROUPS};
 use crate::config::Config;
 use crate::desired::tests::config;
 use crate::names;
 use crate::provider::Aws;
-use crate::standin::StandIn;
+use crate::security_group::SecurityGroup;
+use crate::standin::{Quotas, StandIn};
 
 /// One of the planted groups.
 const BACKEND: &str = "sg-office";
@@ -142,4 +143,66 @@ async fn named_groups_have_it_beside_them_if_the_service_asks() {
     assert_eq!(error.reason(), "AnnotationNotSupported");
     assert!(error.to_string().contains("--aws-backend-security-group"), "{error}");
     assert_eq!((attached(&cloud), changes(&cloud)), (vec!["sg-front".to_owned()], vec![]));
+}
+
+/// Rules may lack room for days.
+#[tokio::test(start_paused = true)]
+async fn rules_without_room_do_not_keep_the_backend_group_away() {
+    let cloud = standin_with(1, Quotas { rules: 2, ..Quotas::default() });
+    plant(&cloud, 80..=80);
+    pause().await;
+    let crowded = from(&["192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"]);
+    let full = |outcome: Outcome| outcome.incomplete.map(|(reason, _)| reason);
+    let outcome = apply(&provider_with(&cloud, None), &crowded, Compare::Remembered).await.unwrap();
+    assert_eq!((full(outcome), attached(&cloud)), (Some("QuotaExceeded"), vec!["own".to_owned()]));
+    pause().await;
+    let outcome = apply(&provider_with(&cloud, Some(BACKEND)), &crowded, Compare::Remembered).await.unwrap();
+    assert_eq!(full(outcome), Some("QuotaExceeded"));
+    assert_eq!(attached(&cloud), ["own", BACKEND]);
+}
+
+/// An unknown group must keep no Service open, remove nobody's group, and leave no group behind.
+#[tokio::test(start_paused = true)]
+async fn unknown_backend_group_changes_nothing_else() {
+    let cloud = standin(1);
+    pause().await;
+    let unknown = provider_with(&cloud, Some("sg-none"));
+    apply(&unknown, &from(&[]), Compare::Remembered).await.unwrap_err();
+    assert!(cloud.cloud().security_groups.is_empty(), "of a load balancer that is not created");
+
+    plant(&cloud, 80..=80);
+    pause().await;
+    let mut named = from(&[]);
+    named.annotations.insert(SECURITY_GROUPS.to_owned(), "sg-front".to_owned());
+    apply(&unknown, &named, Compare::Remembered).await.unwrap();
+    pause().await;
+    let outcome = apply(&unknown, &from(&["192.0.2.0/24"]), Compare::Remembered).await.unwrap();
+    assert_eq!(outcome.incomplete.unwrap().0, "RejectedByProvider");
+    assert_eq!(attached(&cloud), ["own"]);
+    pause().await;
+    cloud.change(|cloud| {
+        let balancer = cloud.balancers.values_mut().next().unwrap();
+        balancer.security_groups.insert("sg-front".to_owned());
+    });
+    pause().await;
+    cloud.change(|cloud| {
+        let found = cloud.security_groups[BACKEND].clone();
+        cloud
+            .security_groups
+            .insert("sg-none".to_owned(), SecurityGroup { id: "sg-none".to_owned(), ..found });
+    });
+    pause().await;
+    apply(&unknown, &from(&["192.0.2.0/24"]), Compare::InPlace).await.unwrap();
+    assert_eq!(attached(&cloud), ["own", "sg-front", "sg-none"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_balancer_without_groups_cannot_be_admitted_by_one() {
+    let cloud = standin(1);
+    let mut lb = from(&[]);
+    for name in [DISABLE_SECURITY_GROUP, MANAGE_BACKEND_RULES] {
+        lb.annotations.insert(name.to_owned(), "true".to_owned());
+    }
+    let error = provider_with(&cloud, Some(BACKEND)).apply(&lb, Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), "ConflictingAnnotations");
 }
