@@ -378,7 +378,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 
 #[test]
 fn known_nodes_change_their_eligibility() {
-    let of = |nodes: &[Node]| NodeTargets::new(nodes.iter(), 1);
+    let of = |nodes: &[Node]| NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
     let before = of(&[
         node("stays", |_| {}),
         node("leaves", |_| {}),
