@@ -324,7 +324,9 @@ impl Aws {
         if let Some(known) = entry.security_groups.get_mut(owner) {
             known.in_use_since = None;
         }
-        let done = self.set_security_groups(owner, balancer, &BTreeSet::from([id]), entry).await;
+        let mut ids = self.groups_that_stay(owner, balancer).await?;
+        ids.insert(id);
+        let done = self.set_security_groups(owner, balancer, &ids, entry).await;
         if done.as_ref().is_err_and(|failure| failure.is("InvalidSecurityGroup"))
             && entry.has_settled_security_groups(self.config.settle)
         {

@@ -3,7 +3,7 @@
 //! consistency, throttling, quotas, dependencies. It takes the place of the SDK behind [`Calls`](crate::client::Calls), and runs on
 //! tokio's clock, so that a test with a paused clock sees minutes pass at once. It knows nothing of this provider.
 
-mod balancers;
+pub(crate) mod balancers;
 mod buckets;
 pub(crate) mod cloud;
 pub(crate) mod faults;
