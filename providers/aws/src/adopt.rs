@@ -45,8 +45,9 @@ impl Aws {
                 Verdict::Of(peer) => {
                     let (service, name) = (&owner.service, &found.balancer.name);
                     tracing::info!(%service, name, from = peer.name(), "adopting load balancer");
-                    entry.adopted = Some(arn.clone());
                     let marks = self.mark(owner, &arn, entry).await?;
+                    // Not before: without the tags it is another's.
+                    entry.adopted = Some(arn);
                     let Candidate { balancer, tags, listeners, groups, .. } = found;
                     resources.balancer = Some(balancer);
                     resources.balancer_tags = tags.into_iter().chain(marks).collect();

@@ -92,6 +92,11 @@ impl StandIn {
         self.inner().faults = faults;
     }
 
+    /// Whether a fault is still to come.
+    pub(crate) fn has_faults(&self) -> bool {
+        !matches!(self.inner().faults, Faults::None)
+    }
+
     /// From now on, every call to EC2 fails with this code and changes nothing. With an empty code, EC2 does not answer.
     pub(crate) fn fail_ec2(&self, code: Option<&'static str>) {
         self.inner().ec2_fails = code;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The provider on the stand-in, with a paused clock.
 
+mod adoption;
+mod adoption_refused;
 mod consistency;
 mod driver;
 mod economy;

@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Load balancers that other controllers made: Steerage adopts those of its own Services, and loses none of their connections.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
+use tokio::time::Instant;
+
+use super::driver::{apply, changes, delete, standin, wanted};
+use super::security_groups::{ALL, rule};
+use crate::Aws;
+use crate::client::{NewBalancer, Tags};
+use crate::config::{Config, Peer, Scheme};
+use crate::desired::tests::config;
+use crate::names;
+use crate::security_group::SecurityGroup;
+use crate::standin::balancers::hostname;
+use crate::standin::cloud::{Forward, Group, NetworkLb, Registration};
+use crate::standin::faults::{Fault, Faults};
+use crate::standin::harness::snapshot;
+use crate::standin::{Cloud, StandIn};
+
+/// What the other controllers called the load balancer.
+pub(super) const NAME: &str = "a0123456789abcdef0123456789abcde";
+const ARN: &str = "arn:aws:elasticloadbalancing:us-east-1:1:loadbalancer/net/theirs/1";
+
+pub(super) const CCM: Peer = Peer::CloudProviderAws;
+pub(super) const ALBC: Peer = Peer::AwsLoadBalancerController;
+
+/// The tags that a controller gives to what it makes for a Service.
+pub(super) fn tags_of(peer: Peer, cluster: &str, service: &str) -> Tags {
+    let tags = match peer {
+        CCM => [
+            (format!("kubernetes.io/cluster/{cluster}"), "owned"),
+            ("kubernetes.io/service-name".to_owned(), service),
+        ],
+        ALBC => {
+            [("elbv2.k8s.aws/cluster".to_owned(), cluster), ("service.k8s.aws/stack".to_owned(), service)]
+        }
+    };
+    tags.map(|(key, value)| (key, value.to_owned())).into()
+}
+
+/// A provider that adopts what these controllers made.
+pub(super) fn adopting(cloud: &Arc<StandIn>, peers: &[Peer]) -> Aws {
+    let adopt = peers.iter().copied().collect();
+    Aws::over(Config { adopt, ..config() }, Arc::clone(cloud) as _)
+}
+
+/// The Service with these ports, as the other controller left it.
+pub(super) fn service(ports: &[(u16, u16)]) -> LoadBalancer {
+    LoadBalancer { published_hostnames: vec![hostname(NAME)], ..wanted(ports, &[0, 1]) }
+}
+
+fn group(port: u16, tags: &Tags) -> Group {
+    let since = Instant::now();
+    let registration = Registration { since, draining: None };
+    Group {
+        name: format!("k8s-shop-web-{port}"),
+        protocol: "TCP".to_owned(),
+        port,
+        has_pods: false,
+        vpc: config().vpc,
+        health: crate::health_check::HealthCheckSettings {
+            path: None,
+            port: None,
+            interval: 30,
+            timeout: 10,
+            healthy: 3,
+            unhealthy: 3,
+        },
+        attributes: [("deregistration_delay.timeout_seconds".to_owned(), "600".to_owned())].into(),
+        tags: tags.clone(),
+        targets: ["i-0", "i-1"].map(|id| ((id.to_owned(), port), registration.clone())).into(),
+        used: Some(since),
+        held_until: None,
+        served: None,
+    }
+}
+
+/// Adds the load balancer of another controller, with listeners on these ports, each with a group for its node port.
+pub(super) fn plant(cloud: &mut Cloud, peer: Peer, ports: &[(u16, u16)]) {
+    let tags = tags_of(peer, &config().cluster.name, "shop/web");
+    let made = NewBalancer {
+        name: NAME.to_owned(),
+        scheme: Scheme::Internal,
+        subnets: vec![("subnet-a".to_owned(), None)],
+        security_groups: BTreeSet::new(),
+    };
+    let long_ago = Instant::now();
+    let mut balancer = NetworkLb::new(made, tags.clone(), long_ago);
+    if peer == ALBC {
+        balancer.security_groups = ["sg-front", "sg-back"].map(str::to_owned).into();
+        let mark = |key: &str, value: &str| Tags::from([(key.to_owned(), value.to_owned())]);
+        let front =
+            mark("service.k8s.aws/resource", "ManagedLBSecurityGroup").into_iter().chain(tags.clone());
+        let mut back = mark("elbv2.k8s.aws/resource", "backend-sg");
+        back.insert("elbv2.k8s.aws/cluster".to_owned(), config().cluster.name);
+        for (id, tags) in [("sg-front", front.collect()), ("sg-back", back)] {
+            let others = if id == "sg-front" { [rule("tcp", 80, ALL)].into() } else { BTreeSet::new() };
+            let made = SecurityGroup {
+                id: id.to_owned(),
+                name: id.to_owned(),
+                vpc: config().vpc,
+                tags,
+                others,
+                ..SecurityGroup::default()
+            };
+            cloud.security_groups.insert(id.to_owned(), made);
+        }
+    }
+    cloud.balancers.insert(ARN.to_owned(), balancer);
+    for (port, node_port) in ports {
+        let to = format!("arn:aws:elasticloadbalancing:us-east-1:1:targetgroup/theirs/{node_port}");
+        cloud.groups.insert(to.clone(), group(*node_port, &tags));
+        let forward = Forward {
+            balancer: ARN.to_owned(),
+            port: *port,
+            protocol: "TCP".to_owned(),
+            group: to,
+            tags: tags.clone(),
+            tls: None,
+        };
+        cloud
+            .listeners
+            .insert(format!("arn:aws:elasticloadbalancing:us-east-1:1:listener/net/theirs/{port}"), forward);
+    }
+    cloud.note_use(long_ago);
+}
+
+/// The stand-in with that load balancer, minutes later.
+pub(super) async fn planted(seed: u64, peer: Peer, ports: &[(u16, u16)]) -> Arc<StandIn> {
+    let cloud = standin(seed);
+    cloud.change(|cloud| plant(cloud, peer, ports));
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    cloud
+}
+
+/// Counts it as a violation if the load balancer vanishes, a listener that it had on port 80 vanishes or comes to a group without targets,
+/// or nobody may connect to it.
+fn watch(cloud: &StandIn) {
+    cloud.set_invariant(Box::new(|_, after| {
+        let Some(balancer) = after.balancers.get(ARN) else {
+            return Some("the load balancer is gone".to_owned());
+        };
+        if after.balancers.len() > 1 {
+            return Some("there is another load balancer".to_owned());
+        }
+        let web = after.listeners.values().find(|found| found.port == 80);
+        let Some(group) = web.and_then(|web| after.groups.get(&web.group)) else {
+            return Some("port 80 is not served".to_owned());
+        };
+        if group.registered().next().is_none() {
+            return Some("port 80 has no target".to_owned());
+        }
+        let ids = &balancer.security_groups;
+        let mut groups = ids.iter().filter_map(|id| after.security_groups.get(id));
+        let is_open = ids.is_empty()
+            || groups.any(|group| group.own.iter().chain(&group.others).any(|rule| rule.port == 80));
+        let has_back = ids.is_empty() || ids.contains("sg-back");
+        (!is_open || !has_back).then(|| format!("the security groups are {ids:?}"))
+    }));
+}
+
+/// The load balancer as Steerage wants it, with nothing of the other controller but its tags and its security groups.
+fn assert_adopted(cloud: &StandIn, lb: &LoadBalancer, what: &str) {
+    let now = cloud.cloud();
+    let balancer = &now.balancers[ARN];
+    let marks = names::tags(&config().cluster, &lb.owner);
+    let is_ours = |tags: &Tags| marks.iter().all(|(key, value)| tags.get(key) == Some(value));
+    assert_eq!(now.balancers.len(), 1, "{what}");
+    assert!(is_ours(&balancer.tags), "{what}: {:?}", balancer.tags);
+    let ports: BTreeSet<u16> = now.listeners.values().map(|found| found.port).collect();
+    assert_eq!(ports, lb.listeners.iter().map(|wanted| wanted.port).collect(), "{what}");
+    for (arn, listener) in &now.listeners {
+        assert!(is_ours(&listener.tags), "{what}: {arn}");
+        let group = &now.groups[&listener.group];
+        assert!(group.name.starts_with("st-") && is_ours(&group.tags), "{what}: {arn}");
+        assert_eq!(group.registered().collect::<Vec<_>>(), ["i-0", "i-1"], "{what}: {arn}");
+    }
+    assert!(now.groups.values().all(|group| group.name.starts_with("st-")), "{what}: {:?}", snapshot(&now));
+    let own: Vec<&SecurityGroup> =
+        now.security_groups.values().filter(|group| group.tags.contains_key(names::UID_TAG)).collect();
+    let attached: Vec<&str> = balancer.security_groups.iter().map(String::as_str).collect();
+    match &own[..] {
+        [] => assert!(attached.is_empty(), "{what}: {attached:?}"),
+        [own] => assert_eq!(
+            attached,
+            ["sg-back", &own.id].into_iter().collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>(),
+            "{what}"
+        ),
+        _ => panic!("{what}: {own:?}"),
+    }
+    assert_eq!(cloud.violations(), [""; 0], "{what}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_balancer_of_each_controller_is_adopted_with_its_name_and_listeners() {
+    for peer in [CCM, ALBC] {
+        let cloud = planted(1, peer, &[(80, 30080), (443, 30443), (99, 30099)]).await;
+        watch(&cloud);
+        let before = cloud.cloud();
+        let (aws, lb) = (adopting(&cloud, &[peer]), service(&[(80, 30080), (443, 30443), (8080, 30888)]));
+        let (mut switched, mut left) = (None, BTreeMap::new());
+        loop {
+            let outcome = aws.apply(&lb, Compare::Remembered).await.unwrap();
+            let published = outcome.ingress.iter().all(|found| found.hostname == Some(hostname(NAME)));
+            assert!(published, "{:?}", outcome.ingress);
+            let now = cloud.cloud();
+            let of_web = &now.listeners.values().find(|found| found.port == 80).unwrap().group;
+            if !of_web.contains("theirs") {
+                switched.get_or_insert_with(Instant::now);
+            }
+            for arn in before.groups.keys().filter(|arn| !now.groups.contains_key(*arn)) {
+                left.entry(arn.clone()).or_insert_with(Instant::now);
+            }
+            let Progress::Again(after) = outcome.progress else { break };
+            tokio::time::sleep(after).await;
+        }
+        let last = aws.apply(&lb, Compare::Remembered).await.unwrap();
+        assert_eq!(last.ingress[0].hostname, Some(hostname(NAME)));
+        assert_adopted(&cloud, &lb, peer.name().as_str());
+        // Their connections had the 600 s of the groups' own delay.
+        let early = |left: &Instant| left.duration_since(switched.unwrap()) < Duration::from_secs(595);
+        assert!(left.len() == 3 && !left.values().any(early), "{left:?}");
+        let kept = cloud.cloud().listeners.keys().filter(|arn| before.listeners.contains_key(*arn)).count();
+        assert_eq!(kept, 2, "80 and 443 keep their listeners, 99 is not wanted, 8080 is new");
+        apply(&aws, &lb, Compare::InPlace).await.unwrap();
+        changes(&cloud);
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        apply(&aws, &lb, Compare::InPlace).await.unwrap();
+        assert_eq!(changes(&cloud), [""; 0]);
+    }
+}
+
+/// After the adoption, Steerage needs neither the flag nor the status to find the load balancer.
+#[tokio::test(start_paused = true)]
+async fn adopted_load_balancer_is_found_after_a_restart_and_deleted_with_its_service() {
+    for peer in [CCM, ALBC] {
+        let cloud = planted(2, peer, &[(80, 30080)]).await;
+        watch(&cloud);
+        let lb = service(&[(80, 30080)]);
+        apply(&adopting(&cloud, &[peer]), &lb, Compare::Remembered).await.unwrap();
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        changes(&cloud);
+        let unpublished = LoadBalancer { published_hostnames: Vec::new(), ..lb.clone() };
+        let aws = adopting(&cloud, &[]);
+        assert_eq!(aws.owned().await.unwrap(), [lb.owner.clone()]);
+        for compare in [Compare::Remembered, Compare::InPlace] {
+            let outcome = apply(&aws, &unpublished, compare).await.unwrap();
+            assert_eq!(outcome.ingress[0].hostname.as_deref(), Some(hostname(NAME).as_str()));
+            tokio::time::sleep(Duration::from_mins(1)).await;
+            aws.apply(&unpublished, compare).await.unwrap();
+        }
+        assert_eq!(changes(&cloud), [""; 0]);
+        let more = LoadBalancer { published_hostnames: Vec::new(), ..service(&[(80, 30081), (443, 30443)]) };
+        apply(&aws, &more, Compare::Remembered).await.unwrap();
+        assert_adopted(&cloud, &more, "changed");
+        for aws in [aws, adopting(&cloud, &[])] {
+            cloud.set_invariant(Box::new(|_, _| None));
+            delete(&aws, &lb.owner).await.unwrap();
+            let left = cloud.cloud();
+            assert!(left.balancers.is_empty() && left.groups.is_empty() && left.listeners.is_empty());
+            let groups: Vec<&str> = left.security_groups.keys().map(String::as_str).collect();
+            assert_eq!(groups, if peer == ALBC { vec!["sg-back", "sg-front"] } else { vec![] });
+        }
+    }
+}
+
+/// The process ends at each call in turn, before or after AWS handled it, or gets an error.
+#[tokio::test(start_paused = true)]
+async fn end_of_the_process_at_every_call_of_an_adoption_converges() {
+    for (peer, fault) in [
+        (CCM, Fault::Before),
+        (CCM, Fault::After),
+        (CCM, Fault::Code("Throttling")),
+        (CCM, Fault::Code("AccessDenied")),
+        (ALBC, Fault::Before),
+        (ALBC, Fault::After),
+    ] {
+        for is_restarted in [true, false] {
+            for number in 0.. {
+                let what = format!("{} {fault:?} at {number}, restarted: {is_restarted}", peer.name());
+                let cloud = planted(number, peer, &[(80, 30080), (99, 30099)]).await;
+                watch(&cloud);
+                let lb = service(&[(80, 30080)]);
+                let mut aws = adopting(&cloud, &[peer]);
+                cloud.set_faults(Faults::Nth(usize::try_from(number).unwrap(), fault));
+                while cloud.has_faults() {
+                    match aws.apply(&lb, Compare::Remembered).await {
+                        Ok(outcome) => match outcome.progress {
+                            Progress::Done => break,
+                            Progress::Again(after) if cloud.has_faults() => tokio::time::sleep(after).await,
+                            Progress::Again(_) => {}
+                        },
+                        Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+                    }
+                }
+                let is_over = cloud.has_faults();
+                cloud.set_faults(Faults::None);
+                if is_restarted {
+                    tokio::time::sleep(Duration::from_secs(5)).await;
+                    aws = adopting(&cloud, &[peer]);
+                }
+                for compare in [Compare::Remembered, Compare::InPlace] {
+                    apply(&aws, &lb, compare).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+                }
+                assert_adopted(&cloud, &lb, &what);
+                if is_over {
+                    assert!(number > 20, "{what}");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// A Service that is deleted halfway takes with it what Steerage marked, and nothing else.
+#[tokio::test(start_paused = true)]
+async fn service_deleted_while_it_is_adopted_leaves_nothing_that_was_marked() {
+    for number in 0.. {
+        let cloud = planted(number, CCM, &[(80, 30080), (99, 30099)]).await;
+        let (aws, lb) = (adopting(&cloud, &[CCM]), service(&[(80, 30080)]));
+        cloud.set_faults(Faults::Nth(usize::try_from(number).unwrap(), Fault::After));
+        while cloud.has_faults() {
+            match aws.apply(&lb, Compare::Remembered).await {
+                Ok(outcome) if outcome.progress == Progress::Done => break,
+                _ => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+        }
+        let is_over = cloud.has_faults();
+        cloud.set_faults(Faults::None);
+        let is_marked = |tags: &Tags| tags.contains_key(names::UID_TAG);
+        let before = cloud.cloud();
+        let began = before.balancers.values().any(|found| is_marked(&found.tags));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        delete(&adopting(&cloud, &[CCM]), &lb.owner).await.unwrap();
+        let left = cloud.cloud();
+        assert_eq!(left.balancers.is_empty(), began, "{number}");
+        assert!(left.groups.values().all(|group| !is_marked(&group.tags)), "{number}: {:?}", snapshot(&left));
+        assert!(left.security_groups.is_empty(), "{number}");
+        if is_over {
+            break;
+        }
+    }
+}
+
+/// Somebody else's listener stays, and so does the group that it shares with one of the other controller.
+#[tokio::test(start_paused = true)]
+async fn listener_of_somebody_else_stays_with_its_group() {
+    let cloud = planted(3, CCM, &[(80, 30080)]).await;
+    cloud.change(|cloud| {
+        let mut foreign = cloud.listeners.values().next().unwrap().clone();
+        (foreign.port, foreign.tags) = (81, Tags::new());
+        cloud.listeners.insert("arn:of-somebody:listener/1".to_owned(), foreign);
+    });
+    watch(&cloud);
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let (aws, lb) = (adopting(&cloud, &[CCM]), service(&[(80, 30080)]));
+    let before = cloud.cloud();
+    for compare in [Compare::Remembered, Compare::InPlace] {
+        apply(&aws, &lb, compare).await.unwrap();
+        let now = cloud.cloud();
+        let foreign = &now.listeners["arn:of-somebody:listener/1"];
+        assert!(
+            foreign.tags.is_empty() && now.groups[&foreign.group].tags == before.groups[&foreign.group].tags
+        );
+        assert_eq!(now.groups.len(), 2);
+    }
+    assert_eq!(cloud.violations(), [""; 0]);
+}
