@@ -80,8 +80,23 @@ impl Reconciler {
             }
             _ => None,
         });
+        let is_programmed = unprogrammed.is_none() && matches!(result, Ok(Progress::Done));
         self.report_status(snapshot, applied, &targets, unprogrammed, degraded).await?;
+        if is_programmed {
+            self.remove_replaced_finalizers(service).await?;
+        }
         result
+    }
+
+    /// Another controller's load balancer is Steerage's now. That controller has stopped, and would keep the Service for ever.
+    async fn remove_replaced_finalizers(&self, service: &Service) -> Result<(), ReconcileError> {
+        let replaced = self.provider.replaced_finalizers().iter().copied();
+        let replaced: Vec<&str> = replaced.filter(|finalizer| service.has_finalizer(finalizer)).collect();
+        if !replaced.is_empty() {
+            tracing::info!(service = %service.key, finalizers = ?replaced, "removing finalizers of another controller");
+            self.writer.remove_replaced_finalizers(service, &replaced).await?;
+        }
+        Ok(())
     }
 
     /// An error keeps what was read last: it says nothing about the targets.
@@ -211,7 +226,11 @@ impl Reconciler {
         applied: &mut AppliedState,
     ) -> Result<(), ReconcileError> {
         let provider = service.annotations.get(annotations::PROVIDER).map(String::as_str);
-        if service.has_finalizer(plan::finalizer(service)) && provider == Some(self.config.classes.provider) {
+        let served = service.annotations.get(annotations::SERVED_CLASS).map(String::as_str);
+        if service.has_finalizer(plan::finalizer(service))
+            && provider == Some(self.config.classes.provider)
+            && served == plan::served_class(service)
+        {
             applied.finalizer_pending = false;
         } else if !applied.finalizer_pending {
             self.writer.add_finalizer(service).await?;

@@ -31,11 +31,12 @@ impl Reconciler {
         if finalizers.is_empty() && !exists {
             return Ok(Progress::Done);
         }
-        if self.is_unmanaged_by_flag(service) {
+        if plan::is_unmanaged_by_flag(service, &self.config.classes) {
             tracing::warn!(
                 service = %service.key,
-                "keeping existing load balancer: Services without loadBalancerClass are not managed; \
-                 set --serve-unset-class to manage it"
+                class = service.class,
+                "keeping existing load balancer: Services of this class are not managed any more; set --serve-classes to manage it, \
+                 or --serve-unset-class if it has no class"
             );
             return Ok(Progress::Done);
         }

@@ -118,7 +118,7 @@ fn accepting() -> Client {
 
 /// A reconciler that knows one Service.
 pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconciler {
-    let classes = ManagedClasses { provider: "edge", serve_unset: false };
+    let classes = ManagedClasses { provider: "edge", serve_unset: false, others: Vec::new() };
     let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
     let applied = Arc::<AppliedStates>::default();

@@ -64,6 +64,13 @@ fn maker(cluster: &ClusterId, service: &Key, tags: &Tags) -> Option<Peer> {
     Peer::value_variants().iter().copied().find(|peer| peer.made(cluster, &service, tags))
 }
 
+/// The finalizers that keep a Service after the adoption of its load balancer. That of cloud-provider-aws is Kubernetes' own, which Steerage
+/// sets too.
+pub(crate) fn finalizers(config: &Config) -> &'static [&'static str] {
+    let is_adopted = config.adopt.contains(&Peer::AwsLoadBalancerController);
+    if is_adopted { &["service.k8s.aws/resources"] } else { &[] }
+}
+
 /// Where a host name leads.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Hostname<'a> {

@@ -31,7 +31,7 @@ use crate::security_group::{SecurityGroup, new_security_group};
 use crate::state::{FirstLook, KnownSecurityGroup, ServiceState};
 use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
-use crate::{annotations, names};
+use crate::{adoption, annotations, names};
 
 /// Try again after this time to delete target groups, which a deleted load balancer still uses for seconds.
 pub(crate) const RELEASE_POLL: Duration = Duration::from_secs(5);
@@ -165,6 +165,10 @@ impl Provider for Aws {
     /// The Service without its UID: all UIDs of a Service share the names at AWS.
     fn serialization_key(&self, owner: &Owner) -> String {
         owner.service.to_string()
+    }
+
+    fn replaced_finalizers(&self) -> &'static [&'static str] {
+        adoption::finalizers(&self.config)
     }
 
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {

@@ -57,7 +57,7 @@ async fn load_balancer_that_would_lose_something_is_refused() {
         (|found| found.vpc = "vpc-2".to_owned(), "vpc-2"),
         (|found| found.is_ipv4 = false, "IPv6"),
         (|found| found.made.scheme = Scheme::InternetFacing, "Its scheme is internet-facing"),
-        (|found| drop(found.security_groups.insert("sg-x".to_owned())), "security groups sg-x"),
+        (|found| found.security_groups.extend(["sg-x".to_owned()]), "security groups sg-x"),
         (
             |found| drop(found.tags.insert("steerage.dev/cluster-uid".to_owned(), "other".to_owned())),
             "another cluster",
@@ -91,10 +91,10 @@ async fn wishes_that_an_existing_load_balancer_cannot_meet_are_refused() {
 #[tokio::test(start_paused = true)]
 async fn security_groups_that_rules_of_nodes_may_name_are_not_replaced() {
     let cloud = planted(3, ALBC, &[(80, 30080)]).await;
-    change(&cloud, |found| drop(found.security_groups.remove("sg-back")));
+    change(&cloud, |found| found.security_groups.retain(|id| id != "sg-back"));
     let mut lb = service(&[(80, 30080)]);
     assert!(refusal(&cloud, &[ALBC], &lb).await.contains("its only security group"));
-    change(&cloud, |found| drop(found.security_groups.insert("sg-back".to_owned())));
+    change(&cloud, |found| found.security_groups.extend(["sg-back".to_owned()]));
     lb.annotations.insert(SECURITY_GROUPS.to_owned(), "sg-front".to_owned());
     assert!(refusal(&cloud, &[ALBC], &lb).await.contains("does not name its security groups sg-back"));
     lb.annotations.insert(SECURITY_GROUPS.to_owned(), "sg-front,sg-back".to_owned());
