@@ -116,6 +116,23 @@ fn accepting() -> Client {
     Client::new(service, "default")
 }
 
+/// An API server that accepts every write, and the bodies of these.
+pub(crate) fn recording() -> (Client, Arc<Mutex<Vec<Value>>>) {
+    let bodies = Arc::<Mutex<Vec<Value>>>::default();
+    let seen = Arc::clone(&bodies);
+    let api_server = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let seen = Arc::clone(&seen);
+        async move {
+            let bytes = request.into_body().collect_bytes().await.expect("body");
+            seen.lock().expect("lock").push(serde_json::from_slice(&bytes).unwrap_or_default());
+            let answer = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}});
+            let body = kube::client::Body::from(answer.to_string().into_bytes());
+            Ok::<_, std::io::Error>(http::Response::new(body))
+        }
+    });
+    (Client::new(api_server, "default"), bodies)
+}
+
 /// A reconciler that knows one Service.
 pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconciler {
     let classes = ManagedClasses { provider: "edge", serve_unset: false, others: Vec::new() };
@@ -213,14 +230,14 @@ async fn load_balancer_is_deleted_only_if_the_api_server_has_no_such_service() {
 
 /// A provider whose calls succeed at once and are counted. It refuses a target, and does not notify of health.
 #[derive(Default)]
-struct Polled {
+pub(super) struct Polled {
     applied: AtomicUsize,
     targets: Mutex<String>,
     health_read: AtomicUsize,
     /// Denies changes of the structure.
     denies: AtomicBool,
     /// Whether a part of the load balancer is not in place.
-    is_incomplete: AtomicBool,
+    pub(super) is_incomplete: AtomicBool,
 }
 
 impl Polled {
@@ -238,6 +255,10 @@ impl Provider for Polled {
 
     fn capabilities(&self) -> Capabilities {
         Silent::default().capabilities()
+    }
+
+    fn replaced_finalizers(&self) -> &'static [&'static str] {
+        &["example.com/replaced"]
     }
 
     async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
@@ -309,7 +330,7 @@ async fn health_and_refused_targets_are_looked_at_again_when_due() {
 }
 
 /// A Service under the policy Local.
-fn local_service() -> Service {
+pub(super) fn local_service() -> Service {
     let mut whole = service();
     whole.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
     whole.external_policy = TrafficPolicy::Local;
