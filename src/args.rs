@@ -230,8 +230,8 @@ impl Args {
         let Self {
             provider,
             default_steering,
-            serve_unset_class,
-            serve_classes,
+            serve_unset_class: serve_unset,
+            serve_classes: others,
             migrate_legacy_annotations,
             namespace,
             leader_elect_identity,
@@ -293,11 +293,7 @@ impl Args {
             config: plan::Config {
                 capabilities,
                 default_steering,
-                classes: ManagedClasses {
-                    provider: provider.name(),
-                    serve_unset: serve_unset_class,
-                    others: serve_classes,
-                },
+                classes: ManagedClasses { provider: provider.name(), serve_unset, others },
                 proxy_healthz_port,
                 agent_healthz_port,
                 health,

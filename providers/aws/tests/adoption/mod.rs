@@ -133,7 +133,7 @@ async fn load_balancer_of_each_controller_is_adopted_and_deleted() {
             }
         }
         let restarted = moto.provider(moto.config.clone());
-        assert_eq!(restarted.owned().await.unwrap(), [lb.owner.clone()]);
+        assert_eq!(restarted.owned().await.unwrap(), std::slice::from_ref(&lb.owner));
         converge_deleted(&restarted, &lb.owner).await.unwrap();
         assert!(moto.balancers().await.unwrap().is_empty() && moto.groups().await.unwrap().is_empty());
         assert!(moto.security_groups().await.unwrap().is_empty());

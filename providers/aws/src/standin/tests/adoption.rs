@@ -247,7 +247,7 @@ async fn adopted_load_balancer_is_found_after_a_restart_and_deleted_with_its_ser
         changes(&cloud);
         let unpublished = LoadBalancer { published_hostnames: Vec::new(), ..lb.clone() };
         let aws = adopting(&cloud, &[]);
-        assert_eq!(aws.owned().await.unwrap(), [lb.owner.clone()]);
+        assert_eq!(aws.owned().await.unwrap(), std::slice::from_ref(&lb.owner));
         for compare in [Compare::Remembered, Compare::InPlace] {
             let outcome = apply(&aws, &unpublished, compare).await.unwrap();
             assert_eq!(outcome.ingress[0].hostname.as_deref(), Some(hostname(NAME).as_str()));
