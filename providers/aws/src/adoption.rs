@@ -31,6 +31,9 @@ const ALBC_FRONT: (&str, &str) = ("service.k8s.aws/resource", "ManagedLBSecurity
 /// Tag of its security group for all load balancers of a cluster, which rules of the nodes name as their source.
 const ALBC_BACKEND: (&str, &str) = ("elbv2.k8s.aws/resource", "backend-sg");
 
+/// AWS's limit for names of load balancers. It refuses to look for longer ones.
+const MAX_NAME: usize = 32;
+
 impl Peer {
     /// The name in the flag.
     pub(crate) fn name(self) -> String {
@@ -85,6 +88,11 @@ impl<'a> Hostname<'a> {
     pub(crate) fn parse(text: &'a str) -> Option<Self> {
         let mut labels = text.split('.');
         let (balancer, _) = labels.next()?.rsplit_once('-')?;
+        // No name begins so: AWS puts it before the names of internal load balancers of other types.
+        let balancer = balancer.strip_prefix("internal-").unwrap_or(balancer);
+        if balancer.len() > MAX_NAME {
+            return None;
+        }
         let is_network = labels.next()? == "elb";
         (is_network || labels.next()? == "elb").then_some(Self { balancer, is_network })
     }

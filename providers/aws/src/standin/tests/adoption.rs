@@ -5,22 +5,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use steerage_model::Protocol;
 use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
 use tokio::time::Instant;
 
 use super::driver::{apply, changes, delete, standin, wanted};
+use super::pods::with_pods;
 use super::security_groups::{ALL, rule};
 use crate::Aws;
+use crate::annotations::SSL_CERT;
 use crate::client::{NewBalancer, Tags};
 use crate::config::{Config, Peer, Scheme};
-use crate::desired::tests::config;
+use crate::desired::tests::{config, planned_with_pods};
 use crate::names;
 use crate::security_group::SecurityGroup;
 use crate::standin::balancers::hostname;
 use crate::standin::cloud::{Forward, Group, NetworkLb, Registration};
 use crate::standin::faults::{Fault, Faults};
-use crate::standin::harness::snapshot;
+use crate::standin::harness::{pod_address, snapshot};
 use crate::standin::{Cloud, StandIn};
+use crate::tls::Tls;
 
 /// What the other controllers called the load balancer.
 pub(super) const NAME: &str = "a0123456789abcdef0123456789abcde";
@@ -370,4 +374,68 @@ async fn listener_of_somebody_else_stays_with_its_group() {
         assert_eq!(now.groups.len(), 2);
     }
     assert_eq!(cloud.violations(), [""; 0]);
+}
+
+/// The AWS Load Balancer Controller registers pods, ends TLS, and lets clients choose certificates by name.
+#[tokio::test(start_paused = true)]
+async fn tls_listener_to_pods_is_adopted_with_its_certificates() {
+    let cloud = planted(4, ALBC, &[(80, 8080)]).await;
+    let arn = |name: &str| format!("arn:aws:acm:us-east-1:1:certificate/{name}");
+    cloud.change(|cloud| {
+        let listener = cloud.listeners.values_mut().next().unwrap();
+        listener.protocol = "TLS".to_owned();
+        listener.tls = Some(Tls {
+            certificate: arn("first"),
+            others: [arn("second"), arn("old")].into(),
+            policy: "ELBSecurityPolicy-TLS13-1-2-2021-06".to_owned(),
+            alpn: "None".to_owned(),
+        });
+        let group = cloud.groups.values_mut().next().unwrap();
+        let registration = Registration { since: Instant::now(), draining: None };
+        group.has_pods = true;
+        group.targets =
+            [0, 1, 5].map(|pod| ((pod_address(pod).to_string(), 8080), registration.clone())).into();
+    });
+    watch(&cloud);
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let mut lb = with_pods(&planned_with_pods(&[(Protocol::Tcp, 80, 8080)]), &[0, 1]);
+    lb.published_hostnames = vec![hostname(NAME)];
+    lb.annotations.insert(SSL_CERT.to_owned(), format!("{},{}", arn("first"), arn("second")));
+    let aws = adopting(&cloud, &[ALBC]);
+    // AWS does not show the tags of the new group at once.
+    while cloud.cloud().listeners.values().any(|found| found.group.contains("theirs")) {
+        let Progress::Again(after) = aws.apply(&lb, Compare::Remembered).await.unwrap().progress else {
+            break;
+        };
+        tokio::time::sleep(after).await;
+    }
+    let theirs = cloud.cloud().groups.into_values().find(|group| group.name.starts_with("k8s-")).unwrap();
+    assert_eq!(theirs.registered().count(), 2, "the pod that ended leaves their group too");
+    apply(&aws, &lb, Compare::Remembered).await.unwrap();
+    let now = cloud.cloud();
+    let listener = now.listeners.values().next().unwrap();
+    let tls = listener.tls.clone().unwrap();
+    assert_eq!((tls.certificate, tls.others), (arn("first"), [arn("second")].into()));
+    let group = &now.groups[&listener.group];
+    assert!(group.name.starts_with("st-") && group.has_pods && group.registered().count() == 2);
+    assert_eq!((now.groups.len(), cloud.violations()), (1, Vec::new()));
+}
+
+/// `docs/providers/aws.md` has these numbers.
+#[tokio::test(start_paused = true)]
+async fn adoption_costs_calls_for_each_port() {
+    let mut counts = Vec::new();
+    for (peer, ports) in
+        [(CCM, &[(80, 30080)][..]), (CCM, &[(80, 30080), (443, 30443)]), (ALBC, &[(80, 30080)])]
+    {
+        let cloud = planted(5, peer, ports).await;
+        let (aws, lb) = (adopting(&cloud, &[peer]), service(ports));
+        aws.owned().await.unwrap();
+        cloud.take_calls();
+        apply(&aws, &lb, Compare::Remembered).await.unwrap();
+        let calls = cloud.take_calls();
+        // Looks at health while the old groups wait depend on time.
+        counts.push(calls.iter().filter(|call| call.name != "DescribeTargetHealth").count());
+    }
+    assert_eq!(counts, [6 + 11, 6 + 2 * 11, 6 + 11]);
 }
