@@ -120,8 +120,11 @@ impl Aws {
         for group in groups.values_mut() {
             group.tags = take(&group.arn)?;
         }
+        let tags = take(&balancer.arn)?;
         let (mut front_groups, mut backend_groups, mut named_groups) = Default::default();
-        if !balancer.security_groups.is_empty() {
+        // What began does not wait for EC2.
+        if !balancer.security_groups.is_empty() && adoption::is_adoptable(&self.config, &owner.service, &tags)
+        {
             match &wanted.security {
                 Security::Rules(_) => {
                     let front = adoption::front_tags(&self.config.cluster, &owner.service);
@@ -133,7 +136,6 @@ impl Aws {
                 Security::Open => {}
             }
         }
-        let tags = take(&balancer.arn)?;
         Ok(Candidate { balancer, tags, listeners, groups, front_groups, backend_groups, named_groups })
     }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use steerage_provider_api::{Compare, LoadBalancer, Provider as _};
 
-use super::adoption::{ALBC, CCM, NAME, adopting, planted, service, tags_of};
 use super::driver::{apply, changes, delete, standin, wanted};
+use super::peers::{ALBC, CCM, NAME, adopting, planted, service, tags_of};
 use crate::annotations::{PRIVATE_ADDRESSES, SECURITY_GROUPS};
 use crate::client::Tags;
 use crate::config::{Peer, Scheme};

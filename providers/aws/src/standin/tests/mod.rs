@@ -9,6 +9,7 @@ mod economy;
 mod named_groups;
 mod options;
 mod order;
+mod peers;
 mod pods;
 mod quotas;
 mod schedule;
