@@ -197,7 +197,7 @@ async fn run(seed: u64) -> anyhow::Result<()> {
     }));
     cloud.set_faults(Faults::Random(0.07));
     // Whoever may adopt reads more at the start, and adopts nothing here.
-    let peers: &[Peer] = if seed % 2 == 0 { &[] } else { Peer::value_variants() };
+    let peers: &[Peer] = if seed.is_multiple_of(2) { &[] } else { Peer::value_variants() };
     let provider = |cloud: &Arc<StandIn>| adopting(cloud, peers);
     let mut aws = provider(&cloud);
     for _ in 0..STEPS {
