@@ -4,14 +4,14 @@
 //! In memory only: after a restart or a change of leader everything is compared with the provider once.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use steerage_model::{Condition, Ingress, Key, Service, TrafficPolicy};
 use steerage_provider_api::{GroupTargets, LoadBalancer, Owner, Steering};
 use tokio::time::{Duration, Instant};
 
 use crate::condition_metrics::ConditionStatuses;
-use crate::plan::{NodeChange, NodeDependence};
+use crate::plan::{NodeChange, NodeDependence, NodeLabels};
 use crate::removal_hold::RemovalHold;
 use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
 
@@ -39,6 +39,12 @@ pub(crate) struct AppliedState {
     pub(crate) targets: Option<GivenTargets>,
     /// The nodes on which the last plan depended; `None` before the first.
     pub(crate) depends: Option<NodeDependence>,
+    /// The labels of target nodes that the Service last asked for, readably.
+    pub(crate) node_labels: Option<NodeLabels>,
+    /// Whether this process has read what the Service asks for.
+    pub(crate) has_read_labels: bool,
+    /// The nodes that had the labels, when some had them last.
+    pub(crate) labelled_nodes: Vec<Arc<str>>,
     /// The removals from the Service's own set of targets.
     pub(crate) hold: RemovalHold,
     /// The addresses or names that the provider gave.

@@ -32,6 +32,8 @@ struct Inner {
     index: Index,
     /// Prepared once for all plans until a node changes.
     nodes: Option<Arc<NodeTargets>>,
+    /// What was prepared last.
+    prepared: Arc<NodeTargets>,
     /// Grows with every change of a node, and of what is held.
     node_generation: u64,
     /// The removals from the shared sets.
@@ -45,16 +47,21 @@ struct Inner {
 
 impl Inner {
     fn nodes(&mut self) -> Arc<NodeTargets> {
-        let Self { index, nodes, node_generation, holds, breaker, .. } = self;
+        let Self { index, nodes, prepared, node_generation, holds, breaker, .. } = self;
         let prepare = || {
-            let mut new = NodeTargets::new(index.nodes(), *node_generation);
+            let mut new = NodeTargets::new(index.nodes(), *node_generation, prepared);
             for set in SharedSet::ALL {
                 let (wanted, hold) = (new.set(set).targets, holds.entry(set).or_default());
                 let staying = |node: &str| new.staying(node);
                 let targets = breaker.update(HoldingSet::Shared(set), hold, &wanted, staying);
                 new.replace(set, targets);
             }
-            Arc::new(new)
+            // Labels change often, and few Services look at them: the others' sets stay the same.
+            if new.differs_only_in_labels(prepared) {
+                new.generation = prepared.generation;
+            }
+            *prepared = Arc::new(new);
+            Arc::clone(prepared)
         };
         Arc::clone(nodes.get_or_insert_with(prepare))
     }
@@ -182,6 +189,12 @@ impl ClusterIndex {
         }
         let now = inner.nodes();
         let before = std::mem::replace(&mut inner.told, Arc::clone(&now));
+        for (node, eligibility) in now.changed_eligibility(&before, &changed) {
+            match eligibility {
+                Ok(()) => tracing::info!(node, "node became eligible as a target"),
+                Err(reason) => tracing::info!(node, %reason, "node became ineligible as a target"),
+            }
+        }
         Some(NodeChange::between(&before, &now, changed))
     }
 
@@ -208,11 +221,6 @@ impl ClusterIndex {
     /// The nodes now.
     pub(crate) fn nodes(&self) -> Arc<NodeTargets> {
         self.lock().nodes()
-    }
-
-    /// The generation of the nodes now.
-    pub(crate) fn node_generation(&self) -> u64 {
-        self.lock().node_generation
     }
 
     /// The owners of all Services that this controller manages or has to clean up after.

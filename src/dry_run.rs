@@ -139,7 +139,8 @@ async fn plan_service(
             let targets = if plan::has_pod_targets(service, config)? {
                 TargetPlan::of_pods(cluster.pod_targets(service, config))
             } else {
-                plan::targets(service, endpoints, nodes, steering, config)
+                let labels = plan::node_labels(service, config)?;
+                plan::targets(service, endpoints, nodes, steering, labels.as_ref(), config)
             };
             Ok(lb.with_targets(&targets.targets()))
         });

@@ -7,6 +7,8 @@ mod legacy;
 mod load_balancer;
 mod managed;
 mod node_change;
+mod node_labels;
+mod node_targets;
 mod pods;
 mod steering;
 mod targets;
@@ -21,9 +23,11 @@ pub(crate) use managed::{
     owned_finalizers, served_class,
 };
 pub(crate) use node_change::{NodeChange, NodeDependence};
+pub(crate) use node_labels::{NodeLabels, node_labels};
+pub(crate) use node_targets::NodeTargets;
 pub(crate) use pods::{PodTargets, has_pod_targets, pod_targets};
 pub(crate) use steering::steering;
-pub(crate) use targets::{EndpointSummary, NodeTargets, TargetPlan, staying_target, target_reasons, targets};
+pub(crate) use targets::{EndpointSummary, TargetPlan, staying_target, target_reasons, targets};
 
 pub(crate) use unknown::unknown_annotations;
 

@@ -64,6 +64,8 @@ reasons! {
         NODES_WITHOUT_AGENT = "NodesWithoutAgent";
         /// No eligible node can serve the Service; ineligible nodes stay targets.
         ONLY_INELIGIBLE_NODES = "OnlyIneligibleNodes";
+        /// No node with the labels that the Service asks for can serve it; other nodes are targets.
+        NO_NODE_WITH_LABELS = "NoNodeWithLabels";
         /// The provider does not support `sessionAffinity: ClientIP`.
         AFFINITY_NOT_SUPPORTED = "AffinityNotSupported";
         /// A watch is stale; the last targets are kept.

@@ -116,6 +116,7 @@ impl Reconciler {
         let due_at = applied.due_at().filter(|_| keep_if_done);
         let is_kept = (is_done && keep_if_done) || (!is_done && keep_if_not_done);
         let conditions = applied.conditions.filter(|_| is_kept);
+        let looks_at_labels = applied.node_labels.is_some();
         self.metrics.conditions.replace(self.config.classes.provider, counted, conditions);
         if is_kept {
             self.applied.put(owner, applied);
@@ -127,13 +128,20 @@ impl Reconciler {
         let outcome = self.outcome(owner, request, result, due_at, !keep_if_done);
         // A node that changed meanwhile was compared with the plan before this one.
         let is_outdated = keep_if_done
-            && snapshot.is_some_and(|snapshot| snapshot.nodes.generation != self.cluster.node_generation());
+            && snapshot.as_ref().is_some_and(|snapshot| self.is_outdated(snapshot, looks_at_labels));
         match outcome {
             ReconcileOutcome::Done | ReconcileOutcome::RequeueAfter(..) if is_outdated => {
                 ReconcileOutcome::RequeueAfter(Duration::ZERO, ReconcileRequest::default())
             }
             outcome => outcome,
         }
+    }
+
+    /// Whether nodes changed since, in what a plan may look at.
+    fn is_outdated(&self, snapshot: &Snapshot, looks_at_labels: bool) -> bool {
+        let now = self.cluster.nodes();
+        snapshot.nodes.generation != now.generation
+            || looks_at_labels && snapshot.nodes.revision != now.revision
     }
 
     fn is_managed(&self, service: &Service) -> bool {

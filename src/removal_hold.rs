@@ -27,7 +27,7 @@ const SMALLEST_SET: usize = 3;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RemovalHold {
     /// The targets after the last update.
-    targets: Arc<[Target]>,
+    targets: Arc<[Arc<Target>]>,
     /// Nodes whose removal is held, and until when.
     held: BTreeMap<String, Instant>,
     /// Nodes that were removed within the window although they could have stayed, and when.
@@ -42,14 +42,14 @@ impl RemovalHold {
     /// or until it is taken back. Both lists of targets are sorted by node.
     pub(crate) fn update(
         &mut self,
-        wanted: &Arc<[Target]>,
-        staying: impl Fn(&str) -> Option<Target>,
+        wanted: &Arc<[Arc<Target>]>,
+        staying: impl Fn(&str) -> Option<Arc<Target>>,
         hold: Duration,
         now: Instant,
-    ) -> Arc<[Target]> {
+    ) -> Arc<[Arc<Target>]> {
         let is_wanted = |node: &str| wanted.binary_search_by(|target| (*target.node).cmp(node)).is_ok();
         let lost = self.targets.iter().filter(|target| !is_wanted(&target.node));
-        let lost: Vec<Target> = lost.filter_map(|target| staying(&target.node)).collect();
+        let lost: Vec<Arc<Target>> = lost.filter_map(|target| staying(&target.node)).collect();
         self.removed.retain(|node, at| now < *at + WINDOW && !is_wanted(node));
         let before = wanted.len() + lost.len() + self.removed.len();
         let is_mass = before >= SMALLEST_SET && (lost.len() + self.removed.len()) * 3 > before;
@@ -63,7 +63,7 @@ impl RemovalHold {
                 still_held.insert(target.node.clone(), until);
                 targets.push(target);
             } else {
-                self.removed.insert(target.node, now);
+                self.removed.insert(target.node.clone(), now);
             }
         }
         self.held = still_held;

@@ -120,6 +120,8 @@ impl Workers {
     /// Requests everything in full: a new leader knows nothing of what is in place.
     fn add_all(&self) {
         self.requests.clear();
+        // The next change of nodes is one since now. Else it would be one from nothing, and concern every load balancer.
+        drop(self.reconciler.cluster.take_node_change());
         for owner in self.reconciler.cluster.owners() {
             self.requests.add(&owner, ReconcileRequest::FULL, true);
         }

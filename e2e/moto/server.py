@@ -310,8 +310,9 @@ def register(original, self, targets):
     # moto registers those before the bad one, and accepts instances that do not exist, and addresses outside the VPC.
     bad = []
     if self.target_type == "ip":
-        vpc = ip_network(self.ec2_backend.get_vpc(self.vpc_id).cidr_block)
-        outside = [target["Id"] for target in targets if ip_address(target["Id"]) not in vpc]
+        vpc = self.ec2_backend.get_vpc(self.vpc_id)
+        ranges = [ip_network(association["cidr_block"]) for association in vpc.cidr_block_association_set]
+        outside = [target["Id"] for target in targets if not any(ip_address(target["Id"]) in block for block in ranges)]
         if outside:
             raise errors.ValidationError(f"The IP address {outside[0]} is not within a range that is valid for VPC {self.vpc_id}")
         return original(self, targets)
@@ -346,7 +347,8 @@ def describe_target_health(original, self, target_group_arn, targets):
             status.status, status.reason = state if state[0] != "draining" else ("initial", "Elb.RegistrationInProgress")
     if not targets:
         leaving = [(id, state) for id, state in known.items() if id not in group.targets and state[0] == "draining"]
-        answer += [models.FakeHealthStatus(id, group.port, group.health_check_port, *state) for id, state in leaving]
+        port = {id: target["Port"] for id, target in group.deregistered_targets.items()}
+        answer += [models.FakeHealthStatus(id, port.get(id, group.port), group.health_check_port, *state) for id, state in leaving]
     return answer
 
 

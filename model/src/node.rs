@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The projection of a Node, and the rule of its eligibility.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -18,6 +20,8 @@ pub struct Node {
     pub provider_id: Option<String>,
     /// The label `topology.kubernetes.io/zone`.
     pub zone: Option<String>,
+    /// `metadata.labels`.
+    pub labels: Arc<BTreeMap<String, String>>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
     /// The exclusion label is set, with any value but false.

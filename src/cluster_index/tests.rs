@@ -150,11 +150,11 @@ async fn mass_removal_from_a_shared_set_is_held_and_then_a_change() {
     while cluster.requests.take_nodes_changed() {}
     cluster.release_removals();
     assert!(!cluster.requests.take_nodes_changed(), "too early");
-    let generation = cluster.node_generation();
+    let generation = cluster.nodes().generation;
     tokio::time::advance(Duration::from_secs(1)).await;
     cluster.release_removals();
     assert!(cluster.requests.take_nodes_changed());
-    assert!(cluster.node_generation() > generation, "plans and providers know the newer set");
+    assert!(cluster.nodes().generation > generation, "plans and providers know the newer set");
     let change = cluster.take_node_change().expect("removals are released");
     assert_eq!((change.sets, eligible()), (vec![SharedSet::Eligible], "bef".to_owned()));
     assert_eq!(cluster.next_release(), None);

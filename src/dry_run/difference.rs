@@ -49,7 +49,7 @@ mod tests {
 
     use super::*;
 
-    fn of(nodes: impl Into<Arc<[Target]>>) -> GroupTargets {
+    fn of(nodes: impl IntoIterator<Item = Target>) -> GroupTargets {
         GroupTargets::of_nodes(TargetSet::own(nodes))
     }
 

@@ -13,6 +13,7 @@ use steerage_provider_api::{
 };
 
 use super::health_check::health_check;
+use super::node_labels::check_node_labels;
 use super::pods::pod_port;
 use super::{Config, PlanError, has_pod_targets};
 
@@ -24,6 +25,7 @@ pub(crate) fn load_balancer(
 ) -> Result<LoadBalancer, PlanError> {
     let capabilities = &config.capabilities;
     let annotations = service.annotations.iter().filter(|(name, _)| !is_written_by_controller(name));
+    check_node_labels(service, config)?;
     let families = families(service, capabilities)?;
     let listeners = listeners(service, config)?;
     let health_check = health_check(service, steering, config)?;

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use steerage_model::Family;
 use steerage_provider_api::SharedSet;
 
-use super::NodeTargets;
+use super::node_targets::{Choice, NodeTargets};
 
 /// The nodes on which a plan depends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,10 +17,16 @@ pub(crate) struct NodeDependence {
     pub(super) family: Option<Family>,
     /// Nodes that it looked at one by one, known or not.
     pub(super) members: Vec<String>,
+    /// The labels by which it chose among all nodes.
+    pub(super) choice: Option<Choice>,
+    /// Whether its own set is a copy of the shared one.
+    pub(super) copies_set: bool,
+    /// [`NodeTargets::revision`] of the nodes as it saw them.
+    pub(super) revision: u64,
 }
 
 /// Nodes that changed, and what that means for the shared sets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct NodeChange {
     nodes: BTreeSet<String>,
     /// Sets with other targets.
@@ -29,6 +35,10 @@ pub(crate) struct NodeChange {
     exceptions: Vec<SharedSet>,
     /// The same, for users with this family alone.
     lacking: Vec<(SharedSet, Family)>,
+    /// Choices by labels that have the same nodes. Any further one may have others.
+    same_choices: BTreeSet<Choice>,
+    /// The revisions before and after.
+    revisions: (u64, u64),
 }
 
 impl NodeChange {
@@ -47,6 +57,8 @@ impl NodeChange {
             nodes,
             sets: sets.into_iter().filter(has_other_targets).collect(),
             exceptions: sets.into_iter().filter(has_other_exceptions).collect(),
+            same_choices: new.same_choices(old),
+            revisions: (old.revision, new.revision),
         }
     }
 
@@ -55,8 +67,13 @@ impl NodeChange {
         let is_other = |set: SharedSet| {
             self.exceptions.contains(&set)
                 || plan.family.is_some_and(|family| self.lacking.contains(&(set, family)))
-                || (!shared_sets && self.sets.contains(&set))
+                || ((plan.copies_set || !shared_sets) && self.sets.contains(&set))
         };
-        plan.set.is_some_and(is_other) || plan.members.iter().any(|node| self.nodes.contains(node))
+        // A plan between the two may have seen what neither shows.
+        let (before, after) = self.revisions;
+        (plan.revision > before && plan.revision != after)
+            || plan.choice.as_ref().is_some_and(|choice| !self.same_choices.contains(choice))
+            || plan.set.is_some_and(is_other)
+            || plan.members.iter().any(|node| self.nodes.contains(node))
     }
 }

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use steerage_model::{EndpointSlice, Family, IneligibleReason, Node, Service, TrafficPolicy, membership};
+use steerage_model::{EndpointSlice, Family, IneligibleReason, Service, TrafficPolicy, membership};
 use steerage_provider_api::{GroupTargets, SharedSet, Steering, Target, TargetSet};
 
 use super::node_change::NodeDependence;
-use super::{Config, PodTargets};
+use super::node_targets::{NodeTarget, NodeTargets};
+use super::{Config, NodeLabels, PodTargets};
 
 /// What the plan needs of a Service's endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,132 +30,6 @@ impl EndpointSummary {
     }
 }
 
-/// All nodes as possible targets, prepared once for the plans of many Services.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct NodeTargets {
-    /// Grows with every change of a node.
-    pub(crate) generation: u64,
-    by_name: BTreeMap<String, NodeTarget>,
-    eligible: SharedTargets,
-    agents: SharedTargets,
-}
-
-/// The targets of a shared set.
-#[derive(Clone, Debug, Default)]
-pub(super) struct SharedTargets {
-    pub(super) targets: Arc<[Target]>,
-    pub(super) exceptions: SetExceptions,
-    /// Targets that have an address, but not of this family: load balancers with this family alone report them.
-    pub(super) lacking: BTreeMap<Family, Vec<String>>,
-}
-
-/// What all users of a shared set report of it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct SetExceptions {
-    is_empty: bool,
-    /// All targets, if no node is eligible.
-    ineligible: Vec<(String, IneligibleReason)>,
-    /// Eligible nodes that are no targets, because they have no agent.
-    without_agent: Arc<[String]>,
-}
-
-impl SharedTargets {
-    /// The eligible nodes. If there is none, all nodes: pods that still run there are better than nothing.
-    fn new<'a>(nodes: impl Iterator<Item = &'a NodeTarget> + Clone) -> Self {
-        let mut exceptions = SetExceptions::default();
-        let eligible = nodes.clone().filter(|node| node.eligibility.is_ok());
-        let mut targets: Arc<[Target]> = eligible.map(|node| node.target.clone()).collect();
-        // A node that has just registered may have no address: it is no target yet.
-        if targets.iter().all(|target| target.addresses.is_empty()) {
-            let reason = |node: &NodeTarget| Some((node.target.node.clone(), node.eligibility.err()?));
-            targets = nodes.clone().map(|node| node.target.clone()).collect();
-            exceptions.ineligible = nodes.filter_map(reason).collect();
-        }
-        exceptions.is_empty = targets.is_empty();
-        let mut lacking = BTreeMap::<Family, Vec<String>>::new();
-        // A node that has no address yet is about to get one; it is no exception worth a condition on every Service.
-        for target in targets.iter().filter(|target| !target.addresses.is_empty()) {
-            let has = |family| target.addresses.iter().any(|address| Family::of(*address) == family);
-            for family in [Family::V4, Family::V6].into_iter().filter(|family| !has(*family)) {
-                lacking.entry(family).or_default().push(target.node.clone());
-            }
-        }
-        Self { targets, exceptions, lacking }
-    }
-}
-
-#[derive(Clone, Debug)]
-struct NodeTarget {
-    target: Target,
-    eligibility: Result<(), IneligibleReason>,
-    has_agent: bool,
-}
-
-impl NodeTargets {
-    pub(crate) fn new<'a>(nodes: impl Iterator<Item = &'a Node>, generation: u64) -> Self {
-        let by_name: BTreeMap<String, NodeTarget> = nodes
-            .map(|node| {
-                let node_target = NodeTarget {
-                    target: target(node),
-                    eligibility: node.eligibility(),
-                    has_agent: node.agent.is_some(),
-                };
-                (node.name.clone(), node_target)
-            })
-            .collect();
-        let without_agent = by_name.values().filter(|node| node.eligibility.is_ok() && !node.has_agent);
-        let without_agent = without_agent.map(|node| node.target.node.clone()).collect();
-        let mut agents = SharedTargets::new(by_name.values().filter(|node| node.has_agent));
-        agents.exceptions.without_agent = without_agent;
-        Self { generation, eligible: SharedTargets::new(by_name.values()), agents, by_name }
-    }
-
-    /// A shared set, for the provider.
-    pub(crate) fn set(&self, set: SharedSet) -> TargetSet {
-        let targets = Arc::clone(&self.shared(set).targets);
-        TargetSet { shared: Some(set), generation: self.generation, targets }
-    }
-
-    /// Puts other targets in the place of a shared set's.
-    pub(crate) fn replace(&mut self, set: SharedSet, targets: Arc<[Target]>) {
-        match set {
-            SharedSet::Eligible => self.eligible.targets = targets,
-            SharedSet::Agents => self.agents.targets = targets,
-        }
-    }
-
-    /// A node as a target of a shared set, if it may stay one: nobody deletes it or is about to.
-    pub(crate) fn staying(&self, node: &str) -> Option<Target> {
-        Some(self.existing(node)?.target.clone())
-    }
-
-    /// A node that exists, that nobody deletes, and that the cluster autoscaler is not about to delete.
-    fn existing(&self, node: &str) -> Option<&NodeTarget> {
-        let stops = |node: &NodeTarget| {
-            matches!(node.eligibility, Err(IneligibleReason::Deleting | IneligibleReason::AutoscalerTaint))
-        };
-        self.by_name.get(node).filter(|node| !stops(node))
-    }
-
-    pub(super) fn shared(&self, set: SharedSet) -> &SharedTargets {
-        match set {
-            SharedSet::Eligible => &self.eligible,
-            SharedSet::Agents => &self.agents,
-        }
-    }
-}
-
-fn target(node: &Node) -> Target {
-    Target {
-        node: node.name.clone(),
-        addresses: node.addresses.clone(),
-        provider_id: node.provider_id.clone(),
-        zone: node.zone.clone(),
-        pod_cidrs: node.pod_cidrs.clone(),
-        weight: 1,
-    }
-}
-
 /// The targets of one load balancer: nodes, or pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TargetPlan {
@@ -165,6 +40,12 @@ pub(crate) struct TargetPlan {
     pub(crate) ineligible: Vec<(String, IneligibleReason)>,
     /// Eligible nodes that cannot serve this Service because they have no agent.
     pub(crate) without_agent: Arc<[String]>,
+    /// The labels that the Service asks for.
+    pub(crate) labels: Option<NodeLabels>,
+    /// Whether no node with the labels can serve the Service, so that others are targets.
+    pub(crate) misses_labels: bool,
+    /// Whether nodes are targets because of their endpoints.
+    pub(crate) is_by_endpoints: bool,
     /// The nodes on which the plan depends.
     pub(crate) depends: NodeDependence,
 }
@@ -199,6 +80,10 @@ pub(crate) enum TargetReason {
     Ineligible(IneligibleReason),
     /// No target: the Service is labelled for the agent, and the node has none.
     NoAgent,
+    /// No target: it lacks a label that the Service asks for.
+    NoLabels,
+    /// A target although it lacks a label: no node with the labels can serve the Service.
+    DespiteLabels,
     /// A target for now: its removal is held.
     Held,
 }
@@ -215,6 +100,10 @@ impl fmt::Display for TargetReason {
             Self::NoEndpoint => f.write_str("no endpoint"),
             Self::Ineligible(why) => write!(f, "{why}"),
             Self::NoAgent => f.write_str("no agent on the node"),
+            Self::NoLabels => f.write_str("the node lacks a label that the Service asks for"),
+            Self::DespiteLabels => f.write_str(
+                "target although the node lacks a label: no node with the labels can serve the Service",
+            ),
             Self::Held => {
                 f.write_str("target for now: more than a third of the targets would leave within a minute")
             }
@@ -228,11 +117,15 @@ impl fmt::Display for TargetReason {
 /// endpoint. If there are none either although an endpoint is usable (it has no node, or an unknown one), all eligible nodes: a load
 /// balancer never goes to zero targets while the Service has a usable endpoint. In all other cases: all eligible nodes, or all nodes
 /// if none is eligible.
+///
+/// With labels, only nodes that have them. If none of these is eligible, or has an endpoint where endpoints count, all as if there were no
+/// labels.
 pub(crate) fn targets(
     service: &Service,
     endpoints: &EndpointSummary,
     nodes: &NodeTargets,
     steering: Steering,
+    labels: Option<&NodeLabels>,
     config: &Config,
 ) -> TargetPlan {
     let needs_agent = service.is_labelled_for_agent();
@@ -243,20 +136,46 @@ pub(crate) fn targets(
         pods: None,
         ineligible: shared.exceptions.ineligible.clone(),
         without_agent: Arc::clone(&shared.exceptions.without_agent),
-        depends: NodeDependence { set: Some(set), family: only_family(service), members: Vec::new() },
+        labels: labels.cloned(),
+        misses_labels: false,
+        is_by_endpoints: false,
+        depends: NodeDependence {
+            set: Some(set),
+            family: only_family(service),
+            members: Vec::new(),
+            choice: labels.map(|labels| (labels.clone(), needs_agent)),
+            copies_set: false,
+            revision: nodes.revision,
+        },
     };
+    if let Some(choice) = &plan.depends.choice {
+        let labelled = nodes.labelled(choice);
+        plan.misses_labels = labelled.is_empty();
+        plan.depends.copies_set = plan.misses_labels;
+        // Its own set in each case: the removals of one set are counted, whatever it consists of.
+        if plan.misses_labels {
+            plan.set = TargetSet::own_shared(Arc::clone(&shared.targets));
+        } else {
+            (plan.set, plan.ineligible) = (TargetSet::own_shared(labelled), Vec::new());
+        }
+    }
     if (service.external_policy, steering) != (TrafficPolicy::Local, Steering::Api) {
         return plan;
     }
     plan.depends.members = endpoints.members.keys().cloned().collect();
-    let (mut chosen, mut last_resort) = (Vec::new(), Vec::new());
+    let (mut chosen, mut others, mut last_resort) = (Vec::new(), Vec::new(), Vec::new());
     for (name, count) in &endpoints.members {
         let Some(node) = nodes.by_name.get(name) else { continue };
-        match target_reason(node, Some(*count), needs_agent, steering) {
+        match target_reason(node, Some(*count), needs_agent, labels, steering) {
             TargetReason::Endpoints(count) => chosen.push(weighted(node, count, config)),
+            TargetReason::NoLabels => others.push(weighted(node, *count, config)),
             TargetReason::Ineligible(why) => last_resort.push((node, *count, why)),
             _ => {}
         }
+    }
+    let is_missed = chosen.is_empty() && !(others.is_empty() && last_resort.is_empty());
+    if chosen.is_empty() {
+        chosen = others;
     }
     let mut ineligible = Vec::new();
     if chosen.is_empty() {
@@ -268,21 +187,27 @@ pub(crate) fn targets(
     if chosen.is_empty() && endpoints.is_usable {
         return plan;
     }
+    plan.misses_labels |= labels.is_some() && is_missed;
     plan.ineligible = ineligible;
     plan.set = TargetSet::own(chosen);
+    plan.is_by_endpoints = true;
     // The nodes without an agent are reported also where the targets are chosen one by one.
     plan.depends.set = Some(set).filter(|_| needs_agent);
     plan
 }
 
-/// A node as a target of a Service's own set, if it may stay one: nobody deletes it or is about to, and it has an endpoint. A node
-/// without endpoint drops connections.
+/// A node as a target of the Service's own set, if it may stay one: nobody deletes it or is about to, and it has an endpoint, where
+/// nodes without endpoint drop connections.
 pub(crate) fn staying_target(
     node: &str,
+    plan: &TargetPlan,
     endpoints: &EndpointSummary,
     nodes: &NodeTargets,
     config: &Config,
-) -> Option<Target> {
+) -> Option<Arc<Target>> {
+    if !plan.is_by_endpoints {
+        return nodes.staying(node);
+    }
     let count = endpoints.members.get(node)?;
     Some(weighted(nodes.existing(node)?, *count, config))
 }
@@ -296,15 +221,19 @@ fn only_family(service: &Service) -> Option<Family> {
     }
 }
 
-fn weighted(node: &NodeTarget, count: u32, config: &Config) -> Target {
+fn weighted(node: &NodeTarget, count: u32, config: &Config) -> Arc<Target> {
     let weight = if config.capabilities.weights { count.max(1) } else { 1 };
-    Target { weight, ..node.target.clone() }
+    if weight == node.target.weight {
+        return Arc::clone(&node.target);
+    }
+    Arc::new(Target { weight, ..(*node.target).clone() })
 }
 
 fn target_reason(
     node: &NodeTarget,
     endpoints: Option<u32>,
     needs_agent: bool,
+    labels: Option<&NodeLabels>,
     steering: Steering,
 ) -> TargetReason {
     if needs_agent && !node.has_agent {
@@ -312,6 +241,7 @@ fn target_reason(
     }
     match (node.eligibility, endpoints, steering) {
         (Err(why), _, _) => TargetReason::Ineligible(why),
+        _ if labels.is_some_and(|labels| !labels.are_on(&node.labels)) => TargetReason::NoLabels,
         (Ok(()), Some(count), Steering::Api) => TargetReason::Endpoints(count),
         (Ok(()), None, Steering::Api) => TargetReason::NoEndpoint,
         (Ok(()), _, Steering::HealthCheck) => TargetReason::AllEligible,
@@ -325,17 +255,22 @@ pub(crate) fn target_reasons(
     nodes: &NodeTargets,
     plan: &TargetPlan,
 ) -> Vec<(String, TargetReason)> {
-    let steering = if plan.set.shared.is_none() { Steering::Api } else { Steering::HealthCheck };
+    let steering = if plan.is_by_endpoints { Steering::Api } else { Steering::HealthCheck };
     let reason = |(name, node): (&String, &NodeTarget)| {
         let count = endpoints.members.get(name).copied();
         let ineligible = plan.ineligible.iter().find(|(node, _)| node == name);
         let is_target = plan.set.targets.binary_search_by(|target| target.node.cmp(name)).is_ok();
         let reason = match ineligible {
             Some((_, why)) => TargetReason::LastResort(*why),
-            None => target_reason(node, count, service.is_labelled_for_agent(), steering),
+            None => {
+                target_reason(node, count, service.is_labelled_for_agent(), plan.labels.as_ref(), steering)
+            }
         };
         let reason = match reason {
-            TargetReason::Ineligible(_) | TargetReason::NoAgent if is_target => TargetReason::Held,
+            TargetReason::NoLabels if is_target && plan.misses_labels => TargetReason::DespiteLabels,
+            TargetReason::Ineligible(_) | TargetReason::NoAgent | TargetReason::NoLabels if is_target => {
+                TargetReason::Held
+            }
             reason => reason,
         };
         (name.clone(), reason)

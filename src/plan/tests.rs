@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Plans of Services, table by table, and the properties of any plan.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
 use serde_json::json;
 use steerage_model::{
-    Affinity, Endpoint, EndpointSlice, Family, Key, Node, NodeAgent, Protocol, Service, ServiceKind,
-    ServicePort, TrafficPolicy, annotations, names,
+    Affinity, Endpoint, EndpointSlice, Family, IneligibleReason, Key, Node, NodeAgent, Protocol, Service,
+    ServiceKind, ServicePort, TrafficPolicy, annotations, names,
 };
 use steerage_provider_api::{Addressing, HealthProtocol, SharedSet, Steering, Target, TargetSet};
 
+use super::targets::TargetReason;
 use super::*;
 
 fn config() -> Config {
@@ -159,7 +161,9 @@ fn shown(
     nodes: &NodeTargets,
     mode: Steering,
 ) -> (String, TargetPlan) {
-    let plan = targets(service, &EndpointSummary::new(slices.iter()), nodes, mode, &config());
+    let labels = node_labels(service, &config()).expect("readable labels");
+    let endpoints = EndpointSummary::new(slices.iter());
+    let plan = targets(service, &endpoints, nodes, mode, labels.as_ref(), &config());
     let list: Vec<String> = plan.set.targets.iter().map(|t| format!("{}*{}", t.node, t.weight)).collect();
     (format!("{}{}", plan.set.shared.map_or("", SharedSet::as_str), list.join(",")), plan)
 }
@@ -172,7 +176,7 @@ fn api_steering_chooses_nodes_with_endpoints_and_falls_back_before_it_is_empty()
         node("gone", |n| n.autoscaler_taint = true),
         node("out", |n| n.excluded = true),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1);
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
     let of = |endpoints: Vec<Endpoint>| shown(&service(), &[slice(endpoints)], &nodes, Steering::Api);
     assert_eq!(of(vec![ready("a", 1), ready("a", 2), ready("b", 3)]).0, "a*2,b*1");
     assert_eq!(of(vec![ready("a", 1), ready("gone", 2)]).0, "a*1");
@@ -195,7 +199,7 @@ fn other_modes_choose_all_eligible_nodes() {
         node("b", |_| ()),
         node("x", |n| n.deleting = true),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1);
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
     let slices = [slice(vec![ready("a", 1)])];
     assert_eq!(shown(&service(), &slices, &nodes, Steering::HealthCheck).0, "eligiblea*1,b*1");
     let mut cluster = service();
@@ -209,7 +213,7 @@ fn other_modes_choose_all_eligible_nodes() {
 #[test]
 fn all_nodes_are_targets_while_none_is_eligible() {
     let nodes = [node("leaving", |n| n.autoscaler_taint = true), node("out", |n| n.excluded = true)];
-    let nodes = NodeTargets::new(nodes.iter(), 1);
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
     let slices = [slice(vec![Endpoint { node: None, ..ready("leaving", 1) }])];
     for mode in [Steering::Api, Steering::HealthCheck] {
         let (list, plan) = shown(&service(), &slices, &nodes, mode);
@@ -220,7 +224,7 @@ fn all_nodes_are_targets_while_none_is_eligible() {
 #[test]
 fn every_node_has_a_reason() {
     let nodes = [node("a", |_| ()), node("b", |_| ()), node("x", |n| n.deleting = true)];
-    let nodes = NodeTargets::new(nodes.iter(), 1);
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
     let slices = [slice(vec![ready("a", 1)])];
     let reasons = |mode| {
         let (_, plan) = shown(&service(), &slices, &nodes, mode);
@@ -229,6 +233,103 @@ fn every_node_has_a_reason() {
     };
     assert_eq!(reasons(Steering::Api), ["a: 1 endpoint", "b: no endpoint", "x: the node is being deleted"]);
     assert_eq!(reasons(Steering::HealthCheck)[1], "b: all eligible nodes are targets");
+}
+
+/// Asks for nodes with the label `tier=web`.
+fn choosing() -> Service {
+    annotated(annotations::TARGET_NODE_LABELS, "tier=web")
+}
+
+fn web(node: &mut Node) {
+    node.labels = Arc::new([("tier".to_owned(), "web".to_owned())].into());
+}
+
+#[test]
+fn labels_choose_the_target_nodes_of_every_mode() {
+    let nodes = [
+        node("a", web),
+        node("b", |_| ()),
+        node("c", web),
+        node("x", |n| {
+            web(n);
+            n.excluded = true;
+        }),
+    ];
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let slices = [slice(vec![ready("a", 1), ready("b", 2)])];
+    assert_eq!(shown(&choosing(), &slices, &nodes, Steering::Api).0, "a*1", "with an endpoint");
+    let mut cluster = choosing();
+    cluster.external_policy = TrafficPolicy::Cluster;
+    for (service, mode) in
+        [(&choosing(), Steering::HealthCheck), (&cluster, Steering::Api), (&cluster, Steering::HealthCheck)]
+    {
+        let (list, plan) = shown(service, &slices, &nodes, mode);
+        assert_eq!((list.as_str(), plan.misses_labels), ("a*1,c*1", false), "{mode}");
+    }
+    let (_, plan) = shown(&cluster, &slices, &nodes, Steering::Api);
+    let reasons = target_reasons(&cluster, &EndpointSummary::new(slices.iter()), &nodes, &plan);
+    assert_eq!(reasons[0].1.to_string(), "all eligible nodes are targets");
+    assert_eq!(reasons[1].1, TargetReason::NoLabels);
+}
+
+#[test]
+fn other_nodes_are_targets_while_none_with_the_labels_can_serve() {
+    let nodes = [
+        node("a", |_| ()),
+        node("b", |_| ()),
+        node("x", |n| {
+            web(n);
+            n.excluded = true;
+        }),
+        node("new", |n| {
+            web(n);
+            n.addresses.clear();
+        }),
+    ];
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let of = |endpoints, mode| {
+        let (list, plan) = shown(&choosing(), &[slice(endpoints)], &nodes, mode);
+        (list, plan.misses_labels)
+    };
+    let missed = |list: &str| (list.to_owned(), true);
+    assert_eq!(of(vec![ready("a", 1)], Steering::Api), missed("a*1"));
+    assert_eq!(of(vec![ready("x", 1)], Steering::Api), missed("x*1"), "the last resort");
+    assert_eq!(of(vec![ready("a", 1)], Steering::HealthCheck), missed("a*1,b*1,new*1"));
+    let (_, plan) = shown(&choosing(), &[slice(vec![ready("a", 1)])], &nodes, Steering::Api);
+    let endpoints = EndpointSummary::new([slice(vec![ready("a", 1)])].iter());
+    assert_eq!(target_reasons(&choosing(), &endpoints, &nodes, &plan)[0].1, TargetReason::DespiteLabels);
+}
+
+/// Sets that are equal are one, whatever labels chose them: a tenant must not fill the memory with copies.
+#[test]
+fn equal_choices_share_their_targets() {
+    let all = [node("a", web), node("b", web), node("c", |_| ())];
+    let nodes = NodeTargets::new(all.iter(), 1, &NodeTargets::default());
+    let set = |labels: &str, nodes: &NodeTargets| {
+        let mut service = annotated(annotations::TARGET_NODE_LABELS, labels);
+        service.external_policy = TrafficPolicy::Cluster;
+        shown(&service, &[], nodes, Steering::HealthCheck).1.set.targets
+    };
+    let (web, none) = (set("tier=web", &nodes), set("tier=none", &nodes));
+    assert!(Arc::ptr_eq(&none, &nodes.set(SharedSet::Eligible).targets), "all others");
+    let mut labelled = all.clone();
+    for node in &mut labelled[..2] {
+        node.labels =
+            Arc::new([("tier", "web"), ("os", "linux")].map(|(k, v)| (k.to_owned(), v.to_owned())).into());
+    }
+    let now = NodeTargets::new(labelled.iter(), 2, &nodes);
+    assert!(now.differs_only_in_labels(&nodes));
+    assert!(Arc::ptr_eq(&set("tier=web", &now), &set("os=linux", &now)));
+    assert!(Arc::ptr_eq(&web[0], &set("os=linux", &now)[0]), "a node that is as before");
+    let many = (0..3000).map(|n| format!("tier=t{n}"));
+    assert!(many.into_iter().all(|labels| set(&labels, &now).len() == 3));
+}
+
+#[test]
+fn missing_labels_are_reported_without_endpoints_too() {
+    let nodes = [node("a", |_| ())];
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    assert!(shown(&choosing(), &[], &nodes, Steering::Api).1.misses_labels);
 }
 
 #[test]
@@ -275,22 +376,46 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
     )
 }
 
+#[test]
+fn known_nodes_change_their_eligibility() {
+    let of = |nodes: &[Node]| NodeTargets::new(nodes.iter(), 1);
+    let before = of(&[
+        node("stays", |_| {}),
+        node("leaves", |_| {}),
+        node("returns", |node| node.excluded = true),
+        node("gone", |_| {}),
+    ]);
+    let now = of(&[
+        node("stays", |node| node.addresses.clear()),
+        node("leaves", |node| node.autoscaler_taint = true),
+        node("returns", |_| {}),
+        node("new", |_| {}),
+    ]);
+    let changed = ["gone", "leaves", "new", "returns", "stays"].map(str::to_owned).into();
+    let found: Vec<_> = now.changed_eligibility(&before, &changed).collect();
+    assert_eq!(found, [("leaves", Err(IneligibleReason::AutoscalerTaint)), ("returns", Ok(()))]);
+}
+
 proptest! {
     #[test]
     fn targets_are_never_empty_while_an_endpoint_is_usable(
         endpoints in proptest::collection::vec(endpoint(), 0..6),
-        tainted in 0u8..8,
-        api in any::<bool>(),
+        (tainted, of_web) in (0u8..8, 0u8..8),
+        (api, chooses) in any::<(bool, bool)>(),
     ) {
         let mut nodes: Vec<Node> = ["a", "b", "c"].iter().map(|name| node(name, |_| ())).collect();
         for (i, node) in nodes.iter_mut().enumerate() {
             node.autoscaler_taint = tainted & (1 << i) != 0;
+            if of_web & (1 << i) != 0 {
+                web(node);
+            }
         }
-        let view = NodeTargets::new(nodes.iter(), 1);
+        let service = if chooses { choosing() } else { service() };
+        let view = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
         let mode = if api { Steering::Api } else { Steering::HealthCheck };
         let usable = endpoints.iter().any(|e| e.ready || e.is_serving_terminating());
         let slices = [slice(endpoints.clone())];
-        let (_, plan) = shown(&service(), &slices, &view, mode);
+        let (_, plan) = shown(&service, &slices, &view, mode);
         prop_assert_eq!(EndpointSummary::new(slices.iter()).is_usable, usable);
         if usable {
             prop_assert!(!plan.set.targets.is_empty());
@@ -299,20 +424,21 @@ proptest! {
             for target in plan.set.targets.iter() {
                 let node = nodes.iter().find(|node| node.name == target.node).expect("known");
                 prop_assert!(node.eligibility().is_ok());
+                prop_assert!(!chooses || plan.misses_labels || node.labels.contains_key("tier"));
             }
         }
         let mut turned = endpoints;
         turned.reverse();
-        let (_, again) = shown(&service(), &[slice(turned)], &NodeTargets::new(nodes.iter().rev(), 1), mode);
+        let (_, again) = shown(&service, &[slice(turned)], &NodeTargets::new(nodes.iter().rev(), 1, &NodeTargets::default()), mode);
         prop_assert_eq!(plan, again, "the order of events does not matter");
     }
 
     #[test]
     fn a_plan_that_a_change_of_nodes_does_not_concern_stays_the_same(
         endpoints in proptest::collection::vec(endpoint(), 0..4),
-        before in proptest::collection::vec(0u8..7, 3),
-        after in proptest::collection::vec(0u8..7, 3),
-        (api, cluster, labelled, ipv6) in any::<(bool, bool, bool, bool)>(),
+        before in proptest::collection::vec(0u8..8, 3),
+        after in proptest::collection::vec(0u8..8, 3),
+        (api, cluster, labelled, ipv6, chooses) in any::<(bool, bool, bool, bool, bool)>(),
     ) {
         let nodes = |states: &[u8]| -> Vec<Node> {
             let of = |(name, state): (&str, &u8)| {
@@ -323,6 +449,7 @@ proptest! {
                     2 => node.excluded = true,
                     3 => node.addresses.push("fd00::1".parse().expect("ip")),
                     5 => node.addresses = vec!["fd00::1".parse().expect("ip")],
+                    7 => web(&mut node),
                     4 => node.agent = Some(NodeAgent { mode: "labelled".to_owned(), version: "1".to_owned() }),
                     _ => {}
                 }
@@ -332,8 +459,8 @@ proptest! {
         };
         let changed = ["a", "b", "c"].into_iter().zip(before.iter().zip(&after));
         let changed = changed.filter(|(_, (old, new))| old != new).map(|(name, _)| name.to_owned()).collect();
-        let [old, new] = [nodes(&before), nodes(&after)].map(|list| NodeTargets::new(list.iter(), 1));
-        let mut service = service();
+        let [old, new] = [nodes(&before), nodes(&after)].map(|list| NodeTargets::new(list.iter(), 1, &NodeTargets::default()));
+        let mut service = if chooses { choosing() } else { service() };
         service.external_policy = if cluster { TrafficPolicy::Cluster } else { TrafficPolicy::Local };
         service.proxy_name = labelled.then(|| names::PROXY_NAME.to_owned());
         let family = if ipv6 { Family::V6 } else { Family::V4 };

@@ -204,6 +204,13 @@ impl Reconciler {
             );
             found.push((reasons::ONLY_INELIGIBLE_NODES, message));
         }
+        if let Some(labels) = targets.labels.as_ref().filter(|_| targets.misses_labels) {
+            let message = format!(
+                "The Service asks for nodes with the labels {labels}, but no eligible node that can serve it has them. Other nodes are \
+                 targets. Correct the annotation, or label nodes."
+            );
+            found.push((reasons::NO_NODE_WITH_LABELS, message));
+        }
         if service.affinity.is_some() && !self.config.capabilities.affinity {
             let message = "The provider does not support sessionAffinity ClientIP. \
                            Only the nodes keep a client on its endpoint. Remove spec.sessionAffinity.";

@@ -3,6 +3,7 @@
 //!
 //! A rejected structure does not stop the targets: what exists keeps its structure, and its targets follow the endpoints.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use steerage_model::Service;
@@ -162,8 +163,10 @@ impl Reconciler {
             None
         };
         applied.depends = Some(nodes.as_ref().map(|plan| plan.depends.clone()).unwrap_or_default());
+        // Nobody knows which nodes an unreadable annotation meant before this process began.
+        let chosen = nodes.as_ref().filter(|plan| plan.is_by_endpoints || applied.has_read_labels);
         let now = GroupTargets {
-            nodes: nodes.as_ref().map(|plan| plan.set.clone()),
+            nodes: chosen.map(|plan| plan.set.clone()),
             pods: pods.clone().unwrap_or_default(),
         };
         let plan = match (of_pods, nodes) {
@@ -182,12 +185,29 @@ impl Reconciler {
     /// The nodes for a steering, with those whose removal is held.
     fn plan_nodes(&self, snapshot: &Snapshot, applied: &mut AppliedState, steering: Steering) -> TargetPlan {
         let Snapshot { service, endpoints, nodes } = snapshot;
-        let mut plan = plan::targets(service, endpoints, nodes, steering, &self.config);
+        // An unreadable annotation is refused, and what exists keeps its nodes.
+        if let Ok(labels) = plan::node_labels(service, &self.config) {
+            (applied.node_labels, applied.has_read_labels) = (labels, true);
+        }
+        let labels = applied.node_labels.as_ref();
+        let mut plan = plan::targets(service, endpoints, nodes, steering, labels, &self.config);
+        if !plan.is_by_endpoints && plan.labels.is_some() {
+            if plan.misses_labels {
+                // A label that somebody takes away by mistake moves no traffic.
+                let kept = nodes.able(&applied.labelled_nodes, service.is_labelled_for_agent());
+                if !kept.is_empty() {
+                    (plan.set, plan.ineligible) = (TargetSet::own(kept), Vec::new());
+                }
+            } else {
+                let names = plan.set.targets.iter().map(|target| Arc::from(&*target.node));
+                applied.labelled_nodes = names.collect();
+            }
+        }
         if plan.set.shared.is_none() {
-            let staying = |node: &str| plan::staying_target(node, endpoints, nodes, &self.config);
+            let staying = |node: &str| plan::staying_target(node, &plan, endpoints, nodes, &self.config);
             let set = HoldingSet::Own(&service.key);
             let held = self.breaker.update(set, &mut applied.hold, &plan.set.targets, staying);
-            plan.set = TargetSet::own(held);
+            plan.set = TargetSet::own_shared(held);
         } else {
             applied.hold = RemovalHold::default();
         }
@@ -247,3 +267,6 @@ fn compare(request: &ReconcileRequest) -> Compare {
 pub(super) fn exists(service: &Service, applied: &AppliedState) -> bool {
     !applied.ingress.is_empty() || !service.ingress.is_empty()
 }
+
+#[cfg(test)]
+mod tests;

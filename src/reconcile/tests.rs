@@ -57,6 +57,7 @@ impl Provider for Silent {
             protocols: &[Protocol::Tcp],
             addressing: Addressing::Vip,
             pod_targets: None,
+            node_labels: None,
             ip_mode: Some(IpMode::Vip),
             ipv6: true,
             weights: true,
@@ -107,7 +108,7 @@ pub(crate) fn silent_client() -> Client {
 }
 
 /// An API server that accepts every write.
-fn accepting() -> Client {
+pub(super) fn accepting() -> Client {
     let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "default"}});
         let body = kube::client::Body::from(service.to_string().into_bytes());
@@ -232,7 +233,7 @@ async fn load_balancer_is_deleted_only_if_the_api_server_has_no_such_service() {
 #[derive(Default)]
 pub(super) struct Polled {
     applied: AtomicUsize,
-    targets: Mutex<String>,
+    pub(super) targets: Mutex<String>,
     health_read: AtomicUsize,
     /// Denies changes of the structure.
     denies: AtomicBool,
@@ -283,7 +284,9 @@ impl Provider for Polled {
     }
 
     async fn set_targets(&self, _: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
-        self.take(&targets.nodes.clone().unwrap_or_default());
+        if let Some(nodes) = &targets.nodes {
+            self.take(nodes);
+        }
         Ok(Outcome::done())
     }
 
@@ -340,7 +343,7 @@ pub(super) fn local_service() -> Service {
 }
 
 /// Its endpoints, one on each of these nodes.
-fn set_endpoints(reconciler: &Reconciler, nodes: &str) {
+pub(super) fn set_endpoints(reconciler: &Reconciler, nodes: &str) {
     let endpoint = |node: char| Endpoint::ready([10, 2, 0, 1].into(), &node.to_string());
     let key = service().key;
     let slice = EndpointSlice::new(key.clone(), key, Family::V4);

@@ -100,9 +100,9 @@ impl RemovalBreaker {
         &self,
         set: HoldingSet<'_>,
         hold: &mut RemovalHold,
-        wanted: &Arc<[Target]>,
-        staying: impl Fn(&str) -> Option<Target>,
-    ) -> Arc<[Target]> {
+        wanted: &Arc<[Arc<Target>]>,
+        staying: impl Fn(&str) -> Option<Arc<Target>>,
+    ) -> Arc<[Arc<Target>]> {
         let before = hold.clone();
         let targets = hold.update(wanted, staying, self.hold, Instant::now());
         let label = BySet { set: set.label() };

@@ -10,22 +10,22 @@ use super::*;
 
 const HOLD: Duration = LONGEST_HOLD;
 
-fn target(node: &str) -> Target {
-    Target {
+fn target(node: &str) -> Arc<Target> {
+    Arc::new(Target {
         node: node.to_owned(),
         addresses: Vec::new(),
         provider_id: None,
         zone: None,
         pod_cidrs: Vec::new(),
         weight: 1,
-    }
+    })
 }
 
-fn targets(nodes: &str) -> Arc<[Target]> {
+fn targets(nodes: &str) -> Arc<[Arc<Target>]> {
     nodes.chars().map(|node| target(&node.to_string())).collect()
 }
 
-fn names(targets: &[Target]) -> String {
+fn names(targets: &[Arc<Target>]) -> String {
     targets.iter().map(|target| target.node.as_str()).collect()
 }
 
@@ -144,7 +144,7 @@ fn zero_disables() {
 fn a_held_node_is_the_target_that_it_is_now() {
     let (mut hold, now) = (RemovalHold::default(), Instant::now());
     hold.update(&targets("abc"), |_| None, HOLD, now);
-    let moved = |node: &str| Some(Target { weight: 7, ..target(node) });
+    let moved = |node: &str| Some(Arc::new(Target { weight: 7, ..(*target(node)).clone() }));
     let held = hold.update(&targets("a"), moved, HOLD, now);
     assert_eq!(held.iter().map(|target| target.weight).collect::<Vec<_>>(), [1, 7, 7]);
     assert_eq!((hold.held().len(), hold.next_release()), (2, Some(now + HOLD)));
@@ -181,7 +181,7 @@ proptest! {
             // Nodes seldom go.
             let is_gone = |number: u32| gone > 200 && u32::from(gone) % NODES == number;
             let is_wanted = |number: u32| wanted & (1 << number) != 0 && !is_gone(number);
-            let wanted: Arc<[Target]> = (0..NODES).filter(|n| is_wanted(*n)).map(|n| target(&name(n))).collect();
+            let wanted: Arc<[Arc<Target>]> = (0..NODES).filter(|n| is_wanted(*n)).map(|n| target(&name(n))).collect();
             for number in 0..NODES {
                 if is_wanted(number) || is_gone(number) || !before.contains(&name(number)) {
                     unwanted.remove(&name(number));

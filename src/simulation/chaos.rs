@@ -336,6 +336,9 @@ fn service_spec(world: &mut World) -> ServiceSpec {
     if world.rng.u8(0..8) == 0 {
         annotations.insert(UNSUPPORTED.to_owned(), Value::String(String::new()));
     }
+    if world.rng.u8(0..4) == 0 {
+        annotations.insert(annotations::TARGET_NODE_LABELS.to_owned(), json!("tier=web"));
+    }
     if world.rng.u8(0..8) == 0 {
         annotations.insert(annotations::PAUSED.to_owned(), json!("true"));
     }

@@ -229,6 +229,7 @@ pub(super) fn capabilities(shared_sets: bool) -> Capabilities {
         protocols: &[Protocol::Tcp],
         addressing: Addressing::NodePort,
         pod_targets: None,
+        node_labels: None,
         ip_mode: Some(IpMode::Vip),
         ipv6: false,
         weights: false,

@@ -28,7 +28,7 @@ use super::process::{self, LEASE, NAMESPACE};
 use super::removals::{self, SharedSets};
 use super::watch_stream::MAX_LAG;
 use super::world::{ProcessId, ProviderKind, SharedWorld, World};
-use crate::cluster_index::{ClusterIndex, owner_of};
+use crate::cluster_index::{ClusterIndex, Snapshot, owner_of};
 use crate::plan::{self, ManagedClasses};
 use crate::request_queue::RequestQueue;
 
@@ -168,7 +168,9 @@ pub(super) fn at_end(shared: &SharedWorld) -> Vec<String> {
         let snapshot = index.snapshot(&owner).expect("listed");
         let steering = plan::steering(&service, &config).expect("a valid annotation");
         let lb = plan::load_balancer(&service, steering, &config).expect("a valid Service");
-        let targets = plan::targets(&service, &snapshot.endpoints, &snapshot.nodes, steering, &config);
+        let labels = plan::node_labels(&service, &config).expect("a valid annotation");
+        let Snapshot { endpoints, nodes, .. } = &snapshot;
+        let targets = plan::targets(&service, endpoints, nodes, steering, labels.as_ref(), &config);
         let lb = lb.with_nodes(targets.set);
         let is_rejected =
             service.annotations.contains_key(UNSUPPORTED) && world.provider != ProviderKind::Edge;

@@ -110,6 +110,8 @@ pub(super) fn node(name: &str, number: u16, is_excluded: bool) -> Value {
     if is_excluded {
         labels[names::EXCLUDE_LABEL] = json!("");
     }
+    // By number, so that a Service may ask for some.
+    labels["tier"] = json!(if number.is_multiple_of(2) { "web" } else { "batch" });
     json!({
         "metadata": {"name": name, "labels": labels},
         "spec": {"providerID": format!("sim:///{name}")},

@@ -27,6 +27,9 @@
 {{- with .Values.aws.subnetIds }}
 - --aws-subnets={{ join "," . }}
 {{- end }}
+{{- with .Values.aws.backendSecurityGroup }}
+- --aws-backend-security-group={{ . }}
+{{- end }}
 - --aws-scheme={{ .Values.aws.scheme }}
 {{- with .Values.aws.adopt }}
 - --aws-adopt={{ join "," . }}

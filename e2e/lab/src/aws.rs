@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::addresses::{INSTANCES_IPV4, NODES_IPV4, Plan, VIPS_IPV4};
+use crate::addresses::{INSTANCES_IPV4, NODES_IPV4, PODS_IPV4, Plan, VIPS_IPV4};
 use crate::daemon;
 use crate::error::{Doing, Error, Result};
 use crate::progress::wait;
@@ -99,6 +99,7 @@ fn flags(plan: &Plan) -> Vec<String> {
         format!("--listen={}", api(plan)),
         format!("--vpc={NODES_IPV4}"),
         format!("--node-subnet={INSTANCES_IPV4}"),
+        format!("--pod-subnet={PODS_IPV4}"),
         format!("--balancer-subnet={VIPS_IPV4}"),
     ];
     flags.extend(plan.nodes().iter().map(|node| format!("--node={}={}", node.name, node.ipv4)));
@@ -147,7 +148,7 @@ mod tests {
     fn every_node_gets_an_instance_at_its_address() {
         let flags = flags(&plan());
         assert_eq!(flags[0], "--listen=10.77.0.1:4566");
-        assert_eq!(flags[4..], ["--node=node1=10.77.1.1", "--node=node2=10.77.1.2"]);
+        assert_eq!(flags[5..], ["--node=node1=10.77.1.1", "--node=node2=10.77.1.2"]);
     }
 
     #[test]

@@ -88,6 +88,11 @@ impl Moto {
         Ok(self.ec2("CreateVpc", &[("CidrBlock", block)], "vpcId")?.remove(0))
     }
 
+    /// Gives a VPC one more range.
+    pub fn add_range(&self, vpc: &str, block: &str) -> anyhow::Result<()> {
+        self.ec2("AssociateVpcCidrBlock", &[("VpcId", vpc), ("CidrBlock", block)], "vpcId").map(drop)
+    }
+
     /// Creates a subnet and returns its id.
     pub fn subnet(&self, vpc: &str, block: &str, zone: &str) -> anyhow::Result<String> {
         let parameters = [("VpcId", vpc), ("CidrBlock", block), ("AvailabilityZone", zone)];

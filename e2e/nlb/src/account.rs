@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The account that a lab's cluster finds: a VPC, a subnet for nodes with one instance for each, and one for load balancers.
+//! The account that a lab's cluster finds: a VPC, subnets for nodes, with one instance for each, for pods, and for load balancers.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -20,6 +20,8 @@ const ROLE: &str = "kubernetes.io/role/internal-elb";
 pub struct Ranges {
     /// Of the VPC.
     pub vpc: Ipv4Net,
+    /// Of the pods, beside the VPC's first one.
+    pub pods: Ipv4Net,
     /// Of the nodes' subnet.
     pub nodes: Ipv4Net,
     /// Of the load balancers' subnet.
@@ -30,6 +32,8 @@ pub struct Ranges {
 pub fn create(moto: &Moto, ranges: Ranges, nodes: &[(String, Ipv4Addr)]) -> Result<Value> {
     let vpc = moto.vpc(&ranges.vpc.to_string())?;
     let for_nodes = moto.subnet(&vpc, &ranges.nodes.to_string(), ZONE)?;
+    moto.add_range(&vpc, &ranges.pods.to_string())?;
+    moto.subnet(&vpc, &ranges.pods.to_string(), ZONE)?;
     let for_balancers = moto.subnet(&vpc, &ranges.balancers.to_string(), ZONE)?;
     moto.tag(&for_balancers, ROLE, "1")?;
     let mut instances = serde_json::Map::new();

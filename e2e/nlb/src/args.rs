@@ -26,6 +26,9 @@ pub struct Args {
     /// Give the nodes' subnet this range.
     #[arg(long, value_name = "RANGE")]
     node_subnet: Ipv4Net,
+    /// Give the VPC this range too, with a subnet for pods.
+    #[arg(long, value_name = "RANGE")]
+    pod_subnet: Ipv4Net,
     /// Take the load balancers' addresses from a subnet of this range.
     #[arg(long, value_name = "RANGE")]
     balancer_subnet: Ipv4Net,
@@ -45,10 +48,10 @@ fn node(text: &str) -> Result<(String, Ipv4Addr), String> {
 impl Args {
     /// Runs until it is killed.
     pub fn run(self) -> Result<()> {
-        let Self { listen, vpc, node_subnet, balancer_subnet, nodes, folder } = self;
+        let Self { listen, vpc, node_subnet, pod_subnet, balancer_subnet, nodes, folder } = self;
         // On this thread, since moto ends with the one that started it.
         let moto = Server::start_at(listen)?;
-        let ranges = Ranges { vpc, nodes: node_subnet, balancers: balancer_subnet };
+        let ranges = Ranges { vpc, pods: pod_subnet, nodes: node_subnet, balancers: balancer_subnet };
         let account = account::create(&moto, ranges, &nodes)?;
         let hosts = folder.join("hosts");
         publish(&hosts, "")?;

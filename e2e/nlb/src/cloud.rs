@@ -87,11 +87,18 @@ impl Transport {
     }
 }
 
+/// What the targets of a group are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TargetKind {
+    /// `instance`
+    Instance,
+    /// `ip`
+    Address,
+}
+
 /// A target group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// The protocols, one or both.
-    pub transports: Vec<Transport>,
     /// How its targets are checked.
     pub check: Check,
     /// Its attributes.
@@ -142,9 +149,10 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// The attributes from the API's names and values. An absent one has AWS's default for a group of these protocols.
-    pub fn of(values: &BTreeMap<String, String>, transports: &[Transport]) -> Self {
+    /// The attributes from the API's names and values. An absent one has AWS's default for a group of this kind and these protocols.
+    pub fn of(values: &BTreeMap<String, String>, kind: TargetKind, transports: &[Transport]) -> Self {
         let has_udp = transports.contains(&Transport::Udp);
+        let shows_client = kind == TargetKind::Instance || has_udp;
         let is = |name: &str, default: bool| values.get(name).map_or(default, |value| value == "true");
         let seconds = |name: &str, default: u64| {
             let value = values.get(name).and_then(|value| value.parse().ok());
@@ -159,7 +167,7 @@ impl Attributes {
             (!interval.is_zero()).then_some(interval)
         };
         Self {
-            keeps_client_address: is("preserve_client_ip.enabled", true),
+            keeps_client_address: is("preserve_client_ip.enabled", shows_client),
             is_sticky: is("stickiness.enabled", false),
             deregistration_delay: seconds("deregistration_delay.timeout_seconds", 300),
             ends_flows_after_delay: is("deregistration_delay.connection_termination.enabled", has_udp),
@@ -169,12 +177,16 @@ impl Attributes {
 }
 
 /// Flows that end: their entries in connection tracking are deleted, and the next packet of a TCP flow is answered by a reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Ended {
-    /// All flows of a listener.
-    Listener(Ipv4Addr, u16, Transport),
-    /// All flows to a target.
-    Target(SocketAddrV4, Transport),
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The load balancer's address.
+    pub address: Ipv4Addr,
+    /// The clients' port.
+    pub port: u16,
+    /// The protocol.
+    pub transport: Transport,
+    /// Only flows to this target end; `None` means all. Pods may be targets of several load balancers.
+    pub target: Option<SocketAddrV4>,
 }
 
 #[cfg(test)]
@@ -186,7 +198,7 @@ mod tests {
 
     fn attributes(pairs: &[(&str, &str)], transports: &[Transport]) -> Attributes {
         let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        Attributes::of(&pairs.collect(), transports)
+        Attributes::of(&pairs.collect(), TargetKind::Instance, transports)
     }
 
     #[test]
@@ -198,6 +210,8 @@ mod tests {
         let of_both = attributes(&[], BOTH);
         assert!(of_both.ends_flows_after_delay);
         assert_eq!(of_both.unhealthy_flows_end_after, None);
+        let of_addresses = |transports| Attributes::of(&BTreeMap::new(), TargetKind::Address, transports);
+        assert!(!of_addresses(TCP).keeps_client_address && of_addresses(BOTH).keeps_client_address);
     }
 
     #[test]

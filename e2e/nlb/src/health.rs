@@ -13,10 +13,19 @@ use std::time::Duration;
 
 use steerage_testmoto::TargetStates;
 
-use crate::cloud::{Check, Cloud, Ended, Group};
+use crate::cloud::{Check, Cloud};
 
 /// The ARN of a target group, and the id of a target in it.
 pub type Key = (String, String);
+
+/// A target of a group whose flows end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Released {
+    /// The ARN of the target group.
+    pub group: String,
+    /// The target.
+    pub target: SocketAddrV4,
+}
 
 /// A check to make now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,10 +73,10 @@ pub struct Health {
 }
 
 impl Health {
-    /// Takes over what is registered now. Returns the flows that end.
-    pub fn sync(&mut self, cloud: &Cloud, now: Duration) -> Vec<Ended> {
+    /// Takes over what is registered now. Returns the targets whose flows end.
+    pub fn sync(&mut self, cloud: &Cloud, now: Duration) -> Vec<Released> {
         let used = used_groups(cloud);
-        let mut ended = Vec::new();
+        let mut released = Vec::new();
         self.targets.retain(|(arn, id), target| {
             let Some(group) = cloud.groups.get(arn).filter(|_| used.contains(arn.as_str())) else {
                 return false;
@@ -77,14 +86,14 @@ impl Health {
                     && at <= now
                 {
                     target.state = TargetState::Unhealthy { flows_end: None };
-                    ended.extend(flows(group, target));
+                    released.push(Released { group: arn.clone(), target: target.address });
                 }
                 return true;
             }
             match target.state {
                 TargetState::Draining { until } if until <= now => {
                     if group.attributes.ends_flows_after_delay {
-                        ended.extend(flows(group, target));
+                        released.push(Released { group: arn.clone(), target: target.address });
                     }
                     false
                 }
@@ -109,7 +118,7 @@ impl Health {
                     .insert(key, Target { address: *address, state, contradictions, next_check: now });
             }
         }
-        ended
+        released
     }
 
     /// The checks that are due; each counts as made.
@@ -181,10 +190,6 @@ impl Health {
         }
         states
     }
-}
-
-fn flows(group: &Group, target: &Target) -> Vec<Ended> {
-    group.transports.iter().map(|transport| Ended::Target(target.address, *transport)).collect()
 }
 
 fn used_groups(cloud: &Cloud) -> BTreeSet<&str> {

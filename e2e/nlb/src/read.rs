@@ -6,14 +6,14 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, Region};
 use aws_credential_types::Credentials;
-use aws_sdk_ec2 as ec2;
 use aws_sdk_elasticloadbalancingv2 as elb;
-use ec2::types::IpPermission;
-use elb::types::{ProtocolEnum, TargetGroup, TargetHealthStateEnum};
+use elb::types::{ProtocolEnum, TargetGroup, TargetHealthStateEnum, TargetTypeEnum};
+use steerage_ec2::{Filter, IpPermission};
 
-use crate::cloud::{Admission, Attributes, Balancer, Check, Cloud, Group, Listener, Transport};
+use crate::cloud::{Admission, Attributes, Balancer, Check, Cloud, Group, Listener, TargetKind, Transport};
 
 /// The region of the account.
 pub const REGION: &str = "us-east-1";
@@ -22,7 +22,7 @@ pub const REGION: &str = "us-east-1";
 #[derive(Debug)]
 pub struct Reader {
     elb: elb::Client,
-    ec2: ec2::Client,
+    ec2: steerage_ec2::Client,
     /// Private addresses of instances, which keep them for life.
     instances: HashMap<String, Ipv4Addr>,
 }
@@ -30,13 +30,15 @@ pub struct Reader {
 impl Reader {
     /// A reader of the API at this address.
     pub async fn connect(api: SocketAddr) -> Self {
+        let url = format!("http://{api}");
         let sdk = aws_config::defaults(BehaviorVersion::latest())
             .region(Region::new(REGION))
             .credentials_provider(Credentials::new("lab", "lab", None, None, "lab"))
-            .endpoint_url(format!("http://{api}"))
+            .endpoint_url(&url)
             .load()
             .await;
-        Self { elb: elb::Client::new(&sdk), ec2: ec2::Client::new(&sdk), instances: HashMap::new() }
+        let ec2 = steerage_ec2::Client::new(&sdk, &url, &TimeoutConfig::disabled(), None);
+        Self { elb: elb::Client::new(&sdk), ec2, instances: HashMap::new() }
     }
 
     /// The account as it is now. What goes between two calls is an error; the next read is complete.
@@ -52,11 +54,17 @@ impl Reader {
         let pages = self.elb.describe_target_groups().into_paginator().items().send();
         for found in pages.try_collect().await.context("DescribeTargetGroups")? {
             let arn = found.target_group_arn.clone().unwrap_or_default();
-            let transports = transports(found.protocol.as_ref());
+            let kind = match found.target_type {
+                Some(TargetTypeEnum::Ip) => TargetKind::Address,
+                _ => TargetKind::Instance,
+            };
             let group = Group {
                 check: check(&found),
-                attributes: Attributes::of(&self.attributes(&arn).await?, &transports),
-                transports,
+                attributes: Attributes::of(
+                    &self.attributes(&arn).await?,
+                    kind,
+                    &transports(found.protocol.as_ref()),
+                ),
                 targets: self.targets(&arn).await?,
             };
             cloud.groups.insert(arn, group);
@@ -69,9 +77,9 @@ impl Reader {
         if groups.is_empty() {
             return Ok(None);
         }
-        let answer = self.ec2.describe_security_groups().set_group_ids(Some(groups)).send().await;
-        let found = answer.context("DescribeSecurityGroups")?.security_groups.unwrap_or_default();
-        let rules = found.into_iter().flat_map(|group| group.ip_permissions.unwrap_or_default());
+        let wanted = Filter { name: "group-id".to_owned(), values: groups };
+        let found = self.ec2.describe_security_groups(&[wanted]).await.context("DescribeSecurityGroups")?;
+        let rules = found.into_iter().flat_map(|group| group.ip_permissions);
         Ok(Some(rules.flat_map(admissions).collect()))
     }
 
@@ -110,20 +118,21 @@ impl Reader {
             if state == Some(TargetHealthStateEnum::Draining) {
                 continue;
             }
-            let address = self.address(&id).await?;
+            let address = match id.parse() {
+                Ok(address) => address,
+                Err(_) => self.address_of(&id).await?,
+            };
             targets.insert(id, SocketAddrV4::new(address, port));
         }
         Ok(targets)
     }
 
-    async fn address(&mut self, instance: &str) -> Result<Ipv4Addr> {
+    async fn address_of(&mut self, instance: &str) -> Result<Ipv4Addr> {
         if let Some(known) = self.instances.get(instance) {
             return Ok(*known);
         }
-        let answer = self.ec2.describe_instances().instance_ids(instance).send().await;
-        let reservations = answer.context("DescribeInstances")?.reservations.unwrap_or_default();
-        let found = reservations.into_iter().flat_map(|one| one.instances.unwrap_or_default()).next();
-        let address = found.and_then(|found| found.private_ip_address?.parse().ok());
+        let found = self.ec2.describe_instances(&[instance.to_owned()]).await.context("DescribeInstances")?;
+        let address = found.into_iter().next().and_then(|found| found.private_ip_address?.parse().ok());
         let address = address.with_context(|| format!("instance {instance} has no private address"))?;
         self.instances.insert(instance.to_owned(), address);
         Ok(address)
@@ -132,16 +141,16 @@ impl Reader {
 
 /// One for each range of a rule.
 fn admissions(rule: IpPermission) -> Vec<Admission> {
-    let transports = match rule.ip_protocol.as_deref() {
-        Some("tcp") => vec![Transport::Tcp],
-        Some("udp") => vec![Transport::Udp],
-        Some("-1") => vec![Transport::Tcp, Transport::Udp],
+    let transports = match rule.ip_protocol.as_str() {
+        "tcp" => vec![Transport::Tcp],
+        "udp" => vec![Transport::Udp],
+        "-1" => vec![Transport::Tcp, Transport::Udp],
         _ => Vec::new(),
     };
     let port = |port: Option<i32>, absent: u16| port.and_then(|port| port.try_into().ok()).unwrap_or(absent);
     let ports = port(rule.from_port, 0)..=port(rule.to_port, u16::MAX);
-    let ranges = rule.ip_ranges.unwrap_or_default().into_iter();
-    let sources = ranges.filter_map(|range| range.cidr_ip?.parse().ok());
+    let ranges = rule.ip_ranges.into_iter();
+    let sources = ranges.filter_map(|range| range.cidr_ip.parse().ok());
     let admission = |source| Admission { transports: transports.clone(), ports: ports.clone(), source };
     sources.map(admission).collect()
 }
@@ -177,7 +186,7 @@ fn check(found: &TargetGroup) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use ec2::types::IpRange;
+    use steerage_ec2::IpRange;
 
     use super::*;
 
@@ -199,9 +208,14 @@ mod tests {
 
     #[test]
     fn rule_of_a_security_group_is_read_with_each_range() {
-        let range = |text: &str| IpRange::builder().cidr_ip(text).build();
-        let rule = IpPermission::builder().ip_protocol("udp").from_port(53).to_port(54);
-        let rule = rule.ip_ranges(range("192.0.2.0/24")).ip_ranges(range("198.51.100.7/32")).build();
+        let range = |text: &str| IpRange { cidr_ip: text.to_owned(), description: None };
+        let rule = IpPermission {
+            ip_protocol: "udp".to_owned(),
+            from_port: Some(53),
+            to_port: Some(54),
+            ip_ranges: vec![range("192.0.2.0/24"), range("198.51.100.7/32")],
+            prefix_list_ids: Vec::new(),
+        };
         let found = admissions(rule);
         assert_eq!(found.len(), 2);
         assert_eq!(
@@ -209,7 +223,11 @@ mod tests {
             (&[Transport::Udp][..], 53..=54)
         );
         assert_eq!(found[1].source.to_string(), "198.51.100.7/32");
-        let all = IpPermission::builder().ip_protocol("-1").ip_ranges(range("0.0.0.0/0")).build();
+        let all = IpPermission {
+            ip_protocol: "-1".to_owned(),
+            ip_ranges: vec![range("0.0.0.0/0")],
+            ..IpPermission::default()
+        };
         let found = admissions(all);
         assert_eq!((found[0].transports.len(), found[0].ports.clone()), (2, 0..=65535));
     }

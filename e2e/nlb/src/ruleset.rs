@@ -12,7 +12,7 @@ use ipnet::Ipv4Net;
 
 use crate::addresses::Addresses;
 use crate::cloud::{Cloud, Ended, Transport};
-use crate::health::Health;
+use crate::health::{Health, Released};
 
 /// The table of all rules.
 pub const TABLE: &str = "steerage_nlb";
@@ -28,6 +28,8 @@ pub struct Route {
     pub port: u16,
     /// The protocol.
     pub transport: Transport,
+    /// The ARN of the target group.
+    pub group: String,
     /// Where new flows go.
     pub receivers: Vec<SocketAddrV4>,
     /// Whether a client's flows all go to the same one.
@@ -49,6 +51,7 @@ pub fn routes(cloud: &Cloud, health: &Health, addresses: &Addresses) -> Vec<Rout
                 address,
                 port: listener.port,
                 transport: *transport,
+                group: listener.group.clone(),
                 receivers: health.receivers(&listener.group),
                 is_sticky: group.attributes.is_sticky,
                 keeps_client_address: group.attributes.keeps_client_address,
@@ -60,11 +63,20 @@ pub fn routes(cloud: &Cloud, health: &Health, addresses: &Addresses) -> Vec<Rout
     routes
 }
 
-/// The flows of listeners that are there no longer.
-pub fn ended(before: &[Route], after: &[Route]) -> Vec<Ended> {
-    let listener = |route: &Route| Ended::Listener(route.address, route.port, route.transport);
-    let after: Vec<_> = after.iter().map(listener).collect();
-    before.iter().map(listener).filter(|gone| !after.contains(gone)).collect()
+/// The flows of listeners that are there no longer, and those to released targets.
+pub fn ended(before: &[Route], after: &[Route], released: &[Released]) -> Vec<Ended> {
+    let flows = |route: &Route, target| {
+        let Route { address, port, transport, .. } = *route;
+        Ended { address, port, transport, target }
+    };
+    let present: Vec<_> = after.iter().map(|route| flows(route, None)).collect();
+    let mut ended: Vec<_> = before.iter().map(|route| flows(route, None)).collect();
+    ended.retain(|gone| !present.contains(gone));
+    for Released { group, target } in released {
+        let of_group = after.iter().filter(|route| route.group == *group);
+        ended.extend(of_group.map(|route| flows(route, Some(*target))));
+    }
+    ended
 }
 
 /// The whole table, in place of its former content, as `nft -f` takes it: at once or not at all.

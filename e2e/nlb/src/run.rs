@@ -13,7 +13,7 @@ use crate::account::publish;
 use crate::addresses::Addresses;
 use crate::apply;
 use crate::cloud::{Cloud, Ended};
-use crate::health::{Health, Key};
+use crate::health::{Health, Key, Released};
 use crate::probe;
 use crate::read::Reader;
 use crate::ruleset::{self, Route, routes, ruleset};
@@ -33,7 +33,7 @@ pub async fn forward(moto: &Moto, addresses: Addresses, hosts: &Path) -> Result<
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     }
     loop {
-        let ended = tokio::select! {
+        let released = tokio::select! {
             _ = reads.tick() => match reader.read().await {
                 Ok(cloud) => forwarder.take(cloud),
                 Err(error) => {
@@ -54,7 +54,7 @@ pub async fn forward(moto: &Moto, addresses: Addresses, hosts: &Path) -> Result<
                 continue;
             }
         };
-        if let Err(error) = forwarder.converge(ended) {
+        if let Err(error) = forwarder.converge(released) {
             eprintln!("bringing the rules in line failed; trying again: {error:#}");
         }
     }
@@ -69,6 +69,8 @@ struct Forwarder<'a> {
     health: Health,
     addresses: Addresses,
     routes: Vec<Route>,
+    /// Targets whose flows must end after the rules are written.
+    released: Vec<Released>,
     /// Flows that must end and have not yet.
     ended: Vec<Ended>,
     reported: TargetStates,
@@ -78,6 +80,7 @@ struct Forwarder<'a> {
 impl<'a> Forwarder<'a> {
     fn new(moto: Moto, addresses: Addresses, hosts: &'a Path) -> Result<Self> {
         apply::write(&ruleset(addresses.subnet(), &[]))?;
+        apply::forget_reset_flows()?;
         moto.set_health(&TargetStates::new())?;
         Ok(Self {
             start: Instant::now(),
@@ -87,34 +90,36 @@ impl<'a> Forwarder<'a> {
             health: Health::default(),
             addresses,
             routes: Vec::new(),
+            released: Vec::new(),
             ended: Vec::new(),
             reported: TargetStates::new(),
             published: String::new(),
         })
     }
 
-    fn judge(&mut self, key: &Key, has_passed: bool) -> Vec<Ended> {
+    fn judge(&mut self, key: &Key, has_passed: bool) -> Vec<Released> {
         let now = self.start.elapsed();
         self.health.record(&self.cloud, key, has_passed, now);
         self.health.sync(&self.cloud, now)
     }
 
-    fn take(&mut self, cloud: Cloud) -> Vec<Ended> {
+    fn take(&mut self, cloud: Cloud) -> Vec<Released> {
         self.addresses.update(cloud.balancers.iter().map(|balancer| balancer.hostname.as_str()));
-        let ended = self.health.sync(&cloud, self.start.elapsed());
+        let released = self.health.sync(&cloud, self.start.elapsed());
         self.cloud = cloud;
-        ended
+        released
     }
 
     /// Rules first: a target is reported healthy when it gets flows, and an address is published when it answers.
-    fn converge(&mut self, ended: Vec<Ended>) -> Result<()> {
-        self.ended.extend(ended);
+    fn converge(&mut self, released: Vec<Released>) -> Result<()> {
+        self.released.extend(released);
         let routes = routes(&self.cloud, &self.health, &self.addresses);
         if routes != self.routes {
             apply::write(&ruleset(self.addresses.subnet(), &routes))?;
-            self.ended.extend(ruleset::ended(&self.routes, &routes));
-            self.routes = routes;
         }
+        self.ended.extend(ruleset::ended(&self.routes, &routes, &self.released));
+        self.released.clear();
+        self.routes = routes;
         let flows = apply::end(&self.ended)?;
         if flows > 0 {
             eprintln!("{flows} flows ended: {:?}", self.ended);

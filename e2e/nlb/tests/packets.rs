@@ -15,6 +15,9 @@ use steerage_nlb::apply;
 use steerage_nlb::cloud::{Ended, Transport};
 use steerage_nlb::ruleset::{Route, ruleset};
 use steerage_requirements::requires;
+use tokio::net::TcpSocket;
+use tokio::runtime::Builder;
+use tokio::time::timeout;
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 78, 1, 1);
 const BALANCER: Ipv4Addr = Ipv4Addr::new(10, 77, 200, 4);
@@ -56,7 +59,8 @@ impl Net {
 
     fn forward(&self, routes: &[Route]) {
         let text = ruleset("10.77.200.0/24".parse().unwrap(), routes);
-        in_netns(&self.router, || apply::write(&text).unwrap()).unwrap();
+        in_netns(&self.router, || apply::write(&text).and_then(|()| apply::forget_reset_flows()).unwrap())
+            .unwrap();
     }
 
     fn end(&self, ended: Ended) -> usize {
@@ -66,8 +70,21 @@ impl Net {
     fn connect(&self, port: u16) -> Option<Flow> {
         let to = SocketAddr::from((BALANCER, port));
         let stream = in_netns(&self.client, || TcpStream::connect_timeout(&to, SILENCE)).unwrap().ok()?;
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
-        Some(Flow { reader: BufReader::new(stream.try_clone().unwrap()), stream })
+        Some(Flow::new(stream))
+    }
+
+    /// A connection from a port of the client that it has used before.
+    fn connect_from(&self, own: SocketAddr) -> Option<Flow> {
+        let connect = async {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.set_reuseaddr(true).unwrap();
+            socket.bind(own).unwrap();
+            timeout(SILENCE, socket.connect((BALANCER, 80).into())).await.ok()?.ok()?.into_std().ok()
+        };
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let stream = in_netns(&self.client, || runtime.block_on(connect)).unwrap()?;
+        stream.set_nonblocking(false).unwrap();
+        Some(Flow::new(stream))
     }
 
     /// The answer to a datagram: the node, and whom it saw.
@@ -105,6 +122,11 @@ struct Flow {
 }
 
 impl Flow {
+    fn new(stream: TcpStream) -> Self {
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        Self { reader: BufReader::new(stream.try_clone().unwrap()), stream }
+    }
+
     fn ask(&mut self) -> Result<(String, SocketAddr), ErrorKind> {
         self.stream.write_all(b"who\n").map_err(|error| error.kind())?;
         let mut line = String::new();
@@ -152,6 +174,7 @@ fn route(port: u16, transport: Transport, nodes: &[u8]) -> Route {
         address: BALANCER,
         port,
         transport,
+        group: "arn:group".to_owned(),
         receivers: nodes.iter().map(|node| target(*node)).collect(),
         is_sticky: false,
         keeps_client_address: true,
@@ -230,14 +253,33 @@ fn established_flow_stays_until_it_is_ended_by_a_reset() {
     let mut third = net.connect(80).unwrap();
     assert_eq!(third.ask().unwrap().0, net.nodes[1], "a new flow follows");
 
-    assert_eq!(net.end(Ended::Target(target(1), Transport::Udp)), 0);
-    assert_eq!(net.end(Ended::Target(target(1), Transport::Tcp)), 2);
+    let flows = |transport, target| Ended { address: BALANCER, port: 80, transport, target };
+    assert_eq!(net.end(flows(Transport::Udp, Some(target(1)))), 0);
+    assert_eq!(net.end(Ended { port: 81, ..flows(Transport::Tcp, Some(target(1))) }), 0);
+    assert_eq!(net.end(flows(Transport::Tcp, Some(target(1)))), 2);
     for flow in [&mut first, &mut second] {
         assert_eq!(flow.ask().unwrap_err(), ErrorKind::ConnectionReset);
     }
     third.ask().unwrap();
-    assert_eq!(net.end(Ended::Listener(BALANCER, 80, Transport::Tcp)), 1);
+    assert_eq!(net.end(flows(Transport::Tcp, None)), 1);
     assert_eq!(third.ask().unwrap_err(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn client_that_was_reset_uses_its_port_again_for_another_target() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let net = Net::new("g");
+    net.forward(&[route(80, Transport::Tcp, &[1])]);
+    let mut flow = net.connect(80).unwrap();
+    flow.ask().unwrap();
+    let own = flow.stream.local_addr().unwrap();
+    let reject = format!("add rule ip t input tcp dport {NODE_PORT} reject with tcp reset");
+    let chain = "add table ip t; add chain ip t input { type filter hook input priority 0; }";
+    sh(&net.nodes[0], &format!("nft '{chain}; {reject}'"));
+    assert_eq!(flow.ask().unwrap_err(), ErrorKind::ConnectionReset);
+    net.forward(&[route(80, Transport::Tcp, &[2])]);
+    thread::sleep(Duration::from_millis(1_500));
+    assert_eq!(net.connect_from(own).unwrap().ask().unwrap().0, net.nodes[1]);
 }
 
 #[test]

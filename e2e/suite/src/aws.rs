@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The simulated AWS of a lab, read past its API: which nodes are registered, which of them are healthy, what was written. Blocking.
+//! The simulated AWS of a lab, read past its API: which nodes or pods are registered, which of them are healthy, what was written. Blocking.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -36,7 +36,7 @@ impl Aws {
         found.map(IpAddr::from).with_context(|| format!("{hostname} leads nowhere"))
     }
 
-    /// The nodes that are registered with every target group of a Service, by its UID.
+    /// The nodes, or the addresses of pods, that are registered with every target group of a Service, by its UID.
     pub fn targets(&self, uid: &str) -> Result<BTreeSet<String>> {
         let nodes = self.nodes()?;
         let groups = self.moto.targets(uid)?;
@@ -49,7 +49,7 @@ impl Aws {
             .collect())
     }
 
-    /// The nodes in each state, for each target group of a Service.
+    /// The nodes, or the addresses of pods, in each state, for each target group of a Service.
     pub fn health(&self, uid: &str) -> Result<Vec<BTreeMap<String, BTreeSet<String>>>> {
         let nodes = self.nodes()?;
         let groups = self.moto.targets(uid)?;

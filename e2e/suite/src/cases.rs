@@ -2,12 +2,14 @@
 //! The list of all cases, each with the clusters it applies to and its namespace, and how a case is run.
 
 mod aws;
+mod aws_pods;
 mod bad_input;
 mod compatibility;
 mod deployments;
 mod examples;
 mod faults;
 mod health_check;
+mod in_aws;
 mod interoperation;
 mod life_cycle;
 mod meter;
@@ -87,6 +89,7 @@ fn all() -> Vec<Case> {
         KubeProxy Own steering::api_targets_are_exactly_the_members,
         KubeProxy Own steering::health_check_keeps_all_nodes_and_writes_nothing,
         KubeProxy Shared steering::excluded_node_leaves_the_targets_of_both_steerings,
+        KubeProxy Shared steering::labels_choose_the_target_nodes_of_both_steerings,
         KubeProxy Shared interoperation::traffic_inside_the_cluster_works_beside_local_and_cluster_services,
         KubeProxy Shared interoperation::policy_change_reaches_a_running_service,
         KubeProxy Shared interoperation::client_ip_affinity_keeps_the_backend,
@@ -121,6 +124,8 @@ fn all() -> Vec<Case> {
         Aws Own aws::api_targets_follow_the_endpoints,
         Aws Own aws::health_check_keeps_all_nodes_and_writes_nothing,
         Aws Own aws::node_drain_and_rolling_update_are_measured,
+        Aws Shared aws_pods::clients_address_is_kept_under_both_policies,
+        Aws Own aws_pods::targets_follow_scaling_and_a_rolling_update,
         Aws Shared aws::load_balancer_follows_its_service_and_leaves_nothing,
     ]
     .into()

@@ -33,23 +33,37 @@ pub fn echo(name: &str, app: &str, node: &str, linger: u32) -> Result<Pod> {
     serde_json::from_value(pod).context("no Pod")
 }
 
-/// Answers 200 until SIGTERM, and 503 from then on.
-pub const READY_UNTIL_SIGTERM: &str = "/readyz";
-/// Answers 200 also while the backend lingers.
-pub const READY_UNTIL_END: &str = "/healthz";
+/// The path that answers 200 as long as the backend serves.
+pub const HEALTH_PATH: &str = "/healthz";
+/// Seconds within which a backend closes its connections and exits.
+const EXIT_WITHIN: u32 = 5;
 
-/// A Deployment of backends with readiness probes of this path, spread over the nodes.
-pub fn deployment(
-    name: &str,
-    app: &str,
-    replicas: usize,
-    linger: u32,
-    readiness: &str,
-) -> Result<Deployment> {
-    let mut spec = template(linger);
+/// How a backend ends that serves for so many more seconds.
+#[derive(Clone, Copy, Debug)]
+pub enum End {
+    /// It fails its readiness probe meanwhile. Then it exits at once, and a request that it has not read yet is answered by a reset.
+    Unready(u32),
+    /// It passes its readiness probe meanwhile, in a `preStop` hook. Then it closes its connections between two requests, and exits.
+    Ready(u32),
+}
+
+/// A Deployment of backends with readiness probes, spread over the nodes.
+pub fn deployment(name: &str, app: &str, replicas: usize, end: End) -> Result<Deployment> {
+    let (mut spec, path) = match end {
+        End::Unready(linger) => (template(linger), "/readyz"),
+        End::Ready(linger) => {
+            // The signal comes when the hook has returned, while connections are closed.
+            let mut spec = template(EXIT_WITHIN);
+            let exit = format!("/exit?code=0&wait={linger}s&timeout={EXIT_WITHIN}s");
+            spec["terminationGracePeriodSeconds"] = (linger + 2 * EXIT_WITHIN).into();
+            spec["containers"][0]["lifecycle"] =
+                json!({ "preStop": { "httpGet": { "path": exit, "port": HTTP } } });
+            (spec, HEALTH_PATH)
+        }
+    };
     let labels = json!({ "app": app });
     spec["containers"][0]["readinessProbe"] =
-        json!({ "httpGet": { "path": readiness, "port": HTTP }, "periodSeconds": 1 });
+        json!({ "httpGet": { "path": path, "port": HTTP }, "periodSeconds": 1 });
     spec["topologySpreadConstraints"] = json!([{
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": { "matchLabels": labels }, "matchLabelKeys": ["pod-template-hash"],

@@ -6,10 +6,10 @@
 //! nothing may be reported. Until all this is so, no measurement counts. A test in which something else was slow, and nothing more, is
 //! repeated: a machine that is busy for 200 ms delays answers, and the meter is right to say so.
 //!
-//! All this is about the edge. Where a cloud's load balancer forwards to node ports, [`node_port`] has the tests that apply.
+//! All this is about the edge. On the way through a cloud's load balancer, [`in_cloud`] has the tests that apply.
 
 mod fault;
-mod node_port;
+mod in_cloud;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ const CLOSED: u16 = 81;
 pub(crate) async fn run(test: &TestContext, clients: &[Client]) -> Result<()> {
     let tests = async || match (test.suite.aws(), clients) {
         (None, _) => test_all(test).await,
-        (Some(_), [client, ..]) => node_port::test_all(test, client),
+        (Some(_), [client, ..]) => in_cloud::test_all(test, client),
         (Some(_), []) => anyhow::bail!("the tests in a cloud take a load balancer"),
     };
     test.suite.meter_tested.get_or_try_init(tests).await.map(drop)
@@ -186,7 +186,7 @@ impl Bench<'_> {
             let fault = Fault::inject(self.test, self.test.nodes(), &chains)?;
             let measured = self.measure(async || {
                 let mut observed = connections(&echo(one), FEW, AT_ONCE).await?;
-                let others = Target { address: other, backends: format!("{OTHER}-") };
+                let others = Target { address: other, datagrams: other, backends: format!("{OTHER}-") };
                 observed.connections.extend(connections(&others, FEW, AT_ONCE).await?.connections);
                 Ok(observed)
             })?;
@@ -258,7 +258,7 @@ fn record(test: &TestContext, what: &str, measured: &Measurement) {
 
 /// The first Service at one of its addresses and ports.
 fn echo(address: SocketAddr) -> Target {
-    Target { address, backends: format!("{ECHO}-") }
+    Target { address, datagrams: address, backends: format!("{ECHO}-") }
 }
 
 /// Rules that swap two addresses at one end of packets. The first rule that changes a packet is its last.

@@ -230,7 +230,7 @@ fn backends(server: IpAddr) -> &'static str {
 }
 
 fn target(address: SocketAddr) -> Target {
-    Target { address, backends: backends(address.ip()).to_owned() }
+    Target { address, datagrams: address, backends: backends(address.ip()).to_owned() }
 }
 
 fn converse(mut stream: TcpStream, answer: fn(TcpStream, String)) {

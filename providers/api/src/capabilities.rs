@@ -74,6 +74,8 @@ pub struct Capabilities {
     pub addressing: Addressing,
     /// How a Service chooses pods as targets; `None` if the provider reaches only nodes.
     pub pod_targets: Option<TargetsAnnotation>,
+    /// The vendor's annotation with labels of target nodes, beside Steerage's own.
+    pub node_labels: Option<&'static str>,
     /// The `ipMode` to publish with an address; `None` if the provider publishes only host names.
     pub ip_mode: Option<IpMode>,
     /// Whether IPv6 is supported.

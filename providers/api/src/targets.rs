@@ -56,14 +56,19 @@ pub struct TargetSet {
     pub shared: Option<SharedSet>,
     /// Of two values of a shared set the one with the larger number is the newer one; 0 if it is not shared.
     pub generation: u64,
-    /// The targets. Load balancers with the same set share them.
-    pub targets: Arc<[Target]>,
+    /// The targets. Load balancers with the same set share all of them, others each one.
+    pub targets: Arc<[Arc<Target>]>,
 }
 
 impl TargetSet {
     /// Targets that are no shared set.
-    pub fn own(targets: impl Into<Arc<[Target]>>) -> Self {
-        Self { shared: None, generation: 0, targets: targets.into() }
+    pub fn own<T: Into<Arc<Target>>>(targets: impl IntoIterator<Item = T>) -> Self {
+        Self::own_shared(targets.into_iter().map(Into::into).collect())
+    }
+
+    /// The same, of targets that other load balancers have too.
+    pub fn own_shared(targets: Arc<[Arc<Target>]>) -> Self {
+        Self { shared: None, generation: 0, targets }
     }
 }
 

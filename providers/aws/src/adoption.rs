@@ -220,7 +220,7 @@ fn check(config: &Config, service: &Key, wanted: &Desired, found: &Candidate) ->
     }
     wanted.placement.check(&balancer.placed).map_err(|error| error.to_string())?;
     security_group_sync::check(&wanted.security, balancer).map_err(|error| error.to_string())?;
-    check_security_groups(&wanted.security, found)?;
+    check_security_groups(config, &wanted.security, found)?;
     let is_wanted = |listener: &&ObservedListener| wanted.listeners.iter().any(|w| w.port == listener.port);
     let of_others = |listener: &&ObservedListener| !is_adoptable(config, service, &listener.tags);
     if let Some(taken) = listeners.iter().filter(is_wanted).find(of_others) {
@@ -235,7 +235,7 @@ fn check(config: &Config, service: &Key, wanted: &Desired, found: &Candidate) ->
 
 /// Rules of the nodes may name a group of the load balancer as their source. So none may leave that could be named, and none may stay
 /// that admits more than the Service does.
-fn check_security_groups(wanted: &Security, found: &Candidate) -> Result<(), String> {
+fn check_security_groups(config: &Config, wanted: &Security, found: &Candidate) -> Result<(), String> {
     let Candidate { balancer, front_groups, backend_groups, named_groups, .. } = found;
     let attached = &balancer.security_groups;
     let list = |ids: BTreeSet<&String>| ids.into_iter().cloned().collect::<Vec<_>>().join(", ");
@@ -244,7 +244,10 @@ fn check_security_groups(wanted: &Security, found: &Candidate) -> Result<(), Str
         Security::Rules(_) => {
             let unknown: BTreeSet<&String> = attached
                 .iter()
-                .filter(|id| !front_groups.contains(*id) && !backend_groups.contains(*id))
+                .filter(|id| {
+                    let is_nodes = config.backend_security_group.as_ref() == Some(*id);
+                    !is_nodes && !front_groups.contains(*id) && !backend_groups.contains(*id)
+                })
                 .collect();
             if !unknown.is_empty() {
                 return Err(format!(

@@ -22,6 +22,8 @@ steerage_model::annotations! {
     PROXY_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "`*`";
     /// What the targets are: `instance`, the nodes on their node ports, or `ip`, the pods. Pods need addresses in the VPC, as those of the Amazon VPC CNI. Their Service needs no node ports, its `externalTrafficPolicy` means nothing to clients from outside, and `steerage.dev/steering: health-check` is refused. Other than with AWS's own controllers, pods too see the client's address, unless `preserve_client_ip.enabled=false` in `…-target-group-attributes`.
     TARGET_TYPE = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type", "`instance` (default) or `ip`";
+    /// As `steerage.dev/target-node-labels`. Other than with the AWS Load Balancer Controller, the Service keeps targets if no node has the labels.
+    TARGET_NODE_LABELS = "service.beta.kubernetes.io/aws-load-balancer-target-node-labels", "`key=value`, separated by commas";
     /// Protocol of the health check of pods; without it, `tcp`. Nodes are asked by HTTP for `/healthz` of their service proxy: other values are refused.
     CHECK_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "`tcp` or `http`";
     /// Path of an HTTP health check of pods; without it, `/`. Only status 200 is healthy. Of nodes, only `/healthz` is accepted.
@@ -54,6 +56,8 @@ steerage_model::annotations! {
     PRIVATE_ADDRESSES = "service.beta.kubernetes.io/aws-load-balancer-private-ipv4-addresses", "IPv4 addresses, separated by commas";
     /// Security groups of the load balancer, exactly these, instead of one of Steerage's. Their rules decide who may connect: source ranges, prefix lists and `…-enable-icmp-for-path-mtu-discovery` beside them are refused. A name is that of the tag `Name`. Refused if the load balancer was created without a group.
     SECURITY_GROUPS = "service.beta.kubernetes.io/aws-load-balancer-security-groups", "IDs or names of security groups, separated by commas";
+    /// `true`: the load balancer has the group of `--aws-backend-security-group` also beside those of `…-security-groups`. Without these it always has. Refused without the flag: Steerage changes no security group of nodes.
+    MANAGE_BACKEND_RULES = "service.beta.kubernetes.io/aws-load-balancer-manage-backend-security-group-rules", "`true` or `false`";
     /// `true`: a new load balancer gets no security group, so every client that reaches it may connect. Decided when it is created: later, `true` is refused if it has a group, and source ranges if it has none.
     DISABLE_SECURITY_GROUP = "service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg", "`true` or `false`";
     /// `on`: the security group also admits ICMP messages that a packet is too big for a link, from the sources of the Service.

@@ -207,7 +207,8 @@ impl Aws {
                 Ok(made) => made,
                 Err(failure) => {
                     let is_named = matches!(wanted.security, Security::Named(_));
-                    if failure.is("InvalidSecurityGroup") && is_named {
+                    if self.is_about_backend_group(&failure) || failure.is("InvalidSecurityGroup") && is_named
+                    {
                         return Err(failure.rejected());
                     }
                     if failure.is("InvalidSecurityGroup")

@@ -58,6 +58,11 @@ pub struct AwsArgs {
     #[arg(long, env = "STEERAGE_AWS_SUBNETS", value_name = "ID,…", value_delimiter = ',')]
     pub aws_subnets: Vec<String>,
 
+    /// Attach this security group of the VPC to every load balancer, beside its own. One rule of the nodes' security group with this
+    /// group as its source then admits all load balancers
+    #[arg(long, env = "STEERAGE_AWS_BACKEND_SECURITY_GROUP", value_name = "ID")]
+    pub aws_backend_security_group: Option<String>,
+
     /// Use this AWS region [default: from the environment, the profile or the instance]
     #[arg(long, env = "STEERAGE_AWS_REGION", value_name = "REGION")]
     pub aws_region: Option<String>,
@@ -98,6 +103,8 @@ pub struct Config {
     pub vpc: String,
     /// Subnets of load balancers whose Service names none, sorted. If there are none, tags of the subnets decide.
     pub subnets: Vec<String>,
+    /// ID of a security group that every load balancer gets beside its own, so that nodes can admit them all by one rule.
+    pub backend_security_group: Option<String>,
     /// Region; `None` means the SDK's default.
     pub region: Option<String>,
     /// URL of `ELBv2`; `None` means the region's endpoint.
@@ -124,6 +131,9 @@ pub enum ConfigError {
     /// The cluster's name exceeds the limit of a tag's value.
     #[error("--aws-cluster-name has more than 256 characters, the limit of an AWS tag")]
     ClusterTooLong,
+    /// The backend security group is not given by its ID.
+    #[error("--aws-backend-security-group has the value `{0}`; use the ID of a security group, sg-…")]
+    NoSecurityGroup(String),
 }
 
 impl Config {
@@ -137,6 +147,7 @@ impl Config {
             aws_cluster_name,
             aws_vpc_id,
             mut aws_subnets,
+            aws_backend_security_group,
             aws_region,
             aws_elbv2_endpoint,
             aws_ec2_endpoint,
@@ -148,6 +159,10 @@ impl Config {
         if name.chars().count() > 256 {
             return Err(ConfigError::ClusterTooLong);
         }
+        let backend = aws_backend_security_group.filter(|group| !group.is_empty());
+        if let Some(group) = backend.as_ref().filter(|group| !group.starts_with("sg-")) {
+            return Err(ConfigError::NoSecurityGroup(group.clone()));
+        }
         aws_subnets.retain(|s| !s.is_empty());
         aws_subnets.sort();
         aws_subnets.dedup();
@@ -155,6 +170,7 @@ impl Config {
             cluster: ClusterId { name, uid: cluster_uid },
             vpc: aws_vpc_id.filter(|v| !v.is_empty()).ok_or(ConfigError::Missing("--aws-vpc-id"))?,
             subnets: aws_subnets,
+            backend_security_group: backend,
             region: aws_region,
             endpoint: aws_elbv2_endpoint,
             ec2_endpoint: aws_ec2_endpoint,
@@ -203,5 +219,16 @@ mod tests {
         assert_eq!(parse(&["--aws-cluster-name=c"]), Err(ConfigError::Missing("--aws-vpc-id")));
         let by_tags = parse(&["--aws-cluster-name=c", "--aws-vpc-id=vpc-1"]).unwrap();
         assert!(by_tags.subnets.is_empty());
+    }
+
+    #[test]
+    fn backend_security_group_is_an_id() {
+        let with = |value: &str| {
+            let flag = format!("--aws-backend-security-group={value}");
+            parse(&["--aws-cluster-name=c", "--aws-vpc-id=vpc-1", &flag])
+        };
+        assert_eq!(with("sg-1").unwrap().backend_security_group.as_deref(), Some("sg-1"));
+        assert_eq!(with("").unwrap().backend_security_group, None);
+        assert_eq!(with("nodes"), Err(ConfigError::NoSecurityGroup("nodes".to_owned())));
     }
 }

@@ -136,7 +136,9 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     // Lists show no listeners. Those of pods may share a group, or swap groups.
     let may_swap = listeners.len() > 1 && groups.iter().any(DesiredGroup::has_pods);
     let is_beyond_lists = has_tls || may_swap || !attributes.is_empty() || !wishes.is_empty();
-    let security = security_group::security(lb, listeners.iter().map(|found| (found.port, found.protocol)))?;
+    let ports = listeners.iter().map(|found| (found.port, found.protocol));
+    let backend = config.backend_security_group.as_deref();
+    let security = security_group::security(lb, ports, backend)?;
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),
         scheme,
@@ -293,6 +295,7 @@ pub(crate) mod tests {
             cluster: ClusterId { name: "test".to_owned(), uid: "cluster-1".to_owned() },
             vpc: "vpc-1".to_owned(),
             subnets: vec!["subnet-a".to_owned()],
+            backend_security_group: None,
             region: None,
             endpoint: None,
             ec2_endpoint: None,

@@ -61,6 +61,12 @@ pub(crate) fn read(lb: &LoadBalancer, others: OtherWishes) -> Result<Option<Name
 }
 
 impl NamedGroups {
+    /// These, and one more by its ID.
+    pub(crate) fn with(mut self, id: Option<&str>) -> Self {
+        self.0.extend(id.map(str::to_owned));
+        self
+    }
+
     /// Those whose IDs must be looked up.
     pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
         self.0.iter().filter(|item| !is_id(item))

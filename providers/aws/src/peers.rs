@@ -58,11 +58,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("aws-load-balancer-ip-address-type", &["ipv4"], IPV6),
     peer("aws-load-balancer-ipv6-addresses", &[], IPV6),
     peer("aws-load-balancer-listener-attributes.", &[], "Attributes of listeners are not supported yet."),
-    peer(
-        "aws-load-balancer-manage-backend-security-group-rules",
-        &["false"],
-        "Steerage changes no security group of nodes.",
-    ),
     peer("aws-load-balancer-minimum-load-balancer-capacity", &[], "Reserved capacity is not supported."),
     peer(
         "aws-load-balancer-multi-cluster-target-group",
@@ -82,7 +77,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("aws-load-balancer-quic-enabled-containers", &[], QUIC),
     peer("aws-load-balancer-quic-enabled-ports", &[], QUIC),
     peer("aws-load-balancer-source-nat-ipv6-prefixes", &[], IPV6),
-    peer("aws-load-balancer-target-node-labels", &[], "A choice of nodes by labels is not supported yet."),
     peer(
         "aws-load-balancer-type",
         &["nlb", "external"],

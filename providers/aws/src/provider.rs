@@ -153,6 +153,7 @@ impl Provider for Aws {
                 nodes: "instance",
                 pods: "ip",
             }),
+            node_labels: Some(annotations::TARGET_NODE_LABELS),
             ip_mode: None,
             ipv6: false,
             weights: false,

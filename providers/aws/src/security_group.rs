@@ -11,7 +11,9 @@ use std::net::Ipv4Addr;
 use ipnet::{IpNet, Ipv4Net};
 use steerage_provider_api::{Error, LoadBalancer, Owner};
 
-use crate::annotations::{DISABLE_SECURITY_GROUP, ICMP_FOR_PATH_MTU, PREFIX_LISTS, SOURCE_RANGES};
+use crate::annotations::{
+    DISABLE_SECURITY_GROUP, ICMP_FOR_PATH_MTU, MANAGE_BACKEND_RULES, PREFIX_LISTS, SOURCE_RANGES,
+};
 use crate::client::Tags;
 use crate::config::Config;
 use crate::named_groups::{self, NamedGroups, OtherWishes};
@@ -100,19 +102,23 @@ const NOBODY: Source = Source::Range(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 
 /// AWS's limit for all groups of a network interface. Its quota is lower, unless it is raised.
 const MAX_RULES: usize = 1000;
 
-/// The security of a load balancer with these listeners: port and protocol of each.
+/// The security of a load balancer with these listeners: port and protocol of each. `backend` is the group that nodes admit.
 pub(crate) fn security<'a>(
     lb: &LoadBalancer,
     listeners: impl Iterator<Item = (u16, &'a str)>,
+    backend: Option<&str>,
 ) -> Result<Security, Error> {
     let sources = sources(lb)?;
+    let backend =
+        switch(lb, MANAGE_BACKEND_RULES, ("true", "false"))?.then(|| backend.ok_or_else(no_backend));
     let others = OtherWishes {
         has_sources: !sources.is_empty(),
         is_disabled: is_disabled(lb)?,
         has_path_mtu: path_mtu(lb)?.is_some(),
     };
+    let backend = backend.transpose()?;
     if let Some(named) = named_groups::read(lb, others)? {
-        return Ok(Security::Named(named));
+        return Ok(Security::Named(named.with(backend)));
     }
     if others.is_disabled {
         if sources.is_empty() {
@@ -150,6 +156,16 @@ pub(crate) fn security<'a>(
         sources.iter().map(rule).collect::<Vec<_>>()
     };
     Ok(Security::Rules(protocols.iter().flat_map(of).collect()))
+}
+
+/// Nodes would not admit a load balancer of which its annotations say that they do.
+fn no_backend() -> Error {
+    let message = format!(
+        "Annotation {MANAGE_BACKEND_RULES} is true, but Steerage changes no security group of nodes, and has no group that nodes admit: \
+         its flag --aws-backend-security-group is not set. No load balancer is created or changed. Remove the annotation, or ask who \
+         runs Steerage for the flag."
+    );
+    Error::invalid(reasons::ANNOTATION_NOT_SUPPORTED, message)
 }
 
 /// What to keep while the listeners are not the wanted ones yet: a port of the group that is no longer wanted may still be served, and

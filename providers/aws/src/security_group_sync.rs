@@ -12,7 +12,7 @@ use steerage_provider_api::{Compare, Error, Outcome, Owner, Progress};
 use tokio::time::Instant;
 
 use crate::annotations::{DISABLE_SECURITY_GROUP, SECURITY_GROUPS};
-use crate::client::{Balancer, Tags};
+use crate::client::{Balancer, CallError, Tags};
 use crate::delete::retry_after;
 use crate::desired::Desired;
 use crate::named_groups::check_own;
@@ -22,6 +22,7 @@ use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
 use crate::security_group::{NewSecurityGroup, Security, SecurityGroup, new_security_group, with_kept_ports};
 use crate::state::{KnownSecurityGroup, ServiceState};
+use crate::tried::Tried;
 
 /// Rules whose answer was lost are sent again, which costs a call each. If they are more, the group is read, as soon as reads show them.
 const MAX_RESENT: usize = 10;
@@ -78,7 +79,8 @@ impl Aws {
             Err(Error::Invalid { reason: reasons::QUOTA_EXCEEDED, .. }) => {}
             done => done?,
         }
-        Ok(entry.security_groups.get(owner).map(|known| known.group.id.clone()).into_iter().collect())
+        let own = entry.security_groups.get(owner).map(|known| known.group.id.clone());
+        Ok(own.into_iter().chain(self.config.backend_security_group.clone()).collect())
     }
 
     /// Deletes the group of a load balancer that is refused, as well as it can: it would use up the account's quota.
@@ -163,9 +165,7 @@ impl Aws {
             None => self.sync_rules(owner, rules, entry).await?,
         }
         match (balancer, entry.security_groups.get(owner).map(|known| known.group.id.clone())) {
-            (Some(balancer), Some(id)) if !balancer.security_groups.contains(&id) => {
-                self.attach(owner, &balancer, id, entry).await
-            }
+            (Some(balancer), Some(id)) => self.attach(owner, &balancer, id, entry, compare).await,
             _ => Ok(()),
         }
     }
@@ -312,28 +312,56 @@ impl Aws {
         Ok(())
     }
 
-    /// Puts the group in the place of those that the load balancer has: an annotation named them, or somebody attached them instead.
+    /// Attaches the group, and the one that nodes admit. If the load balancer has the first, others that somebody attached stay; else it
+    /// takes their place: an annotation named them, or somebody attached them instead.
     async fn attach(
         &self,
         owner: &Owner,
         balancer: &Balancer,
         id: String,
         entry: &mut ServiceState,
+        compare: Compare,
     ) -> Result<(), Error> {
-        tracing::info!(service = %owner.service, security_group = id, "attaching the security group");
+        let has = &balancer.security_groups;
+        let mut wanted = if has.contains(&id) {
+            has.clone()
+        } else {
+            let mut wanted = self.groups_that_stay(owner, balancer).await?;
+            wanted.insert(id.clone());
+            wanted
+        };
+        wanted.extend(self.config.backend_security_group.clone());
+        if wanted == *has {
+            return Ok(());
+        }
+        let known = entry.attached.as_ref().filter(|_| compare == Compare::Remembered);
+        if let Some(result) = known.and_then(|known| known.result(&wanted, has)) {
+            return result;
+        }
+        tracing::info!(service = %owner.service, security_groups = ?wanted, "attaching security groups");
         if let Some(known) = entry.security_groups.get_mut(owner) {
             known.in_use_since = None;
         }
-        let mut ids = self.groups_that_stay(owner, balancer).await?;
-        ids.insert(id);
-        let done = self.set_security_groups(owner, balancer, &ids, entry).await;
-        if done.as_ref().is_err_and(|failure| failure.is("InvalidSecurityGroup"))
-            && entry.has_settled_security_groups(self.config.settle)
-        {
-            // It is gone: the next call creates another.
-            entry.security_groups.remove(owner);
-        }
-        Ok(done?)
+        let done = match self.set_security_groups(owner, balancer, &wanted, entry).await {
+            Err(failure) if self.is_about_backend_group(&failure) => Err(failure.rejected()),
+            Err(failure) => {
+                if failure.is("InvalidSecurityGroup") && entry.has_settled_security_groups(self.config.settle)
+                {
+                    // It is gone: the next call creates another.
+                    entry.security_groups.remove(owner);
+                }
+                Err(failure.into())
+            }
+            Ok(()) => Ok(()),
+        };
+        entry.attached = Tried::new(wanted, has.clone(), done.as_ref().err());
+        done
+    }
+
+    /// Whether AWS does not know the group that nodes admit. Nobody creates it here: AWS will not know it a moment later either.
+    pub(crate) fn is_about_backend_group(&self, failure: &CallError) -> bool {
+        let backend = self.config.backend_security_group.as_deref();
+        failure.is("InvalidSecurityGroup") && backend.is_some_and(|id| failure.message().contains(id))
     }
 }
 

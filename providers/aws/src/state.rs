@@ -73,6 +73,8 @@ pub(crate) struct ServiceState {
     pub(crate) wanted: Option<(Owner, Desired)>,
     /// The security groups that an annotation names, as last tried, and those that the load balancer had afterwards.
     pub(crate) named_groups: Option<Tried<NamedGroups, BTreeSet<String>>>,
+    /// The groups that the load balancer was to have with Steerage's own one, as last tried, and those that it had before.
+    pub(crate) attached: Option<Tried<BTreeSet<String>, BTreeSet<String>>>,
     /// What is known of the load balancer's subnets.
     pub(crate) subnets: KnownPlacement,
     /// Calls in a row whose security groups were not in place in the end.

@@ -418,9 +418,9 @@ async fn rules_are_read_as_they_were_sent() {
     converge(&provider, &lb).await.unwrap();
     let group = moto.security_groups().await.unwrap().remove(0);
     let mut rules: Vec<_> = group
-        .ip_permissions()
+        .ip_permissions
         .iter()
-        .map(|rule| (rule.ip_protocol().unwrap(), rule.from_port(), rule.to_port(), rule.ip_ranges().len()))
+        .map(|rule| (rule.ip_protocol.as_str(), rule.from_port, rule.to_port, rule.ip_ranges.len()))
         .collect();
     rules.sort_unstable();
     let port = Some(53);
@@ -442,7 +442,7 @@ async fn named_security_groups_replace_the_own_one_and_back() {
     let attached = async || moto.balancers().await.unwrap().remove(0).security_groups.unwrap_or_default();
     let own = async || {
         let groups = moto.security_groups().await.unwrap().into_iter();
-        groups.filter_map(|group| group.group_id).collect::<Vec<_>>()
+        groups.map(|group| group.group_id).collect::<Vec<_>>()
     };
     assert_eq!(attached().await, own().await);
     let name = "service.beta.kubernetes.io/aws-load-balancer-security-groups".to_owned();

@@ -38,6 +38,7 @@ pub fn capabilities() -> Capabilities {
         protocols: &[Protocol::Tcp, Protocol::Udp],
         addressing: Addressing::Vip,
         pod_targets: None,
+        node_labels: None,
         ip_mode: Some(IpMode::Vip),
         ipv6: true,
         weights: true,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use kube::api::ObjectMeta;
 use serde_json::{Map, Value};
@@ -114,17 +115,21 @@ fn health_check(check: &HealthCheck) -> Result<api::HealthCheck, Error> {
 /// The targets that the edge can use: those with an address of at least one family of the load balancer. A target serves the families
 /// of which it has one.
 pub fn targets(families: &[Family], set: &TargetSet) -> Vec<api::EdgeTarget> {
-    set.targets.iter().filter(|target| is_usable(families, target)).map(edge_target).collect()
+    set.targets
+        .iter()
+        .filter(|target| is_usable(families, target))
+        .map(|target| edge_target(target))
+        .collect()
 }
 
 /// The other targets, each with the reason. In a shared set a node that has no address yet is none of them: it changes the set when it
 /// gets one.
 pub fn refused(families: &[Family], set: &TargetSet) -> Vec<(String, String)> {
-    let is_refused = |target: &&Target| {
+    let is_refused = |target: &&Arc<Target>| {
         !is_usable(families, target) && (set.shared.is_none() || !target.addresses.is_empty())
     };
     let refused = set.targets.iter().filter(is_refused);
-    let reason = |target: &Target| {
+    let reason = |target: &Arc<Target>| {
         let names: Vec<String> = families.iter().map(ToString::to_string).collect();
         (target.node.clone(), format!("the node has no InternalIP of {}", names.join(" or ")))
     };
@@ -137,7 +142,11 @@ fn is_usable(families: &[Family], target: &Target) -> bool {
 
 /// The targets of a shared set: every node with an address, because load balancers of both families use it.
 pub fn shared_targets(set: &TargetSet) -> Vec<api::EdgeTarget> {
-    set.targets.iter().filter(|target| !target.addresses.is_empty()).map(edge_target).collect()
+    set.targets
+        .iter()
+        .filter(|target| !target.addresses.is_empty())
+        .map(|target| edge_target(target))
+        .collect()
 }
 
 fn edge_target(target: &Target) -> api::EdgeTarget {

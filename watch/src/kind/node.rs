@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Nodes.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use steerage_model::{Key, Node, NodeAgent, names};
 
@@ -50,14 +52,14 @@ impl Kind for Nodes {
         // Objects written before dual-stack have only the single field.
         let pod_cidrs =
             if spec.pod_cidrs.is_empty() { spec.pod_cidr.into_iter().collect() } else { spec.pod_cidrs };
-        let mut labels = metadata.labels;
+        let labels = metadata.labels;
         let mut annotations = metadata.annotations.0;
         Ok(Some(Node {
             addresses: internal
                 .filter_map(|address| parse_or_note("status.addresses", &address.address, notes))
                 .collect(),
             provider_id: spec.provider_id.filter(|id| !id.is_empty()),
-            zone: labels.remove(names::ZONE_LABEL).filter(|zone| !zone.is_empty()),
+            zone: labels.get(names::ZONE_LABEL).filter(|zone| !zone.is_empty()).cloned(),
             pod_cidrs: pod_cidrs
                 .iter()
                 .filter(|cidr| !cidr.is_empty())
@@ -71,6 +73,7 @@ impl Kind for Nodes {
                 mode,
                 version: annotations.remove(names::AGENT_VERSION).unwrap_or_default(),
             }),
+            labels: Arc::new(labels),
             name: metadata.name,
         }))
     }

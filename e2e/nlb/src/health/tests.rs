@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::cloud::{Attributes, Balancer, Listener, Transport};
+use crate::cloud::{Attributes, Balancer, Group, Listener, Transport};
 
 const GROUP: &str = "arn:group";
 
@@ -18,7 +18,6 @@ fn seconds(seconds: u64) -> Duration {
 
 fn group(targets: &[u8]) -> Group {
     Group {
-        transports: vec![Transport::Tcp],
         check: Check {
             path: Some("/healthz".to_owned()),
             port: Some(10256),
@@ -160,20 +159,19 @@ fn flows_end_after_the_delay_if_the_attribute_says_so() {
         let mut group = group(targets);
         group.attributes.ends_flows_after_delay = true;
         group.attributes.deregistration_delay = seconds(7);
-        group.transports = vec![Transport::Tcp, Transport::Udp];
         cloud_of(group)
     };
     let mut health = judged(&with(&[1]), &[(1, true)]);
     assert_eq!(health.sync(&with(&[]), seconds(1)), []);
     assert_eq!(health.sync(&with(&[]), seconds(7)), []);
-    let ended = [Transport::Tcp, Transport::Udp].map(|of| Ended::Target(address(1), of));
-    assert_eq!(health.sync(&with(&[]), seconds(8)), ended);
+    let released = Released { group: GROUP.to_owned(), target: address(1) };
+    assert_eq!(health.sync(&with(&[]), seconds(8)), [released]);
     assert_eq!(health.sync(&with(&[]), seconds(9)), []);
 }
 
 #[test]
 fn flows_of_an_unhealthy_target_end_when_the_attributes_say_so() {
-    let ended = Ended::Target(address(1), Transport::Tcp);
+    let released = Released { group: GROUP.to_owned(), target: address(1) };
     for (after, states) in [
         (None, [("unhealthy", false), ("unhealthy", false), ("unhealthy", false)]),
         (Some(0), [("unhealthy", true), ("unhealthy", false), ("unhealthy", false)]),
@@ -186,7 +184,7 @@ fn flows_of_an_unhealthy_target_end_when_the_attributes_say_so() {
         for (at, (expected, ends)) in [1, 7, 8].into_iter().zip(states) {
             assert_eq!(
                 health.sync(&cloud, seconds(at)),
-                if ends { vec![ended] } else { vec![] },
+                if ends { vec![released.clone()] } else { vec![] },
                 "{after:?}, {at} s"
             );
             assert_eq!(state(&health, &cloud, 1), expected, "{after:?}, {at} s");

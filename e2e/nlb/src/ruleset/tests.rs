@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::*;
-use crate::cloud::{Attributes, Balancer, Check, Group, Listener};
+use crate::cloud::{Attributes, Balancer, Check, Group, Listener, TargetKind};
 
 fn target(last: u8) -> SocketAddrV4 {
     SocketAddrV4::new([10, 77, 1, last].into(), 30080)
@@ -13,7 +13,6 @@ fn target(last: u8) -> SocketAddrV4 {
 
 fn group(transports: &[Transport], targets: &[u8]) -> Group {
     Group {
-        transports: transports.to_vec(),
         check: Check {
             path: None,
             port: None,
@@ -22,7 +21,7 @@ fn group(transports: &[Transport], targets: &[u8]) -> Group {
             healthy_threshold: 2,
             unhealthy_threshold: 2,
         },
-        attributes: Attributes::of(&BTreeMap::new(), transports),
+        attributes: Attributes::of(&BTreeMap::new(), TargetKind::Instance, transports),
         targets: targets.iter().map(|last| (format!("i-{last}"), target(*last))).collect(),
     }
 }
@@ -40,6 +39,7 @@ fn route(receivers: &[u8]) -> Route {
         address: [10, 77, 200, 4].into(),
         port: 80,
         transport: Transport::Tcp,
+        group: "a".to_owned(),
         receivers: receivers.iter().map(|last| target(*last)).collect(),
         is_sticky: false,
         keeps_client_address: true,
@@ -135,7 +135,7 @@ fn routes_follow_listeners_groups_and_health() {
     health.sync(&cloud, Duration::ZERO);
     health.record(&cloud, &("a".to_owned(), "i-2".to_owned()), true, Duration::ZERO);
     let udp = Route { transport: Transport::Udp, ..route(&[2]) };
-    let hidden = Route { port: 81, keeps_client_address: false, ..route(&[2]) };
+    let hidden = Route { port: 81, group: "b".to_owned(), keeps_client_address: false, ..route(&[2]) };
     assert_eq!(routes(&cloud, &health, &addresses), [route(&[2]), udp, hidden]);
 }
 
@@ -143,9 +143,18 @@ fn routes_follow_listeners_groups_and_health() {
 fn flows_of_a_listener_end_with_it_and_not_with_a_change() {
     let other = Route { port: 81, ..route(&[1]) };
     let before = [route(&[1]), other];
-    assert_eq!(
-        ended(&before, &[route(&[2])]),
-        [Ended::Listener([10, 77, 200, 4].into(), 81, Transport::Tcp)]
-    );
-    assert_eq!(ended(&before, &before), []);
+    let gone = Ended { address: before[1].address, port: 81, transport: Transport::Tcp, target: None };
+    assert_eq!(ended(&before, &[route(&[2])], &[]), [gone]);
+    assert_eq!(ended(&before, &before, &[]), []);
+}
+
+#[test]
+fn flows_to_a_released_target_end_where_its_group_is_used() {
+    let other = Route { port: 81, group: "b".to_owned(), ..route(&[1]) };
+    let routes = [route(&[2]), Route { transport: Transport::Udp, ..route(&[2]) }, other];
+    let released = [Released { group: "a".to_owned(), target: target(1) }];
+    let found = ended(&routes, &routes, &released);
+    let flows =
+        |transport| Ended { address: routes[0].address, port: 80, transport, target: Some(target(1)) };
+    assert_eq!(found, [flows(Transport::Tcp), flows(Transport::Udp)]);
 }

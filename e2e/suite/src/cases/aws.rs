@@ -2,41 +2,37 @@
 //! Services in AWS: moto for its API, and a network load balancer on the lab's router, which checks nodes and forwards to node ports as
 //! AWS documents it. `e2e/nlb` does both.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use k8s_openapi::api::core::v1::Service;
 use kube::ResourceExt as _;
-use serde_json::{Value, json};
-use steerage_model::Protocol::{self, Tcp, Udp};
+use serde_json::json;
+use steerage_model::Protocol::{Tcp, Udp};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::task::block_in_place;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::deployments::{self, MODES};
+use super::in_aws::{
+    GROUP_ATTRIBUTES, SHORT_DELAY, UDP_PORT, aws, create, in_aws, look, port, wait_address, wait_answer,
+    wait_no_writes, wait_nothing_left, wait_served_by, wait_silence, wait_state, wait_targets,
+};
 use super::source_address::seen_by_backend;
-use super::under_load::{Promise, under_load};
+use super::under_load::{Promise, each_under_load, under_load};
 use crate::aws::Aws;
 use crate::meter::client::Target;
 use crate::meter::load::Client;
 use crate::net;
-use crate::pods::READY_UNTIL_END;
-use crate::services::{PORT, ServiceBuilder, conditions, hostname};
+use crate::pods::End;
+use crate::services::PORT;
 use crate::suite::ECHO;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
 
-const CLASS: &str = "steerage.dev/aws";
-const GROUP_ATTRIBUTES: &str = "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes";
-/// Seconds for which a backend continues to serve after SIGTERM: longer than two checks, each after the shortest interval of AWS, take
+/// Seconds for which a backend that ends continues to serve: longer than two checks, each after the shortest interval of AWS, take
 /// to find that a node has no ready endpoint.
 const LINGER: u32 = 15;
-/// Answers that show where new connections go: of two targets, one would have to be left out by chance each time.
-const ANSWERS: usize = 20;
 
 /// A port with both protocols is a `TCP_UDP` listener, the others have target groups of their own kind.
 /// And source ranges say who is a client.
@@ -129,20 +125,26 @@ pub(super) async fn health_check_keeps_all_nodes_and_writes_nothing(test: Arc<Te
     Ok(())
 }
 
-/// Reported, and not promised: kube-proxy learns of a new endpoint at its own time, and AWS of a node's health at the pace of its checks.
 /// The backends stay ready while they linger. kube-proxy would not forward to one that fails its probe, long before AWS's checks fail.
+///
+/// A node that leaves the targets loses nothing that Steerage could keep. The rest is reported: kube-proxy learns of a node's first
+/// endpoint at its own time, and a node that only fails its checks keeps its flows over UDP.
 pub(super) async fn node_drain_and_rolling_update_are_measured(test: Arc<TestContext>) -> Result<()> {
-    deployments::make(&test, 3, LINGER, READY_UNTIL_END).await?;
+    deployments::make(&test, &MODES, 3, End::Ready(LINGER)).await?;
     let mut clients = Vec::new();
     for mode in MODES {
-        create(&test, &in_aws(mode, mode).steered(mode)).await?;
+        let ports = [port(Tcp, PORT), port(Udp, UDP_PORT)].to_vec();
+        let measured = in_aws(mode, mode).with("ports", ports).annotated(GROUP_ATTRIBUTES, SHORT_DELAY);
+        create(&test, &measured.steered(mode)).await?;
     }
-    for (mode, host) in MODES.into_iter().zip(test.suite.clients()) {
+    let promises = [Promise::ExceptInFlight, Promise::None];
+    for ((mode, promise), host) in MODES.into_iter().zip(promises).zip(test.suite.clients()) {
         let address = wait_address(&test, mode, PORT).await?;
+        let datagrams = SocketAddr::new(address.ip(), UDP_PORT);
         wait_answer(Tcp, address).await?;
-        wait_answer(Udp, address).await?;
-        let to = Target { address, backends: format!("{mode}-") };
-        clients.push(Client { host, to, what: format!("AWS, {mode}") });
+        wait_answer(Udp, datagrams).await?;
+        let to = Target { address, datagrams, backends: format!("{mode}-") };
+        clients.push((Client { host, to, what: format!("AWS, {mode}") }, promise));
     }
     wait_settled(&test).await?;
     // First, while each node has one pod of each.
@@ -151,15 +153,15 @@ pub(super) async fn node_drain_and_rolling_update_are_measured(test: Arc<TestCon
         deployments::drain(&test, &node).await?;
         wait_ended(&test).await
     };
-    let outcome =
-        under_load(&test, "node drain (cordon, evict)", Promise::None, clients.clone(), drain).await;
+    let outcome = each_under_load(&test, "node drain (cordon, evict)", clients.clone(), drain).await;
     deployments::cordon(&test, &node, false).await?;
     outcome?;
     wait_settled(&test).await?;
     let update = async || {
-        deployments::update(&test).await?;
+        deployments::update(&test, &MODES).await?;
         wait_ended(&test).await
     };
+    let clients = clients.into_iter().map(|(client, _)| client).collect();
     under_load(&test, "rolling update of 3 pods", Promise::None, clients, update).await
 }
 
@@ -181,60 +183,6 @@ pub(super) async fn load_balancer_follows_its_service_and_leaves_nothing(
     wait_silence(moved).await
 }
 
-/// A Service that AWS serves, which has IPv4 only.
-fn in_aws(name: &str, app: &str) -> ServiceBuilder {
-    ServiceBuilder::new(name, app).with("loadBalancerClass", CLASS).with("ipFamilyPolicy", "SingleStack")
-}
-
-fn port(protocol: Protocol, port: u16) -> Value {
-    let target = if protocol == Udp { 8081 } else { 8080 };
-    let name = format!("{protocol}-{port}").to_lowercase();
-    json!({ "name": name, "protocol": protocol.to_string(), "port": port, "targetPort": target })
-}
-
-/// Makes a Service and returns its UID.
-async fn create(test: &TestContext, spec: &ServiceBuilder) -> Result<String> {
-    test.create(spec).await?.uid().context("a Service without UID")
-}
-
-fn aws(test: &TestContext) -> Result<Aws> {
-    test.suite.aws().context("the cluster is not in AWS")
-}
-
-fn look<T>(test: &TestContext, at: impl FnOnce(&Aws) -> Result<T>) -> Result<T> {
-    let aws = aws(test)?;
-    block_in_place(|| at(&aws))
-}
-
-/// Where the host name of a Service leads to, once it is published.
-async fn wait_address(test: &TestContext, name: &str, port: u16) -> Result<SocketAddr> {
-    let published = |service: &Service| {
-        let seen = || format!("no host name; conditions {}", conditions(service));
-        let hostname = hostname(service).with_context(seen)?;
-        look(test, |aws| aws.resolve(hostname))
-    };
-    let address =
-        until(format!("a host name of {name}"), TIMEOUT, async || published(&test.service(name).await?));
-    Ok(SocketAddr::new(address.await?, port))
-}
-
-async fn wait_answer(protocol: Protocol, to: SocketAddr) -> Result<()> {
-    until(format!("an answer of {to} over {protocol}"), TIMEOUT, async || match protocol {
-        Udp => net::ask(to, "hostname").await,
-        _ => net::page(to, "/hostname").await,
-    })
-    .await
-    .map(drop)
-}
-
-async fn wait_silence(to: SocketAddr) -> Result<()> {
-    until(format!("silence at {to}"), TIMEOUT, async || match net::page(to, "/hostname").await {
-        Ok(answer) => Err(answer),
-        Err(_) => Ok(()),
-    })
-    .await
-}
-
 /// The backend's name, on a connection that stays open.
 async fn ask_on(stream: &mut TcpStream) -> Result<String> {
     stream.write_all(b"GET /hostname HTTP/1.1\r\nHost: lab\r\n\r\n").await?;
@@ -243,55 +191,6 @@ async fn ask_on(stream: &mut TcpStream) -> Result<String> {
     let text = String::from_utf8_lossy(&answer[..length]);
     let (_, body) = text.split_once("\r\n\r\n").with_context(|| format!("the answer is {text:?}"))?;
     Ok(body.trim().to_owned())
-}
-
-/// Waits until new connections go to exactly these pods.
-async fn wait_served_by(to: SocketAddr, pods: &[&str]) -> Result<()> {
-    let wanted: BTreeSet<_> = pods.iter().map(ToString::to_string).collect();
-    until(format!("answers of {pods:?} at {to}"), TIMEOUT, async || -> Result<()> {
-        let mut seen = BTreeSet::new();
-        for _ in 0..ANSWERS {
-            seen.insert(net::page(to, "/hostname").await?.trim().to_owned());
-        }
-        ensure!(seen == wanted, "{seen:?} answer");
-        Ok(())
-    })
-    .await
-}
-
-/// Waits until exactly these nodes are registered.
-async fn wait_targets(test: &TestContext, uid: &str, nodes: &[&str]) -> Result<()> {
-    let wanted: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
-    until(format!("targets {wanted:?}"), TIMEOUT, async || -> Result<()> {
-        let seen = look(test, |aws| aws.targets(uid))?;
-        ensure!(seen == wanted, "{seen:?}");
-        Ok(())
-    })
-    .await
-}
-
-/// Waits until exactly these nodes are in a state of AWS, in each target group.
-async fn wait_state(test: &TestContext, uid: &str, state: &str, nodes: &[&str]) -> Result<()> {
-    let wanted: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();
-    until(format!("{wanted:?} in state {state}"), TIMEOUT, async || -> Result<()> {
-        let seen = look(test, |aws| aws.health(uid))?;
-        ensure!(seen.iter().all(|group| group.get(state) == Some(&wanted)), "{seen:?}");
-        Ok(())
-    })
-    .await
-}
-
-/// The number of writes once those for other Services have ended.
-async fn wait_no_writes(test: &TestContext) -> Result<u64> {
-    until("an end of other writes to AWS", TIMEOUT, async || -> Result<u64> {
-        let before = look(test, Aws::writes)?;
-        // Longer than the provider waits before it tries a deletion again.
-        sleep(Duration::from_secs(6)).await;
-        let now = look(test, Aws::writes)?;
-        ensure!(now == before, "{before} writes, {now} a moment later");
-        Ok(now)
-    })
-    .await
 }
 
 /// Waits until no backend is ending.
@@ -324,13 +223,4 @@ async fn wait_settled(test: &TestContext) -> Result<()> {
         .await?;
     }
     Ok(())
-}
-
-async fn wait_nothing_left(test: &TestContext) -> Result<()> {
-    until("nothing in AWS", TIMEOUT, async || -> Result<()> {
-        let left = look(test, Aws::snapshot)?;
-        ensure!(left.is_empty(), "{left}");
-        Ok(())
-    })
-    .await
 }

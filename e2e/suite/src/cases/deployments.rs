@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Deployment of backends for each steering, and what moves its pods: a rolling update, and the drain of a node.
+//! Deployments of backends, and what changes their pods: scaling, a rolling update, and the drain of a node.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -8,32 +8,37 @@ use kube::api::{EvictParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::pods::deployment;
+use crate::pods::{End, deployment};
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
 
 /// Both kinds of steering: names of Services, and names and labels of their backends.
 pub(super) const MODES: [&str; 2] = ["api", "health-check"];
 
-/// Makes a Deployment for each steering, whose backends serve for `linger` seconds after SIGTERM, and are probed by this path.
-pub(super) async fn make(test: &TestContext, replicas: usize, linger: u32, readiness: &str) -> Result<()> {
+/// Makes Deployments of these names.
+pub(super) async fn make(test: &TestContext, names: &[&str], replicas: usize, end: End) -> Result<()> {
     let deployments = test.api::<Deployment>();
-    for name in MODES {
-        let made = deployment(name, name, replicas, linger, readiness)?;
+    for name in names {
+        let made = deployment(name, name, replicas, end)?;
         let create = async || deployments.create(&PostParams::default(), &made).await;
         until("a Deployment", TIMEOUT, create).await?;
     }
-    for name in MODES {
+    for name in names {
         rolled_out(test, name, Some(1)).await?;
     }
     Ok(())
 }
 
+/// Changes the number of backends; does not wait for them.
+pub(super) async fn scale(test: &TestContext, name: &str, replicas: usize) -> Result<()> {
+    test.patch_any::<Deployment>(name, json!({ "spec": { "replicas": replicas } })).await.map(drop)
+}
+
 /// Replaces all pods. Returns when the new ones are ready; old ones may still serve.
-pub(super) async fn update(test: &TestContext) -> Result<()> {
+pub(super) async fn update(test: &TestContext, names: &[&str]) -> Result<()> {
     let change = json!({ "spec": { "template": { "metadata": { "annotations": { "e2e": "2" } } } } });
     let mut generations = Vec::new();
-    for name in MODES {
+    for name in names {
         let deployment: Deployment = test.patch_any(name, change.clone()).await?;
         generations.push((name, deployment.metadata.generation));
     }

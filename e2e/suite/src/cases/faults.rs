@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::json;
@@ -22,7 +21,7 @@ use super::deployments::{self, MODES};
 use super::under_load::{Promise, under_load};
 use crate::meter::client::Target;
 use crate::meter::load::Client;
-use crate::pods::{READY_UNTIL_SIGTERM, has_condition};
+use crate::pods::{End, has_condition};
 use crate::service_proxy::ServiceProxy;
 use crate::services::{PORT, ServiceBuilder, Vips};
 use crate::suite::{COMMON, ECHO, OTHER};
@@ -101,7 +100,7 @@ pub(super) async fn absent_api_server_loses_no_packet(test: Arc<TestContext>) ->
 
 pub(super) async fn rolling_update_is_measured(test: Arc<TestContext>) -> Result<()> {
     let clients = deploy(&test, 3).await?;
-    let update = async || deployments::update(&test).await;
+    let update = async || deployments::update(&test, &MODES).await;
     under_load(&test, "rolling update of 3 pods", Promise::None, clients, update).await
 }
 
@@ -109,7 +108,7 @@ pub(super) async fn scale_down_is_measured(test: Arc<TestContext>) -> Result<()>
     let clients = deploy(&test, 3).await?;
     let scale = async || {
         for name in MODES {
-            test.patch_any::<Deployment>(name, json!({ "spec": { "replicas": 1 } })).await?;
+            deployments::scale(&test, name, 1).await?;
         }
         Ok(())
     };
@@ -184,7 +183,7 @@ const SHARED: [&str; 2] = [ECHO, OTHER];
 
 /// Makes a Deployment and a Service for each steering.
 async fn deploy(test: &TestContext, replicas: usize) -> Result<Vec<Client>> {
-    deployments::make(test, replicas, LINGER, READY_UNTIL_SIGTERM).await?;
+    deployments::make(test, &MODES, replicas, End::Unready(LINGER)).await?;
     expose(test, MODES, |spec| spec).await
 }
 
@@ -218,7 +217,8 @@ async fn expose(
         let (_, vips) = test.expose(&adapt(spec)).await?;
         test.wait_programmed(mode, vips).await?;
         test.wait_answers(vips, PORT).await?;
-        let to = Target { address: vips.at(family, PORT), backends: format!("{app}-") };
+        let address = vips.at(family, PORT);
+        let to = Target { address, datagrams: address, backends: format!("{app}-") };
         clients.push(Client { host, to, what: format!("{mode}, {family}") });
     }
     for (mode, app) in MODES.into_iter().zip(apps) {

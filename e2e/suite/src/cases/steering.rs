@@ -9,7 +9,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use steerage_model::Family::V4;
-use steerage_model::names;
+use steerage_model::{annotations, names};
 
 use crate::edge;
 use crate::net;
@@ -106,4 +106,43 @@ pub(super) async fn excluded_node_leaves_the_targets_of_both_steerings(test: Arc
     left?;
     test.wait_targets("exclude-api", &all).await?;
     test.wait_targets("exclude-health-check", &all).await
+}
+
+/// Other nodes are targets only while none has the labels.
+pub(super) async fn labels_choose_the_target_nodes_of_both_steerings(test: Arc<TestContext>) -> Result<()> {
+    let nodes = test.nodes();
+    let all: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
+    let [first, ..] = all[..] else { anyhow::bail!("no nodes") };
+    let modes = ["api", "health-check"];
+    for mode in modes {
+        let spec = ServiceBuilder::new(&format!("chosen-{mode}"), ECHO).steered(mode);
+        test.serve(&spec.annotated(annotations::TARGET_NODE_LABELS, "e2e-pool=web,e2e-disk=")).await?;
+        test.wait_targets(&format!("chosen-{mode}"), &all).await?;
+        let (reason, _) = test.wait_condition(&format!("chosen-{mode}"), names::DEGRADED, "True").await?;
+        ensure!(reason == "NoNodeWithLabels", "the reason is {reason}");
+    }
+    let api: Api<Node> = Api::all(test.client().clone());
+    let label = async |value: Option<&str>| {
+        let labels = json!({ "e2e-pool": value, "e2e-disk": value.map(|_| "") });
+        let change = json!({ "metadata": { "labels": labels } });
+        api.patch(first, &PatchParams::default(), &Patch::Merge(change)).await
+    };
+    label(Some("web")).await?;
+    let chosen = async {
+        for mode in modes {
+            let name = format!("chosen-{mode}");
+            test.wait_targets(&name, &[first]).await?;
+            test.wait_condition(&name, names::DEGRADED, "False").await?;
+            let vip = test.wait_vips(&name).await?.at(V4, PORT);
+            ensure!(net::only_page(vip, "/hostname").await.is_ok(), "{name} does not answer from {first}");
+        }
+        anyhow::Ok(())
+    };
+    let chosen = chosen.await;
+    label(None).await?;
+    chosen?;
+    for mode in modes {
+        test.wait_targets(&format!("chosen-{mode}"), &all).await?;
+    }
+    Ok(())
 }

@@ -35,6 +35,8 @@ mod information {
 pub struct Target {
     /// Where it connects to.
     pub address: SocketAddr,
+    /// Where it sends datagrams.
+    pub datagrams: SocketAddr,
     /// How the names of all backends begin that may answer, and of no others.
     pub backends: String,
 }

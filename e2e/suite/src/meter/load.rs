@@ -41,7 +41,7 @@ pub const AFTER: Duration = Duration::from_secs(10);
 pub struct Client {
     /// The machine.
     pub host: Host,
-    /// The load balancer, over TCP and UDP, and its backends.
+    /// The load balancer and its backends.
     pub to: Target,
     /// What the load balancer is, for messages and tables.
     pub what: String,
@@ -61,9 +61,9 @@ impl Load {
             let stop = Arc::clone(&stop);
             let what = client.what.clone();
             let server = client.to.address;
+            let servers = [server.ip(), client.to.datagrams.ip()];
             let from = if server.is_ipv4() { client.host.ipv4.into() } else { client.host.ipv6.into() };
-            let work =
-                move || measure(&client.host, &[server.ip()], async || drive(from, &client.to, &stop).await);
+            let work = move || measure(&client.host, &servers, async || drive(from, &client.to, &stop).await);
             (what, thread::spawn(work))
         });
         let threads = threads.collect();
@@ -109,7 +109,7 @@ async fn drive(from: IpAddr, to: &Target, stop: &Arc<AtomicBool>) -> Result<Obse
             keep(&to, &stop).await.map(Done::Connections)
         });
     }
-    let server = to.address;
+    let server = to.datagrams;
     for index in 0..ASKERS {
         let stop = Arc::clone(stop);
         tasks.spawn(async move {

@@ -38,6 +38,15 @@ impl CallError {
         }
     }
 
+    /// Turns the error of the call `action` to EC2 into a `CallError`.
+    pub(super) fn of_ec2(action: &'static str) -> impl FnOnce(steerage_ec2::Error) -> Self {
+        move |error| {
+            let code = error.code().unwrap_or_default().to_owned();
+            let message = error.message().map_or_else(|| chain(&error), str::to_owned);
+            Self { action, code, message }
+        }
+    }
+
     /// A failure that a stand-in makes up. Without a code, AWS did not answer.
     #[cfg(test)]
     pub(crate) fn made_up(action: &'static str, code: &str, message: impl Into<String>) -> Self {

@@ -4,6 +4,7 @@
 
 mod balancers;
 mod calls;
+mod endpoint;
 mod error;
 mod groups;
 mod listeners;
@@ -19,8 +20,8 @@ use std::time::Duration;
 use aws_config::SdkConfig;
 use aws_config::retry::RetryConfig;
 use aws_config::timeout::TimeoutConfig;
-use aws_sdk_ec2 as ec2;
 use aws_sdk_elasticloadbalancingv2 as elb;
+use aws_smithy_runtime_api::client::interceptors::SharedInterceptor;
 use elb::types::Tag;
 
 use crate::api_metrics::ApiMetrics;
@@ -47,7 +48,7 @@ pub(crate) type Tags = BTreeMap<String, String>;
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     elb: elb::Client,
-    ec2: ec2::Client,
+    ec2: steerage_ec2::Client,
 }
 
 impl Client {
@@ -64,16 +65,19 @@ impl Client {
             .retry_config(RetryConfig::disabled())
             .interceptor(RequestMeter::new(&ELBV2, metrics.clone()));
         elb.set_endpoint_url(url(endpoint));
+        let elb = elb.build();
         // What waits for EC2 holds up the Service's other changes.
         let timeouts = TimeoutConfig::builder().connect_timeout(Duration::from_secs(5));
-        let timeouts = timeouts.operation_timeout(Duration::from_secs(10));
-        let mut ec2 = ec2::config::Builder::from(sdk)
-            .retry_config(RetryConfig::disabled())
-            .timeout_config(timeouts.build())
-            .interceptor(RequestMeter::new(&EC2, metrics));
-        ec2.set_endpoint_url(url(ec2_endpoint));
-        Self { elb: elb::Client::from_conf(elb.build()), ec2: ec2::Client::from_conf(ec2.build()) }
+        let timeouts = timeouts.operation_timeout(Duration::from_secs(10)).build();
+        let meter = SharedInterceptor::new(RequestMeter::new(&EC2, metrics));
+        let url = url(ec2_endpoint).unwrap_or_else(|| endpoint::ec2(sdk));
+        let ec2 = steerage_ec2::Client::new(sdk, &url, &timeouts, Some(&meter));
+        Self { elb: elb::Client::from_conf(elb), ec2 }
     }
+}
+
+fn ec2_tags(tags: Vec<steerage_ec2::Tag>) -> Tags {
+    tags.into_iter().map(|tag| (tag.key, tag.value)).collect()
 }
 
 fn sdk_tags(tags: &Tags) -> Vec<Tag> {

@@ -9,7 +9,7 @@ use elb::config::{ConfigBag, Intercept, RuntimeComponents};
 use elb::error::{BoxError, ConnectorError, ProvideErrorMetadata as _};
 use tokio::time::Instant;
 
-use super::{ec2, elb};
+use super::elb;
 use crate::api_metrics::{ApiMetrics, RequestResult};
 
 /// An API of AWS.
@@ -76,14 +76,18 @@ api!(ELBV2, "ELBv2", elb, {
     SetSubnets: set_subnets::SetSubnetsError,
 });
 
-api!(EC2, "EC2", ec2, {
-    AuthorizeSecurityGroupIngress: authorize_security_group_ingress::AuthorizeSecurityGroupIngressError,
-    CreateSecurityGroup: create_security_group::CreateSecurityGroupError,
-    DeleteSecurityGroup: delete_security_group::DeleteSecurityGroupError,
-    DescribeSecurityGroups: describe_security_groups::DescribeSecurityGroupsError,
-    DescribeSubnets: describe_subnets::DescribeSubnetsError,
-    RevokeSecurityGroupIngress: revoke_security_group_ingress::RevokeSecurityGroupIngressError,
-});
+pub(super) static EC2: Api = Api {
+    name: "EC2",
+    actions: &[
+        "AuthorizeSecurityGroupIngress",
+        "CreateSecurityGroup",
+        "DeleteSecurityGroup",
+        "DescribeSecurityGroups",
+        "DescribeSubnets",
+        "RevokeSecurityGroupIngress",
+    ],
+    error_code: |error| error.downcast_ref::<steerage_ec2::Refusal>()?.code(),
+};
 
 /// Measures the requests of the client that it is given to.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ fn of(ranges: &[&str], annotations: &[(&str, &str)]) -> Result<Vec<String>, &'st
     let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
     lb.source_ranges = ranges.iter().map(|range| range.parse().unwrap()).collect();
     lb.annotations = annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-    match security(&lb, [(80, "TCP_UDP"), (443, "TLS")].into_iter()) {
+    match security(&lb, [(80, "TCP_UDP"), (443, "TLS")].into_iter(), None) {
         Ok(Security::Rules(rules)) => {
             Ok(rules.iter().map(|r| format!("{} {} {}", r.protocol, r.port, r.source)).collect())
         }

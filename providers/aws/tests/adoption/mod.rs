@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use aws_sdk_ec2 as ec2;
 use aws_sdk_elasticloadbalancingv2 as elb;
 use elb::types::{Action, ActionTypeEnum, LoadBalancerSchemeEnum, LoadBalancerTypeEnum, ProtocolEnum, Tag};
 use elb::types::{TargetDescription, TargetGroupAttribute};
@@ -93,10 +92,9 @@ fn wanted(moto: &Moto, hostname: String) -> LoadBalancer {
 
 /// The names of all security groups that the load balancer has.
 async fn attached(moto: &Moto) -> BTreeSet<String> {
-    let ids = moto.balancers().await.unwrap().remove(0).security_groups;
-    let groups: ec2::operation::describe_security_groups::DescribeSecurityGroupsOutput =
-        moto.ec2.describe_security_groups().set_group_ids(ids).send().await.unwrap();
-    groups.security_groups.unwrap_or_default().into_iter().filter_map(|group| group.group_name).collect()
+    let ids = moto.balancers().await.unwrap().remove(0).security_groups.unwrap_or_default();
+    let groups = moto.ec2.describe_security_groups(&[]).await.unwrap().into_iter();
+    groups.filter(|group| ids.contains(&group.group_id)).map(|group| group.group_name).collect()
 }
 
 #[tokio::test]

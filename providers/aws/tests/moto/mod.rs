@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
+use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;
-use aws_sdk_ec2 as ec2;
 use aws_sdk_elasticloadbalancingv2 as elb;
 use bytes::Bytes;
 use elb::types::{LoadBalancerAttribute, LoadBalancerTypeEnum, ProtocolEnum, Tag, TargetTypeEnum};
+use steerage_ec2 as ec2;
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _, Target};
 use steerage_provider_aws::{ApiMetrics, Aws, ClusterId, Config, Scheme};
 use steerage_provider_conformance::{Call, CannedResponse, Harness, Proxy, Snapshot, Upstream};
@@ -46,11 +47,12 @@ impl Moto {
             .await;
         let url = format!("http://{}", server.addr());
         let elb = elb::config::Builder::from(&sdk).endpoint_url(&url).build();
-        let ec2 = ec2::config::Builder::from(&sdk).endpoint_url(&url).build();
+        let ec2 = ec2::Client::new(&sdk, &url, &TimeoutConfig::disabled(), None);
         let config = Config {
             cluster: ClusterId { name: "conformance".to_owned(), uid: "cluster-1".to_owned() },
             vpc,
             subnets,
+            backend_security_group: None,
             region: None,
             endpoint: Some(proxy.url()),
             ec2_endpoint: Some(proxy.url()),
@@ -59,7 +61,7 @@ impl Moto {
             // moto shows every change at once.
             settle: Duration::ZERO,
         };
-        let (elb, ec2) = (elb::Client::from_conf(elb), ec2::Client::from_conf(ec2));
+        let elb = elb::Client::from_conf(elb);
         Ok(Self { server, proxy, sdk, elb, ec2, config, instances })
     }
 
@@ -75,16 +77,15 @@ impl Moto {
 
     /// Tags a resource of EC2.
     pub(crate) async fn tag(&self, id: &str, key: &str, value: &str) -> anyhow::Result<()> {
-        let tag = ec2::types::Tag::builder().key(key).value(value).build();
-        self.ec2.create_tags().resources(id).tags(tag).send().await?;
-        Ok(())
+        let tag = ec2::Tag { key: key.to_owned(), value: value.to_owned() };
+        Ok(self.ec2.create_tags(&[id.to_owned()], &[tag]).await?)
     }
 
     /// Creates a security group of somebody else, and returns its ID.
     pub(crate) async fn security_group(&self, name: &str) -> anyhow::Result<String> {
-        let group =
-            self.ec2.create_security_group().group_name(name).description(name).vpc_id(&self.config.vpc);
-        let id = group.send().await?.group_id.context("no ID")?;
+        let vpc = &self.config.vpc;
+        let group = ec2::NewSecurityGroup { name, description: name, vpc, tags: Vec::new() };
+        let id = self.ec2.create_security_group(&group).await?.context("no ID")?;
         self.tag(&id, "Name", name).await?;
         Ok(id)
     }
@@ -139,10 +140,9 @@ impl Moto {
     }
 
     /// The security groups that the provider created.
-    pub(crate) async fn security_groups(&self) -> anyhow::Result<Vec<ec2::types::SecurityGroup>> {
-        let tagged = ec2::types::Filter::builder().name("tag-key").values("steerage.dev/uid").build();
-        let answer = self.ec2.describe_security_groups().filters(tagged).send().await?;
-        Ok(answer.security_groups.unwrap_or_default())
+    pub(crate) async fn security_groups(&self) -> anyhow::Result<Vec<ec2::SecurityGroup>> {
+        let tagged = ec2::Filter::new("tag-key", "steerage.dev/uid");
+        Ok(self.ec2.describe_security_groups(&[tagged]).await?)
     }
 
     /// Has all resources carry this UID of a cluster, as an operator does after a restore.
@@ -157,10 +157,11 @@ impl Moto {
         let tag = Tag::builder().key("steerage.dev/cluster-uid").value(cluster_uid).build();
         self.elb.add_tags().set_resource_arns(Some(arns)).tags(tag).send().await?;
         let groups: Vec<String> =
-            self.security_groups().await?.into_iter().filter_map(|group| group.group_id).collect();
+            self.security_groups().await?.into_iter().map(|group| group.group_id).collect();
         if !groups.is_empty() {
-            let tag = ec2::types::Tag::builder().key("steerage.dev/cluster-uid").value(cluster_uid).build();
-            self.ec2.create_tags().set_resources(Some(groups)).tags(tag).send().await?;
+            let key = "steerage.dev/cluster-uid".to_owned();
+            let tag = ec2::Tag { key, value: cluster_uid.to_owned() };
+            self.ec2.create_tags(&groups, &[tag]).await?;
         }
         Ok(())
     }

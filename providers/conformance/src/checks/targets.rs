@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Changes of target sets.
 
+use std::borrow::Borrow;
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, bail, ensure};
@@ -122,7 +123,11 @@ async fn set_targets(provider: &impl Provider, owner: &Owner, set: &TargetSet) -
     Ok(())
 }
 
-async fn ensure_targets<H: Harness>(harness: &H, owner: &Owner, expected: &[Target]) -> anyhow::Result<()> {
+async fn ensure_targets<H: Harness>(
+    harness: &H,
+    owner: &Owner,
+    expected: &[impl Borrow<Target>],
+) -> anyhow::Result<()> {
     let (groups, expected) = (harness.targets(owner).await?, names(expected));
     ensure!(!groups.is_empty(), "there is no target group");
     for (group, now) in groups {
@@ -131,6 +136,6 @@ async fn ensure_targets<H: Harness>(harness: &H, owner: &Owner, expected: &[Targ
     Ok(())
 }
 
-fn names(targets: &[Target]) -> BTreeSet<String> {
-    targets.iter().map(|t| t.node.clone()).collect()
+fn names(targets: &[impl Borrow<Target>]) -> BTreeSet<String> {
+    targets.iter().map(|target| target.borrow().node.clone()).collect()
 }

@@ -231,6 +231,7 @@ impl Provider for Toy {
             protocols: &[Protocol::Tcp, Protocol::Udp],
             addressing: Addressing::NodePort,
             pod_targets: None,
+            node_labels: None,
             ip_mode: None,
             ipv6: false,
             weights: false,

@@ -37,6 +37,11 @@ fn node_is_projected_completely() {
         addresses: vec!["10.0.0.1".parse().expect("address"), "fd00::1".parse().expect("address")],
         provider_id: Some("aws:///z1/i-1".into()),
         zone: Some("z1".into()),
+        labels: std::sync::Arc::new(
+            [(names::ZONE_LABEL, "z1"), (names::EXCLUDE_LABEL, "")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+        ),
         pod_cidrs: vec!["10.244.1.0/24".parse().expect("range"), "fd00:1::/64".parse().expect("range")],
         excluded: true,
         deleting: true,

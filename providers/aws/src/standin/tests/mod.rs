@@ -3,6 +3,7 @@
 
 mod adoption;
 mod adoption_refused;
+mod backend_group;
 mod consistency;
 mod driver;
 mod economy;

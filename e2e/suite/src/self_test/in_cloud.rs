@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The meter's tests of itself on a path through node ports: client, load balancer, node, pod. Faults are rules on the interface of a
-//! node, where answers leave.
+//! The meter's tests of itself on a path through a cloud's load balancer: client, load balancer, node, pod. Faults are rules on the
+//! interface of a node, where answers leave.
 
 use anyhow::{Result, ensure};
 
@@ -10,6 +10,7 @@ use crate::meter::client::Observed;
 use crate::meter::load::Client;
 use crate::meter::loss::{LossKind, Measurement};
 use crate::meter::measure;
+use crate::pods::HTTP;
 use crate::test_context::TestContext;
 
 /// Runs them through a client's load balancer.
@@ -19,7 +20,7 @@ pub(super) fn test_all(test: &TestContext, client: &Client) -> Result<()> {
     })?;
     let from = client.host.ipv4.into();
     expect(test, "no fault, UDP", &[], || {
-        Ok((measured(client, async || datagrams(from, &[client.to.address]).await)?, 0))
+        Ok((measured(client, async || datagrams(from, &[client.to.datagrams]).await)?, 0))
     })?;
     // Client and server send again after the same second: either may be the first.
     let late = [LossKind::SynRetransmitted, LossKind::SlowHandshake];
@@ -28,7 +29,7 @@ pub(super) fn test_all(test: &TestContext, client: &Client) -> Result<()> {
     reports_one_dropped(test, client, "one answer dropped", "ip length > 70", &late)
 }
 
-/// Drops the fifth packet that fits, of those that the first node sends to the client from a node port.
+/// Drops the fifth packet that fits, of those that the first node sends to the client, from a node port or for a pod.
 fn reports_one_dropped(
     test: &TestContext,
     client: &Client,
@@ -37,8 +38,9 @@ fn reports_one_dropped(
     kinds: &[LossKind],
 ) -> Result<()> {
     let to = client.host.ipv4;
-    let rules =
-        [format!("ip daddr {to} tcp sport 30000-32767 {fits} numgen inc mod 1000000 == 4 counter drop")];
+    let rules = [format!(
+        "ip daddr {to} tcp sport {{ {HTTP}, 30000-32767 }} {fits} numgen inc mod 1000000 == 4 counter drop"
+    )];
     expect(test, what, kinds, || {
         let node = test.nodes().into_iter().take(1).collect();
         let fault = Fault::inject(test, node, &[(Hook::Egress, &rules)])?;

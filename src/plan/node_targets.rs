@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//! All nodes as possible targets: the sets that many load balancers share, and the nodes with labels.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use steerage_model::{Family, IneligibleReason, Node};
+use steerage_provider_api::{SharedSet, Target, TargetSet};
+
+use super::NodeLabels;
+
+/// Labels, and whether only nodes with an agent count.
+pub(super) type Choice = (NodeLabels, bool);
+
+/// The eligible nodes of each choice.
+type Chosen = BTreeMap<Choice, Arc<[Arc<Target>]>>;
+
+/// Choices that are remembered. Whoever edits an annotation all the time uses up no more memory.
+const MAX_CHOICES: usize = 1000;
+
+/// All nodes as possible targets, prepared once for the plans of many Services.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodeTargets {
+    /// Grows with every change of a node but its labels. A provider knows the age of shared sets by it.
+    pub(crate) generation: u64,
+    /// Grows with every change of a node.
+    pub(crate) revision: u64,
+    pub(super) by_name: BTreeMap<String, NodeTarget>,
+    eligible: SharedTargets,
+    agents: SharedTargets,
+    /// What [`NodeTargets::labelled`] has found: many Services ask for the same labels.
+    labelled: Arc<Mutex<Chosen>>,
+}
+
+/// The targets of a shared set.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SharedTargets {
+    pub(super) targets: Arc<[Arc<Target>]>,
+    pub(super) exceptions: SetExceptions,
+    /// Targets that have an address, but not of this family: load balancers with this family alone report them.
+    pub(super) lacking: BTreeMap<Family, Vec<String>>,
+}
+
+/// What all users of a shared set report of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SetExceptions {
+    is_empty: bool,
+    /// All targets, if no node is eligible.
+    pub(super) ineligible: Vec<(String, IneligibleReason)>,
+    /// Eligible nodes that are no targets, because they have no agent.
+    pub(super) without_agent: Arc<[String]>,
+}
+
+impl SharedTargets {
+    /// The eligible nodes. If there is none, all nodes: pods that still run there are better than nothing.
+    fn new<'a>(nodes: impl Iterator<Item = &'a NodeTarget> + Clone) -> Self {
+        let mut exceptions = SetExceptions::default();
+        let eligible = nodes.clone().filter(|node| node.eligibility.is_ok());
+        let mut targets: Arc<[Arc<Target>]> = eligible.map(|node| node.target.clone()).collect();
+        // A node that has just registered may have no address: it is no target yet.
+        if targets.iter().all(|target| target.addresses.is_empty()) {
+            let reason = |node: &NodeTarget| Some((node.target.node.clone(), node.eligibility.err()?));
+            targets = nodes.clone().map(|node| node.target.clone()).collect();
+            exceptions.ineligible = nodes.filter_map(reason).collect();
+        }
+        exceptions.is_empty = targets.is_empty();
+        let mut lacking = BTreeMap::<Family, Vec<String>>::new();
+        // A node that has no address yet is about to get one; it is no exception worth a condition on every Service.
+        for target in targets.iter().filter(|target| !target.addresses.is_empty()) {
+            let has = |family| target.addresses.iter().any(|address| Family::of(*address) == family);
+            for family in [Family::V4, Family::V6].into_iter().filter(|family| !has(*family)) {
+                lacking.entry(family).or_default().push(target.node.clone());
+            }
+        }
+        Self { targets, exceptions, lacking }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct NodeTarget {
+    pub(super) target: Arc<Target>,
+    pub(super) eligibility: Result<(), IneligibleReason>,
+    pub(super) has_agent: bool,
+    pub(super) labels: Arc<BTreeMap<String, String>>,
+}
+
+impl NodeTargets {
+    /// Nodes that are as in `before` share its targets.
+    pub(crate) fn new<'a>(nodes: impl Iterator<Item = &'a Node>, generation: u64, before: &Self) -> Self {
+        let by_name: BTreeMap<String, NodeTarget> = nodes
+            .map(|node| {
+                let (old, new) = (before.by_name.get(&node.name), target(node));
+                let old = old.map(|old| &old.target).filter(|old| ***old == new);
+                let node_target = NodeTarget {
+                    target: old.map_or_else(|| Arc::new(new), Arc::clone),
+                    eligibility: node.eligibility(),
+                    has_agent: node.agent.is_some(),
+                    labels: Arc::clone(&node.labels),
+                };
+                (node.name.clone(), node_target)
+            })
+            .collect();
+        let without_agent = by_name.values().filter(|node| node.eligibility.is_ok() && !node.has_agent);
+        let without_agent = without_agent.map(|node| node.target.node.clone()).collect();
+        let mut agents = SharedTargets::new(by_name.values().filter(|node| node.has_agent));
+        agents.exceptions.without_agent = without_agent;
+        let eligible = SharedTargets::new(by_name.values());
+        Self { generation, eligible, agents, by_name, labelled: Arc::default(), revision: generation }
+    }
+
+    /// The eligible nodes with these labels; none if none of them has an address.
+    pub(super) fn labelled(&self, choice: &Choice) -> Arc<[Arc<Target>]> {
+        let mut known = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = known.get(choice) {
+            return Arc::clone(found);
+        }
+        if known.len() >= MAX_CHOICES {
+            known.clear();
+        }
+        let found = self.find(choice);
+        // Choices of the same nodes share them.
+        let same = known.values().chain([&self.eligible.targets, &self.agents.targets]);
+        let same = same.filter(|other| other.len() == found.len()).find(|other| ***other == *found);
+        let found = same.map_or_else(|| found.into(), Arc::clone);
+        known.insert(choice.clone(), Arc::clone(&found));
+        found
+    }
+
+    fn find(&self, (labels, needs_agent): &Choice) -> Vec<Arc<Target>> {
+        let can_serve = |node: &&NodeTarget| node.eligibility.is_ok() && (node.has_agent || !needs_agent);
+        let found = self.by_name.values().filter(can_serve).filter(|node| labels.are_on(&node.labels));
+        let found: Vec<Arc<Target>> = found.map(|node| Arc::clone(&node.target)).collect();
+        if found.iter().all(|target| target.addresses.is_empty()) { Vec::new() } else { found }
+    }
+
+    /// The choices that `before` remembers, and that have the same nodes now.
+    pub(super) fn same_choices(&self, before: &Self) -> BTreeSet<Choice> {
+        let before = before.labelled.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_same = |(choice, nodes): &(Choice, Arc<[Arc<Target>]>)| self.labelled(choice) == *nodes;
+        before.into_iter().filter(is_same).map(|(choice, _)| choice).collect()
+    }
+
+    /// Whether nothing but labels, and what follows from them, differs.
+    pub(crate) fn differs_only_in_labels(&self, other: &Self) -> bool {
+        let same_node = |(a, b): ((&String, &NodeTarget), (&String, &NodeTarget))| {
+            (a.0, a.1.eligibility, a.1.has_agent) == (b.0, b.1.eligibility, b.1.has_agent)
+                && a.1.target == b.1.target
+        };
+        let sets = SharedSet::ALL.into_iter();
+        self.by_name.len() == other.by_name.len()
+            && self.by_name.iter().zip(&other.by_name).all(same_node)
+            && sets.into_iter().all(|set| self.shared(set).targets == other.shared(set).targets)
+    }
+
+    /// Those of these nodes that exist and can serve.
+    pub(crate) fn able(&self, names: &[Arc<str>], needs_agent: bool) -> Vec<Arc<Target>> {
+        let can_serve = |node: &&NodeTarget| node.eligibility.is_ok() && (node.has_agent || !needs_agent);
+        let found = names.iter().filter_map(|name| self.by_name.get(&**name)).filter(can_serve);
+        found.map(|node| Arc::clone(&node.target)).collect()
+    }
+
+    /// Of the changed nodes, those that became eligible or ineligible, in order. New nodes did not.
+    pub(crate) fn changed_eligibility<'a>(
+        &'a self,
+        before: &'a Self,
+        changed: &'a BTreeSet<String>,
+    ) -> impl Iterator<Item = (&'a str, Result<(), IneligibleReason>)> {
+        changed.iter().filter_map(|name| {
+            let (old, new) = (before.by_name.get(name)?, self.by_name.get(name)?);
+            (old.eligibility != new.eligibility).then_some((name.as_str(), new.eligibility))
+        })
+    }
+
+    /// A shared set, for the provider.
+    pub(crate) fn set(&self, set: SharedSet) -> TargetSet {
+        let targets = Arc::clone(&self.shared(set).targets);
+        TargetSet { shared: Some(set), generation: self.generation, targets }
+    }
+
+    /// Puts other targets in the place of a shared set's.
+    pub(crate) fn replace(&mut self, set: SharedSet, targets: Arc<[Arc<Target>]>) {
+        match set {
+            SharedSet::Eligible => self.eligible.targets = targets,
+            SharedSet::Agents => self.agents.targets = targets,
+        }
+    }
+
+    /// A node as a target of a shared set, if it may stay one: nobody deletes it or is about to.
+    pub(crate) fn staying(&self, node: &str) -> Option<Arc<Target>> {
+        Some(self.existing(node)?.target.clone())
+    }
+
+    /// A node that exists, that nobody deletes, and that the cluster autoscaler is not about to delete.
+    pub(super) fn existing(&self, node: &str) -> Option<&NodeTarget> {
+        let stops = |node: &NodeTarget| {
+            matches!(node.eligibility, Err(IneligibleReason::Deleting | IneligibleReason::AutoscalerTaint))
+        };
+        self.by_name.get(node).filter(|node| !stops(node))
+    }
+
+    pub(super) fn shared(&self, set: SharedSet) -> &SharedTargets {
+        match set {
+            SharedSet::Eligible => &self.eligible,
+            SharedSet::Agents => &self.agents,
+        }
+    }
+}
+
+fn target(node: &Node) -> Target {
+    Target {
+        node: node.name.clone(),
+        addresses: node.addresses.clone(),
+        provider_id: node.provider_id.clone(),
+        zone: node.zone.clone(),
+        pod_cidrs: node.pod_cidrs.clone(),
+        weight: 1,
+    }
+}
