@@ -18,9 +18,9 @@ BINARIES = pathlib.Path(os.environ["STEERAGE_BINARIES"])
 POOLS = {"edge": {"addressPools": [{"name": "default", "addresses": ["10.0.200.0/24", "fd00::1-fd00::9"]}]}}
 AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId": "vpc-1", "subnetIds": ["subnet-1", "subnet-2"]}}
 AWS_BY_TAGS = {**AWS, "aws": {"clusterName": "test", "vpcId": "vpc-1"}}
-FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
+FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "adopt": ["cloud-provider-aws", "aws-load-balancer-controller"], "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
 SWITCHES = {
-    "controller": {"defaultSteering": "api", "serveUnsetClass": True, "migrateLegacyAnnotations": True, "replicas": 1},
+    "controller": {"defaultSteering": "api", "serveUnsetClass": True, "serveClasses": ["service.k8s.aws/nlb"], "migrateLegacyAnnotations": True, "replicas": 1},
     "agent": {"kubeProxyReplacement": True, "apiServer": "[fd00::1]:6443", "maxUnavailable": 2},
     "edge": {"serviceAccount": {"createTokenSecret": True}},
     "log": {"level": "debug", "format": "text"},
@@ -47,6 +47,7 @@ INVALID = {
     "an IPv4 prefix that is too long": {"edge": {"addressPools": [{"name": "a", "addresses": ["10.0.0.0/33"]}]}},
     "an IPv6 prefix that is too long": {"edge": {"addressPools": [{"name": "a", "addresses": ["fd00::/129"]}]}},
     "an address by name": {"edge": {"addressPools": [{"name": "a", "addresses": ["example.org"]}]}},
+    "a controller that cannot be adopted": {**AWS, "aws": {**AWS["aws"], "adopt": ["metallb"]}},
     "aws without a network": {"controller": {"provider": "aws"}},
     "no node may be updated": {"agent": {"maxUnavailable": 0}},
     "an interval without a unit": {"metrics": {"podMonitor": {"interval": "30"}}},

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 use kube::Client;
+use steerage_model::names;
 use steerage_process::{Component, Process, ProcessArgs, duration};
 use steerage_provider_api::{Provider, Steering};
 use steerage_provider_aws::{ApiMetrics, Aws, AwsArgs};
@@ -37,6 +38,15 @@ pub(crate) struct Args {
     /// Also manage Services without loadBalancerClass; no other controller may then manage them
     #[arg(long, env = "STEERAGE_SERVE_UNSET_CLASS")]
     serve_unset_class: bool,
+    /// Also manage Services with these classes of other controllers, such as service.k8s.aws/nlb; these must not manage them any more
+    #[arg(
+        long,
+        env = "STEERAGE_SERVE_CLASSES",
+        value_name = "CLASS,…",
+        value_delimiter = ',',
+        value_parser = other_class
+    )]
+    serve_classes: Vec<String>,
     /// Patch Services once to what their service.alpha.kubernetes.io or service.beta.kubernetes.io traffic annotations request
     #[arg(long, env = "STEERAGE_MIGRATE_LEGACY_ANNOTATIONS")]
     migrate_legacy_annotations: bool,
@@ -220,7 +230,8 @@ impl Args {
         let Self {
             provider,
             default_steering,
-            serve_unset_class,
+            serve_unset_class: serve_unset,
+            serve_classes: others,
             migrate_legacy_annotations,
             namespace,
             leader_elect_identity,
@@ -282,7 +293,7 @@ impl Args {
             config: plan::Config {
                 capabilities,
                 default_steering,
-                classes: ManagedClasses { provider: provider.name(), serve_unset: serve_unset_class },
+                classes: ManagedClasses { provider: provider.name(), serve_unset, others },
                 proxy_healthz_port,
                 agent_healthz_port,
                 health,
@@ -363,6 +374,17 @@ fn watch_silence(text: &str) -> Result<Duration, String> {
     Err("a quiet watch may bring no data for nearly five minutes: use 0s, or at least 5m".to_owned())
 }
 
+/// Each controller of Steerage has a class of its own.
+fn other_class(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.starts_with(names::PREFIX) {
+        return Err(format!(
+            "name a class of another controller; those that begin with {} are Steerage's",
+            names::PREFIX
+        ));
+    }
+    Ok(text.to_owned())
+}
+
 /// A target whose node does not come back must leave.
 fn removal_hold(text: &str) -> Result<Duration, String> {
     let hold = duration::parse(text)?;
@@ -405,6 +427,19 @@ mod tests {
         let seconds = |count| Some(Duration::from_secs(count));
         assert_eq!([hold(&[]), hold(&["--mass-removal-hold=0s"])], [seconds(30), seconds(0)]);
         assert_eq!([hold(&["--mass-removal-hold=31s"]), hold(&["--mass-removal-hold=30"])], [None; 2]);
+    }
+
+    #[test]
+    fn classes_of_steerage_are_not_served_as_those_of_others() {
+        let served = |classes: &str| {
+            let line = ["steerage", "--provider=aws", "--serve-classes", classes];
+            Args::try_parse_from(line).ok().map(|args| args.serve_classes)
+        };
+        assert_eq!(
+            served("service.k8s.aws/nlb,b"),
+            Some(vec!["service.k8s.aws/nlb".to_owned(), "b".to_owned()])
+        );
+        assert_eq!([served("steerage.dev/edge"), served("a,")], [None, None]);
     }
 
     #[test]

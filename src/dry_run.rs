@@ -152,6 +152,9 @@ async fn plan_service(
         Ok(changes) => changes,
         Err(error) => return not_compared(&error),
     };
+    if let Some(changes) = changes.as_ref().filter(|_| !exists) {
+        return (Action::Change, changes.join("; "));
+    }
     if !exists {
         return (Action::Create, format!("creates a load balancer with {} targets", lb.targets().count()));
     }
@@ -232,6 +235,8 @@ mod tests {
             assert_eq!((action, details.as_str()), (Action::Refuse, "WrongScheme: Use another."));
         }
         assert_eq!(planned(vec![Ok(None)], false).await.0, Action::Create);
+        let adopts = || "adopts the load balancer web".to_owned();
+        assert_eq!(planned(vec![Ok(Some(vec![adopts()]))], false).await, (Action::Change, adopts()));
         assert_eq!(planned(vec![Ok(Some(Vec::new()))], true).await, (Action::None, String::new()));
     }
 

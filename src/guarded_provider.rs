@@ -59,6 +59,10 @@ impl GuardedProvider {
         self.call("owned", self.inner.owned()).await
     }
 
+    pub(crate) fn replaced_finalizers(&self) -> &'static [&'static str] {
+        self.inner.replaced_finalizers()
+    }
+
     /// A call whose outcome may have a part that failed.
     async fn change(
         &self,

@@ -19,7 +19,8 @@ pub(crate) use health_check::{HealthCheckDefaults, nonzero_duration};
 pub(crate) use legacy::{LegacyRequest, kubectl_patch, legacy_request};
 pub(crate) use load_balancer::{fingerprint, load_balancer};
 pub(crate) use managed::{
-    ManagedClasses, finalizer, has_managed_class, is_managed, is_paused, owned_finalizers,
+    ManagedClasses, finalizer, has_managed_class, is_managed, is_paused, is_unmanaged_by_flag,
+    owned_finalizers, served_class,
 };
 pub(crate) use node_change::{NodeChange, NodeDependence};
 pub(crate) use node_labels::{NodeLabels, node_labels};
@@ -53,7 +54,7 @@ impl Config {
         Self {
             capabilities,
             default_steering,
-            classes: ManagedClasses { provider: "edge", serve_unset: false },
+            classes: ManagedClasses { provider: "edge", serve_unset: false, others: Vec::new() },
             proxy_healthz_port: 10256,
             agent_healthz_port: 10356,
             health: HealthCheckDefaults {

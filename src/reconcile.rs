@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_model::{Service, ServiceKind};
+use steerage_model::Service;
 use steerage_process::duration;
 use steerage_provider_api::{Error, Owner, Progress, SharedSet};
 use steerage_watch::Staleness;
@@ -238,12 +238,6 @@ impl Reconciler {
             "The watch of {kind} has had no data for more than {limit}. The last targets are kept. \
              Check the connection to the API server."
         ))
-    }
-
-    /// Whether the Service would be managed if `--serve-unset-class` were set.
-    fn is_unmanaged_by_flag(&self, service: &Service) -> bool {
-        let is_load_balancer = service.kind == ServiceKind::LoadBalancer && !service.deleting;
-        is_load_balancer && service.class.is_none() && !self.config.classes.serve_unset
     }
 }
 

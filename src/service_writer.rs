@@ -48,7 +48,10 @@ impl ServiceWriter {
         let patch = json!({"metadata": {
             "uid": service.uid,
             "finalizers": [plan::finalizer(service)],
-            "annotations": {annotations::PROVIDER: self.provider},
+            "annotations": {
+                annotations::PROVIDER: self.provider,
+                annotations::SERVED_CLASS: plan::served_class(service),
+            },
         }});
         self.patch(&service.key, None, &Patch::Strategic(patch)).await
     }
@@ -59,10 +62,21 @@ impl ServiceWriter {
         service: &Service,
         finalizers: &[&str],
     ) -> Result<(), WriteError> {
-        let mut metadata = json!({"uid": service.uid, "annotations": {annotations::PROVIDER: null}});
+        let written = json!({annotations::PROVIDER: null, annotations::SERVED_CLASS: null});
+        let mut metadata = json!({"uid": service.uid, "annotations": written});
         if !finalizers.is_empty() {
             metadata["$deleteFromPrimitiveList/finalizers"] = json!(finalizers);
         }
+        self.patch(&service.key, None, &Patch::Strategic(json!({"metadata": metadata}))).await
+    }
+
+    /// Removes finalizers of other controllers, when what they stand for is Steerage's. Its own stays.
+    pub(crate) async fn remove_replaced_finalizers(
+        &self,
+        service: &Service,
+        finalizers: &[&str],
+    ) -> Result<(), WriteError> {
+        let metadata = json!({"uid": service.uid, "$deleteFromPrimitiveList/finalizers": finalizers});
         self.patch(&service.key, None, &Patch::Strategic(json!({"metadata": metadata}))).await
     }
 

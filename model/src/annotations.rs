@@ -58,11 +58,13 @@ annotations! {
     ALPHA_HEALTH_CHECK_NODE_PORT = "service.alpha.kubernetes.io/healthcheck-nodeport", "port number";
     /// Written by the controller: the provider whose load balancer the finalizer protects. Do not edit.
     PROVIDER = "steerage.dev/provider", "name of a provider";
+    /// Written by the controller: the class of another controller for which Steerage manages the Service (`--serve-classes`). Without the flag, the load balancer stays as it is. Do not edit.
+    SERVED_CLASS = "steerage.dev/served-class", "a `spec.loadBalancerClass`";
     /// Written by the controller: the legacy annotations were applied to the spec once. Do not edit.
     LEGACY_ANNOTATIONS_MIGRATED = "steerage.dev/legacy-annotations-migrated", "`true`";
 }
 
 /// Whether the controller itself writes the annotation, so that it requests nothing.
 pub fn is_written_by_controller(name: &str) -> bool {
-    [PROVIDER, LEGACY_ANNOTATIONS_MIGRATED].contains(&name)
+    [PROVIDER, SERVED_CLASS, LEGACY_ANNOTATIONS_MIGRATED].contains(&name)
 }

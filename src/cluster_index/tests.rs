@@ -33,7 +33,7 @@ fn owner() -> Owner {
 fn listed() -> ClusterIndex {
     let backoff = Backoff::new(Duration::from_mins(1), Duration::from_mins(1));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
-    let classes = ManagedClasses { provider: "edge", serve_unset: false };
+    let classes = ManagedClasses { provider: "edge", serve_unset: false, others: Vec::new() };
     let cluster = ClusterIndex::new(classes, requests, Arc::default());
     cluster.on_service(Event::Init);
     cluster.on_service(Event::InitApply(service()));

@@ -46,6 +46,7 @@ pub(crate) fn load_balancer(
         requested_addresses: requested_addresses(service)?,
         pool: service.annotations.get(annotations::ADDRESS_POOL).map(|pool| pool.trim().to_owned()),
         published: service.ingress.iter().filter_map(|ingress| ingress.ip).collect(),
+        published_hostnames: service.ingress.iter().filter_map(|ingress| ingress.hostname.clone()).collect(),
         source_ranges: service.source_ranges.clone(),
         annotations: annotations.map(|(name, value)| (name.clone(), value.clone())).collect(),
     };

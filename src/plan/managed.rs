@@ -12,6 +12,8 @@ pub(crate) struct ManagedClasses {
     pub(crate) provider: &'static str,
     /// Whether Services without a class are managed too.
     pub(crate) serve_unset: bool,
+    /// Classes of other controllers, whose Services are managed too.
+    pub(crate) others: Vec<String>,
 }
 
 /// Whether the Service should have a load balancer of this controller.
@@ -34,9 +36,26 @@ pub(crate) fn is_paused(service: &Service) -> Result<bool, PlanError> {
     })
 }
 
-/// Whether the Service names this controller's class.
+/// Whether the Service names this controller's class, or another one that it serves.
 pub(crate) fn has_managed_class(service: &Service, classes: &ManagedClasses) -> bool {
-    service.class.as_ref().and_then(|class| class.strip_prefix(names::PREFIX)) == Some(classes.provider)
+    let Some(class) = &service.class else { return false };
+    class.strip_prefix(names::PREFIX) == Some(classes.provider) || classes.others.contains(class)
+}
+
+/// The class of a managed Service, if it is another controller's.
+pub(crate) fn served_class(service: &Service) -> Option<&str> {
+    service.class.as_deref().filter(|class| !class.starts_with(names::PREFIX))
+}
+
+/// Whether the Service was managed until a flag was removed. A class never changes, unless the type did.
+pub(crate) fn is_unmanaged_by_flag(service: &Service, classes: &ManagedClasses) -> bool {
+    if service.kind != ServiceKind::LoadBalancer || service.deleting || is_managed(service, classes) {
+        return false;
+    }
+    match &service.class {
+        None => true,
+        Some(class) => service.annotations.get(annotations::SERVED_CLASS) == Some(class),
+    }
 }
 
 /// The finalizer for a Service that this controller manages.
@@ -67,7 +86,7 @@ mod tests {
     use super::*;
     use steerage_model::Key;
 
-    const EDGE: ManagedClasses = ManagedClasses { provider: "edge", serve_unset: false };
+    const EDGE: ManagedClasses = ManagedClasses { provider: "edge", serve_unset: false, others: Vec::new() };
 
     fn service(class: Option<&str>) -> Service {
         let mut service = Service::new(Key::new("default", "web"));
@@ -93,6 +112,24 @@ mod tests {
                 "{class:?}"
             );
         }
+    }
+
+    #[test]
+    fn service_of_a_served_class_keeps_its_load_balancer_without_the_flag() {
+        let class = "service.k8s.aws/nlb";
+        let serving = ManagedClasses { others: vec![class.to_owned()], ..EDGE };
+        let mut service = service(Some(class));
+        assert!(is_managed(&service, &serving) && !is_managed(&service, &EDGE));
+        assert_eq!(finalizer(&service), names::FINALIZER);
+        assert!(!is_unmanaged_by_flag(&service, &EDGE), "never managed");
+        service.annotations.insert(annotations::SERVED_CLASS.to_owned(), class.to_owned());
+        assert!(is_unmanaged_by_flag(&service, &EDGE) && !is_unmanaged_by_flag(&service, &serving));
+        service.class = Some("example.com/other".to_owned());
+        assert!(!is_unmanaged_by_flag(&service, &EDGE), "its type and then its class changed");
+        service.class = None;
+        assert!(is_unmanaged_by_flag(&service, &EDGE));
+        service.deleting = true;
+        assert!(!is_unmanaged_by_flag(&service, &EDGE));
     }
 
     #[test]

@@ -80,8 +80,23 @@ impl Reconciler {
             }
             _ => None,
         });
+        let is_programmed = unprogrammed.is_none() && matches!(result, Ok(Progress::Done));
         self.report_status(snapshot, applied, &targets, unprogrammed, degraded).await?;
+        if is_programmed {
+            self.remove_replaced_finalizers(service).await?;
+        }
         result
+    }
+
+    /// Another controller's load balancer is Steerage's now. That controller has stopped, and would keep the Service for ever.
+    async fn remove_replaced_finalizers(&self, service: &Service) -> Result<(), ReconcileError> {
+        let replaced = self.provider.replaced_finalizers().iter().copied();
+        let replaced: Vec<&str> = replaced.filter(|finalizer| service.has_finalizer(finalizer)).collect();
+        if !replaced.is_empty() {
+            tracing::info!(service = %service.key, finalizers = ?replaced, "removing finalizers of another controller");
+            self.writer.remove_replaced_finalizers(service, &replaced).await?;
+        }
+        Ok(())
     }
 
     /// An error keeps what was read last: it says nothing about the targets.
@@ -218,7 +233,11 @@ impl Reconciler {
         applied: &mut AppliedState,
     ) -> Result<(), ReconcileError> {
         let provider = service.annotations.get(annotations::PROVIDER).map(String::as_str);
-        if service.has_finalizer(plan::finalizer(service)) && provider == Some(self.config.classes.provider) {
+        let served = service.annotations.get(annotations::SERVED_CLASS).map(String::as_str);
+        if service.has_finalizer(plan::finalizer(service))
+            && provider == Some(self.config.classes.provider)
+            && served == plan::served_class(service)
+        {
             applied.finalizer_pending = false;
         } else if !applied.finalizer_pending {
             self.writer.add_finalizer(service).await?;
@@ -281,4 +300,56 @@ impl Reconciler {
 /// What is wrong, what happens now, what to do.
 fn plan_error(error: &PlanError, consequence: &str) -> ReasonMessage {
     (error.reason(), format!("{error}. {consequence}. {}.", error.remedy()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    use serde_json::json;
+    use steerage_model::{annotations, names};
+    use steerage_watch::Event;
+
+    use crate::cluster_index::owner_of;
+    use crate::reconcile::tests::{Polled, local_service, reconciler, recording};
+    use crate::request_queue::ReconcileRequest;
+
+    /// Another controller's finalizer goes only when all of its load balancer is taken over; Steerage's stays.
+    #[tokio::test(start_paused = true)]
+    async fn replaced_finalizer_leaves_when_the_load_balancer_is_complete() {
+        let (provider, (client, bodies)) = (Arc::new(Polled::default()), recording());
+        let reconciler = reconciler(Arc::<Polled>::clone(&provider), client);
+        let mut service = local_service();
+        service.finalizers =
+            [names::FINALIZER, "example.com/replaced", "example.com/other"].map(str::to_owned).into();
+        service.annotations.insert(annotations::PROVIDER.to_owned(), "edge".to_owned());
+        let owner = owner_of(&service);
+        reconciler.cluster.on_service(Event::Apply(service));
+        for is_incomplete in [true, false] {
+            provider.is_incomplete.store(is_incomplete, Ordering::Release);
+            bodies.lock().expect("lock").clear();
+            reconciler.reconcile(&owner, &ReconcileRequest::FULL).await;
+            let written = bodies.lock().expect("lock").clone();
+            let mut removed =
+                written.iter().map(|body| &body["metadata"]["$deleteFromPrimitiveList/finalizers"]);
+            let removes = removed.any(|finalizers| *finalizers == json!(["example.com/replaced"]));
+            assert_eq!(removes, !is_incomplete, "{written:?}");
+        }
+    }
+
+    /// The mark keeps the load balancer if the flag is removed.
+    #[tokio::test(start_paused = true)]
+    async fn class_of_another_controller_is_marked_with_the_finalizer() {
+        let (provider, (client, bodies)) = (Arc::new(Polled::default()), recording());
+        let mut reconciler = reconciler(provider, client);
+        reconciler.config.classes.others = vec!["example.com/theirs".to_owned()];
+        let mut service = local_service();
+        service.class = Some("example.com/theirs".to_owned());
+        let mut applied = crate::applied::AppliedState::default();
+        reconciler.ensure_finalizer(&service, &mut applied).await.expect("written");
+        let written = bodies.lock().expect("lock")[0]["metadata"].clone();
+        assert_eq!(written["finalizers"], json!([names::FINALIZER]));
+        assert_eq!(written["annotations"][annotations::SERVED_CLASS], json!("example.com/theirs"));
+    }
 }

@@ -31,11 +31,12 @@ impl Reconciler {
         if finalizers.is_empty() && !exists {
             return Ok(Progress::Done);
         }
-        if self.is_unmanaged_by_flag(service) {
+        if plan::is_unmanaged_by_flag(service, &self.config.classes) {
             tracing::warn!(
                 service = %service.key,
-                "keeping existing load balancer: Services without loadBalancerClass are not managed; \
-                 set --serve-unset-class to manage it"
+                class = service.class,
+                "keeping existing load balancer: Services of this class are not managed any more; set --serve-classes to manage it, \
+                 or --serve-unset-class if it has no class"
             );
             return Ok(Progress::Done);
         }
@@ -72,31 +73,19 @@ impl Reconciler {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
-    use kube::Client;
-    use kube::client::Body;
     use serde_json::{Value, json};
     use steerage_model::{Condition, Ingress, names};
 
     use crate::applied::AppliedState;
     use crate::cluster_index::owner_of;
     use crate::cluster_index::tests::service;
-    use crate::reconcile::tests::{Silent, reconciler};
+    use crate::reconcile::tests::{Silent, reconciler, recording};
 
     /// The status that is written when the load balancer of a Service with this class was deleted.
     async fn written_status(class: Option<&str>) -> Value {
-        let bodies = Arc::<Mutex<Vec<Value>>>::default();
-        let seen = Arc::clone(&bodies);
-        let api_server = tower::service_fn(move |request: http::Request<Body>| {
-            let seen = Arc::clone(&seen);
-            async move {
-                let bytes = request.into_body().collect_bytes().await.expect("body");
-                seen.lock().expect("lock").push(serde_json::from_slice(&bytes).unwrap_or_default());
-                let answer = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}});
-                Ok::<_, std::io::Error>(http::Response::new(Body::from(answer.to_string().into_bytes())))
-            }
-        });
+        let (client, bodies) = recording();
         let condition = |kind: &str| Condition {
             kind: kind.to_owned(),
             status: "True".to_owned(),
@@ -108,7 +97,7 @@ mod tests {
         service.class = class.map(str::to_owned);
         service.conditions = vec![condition(names::PROGRAMMED), condition("example.com/Theirs")];
         service.ingress = vec![Ingress { ip: "10.9.0.1".parse().ok(), hostname: None, ip_mode: None }];
-        let reconciler = reconciler(Arc::new(Silent::default()), Client::new(api_server, "default"));
+        let reconciler = reconciler(Arc::new(Silent::default()), client);
         let (owner, mut applied) = (owner_of(&service), AppliedState::default());
         reconciler.tear_down(&service, &owner, &mut applied, true).await.expect("deleted");
         let bodies = bodies.lock().expect("lock");

@@ -117,9 +117,26 @@ pub(super) fn accepting() -> Client {
     Client::new(service, "default")
 }
 
+/// An API server that accepts every write, and the bodies of these.
+pub(crate) fn recording() -> (Client, Arc<Mutex<Vec<Value>>>) {
+    let bodies = Arc::<Mutex<Vec<Value>>>::default();
+    let seen = Arc::clone(&bodies);
+    let api_server = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let seen = Arc::clone(&seen);
+        async move {
+            let bytes = request.into_body().collect_bytes().await.expect("body");
+            seen.lock().expect("lock").push(serde_json::from_slice(&bytes).unwrap_or_default());
+            let answer = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}});
+            let body = kube::client::Body::from(answer.to_string().into_bytes());
+            Ok::<_, std::io::Error>(http::Response::new(body))
+        }
+    });
+    (Client::new(api_server, "default"), bodies)
+}
+
 /// A reconciler that knows one Service.
 pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconciler {
-    let classes = ManagedClasses { provider: "edge", serve_unset: false };
+    let classes = ManagedClasses { provider: "edge", serve_unset: false, others: Vec::new() };
     let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
     let applied = Arc::<AppliedStates>::default();
@@ -221,7 +238,7 @@ pub(super) struct Polled {
     /// Denies changes of the structure.
     denies: AtomicBool,
     /// Whether a part of the load balancer is not in place.
-    is_incomplete: AtomicBool,
+    pub(super) is_incomplete: AtomicBool,
 }
 
 impl Polled {
@@ -239,6 +256,10 @@ impl Provider for Polled {
 
     fn capabilities(&self) -> Capabilities {
         Silent::default().capabilities()
+    }
+
+    fn replaced_finalizers(&self) -> &'static [&'static str] {
+        &["example.com/replaced"]
     }
 
     async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {

@@ -2,6 +2,7 @@
 //! The controller's program against real API servers.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test")]
 
+mod adoption;
 mod aws;
 mod aws_policy;
 mod bad_input;

@@ -14,6 +14,9 @@
 {{- if $controller.serveUnsetClass }}
 - --serve-unset-class
 {{- end }}
+{{- with $controller.serveClasses }}
+- --serve-classes={{ join "," . }}
+{{- end }}
 {{- if $controller.migrateLegacyAnnotations }}
 - --migrate-legacy-annotations
 {{- end }}
@@ -28,6 +31,9 @@
 - --aws-backend-security-group={{ . }}
 {{- end }}
 - --aws-scheme={{ .Values.aws.scheme }}
+{{- with .Values.aws.adopt }}
+- --aws-adopt={{ join "," . }}
+{{- end }}
 {{- with .Values.aws.region }}
 - --aws-region={{ . }}
 {{- end }}

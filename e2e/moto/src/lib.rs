@@ -153,15 +153,35 @@ impl Moto {
     /// Calls EC2's query API and returns the texts of all elements of this name. A VPC and instances do not justify a dependency on its
     /// SDK, which takes minutes to compile.
     fn ec2(&self, action: &str, parameters: &[(&str, &str)], element: &str) -> anyhow::Result<Vec<String>> {
-        let mut body = format!("Action={action}&Version=2016-11-15");
+        self.query(("ec2", "2016-11-15"), action, parameters, element)
+    }
+
+    /// The same of `ELBv2`, for what other programs create there.
+    pub fn elbv2(
+        &self,
+        action: &str,
+        parameters: &[(&str, &str)],
+        element: &str,
+    ) -> anyhow::Result<Vec<String>> {
+        self.query(("elasticloadbalancing", "2015-12-01"), action, parameters, element)
+    }
+
+    fn query(
+        &self,
+        (service, version): (&str, &str),
+        action: &str,
+        parameters: &[(&str, &str)],
+        element: &str,
+    ) -> anyhow::Result<Vec<String>> {
+        let mut body = format!("Action={action}&Version={version}");
         for (key, value) in parameters {
             let value = value.replace('/', "%2F");
             body.extend(["&", key, "=", &value]);
         }
         // moto reads the service from the credential's scope and checks no signature.
         let head = format!(
-            "POST / HTTP/1.1\r\nHost: ec2\r\nConnection: close\r\nContent-Type: application/x-www-form-urlencoded\r\n\
-             Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/ec2/aws4_request, SignedHeaders=host, Signature=none\r\n\
+            "POST / HTTP/1.1\r\nHost: {service}\r\nConnection: close\r\nContent-Type: application/x-www-form-urlencoded\r\n\
+             Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/{service}/aws4_request, SignedHeaders=host, Signature=none\r\n\
              Content-Length: {}\r\n\r\n",
             body.len()
         );

@@ -55,6 +55,8 @@ pub struct LoadBalancer {
     pub pool: Option<String>,
     /// The addresses in the Service's status, which the provider keeps if possible.
     pub published: Vec<IpAddr>,
+    /// The host names in the Service's status. Another controller may have written them, or a user: they prove nothing.
+    pub published_hostnames: Vec<String>,
     /// Source addresses that are admitted; empty admits all.
     pub source_ranges: Vec<IpNet>,
     /// The Service's annotations; each provider reads its own.
@@ -72,6 +74,7 @@ impl LoadBalancer {
             requested_addresses,
             pool,
             published: _,
+            published_hostnames: _,
             source_ranges,
             annotations,
         } = self;

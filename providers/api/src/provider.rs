@@ -82,6 +82,12 @@ pub trait Provider: Send + Sync + 'static {
         owner.uid.clone()
     }
 
+    /// Finalizers of other controllers whose load balancers [`Provider::apply`] takes over. They leave a Service whose load balancer is
+    /// complete.
+    fn replaced_finalizers(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// Creates or updates the load balancer with its targets. The provider orders the steps so that clients are served after each:
     /// targets are added before a listener needs them, and before others are removed. It sends only the difference, and continues
     /// when one target is refused. Deletes what an earlier Service of the same name left.
@@ -107,8 +113,8 @@ pub trait Provider: Send + Sync + 'static {
     /// The owners of everything at the provider, to find what outlived its Service.
     async fn owned(&self) -> Result<Vec<Owner>, Error>;
 
-    /// What [`Provider::apply`] would change of the load balancer, in words for an operator; empty if nothing. `None` if there is none,
-    /// or if reading cannot tell. [`Error::Invalid`] if it would be refused, as far as that can be known without a write, also of a
+    /// What [`Provider::apply`] would change of the load balancer, in words for an operator; empty if nothing. Also of another
+    /// controller's that it would take over. `None` if there is none, or if reading cannot tell. [`Error::Invalid`] if it would be refused, as far as that can be known without a write, also of a
     /// load balancer that does not exist yet. Writes nothing, also beside another controller that writes.
     async fn preview(&self, _lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
         Ok(None)

@@ -22,6 +22,8 @@ const LOG_BUCKET: &str = "access_logs.s3.bucket";
 const LOG_PREFIX: &str = "access_logs.s3.prefix";
 const CROSS_ZONE_KEY: &str = "load_balancing.cross_zone.enabled";
 const PRESERVE: &str = "preserve_client_ip.enabled";
+/// How long connections of a target that leaves may last, in seconds.
+pub(crate) const DRAIN: &str = "deregistration_delay.timeout_seconds";
 pub(crate) const PROXY: &str = "proxy_protocol_v2.enabled";
 const RESET: &str = "target_health_state.unhealthy.connection_termination.enabled";
 const INTERVAL: &str = "target_health_state.unhealthy.draining_interval_seconds";

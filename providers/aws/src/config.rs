@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The provider's flags and the settings from them. The controller flattens [`AwsArgs`] into its own flags.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -28,6 +29,15 @@ impl Scheme {
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Internal, Self::InternetFacing].into_iter().find(|s| s.as_str() == text)
     }
+}
+
+/// Another controller, whose load balancers Steerage can adopt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Peer {
+    /// AWS's cloud controller manager
+    CloudProviderAws,
+    /// The AWS Load Balancer Controller
+    AwsLoadBalancerController,
 }
 
 /// The AWS provider's flags.
@@ -68,6 +78,11 @@ pub struct AwsArgs {
     /// Use this scheme for Services without the annotation `service.beta.kubernetes.io/aws-load-balancer-scheme`
     #[arg(long, env = "STEERAGE_AWS_SCHEME", value_enum, default_value = "internal", value_name = "SCHEME")]
     pub aws_scheme: Scheme,
+
+    /// Adopt the load balancers that these controllers created for Services of a cluster of this --aws-cluster-name. Only for a
+    /// migration: these controllers must have stopped, and the controller needs further permissions [default: none]
+    #[arg(long, env = "STEERAGE_AWS_ADOPT", value_enum, value_name = "CONTROLLER,…", value_delimiter = ',')]
+    pub aws_adopt: Vec<Peer>,
 }
 
 /// A cluster, as the tags of its AWS resources name it. Clusters with the same name, such as a copy, differ in the UID.
@@ -98,6 +113,8 @@ pub struct Config {
     pub ec2_endpoint: Option<String>,
     /// Scheme for Services without the annotation.
     pub scheme: Scheme,
+    /// The controllers whose load balancers are adopted.
+    pub adopt: BTreeSet<Peer>,
     /// Time after which every read shows a change. AWS promises none.
     pub settle: Duration,
 }
@@ -135,6 +152,7 @@ impl Config {
             aws_elbv2_endpoint,
             aws_ec2_endpoint,
             aws_scheme,
+            aws_adopt,
         } = args;
         let name =
             aws_cluster_name.filter(|c| !c.is_empty()).ok_or(ConfigError::Missing("--aws-cluster-name"))?;
@@ -157,6 +175,7 @@ impl Config {
             endpoint: aws_elbv2_endpoint,
             ec2_endpoint: aws_ec2_endpoint,
             scheme: aws_scheme,
+            adopt: aws_adopt.into_iter().collect(),
             settle: SETTLE,
         })
     }

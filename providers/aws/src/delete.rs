@@ -147,6 +147,9 @@ impl Aws {
                 }
                 return Err(error);
             }
+            if entry.adopted.as_ref() == Some(arn) {
+                entry.adopted = None;
+            }
             condemned.balancer = None;
             if !condemned.groups.is_empty() {
                 return Ok(Some(RELEASE_POLL));

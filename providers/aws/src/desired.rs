@@ -300,6 +300,7 @@ pub(crate) mod tests {
             endpoint: None,
             ec2_endpoint: None,
             scheme: Scheme::Internal,
+            adopt: std::collections::BTreeSet::new(),
             settle: Duration::from_secs(10),
         }
     }
@@ -362,6 +363,7 @@ pub(crate) mod tests {
             requested_addresses: Vec::new(),
             pool: None,
             published: Vec::new(),
+            published_hostnames: Vec::new(),
             source_ranges: Vec::new(),
             annotations: BTreeMap::new(),
         }

@@ -2,6 +2,7 @@
 //! The steps from the observed to the wanted resources. Pure. After every prefix of the steps, clients are still served.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use crate::attributes::{self, OF_BALANCERS, OF_GROUPS, Values};
 use crate::client::Tags;
@@ -22,6 +23,14 @@ pub(crate) struct ObservedGroup {
     pub(crate) attributes: BTreeMap<String, String>,
     /// As last read or written. A read of target groups alone shows none.
     pub(crate) tags: Tags,
+}
+
+impl ObservedGroup {
+    /// How long the connections of targets that leave may last; AWS's default if the attributes were not read.
+    pub(crate) fn drain(&self) -> Duration {
+        let seconds = self.attributes.get(attributes::DRAIN).and_then(|seconds| seconds.parse().ok());
+        Duration::from_secs(seconds.unwrap_or(300))
+    }
 }
 
 /// An existing listener of this cluster.

@@ -12,12 +12,12 @@ use crate::client::{Balancer, CallError};
 use crate::diff::ObservedGroup;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
-use crate::reasons;
 use crate::registered::{HOLD_POLL, MAX_HOLD, RegisteredIds};
 use crate::state::ServiceState;
 use crate::target_id::TargetId;
 use crate::targets::{self, Limits, RefusedTargets};
 use crate::wanted_targets::WantedTargets;
+use crate::{names, reasons};
 
 /// Check again after this time whether a new load balancer is active, which takes minutes.
 pub(crate) const ACTIVE_POLL: Duration = Duration::from_secs(10);
@@ -164,13 +164,21 @@ impl Aws {
         }
         let names: Vec<String> = entry.leaving.keys().cloned().collect();
         let mut wait = None;
+        let prefix = names::prefix(&self.config.cluster);
         for name in names {
             if let Some(group) = resources.groups.get(&name) {
+                let since = entry.leaving.get(&name).map(Instant::elapsed).unwrap_or_default();
+                // Of an adopted load balancer: its connections belong to clients that know of no change.
+                if !name.starts_with(&prefix) && since < group.drain() {
+                    let rest = group.drain().saturating_sub(since);
+                    wait = Some(wait.map_or(rest, |other: Duration| other.min(rest)));
+                    continue;
+                }
                 tracing::info!(name, "deleting target group that is no longer used");
                 self.note_change();
                 entry.written = Some(Instant::now());
                 if !self.client.delete_group(&group.arn).await? {
-                    wait = Some(RELEASE_POLL);
+                    wait = Some(wait.map_or(RELEASE_POLL, |other| other.min(RELEASE_POLL)));
                     continue;
                 }
                 entry.registered.remove(&group.arn);

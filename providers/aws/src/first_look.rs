@@ -33,6 +33,8 @@ pub(crate) struct FirstLookResult {
     pub(crate) security_groups: BTreeMap<Owner, Vec<SecurityGroup>>,
     /// IDs of the security groups that its load balancer has.
     pub(crate) attached: BTreeSet<String>,
+    /// ARN of its load balancer, if that has another name than Steerage's.
+    pub(crate) adopted: Option<String>,
 }
 
 /// What the list says of the Service, whose load balancer has this name.
@@ -43,8 +45,9 @@ pub(crate) fn first_look(inventory: &mut Inventory, service: &Key, balancer: &st
     let security_groups =
         found.iter_mut().map(|(owner, listed)| (owner.clone(), std::mem::take(&mut listed.security_groups)));
     let security_groups = security_groups.collect();
-    let balancers = found.values().filter_map(|listed| listed.balancer.as_ref());
-    let attached = balancers.flat_map(|balancer| balancer.security_groups.iter().cloned()).collect();
+    let balancers = || found.values().filter_map(|listed| listed.balancer.as_ref());
+    let attached = balancers().flat_map(|balancer| balancer.security_groups.iter().cloned()).collect();
+    let adopted = balancers().find(|found| found.name != balancer).map(|found| found.arn.clone());
     // An owner of whom only a security group is listed says nothing about load balancers.
     found.retain(|_, listed| *listed != Listed::default());
     let look = match found.pop_first() {
@@ -52,7 +55,7 @@ pub(crate) fn first_look(inventory: &mut Inventory, service: &Key, balancer: &st
         None if !inventory.has_name(balancer) => FirstLook::Nothing,
         _ => FirstLook::Unknown,
     };
-    FirstLookResult { look, names, security_groups, attached }
+    FirstLookResult { look, names, security_groups, attached, adopted }
 }
 
 /// Whether the list shows the wanted structure, as far as it shows any.

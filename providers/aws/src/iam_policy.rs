@@ -19,9 +19,14 @@ pub(crate) const EC2: &str = "ec2:";
 const RESOURCE: &str = "resource";
 
 fn policy() -> Vec<Value> {
+    policy_below("## IAM policy")
+}
+
+/// The first policy below a heading.
+fn policy_below(heading: &str) -> Vec<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/providers/aws.md");
     let text = std::fs::read_to_string(path).unwrap();
-    let section = text.split_once("## IAM policy").unwrap().1;
+    let section = text.split_once(&format!("\n{heading}\n")).unwrap().1;
     let json = section.split_once("```json").unwrap().1.split_once("```").unwrap().0;
     let policy: Value = serde_json::from_str(json).unwrap();
     policy["Statement"].as_array().unwrap().clone()
@@ -37,10 +42,14 @@ fn tag_keys(context: &Context) -> BTreeSet<String> {
     context.keys().filter_map(|key| key.strip_prefix("aws:RequestTag/")).map(str::to_owned).collect()
 }
 
-/// Whether a statement allows the action in this context, as IAM decides it for the operators that the policy uses.
 fn is_granted(service: &str, action: &str, context: &Context) -> bool {
+    is_granted_by(&policy(), service, action, context)
+}
+
+/// Whether a statement allows the action in this context, as IAM decides it for the operators that the policies use.
+fn is_granted_by(policy: &[Value], service: &str, action: &str, context: &Context) -> bool {
     let resource = context.get(RESOURCE).map(|kind| format!("arn:aws:ec2:*:*:{kind}/*"));
-    policy().iter().any(|statement| {
+    policy.iter().any(|statement| {
         assert_eq!(statement["Effect"], "Allow");
         let is_met = |operator: &str, key: &str, values: BTreeSet<String>| match operator {
             "StringEquals" => context.get(key).is_some_and(|value| values.contains(*value)),
@@ -48,6 +57,11 @@ fn is_granted(service: &str, action: &str, context: &Context) -> bool {
                 assert_eq!(key, "aws:TagKeys");
                 tag_keys(context).is_disjoint(&values)
             }
+            "ForAllValues:StringEquals" => {
+                assert_eq!(key, "aws:TagKeys");
+                tag_keys(context).is_subset(&values)
+            }
+            "Null" => context.contains_key(key) != values.contains("true"),
             _ => panic!("the test does not know the operator {operator}"),
         };
         let is_met = statement.get("Condition").is_none_or(|condition| {
@@ -199,4 +213,33 @@ fn nothing_is_allowed_that_is_not_called() {
     // EC2 checks this one beside a creation.
     needed.insert(format!("{EC2}CreateTags"));
     assert_eq!(listed, needed);
+}
+
+/// The further policy lets the controller mark what other controllers made for this cluster, and nothing else.
+#[test]
+fn adoption_reaches_only_what_other_controllers_made_for_the_cluster() {
+    let further = policy_below("### IAM policy for an adoption");
+    let listed: BTreeSet<String> =
+        further.iter().flat_map(|statement| strings(&statement["Action"])).collect();
+    assert_eq!(listed, BTreeSet::from([format!("{ELB}AddTags")]));
+    let is_allowed = |contexts: &[Context]| is_granted_by(&further, ELB, "AddTags", &joined(contexts));
+    let on = |key: &str, value: &'static str| Context::from([(format!("aws:ResourceTag/{key}"), value)]);
+    let owner = [CLUSTER_UID_TAG, SERVICE_TAG, UID_TAG].map(|key| (format!("aws:RequestTag/{key}"), "x"));
+    let marks = joined(&[requests("CLUSTER"), Context::from(owner)]);
+    for theirs in [on("kubernetes.io/cluster/CLUSTER", "owned"), on("elbv2.k8s.aws/cluster", "CLUSTER")] {
+        assert!(is_allowed(&[marks.clone(), theirs.clone()]), "{theirs:?}");
+        assert!(!is_allowed(&[requests("another"), theirs.clone()]), "as another cluster's");
+        assert!(!is_allowed(&[marks.clone(), theirs.clone(), touches("CLUSTER")]), "what is marked already");
+        assert!(!is_allowed(&[marks.clone(), theirs.clone(), touches("another")]), "another Steerage's");
+        let further_tag = Context::from([("aws:RequestTag/team".to_owned(), "shop")]);
+        assert!(!is_allowed(&[marks.clone(), theirs, further_tag]), "another tag");
+    }
+    for others in [
+        Context::new(),
+        on("kubernetes.io/cluster/CLUSTER", "shared"),
+        on("kubernetes.io/cluster/another", "owned"),
+        on("elbv2.k8s.aws/cluster", "another"),
+    ] {
+        assert!(!is_allowed(&[marks.clone(), others.clone()]), "{others:?}");
+    }
 }

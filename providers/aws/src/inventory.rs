@@ -12,7 +12,7 @@ use steerage_provider_api::{Error, Owner};
 use tokio::time::Instant;
 
 use crate::client::{Balancer, Calls, ListedGroup, TAGS_BATCH, Tags, read_tags};
-use crate::config::ClusterId;
+use crate::config::{ClusterId, Config};
 use crate::names::{self, Ownership};
 use crate::security_group::SecurityGroup;
 
@@ -57,12 +57,9 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Lists load balancers and target groups. Reads the tags of those whose name has this cluster's prefix.
-    pub(crate) async fn complete(
-        &mut self,
-        client: &dyn Calls,
-        cluster: &ClusterId,
-    ) -> Result<Inventory, Error> {
+    /// Lists load balancers and target groups. Reads the tags of those that may be this cluster's.
+    pub(crate) async fn complete(&mut self, client: &dyn Calls, config: &Config) -> Result<Inventory, Error> {
+        let cluster = &config.cluster;
         if self.started.is_none_or(|started| started.elapsed() > MAX_READING) {
             let ec2_failures = self.ec2_failures;
             *self = Self { started: Some(Instant::now()), ec2_failures, ..Self::default() };
@@ -71,7 +68,7 @@ impl Reading {
         let is_asked = self.security_groups.is_none() && self.ec2_failures < EC2_TRIES;
         let security_groups =
             async { if is_asked { Some(list_security_groups(client, cluster).await) } else { None } };
-        let (listed, security_groups) = tokio::join!(self.load_balancers(client, cluster), security_groups);
+        let (listed, security_groups) = tokio::join!(self.load_balancers(client, config), security_groups);
         match security_groups {
             Some(Ok(found)) => self.security_groups = Some(found),
             Some(Err(error)) => self.note_ec2_failure(error)?,
@@ -86,18 +83,23 @@ impl Reading {
         Ok(inventory)
     }
 
-    /// Lists load balancers and target groups with their tags.
-    async fn load_balancers(&mut self, client: &dyn Calls, cluster: &ClusterId) -> Result<(), Error> {
-        let prefix = names::prefix(cluster);
+    /// Lists load balancers and target groups with their tags. An adopted load balancer has a name of others: it is found by the groups
+    /// with this cluster's prefix that its listeners use. Until they do, only its tags tell, and those of the groups that leave it. So
+    /// while load balancers are adopted, the tags of all are read.
+    async fn load_balancers(&mut self, client: &dyn Calls, config: &Config) -> Result<(), Error> {
         if self.balancers.is_none() {
-            let mut found = client.all_balancers().await?;
-            found.retain(|balancer| balancer.name.starts_with(&prefix));
-            self.balancers = Some(found);
+            self.balancers = Some(client.all_balancers().await?);
         }
         if self.groups.is_none() {
-            let mut found = client.all_groups().await?;
-            found.retain(|group| group.name.starts_with(&prefix));
-            self.groups = Some(found);
+            let mut groups = client.all_groups().await?;
+            if config.adopt.is_empty() {
+                let prefix = names::prefix(&config.cluster);
+                groups.retain(|group| group.name.starts_with(&prefix));
+                let used: BTreeSet<&String> = groups.iter().flat_map(|group| &group.balancers).collect();
+                let is_ours = |found: &Balancer| found.name.starts_with(&prefix) || used.contains(&found.arn);
+                self.balancers.iter_mut().for_each(|all| all.retain(is_ours));
+            }
+            self.groups = Some(groups);
         }
         let balancers = self.balancers.iter().flatten().map(|b| &b.arn);
         let arns = balancers.chain(self.groups.iter().flatten().map(|g| &g.group.arn));
@@ -157,7 +159,19 @@ impl Inventory {
         };
         for balancer in balancers {
             if let Some(owner) = owner(&balancer.name, &balancer.arn) {
+                let own_name = names::load_balancer(cluster, &owner.service);
                 let listed = inventory.owned.entry(owner).or_default();
+                if let Some(other) = &listed.balancer {
+                    // The adoption of one was given up halfway, and another was created.
+                    let surplus = if other.name == own_name { &balancer } else { other };
+                    tracing::warn!(
+                        name = surplus.name,
+                        "two load balancers have the tags of a Service; leaving this one unchanged"
+                    );
+                    if other.name == own_name {
+                        continue;
+                    }
+                }
                 listed.balancer_tags = tags.get(&balancer.arn).cloned().unwrap_or_default();
                 listed.balancer = Some(balancer);
             }

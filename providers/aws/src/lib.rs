@@ -10,6 +10,8 @@
 //! groups, `subnet_sync` after the subnets, `delete` removes everything. No other crate sees an AWS type, and this crate uses nothing of
 //! Kubernetes.
 
+mod adopt;
+mod adoption;
 pub mod annotations;
 mod api_metrics;
 mod apply;
@@ -55,6 +57,6 @@ mod wanted_targets;
 mod zones;
 
 pub use api_metrics::ApiMetrics;
-pub use config::{AwsArgs, ClusterId, Config, ConfigError, Scheme};
+pub use config::{AwsArgs, ClusterId, Config, ConfigError, Peer, Scheme};
 pub use provider::Aws;
 pub use reasons::REASONS;

@@ -20,6 +20,8 @@ pub(crate) struct Resources {
     pub(crate) listeners: Vec<ObservedListener>,
     /// Listeners that another program added to the load balancer. They are not changed.
     pub(crate) foreign_listeners: Vec<ObservedListener>,
+    /// Target groups of others that listeners of the load balancer use, by name. They are not changed. Only a complete read shows them.
+    pub(crate) foreign_groups: BTreeMap<String, ObservedGroup>,
     /// Attributes of the load balancer. They are read only if its tags say that annotations set some.
     pub(crate) balancer_attributes: BTreeMap<String, String>,
     /// Tags of the load balancer, as last read or written.
@@ -61,14 +63,22 @@ pub(crate) struct Observation {
     pub(crate) foreign: Vec<String>,
 }
 
-/// Reads the load balancer, its target groups and the target groups with the given names, and the tags of all of them.
+/// Reads the load balancer, which is at the ARN `adopted` or has Steerage's name, its target groups and the target groups with the given
+/// names, and the tags of all of them.
 pub(crate) async fn read_all(
     client: &dyn Calls,
     cluster: &ClusterId,
     owner: &Owner,
     groups: &BTreeSet<String>,
+    adopted: Option<&str>,
 ) -> Result<Observation, Error> {
-    let balancer = client.balancer_named(&names::load_balancer(cluster, &owner.service)).await?;
+    let mut balancer = match adopted {
+        Some(arn) => client.balancer_at(arn).await?,
+        None => None,
+    };
+    if balancer.is_none() {
+        balancer = client.balancer_named(&names::load_balancer(cluster, &owner.service)).await?;
+    }
     let mut found = match &balancer {
         Some(balancer) => client.groups_of(&balancer.arn).await?,
         None => BTreeMap::new(),
@@ -94,7 +104,7 @@ pub(crate) async fn read_all(
             other => seen.foreign.push(not_owned(cluster, &balancer.name, &other)),
         }
     }
-    for (name, group) in found {
+    for (name, mut group) in found {
         match ownership(&name, &group.arn)? {
             Ownership::Ours(found) if found == *owner => drop(seen.mine.groups.insert(name, group)),
             Ownership::Ours(found) if found.service == owner.service => {
@@ -102,7 +112,10 @@ pub(crate) async fn read_all(
             }
             other if groups.contains(&name) => seen.foreign.push(not_owned(cluster, &name, &other)),
             // Used by a foreign listener of this load balancer.
-            _ => {}
+            _ => {
+                group.tags = tags.get(&group.arn).cloned().unwrap_or_default();
+                seen.mine.foreign_groups.insert(name, group);
+            }
         }
     }
     for group in seen.mine.groups.values_mut() {

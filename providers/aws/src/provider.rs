@@ -28,10 +28,10 @@ use crate::inventory::{Inventory, Reading};
 use crate::lookup::{KnownGroupNames, KnownSubnets};
 use crate::observe::{self, Observation};
 use crate::security_group::{SecurityGroup, new_security_group};
-use crate::state::{KnownSecurityGroup, ServiceState};
+use crate::state::{FirstLook, KnownSecurityGroup, ServiceState};
 use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
-use crate::{annotations, names};
+use crate::{adoption, annotations, names};
 
 /// Try again after this time to delete target groups, which a deleted load balancer still uses for seconds.
 pub(crate) const RELEASE_POLL: Duration = Duration::from_secs(5);
@@ -114,7 +114,7 @@ impl Aws {
             let Lists { inventory, reading } = &mut *lists;
             let inventory = match inventory {
                 Some(inventory) => inventory,
-                none => none.insert(reading.complete(&*self.client, &self.config.cluster).await?),
+                none => none.insert(reading.complete(&*self.client, &self.config).await?),
             };
             let balancer = names::load_balancer(&self.config.cluster, service);
             let found = first_look(inventory, service, &balancer);
@@ -125,14 +125,15 @@ impl Aws {
                     .security_groups
                     .extend(known.map(|group| (owner, KnownSecurityGroup::from_read(group))));
             }
-            (entry.first_look, entry.names) = (found.look, found.names);
+            (entry.first_look, entry.names, entry.adopted) = (found.look, found.names, found.adopted);
             entry.initialized = true;
         }
         Ok(entry)
     }
 
     pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
-        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names).await
+        let adopted = entry.adopted.as_deref();
+        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names, adopted).await
     }
 }
 
@@ -167,6 +168,10 @@ impl Provider for Aws {
         owner.service.to_string()
     }
 
+    fn replaced_finalizers(&self) -> &'static [&'static str] {
+        adoption::finalizers(&self.config)
+    }
+
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let wanted = desired(&self.config, lb)?;
         let mut guard = self.entry(&lb.owner.service).await?;
@@ -185,7 +190,7 @@ impl Provider for Aws {
         {
             Ok(None)
         } else {
-            self.restructure(&lb.owner, wanted, &targets, entry, compare).await
+            self.restructure(lb, wanted, &targets, entry, compare).await
         };
         let finished = match structured {
             Ok(None) => self.finish(entry, &targets, limits).await,
@@ -251,7 +256,7 @@ impl Provider for Aws {
         {
             return Ok(owners);
         }
-        let mut read = reading.complete(&*self.client, &self.config.cluster).await?;
+        let mut read = reading.complete(&*self.client, &self.config).await?;
         let owners = read.owners.take().unwrap_or_default();
         if is_first {
             *inventory = Some(read);
@@ -259,10 +264,18 @@ impl Provider for Aws {
         Ok(owners)
     }
 
-    /// Only what is refused without a call is known.
+    /// Only what is refused without a call is known, and what would be adopted.
     async fn preview(&self, lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
-        desired(&self.config, lb)?;
-        Ok(None)
+        let wanted = desired(&self.config, lb)?;
+        if self.config.adopt.is_empty() {
+            return Ok(None);
+        }
+        let entry = self.entry(&lb.owner.service).await?;
+        if matches!(&entry.first_look, FirstLook::Owned(_, listed) if listed.balancer.is_some()) {
+            return Ok(None);
+        }
+        let adopted = self.preview_adoption(&lb.owner, &wanted, &lb.published_hostnames).await?;
+        Ok(adopted.map(|adopted| vec![adopted]))
     }
 
     fn changes(&self) -> BoxStream<'static, Owner> {

@@ -41,6 +41,8 @@ pub(crate) const TARGET_PORTS_DIFFER: &str = "TargetPortsDiffer";
 pub(crate) const TOO_MANY_PORTS: &str = "TooManyPorts";
 /// A resource of a name or port that Steerage needs is not Steerage's.
 pub(crate) const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
+/// A load balancer of another controller that cannot be adopted.
+pub(crate) const ADOPTION_REFUSED: &str = "AdoptionRefused";
 /// AWS gave up creating the load balancer.
 pub(crate) const LOAD_BALANCER_FAILED: &str = "LoadBalancerFailed";
 /// AWS forbids the call for this resource.
@@ -148,6 +150,12 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         OBJECT_NOT_OWNED,
         "A resource or listener that Steerage needs exists, but is not of this Service.",
         "As the message says: delete it, set another `--aws-cluster-name`, or hand the resource over to this cluster.",
+    ),
+    (
+        ADOPTION_REFUSED,
+        "With `--aws-adopt`: the load balancer that the Service has in its status is not one that can be adopted without a loss. Nothing is \
+         changed in AWS, and its targets do not follow the endpoints.",
+        "As the message says. Without `--aws-adopt`, Steerage creates a new load balancer.",
     ),
     (
         LOAD_BALANCER_FAILED,

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, Error, Owner};
+use steerage_provider_api::{Compare, Error, LoadBalancer, Owner};
 use tokio::time::Instant;
 
 use crate::apply::Stepped;
@@ -81,12 +81,13 @@ impl Aws {
     /// Makes the structure the wanted one. Returns when to call again; `None` if it is in place.
     pub(crate) async fn restructure(
         &self,
-        owner: &Owner,
+        lb: &LoadBalancer,
         wanted: Desired,
         targets: &WantedTargets,
         entry: &mut ServiceState,
         compare: Compare,
     ) -> Result<Option<Duration>, Error> {
+        let owner = &lb.owner;
         let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
         entry.names.extend(wanted_names.iter().cloned());
         entry.leaving.retain(|name, _| !wanted_names.contains(name));
@@ -106,6 +107,11 @@ impl Aws {
                 Err(wait) => return Ok(Some(wait)),
             },
         };
+        let published = &lb.published_hostnames;
+        if let Err(error) = self.adopt(owner, &wanted, published, entry, &mut resources).await {
+            entry.put_back(owner, resources, &error);
+            return Err(error);
+        }
         let is_created = resources.balancer.is_none();
         match self.apply_steps(owner, &wanted, targets, &mut resources, entry).await {
             Ok(Stepped::Done) => {}

@@ -343,7 +343,8 @@ impl Aws {
         compare: Compare,
     ) -> Result<(), Error> {
         let has = &balancer.security_groups;
-        if self.with_backend(&id, has) == *has {
+        let backend = self.config.backend_security_group.as_ref();
+        if has.contains(&id) && backend.is_none_or(|backend| has.contains(backend)) {
             return Ok(());
         }
         let known = entry.attached.as_ref().filter(|_| compare == Compare::Remembered);
@@ -356,13 +357,17 @@ impl Aws {
         // The call replaces all groups, and somebody may have attached one since the last read.
         let read = self.client.balancer_at(&balancer.arn).await?;
         let now = read.map_or_else(|| has.clone(), |found| found.security_groups);
-        let wanted = self.with_backend(&id, &now);
+        // Beside Steerage's own one, all stay. In the place of others, those of an adopted load balancer that rules of the nodes name.
+        let mut own =
+            if now.contains(&id) { now.clone() } else { self.groups_that_stay(owner, balancer).await? };
+        own.insert(id.clone());
+        let wanted: BTreeSet<String> = own.iter().chain(backend).cloned().collect();
         tracing::info!(service = %owner.service, security_groups = ?wanted, "attaching security groups");
         let done = match self.set_security_groups(owner, balancer, &wanted, entry).await {
             Err(failure) if self.is_about_backend_group(&failure) => {
                 // Who may connect does not depend on it.
                 if !now.contains(&id) {
-                    self.set_security_groups(owner, balancer, &BTreeSet::from([id.clone()]), entry).await?;
+                    self.set_security_groups(owner, balancer, &own, entry).await?;
                 }
                 Err(failure.rejected())
             }
@@ -379,12 +384,6 @@ impl Aws {
         let has = entry.balancer(owner).map(|balancer| balancer.security_groups.clone()).unwrap_or_default();
         entry.attached = Tried::new(id, has, done.as_ref().err());
         done
-    }
-
-    /// These groups with the load balancer's own one and the one that nodes admit; without the first, only the two.
-    fn with_backend(&self, own: &str, groups: &BTreeSet<String>) -> BTreeSet<String> {
-        let stay = groups.iter().filter(|_| groups.contains(own)).cloned();
-        stay.chain([own.to_owned()]).chain(self.config.backend_security_group.clone()).collect()
     }
 
     /// Whether AWS does not know the group that nodes admit. Nobody creates it here: AWS will not know it a moment later either.

@@ -45,6 +45,8 @@ pub(crate) struct ServiceState {
     pub(crate) first_look: FirstLook,
     /// Names of target groups that may exist.
     pub(crate) names: BTreeSet<String>,
+    /// ARN of the load balancer if another controller created it, so that its name is not Steerage's.
+    pub(crate) adopted: Option<String>,
     /// The owner's resources; `None` if they must be read.
     pub(crate) resources: Option<(Owner, Resources)>,
     /// ARNs of created resources whose tags were not read yet: AWS may have returned an existing one of others.

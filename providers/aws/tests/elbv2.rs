@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // test code; the lint's own exception does not see helpers outside of test functions
 
+mod adoption;
 mod economy;
 mod moto;
 

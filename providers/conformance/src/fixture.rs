@@ -106,6 +106,7 @@ fn build(harness: &impl Harness, owner: &Owner, listeners: Vec<Listener>, interv
         requested_addresses: Vec::new(),
         pool: None,
         published: Vec::new(),
+        published_hostnames: Vec::new(),
         source_ranges: Vec::new(),
         annotations: BTreeMap::new(),
     };

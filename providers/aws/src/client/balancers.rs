@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 use elb::types::{
-    AvailabilityZone, LoadBalancer, LoadBalancerAttribute, LoadBalancerSchemeEnum, LoadBalancerStateEnum,
-    LoadBalancerTypeEnum, SubnetMapping,
+    AvailabilityZone, IpAddressType, LoadBalancer, LoadBalancerAttribute, LoadBalancerSchemeEnum,
+    LoadBalancerStateEnum, LoadBalancerTypeEnum, SubnetMapping,
 };
 
 use super::{BalancerCalls, CallError, Client, Result, Tags, elb, empty, sdk_tags, unless_not_found};
@@ -27,6 +27,11 @@ pub(crate) struct Balancer {
     pub(crate) placed: Placed,
     /// IDs of its security groups.
     pub(crate) security_groups: BTreeSet<String>,
+    pub(crate) vpc: String,
+    /// Whether it is a network load balancer.
+    pub(crate) is_network: bool,
+    /// Whether clients may reach it by IPv4 and by nothing else.
+    pub(crate) is_ipv4: bool,
 }
 
 /// A load balancer to create.
@@ -175,5 +180,8 @@ fn balancer(found: LoadBalancer) -> Balancer {
         placed: found.availability_zones.unwrap_or_default().into_iter().filter_map(placed).collect(),
         scheme: found.scheme.and_then(|s| Scheme::parse(s.as_str())),
         security_groups: found.security_groups.unwrap_or_default().into_iter().collect(),
+        vpc: found.vpc_id.unwrap_or_default(),
+        is_network: found.r#type == Some(LoadBalancerTypeEnum::Network),
+        is_ipv4: found.ip_address_type.is_none_or(|kind| kind == IpAddressType::Ipv4),
     }
 }

@@ -19,14 +19,22 @@ impl StandIn {
         Balancer {
             arn: arn.to_owned(),
             name: found.made.name.clone(),
-            hostname: format!("{}.elb.example", found.made.name),
+            hostname: hostname(&found.made.name),
             active: now >= found.created + self.delays.provisioning,
             failed: None,
             scheme: Some(found.made.scheme),
             placed: found.placed.clone(),
             security_groups: found.security_groups.clone(),
+            vpc: found.vpc.clone(),
+            is_network: found.is_network,
+            is_ipv4: found.is_ipv4,
         }
     }
+}
+
+/// The host name of a load balancer.
+pub(crate) fn hostname(name: &str) -> String {
+    format!("{}-0123456789abcdef.elb.us-east-1.amazonaws.com", name.to_ascii_lowercase())
 }
 
 /// Why AWS refuses a change of subnets. A zone has one subnet, also while it changes, and an address never changes.

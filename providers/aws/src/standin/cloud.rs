@@ -69,6 +69,9 @@ pub(crate) struct NetworkLb {
     /// IDs.
     pub(crate) security_groups: BTreeSet<String>,
     pub(crate) placed: Placed,
+    pub(crate) vpc: String,
+    pub(crate) is_network: bool,
+    pub(crate) is_ipv4: bool,
 }
 
 impl NetworkLb {
@@ -86,7 +89,9 @@ impl NetworkLb {
         let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let (security_groups, placed) =
             (made.security_groups.clone(), made.subnets.iter().cloned().collect());
-        Self { made, tags, created, attributes, security_groups, placed }
+        // As the subnets, which the stand-in does not place.
+        let (vpc, is_network, is_ipv4) = ("vpc-1".to_owned(), true, true);
+        Self { made, tags, created, attributes, security_groups, placed, vpc, is_network, is_ipv4 }
     }
 }
 

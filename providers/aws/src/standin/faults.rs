@@ -25,6 +25,8 @@ pub(crate) enum Faults {
     Random(f64),
     /// The next call of this name fails, and no other.
     Once(&'static str, Fault),
+    /// The call of this number fails, counted from 0, and no other.
+    Nth(usize, Fault),
     /// As the suite says, which also counts the calls.
     Suite(Arc<Proxy>),
 }
@@ -42,6 +44,15 @@ impl Faults {
                 let fault = *fault;
                 *self = Self::None;
                 Some(fault)
+            }
+            Self::Nth(0, fault) => {
+                let fault = *fault;
+                *self = Self::None;
+                Some(fault)
+            }
+            Self::Nth(number, _) => {
+                *number -= 1;
+                None
             }
             Self::None | Self::Once(..) => None,
             Self::Random(share) => (random.f64() < *share).then(|| {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use clap::ValueEnum as _;
 use steerage_provider_api::{LoadBalancer, Owner, Target};
 use steerage_provider_conformance::{Call, CannedResponse, Harness, Proxy, Snapshot};
 use tokio::time::Instant;
@@ -17,6 +18,7 @@ use super::faults::Faults;
 use super::{Cloud, Delays, StandIn};
 use crate::Aws;
 use crate::client::{BalancerCalls as _, GroupCalls as _, NewBalancer, Tags};
+use crate::config::Peer;
 use crate::desired::desired;
 use crate::desired::tests::config;
 use crate::names;
@@ -29,6 +31,8 @@ const BAD: &str = "node-0-stopped";
 struct OnStandIn {
     cloud: Arc<StandIn>,
     proxy: Arc<Proxy>,
+    /// Whose load balancers are adopted. The suite has none.
+    adopt: BTreeSet<Peer>,
 }
 
 pub(super) fn node(id: &str) -> String {
@@ -59,7 +63,7 @@ pub(super) fn start_instances(cloud: &StandIn, count: usize) {
 }
 
 impl OnStandIn {
-    fn new() -> Self {
+    fn new(adopt: &[Peer]) -> Self {
         let short = Duration::from_millis;
         let delays = Delays {
             call: Duration::ZERO,
@@ -73,7 +77,7 @@ impl OnStandIn {
         cloud.set_unlimited();
         cloud.set_faults(Faults::Suite(Arc::clone(&proxy)));
         start_instances(&cloud, 6);
-        Self { cloud, proxy }
+        Self { cloud, proxy, adopt: adopt.iter().copied().collect() }
     }
 }
 
@@ -116,7 +120,7 @@ impl Harness for OnStandIn {
     type Provider = Aws;
 
     async fn fresh(&self) -> anyhow::Result<Aws> {
-        let config = crate::Config { settle: Duration::ZERO, ..config() };
+        let config = crate::Config { settle: Duration::ZERO, adopt: self.adopt.clone(), ..config() };
         Ok(Aws::over(config, Arc::clone(&self.cloud) as _))
     }
 
@@ -212,5 +216,7 @@ fn said(failure: crate::client::CallError) -> anyhow::Error {
 
 #[tokio::test(start_paused = true)]
 async fn provider_conforms_on_the_stand_in() {
-    steerage_provider_conformance::run(&OnStandIn::new()).await.unwrap();
+    for adopt in [&[], Peer::value_variants()] {
+        steerage_provider_conformance::run(&OnStandIn::new(adopt)).await.unwrap();
+    }
 }

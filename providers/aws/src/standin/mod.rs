@@ -3,7 +3,7 @@
 //! consistency, throttling, quotas, dependencies. It takes the place of the SDK behind [`Calls`](crate::client::Calls), and runs on
 //! tokio's clock, so that a test with a paused clock sees minutes pass at once. It knows nothing of this provider.
 
-mod balancers;
+pub(crate) mod balancers;
 mod buckets;
 pub(crate) mod cloud;
 pub(crate) mod faults;
@@ -90,6 +90,11 @@ impl StandIn {
 
     pub(crate) fn set_faults(&self, faults: Faults) {
         self.inner().faults = faults;
+    }
+
+    /// Whether a fault is still to come.
+    pub(crate) fn has_faults(&self) -> bool {
+        !matches!(self.inner().faults, Faults::None)
     }
 
     /// From now on, every call to EC2 fails with this code and changes nothing. With an empty code, EC2 does not answer.

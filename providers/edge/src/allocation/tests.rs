@@ -26,6 +26,7 @@ pub(crate) fn load_balancer(name: &str, requested: &[&str]) -> LoadBalancer {
         requested_addresses: requested.iter().map(|text| ip(text)).collect(),
         pool: None,
         published: Vec::new(),
+        published_hostnames: Vec::new(),
         source_ranges: Vec::new(),
         annotations: BTreeMap::new(),
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The provider on the stand-in, with a paused clock.
 
+mod adoption;
+mod adoption_refused;
 mod backend_group;
 mod consistency;
 mod driver;
@@ -8,6 +10,7 @@ mod economy;
 mod named_groups;
 mod options;
 mod order;
+mod peers;
 mod pods;
 mod quotas;
 mod schedule;
