@@ -318,5 +318,5 @@ async fn adoption_costs_calls_for_each_port() {
         // Looks at health while the old groups wait depend on time.
         counts.push(calls.iter().filter(|call| call.name != "DescribeTargetHealth").count());
     }
-    assert_eq!(counts, [6 + 11, 6 + 2 * 11, 6 + 11 + 7]);
+    assert_eq!(counts, [6 + 11, 6 + 2 * 11, 6 + 11 + 8]);
 }
