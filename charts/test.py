@@ -18,7 +18,7 @@ BINARIES = pathlib.Path(os.environ["STEERAGE_BINARIES"])
 POOLS = {"edge": {"addressPools": [{"name": "default", "addresses": ["10.0.200.0/24", "fd00::1-fd00::9"]}]}}
 AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId": "vpc-1", "subnetIds": ["subnet-1", "subnet-2"]}}
 AWS_BY_TAGS = {**AWS, "aws": {"clusterName": "test", "vpcId": "vpc-1"}}
-FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "adopt": ["cloud-provider-aws", "aws-load-balancer-controller"], "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
+FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "backendSecurityGroup": "sg-1", "adopt": ["cloud-provider-aws", "aws-load-balancer-controller"], "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
 SWITCHES = {
     "controller": {"defaultSteering": "api", "serveUnsetClass": True, "serveClasses": ["service.k8s.aws/nlb"], "migrateLegacyAnnotations": True, "replicas": 1},
     "agent": {"kubeProxyReplacement": True, "apiServer": "[fd00::1]:6443", "maxUnavailable": 2},
@@ -35,6 +35,7 @@ MONITORING = {
 }
 VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "switches": SWITCHES, "monitoring": MONITORING}
 INVALID = {
+    "a class of Steerage as another's": {"controller": {"serveClasses": ["steerage.dev/edge"]}},
     "an unknown value": {"controler": {}},
     "an unknown value inside": {"agent": {"service": "all"}},
     "an unknown provider": {"controller": {"provider": "gcp"}},

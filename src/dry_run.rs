@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use steerage_model::Service;
 use steerage_process::Process;
 use steerage_provider_api::{Error, Owner, Provider};
 use steerage_watch::{Backoff, Watches};
@@ -98,7 +99,9 @@ async fn plan_all(reader: &PacedReader, config: &Config, cluster: &ClusterIndex)
             (Action::Delete, details.to_owned())
         };
         *counts.entry(action).or_default() += 1;
-        tracing::info!(service = %owner.service, uid = owner.uid, %action, details, "dry run");
+        let warnings = cluster.snapshot(owner).map(|snapshot| warnings(&snapshot.service));
+        let warnings = warnings.filter(|text| !text.is_empty());
+        tracing::info!(service = %owner.service, uid = owner.uid, %action, details, warnings, "dry run");
     }
     let count = |action| counts.get(&action).copied().unwrap_or(0);
     tracing::info!(
@@ -124,6 +127,9 @@ async fn plan_service(
     let Snapshot { service, endpoints, nodes } = snapshot;
     if plan::is_paused(service) == Ok(true) {
         return (Action::None, "the Service is paused".to_owned());
+    }
+    if plan::is_unmanaged_by_flag(service, &config.classes) {
+        return (Action::None, "keeps the load balancer: its class is not managed any more".to_owned());
     }
     if !plan::is_managed(service, &config.classes) {
         let details = if exists {
@@ -170,6 +176,11 @@ async fn plan_service(
         changes.push("adds the finalizer".to_owned());
     }
     conclude(changes, is_complete)
+}
+
+/// What works otherwise than its user may believe.
+fn warnings(service: &Service) -> String {
+    plan::ignored_annotations(service).collect::<Vec<_>>().join(" ")
 }
 
 /// The provider refuses the Service, or cannot be read. The next Service may be readable.
@@ -252,6 +263,14 @@ mod tests {
         let (action, details) = planned(vec![Err(Error::Denied("no".to_owned()))], true).await;
         assert_eq!(action, Action::Unknown);
         assert!(details.contains("denied permission: no"), "a second try changes nothing: {details}");
+    }
+
+    #[test]
+    fn ignored_annotations_are_named() {
+        let mut service = service();
+        assert_eq!(warnings(&service), "");
+        service.annotations.insert("steerage.dev/stering".to_owned(), "api".to_owned());
+        assert!(warnings(&service).contains("The nearest known one is steerage.dev/steering."));
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(crate) use pods::{PodTargets, has_pod_targets, pod_targets};
 pub(crate) use steering::steering;
 pub(crate) use targets::{EndpointSummary, TargetPlan, staying_target, target_reasons, targets};
 
-pub(crate) use unknown::unknown_annotations;
+pub(crate) use unknown::ignored_annotations;
 
 use steerage_provider_api::{Capabilities, Steering};
 

@@ -64,7 +64,7 @@ reasons! {
         NODES_WITHOUT_AGENT = "NodesWithoutAgent";
         /// No eligible node can serve the Service; ineligible nodes stay targets.
         ONLY_INELIGIBLE_NODES = "OnlyIneligibleNodes";
-        /// No node with the labels that the Service asks for can serve it; other nodes are targets.
+        /// No node with the labels that the Service asks for can serve it; those that had them, or else other nodes, are targets.
         NO_NODE_WITH_LABELS = "NoNodeWithLabels";
         /// The provider does not support `sessionAffinity: ClientIP`.
         AFFINITY_NOT_SUPPORTED = "AffinityNotSupported";

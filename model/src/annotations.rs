@@ -44,7 +44,7 @@ annotations! {
     HEALTH_CHECK_HEALTHY_THRESHOLD = "steerage.dev/health-check-healthy-threshold", "1 to 100";
     /// Consecutive failed checks that make a target unhealthy.
     HEALTH_CHECK_UNHEALTHY_THRESHOLD = "steerage.dev/health-check-unhealthy-threshold", "1 to 100";
-    /// Labels that nodes must have to be targets, all of them. Refused if pods are targets. At most 10 labels. If no node with them can serve the Service, other nodes do, and `Degraded` says so.
+    /// Nodes with all of these labels are targets; others only while none with them can serve, and `Degraded` says so. At most 10 labels. Refused if pods are targets.
     TARGET_NODE_LABELS = "steerage.dev/target-node-labels", "`key=value`, separated by commas";
     /// `true` pauses Steerage for the Service: its load balancer and its own targets are neither created, changed nor deleted.
     PAUSED = "steerage.dev/paused", "`true` or `false`";

@@ -70,7 +70,7 @@ impl TargetPlan {
 pub(crate) enum TargetReason {
     /// A target: it has this many endpoints.
     Endpoints(u32),
-    /// A target: all eligible nodes are.
+    /// A target: all eligible nodes are, of those with the labels that the Service asks for.
     AllEligible,
     /// A target although it is not eligible: no eligible node can serve the Service.
     LastResort(IneligibleReason),
@@ -93,7 +93,7 @@ impl fmt::Display for TargetReason {
         match self {
             Self::Endpoints(1) => f.write_str("1 endpoint"),
             Self::Endpoints(count) => write!(f, "{count} endpoints"),
-            Self::AllEligible => f.write_str("all eligible nodes are targets"),
+            Self::AllEligible => f.write_str("eligible, and with the labels if the Service asks for some"),
             Self::LastResort(why) => {
                 write!(f, "target although ineligible ({why}): no eligible node can serve the Service")
             }

@@ -232,7 +232,10 @@ fn every_node_has_a_reason() {
         list.into_iter().map(|(node, reason)| format!("{node}: {reason}")).collect::<Vec<_>>()
     };
     assert_eq!(reasons(Steering::Api), ["a: 1 endpoint", "b: no endpoint", "x: the node is being deleted"]);
-    assert_eq!(reasons(Steering::HealthCheck)[1], "b: all eligible nodes are targets");
+    assert_eq!(
+        reasons(Steering::HealthCheck)[1],
+        "b: eligible, and with the labels if the Service asks for some"
+    );
 }
 
 /// Asks for nodes with the label `tier=web`.
@@ -268,7 +271,7 @@ fn labels_choose_the_target_nodes_of_every_mode() {
     }
     let (_, plan) = shown(&cluster, &slices, &nodes, Steering::Api);
     let reasons = target_reasons(&cluster, &EndpointSummary::new(slices.iter()), &nodes, &plan);
-    assert_eq!(reasons[0].1.to_string(), "all eligible nodes are targets");
+    assert_eq!(reasons[0].1.to_string(), "eligible, and with the labels if the Service asks for some");
     assert_eq!(reasons[1].1, TargetReason::NoLabels);
 }
 

@@ -8,9 +8,20 @@ const PREFIX: &str = "steerage.dev/";
 /// Names that are looked at: whoever writes thousands gets no more attention.
 const SHOWN: usize = 5;
 
+/// What to tell of each unknown annotation.
+pub(crate) fn ignored_annotations(service: &Service) -> impl Iterator<Item = String> {
+    unknown_annotations(service).into_iter().map(|(name, nearest)| {
+        let nearest = nearest.map(|nearest| format!(" The nearest known one is {nearest}."));
+        let nearest = nearest.unwrap_or_default();
+        format!(
+            "Annotation {name} is unknown and ignored.{nearest} Correct or remove it, or use a version that knows it."
+        )
+    })
+}
+
 /// The unknown annotations of the Service, each with a known one that is near. They are ignored and not refused, because another version
 /// may know them: going back to this one must not stop changes.
-pub(crate) fn unknown_annotations(service: &Service) -> Vec<(&str, Option<&'static str>)> {
+fn unknown_annotations(service: &Service) -> Vec<(&str, Option<&'static str>)> {
     let known = || annotations::ALL.iter().map(|known| known.name).filter(|name| name.starts_with(PREFIX));
     let names = service.annotations.keys().map(String::as_str);
     let unknown = names.filter(|name| name.starts_with(PREFIX) && known().all(|known| known != *name));

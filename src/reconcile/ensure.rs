@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
-use steerage_provider_api::{Error, Progress};
+use steerage_provider_api::{ADOPTION_REFUSED, Error, Progress};
 use tokio::time::Instant;
 
 use super::program::{PlannedTargets, exists, is_due};
@@ -66,7 +66,11 @@ impl Reconciler {
         let PlannedTargets { plan: targets, frozen, .. } = planned;
         let mut degraded: Vec<ReasonMessage> =
             frozen.map(|message| (reasons::TARGETS_FROZEN, message)).into_iter().collect();
-        if rejected.is_some() && exists(service, applied) {
+        if rejected.as_ref().is_some_and(|why| why.0 == ADOPTION_REFUSED) {
+            let message = "The load balancer that the Service publishes is of another controller, and is not adopted. Steerage does not \
+                           change its targets. The condition steerage.dev/Programmed says what to fix.";
+            degraded.push((reasons::UNSUPPORTED_CHANGE, message.to_owned()));
+        } else if rejected.is_some() && exists(service, applied) {
             let message = "The requested configuration is unsupported. The load balancer keeps its previous one, and its \
                            targets still follow the endpoints. The condition steerage.dev/Programmed says what to fix.";
             degraded.push((reasons::UNSUPPORTED_CHANGE, message.to_owned()));
@@ -206,8 +210,8 @@ impl Reconciler {
         }
         if let Some(labels) = targets.labels.as_ref().filter(|_| targets.misses_labels) {
             let message = format!(
-                "The Service asks for nodes with the labels {labels}, but no eligible node that can serve it has them. Other nodes are \
-                 targets. Correct the annotation, or label nodes."
+                "The Service asks for nodes with the labels {labels}, but no eligible node that can serve it has them. Those that had them \
+                 before stay targets while they can serve; if there are none, other nodes are. Restore the labels, or correct the annotation."
             );
             found.push((reasons::NO_NODE_WITH_LABELS, message));
         }
@@ -216,14 +220,8 @@ impl Reconciler {
                            Only the nodes keep a client on its endpoint. Remove spec.sessionAffinity.";
             found.push((reasons::AFFINITY_NOT_SUPPORTED, message.to_owned()));
         }
-        let unknown = plan::unknown_annotations(service).into_iter().map(|(name, nearest)| {
-            let nearest = nearest.map(|nearest| format!(" The nearest known one is {nearest}."));
-            let nearest = nearest.unwrap_or_default();
-            format!(
-                "Annotation {name} is unknown and ignored.{nearest} Correct or remove it, or use a version that knows it."
-            )
-        });
-        found.extend(unknown.map(|message| (reasons::ANNOTATION_IGNORED, message)));
+        let ignored = plan::ignored_annotations(service);
+        found.extend(ignored.map(|message| (reasons::ANNOTATION_IGNORED, message)));
         found
     }
 

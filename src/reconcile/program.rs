@@ -245,7 +245,7 @@ impl Reconciler {
         if let Some((reason, message)) = &outcome.incomplete
             && applied.incomplete.as_ref().is_none_or(|before| before.0 != *reason)
         {
-            tracing::warn!(service = %snapshot.service.key, reason, message, "load balancer not programmed completely");
+            tracing::warn!(service = %snapshot.service.key, reason, message, "load balancer not programmed completely; the condition steerage.dev/Programmed says why");
         }
         applied.incomplete = outcome.incomplete;
         applied.retry_refused_at = outcome.retry_refused.map(|after| Instant::now() + after);

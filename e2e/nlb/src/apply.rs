@@ -25,7 +25,7 @@ pub fn write(ruleset: &str) -> Result<()> {
 }
 
 /// Shortens the time for which connection tracking remembers a flow that the target reset, from 10 s. A client may use its port again at
-/// once: its SYN would follow the old flow to a target that is gone. Call it after [`write`], by which the kernel loads tracking.
+/// once: its SYN would follow the old flow to a target that is gone. Call it after [`write()`], by which the kernel loads tracking.
 pub fn forget_reset_flows() -> Result<()> {
     const FILE: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close";
     fs::write(FILE, "1").with_context(|| format!("writing {FILE}"))

@@ -3,6 +3,9 @@
 
 use std::time::Duration;
 
+/// The reason of [`Error::Invalid`] if the Service's load balancer is another controller's, and is not adopted: nobody changes its targets.
+pub const ADOPTION_REFUSED: &str = "AdoptionRefused";
+
 /// A provider's error. Users see its message in events and conditions; it never contains a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

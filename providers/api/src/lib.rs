@@ -12,7 +12,7 @@ mod target_group;
 mod targets;
 
 pub use capabilities::{Addressing, Capabilities, Steering, TargetsAnnotation};
-pub use error::Error;
+pub use error::{ADOPTION_REFUSED, Error};
 pub use load_balancer::{Listener, LoadBalancer, Owner};
 pub use provider::{Compare, Health, Outcome, Progress, Provider};
 pub use target_group::{GroupKey, HealthCheck, HealthProtocol, PodPort, TargetGroup};

@@ -97,7 +97,8 @@ impl Aws {
                 Some(balancer) => return Ok(Some(self.look(owner, wanted, balancer).await?)),
                 None if is_network => {}
                 None => {
-                    let why = "It is a classic load balancer, or is gone. Create another Service, and move clients to it.";
+                    let why = "No network or application load balancer has this host name: it is a classic one, or was deleted. If it was deleted, clear \
+                               status.loadBalancer of the Service; else create another Service, and move clients to it.";
                     return Err(adoption::refused(name, why));
                 }
             }

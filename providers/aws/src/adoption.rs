@@ -9,10 +9,11 @@ use clap::ValueEnum as _;
 use steerage_model::Key;
 use steerage_provider_api::{Error, Owner};
 
-use crate::annotations::SECURITY_GROUPS;
+use crate::annotations::{GROUP_ATTRIBUTES, SECURITY_GROUPS};
+use crate::attributes::PRESERVE;
 use crate::client::{Balancer, Tags};
 use crate::config::{ClusterId, Config, Peer};
-use crate::desired::Desired;
+use crate::desired::{Desired, DesiredGroup};
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::names::{self, CLUSTER_TAG, CLUSTER_UID_TAG, Ownership};
 use crate::security_group::Security;
@@ -175,13 +176,16 @@ pub(crate) fn judge(
     let Some(peer) = maker(&config.cluster, &owner.service, tags) else {
         return refuse(format!(
             "Its tags do not say that cloud-provider-aws or aws-load-balancer-controller created it for the Service {} of a cluster \
-             that is called {} as in --aws-cluster-name. If it is another's, start the controller without --aws-adopt: it then creates \
-             a new load balancer.",
+             that is called {} as in --aws-cluster-name. If it is another's, clear status.loadBalancer of the Service: it then gets a \
+             new load balancer with another host name.",
             owner.service, config.cluster.name
         ));
     };
     if !config.adopt.contains(&peer) {
-        return refuse(format!("Its tags name {0}. Add {0} to --aws-adopt.", peer.name()));
+        return refuse(format!(
+            "It is of {0}, which --aws-adopt does not name. Stop {0} for this Service, then add {0} to --aws-adopt.",
+            peer.name()
+        ));
     }
     if let Err(why) = check(config, &owner.service, wanted, found) {
         return refuse(why);
@@ -202,7 +206,10 @@ fn check(config: &Config, service: &Key, wanted: &Desired, found: &Candidate) ->
         return Err(format!("AWS could not create it: {why}. Delete it."));
     }
     if balancer.vpc != config.vpc {
-        return Err(format!("It is in {}, but --aws-vpc-id is {}.", balancer.vpc, config.vpc));
+        return Err(format!(
+            "It is in {}, but --aws-vpc-id is {}. Correct the flag, or create another Service, and move clients to it.",
+            balancer.vpc, config.vpc
+        ));
     }
     if !balancer.is_ipv4 {
         return Err(
@@ -216,6 +223,14 @@ fn check(config: &Config, service: &Key, wanted: &Desired, found: &Candidate) ->
             "Its scheme is {has}, but the Service requests {}, and AWS cannot change it. Set annotation {} to {has}.",
             wanted.scheme.as_str(),
             annotations::SCHEME
+        ));
+    }
+    // The other controller hides clients from pods by default, so that the pods' security groups may admit the load balancer alone.
+    let hides = |group: &DesiredGroup| group.has_pods() && matches!(group.protocol, "TCP" | "TLS");
+    if !wanted.says_client_ip && wanted.groups.iter().any(hides) {
+        return Err(format!(
+            "Its targets are pods, whose security groups may not admit clients: the other controller hides these by default, and Steerage \
+             does not. Say in annotation {GROUP_ATTRIBUTES} which it shall be, {PRESERVE}=false or {PRESERVE}=true."
         ));
     }
     wanted.placement.check(&balancer.placed).map_err(|error| error.to_string())?;

@@ -237,8 +237,11 @@ impl Aws {
             return Ok(made);
         };
         if balancer.scheme != Some(wanted.scheme) {
+            let has = balancer.scheme.map_or("unknown", crate::config::Scheme::as_str);
             let message = format!(
-                "AWS cannot change the scheme of a load balancer to {}. The present scheme is kept. Re-create the Service, or restore the annotation {}.",
+                "The load balancer is {has}, and the Service requests {} by its annotation or by --aws-scheme. AWS cannot change it: the \
+                 load balancer stays {has}, and other changes of the Service wait. Set annotation {} to {has}, or create the Service \
+                 again, which changes its hostname.",
                 wanted.scheme.as_str(),
                 annotations::SCHEME
             );

@@ -21,7 +21,7 @@ const LOG_ENABLED: &str = "access_logs.s3.enabled";
 const LOG_BUCKET: &str = "access_logs.s3.bucket";
 const LOG_PREFIX: &str = "access_logs.s3.prefix";
 const CROSS_ZONE_KEY: &str = "load_balancing.cross_zone.enabled";
-const PRESERVE: &str = "preserve_client_ip.enabled";
+pub(crate) const PRESERVE: &str = "preserve_client_ip.enabled";
 /// How long connections of a target that leaves may last, in seconds.
 pub(crate) const DRAIN: &str = "deregistration_delay.timeout_seconds";
 pub(crate) const PROXY: &str = "proxy_protocol_v2.enabled";
@@ -244,6 +244,11 @@ pub(crate) fn of_balancer(annotations: &Annotations) -> Result<Values, Error> {
 pub(crate) struct GroupWishes(Values);
 
 impl GroupWishes {
+    /// Whether an annotation names the attribute.
+    pub(crate) fn names(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
     /// Reads the annotations. `protocols` are those of the Service's target groups.
     pub(crate) fn read(annotations: &Annotations, protocols: &BTreeSet<&str>) -> Result<Self, Error> {
         let mut values = read(annotations, GROUP_ATTRIBUTES, OF_GROUPS)?;

@@ -58,8 +58,8 @@ pub struct AwsArgs {
     #[arg(long, env = "STEERAGE_AWS_SUBNETS", value_name = "ID,…", value_delimiter = ',')]
     pub aws_subnets: Vec<String>,
 
-    /// Attach this security group of the VPC to every load balancer, beside its own. One rule of the nodes' security group with this
-    /// group as its source then admits all load balancers
+    /// Attach this security group of the VPC to every load balancer, beside its own. Rules of the nodes' security group with this
+    /// group as their source then admit all load balancers. It must have no inbound rule: whom it admits can connect to all of them
     #[arg(long, env = "STEERAGE_AWS_BACKEND_SECURITY_GROUP", value_name = "ID")]
     pub aws_backend_security_group: Option<String>,
 
@@ -79,8 +79,8 @@ pub struct AwsArgs {
     #[arg(long, env = "STEERAGE_AWS_SCHEME", value_enum, default_value = "internal", value_name = "SCHEME")]
     pub aws_scheme: Scheme,
 
-    /// Adopt the load balancers that these controllers created for Services of a cluster of this --aws-cluster-name. Only for a
-    /// migration: these controllers must have stopped, and the controller needs further permissions [default: none]
+    /// Take over the load balancers that these controllers created for this cluster; --aws-cluster-name must be the name in their
+    /// tags. Only for a migration: stop these controllers first, and grant the further permissions [default: none]
     #[arg(long, env = "STEERAGE_AWS_ADOPT", value_enum, value_name = "CONTROLLER,…", value_delimiter = ',')]
     pub aws_adopt: Vec<Peer>,
 }
@@ -103,7 +103,7 @@ pub struct Config {
     pub vpc: String,
     /// Subnets of load balancers whose Service names none, sorted. If there are none, tags of the subnets decide.
     pub subnets: Vec<String>,
-    /// ID of a security group that every load balancer gets beside its own, so that nodes can admit them all by one rule.
+    /// ID of a security group that every load balancer gets beside its own, so that nodes can admit them all by its ID.
     pub backend_security_group: Option<String>,
     /// Region; `None` means the SDK's default.
     pub region: Option<String>,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use steerage_model::{Family, Protocol};
 use steerage_provider_api::{Error, GroupKey, Listener, LoadBalancer, PodPort};
 
-use crate::attributes::{GroupWishes, OF_BALANCERS, OF_GROUPS, Values};
+use crate::attributes::{GroupWishes, OF_BALANCERS, OF_GROUPS, PRESERVE, Values};
 use crate::config::{Config, Scheme};
 use crate::health_check::HealthCheckSettings;
 use crate::labels::Labels;
@@ -72,6 +72,8 @@ pub(crate) struct Desired {
     pub(crate) listeners: Vec<DesiredListener>,
     /// Whether something is wanted that no list of AWS shows: TLS, values of attributes, or which listeners share pods.
     pub(crate) is_beyond_lists: bool,
+    /// Whether an annotation says if targets see the addresses of clients.
+    pub(crate) says_client_ip: bool,
 }
 
 impl Desired {
@@ -149,6 +151,7 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
         groups,
         listeners,
         is_beyond_lists,
+        says_client_ip: wishes.names(PRESERVE),
     })
 }
 

@@ -159,14 +159,16 @@ impl Inventory {
         };
         for balancer in balancers {
             if let Some(owner) = owner(&balancer.name, &balancer.arn) {
-                let own_name = names::load_balancer(cluster, &owner.service);
+                let (own_name, service) =
+                    (names::load_balancer(cluster, &owner.service), owner.service.clone());
                 let listed = inventory.owned.entry(owner).or_default();
                 if let Some(other) = &listed.balancer {
                     // The adoption of one was given up halfway, and another was created.
                     let surplus = if other.name == own_name { &balancer } else { other };
                     tracing::warn!(
+                        service = %service,
                         name = surplus.name,
-                        "two load balancers have the tags of a Service; leaving this one unchanged"
+                        "two load balancers have the tags of this Service; this one is not changed any more: delete it, or remove its tags steerage.dev/…"
                     );
                     if other.name == own_name {
                         continue;

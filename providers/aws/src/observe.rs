@@ -236,7 +236,9 @@ pub(crate) async fn refresh(
         }
     }
     for listener in &mut listeners {
-        let Some(known) = known.listeners.iter().find(|known| known.arn == listener.arn) else { continue };
+        // The tags of foreign ones too: those of a load balancer that is adopted may be still to be taken over.
+        let mut all = known.listeners.iter().chain(&known.foreign_listeners);
+        let Some(known) = all.find(|known| known.arn == listener.arn) else { continue };
         listener.tags.clone_from(&known.tags);
         if let (Some(tls), Some(known)) = (&mut listener.tls, &known.tls)
             && !known.others.is_empty()

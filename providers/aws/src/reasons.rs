@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The reasons of this provider's errors. Stable, because alerts use them; `docs/reference/conditions.md` lists them.
 
+pub(crate) use steerage_provider_api::ADOPTION_REFUSED;
+
 /// A requested address, which this provider cannot give.
 pub(crate) const ADDRESS_NOT_SUPPORTED: &str = "AddressNotSupported";
 /// A requested pool, of which this provider has none.
@@ -41,8 +43,6 @@ pub(crate) const TARGET_PORTS_DIFFER: &str = "TargetPortsDiffer";
 pub(crate) const TOO_MANY_PORTS: &str = "TooManyPorts";
 /// A resource of a name or port that Steerage needs is not Steerage's.
 pub(crate) const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
-/// A load balancer of another controller that cannot be adopted.
-pub(crate) const ADOPTION_REFUSED: &str = "AdoptionRefused";
 /// AWS gave up creating the load balancer.
 pub(crate) const LOAD_BALANCER_FAILED: &str = "LoadBalancerFailed";
 /// AWS forbids the call for this resource.
@@ -155,7 +155,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         ADOPTION_REFUSED,
         "With `--aws-adopt`: the load balancer that the Service has in its status is not one that can be adopted without a loss. Nothing is \
          changed in AWS, and its targets do not follow the endpoints.",
-        "As the message says. Without `--aws-adopt`, Steerage creates a new load balancer.",
+        "As the message says. If a new load balancer with another host name is wanted, clear `status.loadBalancer` of the Service.",
     ),
     (
         LOAD_BALANCER_FAILED,

@@ -13,7 +13,7 @@ pub enum Error {
     #[error(transparent)]
     Failed(#[from] Box<SdkError<Refusal, HttpResponse>>),
     /// EC2 did what it was asked, and its answer is of another form than documented.
-    #[error("EC2's answer is not readable")]
+    #[error("EC2 did it, but its answer is not readable")]
     Unreadable(#[from] quick_xml::DeError),
 }
 

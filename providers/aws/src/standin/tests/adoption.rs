@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::driver::{apply, changes, delete};
 use super::peers::{ALBC, ARN, CCM, NAME, adopting, planted, service};
 use super::pods::with_pods;
-use crate::annotations::SSL_CERT;
+use crate::annotations::{GROUP_ATTRIBUTES, SSL_CERT};
 use crate::client::Tags;
 use crate::desired::tests::{config, planned_with_pods};
 use crate::names;
@@ -165,9 +165,10 @@ async fn end_of_the_process_at_every_call_of_an_adoption_converges() {
         (ALBC, Fault::Before),
         (ALBC, Fault::After),
     ] {
-        for is_restarted in [true, false] {
+        // A comparison after all is visible reads less than the first.
+        for then in ["restart", "at once", "comparison"] {
             for number in 0.. {
-                let what = format!("{} {fault:?} at {number}, restarted: {is_restarted}", peer.name());
+                let what = format!("{} {fault:?} at {number}, then {then}", peer.name());
                 let cloud = planted(number, peer, &[(80, 30080), (99, 30099)]).await;
                 watch(&cloud);
                 let lb = service(&[(80, 30080)]);
@@ -185,9 +186,15 @@ async fn end_of_the_process_at_every_call_of_an_adoption_converges() {
                 }
                 let is_over = cloud.has_faults();
                 cloud.set_faults(Faults::None);
-                if is_restarted {
+                if then == "restart" {
                     tokio::time::sleep(Duration::from_secs(5)).await;
                     aws = adopting(&cloud, &[peer]);
+                }
+                if then == "comparison" {
+                    tokio::time::sleep(Duration::from_secs(11)).await;
+                    apply(&aws, &lb, Compare::InPlace)
+                        .await
+                        .unwrap_or_else(|error| panic!("{what}: {error}"));
                 }
                 for compare in [Compare::Remembered, Compare::InPlace] {
                     apply(&aws, &lb, compare).await.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -282,6 +289,10 @@ async fn tls_listener_to_pods_is_adopted_with_its_certificates() {
     let mut lb = with_pods(&planned_with_pods(&[(Protocol::Tcp, 80, 8080)]), &[0, 1]);
     lb.published_hostnames = vec![hostname(NAME)];
     lb.annotations.insert(SSL_CERT.to_owned(), format!("{},{}", arn("first"), arn("second")));
+    // Whether pods see clients may change by it, and no check would tell.
+    let silent = adopting(&cloud, &[ALBC]).apply(&lb, Compare::Remembered).await.unwrap_err().to_string();
+    assert!(silent.contains("preserve_client_ip.enabled=false"), "{silent}");
+    lb.annotations.insert(GROUP_ATTRIBUTES.to_owned(), "preserve_client_ip.enabled=true".to_owned());
     let aws = adopting(&cloud, &[ALBC]);
     // AWS does not show the tags of the new group at once.
     while cloud.cloud().listeners.values().any(|found| found.group.contains("theirs")) {

@@ -129,7 +129,7 @@ async fn load_balancer_of_another_service_or_cluster_is_not_touched() {
     }
     let cloud = planted(4, ALBC, &[(80, 30080)]).await;
     let said = refusal(&cloud, &[CCM], &service(&[(80, 30080)])).await;
-    assert!(said.contains("Add aws-load-balancer-controller to --aws-adopt"), "{said}");
+    assert!(said.contains("add aws-load-balancer-controller to --aws-adopt"), "{said}");
 }
 
 #[tokio::test(start_paused = true)]
