@@ -92,14 +92,15 @@ async fn plan_all(reader: &PacedReader, config: &Config, cluster: &ClusterIndex)
     owners.extend(owned.iter().cloned());
     let mut counts = std::collections::BTreeMap::<Action, usize>::new();
     for owner in &owners {
-        let (action, details) = if let Some(snapshot) = cluster.snapshot(owner) {
-            plan_service(reader, config, cluster, owner, &snapshot, owned.contains(owner)).await
+        let snapshot = cluster.snapshot(owner);
+        let (action, details) = if let Some(snapshot) = &snapshot {
+            plan_service(reader, config, cluster, owner, snapshot, owned.contains(owner)).await
         } else {
             let details = "deletes the load balancer after --orphan-grace-period: its Service is gone";
             (Action::Delete, details.to_owned())
         };
         *counts.entry(action).or_default() += 1;
-        let warnings = cluster.snapshot(owner).map(|snapshot| warnings(&snapshot.service));
+        let warnings = snapshot.map(|snapshot| warnings(&snapshot.service));
         let warnings = warnings.filter(|text| !text.is_empty());
         tracing::info!(service = %owner.service, uid = owner.uid, %action, details, warnings, "dry run");
     }

@@ -84,6 +84,12 @@ pub(super) struct NodeTarget {
     pub(super) labels: Arc<BTreeMap<String, String>>,
 }
 
+impl NodeTarget {
+    fn can_serve(&self, needs_agent: bool) -> bool {
+        self.eligibility.is_ok() && (self.has_agent || !needs_agent)
+    }
+}
+
 impl NodeTargets {
     /// Nodes that are as in `before` share its targets.
     pub(crate) fn new<'a>(nodes: impl Iterator<Item = &'a Node>, generation: u64, before: &Self) -> Self {
@@ -127,8 +133,8 @@ impl NodeTargets {
     }
 
     fn find(&self, (labels, needs_agent): &Choice) -> Vec<Arc<Target>> {
-        let can_serve = |node: &&NodeTarget| node.eligibility.is_ok() && (node.has_agent || !needs_agent);
-        let found = self.by_name.values().filter(can_serve).filter(|node| labels.are_on(&node.labels));
+        let found = self.by_name.values();
+        let found = found.filter(|node| node.can_serve(*needs_agent) && labels.are_on(&node.labels));
         let found: Vec<Arc<Target>> = found.map(|node| Arc::clone(&node.target)).collect();
         if found.iter().all(|target| target.addresses.is_empty()) { Vec::new() } else { found }
     }
@@ -154,8 +160,8 @@ impl NodeTargets {
 
     /// Those of these nodes that exist and can serve.
     pub(crate) fn able(&self, names: &[Arc<str>], needs_agent: bool) -> Vec<Arc<Target>> {
-        let can_serve = |node: &&NodeTarget| node.eligibility.is_ok() && (node.has_agent || !needs_agent);
-        let found = names.iter().filter_map(|name| self.by_name.get(&**name)).filter(can_serve);
+        let found = names.iter().filter_map(|name| self.by_name.get(&**name));
+        let found = found.filter(|node| node.can_serve(needs_agent));
         found.map(|node| Arc::clone(&node.target)).collect()
     }
 

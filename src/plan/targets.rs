@@ -40,8 +40,6 @@ pub(crate) struct TargetPlan {
     pub(crate) ineligible: Vec<(String, IneligibleReason)>,
     /// Eligible nodes that cannot serve this Service because they have no agent.
     pub(crate) without_agent: Arc<[String]>,
-    /// The labels that the Service asks for.
-    pub(crate) labels: Option<NodeLabels>,
     /// Whether no node with the labels can serve the Service, so that others are targets.
     pub(crate) misses_labels: bool,
     /// Whether nodes are targets because of their endpoints.
@@ -54,6 +52,11 @@ impl TargetPlan {
     /// The plan of a Service whose targets are pods. It depends on no node.
     pub(crate) fn of_pods(pods: PodTargets) -> Self {
         Self { pods: Some(pods), ..Self::default() }
+    }
+
+    /// The labels that the Service asks for.
+    pub(crate) fn labels(&self) -> Option<&NodeLabels> {
+        self.depends.choice.as_ref().map(|(labels, _)| labels)
     }
 
     /// The targets, for the provider.
@@ -136,7 +139,6 @@ pub(crate) fn targets(
         pods: None,
         ineligible: shared.exceptions.ineligible.clone(),
         without_agent: Arc::clone(&shared.exceptions.without_agent),
-        labels: labels.cloned(),
         misses_labels: false,
         is_by_endpoints: false,
         depends: NodeDependence {
@@ -262,9 +264,7 @@ pub(crate) fn target_reasons(
         let is_target = plan.set.targets.binary_search_by(|target| target.node.cmp(name)).is_ok();
         let reason = match ineligible {
             Some((_, why)) => TargetReason::LastResort(*why),
-            None => {
-                target_reason(node, count, service.is_labelled_for_agent(), plan.labels.as_ref(), steering)
-            }
+            None => target_reason(node, count, service.is_labelled_for_agent(), plan.labels(), steering),
         };
         let reason = match reason {
             TargetReason::NoLabels if is_target && plan.misses_labels => TargetReason::DespiteLabels,

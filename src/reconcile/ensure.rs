@@ -92,7 +92,7 @@ impl Reconciler {
         result
     }
 
-    /// Another controller's load balancer is Steerage's now. That controller has stopped, and would keep the Service for ever.
+    /// Another controller's load balancer is Steerage's now. That controller has stopped, and its finalizer would block the deletion of the Service.
     async fn remove_replaced_finalizers(&self, service: &Service) -> Result<(), ReconcileError> {
         let replaced = self.provider.replaced_finalizers().iter().copied();
         let replaced: Vec<&str> = replaced.filter(|finalizer| service.has_finalizer(finalizer)).collect();
@@ -208,7 +208,7 @@ impl Reconciler {
             );
             found.push((reasons::ONLY_INELIGIBLE_NODES, message));
         }
-        if let Some(labels) = targets.labels.as_ref().filter(|_| targets.misses_labels) {
+        if let Some(labels) = targets.labels().filter(|_| targets.misses_labels) {
             let message = format!(
                 "The Service asks for nodes with the labels {labels}, but no eligible node that can serve it has them. Those that had them \
                  before stay targets while they can serve; if there are none, other nodes are. Restore the labels, or correct the annotation."

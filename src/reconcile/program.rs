@@ -191,7 +191,7 @@ impl Reconciler {
         }
         let labels = applied.node_labels.as_ref();
         let mut plan = plan::targets(service, endpoints, nodes, steering, labels, &self.config);
-        if !plan.is_by_endpoints && plan.labels.is_some() {
+        if !plan.is_by_endpoints && plan.labels().is_some() {
             if plan.misses_labels {
                 // A label that somebody takes away by mistake moves no traffic.
                 let kept = nodes.able(&applied.labelled_nodes, service.is_labelled_for_agent());

@@ -106,7 +106,7 @@ impl Client {
     pub async fn describe_instances(&self, ids: &[String]) -> Result<Vec<Instance>, Error> {
         let mut form = Form::new("DescribeInstances");
         form.put_list("InstanceId", ids);
-        let reservations = self.page::<Instances>("DescribeInstances", form).await?.0;
+        let reservations = self.page::<Instances>(form).await?.0;
         Ok(reservations.into_iter().flat_map(|one| one.instances_set.items).collect())
     }
 
@@ -130,7 +130,7 @@ impl Client {
             form.put("TagSpecification.1.ResourceType", "security-group");
             write_tags(&mut form, "TagSpecification.1.", &group.tags);
         }
-        Ok(self.call::<Created>("CreateSecurityGroup", form).await?.group_id)
+        Ok(self.call::<Created>(form).await?.group_id)
     }
 
     /// Adds rules to a security group.
@@ -155,7 +155,7 @@ impl Client {
     pub async fn delete_security_group(&self, group: &str) -> Result<(), Error> {
         let mut form = Form::new("DeleteSecurityGroup");
         form.put("GroupId", group);
-        self.done("DeleteSecurityGroup", form).await
+        self.done(form).await
     }
 
     /// Sets tags of resources.
@@ -163,7 +163,7 @@ impl Client {
         let mut form = Form::new("CreateTags");
         form.put_list("ResourceId", resources);
         write_tags(&mut form, "", tags);
-        self.done("CreateTags", form).await
+        self.done(form).await
     }
 
     async fn change_rules(
@@ -175,7 +175,7 @@ impl Client {
         let mut form = Form::new(action);
         form.put("GroupId", group);
         write_permissions(&mut form, permissions);
-        self.done(action, form).await
+        self.done(form).await
     }
 
     /// Reads all pages.
@@ -186,7 +186,7 @@ impl Client {
             write_filters(&mut form, filters);
             form.put("MaxResults", PAGE);
             form.put_option("NextToken", next.as_deref());
-            let (items, token) = self.page::<P>(action, form).await?;
+            let (items, token) = self.page::<P>(form).await?;
             all.extend(items);
             // A token that comes back for itself would never end.
             if token.is_none() || token == next {
@@ -196,22 +196,20 @@ impl Client {
         }
     }
 
-    async fn page<P: Page>(
-        &self,
-        action: &'static str,
-        form: Form,
-    ) -> Result<(Vec<P::Item>, Option<String>), Error> {
-        Ok(self.call::<P>(action, form).await?.split())
+    async fn page<P: Page>(&self, form: Form) -> Result<(Vec<P::Item>, Option<String>), Error> {
+        Ok(self.call::<P>(form).await?.split())
     }
 
     /// For an action whose answer says nothing.
-    async fn done(&self, action: &'static str, form: Form) -> Result<(), Error> {
-        self.call::<IgnoredAny>(action, form).await.map(drop)
+    async fn done(&self, form: Form) -> Result<(), Error> {
+        self.call::<IgnoredAny>(form).await.map(drop)
     }
 
-    async fn call<A: DeserializeOwned>(&self, action: &'static str, form: Form) -> Result<A, Error> {
-        let Some(post) = self.actions.get(action) else {
-            return Err(Box::new(SdkError::construction_failure(format!("{action} is not known"))).into());
+    async fn call<A: DeserializeOwned>(&self, form: Form) -> Result<A, Error> {
+        let Some(post) = self.actions.get(form.action) else {
+            return Err(
+                Box::new(SdkError::construction_failure(format!("{} is not known", form.action))).into()
+            );
         };
         let text = post.invoke(form.finish()).await.map_err(Box::new)?;
         Ok(quick_xml::de::from_str(&text)?)

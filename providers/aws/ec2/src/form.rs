@@ -7,19 +7,22 @@ use form_urlencoded::Serializer;
 const VERSION: &str = "2016-11-15";
 
 /// A request as a form.
-pub(crate) struct Form(Vec<(String, String)>);
+pub(crate) struct Form {
+    pub(crate) action: &'static str,
+    parameters: Vec<(String, String)>,
+}
 
 impl Form {
     /// A request without parameters.
-    pub(crate) fn new(action: &str) -> Self {
-        let mut form = Self(Vec::new());
+    pub(crate) fn new(action: &'static str) -> Self {
+        let mut form = Self { action, parameters: Vec::new() };
         form.put("Action", action);
         form.put("Version", VERSION);
         form
     }
 
     pub(crate) fn put(&mut self, name: impl Into<String>, value: &str) {
-        self.0.push((name.into(), value.to_owned()));
+        self.parameters.push((name.into(), value.to_owned()));
     }
 
     pub(crate) fn put_option(&mut self, name: impl Into<String>, value: Option<&str>) {
@@ -36,6 +39,6 @@ impl Form {
 
     /// The body to post.
     pub(crate) fn finish(self) -> String {
-        Serializer::new(String::new()).extend_pairs(self.0).finish()
+        Serializer::new(String::new()).extend_pairs(self.parameters).finish()
     }
 }

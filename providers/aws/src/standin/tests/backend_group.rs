@@ -2,11 +2,10 @@
 //! The security group that nodes admit: every load balancer has it beside its own, or beside named ones whose Service asks for it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use steerage_provider_api::{Compare, LoadBalancer, Outcome, Provider as _};
 
-use super::driver::{apply, changes, delete, own_set, standin, standin_with};
+use super::driver::{apply, changes, delete, own_set, pause, standin, standin_with};
 use super::named_groups::plant;
 use super::security_groups::from;
 use crate::annotations::{DISABLE_SECURITY_GROUP, MANAGE_BACKEND_RULES, SECURITY_GROUPS};
@@ -36,10 +35,6 @@ fn attached(cloud: &StandIn) -> Vec<String> {
     let mut names: Vec<_> = balancer.security_groups.iter().map(name).collect();
     names.sort();
     names
-}
-
-async fn pause() {
-    tokio::time::sleep(Duration::from_mins(1)).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -82,6 +82,11 @@ pub(super) async fn apply(aws: &Aws, lb: &LoadBalancer, compare: Compare) -> Res
     Err(Error::Unavailable(format!("not done after {ROUNDS} rounds")))
 }
 
+/// Until AWS shows everything that was changed.
+pub(super) async fn pause() {
+    tokio::time::sleep(Duration::from_mins(1)).await;
+}
+
 /// Calls `delete` until it is done.
 pub(super) async fn delete(aws: &Aws, owner: &Owner) -> Result<(), Error> {
     let mut failures = 0;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, LoadBalancer, Outcome, Progress, Provider as _};
 use tokio::time::Instant;
 
-use super::driver::{apply, changes, delete, own_set, provider, standin};
+use super::driver::{apply, changes, delete, own_set, pause, provider, standin};
 use super::security_groups::{ALL, assert_secured, from, in_place, is_done, registered, web};
 use crate::annotations::{DISABLE_SECURITY_GROUP, SECURITY_GROUPS};
 use crate::client::Tags;
@@ -99,10 +99,6 @@ fn watch(cloud: &StandIn) {
         let is_closed = !after.balancers.is_empty() && !admits(after);
         is_closed.then(|| "nobody may connect".to_owned())
     }));
-}
-
-async fn pause() {
-    tokio::time::sleep(Duration::from_mins(1)).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use steerage_model::Affinity;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Owner, Provider as _};
 
-use super::driver::{apply, changes, delete, provider, standin, wanted};
+use super::driver::{apply, changes, delete, pause, provider, standin, wanted};
 use crate::annotations::{
     ACCESS_LOG_BUCKET, ATTRIBUTES, BACKEND_PROTOCOL, CROSS_ZONE, GROUP_ATTRIBUTES, PRIVATE_ADDRESSES,
     PROXY_PROTOCOL, SSL_CERT, SSL_POLICY, SUBNETS, TAGS,
@@ -32,10 +32,6 @@ fn balancer(cloud: &StandIn) -> NetworkLb {
 
 fn group(cloud: &StandIn) -> Group {
     cloud.cloud().groups.into_values().next().unwrap()
-}
-
-async fn pause() {
-    tokio::time::sleep(Duration::from_mins(1)).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@ use steerage_model::Protocol;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Provider as _};
 use tokio::time::Instant;
 
-use super::driver::{apply, changes, delete, own_set, provider, set, standin, standin_with, wanted};
+use super::driver::{apply, changes, delete, own_set, pause, provider, set, standin, standin_with, wanted};
 use crate::Aws;
 use crate::annotations::{DISABLE_SECURITY_GROUP, SSL_CERT, SSL_PORTS};
 use crate::client::Tags;
@@ -84,10 +84,6 @@ fn watch_rules(cloud: &StandIn) {
 
 pub(super) fn is_done(result: &Result<Outcome, Error>) -> bool {
     result.as_ref().is_ok_and(|outcome| outcome.progress == Progress::Done)
-}
-
-async fn pause() {
-    tokio::time::sleep(Duration::from_mins(1)).await;
 }
 
 /// A Service with a load balancer and a security group, both known everywhere.
