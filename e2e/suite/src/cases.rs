@@ -42,6 +42,8 @@ enum Applies {
     Both,
     /// Those with the edge and kube-proxy.
     KubeProxy,
+    /// Those with the edge and the agent in place of kube-proxy.
+    Agent,
     /// Those in AWS.
     Aws,
 }
@@ -93,7 +95,7 @@ fn all() -> Vec<Case> {
         KubeProxy Shared interoperation::traffic_inside_the_cluster_works_beside_local_and_cluster_services,
         KubeProxy Shared interoperation::policy_change_reaches_a_running_service,
         KubeProxy Shared interoperation::client_ip_affinity_keeps_the_backend,
-        Both Shared interoperation::address_without_a_service_is_silent,
+        Agent Shared interoperation::address_without_a_service_is_silent,
         KubeProxy Shared compatibility::legacy_annotation_gets_an_event_with_the_patch,
         KubeProxy Shared compatibility::migration_flag_migrates_legacy_services_once,
         KubeProxy Shared bad_input::address_outside_all_pools_is_rejected,
@@ -153,6 +155,7 @@ fn applicable(service_proxy: ServiceProxy, in_aws: bool) -> impl Iterator<Item =
     all().into_iter().filter(move |case| match case.applies {
         Applies::Both => !in_aws,
         Applies::KubeProxy => !in_aws && service_proxy == ServiceProxy::KubeProxy,
+        Applies::Agent => !in_aws && service_proxy == ServiceProxy::Agent,
         Applies::Aws => in_aws,
     })
 }
