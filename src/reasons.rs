@@ -28,6 +28,8 @@ reasons! {
         INVALID_ANNOTATION = "InvalidAnnotation";
         /// `spec.loadBalancerIP` or `steerage.dev/addresses` contains something that is not an IP address.
         INVALID_REQUESTED_ADDRESS = "InvalidRequestedAddress";
+        /// The Service asks to share a load balancer, which the provider does not support.
+        SHARED_LOAD_BALANCERS_NOT_SUPPORTED = "SharedLoadBalancersNotSupported";
         /// The Service has no ports.
         NO_PORTS = "NoPorts";
         /// A port has a protocol that the provider does not support.

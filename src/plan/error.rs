@@ -18,6 +18,10 @@ pub(crate) enum PlanError {
     InvalidAnnotation { name: &'static str, value: String, problem: String },
     #[error("{field} contains `{value}`, which is not an IP address")]
     InvalidRequestedAddress { field: &'static str, value: String },
+    #[error(
+        "Annotation steerage.dev/shared-load-balancer is set, but the provider cannot share a load balancer"
+    )]
+    SharedLoadBalancersNotSupported,
     #[error("The Service has no ports")]
     NoPorts,
     #[error("Port {port} has the protocol {protocol}, which the provider does not support")]
@@ -40,6 +44,7 @@ impl PlanError {
             Self::SteeringNotSupported { .. } | Self::SteeringOfPods => reasons::STEERING_NOT_SUPPORTED,
             Self::InvalidAnnotation { .. } => reasons::INVALID_ANNOTATION,
             Self::InvalidRequestedAddress { .. } => reasons::INVALID_REQUESTED_ADDRESS,
+            Self::SharedLoadBalancersNotSupported => reasons::SHARED_LOAD_BALANCERS_NOT_SUPPORTED,
             Self::NoPorts => reasons::NO_PORTS,
             Self::ProtocolNotSupported { .. } => reasons::PROTOCOL_NOT_SUPPORTED,
             Self::NoNodePort { .. } => reasons::NO_NODE_PORT,
@@ -61,6 +66,7 @@ impl PlanError {
             Self::InvalidRequestedAddress { .. } => {
                 "Write one address, or one per IP family separated by a comma"
             }
+            Self::SharedLoadBalancersNotSupported => "Remove the annotation",
             Self::NoPorts => "Add a port to spec.ports",
             Self::ProtocolNotSupported { .. } => "Remove the port from spec.ports",
             Self::NoNodePort { .. } => "Set spec.allocateLoadBalancerNodePorts to true, or choose pods as targets if the provider can",

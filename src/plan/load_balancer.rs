@@ -26,6 +26,11 @@ pub(crate) fn load_balancer(
     let capabilities = &config.capabilities;
     let annotations = service.annotations.iter().filter(|(name, _)| !is_written_by_controller(name));
     check_node_labels(service, config)?;
+    if service.annotations.contains_key(annotations::SHARED_LOAD_BALANCER)
+        && !capabilities.shared_load_balancers
+    {
+        return Err(PlanError::SharedLoadBalancersNotSupported);
+    }
     let families = families(service, capabilities)?;
     let listeners = listeners(service, config)?;
     let health_check = health_check(service, steering, config)?;

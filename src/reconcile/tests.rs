@@ -58,6 +58,7 @@ impl Provider for Silent {
             addressing: Addressing::Vip,
             pod_targets: None,
             node_labels: None,
+            shared_load_balancers: false,
             ip_mode: Some(IpMode::Vip),
             ipv6: true,
             weights: true,

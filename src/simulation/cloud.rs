@@ -230,6 +230,7 @@ pub(super) fn capabilities(shared_sets: bool) -> Capabilities {
         addressing: Addressing::NodePort,
         pod_targets: None,
         node_labels: None,
+        shared_load_balancers: false,
         ip_mode: Some(IpMode::Vip),
         ipv6: false,
         weights: false,

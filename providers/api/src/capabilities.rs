@@ -76,6 +76,8 @@ pub struct Capabilities {
     pub pod_targets: Option<TargetsAnnotation>,
     /// The vendor's annotation with labels of target nodes, beside Steerage's own.
     pub node_labels: Option<&'static str>,
+    /// Whether several Services can share a load balancer by the annotation `steerage.dev/shared-load-balancer`.
+    pub shared_load_balancers: bool,
     /// The `ipMode` to publish with an address; `None` if the provider publishes only host names.
     pub ip_mode: Option<IpMode>,
     /// Whether IPv6 is supported.

@@ -19,7 +19,7 @@ use crate::state::ServiceState;
 use crate::targets::Limits;
 use crate::tls::Tls;
 use crate::wanted_targets::WantedTargets;
-use crate::{annotations, finish, names, reasons, security_group_sync, targets};
+use crate::{annotations, finish, names, reasons, security_group_sync, shared, targets};
 
 /// How far the steps have come.
 pub(crate) enum Stepped {
@@ -80,11 +80,16 @@ impl Aws {
         entry: &mut ServiceState,
     ) -> Result<Stepped, Error> {
         let mut tags = names::tags(&self.config.cluster, owner);
+        tags.extend(wanted.shared.iter().map(|shared| (names::SHARED_TAG.to_owned(), shared.clone())));
         tags.extend(wanted.listener_labels().all());
         let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
         if let Some(taken) =
             resources.foreign_listeners.iter().find(|f| wanted.listeners.iter().any(|w| w.port == f.port))
         {
+            if let (Some(shared), Some(_)) = (&wanted.shared, names::owner(&self.config.cluster, &taken.tags))
+            {
+                return Err(shared::port_in_use(shared, taken.port));
+            }
             let message = format!(
                 "Port {} of the load balancer {} has a listener that Steerage did not create. It is not changed. Delete that listener.",
                 taken.port, balancer.name
@@ -96,7 +101,7 @@ impl Aws {
                 self.step(owner, step, &balancer, &tags, resources, entry).await?;
             }
         }
-        if !self.prove(owner, resources, entry).await? {
+        if !self.prove(owner, wanted.shared.as_ref(), resources, entry).await? {
             return Ok(Stepped::Unproven);
         }
         let steps = steps(wanted, &resources.groups, &resources.listeners);
@@ -133,6 +138,7 @@ impl Aws {
     async fn prove(
         &self,
         owner: &Owner,
+        shared: Option<&String>,
         resources: &mut Resources,
         entry: &mut ServiceState,
     ) -> Result<bool, Error> {
@@ -141,15 +147,18 @@ impl Aws {
         }
         let arns: Vec<String> = entry.unproven.iter().cloned().collect();
         for (arn, tags) in read_tags(&*self.client, &arns).await? {
-            match names::ownership(&self.config.cluster, &tags) {
-                Ownership::Ours(found) if found == *owner => {
-                    entry.unproven.remove(&arn);
-                    if let Some(known) = resources.tags_of(&arn) {
-                        *known = tags;
-                    }
-                }
+            let is_proven = match names::ownership(&self.config.cluster, &tags) {
+                Ownership::Ours(found) => found == *owner,
+                Ownership::Shared(found) => shared == Some(&found),
+                Ownership::SameName(_) | Ownership::Foreign => false,
+            };
+            if !is_proven {
                 // The next call reads everything, and says what is wrong or deletes what an earlier Service left.
-                _ => return Err(Error::Conflict(format!("{arn} exists with other tags"))),
+                return Err(Error::Conflict(format!("{arn} exists with other tags")));
+            }
+            entry.unproven.remove(&arn);
+            if let Some(known) = resources.tags_of(&arn) {
+                *known = tags;
             }
         }
         Ok(entry.unproven.is_empty())
@@ -191,7 +200,7 @@ impl Aws {
     ) -> Result<Balancer, Error> {
         let Some(balancer) = &resources.balancer else {
             tracing::info!(
-                service = %owner.service, name = wanted.name, scheme = wanted.scheme.as_str(),
+                service = %owner.service, shared = wanted.shared, name = wanted.name, scheme = wanted.scheme.as_str(),
                 "creating load balancer"
             );
             let new = NewBalancer {
@@ -202,7 +211,10 @@ impl Aws {
             };
             self.note_change();
             entry.written = Some(Instant::now());
-            let tags = labelled(tags, &wanted.labels);
+            let tags = match &wanted.shared {
+                Some(shared) => labelled(&names::shared_tags(&self.config.cluster, shared), &wanted.labels),
+                None => labelled(tags, &wanted.labels),
+            };
             let made = match self.client.create_balancer(&new, &tags).await {
                 Ok(made) => made,
                 Err(failure) => {

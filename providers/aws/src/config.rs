@@ -2,9 +2,12 @@
 //! The provider's flags and the settings from them. The controller flattens [`AwsArgs`] into its own flags.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+
+use crate::shared::{self, SharedLoadBalancers};
 
 /// Whether a load balancer is reached from the Internet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, ValueEnum)]
@@ -79,6 +82,11 @@ pub struct AwsArgs {
     #[arg(long, env = "STEERAGE_AWS_SCHEME", value_enum, default_value = "internal", value_name = "SCHEME")]
     pub aws_scheme: Scheme,
 
+    /// Let Services share the load balancers that this JSON file lists, by the annotation `steerage.dev/shared-load-balancer`. The file
+    /// names each with the namespaces that may use it, and the annotations of the load balancer as a whole. Read at the start [default: none]
+    #[arg(long, env = "STEERAGE_AWS_SHARED_LOAD_BALANCERS", value_name = "FILE")]
+    pub aws_shared_load_balancers: Option<PathBuf>,
+
     /// Take over the load balancers that these controllers created for this cluster; --aws-cluster-name must be the name in their
     /// tags. Only for a migration: stop these controllers first, and grant the further permissions [default: none]
     #[arg(long, env = "STEERAGE_AWS_ADOPT", value_enum, value_name = "CONTROLLER,…", value_delimiter = ',')]
@@ -113,6 +121,8 @@ pub struct Config {
     pub ec2_endpoint: Option<String>,
     /// Scheme for Services without the annotation.
     pub scheme: Scheme,
+    /// The load balancers that Services can share.
+    pub shared_load_balancers: SharedLoadBalancers,
     /// The controllers whose load balancers are adopted.
     pub adopt: BTreeSet<Peer>,
     /// Time after which every read shows a change. AWS promises none.
@@ -134,6 +144,14 @@ pub enum ConfigError {
     /// The backend security group is not given by its ID.
     #[error("--aws-backend-security-group has the value `{0}`; use the ID of a security group, sg-…")]
     NoSecurityGroup(String),
+    /// The file of shared load balancers cannot be used.
+    #[error("--aws-shared-load-balancers: {}: {problem}", file.display())]
+    SharedLoadBalancers {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
 }
 
 impl Config {
@@ -141,7 +159,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// If a required flag is missing, or the cluster's name is too long.
+    /// If a required flag is missing, or a value is wrong. Reads the file of shared load balancers.
     pub fn new(args: AwsArgs, cluster_uid: String) -> Result<Self, ConfigError> {
         let AwsArgs {
             aws_cluster_name,
@@ -152,6 +170,7 @@ impl Config {
             aws_elbv2_endpoint,
             aws_ec2_endpoint,
             aws_scheme,
+            aws_shared_load_balancers,
             aws_adopt,
         } = args;
         let name =
@@ -166,7 +185,7 @@ impl Config {
         aws_subnets.retain(|s| !s.is_empty());
         aws_subnets.sort();
         aws_subnets.dedup();
-        Ok(Self {
+        let config = Self {
             cluster: ClusterId { name, uid: cluster_uid },
             vpc: aws_vpc_id.filter(|v| !v.is_empty()).ok_or(ConfigError::Missing("--aws-vpc-id"))?,
             subnets: aws_subnets,
@@ -175,9 +194,18 @@ impl Config {
             endpoint: aws_elbv2_endpoint,
             ec2_endpoint: aws_ec2_endpoint,
             scheme: aws_scheme,
+            shared_load_balancers: SharedLoadBalancers::new(),
             adopt: aws_adopt.into_iter().collect(),
             settle: SETTLE,
-        })
+        };
+        let Some(file) = aws_shared_load_balancers.filter(|file| !file.as_os_str().is_empty()) else {
+            return Ok(config);
+        };
+        let text = std::fs::read_to_string(&file).map_err(|error| error.to_string());
+        match text.and_then(|text| shared::read(&text, &config)) {
+            Ok(shared_load_balancers) => Ok(Self { shared_load_balancers, ..config }),
+            Err(problem) => Err(ConfigError::SharedLoadBalancers { file, problem }),
+        }
     }
 }
 

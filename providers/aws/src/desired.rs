@@ -13,7 +13,7 @@ use crate::labels::Labels;
 use crate::placement::{self, Placement};
 use crate::security_group::{self, Security};
 use crate::tls::{Tls, TlsWishes};
-use crate::{annotations, attributes, health_check, labels, list, names, peers, reasons};
+use crate::{annotations, attributes, health_check, labels, list, names, peers, reasons, shared};
 
 /// AWS's limit for one network load balancer.
 pub(crate) const MAX_LISTENERS: usize = 50;
@@ -60,7 +60,10 @@ pub(crate) struct DesiredListener {
 /// All wanted resources of one Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Desired {
+    /// Of the load balancer.
     pub(crate) name: String,
+    /// The name under which Services share the load balancer. `groups` and `listeners` are those of this Service.
+    pub(crate) shared: Option<String>,
     pub(crate) scheme: Scheme,
     pub(crate) placement: Placement,
     pub(crate) security: Security,
@@ -90,6 +93,13 @@ impl Desired {
 
 /// The wanted resources. Returns [`Error::Invalid`] if AWS or this provider does not support them.
 pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> {
+    let Some((shared, merged)) = shared::merged(config, lb)? else { return own(config, lb) };
+    let name = names::shared_load_balancer(&config.cluster, &shared);
+    Ok(Desired { name, shared: Some(shared), ..own(config, &merged)? })
+}
+
+/// The same for a load balancer of one Service.
+pub(crate) fn own(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> {
     check_supported(lb)?;
     peers::check(&lb.annotations)?;
     let ports = merge_ports(&lb.listeners)?;
@@ -143,6 +153,7 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     let security = security_group::security(lb, ports, backend)?;
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),
+        shared: None,
         scheme,
         placement: placement::placement(config, scheme, &lb.annotations)?,
         security,
@@ -298,6 +309,7 @@ pub(crate) mod tests {
             cluster: ClusterId { name: "test".to_owned(), uid: "cluster-1".to_owned() },
             vpc: "vpc-1".to_owned(),
             subnets: vec!["subnet-a".to_owned()],
+            shared_load_balancers: BTreeMap::new(),
             backend_security_group: None,
             region: None,
             endpoint: None,

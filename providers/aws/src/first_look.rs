@@ -13,8 +13,10 @@ use steerage_model::{Ingress, Key};
 use steerage_provider_api::Owner;
 use tokio::time::Instant;
 
+use crate::client::ListedGroup;
 use crate::desired::{Desired, DesiredGroup};
 use crate::inventory::{Inventory, Listed};
+use crate::names;
 use crate::provider::Aws;
 use crate::security_group::SecurityGroup;
 use crate::security_group_sync;
@@ -33,6 +35,8 @@ pub(crate) struct FirstLookResult {
     pub(crate) security_groups: BTreeMap<Owner, Vec<SecurityGroup>>,
     /// IDs of the security groups that its load balancer has.
     pub(crate) attached: BTreeSet<String>,
+    /// Where the resources of each owner are: at the shared load balancer of this name, or at one of its own.
+    pub(crate) places: BTreeMap<Owner, Option<String>>,
     /// ARN of its load balancer, if that has another name than Steerage's.
     pub(crate) adopted: Option<String>,
 }
@@ -48,6 +52,7 @@ pub(crate) fn first_look(inventory: &mut Inventory, service: &Key, balancer: &st
     let balancers = || found.values().filter_map(|listed| listed.balancer.as_ref());
     let attached = balancers().flat_map(|balancer| balancer.security_groups.iter().cloned()).collect();
     let adopted = balancers().find(|found| found.name != balancer).map(|found| found.arn.clone());
+    let places = found.iter().filter_map(|(owner, listed)| Some((owner.clone(), place(listed)?))).collect();
     // An owner of whom only a security group is listed says nothing about load balancers.
     found.retain(|_, listed| *listed != Listed::default());
     let look = match found.pop_first() {
@@ -55,7 +60,13 @@ pub(crate) fn first_look(inventory: &mut Inventory, service: &Key, balancer: &st
         None if !inventory.has_name(balancer) => FirstLook::Nothing,
         _ => FirstLook::Unknown,
     };
-    FirstLookResult { look, names, security_groups, attached, adopted }
+    FirstLookResult { look, names, security_groups, attached, places, adopted }
+}
+
+/// The shared load balancer at which these resources are, or that they are at none; `None` if the list does not tell.
+fn place(listed: &Listed) -> Option<Option<String>> {
+    let shared = |group: &ListedGroup| group.group.tags.get(names::SHARED_TAG).cloned();
+    listed.groups.first().map(shared).or_else(|| listed.balancer.is_some().then_some(None))
 }
 
 /// Whether the list shows the wanted structure, as far as it shows any.

@@ -38,6 +38,8 @@ pub(crate) struct Inventory {
     /// All names with this cluster's prefix, whoever has them.
     names: BTreeSet<String>,
     owned: BTreeMap<Owner, Listed>,
+    /// Shared load balancers that no target group uses, with their names of sharing.
+    pub(crate) unused_shared: Vec<(String, Balancer)>,
     /// All owners, until `owned` returned them.
     pub(crate) owners: Option<Vec<Owner>>,
 }
@@ -147,7 +149,16 @@ impl Inventory {
         tags: &BTreeMap<String, Tags>,
     ) -> Self {
         let names = balancers.iter().map(|b| b.name.clone()).chain(groups.iter().map(|g| g.name.clone()));
-        let mut inventory = Self { read, names: names.collect(), owned: BTreeMap::new(), owners: None };
+        let used: BTreeSet<&String> = groups.iter().flat_map(|group| &group.balancers).collect();
+        let shared = |balancer: &Balancer| match names::ownership(cluster, tags.get(&balancer.arn)?) {
+            Ownership::Shared(shared) => Some(shared),
+            _ => None,
+        };
+        let unused = balancers.iter().filter(|balancer| !used.contains(&balancer.arn));
+        let unused_shared =
+            unused.filter_map(|balancer| Some((shared(balancer)?, balancer.clone()))).collect();
+        let (names, owned) = (names.collect(), BTreeMap::new());
+        let mut inventory = Self { read, names, owned, unused_shared, owners: None };
         let mut other_clusters = Vec::new();
         let mut owner = |name: &str, arn: &str| match names::ownership(cluster, tags.get(arn)?) {
             Ownership::Ours(owner) => Some(owner),
@@ -155,7 +166,7 @@ impl Inventory {
                 other_clusters.push(name.to_owned());
                 None
             }
-            Ownership::Foreign => None,
+            Ownership::Shared(_) | Ownership::Foreign => None,
         };
         for balancer in balancers {
             if let Some(owner) = owner(&balancer.name, &balancer.arn) {

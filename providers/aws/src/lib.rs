@@ -3,11 +3,11 @@
 //!
 //! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. These decide and do no I/O:
 //! `desired` with `annotations`, `attributes`, `health_check`, `labels`, `list`, `named_groups`, `names`, `peers`, `placement`,
-//! `security_group`, `subnets`, `tls` and `wanted_targets` what is wanted; `diff`, `registered`, `state`, `tried` and `zones` what is missing. `client`
+//! `security_group`, `shared`, `subnets`, `tls` and `wanted_targets` what is wanted; `diff`, `registered`, `state`, `tried` and `zones` what is missing. `client`
 //! makes the calls, and `api_metrics` counts them. `provider` combines them: `inventory`, `first_look` and `observe` read what exists,
 //! `lookup` finds subnets and security groups by their names, `restructure` and `apply` bring the structure in place, `finish`, `targets`
 //! and `health` do what follows, `security_group_sync` with `security_group_rules` and `named_groups_sync` looks after the security
-//! groups, `subnet_sync` after the subnets, `delete` removes everything. No other crate sees an AWS type, and this crate uses nothing of
+//! groups, `subnet_sync` after the subnets, `shared_sync` after load balancers of several Services, `delete` removes everything. No other crate sees an AWS type, and this crate uses nothing of
 //! Kubernetes.
 
 mod adopt;
@@ -44,6 +44,8 @@ mod restructure;
 mod security_group;
 mod security_group_rules;
 mod security_group_sync;
+mod shared;
+mod shared_sync;
 #[cfg(test)]
 mod standin;
 mod state;
@@ -60,3 +62,4 @@ pub use api_metrics::ApiMetrics;
 pub use config::{AwsArgs, ClusterId, Config, ConfigError, Peer, Scheme};
 pub use provider::Aws;
 pub use reasons::REASONS;
+pub use shared::{SharedLoadBalancer, SharedLoadBalancers};

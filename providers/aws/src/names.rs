@@ -19,6 +19,8 @@ pub(crate) const CLUSTER_UID_TAG: &str = "steerage.dev/cluster-uid";
 pub(crate) const SERVICE_TAG: &str = "steerage.dev/service";
 /// Tag: the Service's UID.
 pub(crate) const UID_TAG: &str = "steerage.dev/uid";
+/// Tag: the name of a shared load balancer, on the load balancer and on what its Services have there.
+pub(crate) const SHARED_TAG: &str = "steerage.dev/shared-load-balancer";
 
 /// Characters of the Service's name in a resource name, for people.
 const SHOWN: usize = 7;
@@ -35,6 +37,12 @@ pub(crate) fn prefix(cluster: &ClusterId) -> String {
 /// predecessor.
 pub(crate) fn load_balancer(cluster: &ClusterId, service: &Key) -> String {
     name(cluster, service, &["load-balancer"])
+}
+
+/// The name of the load balancer that several Services share under this name.
+pub(crate) fn shared_load_balancer(cluster: &ClusterId, shared: &str) -> String {
+    // No Service has an empty namespace.
+    name(cluster, &Key::new("", shared), &["shared-load-balancer"])
 }
 
 /// The name of an owner's security group. It depends on the UID: AWS releases the predecessor's only minutes after its load balancer.
@@ -116,11 +124,20 @@ pub(crate) fn tags(cluster: &ClusterId, owner: &Owner) -> BTreeMap<String, Strin
     tags
 }
 
+/// The tags that mark a load balancer as the one that Services share under this name.
+pub(crate) fn shared_tags(cluster: &ClusterId, shared: &str) -> BTreeMap<String, String> {
+    let mut tags = cluster_tags(cluster);
+    tags.insert(SHARED_TAG.to_owned(), shared.to_owned());
+    tags
+}
+
 /// The cluster and Service to which a resource belongs, according to its tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
     /// A Service of this cluster.
     Ours(Owner),
+    /// The load balancer that Services of this cluster share under this name.
+    Shared(String),
     /// Another cluster with this cluster's name. The UID is absent if someone removed the tag.
     SameName(Option<String>),
     /// Anything else.
@@ -137,10 +154,14 @@ pub(crate) fn ownership(cluster: &ClusterId, tags: &BTreeMap<String, String>) ->
     if uid != Some(&cluster.uid) {
         return Ownership::SameName(uid.map(str::to_owned));
     }
-    match (get(SERVICE_TAG).and_then(|service| service.split_once('/')), get(UID_TAG)) {
-        (Some((namespace, name)), Some(uid)) => {
-            Ownership::Ours(Owner { service: Key::new(namespace, name), uid: uid.to_owned() })
-        }
+    match (get(SERVICE_TAG), get(UID_TAG), get(SHARED_TAG)) {
+        (Some(service), Some(uid), _) => match service.split_once('/') {
+            Some((namespace, name)) => {
+                Ownership::Ours(Owner { service: Key::new(namespace, name), uid: uid.to_owned() })
+            }
+            None => Ownership::Foreign,
+        },
+        (None, None, Some(shared)) => Ownership::Shared(shared.to_owned()),
         _ => Ownership::Foreign,
     }
 }
@@ -149,7 +170,7 @@ pub(crate) fn ownership(cluster: &ClusterId, tags: &BTreeMap<String, String>) ->
 pub(crate) fn owner(cluster: &ClusterId, tags: &BTreeMap<String, String>) -> Option<Owner> {
     match ownership(cluster, tags) {
         Ownership::Ours(owner) => Some(owner),
-        Ownership::SameName(_) | Ownership::Foreign => None,
+        Ownership::Shared(_) | Ownership::SameName(_) | Ownership::Foreign => None,
     }
 }
 
@@ -192,6 +213,8 @@ mod tests {
             load_balancer(&cluster("c"), &a),
             load_balancer(&cluster("c"), &b),
             load_balancer(&cluster("d"), &a),
+            shared_load_balancer(&cluster("c"), "web"),
+            shared_load_balancer(&cluster("c"), "other"),
             target_group(&cluster("c"), &a, "TCP", 30080, "vpc-1"),
             target_group(&cluster("c"), &a, "UDP", 30080, "vpc-1"),
             target_group(&cluster("c"), &a, "TCP", 30081, "vpc-1"),
@@ -205,7 +228,7 @@ mod tests {
         ];
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), 13);
+        assert_eq!(names.len(), 15);
     }
 
     #[test]
@@ -224,6 +247,20 @@ mod tests {
             less.remove(key);
             assert_eq!(owner(&cluster("prod"), &less), None, "without {key}");
         }
+    }
+
+    #[test]
+    fn shared_load_balancer_is_no_services() {
+        let tags = shared_tags(&cluster("prod"), "web");
+        assert_eq!(ownership(&cluster("prod"), &tags), Ownership::Shared("web".to_owned()));
+        assert_eq!(owner(&cluster("prod"), &tags), None);
+        assert_eq!(ownership(&cluster("test"), &tags), Ownership::Foreign);
+        let mut member =
+            super::tags(&cluster("prod"), &Owner { service: Key::new("shop", "web"), uid: "u1".to_owned() });
+        member.insert(SHARED_TAG.to_owned(), "web".to_owned());
+        assert!(matches!(ownership(&cluster("prod"), &member), Ownership::Ours(_)));
+        member.remove(UID_TAG);
+        assert_eq!(ownership(&cluster("prod"), &member), Ownership::Foreign, "half of a Service's tags");
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) struct Resources {
     /// By name.
     pub(crate) groups: BTreeMap<String, ObservedGroup>,
     pub(crate) listeners: Vec<ObservedListener>,
-    /// Listeners that another program added to the load balancer. They are not changed.
+    /// Listeners that another program added to the load balancer, or that are of another Service. They are not changed.
     pub(crate) foreign_listeners: Vec<ObservedListener>,
     /// Target groups of others that listeners of the load balancer use, by name. They are not changed. Only a complete read shows them.
     pub(crate) foreign_groups: BTreeMap<String, ObservedGroup>,
@@ -57,27 +57,41 @@ async fn balancer_attributes(
 pub(crate) struct Observation {
     /// Resources of the owner.
     pub(crate) mine: Resources,
-    /// Resources of the same Service with another UID, without listeners and attributes.
+    /// Resources of the same Service with another UID, without attributes, and with listeners only at a shared load balancer.
     pub(crate) stale: Resources,
     /// For each resource that has a wanted name but not the tags of this Service: what is wrong and what to do.
     pub(crate) foreign: Vec<String>,
 }
 
-/// Reads the load balancer, which is at the ARN `adopted` or has Steerage's name, its target groups and the target groups with the given
-/// names, and the tags of all of them.
+/// Where the load balancer of a Service is found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place<'a> {
+    /// At this ARN, under a name of others; if it is gone, under Steerage's.
+    Adopted(&'a str),
+    /// Under Steerage's name.
+    Own,
+    /// Under this name, which several Services share.
+    Shared(&'a str),
+}
+
+/// Reads the load balancer, its target groups and the target groups with the given names, and the tags of all of them.
 pub(crate) async fn read_all(
     client: &dyn Calls,
     cluster: &ClusterId,
     owner: &Owner,
     groups: &BTreeSet<String>,
-    adopted: Option<&str>,
+    place: Place<'_>,
 ) -> Result<Observation, Error> {
-    let mut balancer = match adopted {
-        Some(arn) => client.balancer_at(arn).await?,
-        None => None,
+    let mut balancer = match place {
+        Place::Adopted(arn) => client.balancer_at(arn).await?,
+        Place::Own | Place::Shared(_) => None,
     };
     if balancer.is_none() {
-        balancer = client.balancer_named(&names::load_balancer(cluster, &owner.service)).await?;
+        let name = match place {
+            Place::Shared(shared) => names::shared_load_balancer(cluster, shared),
+            Place::Adopted(_) | Place::Own => names::load_balancer(cluster, &owner.service),
+        };
+        balancer = client.balancer_named(&name).await?;
     }
     let mut found = match &balancer {
         Some(balancer) => client.groups_of(&balancer.arn).await?,
@@ -101,6 +115,9 @@ pub(crate) async fn read_all(
         match ownership(&balancer.name, &balancer.arn)? {
             Ownership::Ours(found) if found == *owner => seen.mine.balancer = Some(balancer),
             Ownership::Ours(found) if found.service == owner.service => seen.stale.balancer = Some(balancer),
+            Ownership::Shared(found) if matches!(place, Place::Shared(shared) if shared == found) => {
+                seen.mine.balancer = Some(balancer);
+            }
             other => seen.foreign.push(not_owned(cluster, &balancer.name, &other)),
         }
     }
@@ -128,8 +145,23 @@ pub(crate) async fn read_all(
             balancer_attributes(client, &balancer.arn, &seen.mine.balancer_tags).await?;
         let listeners = listeners(client, cluster, balancer).await?;
         (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.unwrap_or_default();
+        if matches!(place, Place::Shared(_)) {
+            share_out(cluster, owner, &mut seen);
+        }
     }
     Ok(seen)
+}
+
+/// Tells the listeners of the owner, and of its predecessors, from those of the other Services that share the load balancer.
+fn share_out(cluster: &ClusterId, owner: &Owner, seen: &mut Observation) {
+    for listener in std::mem::take(&mut seen.mine.listeners) {
+        let listeners = match names::owner(cluster, &listener.tags) {
+            Some(found) if found == *owner => &mut seen.mine.listeners,
+            Some(found) if found.service == owner.service => &mut seen.stale.listeners,
+            _ => &mut seen.mine.foreign_listeners,
+        };
+        listeners.push(listener);
+    }
 }
 
 /// Our listeners of a load balancer, and those of others; `None` if it does not exist.
@@ -192,6 +224,11 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
         }
         Ownership::Ours(other) => {
             format!("The AWS resource {name} belongs to the Service {}. It is not changed.", other.service)
+        }
+        Ownership::Shared(shared) => {
+            format!(
+                "The AWS resource {name} belongs to the shared load balancer {shared}. It is not changed."
+            )
         }
         Ownership::Foreign => format!(
             "The AWS resource {name} exists without the tags of this Service. It is not changed. Delete it, or set another \

@@ -10,7 +10,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
-use futures::StreamExt as _;
+use futures::StreamExt;
+use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures::stream::BoxStream;
 use steerage_model::{Key, Protocol};
 use steerage_provider_api::{
@@ -22,12 +23,13 @@ use tokio::time::Instant;
 use crate::api_metrics::ApiMetrics;
 use crate::client::{Calls, Client};
 use crate::config::Config;
-use crate::desired::desired;
+use crate::desired::{Desired, desired};
 use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
 use crate::lookup::{KnownGroupNames, KnownSubnets};
-use crate::observe::{self, Observation};
+use crate::observe::{self, Observation, Place};
 use crate::security_group::{SecurityGroup, new_security_group};
+use crate::shared_sync::SharedUse;
 use crate::state::{FirstLook, KnownSecurityGroup, ServiceState};
 use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
@@ -53,6 +55,12 @@ pub struct Aws {
     lists: tokio::sync::Mutex<Lists>,
     pub(crate) subnets: tokio::sync::Mutex<Option<KnownSubnets>>,
     pub(crate) group_names: Mutex<KnownGroupNames>,
+    /// One for each shared load balancer: its Services change it one after the other.
+    pub(crate) shared_locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<SharedUse>>>>,
+    /// Shared load balancers that no target group uses, by ARN, and since when lists show that.
+    pub(crate) unused_since: Mutex<HashMap<String, Instant>>,
+    /// Owners for [`Provider::changes`], and the end that it takes.
+    pub(crate) to_reconcile: (UnboundedSender<Owner>, Mutex<Option<UnboundedReceiver<Owner>>>),
     /// Whether this process created or deleted anything.
     is_changed: AtomicBool,
     /// When the next Service may read what its first comparison left out.
@@ -82,13 +90,17 @@ impl Aws {
 
     /// A provider that makes its calls through `client`.
     pub(crate) fn over(config: Config, client: Arc<dyn Calls>) -> Self {
+        let (to_reconcile, receiver) = unbounded();
         Self {
             config,
             client,
+            to_reconcile: (to_reconcile, Mutex::new(Some(receiver))),
             services: Mutex::default(),
             lists: tokio::sync::Mutex::default(),
             subnets: tokio::sync::Mutex::default(),
             group_names: Mutex::default(),
+            shared_locks: Mutex::default(),
+            unused_since: Mutex::default(),
             is_changed: AtomicBool::default(),
             next_verify: Mutex::new(Instant::now()),
         }
@@ -126,56 +138,41 @@ impl Aws {
                     .extend(known.map(|group| (owner, KnownSecurityGroup::from_read(group))));
             }
             (entry.first_look, entry.names, entry.adopted) = (found.look, found.names, found.adopted);
+            entry.places = found.places;
             entry.initialized = true;
         }
         Ok(entry)
     }
 
-    pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
-        let adopted = entry.adopted.as_deref();
-        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names, adopted).await
-    }
-}
-
-#[async_trait]
-impl Provider for Aws {
-    fn name(&self) -> &'static str {
-        "aws"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            steerings: &[Steering::Api, Steering::HealthCheck],
-            protocols: &[Protocol::Tcp, Protocol::Udp],
-            addressing: Addressing::NodePort,
-            pod_targets: Some(TargetsAnnotation {
-                name: annotations::TARGET_TYPE,
-                nodes: "instance",
-                pods: "ip",
-            }),
-            node_labels: Some(annotations::TARGET_NODE_LABELS),
-            ip_mode: None,
-            ipv6: false,
-            weights: false,
-            shared_sets: false,
-            affinity: true,
-            health_interval: (Duration::from_secs(5), Duration::from_mins(5)),
+    /// The owners of everything at AWS, and the list that says so if it was read for this.
+    async fn list_owned(&self) -> Result<(Vec<Owner>, Option<Inventory>), Error> {
+        let mut lists = self.lists.lock().await;
+        let Lists { inventory, reading } = &mut *lists;
+        let is_first = inventory.is_none();
+        if !is_first
+            && !self.is_changed.load(Ordering::Relaxed)
+            && let Some(inventory) = inventory.as_mut().filter(|i| i.read.elapsed() < LIST_AGE)
+            && let Some(owners) = inventory.owners.take()
+        {
+            return Ok((owners, None));
         }
+        let mut read = reading.complete(&*self.client, &self.config).await?;
+        let owners = read.owners.take().unwrap_or_default();
+        if is_first {
+            *inventory = Some(read);
+            return Ok((owners, None));
+        }
+        Ok((owners, Some(read)))
     }
 
-    /// The Service without its UID: all UIDs of a Service share the names at AWS.
-    fn serialization_key(&self, owner: &Owner) -> String {
-        owner.service.to_string()
-    }
-
-    fn replaced_finalizers(&self) -> &'static [&'static str] {
-        adoption::finalizers(&self.config)
-    }
-
-    async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
-        let wanted = desired(&self.config, lb)?;
-        let mut guard = self.entry(&lb.owner.service).await?;
-        let entry = &mut *guard;
+    /// Brings the load balancer, its targets and its security in place.
+    pub(crate) async fn apply_wanted(
+        &self,
+        lb: &LoadBalancer,
+        wanted: Desired,
+        entry: &mut ServiceState,
+        compare: Compare,
+    ) -> Result<Outcome, Error> {
         let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         let mut limits = Limits { compare, settle: self.config.settle, may_hold: false };
         entry.wanted = Some((lb.owner.clone(), wanted.clone()));
@@ -208,6 +205,62 @@ impl Provider for Aws {
         finished.map(|_| outcome)
     }
 
+    pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
+        let place = match (entry.places.get(owner), &entry.adopted) {
+            (Some(Some(shared)), _) => Place::Shared(shared),
+            (_, Some(arn)) => Place::Adopted(arn),
+            _ => Place::Own,
+        };
+        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names, place).await
+    }
+}
+
+#[async_trait]
+impl Provider for Aws {
+    fn name(&self) -> &'static str {
+        "aws"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            steerings: &[Steering::Api, Steering::HealthCheck],
+            protocols: &[Protocol::Tcp, Protocol::Udp],
+            addressing: Addressing::NodePort,
+            pod_targets: Some(TargetsAnnotation {
+                name: annotations::TARGET_TYPE,
+                nodes: "instance",
+                pods: "ip",
+            }),
+            node_labels: Some(annotations::TARGET_NODE_LABELS),
+            shared_load_balancers: true,
+            ip_mode: None,
+            ipv6: false,
+            weights: false,
+            shared_sets: false,
+            affinity: true,
+            health_interval: (Duration::from_secs(5), Duration::from_mins(5)),
+        }
+    }
+
+    /// The Service without its UID: all UIDs of a Service share the names at AWS.
+    fn serialization_key(&self, owner: &Owner) -> String {
+        owner.service.to_string()
+    }
+
+    fn replaced_finalizers(&self) -> &'static [&'static str] {
+        adoption::finalizers(&self.config)
+    }
+
+    async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
+        let wanted = desired(&self.config, lb)?;
+        let mut entry = self.entry(&lb.owner.service).await?;
+        let Some(shared) = wanted.shared.clone() else {
+            self.check_place(&lb.owner, None, &mut entry).await?;
+            return self.apply_wanted(lb, wanted, &mut entry, compare).await;
+        };
+        self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
+    }
+
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
         let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
@@ -235,10 +288,15 @@ impl Provider for Aws {
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut guard = self.entry(&owner.service).await?;
-        if let Some(wait) = self.delete_all(owner, &mut guard).await? {
+        let wait = match guard.places.get(owner).cloned() {
+            Some(Some(shared)) => self.leave_shared(owner, &shared, &mut guard).await?,
+            Some(None) | None => self.delete_all(owner, &mut guard).await?,
+        };
+        if let Some(wait) = wait {
             return Ok(Progress::Again(wait));
         }
-        if guard.resources.is_none() && guard.names.is_empty() {
+        guard.places.remove(owner);
+        if guard.resources.is_none() && guard.names.is_empty() && guard.places.is_empty() {
             // Another Service of this name starts from nothing.
             self.services.lock().unwrap_or_else(PoisonError::into_inner).remove(&owner.service);
         }
@@ -246,28 +304,21 @@ impl Provider for Aws {
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
-        let mut lists = self.lists.lock().await;
-        let Lists { inventory, reading } = &mut *lists;
-        let is_first = inventory.is_none();
-        if !is_first
-            && !self.is_changed.load(Ordering::Relaxed)
-            && let Some(inventory) = inventory.as_mut().filter(|i| i.read.elapsed() < LIST_AGE)
-            && let Some(owners) = inventory.owners.take()
-        {
-            return Ok(owners);
-        }
-        let mut read = reading.complete(&*self.client, &self.config).await?;
-        let owners = read.owners.take().unwrap_or_default();
-        if is_first {
-            *inventory = Some(read);
+        let (owners, read) = self.list_owned().await?;
+        if let Some(read) = read {
+            self.delete_unused_shared(&read).await;
         }
         Ok(owners)
+    }
+
+    async fn preview_owned(&self) -> Result<Vec<Owner>, Error> {
+        Ok(self.list_owned().await?.0)
     }
 
     /// Only what is refused without a call is known, and what would be adopted.
     async fn preview(&self, lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
         let wanted = desired(&self.config, lb)?;
-        if self.config.adopt.is_empty() {
+        if self.config.adopt.is_empty() || wanted.shared.is_some() {
             return Ok(None);
         }
         let entry = self.entry(&lb.owner.service).await?;
@@ -280,6 +331,8 @@ impl Provider for Aws {
 
     fn changes(&self) -> BoxStream<'static, Owner> {
         // AWS sends no notifications; the controller's resync finds changes.
-        futures::stream::pending().boxed()
+        let receiver = self.to_reconcile.1.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let found = receiver.map_or_else(|| futures::stream::empty().boxed(), StreamExt::boxed);
+        found.chain(futures::stream::pending()).boxed()
     }
 }

@@ -41,6 +41,12 @@ pub(crate) const NODE_PORTS_DIFFER: &str = "NodePortsDiffer";
 pub(crate) const TARGET_PORTS_DIFFER: &str = "TargetPortsDiffer";
 /// More ports than listeners.
 pub(crate) const TOO_MANY_PORTS: &str = "TooManyPorts";
+/// A shared load balancer that is unknown, or that the Service's namespace may not use.
+pub(crate) const SHARED_LOAD_BALANCER_NOT_PERMITTED: &str = "SharedLoadBalancerNotPermitted";
+/// A Service cannot move between load balancers.
+pub(crate) const SHARED_LOAD_BALANCER_IMMUTABLE: &str = "SharedLoadBalancerImmutable";
+/// A port of a shared load balancer that another Service has.
+pub(crate) const PORT_IN_USE: &str = "PortInUse";
 /// A resource of a name or port that Steerage needs is not Steerage's.
 pub(crate) const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
 /// AWS gave up creating the load balancer.

@@ -69,6 +69,11 @@ impl Aws {
             return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
         }
         if seen.stale != Resources::default() {
+            for listener in &seen.stale.listeners {
+                self.note_change();
+                entry.written = Some(Instant::now());
+                self.client.delete_listener(&listener.arn).await?;
+            }
             entry.has_predecessors = true;
             entry.condemned = Some(Condemned::replaced(owner, &seen.stale));
             if let Some(wait) = self.execute(entry).await? {
@@ -99,7 +104,8 @@ impl Aws {
             None => None,
         };
         entry.drop_partial();
-        let is_new = matches!(std::mem::take(&mut entry.first_look), FirstLook::Nothing);
+        let has_nothing = matches!(std::mem::take(&mut entry.first_look), FirstLook::Nothing);
+        let is_new = has_nothing && wanted.shared.is_none();
         let mut resources = match filled.or_else(|| is_new.then(Resources::default)) {
             Some(resources) => resources,
             None => match self.observe(owner, &wanted, entry, compare).await? {
@@ -108,7 +114,9 @@ impl Aws {
             },
         };
         let published = &lb.published_hostnames;
-        if let Err(error) = self.adopt(owner, &wanted, published, entry, &mut resources).await {
+        if wanted.shared.is_none()
+            && let Err(error) = self.adopt(owner, &wanted, published, entry, &mut resources).await
+        {
             entry.put_back(owner, resources, &error);
             return Err(error);
         }

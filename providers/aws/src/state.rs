@@ -45,6 +45,8 @@ pub(crate) struct ServiceState {
     pub(crate) first_look: FirstLook,
     /// Names of target groups that may exist.
     pub(crate) names: BTreeSet<String>,
+    /// Where the resources of each owner are: at the shared load balancer of this name, or at one of its own.
+    pub(crate) places: BTreeMap<Owner, Option<String>>,
     /// ARN of the load balancer if another controller created it, so that its name is not Steerage's.
     pub(crate) adopted: Option<String>,
     /// The owner's resources; `None` if they must be read.

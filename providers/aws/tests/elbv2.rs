@@ -6,6 +6,7 @@
 mod adoption;
 mod economy;
 mod moto;
+mod shared;
 
 use std::collections::{BTreeMap, BTreeSet};
 

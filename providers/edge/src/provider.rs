@@ -39,6 +39,7 @@ pub fn capabilities() -> Capabilities {
         addressing: Addressing::Vip,
         pod_targets: None,
         node_labels: None,
+        shared_load_balancers: false,
         ip_mode: Some(IpMode::Vip),
         ipv6: true,
         weights: true,

@@ -57,6 +57,7 @@ impl Moto {
             endpoint: Some(proxy.url()),
             ec2_endpoint: Some(proxy.url()),
             scheme: Scheme::Internal,
+            shared_load_balancers: BTreeMap::new(),
             adopt: BTreeSet::new(),
             // moto shows every change at once.
             settle: Duration::ZERO,

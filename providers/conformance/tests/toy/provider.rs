@@ -232,6 +232,7 @@ impl Provider for Toy {
             addressing: Addressing::NodePort,
             pod_targets: None,
             node_labels: None,
+            shared_load_balancers: false,
             ip_mode: None,
             ipv6: false,
             weights: false,

@@ -16,5 +16,6 @@ mod quotas;
 mod schedule;
 mod security_group_faults;
 mod security_groups;
+mod shared;
 mod subnets;
 mod zones;
