@@ -18,7 +18,7 @@ BINARIES = pathlib.Path(os.environ["STEERAGE_BINARIES"])
 POOLS = {"edge": {"addressPools": [{"name": "default", "addresses": ["10.0.200.0/24", "fd00::1-fd00::9"]}]}}
 AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId": "vpc-1", "subnetIds": ["subnet-1", "subnet-2"]}}
 AWS_BY_TAGS = {**AWS, "aws": {"clusterName": "test", "vpcId": "vpc-1"}}
-FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "backendSecurityGroup": "sg-1", "adopt": ["cloud-provider-aws", "aws-load-balancer-controller"], "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
+FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "backendSecurityGroup": "sg-1", "sharedLoadBalancers": {"web": {"namespaces": ["shop"], "annotations": {"service.beta.kubernetes.io/aws-load-balancer-security-groups": "sg-2"}}}, "adopt": ["cloud-provider-aws", "aws-load-balancer-controller"], "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
 SWITCHES = {
     "controller": {"defaultSteering": "api", "serveUnsetClass": True, "serveClasses": ["service.k8s.aws/nlb"], "migrateLegacyAnnotations": True, "replicas": 1},
     "agent": {"kubeProxyReplacement": True, "apiServer": "[fd00::1]:6443", "maxUnavailable": 2},
@@ -49,6 +49,8 @@ INVALID = {
     "an IPv6 prefix that is too long": {"edge": {"addressPools": [{"name": "a", "addresses": ["fd00::/129"]}]}},
     "an address by name": {"edge": {"addressPools": [{"name": "a", "addresses": ["example.org"]}]}},
     "a controller that cannot be adopted": {**AWS, "aws": {**AWS["aws"], "adopt": ["metallb"]}},
+    "a shared load balancer for nobody": {**AWS, "aws": {**AWS["aws"], "sharedLoadBalancers": {"web": {"namespaces": [], "annotations": {}}}}},
+    "a shared load balancer with an unknown setting": {**AWS, "aws": {**AWS["aws"], "sharedLoadBalancers": {"web": {"namespaces": ["a"], "annotations": {}, "ports": "80"}}}},
     "aws without a network": {"controller": {"provider": "aws"}},
     "no node may be updated": {"agent": {"maxUnavailable": 0}},
     "an interval without a unit": {"metrics": {"podMonitor": {"interval": "30"}}},
@@ -169,6 +171,22 @@ class Values(unittest.TestCase):
         self.assertEqual(wanted, guarded(POOLS))
         self.assertEqual([], guarded({**POOLS, "agent": {"dropUnassignedVips": False}}))
         self.assertEqual([], guarded(AWS))
+
+    def test_shared_load_balancers_are_a_file_whose_change_restarts_the_controller(self):
+        objects = render(FULL_AWS)
+        file = objects["ConfigMap/steerage-controller"]["data"]["shared-load-balancers.json"]
+        self.assertEqual(FULL_AWS["aws"]["sharedLoadBalancers"], json.loads(file))
+        controller = objects["Deployment/steerage-controller"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in pod(controller)["containers"][0]["volumeMounts"]}
+        volumes = {volume["name"]: volume["configMap"]["name"] for volume in pod(controller)["volumes"]}
+        self.assertEqual(({"configuration": "/etc/steerage"}, {"configuration": "steerage-controller"}), (mounts, volumes))
+        checksum = lambda item: item["spec"]["template"]["metadata"].get("annotations", {}).get("checksum/shared-load-balancers")
+        other = json.loads(json.dumps(FULL_AWS))
+        other["aws"]["sharedLoadBalancers"]["web"]["namespaces"] = ["blog"]
+        self.assertNotEqual(checksum(controller), checksum(render(other)["Deployment/steerage-controller"]))
+        plain = render(AWS)
+        self.assertNotIn("ConfigMap/steerage-controller", plain)
+        self.assertIsNone(checksum(plain["Deployment/steerage-controller"]))
 
     def test_an_agent_that_is_off_leaves_nothing(self):
         names = render({"agent": {"enabled": False}})

@@ -31,6 +31,9 @@
 - --aws-backend-security-group={{ . }}
 {{- end }}
 - --aws-scheme={{ .Values.aws.scheme }}
+{{- if .Values.aws.sharedLoadBalancers }}
+- --aws-shared-load-balancers=/etc/steerage/shared-load-balancers.json
+{{- end }}
 {{- with .Values.aws.adopt }}
 - --aws-adopt={{ join "," . }}
 {{- end }}

@@ -20,6 +20,8 @@ use crate::state::Lab;
 
 /// The process, its log and its folder.
 const NAME: &str = "aws";
+/// The load balancer that all Services may share.
+pub const SHARED: &str = "lab";
 /// The TCP port of the API, on the router.
 const API_PORT: u16 = 4566;
 /// Maximum time until the API answers and the account exists.
@@ -61,6 +63,12 @@ impl Account {
             "region": self.region,
             "elbv2Endpoint": api,
             "ec2Endpoint": api,
+            "sharedLoadBalancers": {
+                SHARED: {
+                    "namespaces": ["*"],
+                    "annotations": { "service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg": "true" },
+                },
+            },
         })
     }
 }

@@ -3,6 +3,7 @@
 
 mod aws;
 mod aws_pods;
+mod aws_shared;
 mod bad_input;
 mod compatibility;
 mod deployments;
@@ -126,6 +127,7 @@ fn all() -> Vec<Case> {
         Aws Own aws::api_targets_follow_the_endpoints,
         Aws Own aws::health_check_keeps_all_nodes_and_writes_nothing,
         Aws Own aws::node_drain_and_rolling_update_are_measured,
+        Aws Shared aws_shared::services_of_one_load_balancer_do_not_disturb_each_other,
         Aws Shared aws_pods::clients_address_is_kept_under_both_policies,
         Aws Own aws_pods::targets_follow_scaling_and_a_rolling_update,
         Aws Shared aws::load_balancer_follows_its_service_and_leaves_nothing,

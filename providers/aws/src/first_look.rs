@@ -20,6 +20,7 @@ use crate::names;
 use crate::provider::Aws;
 use crate::security_group::SecurityGroup;
 use crate::security_group_sync;
+use crate::shared::Place;
 use crate::state::{Complete, FirstLook, ServiceState};
 
 /// The first Service reads the rest after this time, when the start is over.
@@ -35,8 +36,8 @@ pub(crate) struct FirstLookResult {
     pub(crate) security_groups: BTreeMap<Owner, Vec<SecurityGroup>>,
     /// IDs of the security groups that its load balancer has.
     pub(crate) attached: BTreeSet<String>,
-    /// Where the resources of each owner are: at the shared load balancer of this name, or at one of its own.
-    pub(crate) places: BTreeMap<Owner, Option<String>>,
+    /// Where the resources of each owner are.
+    pub(crate) places: BTreeMap<Owner, Place>,
     /// ARN of its load balancer, if that has another name than Steerage's.
     pub(crate) adopted: Option<String>,
 }
@@ -63,10 +64,12 @@ pub(crate) fn first_look(inventory: &mut Inventory, service: &Key, balancer: &st
     FirstLookResult { look, names, security_groups, attached, places, adopted }
 }
 
-/// The shared load balancer at which these resources are, or that they are at none; `None` if the list does not tell.
-fn place(listed: &Listed) -> Option<Option<String>> {
-    let shared = |group: &ListedGroup| group.group.tags.get(names::SHARED_TAG).cloned();
-    listed.groups.first().map(shared).or_else(|| listed.balancer.is_some().then_some(None))
+/// Where these resources are; `None` if the list does not tell.
+fn place(listed: &Listed) -> Option<Place> {
+    let of_group = |group: &ListedGroup| {
+        group.group.tags.get(names::SHARED_TAG).map_or(Place::Own, |name| Place::Shared(name.clone()))
+    };
+    listed.groups.first().map(of_group).or_else(|| listed.balancer.is_some().then_some(Place::Own))
 }
 
 /// Whether the list shows the wanted structure, as far as it shows any.

@@ -10,6 +10,7 @@ use crate::config::ClusterId;
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::labels;
 use crate::names::{self, Ownership};
+use crate::shared::Place;
 
 /// The resources of one owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,33 +64,24 @@ pub(crate) struct Observation {
     pub(crate) foreign: Vec<String>,
 }
 
-/// Where the load balancer of a Service is found.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Place<'a> {
-    /// At this ARN, under a name of others; if it is gone, under Steerage's.
-    Adopted(&'a str),
-    /// Under Steerage's name.
-    Own,
-    /// Under this name, which several Services share.
-    Shared(&'a str),
-}
-
-/// Reads the load balancer, its target groups and the target groups with the given names, and the tags of all of them.
+/// Reads the load balancer, which is at the ARN `adopted` or has Steerage's name, its target groups and the target groups with the given
+/// names, and the tags of all of them.
 pub(crate) async fn read_all(
     client: &dyn Calls,
     cluster: &ClusterId,
     owner: &Owner,
     groups: &BTreeSet<String>,
-    place: Place<'_>,
+    place: &Place,
+    adopted: Option<&str>,
 ) -> Result<Observation, Error> {
-    let mut balancer = match place {
-        Place::Adopted(arn) => client.balancer_at(arn).await?,
-        Place::Own | Place::Shared(_) => None,
+    let mut balancer = match adopted {
+        Some(arn) => client.balancer_at(arn).await?,
+        None => None,
     };
     if balancer.is_none() {
         let name = match place {
+            Place::Own => names::load_balancer(cluster, &owner.service),
             Place::Shared(shared) => names::shared_load_balancer(cluster, shared),
-            Place::Adopted(_) | Place::Own => names::load_balancer(cluster, &owner.service),
         };
         balancer = client.balancer_named(&name).await?;
     }
@@ -115,7 +107,7 @@ pub(crate) async fn read_all(
         match ownership(&balancer.name, &balancer.arn)? {
             Ownership::Ours(found) if found == *owner => seen.mine.balancer = Some(balancer),
             Ownership::Ours(found) if found.service == owner.service => seen.stale.balancer = Some(balancer),
-            Ownership::Shared(found) if matches!(place, Place::Shared(shared) if shared == found) => {
+            Ownership::Shared(found) if *place == Place::Shared(found.clone()) => {
                 seen.mine.balancer = Some(balancer);
             }
             other => seen.foreign.push(not_owned(cluster, &balancer.name, &other)),

@@ -27,8 +27,9 @@ use crate::desired::{Desired, desired};
 use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
 use crate::lookup::{KnownGroupNames, KnownSubnets};
-use crate::observe::{self, Observation, Place};
+use crate::observe::{self, Observation};
 use crate::security_group::{SecurityGroup, new_security_group};
+use crate::shared::Place;
 use crate::shared_sync::SharedUse;
 use crate::state::{FirstLook, KnownSecurityGroup, ServiceState};
 use crate::targets::Limits;
@@ -206,12 +207,9 @@ impl Aws {
     }
 
     pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
-        let place = match (entry.places.get(owner), &entry.adopted) {
-            (Some(Some(shared)), _) => Place::Shared(shared),
-            (_, Some(arn)) => Place::Adopted(arn),
-            _ => Place::Own,
-        };
-        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names, place).await
+        let place = entry.places.get(owner).unwrap_or(&Place::Own);
+        let adopted = entry.adopted.as_deref().filter(|_| *place == Place::Own);
+        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names, place, adopted).await
     }
 }
 
@@ -255,7 +253,7 @@ impl Provider for Aws {
         let wanted = desired(&self.config, lb)?;
         let mut entry = self.entry(&lb.owner.service).await?;
         let Some(shared) = wanted.shared.clone() else {
-            self.check_place(&lb.owner, None, &mut entry).await?;
+            self.check_place(&lb.owner, Place::Own, &mut entry).await?;
             return self.apply_wanted(lb, wanted, &mut entry, compare).await;
         };
         self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
@@ -289,8 +287,8 @@ impl Provider for Aws {
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut guard = self.entry(&owner.service).await?;
         let wait = match guard.places.get(owner).cloned() {
-            Some(Some(shared)) => self.leave_shared(owner, &shared, &mut guard).await?,
-            Some(None) | None => self.delete_all(owner, &mut guard).await?,
+            Some(Place::Shared(shared)) => self.leave_shared(owner, &shared, &mut guard).await?,
+            Some(Place::Own) | None => self.delete_all(owner, &mut guard).await?,
         };
         if let Some(wait) = wait {
             return Ok(Progress::Again(wait));

@@ -43,6 +43,16 @@ const OF_THE_WHOLE: &[&str] = &[
 /// In place of the namespaces: all of them.
 const ALL_NAMESPACES: &str = "*";
 
+/// Where the resources of a Service are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// At a load balancer of its own.
+    #[default]
+    Own,
+    /// At the load balancer that several Services share under this name.
+    Shared(String),
+}
+
 /// One shared load balancer.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -173,19 +183,21 @@ pub(crate) fn port_in_use(shared: &str, port: u16) -> Error {
     Error::invalid(reasons::PORT_IN_USE, message)
 }
 
-/// Says that a Service cannot change whether it shares a load balancer, and which. `now` is what it has.
-pub(crate) fn immutable(now: Option<&str>, wanted: Option<&str>) -> Error {
-    let has = now.map_or("a load balancer of its own".to_owned(), |name| {
-        format!("ports of the shared load balancer {name}")
-    });
-    let wants = wanted.map_or("one of its own".to_owned(), |name| format!("the shared load balancer {name}"));
+/// Says that a Service cannot change whether it shares a load balancer, and which.
+pub(crate) fn immutable(now: &Place, wanted: &Place) -> Error {
+    let shown = |place: &Place| match place {
+        Place::Own => "a load balancer of its own".to_owned(),
+        Place::Shared(name) => format!("the shared load balancer {name}"),
+    };
     let back = match now {
-        Some(name) => format!("Set annotation {SHARED_LOAD_BALANCER} to {name}"),
-        None => format!("Remove the annotation {SHARED_LOAD_BALANCER}"),
+        Place::Own => format!("Remove the annotation {SHARED_LOAD_BALANCER}"),
+        Place::Shared(name) => format!("Set annotation {SHARED_LOAD_BALANCER} to {name}"),
     };
     let message = format!(
-        "The Service has {has} and requests {wants}. Its clients know the present hostname, so it is kept, and other changes of the \
-         Service wait. {back}, or create the Service again, which changes its hostname."
+        "The Service has {} and requests {}. Its clients know the present hostname, so it is kept, and other changes of the Service \
+         wait. {back}, or create the Service again, which changes its hostname.",
+        shown(now),
+        shown(wanted)
     );
     Error::invalid(reasons::SHARED_LOAD_BALANCER_IMMUTABLE, message)
 }

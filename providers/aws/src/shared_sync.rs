@@ -14,8 +14,9 @@ use crate::client::Balancer;
 use crate::desired::Desired;
 use crate::inventory::Inventory;
 use crate::provider::{Aws, RELEASE_POLL};
+use crate::reasons;
+use crate::shared::{self, Place};
 use crate::state::ServiceState;
-use crate::{reasons, shared};
 
 /// What is known of a shared load balancer, behind the lock of its Services.
 #[derive(Debug, Default)]
@@ -56,7 +57,7 @@ impl Aws {
         compare: Compare,
     ) -> Result<Outcome, Error> {
         let mut used = self.lock_shared(shared).await;
-        self.check_place(&lb.owner, Some(shared), entry).await?;
+        self.check_place(&lb.owner, Place::Shared(shared.to_owned()), entry).await?;
         let before = ports(&lb.owner, entry);
         let outcome = self.apply_wanted(lb, wanted, entry, compare).await;
         used.written = used.written.max(entry.written);
@@ -104,20 +105,19 @@ impl Aws {
     pub(crate) async fn check_place(
         &self,
         owner: &Owner,
-        wanted: Option<&str>,
+        wanted: Place,
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
-        let now = entry.places.get(owner).cloned();
-        if let Some(now) = now.filter(|now| now.as_deref() != wanted) {
+        if let Some(now) = entry.places.get(owner).filter(|now| **now != wanted).cloned() {
             let seen = self.read(owner, entry).await?.mine;
-            let has_balancer = now.is_none() && seen.balancer.is_some();
+            let has_balancer = now == Place::Own && seen.balancer.is_some();
             if has_balancer || !seen.groups.is_empty() || !seen.listeners.is_empty() {
-                return Err(shared::immutable(now.as_deref(), wanted));
+                return Err(shared::immutable(&now, &wanted));
             }
             // Nothing was created there.
             (entry.resources, entry.complete) = (None, None);
         }
-        entry.places.insert(owner.clone(), wanted.map(str::to_owned));
+        entry.places.insert(owner.clone(), wanted);
         Ok(())
     }
 

@@ -21,6 +21,7 @@ use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::registered::RegisteredIds;
 use crate::security_group::{Rule, Security, SecurityGroup};
+use crate::shared::Place;
 use crate::subnet_sync::KnownPlacement;
 use crate::target_id::TargetNames;
 use crate::targets::{self, RefusedTargets};
@@ -45,8 +46,8 @@ pub(crate) struct ServiceState {
     pub(crate) first_look: FirstLook,
     /// Names of target groups that may exist.
     pub(crate) names: BTreeSet<String>,
-    /// Where the resources of each owner are: at the shared load balancer of this name, or at one of its own.
-    pub(crate) places: BTreeMap<Owner, Option<String>>,
+    /// Where the resources of each owner are; of those that are not here, nothing is known to exist.
+    pub(crate) places: BTreeMap<Owner, Place>,
     /// ARN of the load balancer if another controller created it, so that its name is not Steerage's.
     pub(crate) adopted: Option<String>,
     /// The owner's resources; `None` if they must be read.
