@@ -242,7 +242,7 @@ class Rights(unittest.TestCase):
                     continue
                 spec = pod(item)
                 self.assertEqual({"type": "RuntimeDefault"}, spec["securityContext"]["seccompProfile"])
-                self.assertNotIn("volumes", spec)
+                self.assertTrue(all(set(volume) == {"name", "configMap"} for volume in spec.get("volumes", [])))
                 for container in spec["containers"]:
                     context = container["securityContext"]
                     self.assertEqual((False, True), (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]))

@@ -65,6 +65,21 @@ pub(crate) const PROTOCOL_NOT_SUPPORTED: &str = "ProtocolNotSupported";
 /// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
 pub const REASONS: &[(&str, &str, &str)] = &[
     (
+        SHARED_LOAD_BALANCER_NOT_PERMITTED,
+        "The Service names a shared load balancer that does not exist, or that its namespace may not use.",
+        "Ask who runs Steerage for it (`--aws-shared-load-balancers`), or remove `steerage.dev/shared-load-balancer`.",
+    ),
+    (
+        SHARED_LOAD_BALANCER_IMMUTABLE,
+        "The annotation `steerage.dev/shared-load-balancer` was set, changed or removed. The Service keeps the load balancer and the hostname that it has.",
+        "Set the annotation as it was, or create the Service again.",
+    ),
+    (
+        PORT_IN_USE,
+        "Another Service of the shared load balancer has a port that this one requests. The Service is served when the port becomes free.",
+        "Use another port, or another load balancer.",
+    ),
+    (
         ADDRESS_NOT_SUPPORTED,
         "The Service requests an address.",
         "Remove `spec.loadBalancerIP` and `steerage.dev/addresses`.",
