@@ -96,7 +96,8 @@ impl Aws {
             );
             return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
         }
-        for step in steps(wanted, &resources.groups, &resources.listeners) {
+        for step in steps(wanted, &resources.groups, &resources.listeners, resources.foreign_listeners.len())
+        {
             if matches!(step, Step::CreateGroup(_)) {
                 self.step(owner, step, &balancer, &tags, resources, entry).await?;
             }
@@ -104,7 +105,7 @@ impl Aws {
         if !self.prove(owner, wanted.shared.as_ref(), resources, entry).await? {
             return Ok(Stepped::Unproven);
         }
-        let steps = steps(wanted, &resources.groups, &resources.listeners);
+        let steps = steps(wanted, &resources.groups, &resources.listeners, resources.foreign_listeners.len());
         let (of_groups, others) = steps.split_at(steps.iter().take_while(|step| step.is_of_group()).count());
         for step in of_groups {
             self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
@@ -377,6 +378,8 @@ impl Aws {
             }
             Step::DeleteListener { arn } => {
                 self.client.delete_listener(&arn).await?;
+                let gone = resources.listeners.iter().filter(|f| f.arn == arn);
+                entry.freed.extend(gone.map(|listener| (listener.arn.clone(), listener.port)));
                 resources.listeners.retain(|f| f.arn != arn);
             }
             Step::DeleteGroup { name, .. } => {

@@ -145,11 +145,12 @@ pub(crate) fn balancer_steps(desired: &Desired, seen: &BTreeMap<String, String>,
     labelled(&Tagged::Balancer, desired.labels.relabel(tags), change)
 }
 
-/// The steps from `groups` (by name) and `listeners` to `desired`.
+/// The steps from `groups` (by name) and `listeners` to `desired`. The load balancer has so many listeners of others.
 pub(crate) fn steps(
     desired: &Desired,
     groups: &BTreeMap<String, ObservedGroup>,
     listeners: &[ObservedListener],
+    others: usize,
 ) -> Vec<Step> {
     let mut steps = Vec::new();
     for group in &desired.groups {
@@ -187,7 +188,7 @@ pub(crate) fn steps(
     let unwanted = listeners.iter().filter(|s| desired.listeners.iter().all(|f| f.port != s.port));
     let unwanted = unwanted.map(|seen| Step::DeleteListener { arn: seen.arn.clone() });
     let added = desired.listeners.iter().filter(|f| listeners.iter().all(|s| s.port != f.port)).count();
-    let delete_first = listeners.len() + added > MAX_LISTENERS;
+    let delete_first = others + listeners.len() + added > MAX_LISTENERS;
     if delete_first {
         steps.extend(unwanted.clone());
     }
@@ -385,14 +386,14 @@ mod tests {
                 desired(&config(), &lb).unwrap()
             };
             let (from, to) = (with(&from, of_from), with(&to, of_to));
-            let first = steps(&from, &groups, &listeners);
+            let first = steps(&from, &groups, &listeners, 0);
             apply(&first, &mut groups, &mut listeners, &from.listener_labels().all());
-            prop_assert!(steps(&from, &groups, &listeners).is_empty());
-            let change = steps(&to, &groups, &listeners);
+            prop_assert!(steps(&from, &groups, &listeners, 0).is_empty());
+            let change = steps(&to, &groups, &listeners, 0);
             apply(&change[..cut.min(change.len())], &mut groups, &mut listeners, &to.listener_labels().all());
-            let rest = steps(&to, &groups, &listeners);
+            let rest = steps(&to, &groups, &listeners, 0);
             apply(&rest, &mut groups, &mut listeners, &to.listener_labels().all());
-            prop_assert_eq!(steps(&to, &groups, &listeners), vec![]);
+            prop_assert_eq!(steps(&to, &groups, &listeners, 0), vec![]);
             for listener in &to.listeners {
                 let seen = listeners.iter().find(|seen| seen.port == listener.port).unwrap();
                 let tls = seen.tls.clone().map(Tls::without_default);
@@ -420,14 +421,14 @@ mod tests {
             let mut lb = planned(&[(Protocol::Tcp, 443, 30443)]);
             lb.annotations.insert(crate::annotations::SSL_CERT.to_owned(), arns.join(","));
             let (to, new) = (desired(&config(), &lb).unwrap(), arns.into_iter().collect::<BTreeSet<_>>());
-            for step in steps(&to, &groups, &listeners) {
+            for step in steps(&to, &groups, &listeners, 0) {
                 apply(&[step], &mut groups, &mut listeners, &Tags::new());
                 let Some(tls) = listeners.first().and_then(|listener| listener.tls.clone()) else { continue };
                 prop_assert!(tls.others.len() <= 25, "{}", tls.others.len());
                 let served: BTreeSet<String> = tls.others.into_iter().chain([tls.certificate]).collect();
                 prop_assert!((&old & &new).is_subset(&served));
             }
-            prop_assert_eq!(steps(&to, &groups, &listeners), vec![]);
+            prop_assert_eq!(steps(&to, &groups, &listeners, 0), vec![]);
             prop_assert_eq!(listeners[0].tls.clone().map(Tls::without_default), to.listeners[0].tls.clone());
             old = new;
         }
@@ -456,8 +457,8 @@ mod tests {
     fn changed_node_port_creates_new_group_before_deleting_old() {
         let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
         let of = |node_port| desired(&config(), &planned(&[(Protocol::Tcp, 80, node_port)])).unwrap();
-        apply(&steps(&of(30080), &groups, &listeners), &mut groups, &mut listeners, &Tags::new());
-        let kinds: Vec<_> = steps(&of(30081), &groups, &listeners)
+        apply(&steps(&of(30080), &groups, &listeners, 0), &mut groups, &mut listeners, &Tags::new());
+        let kinds: Vec<_> = steps(&of(30081), &groups, &listeners, 0)
             .iter()
             .map(|s| match s {
                 Step::CreateGroup(_) => "create",
@@ -483,7 +484,7 @@ mod tests {
             if is_named {
                 lb.annotations.insert(crate::annotations::PROXY_PROTOCOL.to_owned(), "*".to_owned());
             }
-            let change = steps(&desired(&config(), &lb).unwrap(), &groups, &listeners);
+            let change = steps(&desired(&config(), &lb).unwrap(), &groups, &listeners, 0);
             let checks = change.iter().filter_map(|step| match step {
                 Step::ModifyHealth { .. } => Some(true),
                 Step::SetAttributes { .. } => Some(false),
@@ -506,13 +507,13 @@ mod tests {
         let (mut groups, mut listeners) = (BTreeMap::new(), Vec::new());
         let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
         apply(
-            &steps(&desired(&config(), &lb).unwrap(), &groups, &listeners),
+            &steps(&desired(&config(), &lb).unwrap(), &groups, &listeners, 0),
             &mut groups,
             &mut listeners,
             &Tags::new(),
         );
         lb.groups[0].health_check.port = Some(32001);
-        let steps = steps(&desired(&config(), &lb).unwrap(), &groups, &listeners);
+        let steps = steps(&desired(&config(), &lb).unwrap(), &groups, &listeners, 0);
         assert!(
             matches!(steps.as_slice(), [Step::ModifyHealth { health, .. }] if health.port == Some(32001))
         );

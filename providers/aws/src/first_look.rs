@@ -65,7 +65,7 @@ pub(crate) fn first_look(inventory: &mut Inventory, service: &Key, balancer: &st
 }
 
 /// Where these resources are; `None` if the list does not tell.
-fn place(listed: &Listed) -> Option<Place> {
+pub(crate) fn place(listed: &Listed) -> Option<Place> {
     let of_group = |group: &ListedGroup| {
         group.group.tags.get(names::SHARED_TAG).map_or(Place::Own, |name| Place::Shared(name.clone()))
     };

@@ -4,7 +4,7 @@
 //! The provider reads them once when it starts, for the first comparison of each Service: no other call finds a target group that
 //! no load balancer uses, as after a crash. `owned` reads them again. Everything else looks resources up by ARN or name.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use steerage_model::{Key, chain};
@@ -13,8 +13,10 @@ use tokio::time::Instant;
 
 use crate::client::{Balancer, Calls, ListedGroup, TAGS_BATCH, Tags, read_tags};
 use crate::config::{ClusterId, Config};
+use crate::first_look::place;
 use crate::names::{self, Ownership};
 use crate::security_group::SecurityGroup;
+use crate::shared::Place;
 
 /// Longest wait for the list of EC2, beside those of `ELBv2`.
 const EC2_TIMEOUT: Duration = Duration::from_secs(20);
@@ -214,6 +216,12 @@ impl Inventory {
             }
         }
         self.owners = Some(self.owned.keys().cloned().collect());
+    }
+
+    /// Where the owners' resources are that are at shared load balancers.
+    pub(crate) fn shared_places(&self) -> HashMap<Owner, Place> {
+        let places = self.owned.iter().filter_map(|(owner, listed)| Some((owner.clone(), place(listed)?)));
+        places.filter(|(_, place)| *place != Place::Own).collect()
     }
 
     /// Takes out the resources of the Service, for each UID of the Service: they change from now on.

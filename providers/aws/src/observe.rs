@@ -135,7 +135,8 @@ pub(crate) async fn read_all(
         seen.mine.balancer_tags = tags.get(&balancer.arn).cloned().unwrap_or_default();
         seen.mine.balancer_attributes =
             balancer_attributes(client, &balancer.arn, &seen.mine.balancer_tags).await?;
-        let listeners = listeners(client, cluster, balancer).await?;
+        let whose = (*place != Place::Own).then_some(owner);
+        let listeners = listeners(client, cluster, balancer, whose).await?;
         (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.unwrap_or_default();
         if matches!(place, Place::Shared(_)) {
             share_out(cluster, owner, &mut seen);
@@ -156,18 +157,22 @@ fn share_out(cluster: &ClusterId, owner: &Owner, seen: &mut Observation) {
     }
 }
 
-/// Our listeners of a load balancer, and those of others; `None` if it does not exist.
+/// Our listeners of a load balancer, and those of others; `None` if it does not exist. Of a shared one, only the certificates of `whose`
+/// are read.
 async fn listeners(
     client: &dyn Calls,
     cluster: &ClusterId,
     balancer: &Balancer,
+    whose: Option<&Owner>,
 ) -> Result<Option<(Vec<ObservedListener>, Vec<ObservedListener>)>, Error> {
     let Some(mut listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
     let arns: Vec<String> = listeners.iter().map(|f| f.arn.clone()).collect();
     let tags = read_tags(client, &arns).await?;
     for listener in &mut listeners {
         listener.tags = tags.get(&listener.arn).cloned().unwrap_or_default();
-        if let Some(tls) = listener.tls.as_mut().filter(|_| names::owner(cluster, &listener.tags).is_some()) {
+        let is_read =
+            names::owner(cluster, &listener.tags).is_some_and(|of| whose.is_none_or(|whose| of == *whose));
+        if let Some(tls) = listener.tls.as_mut().filter(|_| is_read) {
             tls.others = client.other_certificates(&listener.arn).await?;
         }
     }
@@ -185,7 +190,7 @@ pub(crate) async fn fill(
     mut listed: Resources,
 ) -> Result<Option<Resources>, Error> {
     let Some(balancer) = &listed.balancer else { return Ok(None) };
-    let Some(listeners) = listeners(client, cluster, balancer).await? else { return Ok(None) };
+    let Some(listeners) = listeners(client, cluster, balancer, None).await? else { return Ok(None) };
     (listed.listeners, listed.foreign_listeners) = listeners;
     listed.balancer_attributes = balancer_attributes(client, &balancer.arn, &listed.balancer_tags).await?;
     for group in listed.groups.values_mut() {

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -30,7 +30,8 @@ use crate::lookup::{KnownGroupNames, KnownSubnets};
 use crate::observe::{self, Observation};
 use crate::security_group::{SecurityGroup, new_security_group};
 use crate::shared::Place;
-use crate::shared_sync::SharedUse;
+use crate::shared_sync::again;
+use crate::shared_use::SharedUse;
 use crate::state::{FirstLook, KnownSecurityGroup, ServiceState};
 use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
@@ -58,6 +59,10 @@ pub struct Aws {
     pub(crate) group_names: Mutex<KnownGroupNames>,
     /// One for each shared load balancer: its Services change it one after the other.
     pub(crate) shared_locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<SharedUse>>>>,
+    /// When this process was first asked for something: until then, another one may have changed what reads do not show yet.
+    pub(crate) first_call: OnceLock<Instant>,
+    /// Where the last list of AWS shows the resources of owners that share a load balancer.
+    listed_places: Mutex<HashMap<Owner, Place>>,
     /// Shared load balancers that no target group uses, by ARN, and since when lists show that.
     pub(crate) unused_since: Mutex<HashMap<String, Instant>>,
     /// Owners for [`Provider::changes`], and the end that it takes.
@@ -101,6 +106,8 @@ impl Aws {
             subnets: tokio::sync::Mutex::default(),
             group_names: Mutex::default(),
             shared_locks: Mutex::default(),
+            first_call: OnceLock::new(),
+            listed_places: Mutex::default(),
             unused_since: Mutex::default(),
             is_changed: AtomicBool::default(),
             next_verify: Mutex::new(Instant::now()),
@@ -122,6 +129,7 @@ impl Aws {
             Arc::clone(services.entry(service.clone()).or_default())
         };
         let mut entry = entry.lock_owned().await;
+        self.first_call.get_or_init(Instant::now);
         if !entry.initialized {
             let mut lists = self.lists.lock().await;
             let Lists { inventory, reading } = &mut *lists;
@@ -145,6 +153,10 @@ impl Aws {
         Ok(entry)
     }
 
+    fn listed_place(&self, owner: &Owner) -> Option<Place> {
+        self.listed_places.lock().unwrap_or_else(PoisonError::into_inner).get(owner).cloned()
+    }
+
     /// The owners of everything at AWS, and the list that says so if it was read for this.
     async fn list_owned(&self) -> Result<(Vec<Owner>, Option<Inventory>), Error> {
         let mut lists = self.lists.lock().await;
@@ -159,6 +171,7 @@ impl Aws {
         }
         let mut read = reading.complete(&*self.client, &self.config).await?;
         let owners = read.owners.take().unwrap_or_default();
+        *self.listed_places.lock().unwrap_or_else(PoisonError::into_inner) = read.shared_places();
         if is_first {
             *inventory = Some(read);
             return Ok((owners, None));
@@ -175,6 +188,7 @@ impl Aws {
         compare: Compare,
     ) -> Result<Outcome, Error> {
         let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
+        entry.freed.clear();
         let mut limits = Limits { compare, settle: self.config.settle, may_hold: false };
         entry.wanted = Some((lb.owner.clone(), wanted.clone()));
         let mut compare_rules = compare;
@@ -253,7 +267,9 @@ impl Provider for Aws {
         let wanted = desired(&self.config, lb)?;
         let mut entry = self.entry(&lb.owner.service).await?;
         let Some(shared) = wanted.shared.clone() else {
-            self.check_place(&lb.owner, Place::Own, &mut entry).await?;
+            if let Some(wait) = self.check_place(&lb.owner, Place::Own, &mut entry).await? {
+                return Ok(again(wait));
+            }
             return self.apply_wanted(lb, wanted, &mut entry, compare).await;
         };
         self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
@@ -286,6 +302,9 @@ impl Provider for Aws {
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut guard = self.entry(&owner.service).await?;
+        if let Some(place) = self.listed_place(owner) {
+            guard.places.entry(owner.clone()).or_insert(place);
+        }
         let wait = match guard.places.get(owner).cloned() {
             Some(Place::Shared(shared)) => self.leave_shared(owner, &shared, &mut guard).await?,
             Some(Place::Own) | None => self.delete_all(owner, &mut guard).await?,
@@ -293,7 +312,7 @@ impl Provider for Aws {
         if let Some(wait) = wait {
             return Ok(Progress::Again(wait));
         }
-        guard.places.remove(owner);
+        (guard.left_shared, _) = (None, guard.places.remove(owner));
         if guard.resources.is_none() && guard.names.is_empty() && guard.places.is_empty() {
             // Another Service of this name starts from nothing.
             self.services.lock().unwrap_or_else(PoisonError::into_inner).remove(&owner.service);

@@ -11,10 +11,10 @@ use crate::apply::Stepped;
 use crate::desired::Desired;
 use crate::observe::{self, Resources};
 use crate::provider::Aws;
-use crate::reasons;
 use crate::state::{Complete, Condemned, FirstLook, ServiceState};
 use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
+use crate::{reasons, shared};
 
 /// Look again after this time for a created resource that AWS does not show yet.
 const VISIBLE_POLL: Duration = Duration::from_secs(1);
@@ -73,6 +73,7 @@ impl Aws {
                 self.note_change();
                 entry.written = Some(Instant::now());
                 self.client.delete_listener(&listener.arn).await?;
+                entry.freed.push((listener.arn.clone(), listener.port));
             }
             entry.has_predecessors = true;
             entry.condemned = Some(Condemned::replaced(owner, &seen.stale));
@@ -119,6 +120,15 @@ impl Aws {
         {
             entry.put_back(owner, resources, &error);
             return Err(error);
+        }
+        if wanted.shared.is_some() && !self.config.adopt.is_empty() {
+            let hostname = resources.balancer.as_ref().map(|balancer| balancer.hostname.as_str());
+            let is_other = |found: &String| hostname.is_none_or(|own| !own.eq_ignore_ascii_case(found));
+            if let Some(other) = published.iter().find(|found| is_other(found)) {
+                let error = shared::publishes_another(other);
+                entry.put_back(owner, resources, &error);
+                return Err(error);
+            }
         }
         let is_created = resources.balancer.is_none();
         match self.apply_steps(owner, &wanted, targets, &mut resources, entry).await {

@@ -183,6 +183,16 @@ pub(crate) fn port_in_use(shared: &str, port: u16) -> Error {
     Error::invalid(reasons::PORT_IN_USE, message)
 }
 
+/// Says that a Service publishes a load balancer that may be another controller's, which nobody would follow any more.
+pub(crate) fn publishes_another(hostname: &str) -> Error {
+    let message = format!(
+        "The Service publishes the load balancer {hostname}, and requests a shared one. Load balancers of other controllers cannot be \
+         shared, and while --aws-adopt is set none is given up. Remove the annotation {SHARED_LOAD_BALANCER}, or create the Service \
+         again without the other load balancer."
+    );
+    Error::invalid(reasons::ADOPTION_REFUSED, message)
+}
+
 /// Says that a Service cannot change whether it shares a load balancer, and which.
 pub(crate) fn immutable(now: &Place, wanted: &Place) -> Error {
     let shown = |place: &Place| match place {

@@ -1,53 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Looks after load balancers that several Services share: keeps their Services from changing one at the same time, removes what one
-//! Service has there, and deletes a load balancer that nobody uses. `shared` decides what is wanted.
+//! Looks after load balancers that several Services share: lets one Service at a time change one, removes what a Service has there, and
+//! deletes a load balancer that nobody uses. `shared` decides what is wanted, `shared_use` remembers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner};
+use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
 use crate::client::Balancer;
 use crate::desired::Desired;
 use crate::inventory::Inventory;
+use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
 use crate::shared::{self, Place};
+use crate::shared_use::SharedUse;
 use crate::state::ServiceState;
 
-/// What is known of a shared load balancer, behind the lock of its Services.
-#[derive(Debug, Default)]
-pub(crate) struct SharedUse {
-    /// When one of them last changed something: reads show it only later.
-    written: Option<Instant>,
-    /// The listeners that were deleted, by ARN: reads may still show them.
-    deleted: BTreeMap<String, Instant>,
-    /// Services that were refused a port of others. They are called again when a port becomes free.
-    waiting: BTreeSet<Owner>,
-}
-
+/// A Service waits for this time while another one changes the load balancer, and then makes room for others.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// A shared load balancer without any target group stays for this time: a Service may be about to use it.
 const UNUSED_AFTER: Duration = Duration::from_mins(10);
+/// A Service that is deleted waits this long for the end of its load balancer. Later, lists show that nobody uses it.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(30);
 
-impl SharedUse {
-    fn unsettled(&self, settle: Duration) -> Option<Duration> {
-        let rest = (self.written? + settle).saturating_duration_since(Instant::now());
-        (!rest.is_zero()).then_some(rest)
+/// Everything is as it was; call again.
+pub(crate) fn again(after: Duration) -> Outcome {
+    Outcome { progress: Progress::Again(after), ..Outcome::done() }
+}
+
+fn is_port_in_use(outcome: &Result<Outcome, Error>) -> bool {
+    outcome.as_ref().is_err_and(|error| error.reason() == reasons::PORT_IN_USE)
+}
+
+/// The wanted ports that others have, as far as it is known.
+fn ports_of_others(owner: &Owner, wanted: &Desired, entry: &ServiceState) -> BTreeSet<u16> {
+    let wanted = wanted.listeners.iter().map(|listener| listener.port);
+    match &entry.resources {
+        Some((known, Resources { foreign_listeners, .. })) if known == owner => {
+            wanted.filter(|port| foreign_listeners.iter().any(|other| other.port == *port)).collect()
+        }
+        _ => wanted.collect(),
     }
 }
 
-/// The ports that an owner has at its load balancer, by listener.
-fn ports(owner: &Owner, entry: &ServiceState) -> BTreeMap<String, u16> {
-    let known = entry.resources.as_ref().filter(|(known, _)| known == owner);
-    let listeners = known.into_iter().flat_map(|(_, resources)| &resources.listeners);
-    listeners.map(|listener| (listener.arn.clone(), listener.port)).collect()
-}
-
 impl Aws {
-    /// Brings a Service in place at a shared load balancer.
+    /// Brings a Service in place at a shared load balancer. Only its own targets change without the lock.
     pub(crate) async fn apply_shared(
         &self,
         shared: &str,
@@ -56,115 +57,149 @@ impl Aws {
         entry: &mut ServiceState,
         compare: Compare,
     ) -> Result<Outcome, Error> {
-        let mut used = self.lock_shared(shared).await;
-        self.check_place(&lb.owner, Place::Shared(shared.to_owned()), entry).await?;
-        let before = ports(&lb.owner, entry);
-        let outcome = self.apply_wanted(lb, wanted, entry, compare).await;
-        used.written = used.written.max(entry.written);
-        let after = ports(&lb.owner, entry);
-        let gone = before.keys().filter(|listener| !after.contains_key(*listener));
-        if outcome.is_ok() && self.note_deleted(&mut used, gone) {
-            tracing::debug!(service = %lb.owner.service, shared, "ports of a shared load balancer became free");
+        let owner = &lb.owner;
+        let is_in_place =
+            entry.is_complete(owner, &wanted) && !entry.must_verify() && entry.subnets.tried.is_some();
+        if compare == Compare::Remembered && is_in_place {
+            return self.apply_wanted(lb, wanted, entry, compare).await;
         }
-        if matches!(&outcome, Err(error) if error.reason() == reasons::PORT_IN_USE) {
-            if used.deleted.values().any(|at| at.elapsed() < self.config.settle) {
+        let Some(mut used) = self.lock_shared(shared, LOCK_PATIENCE).await else {
+            return Ok(again(LOCK_PATIENCE));
+        };
+        if let Some(wait) = self.check_place(owner, Place::Shared(shared.to_owned()), entry).await? {
+            return Ok(again(wait));
+        }
+        // An abandoned call may have changed something.
+        let (written, started) = (used.written, Instant::now());
+        used.written = started;
+        entry.subnets.added = entry.subnets.added.max(Some(used.zone_added));
+        let was_known = entry.resources.is_some();
+        let mut outcome = self.apply_wanted(lb, wanted.clone(), entry, compare).await;
+        if was_known && is_port_in_use(&outcome) {
+            // The port's owner may have left since the last read.
+            (entry.resources, entry.complete) = (None, None);
+            outcome = self.apply_wanted(lb, wanted.clone(), entry, Compare::InPlace).await;
+        }
+        used.written = entry.written.map_or(written, |own| own.max(written));
+        used.zone_added = entry.subnets.added.map_or(used.zone_added, |own| own.max(used.zone_added));
+        for (arn, port) in std::mem::take(&mut entry.freed) {
+            self.free(&mut used, arn, port);
+        }
+        let mut waits_for = BTreeSet::new();
+        if is_port_in_use(&outcome) {
+            waits_for = ports_of_others(owner, &wanted, entry);
+            if used.was_freed(&waits_for, self.config.settle) {
                 return Err(Error::Conflict(format!("AWS may still show a deleted listener of {shared}")));
             }
-            used.waiting.insert(lb.owner.clone());
-        } else {
-            used.waiting.remove(&lb.owner);
         }
+        used.wait_for(owner, waits_for);
         outcome
     }
 
-    /// Remembers deleted listeners, and calls those who wait for a port. Returns whether there are any.
-    fn note_deleted<'a>(&self, used: &mut SharedUse, listeners: impl Iterator<Item = &'a String>) -> bool {
-        used.deleted.retain(|_, at| at.elapsed() < UNUSED_AFTER);
-        let count = used.deleted.len();
-        used.deleted.extend(listeners.map(|listener| (listener.clone(), Instant::now())));
-        let is_some = used.deleted.len() > count;
-        if is_some {
-            for owner in std::mem::take(&mut used.waiting) {
-                // Without a receiver nobody follows changes.
-                let _ = self.to_reconcile.0.unbounded_send(owner);
-            }
+    /// Calls those who wait for the port of a listener that was deleted.
+    fn free(&self, used: &mut SharedUse, arn: String, port: u16) {
+        for owner in used.deleted(arn, port) {
+            // Without a receiver nobody follows changes.
+            let _ = self.to_reconcile.0.unbounded_send(owner);
         }
-        is_some
     }
 
-    /// Waits until no other Service changes this shared load balancer.
-    pub(crate) async fn lock_shared(&self, shared: &str) -> OwnedMutexGuard<SharedUse> {
+    /// Waits until no other Service changes this shared load balancer; `None` if that takes longer.
+    async fn lock_shared(&self, shared: &str, patience: Duration) -> Option<OwnedMutexGuard<SharedUse>> {
+        let start = *self.first_call.get_or_init(Instant::now);
         let lock = {
             let mut locks = self.shared_locks.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(locks.entry(shared.to_owned()).or_default())
+            let new = || Arc::new(tokio::sync::Mutex::new(SharedUse::unknown_before(start)));
+            Arc::clone(locks.entry(shared.to_owned()).or_insert_with(new))
         };
-        lock.lock_owned().await
+        tokio::time::timeout(patience, lock.lock_owned()).await.ok()
     }
 
-    /// Refuses a Service that has its ports at another load balancer than it requests.
+    /// Refuses a Service that has something at another load balancer than it requests. Returns when to call again if reads do not tell
+    /// yet.
     pub(crate) async fn check_place(
         &self,
         owner: &Owner,
         wanted: Place,
         entry: &mut ServiceState,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<Duration>, Error> {
         if let Some(now) = entry.places.get(owner).filter(|now| **now != wanted).cloned() {
-            let seen = self.read(owner, entry).await?.mine;
-            let has_balancer = now == Place::Own && seen.balancer.is_some();
-            if has_balancer || !seen.groups.is_empty() || !seen.listeners.is_empty() {
+            let has_any = |found: &Resources| {
+                let has_balancer = now == Place::Own && found.balancer.is_some();
+                has_balancer || !found.groups.is_empty() || !found.listeners.is_empty()
+            };
+            let known = entry.resources.as_ref().filter(|(known, _)| known == owner);
+            let is_there = match known {
+                Some((_, found)) if has_any(found) => true,
+                _ => match entry.unsettled(self.config.settle) {
+                    Some(wait) => return Ok(Some(wait)),
+                    None => has_any(&self.read(owner, entry).await?.mine),
+                },
+            };
+            if is_there {
                 return Err(shared::immutable(&now, &wanted));
             }
-            // Nothing was created there.
             (entry.resources, entry.complete) = (None, None);
         }
         entry.places.insert(owner.clone(), wanted);
-        Ok(())
+        Ok(None)
     }
 
     /// Removes the listeners and target groups of the owner from the shared load balancer, and the load balancer after the last one.
-    /// Returns when to call again; `None` if nothing is left.
+    /// Returns when to call again; `None` if nothing of the owner is left.
     pub(crate) async fn leave_shared(
         &self,
         owner: &Owner,
         shared: &str,
         entry: &mut ServiceState,
     ) -> Result<Option<Duration>, Error> {
-        let mut used = self.lock_shared(shared).await;
+        let Some(mut used) = self.lock_shared(shared, LOCK_PATIENCE).await else {
+            return Ok(Some(LOCK_PATIENCE));
+        };
         if let Some(wait) = entry.unsettled(self.config.settle) {
             // Reads may not show what was just created.
             return Ok(Some(wait));
         }
-        let seen = self.read(owner, entry).await?.mine;
+        let seen = self.read(owner, entry).await?;
+        if let (None, Some(problem)) = (&seen.mine.balancer, seen.foreign.first()) {
+            return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, problem));
+        }
         if entry.resources.as_ref().is_some_and(|(known, _)| known == owner) {
             (entry.resources, entry.complete) = (None, None);
             entry.leaving.clear();
         }
-        for listener in &seen.listeners {
+        used.wait_for(owner, BTreeSet::new());
+        for listener in &seen.mine.listeners {
             tracing::info!(service = %owner.service, shared, port = listener.port, "deleting listener");
             self.note_change();
             self.client.delete_listener(&listener.arn).await?;
-            self.note_deleted(&mut used, std::iter::once(&listener.arn));
+            self.free(&mut used, listener.arn.clone(), listener.port);
         }
-        for (name, group) in &seen.groups {
+        for (name, group) in &seen.mine.groups {
             tracing::info!(service = %owner.service, name, "deleting target group");
             self.note_change();
             if !self.client.delete_group(&group.arn).await? {
                 return Ok(Some(RELEASE_POLL));
             }
             entry.registered.remove(&group.arn);
-            if entry.resources.is_none() {
-                entry.names.remove(name);
-            }
         }
-        let is_used = seen.foreign_listeners.iter().any(|listener| !used.deleted.contains_key(&listener.arn));
-        if let Some(balancer) = seen.balancer.filter(|_| !is_used) {
-            if let Some(wait) = used.unsettled(self.config.settle) {
-                // Another Service may have a listener that reads do not show yet.
-                return Ok(Some(wait));
-            }
-            self.delete_shared_balancer(shared, &balancer).await?;
+        if entry.resources.is_none() {
+            entry.names.retain(|name| seen.stale.groups.contains_key(name));
         }
-        Ok(None)
+        let since = *entry.left_shared.get_or_insert_with(Instant::now);
+        let Some(balancer) = &seen.mine.balancer else { return Ok(None) };
+        let mut others = seen.mine.foreign_listeners.iter().chain(&seen.stale.listeners);
+        if others.any(|listener| !used.is_deleted(&listener.arn)) {
+            return Ok(None);
+        }
+        // Another Service may have a listener that this read does not show.
+        let has_groups = !seen.mine.foreign_groups.is_empty() || !seen.stale.groups.is_empty();
+        let wait = used.unsettled(self.config.settle).or(has_groups.then_some(RELEASE_POLL));
+        match wait {
+            Some(wait) if since.elapsed() < LEAVE_PATIENCE => Ok(Some(wait)),
+            Some(_) => Ok(None),
+            None => self.delete_shared_balancer(shared, balancer).await.map(|()| None),
+        }
     }
 
     async fn delete_shared_balancer(&self, shared: &str, balancer: &Balancer) -> Result<(), Error> {
@@ -188,7 +223,8 @@ impl Aws {
     /// Deletes shared load balancers that no list has shown in use for some time, as after a crash between two calls.
     pub(crate) async fn delete_unused_shared(&self, read: &Inventory) {
         for (shared, balancer) in self.unused_for_long(read) {
-            let used = self.lock_shared(&shared).await;
+            // Who changes it now, uses it.
+            let Some(used) = self.lock_shared(&shared, Duration::ZERO).await else { continue };
             if used.unsettled(UNUSED_AFTER).is_some() {
                 continue;
             }

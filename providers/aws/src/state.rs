@@ -48,6 +48,10 @@ pub(crate) struct ServiceState {
     pub(crate) names: BTreeSet<String>,
     /// Where the resources of each owner are; of those that are not here, nothing is known to exist.
     pub(crate) places: BTreeMap<Owner, Place>,
+    /// Listeners that the last change deleted, with their ports.
+    pub(crate) freed: Vec<(String, u16)>,
+    /// Since when everything of a deleted owner is gone from a shared load balancer.
+    pub(crate) left_shared: Option<Instant>,
     /// ARN of the load balancer if another controller created it, so that its name is not Steerage's.
     pub(crate) adopted: Option<String>,
     /// The owner's resources; `None` if they must be read.

@@ -13,6 +13,7 @@ use crate::placement::{Placed, Placement};
 use crate::provider::Aws;
 use crate::registered::MAX_HOLD;
 use crate::security_group_sync::{again_after, retry_wait};
+use crate::shared::Place;
 use crate::state::ServiceState;
 use crate::tried::Tried;
 use crate::zones::{self, ZoneChange};
@@ -21,9 +22,9 @@ use crate::zones::{self, ZoneChange};
 #[derive(Default)]
 pub(crate) struct KnownPlacement {
     /// The wish that was last tried, and the subnets afterwards.
-    tried: Option<Tried<Placement, Placed>>,
+    pub(crate) tried: Option<Tried<Placement, Placed>>,
     /// When a zone was last added: AWS needs minutes until it serves.
-    added: Option<Instant>,
+    pub(crate) added: Option<Instant>,
     /// Calls in a row that failed.
     failures: u32,
 }
@@ -82,6 +83,13 @@ impl Aws {
     ) -> Result<Option<Duration>, Error> {
         if !wanted.may_differ(&balancer.placed) {
             return Ok(None);
+        }
+        if matches!(entry.places.get(owner), Some(Place::Shared(_))) {
+            // Another Service may have changed the zones.
+            let now = self.client.balancer_at(&balancer.arn).await?;
+            balancer.placed =
+                now.ok_or_else(|| Error::Conflict("the load balancer no longer exists".to_owned()))?.placed;
+            remember(owner, entry, &balancer);
         }
         let all = match self.subnets_to_compare().await {
             Ok(all) => all,

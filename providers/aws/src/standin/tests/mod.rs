@@ -17,5 +17,6 @@ mod schedule;
 mod security_group_faults;
 mod security_groups;
 mod shared;
+mod shared_faults;
 mod subnets;
 mod zones;

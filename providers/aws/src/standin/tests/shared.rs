@@ -27,13 +27,13 @@ const FILE: &str = r#"{
         "service.beta.kubernetes.io/aws-load-balancer-attributes": "deletion_protection.enabled=true"}}
 }"#;
 
-fn provider(cloud: &Arc<StandIn>) -> Aws {
+pub(super) fn provider(cloud: &Arc<StandIn>) -> Aws {
     let shared_load_balancers = shared::read(FILE, &config()).unwrap();
     Aws::over(Config { shared_load_balancers, ..config() }, Arc::clone(cloud) as _)
 }
 
 /// A Service of this name with one port, at the shared load balancer.
-fn sharing(shared: &str, service: &str, port: u16) -> LoadBalancer {
+pub(super) fn sharing(shared: &str, service: &str, port: u16) -> LoadBalancer {
     let mut lb = wanted(&[(port, 30_000 + port)], &[0, 1]);
     lb.owner = Owner { service: Key::new("shop", service), uid: format!("uid-{service}") };
     lb.annotations.insert(SHARED_LOAD_BALANCER.to_owned(), shared.to_owned());
@@ -46,13 +46,13 @@ fn ports(cloud: &Cloud) -> BTreeMap<u16, String> {
     cloud.listeners.values().map(|found| (found.port, service(&found.tags))).collect()
 }
 
-fn has_ports(cloud: &StandIn, wanted: &[(u16, &str)], what: &str) {
+pub(super) fn has_ports(cloud: &StandIn, wanted: &[(u16, &str)], what: &str) {
     let wanted = wanted.iter().map(|(port, service)| (*port, (*service).to_owned())).collect();
     assert_eq!(ports(&cloud.cloud()), wanted, "{what}");
 }
 
 /// Counts it as a violation if a Service's port goes, or loses its targets, without that Service being deleted.
-fn watch(cloud: &StandIn, service: &'static str) {
+pub(super) fn watch(cloud: &StandIn, service: &'static str) {
     cloud.set_invariant(Box::new(move |before, after| {
         let of = |cloud: &Cloud| {
             let mut own = cloud

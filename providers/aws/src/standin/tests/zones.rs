@@ -67,7 +67,7 @@ async fn pause() {
 }
 
 /// Counts it as a violation if a zone leaves less than [`HOLD`] after another one came.
-fn watch(cloud: &StandIn) {
+pub(super) fn watch(cloud: &StandIn) {
     let added = Mutex::new(None::<Instant>);
     cloud.set_invariant(Box::new(move |before, after| {
         let zones = |cloud: &crate::standin::Cloud| -> BTreeSet<String> {
