@@ -106,6 +106,9 @@ pub(crate) async fn run(
             () = task.gates.changed.notified() => {}
             () = tokio::time::sleep(LOOK_AGAIN), if is_waiting => {}
         }
+        while let Some(ended) = task.writes.try_join_next() {
+            task.on_write_end(ended);
+        }
     }
     while task.writes.join_next().await.is_some() {}
 }
@@ -193,13 +196,14 @@ impl GateTask {
                 return;
             }
         };
+        if result.is_ok() {
+            self.report(&pod, &condition);
+        }
+        // The watch may have shown the written condition already, or the end of the pod.
         let Some(wait) = self.waits.get_mut(&pod.uid) else { return };
         wait.is_writing = false;
         match result {
-            Ok(()) => {
-                (wait.failures, wait.again_at) = (0, now + WRITE_AGAIN);
-                self.report(&pod, &condition);
-            }
+            Ok(()) => (wait.failures, wait.again_at) = (0, now + WRITE_AGAIN),
             Err(error) => {
                 wait.failures = wait.failures.saturating_add(1);
                 let delay = BACKOFF.delay(wait.failures, fastrand::f64());
