@@ -128,6 +128,7 @@ fn all() -> Vec<Case> {
         Aws Own aws::node_drain_and_rolling_update_are_measured,
         Aws Shared aws_pods::clients_address_is_kept_under_both_policies,
         Aws Own aws_pods::targets_follow_scaling_and_a_rolling_update,
+        Aws Own aws_pods::rolling_update_of_gated_pods_always_has_a_healthy_target,
         Aws Shared aws::load_balancer_follows_its_service_and_leaves_nothing,
     ]
     .into()
