@@ -18,7 +18,7 @@ BINARIES = pathlib.Path(os.environ["STEERAGE_BINARIES"])
 POOLS = {"edge": {"addressPools": [{"name": "default", "addresses": ["10.0.200.0/24", "fd00::1-fd00::9"]}]}}
 AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId": "vpc-1", "subnetIds": ["subnet-1", "subnet-2"]}}
 AWS_BY_TAGS = {**AWS, "aws": {"clusterName": "test", "vpcId": "vpc-1"}}
-FULL_AWS = {**AWS, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "backendSecurityGroup": "sg-1", "sharedLoadBalancers": {"web": {"namespaces": ["shop"], "annotations": {"service.beta.kubernetes.io/aws-load-balancer-security-groups": "sg-2"}}}, "adopt": ["cloud-provider-aws", "aws-load-balancer-controller"], "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
+FULL_AWS = {"controller": {**AWS["controller"], "podReadinessGates": True}, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "backendSecurityGroup": "sg-1", "sharedLoadBalancers": {"web": {"namespaces": ["shop"], "annotations": {"service.beta.kubernetes.io/aws-load-balancer-security-groups": "sg-2"}}}, "adopt": ["cloud-provider-aws", "aws-load-balancer-controller"], "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
 SWITCHES = {
     "controller": {"defaultSteering": "api", "serveUnsetClass": True, "serveClasses": ["service.k8s.aws/nlb"], "migrateLegacyAnnotations": True, "replicas": 1},
     "agent": {"kubeProxyReplacement": True, "apiServer": "[fd00::1]:6443", "maxUnavailable": 2},
@@ -51,6 +51,7 @@ INVALID = {
     "a controller that cannot be adopted": {**AWS, "aws": {**AWS["aws"], "adopt": ["metallb"]}},
     "a shared load balancer for nobody": {**AWS, "aws": {**AWS["aws"], "sharedLoadBalancers": {"web": {"namespaces": [], "annotations": {}}}}},
     "a shared load balancer with an unknown setting": {**AWS, "aws": {**AWS["aws"], "sharedLoadBalancers": {"web": {"namespaces": ["a"], "annotations": {}, "ports": "80"}}}},
+    "readiness gates at the edge": {"controller": {"podReadinessGates": True}},
     "aws without a network": {"controller": {"provider": "aws"}},
     "no node may be updated": {"agent": {"maxUnavailable": 0}},
     "an interval without a unit": {"metrics": {"podMonitor": {"interval": "30"}}},
@@ -228,6 +229,14 @@ class Rights(unittest.TestCase):
 
         self.assertEqual([(["kube-system"], ["get"])], of_namespaces(AWS))
         self.assertEqual([], of_namespaces(POOLS))
+
+    def test_only_readiness_gates_need_pods(self):
+        def of_pods(values):
+            rules = render(values)["ClusterRole/steerage-controller"]["rules"]
+            return {resource: rule["verbs"] for rule in rules for resource in rule["resources"] if "pods" in resource}
+
+        self.assertEqual({"pods": ["list", "watch"], "pods/status": ["patch"]}, of_pods(FULL_AWS))
+        self.assertEqual({}, of_pods(AWS))
 
     def test_an_agent_in_kube_proxy_s_place_knows_the_networks_of_services(self):
         rules = render(SWITCHES)["ClusterRole/steerage-agent"]["rules"]

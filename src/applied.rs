@@ -61,6 +61,8 @@ pub(crate) struct AppliedState {
     pub(crate) retry_refused_at: Option<Instant>,
     /// The targets' health at the last read.
     pub(crate) health: Option<HealthSummary>,
+    /// When that read began; `None` before the first, and after a failed one.
+    pub(crate) health_read_at: Option<Instant>,
     /// When to read it again; `None` if the provider notifies.
     pub(crate) health_due_at: Option<Instant>,
     /// Since when the Service has had no usable endpoint.

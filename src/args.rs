@@ -190,6 +190,11 @@ pub(crate) struct Args {
     )]
     mass_removal_hold: Duration,
 
+    /// Register pods that have the label steerage.dev/readiness-gate and the readiness gate steerage.dev/load-balancer-ready before they
+    /// are ready, and set the gate when their load balancers find them healthy. Needs pods as targets (provider aws)
+    #[arg(long, env = "STEERAGE_POD_READINESS_GATES")]
+    pod_readiness_gates: bool,
+
     /// Log what would be done for each Service, write nothing, and exit; takes no Lease
     #[arg(long, env = "STEERAGE_DRY_RUN")]
     dry_run: bool,
@@ -251,6 +256,7 @@ impl Args {
             orphan_grace_period,
             freeze_targets_after,
             mass_removal_hold,
+            pod_readiness_gates,
             dry_run,
             client,
             process: _,
@@ -277,11 +283,7 @@ impl Args {
         };
         let capabilities = provider.capabilities();
         health.check(capabilities.health_interval).context("--health-check-interval")?;
-        anyhow::ensure!(
-            capabilities.steerings.contains(&default_steering),
-            "--default-steering: the provider {} does not support {default_steering}",
-            provider.name()
-        );
+        check_support(&*provider, default_steering, pod_readiness_gates)?;
         anyhow::ensure!(
             leader_elect_renew_deadline + Duration::from_secs(5) <= leader_elect_lease_duration
                 && leader_elect_retry_period < leader_elect_renew_deadline,
@@ -297,6 +299,7 @@ impl Args {
                 proxy_healthz_port,
                 agent_healthz_port,
                 health,
+                pod_readiness_gates,
             },
             lease: lease::LeaseOptions {
                 namespace,
@@ -325,6 +328,24 @@ impl Args {
             migrate_legacy_annotations,
         }))
     }
+}
+
+/// Refuses what the provider does not support.
+fn check_support(
+    provider: &dyn Provider,
+    default_steering: Steering,
+    pod_readiness_gates: bool,
+) -> anyhow::Result<()> {
+    let (name, capabilities) = (provider.name(), provider.capabilities());
+    anyhow::ensure!(
+        capabilities.steerings.contains(&default_steering),
+        "--default-steering: the provider {name} does not support {default_steering}"
+    );
+    anyhow::ensure!(
+        !pod_readiness_gates || capabilities.pod_targets.is_some(),
+        "--pod-readiness-gates: the provider {name} does not support pods as targets"
+    );
+    Ok(())
 }
 
 /// `None` if the process stops first.
@@ -402,6 +423,7 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
+    use crate::reconcile::tests::Silent;
 
     /// Common usage outside Steerage.
     const UNPREFIXED: [(&str, &str); 3] =
@@ -427,6 +449,24 @@ mod tests {
         let seconds = |count| Some(Duration::from_secs(count));
         assert_eq!([hold(&[]), hold(&["--mass-removal-hold=0s"])], [seconds(30), seconds(0)]);
         assert_eq!([hold(&["--mass-removal-hold=31s"]), hold(&["--mass-removal-hold=30"])], [None; 2]);
+    }
+
+    #[test]
+    fn pods_do_not_wait_by_default() {
+        let gates = |flags: &[&str]| {
+            let line = ["steerage", "--provider=aws"].into_iter().chain(flags.iter().copied());
+            Args::try_parse_from(line).ok().map(|args| args.pod_readiness_gates)
+        };
+        assert_eq!([gates(&[]), gates(&["--pod-readiness-gates"])], [Some(false), Some(true)]);
+    }
+
+    #[test]
+    fn pods_wait_only_for_providers_that_have_them_as_targets() {
+        let edge = Silent::default();
+        assert!(check_support(&edge, Steering::Api, false).is_ok());
+        let refused = check_support(&edge, Steering::Api, true).expect_err("no pods");
+        assert!(refused.to_string().contains("--pod-readiness-gates"), "{refused}");
+        assert!(check_support(&edge, Steering::HealthCheck, false).is_err());
     }
 
     #[test]

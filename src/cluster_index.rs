@@ -5,13 +5,15 @@
 //! [`Snapshot`] under the same lock, so that all it reads is of one moment.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _};
-use steerage_model::{EndpointSlice, Key, Node, Service};
+use steerage_model::{EndpointSlice, Key, Node, Pod, Service};
 use steerage_process::Process;
 use steerage_provider_api::{Owner, SharedSet};
 use steerage_watch::{Event, Index, Object, Watches};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::applied::AppliedStates;
@@ -25,6 +27,14 @@ pub(crate) struct Snapshot {
     pub(crate) service: Service,
     pub(crate) endpoints: EndpointSummary,
     pub(crate) nodes: Arc<NodeTargets>,
+}
+
+/// A pod that waits for its readiness gate.
+#[derive(Clone, Debug)]
+pub(crate) struct WaitingPod {
+    pub(crate) pod: Pod,
+    /// The Services that have it as a target, with the addresses at which it must be healthy.
+    pub(crate) services: Vec<(Owner, BTreeSet<SocketAddr>)>,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +83,7 @@ pub(crate) struct ClusterIndex {
     classes: ManagedClasses,
     requests: Arc<RequestQueue>,
     applied: Arc<AppliedStates>,
+    pods_changed: Notify,
 }
 
 /// A Service that changed, or whose endpoints did.
@@ -90,7 +101,7 @@ impl ClusterIndex {
         requests: Arc<RequestQueue>,
         applied: Arc<AppliedStates>,
     ) -> Self {
-        Self { inner: Mutex::default(), classes, requests, applied }
+        Self { inner: Mutex::default(), classes, requests, applied, pods_changed: Notify::new() }
     }
 
     /// Holds the removals from the shared sets with this breaker.
@@ -118,6 +129,20 @@ impl ClusterIndex {
                 self.requests.add(&owner, request.clone(), false);
             }
         }
+    }
+
+    pub(crate) fn on_pod(&self, event: Event<Pod>) {
+        for changed in self.apply(|index| index.apply_pod(event)) {
+            for owner in self.owners_of(&changed) {
+                self.requests.add(&owner, ReconcileRequest::default(), false);
+            }
+        }
+        self.pods_changed.notify_one();
+    }
+
+    /// Returns when a gated pod changed. For one listener.
+    pub(crate) async fn pods_changed(&self) {
+        self.pods_changed.notified().await;
     }
 
     pub(crate) fn on_node(&self, event: Event<Node>) {
@@ -175,9 +200,38 @@ impl ClusterIndex {
 
     /// The pods that are targets of this Service, if pods are.
     pub(crate) fn pod_targets(&self, service: &Service, config: &plan::Config) -> PodTargets {
+        plan::pod_targets(service, &self.lock().index, config)
+    }
+
+    /// Whether pods of this Service wait for their readiness gate.
+    pub(crate) fn has_waiting_pods(&self, service: &Service, config: &plan::Config) -> bool {
+        config.pod_readiness_gates
+            && plan::may_have_pod_targets(service, config)
+            && !plan::waiting_pods(service, &self.lock().index, config).is_empty()
+    }
+
+    /// All pods that wait for their readiness gate, by key.
+    pub(crate) fn waiting_pods(&self, config: &plan::Config) -> BTreeMap<Key, WaitingPod> {
         let inner = self.lock();
-        let slices: Vec<_> = inner.index.slices(&service.key).collect();
-        plan::pod_targets(service, &slices, config)
+        let index = &inner.index;
+        let waiting = index.pods().filter(|pod| pod.is_waiting());
+        let without = |pod: &Pod| WaitingPod { pod: pod.clone(), services: Vec::new() };
+        let mut waiting: BTreeMap<Key, WaitingPod> =
+            waiting.map(|pod| (pod.key.clone(), without(pod))).collect();
+        if waiting.is_empty() {
+            return waiting;
+        }
+        let may_have = |service: &&Service| {
+            plan::is_managed(service, &self.classes) && plan::may_have_pod_targets(service, config)
+        };
+        for service in index.services().filter(may_have) {
+            for (key, (_, addresses)) in plan::waiting_pods(service, index, config) {
+                if let Some(pod) = waiting.get_mut(key) {
+                    pod.services.push((owner_of(service), addresses));
+                }
+            }
+        }
+        waiting
     }
 
     /// What changed about nodes since the last call, if anything did.
@@ -251,11 +305,15 @@ pub(crate) fn owner_of(service: &Service) -> Owner {
     Owner { service: service.key.clone(), uid: service.uid.clone() }
 }
 
-/// Keeps `cluster` current until shutdown. The process is not ready before the first lists are complete.
-pub(crate) fn follow(process: &Process, cluster: &Arc<ClusterIndex>, watches: &Watches) {
+/// Keeps `cluster` current until shutdown. The process is not ready before the first lists are complete. Pods are watched only for
+/// readiness gates.
+pub(crate) fn follow(process: &Process, cluster: &Arc<ClusterIndex>, watches: &Watches, with_pods: bool) {
     follow_kind(process, "services", cluster, watches.services(), ClusterIndex::on_service);
     follow_kind(process, "endpointslices", cluster, watches.slices(), ClusterIndex::on_slice);
     follow_kind(process, "nodes", cluster, watches.nodes(), ClusterIndex::on_node);
+    if with_pods {
+        follow_kind(process, "pods", cluster, watches.pods(), ClusterIndex::on_pod);
+    }
 }
 
 fn follow_kind<T: Object + Send + 'static>(

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::OptionFuture;
 use kube::Client;
 use steerage_process::Process;
 use steerage_provider_api::Provider;
@@ -17,6 +18,7 @@ use crate::guarded_provider::GuardedProvider;
 use crate::lease;
 use crate::metrics::Metrics;
 use crate::plan::Config;
+use crate::pod_gates::{self, PodGates, PodWriter};
 use crate::rate_limit::RateLimiter;
 use crate::reconcile::Reconciler;
 use crate::removal_hold::RemovalBreaker;
@@ -65,7 +67,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
     let cluster = ClusterIndex::new(config.classes.clone(), Arc::clone(&requests), Arc::clone(&applied));
     let breaker = RemovalBreaker::new(mass_removal_hold, metrics.holds.clone());
     let cluster = Arc::new(cluster.with_breaker(breaker.clone()));
-    cluster_index::follow(&process, &cluster, &watches);
+    cluster_index::follow(&process, &cluster, &watches, config.pod_readiness_gates);
 
     // A standby also watches, and is ready: it lacks only the Lease.
     let stop = process.shutdown();
@@ -90,6 +92,8 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
         let events = tokio::spawn(recording);
         let changes = provider.changes();
         let rate_limiter = RateLimiter::of_qps(provider_qps);
+        let pod_gates = config.pod_readiness_gates.then(Arc::<PodGates>::default);
+        let pod_writer = PodWriter::new(client.clone(), leadership.clone());
         let reconciler = Arc::new(Reconciler {
             reader: ServiceReader::new(client.clone()),
             writer: ServiceWriter::new(client.clone(), config.classes.provider, leadership.clone()),
@@ -103,9 +107,13 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
             freeze_targets_after,
             breaker,
             resync_period: workers.resync_period,
+            pod_gates: pod_gates.clone(),
             migrate_legacy_annotations,
         });
-        workers::run(reconciler, requests, changes, workers, stop.clone()).await;
+        let gating =
+            pod_gates.map(|gates| pod_gates::run(Arc::clone(&reconciler), gates, pod_writer, stop.clone()));
+        let working = workers::run(reconciler, requests, changes, workers, stop.clone());
+        tokio::join!(working, OptionFuture::from(gating));
         // The last recorder went with the reconciler, so this ends when all events are written.
         let _ = events.await;
     };

@@ -18,6 +18,7 @@ mod metrics;
 mod node_list;
 mod orphans;
 mod plan;
+mod pod_gates;
 mod queue;
 mod rate_limit;
 mod reasons;

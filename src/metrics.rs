@@ -11,6 +11,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::condition_metrics::ConditionMetrics;
+use crate::pod_gates::PodGateMetrics;
 use crate::removal_hold::HoldMetrics;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -36,6 +37,7 @@ pub(crate) struct Metrics {
     pub(crate) orphaned_load_balancers: Gauge,
     provider_budget_wait: Histogram,
     pub(crate) holds: HoldMetrics,
+    pub(crate) pod_gates: PodGateMetrics,
     pub(crate) conditions: ConditionMetrics,
 }
 
@@ -55,6 +57,7 @@ impl Metrics {
             orphaned_load_balancers: Gauge::default(),
             provider_budget_wait: call_histogram(),
             holds: HoldMetrics::new(registry),
+            pod_gates: PodGateMetrics::new(registry),
             conditions: ConditionMetrics::new(registry),
         };
         let Self {
@@ -67,6 +70,7 @@ impl Metrics {
             orphaned_load_balancers,
             provider_budget_wait,
             holds: _,
+            pod_gates: _,
             conditions: _,
         } = metrics.clone();
         // From zero on: otherwise an alert misses the first failure of a process.

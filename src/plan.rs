@@ -25,7 +25,7 @@ pub(crate) use managed::{
 pub(crate) use node_change::{NodeChange, NodeDependence};
 pub(crate) use node_labels::{NodeLabels, node_labels};
 pub(crate) use node_targets::NodeTargets;
-pub(crate) use pods::{PodTargets, has_pod_targets, pod_targets};
+pub(crate) use pods::{PodTargets, has_pod_targets, may_have_pod_targets, pod_targets, waiting_pods};
 pub(crate) use steering::steering;
 pub(crate) use targets::{EndpointSummary, TargetPlan, staying_target, target_reasons, targets};
 
@@ -45,6 +45,8 @@ pub(crate) struct Config {
     /// The healthz port of an agent beside kube-proxy.
     pub(crate) agent_healthz_port: u16,
     pub(crate) health: HealthCheckDefaults,
+    /// Whether pods may wait for their load balancers.
+    pub(crate) pod_readiness_gates: bool,
 }
 
 #[cfg(test)]
@@ -63,6 +65,7 @@ impl Config {
                 healthy_threshold: 2,
                 unhealthy_threshold: 2,
             },
+            pod_readiness_gates: false,
         }
     }
 }

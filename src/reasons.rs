@@ -80,6 +80,19 @@ reasons! {
         PAUSED = "Paused";
     }
 
+    "steerage.dev/load-balancer-ready" {
+        /// The pod is healthy in every load balancer that has it as a target.
+        TARGET_HEALTHY = "TargetHealthy";
+        /// The pod waits until its load balancers have registered it and find it healthy.
+        REGISTERING = "Registering";
+        /// The pod is registered for a minute, and a load balancer does not find it healthy.
+        TARGET_NOT_HEALTHY = "TargetNotHealthy";
+        /// No Service of Steerage has the pod as a target.
+        NO_LOAD_BALANCER = "NoLoadBalancer";
+        /// The pod was not healthy within 10 minutes, and becomes ready all the same. Also a Warning event of the pod.
+        GATE_TIMED_OUT = "TimedOut";
+    }
+
     "Normal" {
         /// The load balancer is being created.
         ENSURING = "EnsuringLoadBalancer";

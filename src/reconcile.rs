@@ -18,6 +18,7 @@ use crate::cluster_index::{ClusterIndex, Snapshot};
 use crate::guarded_provider::GuardedProvider;
 use crate::metrics::Metrics;
 use crate::plan::{self, Config, TargetPlan};
+use crate::pod_gates::PodGates;
 use crate::queue::ReconcileOutcome;
 use crate::removal_hold::RemovalBreaker;
 use crate::request_queue::ReconcileRequest;
@@ -64,6 +65,8 @@ pub(crate) struct Reconciler {
     pub(crate) breaker: RemovalBreaker,
     /// Every load balancer is compared with the provider about this often.
     pub(crate) resync_period: Duration,
+    /// What the readiness gates of pods need; `None` if pods do not wait.
+    pub(crate) pod_gates: Option<Arc<PodGates>>,
     /// Whether Services are patched to what their legacy annotations request.
     pub(crate) migrate_legacy_annotations: bool,
 }
@@ -227,6 +230,11 @@ impl Reconciler {
         }
         let set = self.cluster.nodes().set(set);
         Some(self.provider.set_shared(&set).await)
+    }
+
+    /// Whether targets must not change now.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen().is_some()
     }
 
     /// Why targets must not change now, if a watch is stale.

@@ -37,6 +37,7 @@ fn reference_page_of_the_controller_is_current() -> anyhow::Result<()> {
                     ("services", "Services are listed"),
                     ("endpointslices", "EndpointSlices are listed"),
                     ("nodes", "Nodes are listed"),
+                    ("pods", "with `--pod-readiness-gates`: the pods with the label are listed"),
                     ("edge objects", "with the provider `edge`: the edge's objects are listed"),
                 ],
                 &[],
@@ -111,6 +112,16 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
             "The cluster autoscaler is about to delete the node: it is no longer a target",
         ),
         (
+            names::POD_GATE_LABEL,
+            "label of a Pod",
+            "With the value `true` and `--pod-readiness-gates`, the controller looks at the pod's readiness gate",
+        ),
+        (
+            names::POD_GATE,
+            "readiness gate and condition of a Pod",
+            "The pod is healthy in every load balancer that has it as a target",
+        ),
+        (
             spec::MANAGED_BY,
             "label of the edge's objects",
             "With the value `steerage`: Steerage writes the object",
@@ -175,7 +186,7 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
     sections.push(provider);
     steerage_reference::check(
         "conditions.md",
-        "Conditions, reasons and events of a Service",
+        "Conditions, reasons and events",
         "A reason of `steerage.dev/Programmed` that is a problem, the first reason of `steerage.dev/Degraded`, and \
          `NoEndpoints` after 5 s are also Warning events when they appear. A restart of the controller does not repeat them. The agent adds the Warning event `FailedToStartServiceHealthcheck`, kube-proxy's \
          reason, when it cannot listen on a health-check node port.",

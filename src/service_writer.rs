@@ -101,9 +101,6 @@ impl ServiceWriter {
         subresource: Option<&str>,
         patch: &Patch<Value>,
     ) -> Result<(), WriteError> {
-        if !self.leadership.is_held() {
-            return Err(WriteError::NotLeading);
-        }
         let api: Api<KubeService> = Api::namespaced(self.client.clone(), key.namespace());
         let params = PatchParams::default();
         let call = async {
@@ -112,19 +109,30 @@ impl ServiceWriter {
                 None => api.patch(key.name(), &params, patch).await,
             }
         };
-        match tokio::time::timeout(DEADLINE, call).await {
-            Err(_) => {
-                self.leadership.write_given_up();
-                Err(WriteError::Deadline)
-            }
-            Ok(Ok(_)) => Ok(()),
-            // The Service is gone, and nothing is left to write.
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
-            Ok(Err(kube::Error::Api(status))) => Err(WriteError::Rejected(status.message.clone())),
-            Ok(Err(error)) => {
-                self.leadership.write_given_up();
-                Err(WriteError::Unreachable(error))
-            }
+        write(&self.leadership, call).await
+    }
+}
+
+/// Makes a write, only while this process leads.
+pub(crate) async fn write<T>(
+    leadership: &Leadership,
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<(), WriteError> {
+    if !leadership.is_held() {
+        return Err(WriteError::NotLeading);
+    }
+    match tokio::time::timeout(DEADLINE, call).await {
+        Err(_) => {
+            leadership.write_given_up();
+            Err(WriteError::Deadline)
+        }
+        Ok(Ok(_)) => Ok(()),
+        // The object is gone, and nothing is left to write.
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(()),
+        Ok(Err(kube::Error::Api(status))) => Err(WriteError::Rejected(status.message.clone())),
+        Ok(Err(error)) => {
+            leadership.write_given_up();
+            Err(WriteError::Unreachable(error))
         }
     }
 }

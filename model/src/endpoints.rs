@@ -16,6 +16,15 @@ pub struct Hints {
     pub zones: Vec<Arc<str>>,
 }
 
+/// A pod, in the namespace of the slice that names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodRef {
+    /// The name.
+    pub name: String,
+    /// The UID.
+    pub uid: String,
+}
+
 /// One endpoint of a slice. Absent conditions have the API's default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
@@ -33,6 +42,8 @@ pub struct Endpoint {
     pub terminating: bool,
     /// Topology hints, if it has any; few endpoints do.
     pub hints: Option<Box<Hints>>,
+    /// The pod, while it neither serves nor terminates: only then does it matter which one it is, and few endpoints are in that state.
+    pub unready_pod: Option<Box<PodRef>>,
 }
 
 impl Endpoint {
@@ -46,6 +57,7 @@ impl Endpoint {
             serving: true,
             terminating: false,
             hints: None,
+            unready_pod: None,
         }
     }
 

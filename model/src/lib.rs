@@ -12,14 +12,16 @@ mod endpoints;
 mod key;
 pub mod names;
 mod node;
+mod pod;
 mod selection;
 mod service;
 mod service_cidr;
 
 pub use chain::chain;
-pub use endpoints::{Endpoint, EndpointPort, EndpointSlice, Hints};
+pub use endpoints::{Endpoint, EndpointPort, EndpointSlice, Hints, PodRef};
 pub use key::Key;
 pub use node::{AgentMode, IneligibleReason, Node, NodeAgent};
+pub use pod::{Pod, PodGate};
 pub use selection::{Backend, backends, cluster_backends, local_backends, local_ready_count, membership};
 pub use service::{
     Affinity, Condition, Family, Ingress, IpMode, Protocol, Service, ServiceKind, ServicePort, TargetPort,

@@ -32,6 +32,11 @@ pub const AUTOSCALER_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 /// Node label: the zone.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
+/// Pod label: with the value `true`, the controller looks at the pod's readiness gate.
+pub const POD_GATE_LABEL: &str = "steerage.dev/readiness-gate";
+/// Readiness gate and condition of a pod: it is healthy in every load balancer that has it as a target.
+pub const POD_GATE: &str = "steerage.dev/load-balancer-ready";
+
 /// Condition: the load balancer and its targets are as planned.
 pub const PROGRAMMED: &str = "steerage.dev/Programmed";
 /// Condition: at least one target is healthy.

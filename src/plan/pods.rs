@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pods as targets: which Services have them, and which pods receive packets of which port.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use steerage_model::{EndpointSlice, Family, Service, ServicePort, TargetPort, backends};
+use steerage_model::{Endpoint, Family, Key, Pod, Service, ServicePort, TargetPort, backends};
 use steerage_provider_api::{PodPort, PodTarget};
+use steerage_watch::Index;
 
 use super::{Config, PlanError};
 
@@ -30,6 +31,11 @@ pub(crate) fn has_pod_targets(service: &Service, config: &Config) -> Result<bool
     }
 }
 
+/// Whether the targets are pods, or may be: those of a Service whose annotation is unreadable stay what they were.
+pub(crate) fn may_have_pod_targets(service: &Service, config: &Config) -> bool {
+    has_pod_targets(service, config).unwrap_or(true)
+}
+
 /// The port on which the pods of a Service port receive packets. Where users write the `EndpointSlices`, `targetPort` means nothing: the
 /// slices have a number for each port of the Service.
 pub(super) fn pod_port(service: &Service, port: &ServicePort) -> PodPort {
@@ -40,33 +46,77 @@ pub(super) fn pod_port(service: &Service, port: &ServicePort) -> PodPort {
     }
 }
 
-/// The endpoints of each port: the ready ones or, if none is ready, those that serve while they terminate. On which nodes they run, and
+/// The endpoints of each port: the ready ones or, if none is ready, those that serve while they terminate. Besides, the pods that only
+/// wait for Steerage's readiness gate: a load balancer finds a pod healthy only after it was registered. On which nodes they run, and
 /// whether those are eligible, does not matter: no node forwards the packets. Slices that do not show a changed `targetPort` yet say
 /// nothing.
-pub(crate) fn pod_targets(service: &Service, slices: &[&EndpointSlice], config: &Config) -> PodTargets {
-    let mut all: BTreeMap<PodPort, (ByAddress, ByAddress)> = BTreeMap::new();
+pub(crate) fn pod_targets(service: &Service, index: &Index, config: &Config) -> PodTargets {
+    #[derive(Default)]
+    struct Found {
+        ready: ByAddress,
+        terminating: ByAddress,
+        gated: ByAddress,
+    }
+    let mut all: BTreeMap<PodPort, Found> = BTreeMap::new();
     for port in &service.ports {
         let key = pod_port(service, port);
-        let is_of = |number: u16| !matches!(key, PodPort::Number(wanted) if wanted != number);
-        let (ready, terminating) = all.entry(key.clone()).or_default();
-        for family in families(service).into_iter().filter(|f| *f == Family::V4 || config.capabilities.ipv6) {
-            let found = backends(slices.iter().copied(), family, &port.name, port.protocol).into_iter();
-            for found in found.filter(|found| is_of(found.port)) {
-                let address = SocketAddr::new(found.endpoint.addr, found.port);
-                let target = PodTarget { address, zone: found.endpoint.zone.clone() };
-                if found.endpoint.ready {
-                    ready.insert(address, target);
-                } else if found.endpoint.is_serving_terminating() {
-                    terminating.insert(address, target);
-                }
-            }
+        let found = all.entry(key.clone()).or_default();
+        for (address, endpoint) in endpoints_of(service, port, &key, index, config) {
+            let is_gated = || index.pod_behind(&service.key, endpoint).is_some_and(|pod| pod.can_serve);
+            let kind = if endpoint.ready {
+                &mut found.ready
+            } else if endpoint.is_serving_terminating() {
+                &mut found.terminating
+            } else if is_gated() {
+                &mut found.gated
+            } else {
+                continue;
+            };
+            kind.insert(address, PodTarget { address, zone: endpoint.zone.clone() });
         }
     }
-    let chosen = |(ready, terminating): (ByAddress, ByAddress)| {
-        let chosen = if ready.is_empty() { terminating } else { ready };
+    let chosen = |Found { ready, terminating, gated }: Found| {
+        let mut chosen = if ready.is_empty() { terminating } else { ready };
+        chosen.extend(gated);
         chosen.into_values().collect()
     };
     all.into_iter().map(|(port, found)| (port, chosen(found))).collect()
+}
+
+/// The pods of this Service that wait for Steerage's readiness gate, each with the addresses at which it must be healthy.
+pub(crate) fn waiting_pods<'a>(
+    service: &Service,
+    index: &'a Index,
+    config: &Config,
+) -> BTreeMap<&'a Key, (&'a Pod, BTreeSet<SocketAddr>)> {
+    let mut waiting: BTreeMap<_, (_, BTreeSet<_>)> = BTreeMap::new();
+    for port in &service.ports {
+        let key = pod_port(service, port);
+        for (address, endpoint) in endpoints_of(service, port, &key, index, config) {
+            if let Some(pod) = index.pod_behind(&service.key, endpoint).filter(|pod| pod.is_waiting()) {
+                waiting.entry(&pod.key).or_insert_with(|| (pod, BTreeSet::new())).1.insert(address);
+            }
+        }
+    }
+    waiting
+}
+
+/// The endpoints of one port of the Service in any state, with the address at which each would be a target. `key` is that of the port.
+fn endpoints_of<'a>(
+    service: &Service,
+    port: &ServicePort,
+    key: &PodPort,
+    index: &'a Index,
+    config: &Config,
+) -> Vec<(SocketAddr, &'a Endpoint)> {
+    let is_of = |number: u16| !matches!(key, PodPort::Number(wanted) if *wanted != number);
+    let families = families(service).into_iter();
+    families
+        .filter(|family| *family == Family::V4 || config.capabilities.ipv6)
+        .flat_map(|family| backends(index.slices(&service.key), family, &port.name, port.protocol))
+        .filter(|found| is_of(found.port))
+        .map(|found| (SocketAddr::new(found.endpoint.addr, found.port), found.endpoint))
+        .collect()
 }
 
 fn families(service: &Service) -> Vec<Family> {
@@ -79,7 +129,8 @@ fn families(service: &Service) -> Vec<Family> {
 
 #[cfg(test)]
 mod tests {
-    use steerage_model::{Endpoint, EndpointPort, Key, Protocol};
+    use steerage_model::{EndpointPort, EndpointSlice, PodGate, PodRef, Protocol};
+    use steerage_watch::Event;
 
     use super::*;
 
@@ -112,6 +163,15 @@ mod tests {
         Endpoint { ready: false, terminating: true, ..at(last) }
     }
 
+    fn index(slices: impl IntoIterator<Item = EndpointSlice>) -> Index {
+        let mut index = Index::default();
+        for (number, slice) in slices.into_iter().enumerate() {
+            let key = Key::new("shop", format!("web-{number}"));
+            index.apply_slice(Event::Apply(EndpointSlice { key, ..slice }));
+        }
+        index
+    }
+
     fn shown(targets: &PodTargets) -> Vec<String> {
         let list = |pods: &Arc<[PodTarget]>| {
             pods.iter().map(|p| p.address.to_string()).collect::<Vec<_>>().join(",")
@@ -123,7 +183,7 @@ mod tests {
     fn ready_pods_are_targets_and_terminating_ones_only_if_none_is_ready() {
         let service = service(vec![ServicePort::new("", Protocol::Tcp, 80, None)]);
         let ports = [("", Protocol::Tcp, 80)];
-        let of = |endpoints| shown(&pod_targets(&service, &[&slice(&ports, endpoints)], &config()));
+        let of = |endpoints| shown(&pod_targets(&service, &index([slice(&ports, endpoints)]), &config()));
         assert_eq!(of(vec![at(2), terminating(3), at(1)]), ["80=10.2.0.1:80,10.2.0.2:80"]);
         assert_eq!(
             of(vec![terminating(3), Endpoint { ready: false, serving: false, ..at(4) }]),
@@ -131,6 +191,54 @@ mod tests {
         );
         assert_eq!(of(vec![Endpoint { serving: false, ..terminating(3) }]), ["80="]);
         assert_eq!(of(vec![Endpoint { node: None, ..at(9) }]), ["80=10.2.0.9:80"], "on no known node");
+    }
+
+    /// The endpoint of a pod that is not ready, with this UID.
+    fn unready(last: u8, name: &str, uid: &str) -> Endpoint {
+        let pod = PodRef { name: name.to_owned(), uid: uid.to_owned() };
+        Endpoint { ready: false, serving: false, unready_pod: Some(Box::new(pod)), ..at(last) }
+    }
+
+    fn gated(last: u8, name: &str, uid: &str) -> Pod {
+        Pod {
+            key: Key::new("shop", name),
+            uid: uid.to_owned(),
+            addresses: vec![[10, 2, 0, last].into()],
+            can_serve: true,
+            gate: None,
+        }
+    }
+
+    #[test]
+    fn pods_that_wait_for_the_gate_are_targets_before_they_are_ready() {
+        let service = service(vec![ServicePort::new("", Protocol::Tcp, 80, None)]);
+        let of = |endpoints, pod: Pod| {
+            let mut index = index([slice(&[("", Protocol::Tcp, 80)], endpoints)]);
+            index.apply_pod(Event::Apply(pod));
+            let waiting = waiting_pods(&service, &index, &config());
+            let waiting: Vec<_> = waiting.into_values().flat_map(|(_, addresses)| addresses).collect();
+            (shown(&pod_targets(&service, &index, &config())).join(" "), waiting.len())
+        };
+        let waits = |endpoints| of(endpoints, gated(3, "c", "u"));
+        assert_eq!(waits(vec![at(1), unready(3, "c", "u")]), ("80=10.2.0.1:80,10.2.0.3:80".to_owned(), 1));
+        assert_eq!(
+            waits(vec![terminating(1), unready(3, "c", "u")]),
+            ("80=10.2.0.1:80,10.2.0.3:80".to_owned(), 1),
+            "the pod that ends serves until the new one does"
+        );
+        for (endpoint, why) in [
+            (unready(3, "c", "earlier"), "an earlier pod of this name"),
+            (unready(3, "d", "u"), "another name"),
+            (unready(4, "c", "u"), "an address that the pod does not have"),
+            (Endpoint { unready_pod: None, ..unready(3, "c", "u") }, "no pod"),
+        ] {
+            assert_eq!(waits(vec![at(1), endpoint]), ("80=10.2.0.1:80".to_owned(), 0), "{why}");
+        }
+        let unable = Pod { can_serve: false, ..gated(3, "c", "u") };
+        assert_eq!(of(vec![unready(3, "c", "u")], unable), ("80=".to_owned(), 0));
+        let met = PodGate { is_met: true, reason: String::new() };
+        let met = Pod { gate: Some(met), ..gated(3, "c", "u") };
+        assert_eq!(of(vec![unready(3, "c", "u")], met), ("80=10.2.0.3:80".to_owned(), 0), "not ready yet");
     }
 
     #[test]
@@ -153,7 +261,7 @@ mod tests {
         let of_other = [("http", tcp, 9090), ("https", tcp, 9090), ("quic", Protocol::Udp, 4433)];
         let slices = [slice(&of_one, vec![at(1)]), slice(&of_other, vec![at(2)])];
         assert_eq!(
-            shown(&pod_targets(&service, &slices.each_ref(), &config())),
+            shown(&pod_targets(&service, &index(slices), &config())),
             ["5353=10.2.0.1:5353", "web=10.2.0.1:8080,10.2.0.2:9090", "web=10.2.0.2:4433"],
             "a named port has the number of each pod, and one group for each protocol"
         );
@@ -165,20 +273,16 @@ mod tests {
         let mut six =
             slice(&[("", Protocol::Tcp, 80)], vec![Endpoint::ready("fd00::1".parse().expect("ip"), "node")]);
         six.family = Family::V6;
-        assert_eq!(shown(&pod_targets(&service, &[&six], &config())), ["80="]);
+        assert_eq!(shown(&pod_targets(&service, &index([six]), &config())), ["80="]);
     }
 
     #[test]
     fn slices_from_before_a_change_of_the_target_port_say_nothing() {
         let mut service = service(vec![ServicePort::new("", Protocol::Tcp, 80, None)]);
-        let old = [slice(&[("", Protocol::Tcp, 8080)], vec![at(1)])];
-        assert_eq!(shown(&pod_targets(&service, &old.each_ref(), &config())), ["80="]);
+        let old = index([slice(&[("", Protocol::Tcp, 8080)], vec![at(1)])]);
+        assert_eq!(shown(&pod_targets(&service, &old, &config())), ["80="]);
         service.has_selector = false;
-        assert_eq!(
-            shown(&pod_targets(&service, &old.each_ref(), &config())),
-            ["=10.2.0.1:8080"],
-            "users write them"
-        );
+        assert_eq!(shown(&pod_targets(&service, &old, &config())), ["=10.2.0.1:8080"], "users write them");
     }
 
     #[test]
@@ -190,13 +294,10 @@ mod tests {
             vec![Endpoint::ready([0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), "node")],
         );
         six.family = Family::V6;
-        let slices = [slice(&[("", Protocol::Tcp, 80)], vec![at(1)]), six];
+        let slices = index([slice(&[("", Protocol::Tcp, 80)], vec![at(1)]), six]);
         let mut config = config();
-        assert_eq!(
-            shown(&pod_targets(&service, &slices.each_ref(), &config)),
-            ["80=10.2.0.1:80,[fd00::1]:80"]
-        );
+        assert_eq!(shown(&pod_targets(&service, &slices, &config)), ["80=10.2.0.1:80,[fd00::1]:80"]);
         config.capabilities.ipv6 = false;
-        assert_eq!(shown(&pod_targets(&service, &slices.each_ref(), &config)), ["80=10.2.0.1:80"]);
+        assert_eq!(shown(&pod_targets(&service, &slices, &config)), ["80=10.2.0.1:80"]);
     }
 }

@@ -59,6 +59,11 @@ impl TargetPlan {
         self.depends.choice.as_ref().map(|(labels, _)| labels)
     }
 
+    /// Whether any pod is a target.
+    pub(crate) fn has_pods(&self) -> bool {
+        self.pods.iter().flat_map(BTreeMap::values).any(|pods| !pods.is_empty())
+    }
+
     /// The targets, for the provider.
     pub(crate) fn targets(&self) -> GroupTargets {
         match &self.pods {

@@ -14,6 +14,7 @@ use crate::applied::{self, AppliedState};
 use crate::cluster_index::{Snapshot, owner_of};
 use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{self, LegacyRequest, PlanError, TargetPlan};
+use crate::pod_gates::PodGates;
 use crate::reasons;
 use crate::request_queue::ReconcileRequest;
 use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
@@ -59,10 +60,12 @@ impl Reconciler {
             // The next try resolves it; not worth an event or a condition.
             return result;
         }
+        self.poll_for_waiting_pods(service, applied);
         let is_health_due = request.full || applied.health.is_none() || is_due(applied.health_due_at);
         if exists(service, applied) && is_health_due {
             self.read_health(service, applied).await;
         }
+        self.poll_for_waiting_pods(service, applied);
         let PlannedTargets { plan: targets, frozen, .. } = planned;
         let mut degraded: Vec<ReasonMessage> =
             frozen.map(|message| (reasons::TARGETS_FROZEN, message)).into_iter().collect();
@@ -105,12 +108,18 @@ impl Reconciler {
 
     /// An error keeps what was read last: it says nothing about the targets.
     async fn read_health(&self, service: &Service, applied: &mut AppliedState) {
-        let due = match self.provider.target_health(&owner_of(service)).await {
+        let (owner, began) = (owner_of(service), Instant::now());
+        let due = match self.provider.target_health(&owner).await {
             Ok(health) => {
                 applied.health = Some(HealthSummary::new(&health.targets));
+                applied.health_read_at = Some(began);
+                if let Some(gates) = self.gates_of(service) {
+                    gates.record(&owner, &health.targets, began);
+                }
                 health.due
             }
             Err(error) => {
+                applied.health_read_at = None;
                 tracing::debug!(service = %service.key, %error, "health of the targets not read; retrying");
                 Some(HEALTH_RETRY)
             }
@@ -118,6 +127,19 @@ impl Reconciler {
         // With jitter, so that load balancers created together are not always read together.
         let spread = 0.9 + fastrand::f64() * 0.2;
         applied.health_due_at = due.map(|due| Instant::now() + due.mul_f64(spread));
+    }
+
+    /// The readiness gates, if pods of this Service wait for theirs.
+    fn gates_of(&self, service: &Service) -> Option<&PodGates> {
+        self.pod_gates.as_deref().filter(|_| self.cluster.has_waiting_pods(service, &self.config))
+    }
+
+    /// Health is read soon again while pods wait for it. After a failed read it is not: the provider may be busy.
+    fn poll_for_waiting_pods(&self, service: &Service, applied: &mut AppliedState) {
+        if let Some((gates, read_at)) = self.gates_of(service).zip(applied.health_read_at) {
+            let due = read_at + gates.poll();
+            applied.health_due_at = Some(applied.health_due_at.map_or(due, |at| at.min(due)));
+        }
     }
 
     /// Publishes events and writes the status, where they differ from the last ones.
@@ -131,8 +153,10 @@ impl Reconciler {
     ) -> Result<(), ReconcileError> {
         let Snapshot { service, endpoints, .. } = snapshot;
         degraded.extend(self.degraded(service, applied, targets));
-        let no_endpoints = (!endpoints.is_usable).then(|| status::no_endpoints(service.has_selector));
-        applied.note_endpoints(endpoints.is_usable);
+        // Pods that wait for their readiness gate are targets, though no endpoint takes traffic yet.
+        let is_usable = endpoints.is_usable || targets.has_pods();
+        let no_endpoints = (!is_usable).then(|| status::no_endpoints(service.has_selector));
+        applied.note_endpoints(is_usable);
         // The first report of a process is no news if the status has it: an earlier process published the event.
         let is_first = applied.conditions.is_none();
         let is_old = |why: &ReasonMessage| is_first && status::has(service, why);
@@ -161,7 +185,7 @@ impl Reconciler {
         let inputs = StatusInputs {
             unprogrammed,
             ingress: (!applied.ingress.is_empty()).then(|| applied.ingress.clone()),
-            has_usable_endpoint: endpoints.is_usable,
+            has_usable_endpoint: is_usable,
             has_selector: service.has_selector,
             targets: targets.targets().count(),
             has_pod_targets: targets.pods.is_some(),

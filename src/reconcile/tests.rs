@@ -11,7 +11,8 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use steerage_model::{
-    Endpoint, EndpointSlice, Family, Ingress, IpMode, Node, Protocol, ServicePort, TrafficPolicy,
+    Endpoint, EndpointSlice, Family, Ingress, IpMode, Node, Pod, PodGate, Protocol, ServicePort,
+    TrafficPolicy,
 };
 use steerage_provider_api::{
     Addressing, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome, Provider, Steering,
@@ -24,6 +25,7 @@ use crate::cluster_index::owner_of;
 use crate::cluster_index::tests::service;
 use crate::lease::Leadership;
 use crate::plan::ManagedClasses;
+use crate::pod_gates;
 
 use crate::rate_limit::RateLimiter;
 use crate::removal_hold::LONGEST_HOLD;
@@ -120,6 +122,11 @@ pub(super) fn accepting() -> Client {
 
 /// An API server that accepts every write, and the bodies of these.
 pub(crate) fn recording() -> (Client, Arc<Mutex<Vec<Value>>>) {
+    recording_of("Service")
+}
+
+/// The same for writes of this kind.
+pub(crate) fn recording_of(kind: &'static str) -> (Client, Arc<Mutex<Vec<Value>>>) {
     let bodies = Arc::<Mutex<Vec<Value>>>::default();
     let seen = Arc::clone(&bodies);
     let api_server = tower::service_fn(move |request: http::Request<kube::client::Body>| {
@@ -127,7 +134,7 @@ pub(crate) fn recording() -> (Client, Arc<Mutex<Vec<Value>>>) {
         async move {
             let bytes = request.into_body().collect_bytes().await.expect("body");
             seen.lock().expect("lock").push(serde_json::from_slice(&bytes).unwrap_or_default());
-            let answer = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}});
+            let answer = json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": "web"}});
             let body = kube::client::Body::from(answer.to_string().into_bytes());
             Ok::<_, std::io::Error>(http::Response::new(body))
         }
@@ -161,6 +168,7 @@ pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconci
         freeze_targets_after: None,
         breaker: RemovalBreaker::new(LONGEST_HOLD, holds),
         resync_period: Duration::from_mins(10),
+        pod_gates: None,
         migrate_legacy_annotations: false,
     }
 }
@@ -236,6 +244,8 @@ pub(super) struct Polled {
     applied: AtomicUsize,
     pub(super) targets: Mutex<String>,
     health_read: AtomicUsize,
+    /// Whether health is due only after a minute.
+    is_slow: AtomicBool,
     /// Denies changes of the structure.
     denies: AtomicBool,
     /// Whether a part of the load balancer is not in place.
@@ -293,7 +303,8 @@ impl Provider for Polled {
 
     async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
         self.health_read.fetch_add(1, Ordering::AcqRel);
-        Ok(Health { targets: Vec::new(), due: Some(Duration::from_secs(10)) })
+        let due = if self.is_slow.load(Ordering::Acquire) { 60 } else { 10 };
+        Ok(Health { targets: Vec::new(), due: Some(Duration::from_secs(due)) })
     }
 
     async fn delete(&self, _: &Owner) -> Result<Progress, Error> {
@@ -331,6 +342,31 @@ async fn health_and_refused_targets_are_looked_at_again_when_due() {
     assert_eq!(seen, [(1, 1), (1, 1), (1, 2), (2, 3)]);
     let count = |status| reconciler.metrics.conditions.count("edge", "Programmed", status);
     assert_eq!((count("True"), count("False"), count("Unknown")), (1, 0, 0), "counted once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn health_is_read_sooner_while_a_pod_waits_for_it() {
+    let provider = Arc::new(Polled { is_slow: AtomicBool::new(true), ..Polled::default() });
+    let mut reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    let pod = pod_gates::tests::pod(None);
+    pod_gates::tests::add(&mut reconciler, pod.clone());
+    let owner = owner_of(&service());
+    let read_again = async |reconciler: &Reconciler| {
+        let before = provider.health_read.load(Ordering::Acquire);
+        reconciler.reconcile(&owner, &ReconcileRequest::default()).await;
+        tokio::time::advance(Duration::from_secs(11)).await;
+        reconciler.reconcile(&owner, &ReconcileRequest::default()).await;
+        provider.health_read.load(Ordering::Acquire) - before
+    };
+    assert_eq!(read_again(&reconciler).await, 1, "without the flag only the first time");
+    reconciler.pod_gates = Some(Arc::default());
+    assert_eq!(read_again(&reconciler).await, 2);
+    let due_at = reconciler.applied.get(&owner).and_then(|applied| applied.due_at()).expect("a time");
+    assert!(due_at <= Instant::now() + Duration::from_secs(10), "and without another request");
+    let met = PodGate { is_met: true, reason: String::new() };
+    reconciler.cluster.on_pod(Event::Apply(Pod { gate: Some(met), ..pod }));
+    assert_eq!(read_again(&reconciler).await, 1, "what was due");
+    assert_eq!(read_again(&reconciler).await, 0);
 }
 
 /// A Service under the policy Local.

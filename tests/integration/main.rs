@@ -8,4 +8,5 @@ mod aws_policy;
 mod bad_input;
 mod dry_run;
 mod life_cycle;
+mod pod_gates;
 mod support;

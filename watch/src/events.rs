@@ -15,7 +15,7 @@ use kube::Client;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
-use steerage_model::{Node, Service, chain};
+use steerage_model::{Node, Pod, Service, chain};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
@@ -57,6 +57,17 @@ impl Subject {
             namespace: service.key.namespace().to_owned(),
             name: service.key.name().to_owned(),
             uid: service.uid.clone(),
+        }
+    }
+
+    /// A pod.
+    pub fn pod(pod: &Pod) -> Self {
+        Self {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            namespace: pod.key.namespace().to_owned(),
+            name: pod.key.name().to_owned(),
+            uid: pod.uid.clone(),
         }
     }
 

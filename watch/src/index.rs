@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The stores of Services, `EndpointSlice`s and Nodes, joined, with the keys of the changed objects.
+//! The stores of Services, `EndpointSlice`s, Nodes and gated pods, joined, with the keys of the changed objects.
 //!
 //! The watch tasks of the controller and of the agent apply events one at a time, in any order across kinds. It never waits and
 //! never plans. Every change marks its Service or node as dirty.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steerage_model::{EndpointSlice, Key, Node, Service};
+use steerage_model::{Endpoint, EndpointSlice, Key, Node, Pod, Service};
 
 use crate::{Event, Store};
 
 /// The changes since the last [`Index::take_dirty`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dirty {
-    /// Services that were added, changed or deleted, or whose endpoints were.
+    /// Services that were added, changed or deleted, or whose endpoints or gated pods were.
     pub services: BTreeSet<Key>,
     /// Nodes that were added, changed or deleted.
     pub nodes: BTreeSet<String>,
@@ -26,12 +26,13 @@ impl Dirty {
     }
 }
 
-/// Services, endpoint slices and nodes, joined.
+/// Services, endpoint slices, nodes and gated pods, joined.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
     services: Store<Service>,
     slices: Store<EndpointSlice>,
     nodes: Store<Node>,
+    pods: Store<Pod>,
     /// By Service; sorted.
     slices_of: BTreeMap<Key, Vec<Key>>,
     dirty: Dirty,
@@ -73,7 +74,24 @@ impl Index {
         self.nodes.apply(event, |old, new| dirty.extend(old.or(new).map(|node| node.name.clone())));
     }
 
-    /// Whether all three kinds have been listed. A plan before that would be wrong.
+    /// Applies an event of the watch of pods. It concerns the Services of which the pod is an unready endpoint.
+    pub fn apply_pod(&mut self, event: Event<Pod>) {
+        let Self { pods, slices, slices_of, dirty, .. } = self;
+        pods.apply(event, |old, new| {
+            let Some(pod) = new.or(old) else { return };
+            let is_named = |endpoint: &Endpoint| {
+                endpoint.unready_pod.as_ref().is_some_and(|named| named.name == pod.key.name())
+            };
+            let names = |key: &Key| slices.get(key).is_some_and(|slice| slice.endpoints.iter().any(is_named));
+            let of_namespace = slices_of
+                .range(Key::new(pod.key.namespace(), "")..)
+                .take_while(|(service, _)| service.namespace() == pod.key.namespace());
+            let concerned = of_namespace.filter(|(_, keys)| keys.iter().any(names));
+            dirty.services.extend(concerned.map(|(service, _)| service.clone()));
+        });
+    }
+
+    /// Whether all three kinds have been listed that every program watches. A plan before that would be wrong.
     pub fn has_synced(&self) -> bool {
         self.services.has_synced() && self.slices.has_synced() && self.nodes.has_synced()
     }
@@ -96,6 +114,18 @@ impl Index {
     /// The slices of a Service, by name, even if the Service itself is not in the store.
     pub fn slices(&self, service: &Key) -> impl Iterator<Item = &EndpointSlice> {
         self.slices_of.get(service).into_iter().flatten().filter_map(|key| self.slices.get(key))
+    }
+
+    /// The gated pod behind an endpoint of this Service, while the pod is not ready.
+    pub fn pod_behind(&self, service: &Key, endpoint: &Endpoint) -> Option<&Pod> {
+        let named = endpoint.unready_pod.as_ref()?;
+        let pod = self.pods.get(&Key::new(service.namespace(), &named.name))?;
+        Some(pod).filter(|pod| pod.is_behind(endpoint))
+    }
+
+    /// All gated pods, by key.
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.pods.iter()
     }
 
     /// One node.

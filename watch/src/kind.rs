@@ -7,11 +7,13 @@ use crate::Object;
 
 mod json;
 mod node;
+mod pod;
 mod service;
 mod service_cidr;
 mod slice;
 
 pub use node::Nodes;
+pub use pod::Pods;
 pub use service::Services;
 pub use service_cidr::ServiceCidrs;
 pub use slice::EndpointSlices;

@@ -19,7 +19,7 @@ mod watcher;
 pub use backoff::Backoff;
 pub use client::{ClientArgs, ClientError, client};
 pub use index::{Dirty, Index};
-pub use kind::{EndpointSlices, Kind, Malformed, Nodes, Selectors, ServiceCidrs, Services};
+pub use kind::{EndpointSlices, Kind, Malformed, Nodes, Pods, Selectors, ServiceCidrs, Services};
 pub use metrics::register_sample_metrics;
 pub use staleness::Staleness;
 pub use store::{Event, Object, Store, is_older};

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use steerage_model::{EndpointSlice, Key, Node, Service, ServiceCidr};
+use steerage_model::{EndpointSlice, Key, Node, Pod, Service, ServiceCidr};
 
 /// An object of a store.
 pub trait Object: Eq {
@@ -167,6 +167,14 @@ impl Object for Service {
 }
 
 impl Object for EndpointSlice {
+    type Key = Key;
+
+    fn key(&self) -> Key {
+        self.key.clone()
+    }
+}
+
+impl Object for Pod {
     type Key = Key;
 
     fn key(&self) -> Key {

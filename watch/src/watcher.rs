@@ -11,11 +11,11 @@ use kube::Client;
 use kube::api::Api;
 use kube_runtime::watcher::{self, Config, Error, InitialListStrategy, ListSemantic};
 use prometheus_client::registry::Registry;
-use steerage_model::{EndpointSlice, Key, Node, Service, chain};
+use steerage_model::{EndpointSlice, Key, Node, Pod, Service, chain};
 
 use crate::metrics::Metrics;
 use crate::relist::Relist;
-use crate::{EndpointSlices, Event, Kind, Nodes, Services, Staleness};
+use crate::{EndpointSlices, Event, Kind, Nodes, Pods, Services, Staleness};
 
 mod arriving;
 mod connection;
@@ -117,6 +117,11 @@ impl Watches {
     /// All nodes.
     pub fn nodes(&self) -> impl Stream<Item = Event<Node>> + Send + Unpin + use<> {
         self.watch(Nodes::all())
+    }
+
+    /// The pods that are labelled for Steerage's readiness gate.
+    pub fn pods(&self) -> impl Stream<Item = Event<Pod>> + Send + Unpin + use<> {
+        self.watch(Pods)
     }
 
     /// One node, by name.

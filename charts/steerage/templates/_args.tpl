@@ -20,6 +20,9 @@
 {{- if $controller.migrateLegacyAnnotations }}
 - --migrate-legacy-annotations
 {{- end }}
+{{- if $controller.podReadinessGates }}
+- --pod-readiness-gates
+{{- end }}
 - --leader-elect-resource-name={{ include "steerage.fullname" . }}-controller
 {{- if eq $controller.provider "aws" }}
 - --aws-cluster-name={{ .Values.aws.clusterName }}

@@ -156,6 +156,7 @@ fn add_aws(values: &mut Value, plan: &Plan, account: &Account) {
     values["controller"]["provider"] = "aws".into();
     values["controller"]["extraEnv"] = environment.to_vec().into();
     values["aws"] = account.chart_values(plan);
+    values["controller"]["podReadinessGates"] = true.into();
 }
 
 #[cfg(test)]

@@ -130,6 +130,7 @@ fn all() -> Vec<Case> {
         Aws Shared aws_shared::services_of_one_load_balancer_do_not_disturb_each_other,
         Aws Shared aws_pods::clients_address_is_kept_under_both_policies,
         Aws Own aws_pods::targets_follow_scaling_and_a_rolling_update,
+        Aws Own aws_pods::rolling_update_of_gated_pods_always_has_a_healthy_target,
         Aws Shared aws::load_balancer_follows_its_service_and_leaves_nothing,
     ]
     .into()

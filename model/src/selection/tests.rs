@@ -14,6 +14,7 @@ fn endpoint(last: u8, state: char, node: Option<&str>) -> Endpoint {
         serving: matches!(state, 'R' | 'T'),
         terminating: matches!(state, 'T' | 'X'),
         hints: None,
+        unready_pod: None,
     }
 }
 

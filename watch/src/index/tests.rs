@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 
 use super::*;
-use steerage_model::{Endpoint, Family};
+use steerage_model::{Endpoint, Family, Pod, PodRef};
 
 fn service(name: &str, variant: u8) -> Service {
     Service { uid: variant.to_string(), ..Service::new(Key::new("ns", name)) }
@@ -149,4 +149,46 @@ proptest! {
         }
         prop_assert_eq!(view(&index), view(&fresh));
     }
+}
+
+/// A slice of this Service with an endpoint of a pod that is not ready.
+fn of_pod(name: &str, key: &Key, uid: &str) -> EndpointSlice {
+    let pod = PodRef { name: "web-1".into(), uid: uid.into() };
+    let mut slice = slice(name, key.name(), 1);
+    (slice.key, slice.service) = (Key::new(key.namespace(), name), key.clone());
+    slice.endpoints[0].unready_pod = Some(Box::new(pod));
+    slice
+}
+
+#[test]
+fn changed_pod_dirties_the_services_that_have_it_as_an_unready_endpoint() {
+    let mut index = Index::default();
+    let pod = |uid: &str| Pod {
+        key: Key::new("ns", "web-1"),
+        uid: uid.into(),
+        addresses: vec![[10, 0, 0, 1].into()],
+        can_serve: true,
+        gate: None,
+    };
+    let [one, two, elsewhere] = [("ns", "one"), ("ns", "two"), ("other", "one")].map(|(n, s)| Key::new(n, s));
+    for (name, key) in [("a", &one), ("b", &two), ("c", &elsewhere)] {
+        index.apply_slice(Event::Apply(of_pod(name, key, "u")));
+    }
+    index.apply_slice(Event::Apply(slice("d", "ready", 1)));
+    index.take_dirty();
+    for event in
+        [Event::Apply(pod("u")), Event::Delete { key: Key::new("ns", "web-1"), version: String::new() }]
+    {
+        index.apply_pod(event);
+        assert_eq!(index.take_dirty().services, BTreeSet::from([one.clone(), two.clone()]));
+    }
+    index.apply_pod(Event::Apply(pod("u")));
+    index.take_dirty();
+    index.apply_pod(Event::Apply(pod("u")));
+    assert!(index.take_dirty().is_empty(), "an equal pod");
+    let endpoint = of_pod("a", &one, "u").endpoints.remove(0);
+    assert_eq!(index.pod_behind(&one, &endpoint), Some(&pod("u")));
+    assert_eq!(index.pod_behind(&elsewhere, &endpoint), None, "a pod of another namespace");
+    index.apply_pod(Event::Apply(pod("new")));
+    assert_eq!(index.pod_behind(&one, &endpoint), None, "another pod of the same name");
 }

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use jiff::Timestamp;
 use serde::Deserialize;
-use steerage_model::{Endpoint, EndpointPort, EndpointSlice, Family, Hints, Key, names};
+use steerage_model::{Endpoint, EndpointPort, EndpointSlice, Family, Hints, Key, PodRef, names};
 
 use super::json::{Meta, exact, or_default, parse_or_note, protocol_or_note};
 use super::{Kind, Malformed, Selectors};
@@ -82,6 +82,9 @@ fn endpoint(wire: WireEndpoint, family: Family, notes: &mut Vec<String>) -> Opti
         return None;
     }
     let ready = wire.conditions.ready.unwrap_or(true);
+    let serving = wire.conditions.serving.unwrap_or(ready);
+    let terminating = wire.conditions.terminating.unwrap_or(false);
+    let pod = wire.target_ref.filter(|pod| pod.kind == "Pod" && !serving && !terminating);
     let names = |list: Vec<Named>| exact(list.into_iter().map(|named| named.name.into()));
     let WireHints { for_nodes, for_zones } = wire.hints;
     let hinted = !for_nodes.is_empty() || !for_zones.is_empty();
@@ -90,9 +93,10 @@ fn endpoint(wire: WireEndpoint, family: Family, notes: &mut Vec<String>) -> Opti
         node: wire.node_name.filter(|name| !name.is_empty()).map(Into::into),
         zone: wire.zone.filter(|name| !name.is_empty()).map(Into::into),
         ready,
-        serving: wire.conditions.serving.unwrap_or(ready),
-        terminating: wire.conditions.terminating.unwrap_or(false),
+        serving,
+        terminating,
         hints: hinted.then(|| Box::new(Hints { nodes: names(for_nodes), zones: names(for_zones) })),
+        unready_pod: pod.map(|pod| Box::new(PodRef { name: pod.name, uid: pod.uid })),
     })
 }
 
@@ -125,6 +129,15 @@ struct WireEndpoint {
     zone: Option<String>,
     #[serde(default, deserialize_with = "or_default")]
     hints: WireHints,
+    target_ref: Option<TargetRef>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct TargetRef {
+    kind: String,
+    name: String,
+    uid: String,
 }
 
 #[derive(Default, Deserialize)]

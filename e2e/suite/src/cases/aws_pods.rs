@@ -4,10 +4,13 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
+use serde_json::json;
 use steerage_model::Family::V4;
 use steerage_model::Protocol::{Tcp, Udp};
+use steerage_model::names;
 
 use super::deployments;
 use super::in_aws::{
@@ -24,6 +27,7 @@ use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
 
 const TARGET_TYPE: &str = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type";
+const CHECK_INTERVAL: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-interval";
 const CHECK_PORT: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-port";
 const CHECK_PROTOCOL: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol";
 const CHECK_PATH: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-path";
@@ -88,6 +92,65 @@ pub(super) async fn targets_follow_scaling_and_a_rolling_update(test: Arc<TestCo
         wait_followed(&test, &uid, 2).await
     };
     under_load(&test, "rolling update of 2 pods", Promise::ExceptInFlight, client(), update).await
+}
+
+/// With the gate, old pods serve until the load balancer finds new ones healthy. Without it they are replaced within seconds, and checks
+/// take longer.
+pub(super) async fn rolling_update_of_gated_pods_always_has_a_healthy_target(
+    test: Arc<TestContext>,
+) -> Result<()> {
+    deployments::make(&test, &[PODS], 3, End::Ready(LINGER)).await?;
+    let service = to_pods(PODS, PODS).annotated(GROUP_ATTRIBUTES, SHORT_DELAY);
+    let uid = create(&test, &service.annotated(CHECK_INTERVAL, "10")).await?;
+    let address = wait_address(&test, PODS, PORT).await?;
+    let datagrams = SocketAddr::new(address.ip(), UDP_PORT);
+    wait_answer(Tcp, address).await?;
+    wait_answer(Udp, datagrams).await?;
+    wait_followed(&test, &uid, 3).await?;
+
+    // Otherwise what follows would prove nothing.
+    let plain = async {
+        deployments::update(&test, &[PODS]).await?;
+        wait_followed(&test, &uid, 3).await
+    };
+    tokio::select! {
+        done = plain => {
+            done?;
+            bail!("without the gate there was always a healthy target too");
+        }
+        lost = no_healthy_target(&test, &uid) => drop(lost?),
+    }
+    wait_followed(&test, &uid, 3).await?;
+
+    let [host, _] = test.suite.clients();
+    let to = Target { address, datagrams, backends: format!("{PODS}-") };
+    let client = vec![Client { host: host.clone(), to, what: "AWS, gated pods".to_owned() }];
+    let gate = json!({ "spec": { "template": {
+        "metadata": { "labels": { names::POD_GATE_LABEL: "true" } },
+        "spec": { "readinessGates": [{ "conditionType": names::POD_GATE }] },
+    } } });
+    let update = async || {
+        let gated = async {
+            deployments::change(&test, &[PODS], gate).await?;
+            wait_followed(&test, &uid, 3).await
+        };
+        tokio::select! {
+            done = gated => done,
+            lost = no_healthy_target(&test, &uid) => bail!("no healthy target: {}", lost?),
+        }
+    };
+    under_load(&test, "rolling update of 3 gated pods", Promise::ExceptInFlight, client, update).await
+}
+
+/// Returns as soon as a target group has no healthy target, with the states of all targets.
+async fn no_healthy_target(test: &TestContext, uid: &str) -> Result<String> {
+    loop {
+        let states = look(test, |aws| aws.health(uid))?;
+        if !states.iter().all(|group| group.contains_key("healthy")) {
+            return Ok(format!("{states:?}"));
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }
 
 /// A Service with pods as targets. Without a port over TCP, a target group needs to be told where to check.

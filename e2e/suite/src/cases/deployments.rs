@@ -6,7 +6,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{EvictParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::pods::{End, deployment};
 use crate::test_context::TestContext;
@@ -36,7 +36,12 @@ pub(super) async fn scale(test: &TestContext, name: &str, replicas: usize) -> Re
 
 /// Replaces all pods. Returns when the new ones are ready; old ones may still serve.
 pub(super) async fn update(test: &TestContext, names: &[&str]) -> Result<()> {
-    let change = json!({ "spec": { "template": { "metadata": { "annotations": { "e2e": "2" } } } } });
+    let update = json!({ "spec": { "template": { "metadata": { "annotations": { "e2e": "2" } } } } });
+    change(test, names, update).await
+}
+
+/// The same, by any change of the pods.
+pub(super) async fn change(test: &TestContext, names: &[&str], change: Value) -> Result<()> {
     let mut generations = Vec::new();
     for name in names {
         let deployment: Deployment = test.patch_any(name, change.clone()).await?;

@@ -46,6 +46,7 @@ fn slice_is_projected_completely() {
             serving: true,
             terminating: true,
             hints: Some(Box::new(Hints { nodes: vec!["n1".into()], zones: vec!["z1".into(), "z2".into()] })),
+            unready_pod: None,
         }],
         ..EndpointSlice::new(Key::new("shop", "web-x1"), Key::new("shop", "web"), Family::V6)
     };
@@ -118,5 +119,28 @@ fn the_time_of_the_change_is_read_where_it_is_one() {
         let time = slice.expect("a slice").last_change_trigger;
         let time = time.and_then(|time| time.duration_since(std::time::SystemTime::UNIX_EPOCH).ok());
         assert_eq!((time.map(|time| time.as_millis()), notes), (want, Vec::new()));
+    }
+}
+
+#[test]
+fn pod_is_named_only_while_it_neither_serves_nor_terminates() {
+    let of = |conditions: &serde_json::Value, kind: &str| {
+        let target = json!({ "kind": kind, "name": "web-1", "uid": "u" });
+        let endpoint = json!([{ "addresses": ["10.0.0.1"], "conditions": conditions, "targetRef": target }]);
+        let (found, _) = project(&slice("IPv4", &of_web(), &endpoint));
+        found.expect("a slice").endpoints.remove(0).unready_pod.map(|pod| (pod.name, pod.uid))
+    };
+    let named = Some(("web-1".to_owned(), "u".to_owned()));
+    let unready = json!({ "ready": false, "serving": false });
+    assert_eq!(of(&unready, "Pod"), named);
+    assert_eq!(of(&json!({ "ready": false }), "Pod"), named);
+    assert_eq!(of(&json!({ "ready": true, "serving": false }), "Pod"), named, "publishNotReadyAddresses");
+    assert_eq!(of(&unready, "Node"), None);
+    for conditions in [
+        json!({}),
+        json!({ "ready": false, "serving": true, "terminating": true }),
+        json!({ "ready": false, "serving": false, "terminating": true }),
+    ] {
+        assert_eq!(of(&conditions, "Pod"), None, "{conditions}");
     }
 }
