@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Services in AWS whose targets are pods: the load balancer on the lab's router checks and reaches them past the nodes' service proxy.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use serde_json::json;
 use steerage_model::Family::V4;
 use steerage_model::Protocol::{Tcp, Udp};
@@ -94,8 +96,7 @@ pub(super) async fn targets_follow_scaling_and_a_rolling_update(test: Arc<TestCo
     under_load(&test, "rolling update of 2 pods", Promise::ExceptInFlight, client(), update).await
 }
 
-/// With the gate, old pods serve until the load balancer finds new ones healthy. Without it they are replaced within seconds, and checks
-/// take longer.
+/// With the gate, a new pod is ready only once the load balancer finds it healthy, so that old pods serve until then.
 pub(super) async fn rolling_update_of_gated_pods_always_has_a_healthy_target(
     test: Arc<TestContext>,
 ) -> Result<()> {
@@ -106,20 +107,6 @@ pub(super) async fn rolling_update_of_gated_pods_always_has_a_healthy_target(
     let datagrams = SocketAddr::new(address.ip(), UDP_PORT);
     wait_answer(Tcp, address).await?;
     wait_answer(Udp, datagrams).await?;
-    wait_followed(&test, &uid, 3).await?;
-
-    // Otherwise what follows would prove nothing.
-    let plain = async {
-        deployments::update(&test, &[PODS]).await?;
-        wait_followed(&test, &uid, 3).await
-    };
-    tokio::select! {
-        done = plain => {
-            done?;
-            bail!("without the gate there was always a healthy target too");
-        }
-        lost = no_healthy_target(&test, &uid) => drop(lost?),
-    }
     wait_followed(&test, &uid, 3).await?;
 
     let [host, _] = test.suite.clients();
@@ -136,18 +123,34 @@ pub(super) async fn rolling_update_of_gated_pods_always_has_a_healthy_target(
         };
         tokio::select! {
             done = gated => done,
-            lost = no_healthy_target(&test, &uid) => bail!("no healthy target: {}", lost?),
+            wrong = ready_too_early(&test, &uid) => bail!("{}", wrong?),
         }
     };
     under_load(&test, "rolling update of 3 gated pods", Promise::ExceptInFlight, client, update).await
 }
 
-/// Returns as soon as a target group has no healthy target, with the states of all targets.
-async fn no_healthy_target(test: &TestContext, uid: &str) -> Result<String> {
+/// Returns as soon as a gated pod is ready that a target group still checks or does not have, or if a group has no healthy target.
+async fn ready_too_early(test: &TestContext, uid: &str) -> Result<String> {
     loop {
+        let pods = test.pods(PODS).await?;
         let states = look(test, |aws| aws.health(uid))?;
         if !states.iter().all(|group| group.contains_key("healthy")) {
-            return Ok(format!("{states:?}"));
+            return Ok(format!("no healthy target: {states:?}"));
+        }
+        let is_ready = |pod: &&Pod| {
+            let is_gated = pod.labels().contains_key(names::POD_GATE_LABEL);
+            is_gated && has_condition(pod, "Ready") && pod.metadata.deletion_timestamp.is_none()
+        };
+        for pod in pods.iter().filter(is_ready) {
+            let address = address(pod, V4)?.to_string();
+            // One that has begun to end meanwhile was healthy before.
+            let was_healthy = |state: &str| ["healthy", "draining", "unhealthy"].contains(&state);
+            let has_been = |group: &BTreeMap<String, BTreeSet<String>>| {
+                group.iter().any(|(state, targets)| was_healthy(state) && targets.contains(&address))
+            };
+            if !states.iter().all(has_been) {
+                return Ok(format!("pod {address} is ready before it is healthy: {states:?}"));
+            }
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
