@@ -35,6 +35,8 @@ pub(crate) struct WaitingPod {
     pub(crate) pod: Pod,
     /// The Services that have it as a target, with the addresses at which it must be healthy.
     pub(crate) services: Vec<(Owner, BTreeSet<SocketAddr>)>,
+    /// Whether a Service of its namespace has pods as targets: its EndpointSlices may be late.
+    pub(crate) may_have_service: bool,
 }
 
 #[derive(Debug, Default)]
@@ -215,16 +217,22 @@ impl ClusterIndex {
         let inner = self.lock();
         let index = &inner.index;
         let waiting = index.pods().filter(|pod| pod.is_waiting());
-        let without = |pod: &Pod| WaitingPod { pod: pod.clone(), services: Vec::new() };
+        let without =
+            |pod: &Pod| WaitingPod { pod: pod.clone(), services: Vec::new(), may_have_service: false };
         let mut waiting: BTreeMap<Key, WaitingPod> =
             waiting.map(|pod| (pod.key.clone(), without(pod))).collect();
         if waiting.is_empty() {
             return waiting;
         }
+        let namespaces: BTreeSet<String> = waiting.keys().map(|key| key.namespace().to_owned()).collect();
         let may_have = |service: &&Service| {
-            plan::is_managed(service, &self.classes) && plan::may_have_pod_targets(service, config)
+            namespaces.contains(service.key.namespace())
+                && plan::is_managed(service, &self.classes)
+                && plan::may_have_pod_targets(service, config)
         };
         for service in index.services().filter(may_have) {
+            let near = waiting.values_mut().filter(|pod| pod.pod.key.namespace() == service.key.namespace());
+            near.for_each(|pod| pod.may_have_service = true);
             for (key, (_, addresses)) in plan::waiting_pods(service, index, config) {
                 if let Some(pod) = waiting.get_mut(key) {
                     pod.services.push((owner_of(service), addresses));

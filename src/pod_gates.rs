@@ -22,7 +22,7 @@ use crate::cluster_index::WaitingPod;
 use crate::reasons;
 use crate::reconcile::Reconciler;
 use crate::service_writer::WriteError;
-use decide::{GateCondition, PodService, ReadHealth, decide};
+use decide::{GateCondition, PodService, ReadHealth, SERVICE_GRACE, SLICES_GRACE, decide};
 pub(crate) use metrics::PodGateMetrics;
 pub(crate) use writer::PodWriter;
 
@@ -133,7 +133,9 @@ impl Wait {
     /// Whether this condition may be sent now.
     fn may_send(&self, wanted: &GateCondition, now: Instant) -> bool {
         let is_sent = self.sent.as_ref().is_some_and(|sent| sent.reason == wanted.reason);
-        !self.is_writing && (now >= self.again_at || self.failures == 0 && !is_sent)
+        // Its answer may be lost, or the watch may be late: it is never taken back.
+        let takes_back = !wanted.is_met && self.sent.as_ref().is_some_and(|sent| sent.is_met);
+        !self.is_writing && !takes_back && (now >= self.again_at || self.failures == 0 && !is_sent)
     }
 }
 
@@ -158,7 +160,8 @@ impl GateTask {
         let uids: BTreeSet<&str> = waiting.values().map(|found| found.pod.uid.as_str()).collect();
         self.waits.retain(|uid, _| uids.contains(uid.as_str()));
         let is_current = !self.reconciler.is_frozen();
-        for WaitingPod { pod, services } in waiting.values() {
+        let mut due: Vec<(&Pod, GateCondition)> = Vec::new();
+        for WaitingPod { pod, services, may_have_service } in waiting.values() {
             let wait = self.waits.entry(pod.uid.clone()).or_insert_with(|| Wait::begin(now));
             let wanted = {
                 let health = self.gates.lock();
@@ -168,18 +171,21 @@ impl GateTask {
                     health: health.get(owner),
                 });
                 let services: Vec<_> = of.collect();
-                decide(pod, &services, wait.since, now, is_current)
+                let grace = if *may_have_service { SLICES_GRACE } else { SERVICE_GRACE };
+                decide(pod, &services, grace, wait.since, now, is_current)
             };
-            if let Some(wanted) = wanted.filter(|wanted| wait.may_send(wanted, now))
-                && self.writes.len() < WRITES
-            {
-                (wait.is_writing, wait.sent) = (true, Some(wanted.clone()));
-                let (writer, pod) = (self.writer.clone(), pod.clone());
-                self.writes.spawn(async move {
-                    let result = writer.set(&pod, &wanted).await;
-                    (pod, wanted, result)
-                });
-            }
+            due.extend(wanted.filter(|wanted| wait.may_send(wanted, now)).map(|wanted| (pod, wanted)));
+        }
+        // Pods that are healthy do not wait for reports about others.
+        due.sort_by_key(|(_, wanted)| !wanted.is_met);
+        for (pod, wanted) in due.into_iter().take(WRITES.saturating_sub(self.writes.len())) {
+            let Some(wait) = self.waits.get_mut(&pod.uid) else { continue };
+            (wait.is_writing, wait.sent) = (true, Some(wanted.clone()));
+            let (writer, pod) = (self.writer.clone(), pod.clone());
+            self.writes.spawn(async move {
+                let result = writer.set(&pod, &wanted).await;
+                (pod, wanted, result)
+            });
         }
         !waiting.is_empty()
     }

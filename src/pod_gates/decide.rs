@@ -10,8 +10,11 @@ use tokio::time::{Duration, Instant};
 
 use crate::reasons;
 
-/// A pod without a Service waits this long: the EndpointSlices may come after it.
+/// A pod without a Service waits this long, where no Service of its namespace has pods as targets.
 pub(super) const SERVICE_GRACE: Duration = Duration::from_secs(10);
+/// The same where one has: while the controllers of the cluster change their leader, EndpointSlices come late. Without them, no pod is a
+/// target, and the old ones would be replaced by pods that nobody checked.
+pub(super) const SLICES_GRACE: Duration = Duration::from_mins(2);
 /// An unhealthy pod is reported after this long. Healthy ones then cost two writes.
 pub(super) const UNHEALTHY_AFTER: Duration = Duration::from_mins(1);
 /// A pod waits for its load balancers for this long: while the provider fails, pods are replaced all the same, but slowly.
@@ -72,10 +75,11 @@ pub(super) struct GateCondition {
 }
 
 /// The condition to write for a pod that waits `since`; `None` if it has the right one, or has to wait for its Services.
-/// `is_current`: the view of the cluster is not stale.
+/// `is_current`: the view of the cluster is not stale. A pod without a Service waits for `grace`.
 pub(super) fn decide(
     pod: &Pod,
     services: &[PodService<'_>],
+    grace: Duration,
     since: Instant,
     now: Instant,
     is_current: bool,
@@ -83,7 +87,7 @@ pub(super) fn decide(
     let waited = now.saturating_duration_since(since);
     let of = |is_met, reason, message| GateCondition { is_met, reason, message };
     if services.is_empty() {
-        let is_over = waited >= SERVICE_GRACE && (is_current || waited >= PATIENCE);
+        let is_over = waited >= grace && (is_current || waited >= PATIENCE);
         let message = "No Service of Steerage has the pod as a target.".to_owned();
         return is_over.then(|| of(true, reasons::NO_LOAD_BALANCER, message));
     }

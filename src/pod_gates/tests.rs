@@ -176,7 +176,7 @@ async fn pod_without_a_service_waits_for_slices_that_may_come() {
     let (client, bodies) = recording_of("Pod");
     let reconciler = cluster(Pod { uid: "another".to_owned(), ..pod(None) });
     let running = Running::new(reconciler, client, Leadership::held());
-    tokio::time::sleep(Duration::from_secs(9)).await;
+    tokio::time::sleep(SLICES_GRACE - Duration::from_secs(1)).await;
     assert_eq!(reasons_of(&bodies), []);
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(reasons_of(&bodies), [(json!("True"), json!("NoLoadBalancer"))]);
@@ -191,4 +191,17 @@ async fn pods_of_many_services_share_the_reads_of_health() {
     gates.groups.store(100, Ordering::Relaxed);
     assert_eq!(gates.poll(), Duration::from_secs(25));
     assert!(gates.changed.notified().now_or_never().is_none());
+}
+
+/// Also while the watch does not show what was written, or the answer was lost.
+#[test]
+fn met_gate_is_never_taken_back() {
+    let now = Instant::now();
+    let condition = |is_met, reason| GateCondition { is_met, reason, message: String::new() };
+    let (met, unhealthy) = (condition(true, "TargetHealthy"), condition(false, "TargetNotHealthy"));
+    let mut wait = Wait { sent: Some(condition(false, "Registering")), ..Wait::begin(now) };
+    assert!(wait.may_send(&met, now) && wait.may_send(&unhealthy, now));
+    wait.sent = Some(met);
+    assert!(!wait.may_send(&unhealthy, now + Duration::from_mins(5)));
+    assert!(wait.may_send(&condition(true, "TimedOut"), now));
 }

@@ -227,10 +227,6 @@ async fn gated_pod_is_registered_before_it_is_ready_and_ready_when_it_is_healthy
     gates.endpoints(&[("second", &second, "10.0.1.2", true), ("third", &third, "10.0.1.3", false)]).await;
     gates.wait_gate("third", "False", "Registering").await;
     assert_eq!(gates.gate("second").await.expect("the condition").status, "True");
-
-    // Nobody waits for a pod that is in no Service.
-    gates.pod("alone", "10.0.1.9").await;
-    gates.wait_gate("alone", "True", "NoLoadBalancer").await;
     gates.clean().await;
 }
 

@@ -45,7 +45,8 @@ fn decided(
         .iter()
         .map(|health| PodService { key: &key, addresses: &addresses, health: health.as_ref() })
         .collect();
-    decide(&pod(known), &services, since, since + waited, true).map(|found| (found.is_met, found.reason))
+    decide(&pod(known), &services, SERVICE_GRACE, since, since + waited, true)
+        .map(|found| (found.is_met, found.reason))
 }
 
 #[test]
@@ -98,7 +99,9 @@ fn reasons_follow_the_time() {
 #[test]
 fn stale_view_does_not_say_that_no_service_has_the_pod() {
     let since = Instant::now();
-    let at = |waited| decide(&pod(None), &[], since, since + waited, false).map(|found| found.reason);
+    let at = |waited| {
+        decide(&pod(None), &[], SERVICE_GRACE, since, since + waited, false).map(|found| found.reason)
+    };
     assert_eq!([at(SERVICE_GRACE), at(PATIENCE)], [None, Some(reasons::NO_LOAD_BALANCER)]);
 }
 
@@ -108,7 +111,8 @@ fn health_from_before_the_pod_is_that_of_an_earlier_one() {
     let (key, addresses) = (Key::new("shop", "web"), BTreeSet::from([address(80)]));
     let old = health(&[(80, HealthState::Healthy)], since);
     let service = PodService { key: &key, addresses: &addresses, health: Some(&old) };
-    let found = decide(&pod(None), &[service], since + SECOND, since + SECOND, true).expect("a decision");
+    let found = decide(&pod(None), &[service], SERVICE_GRACE, since + SECOND, since + SECOND, true)
+        .expect("a decision");
     assert!(!found.is_met, "{found:?}");
 }
 
@@ -118,7 +122,8 @@ fn message_names_services_and_what_the_provider_says() {
     let (key, addresses) = (Key::new("shop", "web"), BTreeSet::from([address(80), address(81)]));
     let read = health(&[(80, HealthState::Unhealthy)], since);
     let service = PodService { key: &key, addresses: &addresses, health: Some(&read) };
-    let found = decide(&pod(None), &[service], since, since + PATIENCE, true).expect("a decision");
+    let found =
+        decide(&pod(None), &[service], SERVICE_GRACE, since, since + PATIENCE, true).expect("a decision");
     let wanted =
         "10.0.0.1:80 of Service shop/web (Target.Reason), 10.0.0.1:81 of Service shop/web (not registered)";
     assert!(found.message.contains(wanted), "{}", found.message);
@@ -162,14 +167,14 @@ proptest! {
         let is_healthy = services.iter().all(|(ports, states, at)| {
             *at >= 0 && ports.iter().all(|port| states.get(port) == Some(&HealthState::Healthy))
         });
-        let found = decide(&pod(known), &given, since, since + waited, true);
+        let found = decide(&pod(known), &given, SERVICE_GRACE, since, since + waited, true);
         let is_met = found.as_ref().is_some_and(|found| found.is_met);
         let expected =
             if services.is_empty() { waited >= SERVICE_GRACE } else { is_healthy || waited >= PATIENCE };
         prop_assert_eq!(is_met, expected);
         if let Some(found) = found.filter(|found| !found.is_met) {
             prop_assert!(known != Some(reasons::TARGET_NOT_HEALTHY), "taken back: {:?}", found);
-            prop_assert_eq!(decide(&pod(Some(found.reason)), &given, since, since + waited, true), None);
+            prop_assert_eq!(decide(&pod(Some(found.reason)), &given, SERVICE_GRACE, since, since + waited, true), None);
         }
     }
 }
