@@ -176,9 +176,10 @@ async fn pod_without_a_service_waits_for_slices_that_may_come() {
     let (client, bodies) = recording_of("Pod");
     let reconciler = cluster(Pod { uid: "another".to_owned(), ..pod(None) });
     let running = Running::new(reconciler, client, Leadership::held());
-    tokio::time::sleep(SLICES_GRACE - Duration::from_secs(1)).await;
+    let second = Duration::from_secs(1);
+    tokio::time::sleep(SLICES_GRACE.saturating_sub(second)).await;
     assert_eq!(reasons_of(&bodies), []);
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(3 * second).await;
     assert_eq!(reasons_of(&bodies), [(json!("True"), json!("NoLoadBalancer"))]);
     assert_eq!(bodies.lock().expect("lock")[0]["metadata"]["uid"], json!("another"));
     running.stop().await;
