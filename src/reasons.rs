@@ -83,9 +83,9 @@ reasons! {
     "steerage.dev/load-balancer-ready" {
         /// The pod is healthy in every load balancer that has it as a target.
         TARGET_HEALTHY = "TargetHealthy";
-        /// The pod waits until its load balancers have registered it and find it healthy.
+        /// The pod waits until its load balancers have registered it and find it healthy. The first minute is not reported further.
         REGISTERING = "Registering";
-        /// The pod is registered for a minute, and a load balancer does not find it healthy.
+        /// The pod is registered with all its load balancers, and one of them does not find it healthy a minute after the wait began.
         TARGET_NOT_HEALTHY = "TargetNotHealthy";
         /// No Service of Steerage has the pod as a target.
         NO_LOAD_BALANCER = "NoLoadBalancer";

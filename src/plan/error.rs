@@ -66,7 +66,7 @@ impl PlanError {
             Self::InvalidRequestedAddress { .. } => {
                 "Write one address, or one per IP family separated by a comma"
             }
-            Self::SharedLoadBalancersNotSupported => "Remove the annotation",
+            Self::SharedLoadBalancersNotSupported => "Remove the annotation steerage.dev/shared-load-balancer",
             Self::NoPorts => "Add a port to spec.ports",
             Self::ProtocolNotSupported { .. } => "Remove the port from spec.ports",
             Self::NoNodePort { .. } => "Set spec.allocateLoadBalancerNodePorts to true, or choose pods as targets if the provider can",

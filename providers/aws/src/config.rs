@@ -83,7 +83,7 @@ pub struct AwsArgs {
     pub aws_scheme: Scheme,
 
     /// Let Services share the load balancers that this JSON file lists, by the annotation `steerage.dev/shared-load-balancer`. The file
-    /// names each with the namespaces that may use it, and the annotations of the load balancer as a whole. Read at the start [default: none]
+    /// names each with the namespaces that may use it, and the annotations of the load balancer as a whole. Read once, when the controller starts [default: none]
     #[arg(long, env = "STEERAGE_AWS_SHARED_LOAD_BALANCERS", value_name = "FILE")]
     pub aws_shared_load_balancers: Option<PathBuf>,
 

@@ -67,7 +67,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         SHARED_LOAD_BALANCER_NOT_PERMITTED,
         "The Service names a shared load balancer that does not exist, or that its namespace may not use.",
-        "Ask who runs Steerage for it (`--aws-shared-load-balancers`), or remove `steerage.dev/shared-load-balancer`.",
+        "Ask the operator of Steerage to permit it (`--aws-shared-load-balancers`), or remove `steerage.dev/shared-load-balancer`.",
     ),
     (
         SHARED_LOAD_BALANCER_IMMUTABLE,
@@ -76,7 +76,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         PORT_IN_USE,
-        "Another Service of the shared load balancer has a port that this one requests. The Service is served when the port becomes free.",
+        "Another Service of the shared load balancer has a port that this one requests. No port of this one is created or changed. It is tried again when the port becomes free.",
         "Use another port, or another load balancer.",
     ),
     (

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Load balancers that several Services share: their names, who may use them, and what each is like as a whole. Pure.
 //!
-//! Who runs Steerage decides that, in a file. A Service brings its ports, and what concerns these and its targets alone. So no tenant
+//! The operator of Steerage decides that, in a file. A Service brings its ports, and what concerns these and its targets alone. So no tenant
 //! changes the load balancer of another.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -157,8 +157,9 @@ pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(Strin
     let Some(shared) = shared else {
         // Whether it exists is not for everyone.
         let message = format!(
-            "Services of the namespace {namespace} may use no shared load balancer `{name}`. Ask who runs Steerage for it \
-             (--aws-shared-load-balancers), or remove the annotation {SHARED_LOAD_BALANCER}."
+            "The namespace {namespace} may not use a shared load balancer `{name}`, or none of this name exists. Nothing of this Service is \
+             created or changed but its targets. Ask the operator of Steerage to permit it (--aws-shared-load-balancers), or remove the \
+             annotation {SHARED_LOAD_BALANCER}."
         );
         return Err(Error::invalid(reasons::SHARED_LOAD_BALANCER_NOT_PERMITTED, message));
     };
@@ -166,7 +167,7 @@ pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(Strin
         let problem = format!(
             "Annotation {own} concerns a load balancer as a whole, but the Service shares the load balancer {name} with others."
         );
-        let advice = "Remove the annotation, or ask who runs Steerage to set it for all.";
+        let advice = "Remove the annotation, or ask the operator of Steerage to set it for all.";
         return Err(list::conflict(&problem, advice));
     }
     let mut merged = lb.clone();

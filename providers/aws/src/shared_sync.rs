@@ -64,7 +64,10 @@ impl Aws {
             return self.apply_wanted(lb, wanted, entry, compare).await;
         }
         let Some(mut used) = self.lock_shared(shared, LOCK_PATIENCE).await else {
-            return Ok(again(LOCK_PATIENCE));
+            // Nothing that the Service's status should say.
+            return Err(Error::Conflict(format!(
+                "another Service changes the shared load balancer {shared}"
+            )));
         };
         if let Some(wait) = self.check_place(owner, Place::Shared(shared.to_owned()), entry).await? {
             return Ok(again(wait));
@@ -206,13 +209,14 @@ impl Aws {
         tracing::info!(shared, name = balancer.name, "deleting shared load balancer, which no Service uses");
         self.note_change();
         match self.client.delete_balancer(&balancer.arn).await {
-            // No Service waits for it.
+            // The operator may have protected it. Services are deleted all the same.
             Err(failure) if failure.is("OperationNotPermitted") => {
-                tracing::warn!(
+                let error = failure.message();
+                tracing::info!(
                     shared,
                     name = balancer.name,
-                    error = failure.message(),
-                    "AWS refuses to delete a shared load balancer that no Service uses; trying again later. If it is protected, lift that"
+                    error,
+                    "shared load balancer not deleted; trying again later"
                 );
                 Ok(())
             }
@@ -223,7 +227,7 @@ impl Aws {
     /// Deletes shared load balancers that no list has shown in use for some time, as after a crash between two calls.
     pub(crate) async fn delete_unused_shared(&self, read: &Inventory) {
         for (shared, balancer) in self.unused_for_long(read) {
-            // Who changes it now, uses it.
+            // A Service that holds the lock uses the load balancer.
             let Some(used) = self.lock_shared(&shared, Duration::ZERO).await else { continue };
             if used.unsettled(UNUSED_AFTER).is_some() {
                 continue;

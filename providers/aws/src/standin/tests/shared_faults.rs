@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
-use steerage_provider_api::{ADOPTION_REFUSED, Compare, LoadBalancer, Outcome, Progress, Provider as _};
+use steerage_provider_api::{
+    ADOPTION_REFUSED, Compare, Error, LoadBalancer, Outcome, Progress, Provider as _,
+};
 
 use super::driver::{apply, changes, delete, pause, set, standin, standin_with};
 use super::security_groups::assert_empty;
@@ -216,9 +218,8 @@ async fn slow_change_of_one_service_holds_up_no_other() {
     changes(&cloud);
     aws.apply(&moved, Compare::Remembered).await.unwrap();
     assert!(changes(&cloud).contains(&"RegisterTargets"));
-    let busy = Outcome { progress: Progress::Again(Duration::from_secs(1)), ..Outcome::done() };
-    assert_eq!(aws.apply(&b, Compare::InPlace).await.unwrap(), busy);
-    assert_eq!(aws.delete(&a.owner).await.unwrap(), busy.progress);
+    assert!(matches!(aws.apply(&b, Compare::InPlace).await, Err(Error::Conflict(_))));
+    assert_eq!(aws.delete(&a.owner).await.unwrap(), Progress::Again(Duration::from_secs(1)));
 }
 
 /// Another Service that fails again and again keeps no finalizer.
