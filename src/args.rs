@@ -12,7 +12,7 @@ use kube::Client;
 use steerage_model::names;
 use steerage_process::{Component, Process, ProcessArgs, duration};
 use steerage_provider_api::{Provider, Steering};
-use steerage_provider_aws::{ApiMetrics, Aws, AwsArgs};
+use steerage_provider_aws::{Aws, AwsArgs};
 use steerage_provider_edge::EdgeProvider;
 use steerage_watch::{Backoff, ClientArgs, Watches};
 
@@ -380,7 +380,7 @@ async fn new_provider(
             else {
                 return Ok(None);
             };
-            let metrics = process.metrics().register("controller", ApiMetrics::new);
+            let metrics = process.metrics().register("controller", steerage_provider_aws::api_metrics);
             Arc::new(Aws::connect(steerage_provider_aws::Config::new(aws, uid)?, metrics).await)
         }
     }))

@@ -21,7 +21,7 @@ fn reference_page_of_the_controller_is_current() -> anyhow::Result<()> {
     let ours = metrics.register("controller", crate::metrics::Metrics::new);
     metrics.register("controller", steerage_watch::events::register_metrics);
     metrics.register("controller", steerage_provider_edge::register_sample_metrics);
-    metrics.register("controller", steerage_provider_aws::ApiMetrics::new);
+    metrics.register("controller", steerage_provider_aws::api_metrics);
     metrics.register("controller_watch", steerage_watch::register_sample_metrics);
     ours.conditions.begin("edge");
     ours.called("ensure", "ok", Duration::ZERO);

@@ -111,8 +111,10 @@ fn endpoints_of<'a>(
 ) -> Vec<(SocketAddr, &'a Endpoint)> {
     let is_of = |number: u16| !matches!(key, PodPort::Number(wanted) if *wanted != number);
     let families = families(service).into_iter();
+    let count = if config.capabilities.one_target_family { 1 } else { usize::MAX };
     families
         .filter(|family| *family == Family::V4 || config.capabilities.ipv6)
+        .take(count)
         .flat_map(|family| backends(index.slices(&service.key), family, &port.name, port.protocol))
         .filter(|found| is_of(found.port))
         .map(|found| (SocketAddr::new(found.endpoint.addr, found.port), found.endpoint))

@@ -63,6 +63,7 @@ impl Provider for Silent {
             shared_load_balancers: false,
             ip_mode: Some(IpMode::Vip),
             ipv6: true,
+            one_target_family: false,
             weights: true,
             shared_sets: true,
             affinity: true,

@@ -233,6 +233,7 @@ pub(super) fn capabilities(shared_sets: bool) -> Capabilities {
         shared_load_balancers: false,
         ip_mode: Some(IpMode::Vip),
         ipv6: false,
+        one_target_family: false,
         weights: false,
         shared_sets,
         affinity: true,

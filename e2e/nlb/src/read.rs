@@ -214,6 +214,7 @@ mod tests {
             from_port: Some(53),
             to_port: Some(54),
             ip_ranges: vec![range("192.0.2.0/24"), range("198.51.100.7/32")],
+            ipv6_ranges: Vec::new(),
             prefix_list_ids: Vec::new(),
         };
         let found = admissions(rule);

@@ -82,6 +82,8 @@ pub struct Capabilities {
     pub ip_mode: Option<IpMode>,
     /// Whether IPv6 is supported.
     pub ipv6: bool,
+    /// Whether all targets of a load balancer are reached over the Service's first IP family, whatever family its clients use.
+    pub one_target_family: bool,
     /// Whether targets can have different weights.
     pub weights: bool,
     /// Whether the provider stores a shared set once. Then its changes reach all load balancers that use it by

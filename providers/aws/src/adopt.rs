@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 
 use steerage_provider_api::{Error, Owner};
+use steerage_provider_cloud::marks;
 use tokio::time::Instant;
 
 use crate::adoption::{self, Candidate, Hostname, Verdict};
@@ -194,7 +195,7 @@ impl Aws {
 
     /// Makes the resource the owner's. Returns the tags that it got.
     async fn mark(&self, owner: &Owner, arn: &str, entry: &mut ServiceState) -> Result<Tags, Error> {
-        let tags = names::tags(&self.config.cluster, owner);
+        let tags = marks::of_owner(&self.config.cluster, owner);
         self.note_change();
         entry.written = Some(Instant::now());
         self.client.add_tags(arn, &tags).await?;

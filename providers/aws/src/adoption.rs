@@ -8,14 +8,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use clap::ValueEnum as _;
 use steerage_model::Key;
 use steerage_provider_api::{Error, Owner};
+use steerage_provider_cloud::{
+    ClusterId,
+    marks::{self, CLUSTER, CLUSTER_UID, Ownership},
+};
 
-use crate::annotations::{GROUP_ATTRIBUTES, SECURITY_GROUPS};
+use crate::annotations::{GROUP_ATTRIBUTES, IP_ADDRESS_TYPE, SECURITY_GROUPS};
 use crate::attributes::PRESERVE;
 use crate::client::{Balancer, Tags};
-use crate::config::{ClusterId, Config, Peer};
+use crate::config::{Config, Peer};
 use crate::desired::{Desired, DesiredGroup};
 use crate::diff::{ObservedGroup, ObservedListener};
-use crate::names::{self, CLUSTER_TAG, CLUSTER_UID_TAG, Ownership};
+use crate::ip_address_type::IpAddressType;
 use crate::security_group::Security;
 use crate::{annotations, reasons, security_group_sync};
 
@@ -143,7 +147,7 @@ pub(crate) fn is_adoptable(config: &Config, service: &Key, tags: &Tags) -> bool 
 
 /// Whether a Steerage says whose the resource is.
 fn is_marked(tags: &Tags) -> bool {
-    tags.contains_key(CLUSTER_TAG) || tags.contains_key(CLUSTER_UID_TAG)
+    tags.contains_key(marks::CLUSTER) || tags.contains_key(marks::CLUSTER_UID)
 }
 
 /// Why a published load balancer is not adopted.
@@ -163,11 +167,11 @@ pub(crate) fn judge(
 ) -> Result<Verdict, Error> {
     let Candidate { balancer, tags, .. } = found;
     let refuse = |why: String| Err(refused(&balancer.name, &why));
-    match names::ownership(&config.cluster, tags) {
+    match marks::ownership(&config.cluster, tags) {
         Ownership::Ours(of) if of == *owner => return Ok(Verdict::Ours),
         _ if is_marked(tags) => {
             return refuse(format!(
-                "Its tags {CLUSTER_TAG} and {CLUSTER_UID_TAG} say that it belongs to another cluster or Service. Correct the tags if \
+                "Its tags {CLUSTER} and {CLUSTER_UID} say that it belongs to another cluster or Service. Correct the tags if \
                  they are wrong."
             ));
         }
@@ -211,11 +215,10 @@ fn check(config: &Config, service: &Key, wanted: &Desired, found: &Candidate) ->
             balancer.vpc, config.vpc
         ));
     }
-    if !balancer.is_ipv4 {
-        return Err(
-            "It has IPv6, which Steerage does not support yet. Change its IP address type to ipv4 first."
-                .to_owned(),
-        );
+    if balancer.ip_address_type == IpAddressType::DualStack && wanted.ip_address_type == IpAddressType::Ipv4 {
+        return Err(format!(
+            "Its clients may use IPv6, but the Service requests IPv4 alone. Set annotation {IP_ADDRESS_TYPE} to dualstack."
+        ));
     }
     if balancer.scheme != Some(wanted.scheme) {
         let has = balancer.scheme.map_or("unknown", crate::config::Scheme::as_str);

@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_provider_api::{Compare, Error, Owner};
+use steerage_provider_cloud::marks::{self, Ownership};
 use tokio::time::Instant;
 
 use crate::client::{Balancer, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
+use crate::ip_address_type::IpAddressType;
 use crate::labels::Labels;
-use crate::names::Ownership;
 use crate::observe::Resources;
 use crate::provider::Aws;
 use crate::registered::RegisteredIds;
@@ -19,7 +20,7 @@ use crate::state::ServiceState;
 use crate::targets::Limits;
 use crate::tls::Tls;
 use crate::wanted_targets::WantedTargets;
-use crate::{annotations, finish, names, reasons, security_group_sync, shared, targets};
+use crate::{annotations, finish, reasons, security_group_sync, shared, targets};
 
 /// How far the steps have come.
 pub(crate) enum Stepped {
@@ -79,14 +80,18 @@ impl Aws {
         resources: &mut Resources,
         entry: &mut ServiceState,
     ) -> Result<Stepped, Error> {
-        let mut tags = names::tags(&self.config.cluster, owner);
-        tags.extend(wanted.shared.iter().map(|shared| (names::SHARED_TAG.to_owned(), shared.clone())));
+        let mut tags = marks::of_owner(&self.config.cluster, owner);
+        tags.extend(wanted.shared.iter().map(|shared| (marks::SHARED.to_owned(), shared.clone())));
         tags.extend(wanted.listener_labels().all());
         let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
+        // A listener takes a group with IPv6 only if the load balancer has IPv6.
+        if wanted.ip_address_type == IpAddressType::DualStack {
+            self.sync_ip_address_type(owner, wanted, resources, entry).await?;
+        }
         if let Some(taken) =
             resources.foreign_listeners.iter().find(|f| wanted.listeners.iter().any(|w| w.port == f.port))
         {
-            if let (Some(shared), Some(_)) = (&wanted.shared, names::owner(&self.config.cluster, &taken.tags))
+            if let (Some(shared), Some(_)) = (&wanted.shared, marks::owner(&self.config.cluster, &taken.tags))
             {
                 return Err(shared::port_in_use(shared, taken.port));
             }
@@ -128,6 +133,7 @@ impl Aws {
         for step in others {
             self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
+        self.sync_ip_address_type(owner, wanted, resources, entry).await?;
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
         }
@@ -148,7 +154,7 @@ impl Aws {
         }
         let arns: Vec<String> = entry.unproven.iter().cloned().collect();
         for (arn, tags) in read_tags(&*self.client, &arns).await? {
-            let is_proven = match names::ownership(&self.config.cluster, &tags) {
+            let is_proven = match marks::ownership(&self.config.cluster, &tags) {
                 Ownership::Ours(found) => found == *owner,
                 Ownership::Shared(found) => shared == Some(&found),
                 Ownership::SameName(_) | Ownership::Foreign => false,
@@ -173,7 +179,8 @@ impl Aws {
         resources: &Resources,
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
-        entry.refused_targets.retain(&targets.all());
+        let all = targets.all();
+        entry.refused_targets.retain(|id| all.contains_key(id));
         let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
         for (name, group) in
             wanted.groups.iter().filter_map(|group| resources.groups.get_key_value(&group.name))
@@ -207,13 +214,14 @@ impl Aws {
             let new = NewBalancer {
                 name: wanted.name.clone(),
                 scheme: wanted.scheme,
+                ip_address_type: wanted.ip_address_type,
                 subnets: self.resolved(wanted).await?.mappings()?,
                 security_groups: self.ensure_security_groups(owner, wanted, entry).await?,
             };
             self.note_change();
             entry.written = Some(Instant::now());
             let tags = match &wanted.shared {
-                Some(shared) => labelled(&names::shared_tags(&self.config.cluster, shared), &wanted.labels),
+                Some(shared) => labelled(&marks::of_shared(&self.config.cluster, shared), &wanted.labels),
                 None => labelled(tags, &wanted.labels),
             };
             let made = match self.client.create_balancer(&new, &tags).await {
@@ -263,6 +271,25 @@ impl Aws {
         wanted.placement.check(&balancer.placed)?;
         security_group_sync::check(&wanted.security, balancer)?;
         Ok(balancer.clone())
+    }
+
+    async fn sync_ip_address_type(
+        &self,
+        owner: &Owner,
+        wanted: &Desired,
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        let kind = wanted.ip_address_type;
+        let Some(balancer) = resources.balancer.as_mut().filter(|found| found.ip_address_type != kind) else {
+            return Ok(());
+        };
+        tracing::info!(service = %owner.service, ip_address_type = kind.as_str(), "changing load balancer");
+        self.note_change();
+        entry.written = Some(Instant::now());
+        self.client.set_ip_address_type(&balancer.arn, kind).await?;
+        balancer.ip_address_type = kind;
+        Ok(())
     }
 
     async fn add_certificates(

@@ -5,12 +5,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_provider_api::Error;
+use steerage_provider_cloud::annotation::{self, Pair};
 
 use crate::annotations::{
     ACCESS_LOG_BUCKET, ACCESS_LOG_ENABLED, ACCESS_LOG_PREFIX, ATTRIBUTES, CROSS_ZONE, GROUP_ATTRIBUTES,
     PROXY_PROTOCOL,
 };
-use crate::list::{self, Pair};
 
 /// The Service's annotations.
 type Annotations = BTreeMap<String, String>;
@@ -123,7 +123,10 @@ pub(crate) const OF_GROUPS: &[Attribute] = &[
 
 /// The attributes that AWS has, but Steerage does not take from annotations, and why.
 const REFUSED: &[(&str, &str)] = &[
-    ("ipv6.deny_all_igw_traffic", "IPv6 is not supported yet"),
+    (
+        "ipv6.deny_all_igw_traffic",
+        "an internal load balancer that the internet reaches over IPv6 is not supported",
+    ),
     ("secondary_ips.auto_assigned.per_subnet", "AWS cannot lower it again"),
     ("stickiness.enabled", "spec.sessionAffinity decides it"),
     ("stickiness.type", "spec.sessionAffinity decides it"),
@@ -171,21 +174,21 @@ pub(crate) fn returned(
 /// Reads the values from an annotation of pairs.
 fn read(annotations: &Annotations, name: &str, table: &'static [Attribute]) -> Result<Values, Error> {
     let mut values = Values::new();
-    for Pair { key, value } in list::pairs(annotations, name)? {
+    for Pair { key, value } in annotation::pairs(annotations, name)? {
         let Some(known) = table.iter().find(|known| known.key == key) else {
             let why = REFUSED.iter().find(|(refused, _)| *refused == key);
             return Err(match why {
-                Some((_, why)) => list::invalid(
+                Some((_, why)) => annotation::invalid(
                     name,
                     &format!("sets the attribute {key}, which no annotation may set: {why}"),
                     "Remove the attribute.",
                 ),
-                None => list::unknown_key(name, &key, table.iter().map(|known| known.key)),
+                None => annotation::unknown_key(name, &key, table.iter().map(|known| known.key)),
             });
         };
         known.check(&value).map_err(|right| {
             let problem = format!("sets the attribute {key} to the wrong value `{value}`");
-            list::invalid(name, &problem, &format!("Use {right}."))
+            annotation::invalid(name, &problem, &format!("Use {right}."))
         })?;
         values.insert(known.key, value);
     }
@@ -201,10 +204,10 @@ fn add_alias(
 ) -> Result<(), Error> {
     let Some(value) = annotations.get(alias).map(|value| value.trim()) else { return Ok(()) };
     known.check(value).map_err(|right| {
-        list::invalid(alias, &format!("has the wrong value `{value}`"), &format!("Use {right}."))
+        annotation::invalid(alias, &format!("has the wrong value `{value}`"), &format!("Use {right}."))
     })?;
     match values.insert(known.key, value.to_owned()) {
-        Some(other) if other != value => Err(list::conflict(
+        Some(other) if other != value => Err(annotation::conflict(
             &format!(
                 "Annotation {alias} sets the attribute {} to `{value}`, and {list} to `{other}`.",
                 known.key
@@ -231,7 +234,7 @@ pub(crate) fn of_balancer(annotations: &Annotations) -> Result<Values, Error> {
     }
     let is_logging = values.get(LOG_ENABLED).is_some_and(|value| value == "true");
     if is_logging && !values.contains_key(LOG_BUCKET) {
-        return Err(list::conflict(
+        return Err(annotation::conflict(
             &format!("The annotations enable access logs ({LOG_ENABLED}), but name no bucket."),
             &format!("Name one with {LOG_BUCKET} in {ATTRIBUTES}."),
         ));
@@ -255,14 +258,14 @@ impl GroupWishes {
         if let Some(ports) = annotations.get(PROXY_PROTOCOL).map(|text| text.trim()) {
             if ports != "*" {
                 let problem = format!("has the unsupported value `{ports}`");
-                return Err(list::invalid(
+                return Err(annotation::invalid(
                     PROXY_PROTOCOL,
                     &problem,
                     "Use *, which means all ports, or remove it.",
                 ));
             }
             if values.insert(PROXY, "true".to_owned()).is_some_and(|other| other != "true") {
-                return Err(list::conflict(
+                return Err(annotation::conflict(
                     &format!(
                         "Annotation {PROXY_PROTOCOL} enables {PROXY}, and {GROUP_ATTRIBUTES} disables it."
                     ),
@@ -272,7 +275,7 @@ impl GroupWishes {
         }
         let is = |key: &str, value: &str| values.get(key).is_some_and(|is| is == value);
         if is(PRESERVE, "false") && protocols.iter().any(|protocol| protocol.ends_with("UDP")) {
-            return Err(list::conflict(
+            return Err(annotation::conflict(
                 &format!(
                     "Annotation {GROUP_ATTRIBUTES} disables {PRESERVE}, but AWS always preserves the client's address on \
                      ports with UDP."
@@ -284,7 +287,7 @@ impl GroupWishes {
         if let Some(key) = of_unhealthy
             && protocols.iter().all(|protocol| protocol.ends_with("UDP"))
         {
-            return Err(list::conflict(
+            return Err(annotation::conflict(
                 &format!(
                     "Annotation {GROUP_ATTRIBUTES} sets {key}, which AWS has only for ports with TCP alone. The Service has no such \
                      port."
@@ -295,7 +298,7 @@ impl GroupWishes {
         if is(RESET, "true")
             && let Some(seconds) = values.get(INTERVAL).filter(|seconds| *seconds != "0")
         {
-            return Err(list::conflict(
+            return Err(annotation::conflict(
                 &format!(
                     "Annotation {GROUP_ATTRIBUTES} contradicts itself: {RESET}=true ends connections at once, and \
                      {INTERVAL}={seconds} keeps them for {seconds}s."

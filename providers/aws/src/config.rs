@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use steerage_provider_cloud::ClusterId;
+
 use crate::shared::{self, SharedLoadBalancers};
 
 /// Whether a load balancer is reached from the Internet.
@@ -91,15 +93,6 @@ pub struct AwsArgs {
     /// tags. Only for a migration: stop these controllers first, and grant the further permissions [default: none]
     #[arg(long, env = "STEERAGE_AWS_ADOPT", value_enum, value_name = "CONTROLLER,…", value_delimiter = ',')]
     pub aws_adopt: Vec<Peer>,
-}
-
-/// A cluster, as the tags of its AWS resources name it. Clusters with the same name, such as a copy, differ in the UID.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClusterId {
-    /// Value of `--aws-cluster-name`; names of resources depend on it.
-    pub name: String,
-    /// UID of the namespace `kube-system`. It never changes.
-    pub uid: String,
 }
 
 /// Validated settings of the provider.

@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use steerage_provider_api::{Error, Owner};
+use steerage_provider_cloud::marks::{self, Ownership};
 use tokio::time::Instant;
 
 use crate::client::{CallError, read_tags};
-use crate::names::{self, Ownership};
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
@@ -122,7 +122,7 @@ impl Aws {
             return Ok(Err(wait));
         }
         let is_own = |arn: &str| {
-            let ownership = tags.get(arn).map(|tags| names::ownership(&self.config.cluster, tags));
+            let ownership = tags.get(arn).map(|tags| marks::ownership(&self.config.cluster, tags));
             matches!(ownership, Some(Ownership::Ours(found)) if found == *owner)
         };
         let mut proven = known.clone();

@@ -5,15 +5,17 @@ use std::collections::BTreeMap;
 
 use steerage_model::{Family, Protocol};
 use steerage_provider_api::{Error, GroupKey, Listener, LoadBalancer, PodPort};
+use steerage_provider_cloud::annotation;
 
 use crate::attributes::{GroupWishes, OF_BALANCERS, OF_GROUPS, PRESERVE, Values};
 use crate::config::{Config, Scheme};
 use crate::health_check::HealthCheckSettings;
+use crate::ip_address_type::{IpAddressType, ip_families};
 use crate::labels::Labels;
 use crate::placement::{self, Placement};
 use crate::security_group::{self, Security};
 use crate::tls::{Tls, TlsWishes};
-use crate::{annotations, attributes, health_check, labels, list, names, peers, reasons, shared};
+use crate::{annotations, attributes, health_check, labels, names, peers, reasons, shared};
 
 /// AWS's limit for one network load balancer.
 pub(crate) const MAX_LISTENERS: usize = 50;
@@ -25,6 +27,8 @@ pub(crate) struct DesiredGroup {
     pub(crate) protocol: &'static str,
     /// How its targets are reached.
     pub(crate) key: GroupKey,
+    /// Over which IP family.
+    pub(crate) family: Family,
     pub(crate) health: HealthCheckSettings,
     /// Attributes that must have these values. Others are not changed.
     pub(crate) attributes: Values,
@@ -65,6 +69,7 @@ pub(crate) struct Desired {
     /// The name under which Services share the load balancer. `groups` and `listeners` are those of this Service.
     pub(crate) shared: Option<String>,
     pub(crate) scheme: Scheme,
+    pub(crate) ip_address_type: IpAddressType,
     pub(crate) placement: Placement,
     pub(crate) security: Security,
     /// Attributes of the load balancer that must have these values. Others are not changed.
@@ -80,9 +85,11 @@ pub(crate) struct Desired {
 }
 
 impl Desired {
-    /// Whether annotations name what the load balancer has of others: security groups or subnets.
-    pub(crate) fn names_what_exists(&self) -> bool {
-        self.placement.is_named() || matches!(self.security, Security::Named(_))
+    /// Whether a comparison reads the load balancer itself: annotations name its security groups or subnets, or clients need its IPv6.
+    pub(crate) fn compares_balancer(&self) -> bool {
+        self.placement.is_named()
+            || matches!(self.security, Security::Named(_))
+            || self.ip_address_type == IpAddressType::DualStack
     }
 
     /// The labels of a listener, which has no attributes.
@@ -95,13 +102,16 @@ impl Desired {
 pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> {
     let Some((shared, merged)) = shared::merged(config, lb)? else { return own(config, lb) };
     let name = names::shared_load_balancer(&config.cluster, &shared);
-    Ok(Desired { name, shared: Some(shared), ..own(config, &merged)? })
+    let wanted = Desired { name, shared: Some(shared), ..own(config, &merged)? };
+    shared::check_families(&wanted, &merged)?;
+    Ok(wanted)
 }
 
 /// The same for a load balancer of one Service.
 pub(crate) fn own(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> {
     check_supported(lb)?;
     peers::check(&lb.annotations)?;
+    let families = ip_families(lb)?;
     let ports = merge_ports(&lb.listeners)?;
     let tags = labels::further_tags(&lb.annotations)?;
     let tls_wishes = TlsWishes::read(&lb.annotations, &lb.listeners)?;
@@ -120,12 +130,12 @@ pub(crate) fn own(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> 
                  reaches by TLS.",
                 annotations::BACKEND_PROTOCOL
             );
-            return Err(list::conflict(
+            return Err(annotation::conflict(
                 &problem,
                 "Set spec.sessionAffinity to None, or remove the annotation.",
             ));
         }
-        let name = group_name(config, lb, protocol, key);
+        let name = group_name(config, lb, protocol, (key, families.of_targets));
         listeners.push(DesiredListener { port, protocol: of_listener, group: name.clone(), tls });
         if groups.iter().any(|g| g.name == name) {
             continue;
@@ -136,6 +146,7 @@ pub(crate) fn own(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> 
             name,
             protocol,
             key: key.clone(),
+            family: families.of_targets,
             health: health_check::health_check(lb, planned, protocol, wishes.has_proxy_protocol())?,
             attributes,
             labels: Labels { tags: tags.clone(), attributes: marked },
@@ -150,11 +161,12 @@ pub(crate) fn own(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> 
     let is_beyond_lists = has_tls || may_swap || !attributes.is_empty() || !wishes.is_empty();
     let ports = listeners.iter().map(|found| (found.port, found.protocol));
     let backend = config.backend_security_group.as_deref();
-    let security = security_group::security(lb, ports, backend)?;
+    let security = security_group::security(lb, ports, families.of_clients, backend)?;
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),
         shared: None,
         scheme,
+        ip_address_type: families.of_clients,
         placement: placement::placement(config, scheme, &lb.annotations)?,
         security,
         attributes,
@@ -166,22 +178,22 @@ pub(crate) fn own(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> 
     })
 }
 
-fn group_name(config: &Config, lb: &LoadBalancer, protocol: &str, key: &GroupKey) -> String {
-    let (cluster, service) = (&config.cluster, &lb.owner.service);
+fn group_name(
+    config: &Config,
+    lb: &LoadBalancer,
+    protocol: &str,
+    (key, family): (&GroupKey, Family),
+) -> String {
+    let service = &lb.owner.service;
     match key {
-        GroupKey::Pods(port) => names::pod_group(config, service, protocol, port),
-        GroupKey::NodePort(port) => names::target_group(cluster, service, protocol, *port, &config.vpc),
-        GroupKey::Vip => names::target_group(cluster, service, protocol, 0, &config.vpc),
+        GroupKey::Pods(port) => names::pod_group(config, service, protocol, (port, family)),
+        GroupKey::NodePort(port) => names::target_group(config, service, protocol, (*port, family)),
+        GroupKey::Vip => names::target_group(config, service, protocol, (0, family)),
     }
 }
 
 fn check_supported(lb: &LoadBalancer) -> Result<(), Error> {
-    let wrong = if !lb.families.contains(&Family::V4) {
-        (
-            reasons::IP_FAMILY_NOT_SUPPORTED,
-            "The AWS provider does not support IPv6-only Services. No load balancer is created or changed. Add IPv4 to spec.ipFamilies.",
-        )
-    } else if !lb.requested_addresses.is_empty() {
+    let wrong = if !lb.requested_addresses.is_empty() {
         (
             reasons::ADDRESS_NOT_SUPPORTED,
             "The AWS provider does not support requested addresses. No load balancer is created or changed. Remove spec.loadBalancerIP and the annotation steerage.dev/addresses.",
@@ -217,7 +229,7 @@ fn scheme(config: &Config, lb: &LoadBalancer) -> Result<Scheme, Error> {
             internal.as_str()
         );
         let advice = format!("Decide which is right, and keep only {} with that value.", annotations::SCHEME);
-        return Err(list::conflict(&problem, &advice));
+        return Err(annotation::conflict(&problem, &advice));
     }
     Ok(named.or(internal).unwrap_or(config.scheme))
 }
@@ -300,9 +312,9 @@ pub(crate) mod tests {
 
     use steerage_model::Key;
     use steerage_provider_api::{HealthCheck, HealthProtocol, Owner, TargetGroup, TargetSet, Targets};
+    use steerage_provider_cloud::ClusterId;
 
     use super::*;
-    use crate::config::ClusterId;
 
     pub(crate) fn config() -> Config {
         Config {
@@ -416,10 +428,6 @@ pub(crate) mod tests {
         let many: Vec<_> = (1..=51).map(|p| (Tcp, p, 30000 + p)).collect();
         assert_eq!(reason(&planned(&many)), "TooManyPorts");
         let web = planned(&[(Tcp, 80, 30080)]);
-        assert_eq!(
-            reason(&LoadBalancer { families: vec![Family::V6], ..web.clone() }),
-            "IPFamilyNotSupported"
-        );
         let pool = Some("gold".to_owned());
         assert_eq!(reason(&LoadBalancer { pool, ..web.clone() }), "AddressPoolNotSupported");
         let requested_addresses = vec!["192.0.2.1".parse().unwrap()];

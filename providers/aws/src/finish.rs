@@ -66,8 +66,8 @@ impl Aws {
                 return Err(Error::invalid(reasons::LOAD_BALANCER_FAILED, message));
             }
             // What it has besides may be an old state: what was requested is known better.
-            let Balancer { placed, security_groups, .. } = known.clone();
-            resources.balancer = Some(Balancer { placed, security_groups, ..now });
+            let Balancer { placed, security_groups, ip_address_type, .. } = known.clone();
+            resources.balancer = Some(Balancer { placed, security_groups, ip_address_type, ..now });
         }
         let active = resources.balancer.as_ref().filter(|b| b.active);
         Ok(active.map(|b| vec![Ingress { ip: None, hostname: Some(b.hostname.clone()), ip_mode: None }]))
@@ -82,7 +82,7 @@ impl Aws {
         limits: Limits,
     ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
         let names = wanted.all();
-        entry.refused_targets.retain(&names);
+        entry.refused_targets.retain(|id| names.contains_key(id));
         let ServiceState { resources, registered, refused_targets, .. } = &mut *entry;
         let groups = || resources.iter().flat_map(|(_, resources)| &resources.groups);
         let mut refused = wanted.refused_nodes(groups().map(|(_, group)| group));

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use steerage_model::{Ingress, Key};
 use steerage_provider_api::Owner;
+use steerage_provider_cloud::marks;
 use tokio::time::Instant;
 
 use crate::client::ListedGroup;
 use crate::desired::{Desired, DesiredGroup};
 use crate::inventory::{Inventory, Listed};
-use crate::names;
 use crate::provider::Aws;
 use crate::security_group::SecurityGroup;
 use crate::security_group_sync;
@@ -67,7 +67,7 @@ pub(crate) fn first_look(inventory: &mut Inventory, service: &Key, balancer: &st
 /// Where these resources are; `None` if the list does not tell.
 pub(crate) fn place(listed: &Listed) -> Option<Place> {
     let of_group = |group: &ListedGroup| {
-        group.group.tags.get(names::SHARED_TAG).map_or(Place::Own, |name| Place::Shared(name.clone()))
+        group.group.tags.get(marks::SHARED).map_or(Place::Own, |name| Place::Shared(name.clone()))
     };
     listed.groups.first().map(of_group).or_else(|| listed.balancer.is_some().then_some(Place::Own))
 }
@@ -87,6 +87,7 @@ fn shows(listed: &Listed, wanted: &Desired) -> bool {
     };
     balancer.failed.is_none()
         && balancer.scheme == Some(wanted.scheme)
+        && balancer.ip_address_type == wanted.ip_address_type
         && wanted.placement.check(&balancer.placed).is_ok()
         && security_group_sync::check(&wanted.security, balancer).is_ok()
         && wanted.labels.are_on(&listed.balancer_tags)

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use steerage_model::annotations as common;
 use steerage_provider_api::{Error, GroupKey, HealthCheck, HealthProtocol, LoadBalancer, TargetGroup};
+use steerage_provider_cloud::annotation;
 
 use crate::annotations::{
     CHECK_HEALTHY, CHECK_INTERVAL, CHECK_PATH, CHECK_PORT, CHECK_PROTOCOL, CHECK_TIMEOUT, CHECK_UNHEALTHY,
     TARGET_TYPE,
 };
-use crate::{list, reasons};
+use crate::reasons;
 
 const INTERVALS: RangeInclusive<i32> = 5..=300;
 const TIMEOUTS: RangeInclusive<i32> = 2..=120;
@@ -62,10 +63,10 @@ fn read(
     let Some(text) = lb.annotations.get(name).map(|text| text.trim()) else { return Ok(None) };
     let value = text.parse().ok().filter(|value| range.contains(value)).ok_or_else(|| {
         let advice = format!("Use a whole number from {} to {}, without a unit.", range.start(), range.end());
-        list::invalid(name, &format!("has the wrong value `{text}`"), &advice)
+        annotation::invalid(name, &format!("has the wrong value `{text}`"), &advice)
     })?;
     if lb.annotations.contains_key(own) && value != planned {
-        return Err(list::conflict(
+        return Err(annotation::conflict(
             &format!("Annotations {name} and {own} contradict each other."),
             "Keep only one of them.",
         ));
@@ -83,18 +84,22 @@ fn read_pod_check(lb: &LoadBalancer, protocol: &str, check: &mut HealthCheckSett
                 let problem =
                     format!("Annotation {CHECK_PATH} names a path, but the health check is a TCP check.");
                 let advice = format!("Set {CHECK_PROTOCOL} to http, or remove the path.");
-                return Err(list::conflict(&problem, &advice));
+                return Err(annotation::conflict(&problem, &advice));
             }
         }
         Some("http") => check.path = Some(path.unwrap_or("/").to_owned()),
         Some(other) => {
             let problem = format!("has the unsupported value `{other}`");
-            return Err(list::invalid(CHECK_PROTOCOL, &problem, "Use tcp or http."));
+            return Err(annotation::invalid(CHECK_PROTOCOL, &problem, "Use tcp or http."));
         }
     }
     if let Some(path) = path.filter(|path| !path.starts_with('/') || path.len() > 1024) {
         let problem = format!("has the wrong value `{path}`");
-        return Err(list::invalid(CHECK_PATH, &problem, "Begin it with /, with at most 1,024 characters."));
+        return Err(annotation::invalid(
+            CHECK_PATH,
+            &problem,
+            "Begin it with /, with at most 1,024 characters.",
+        ));
     }
     match text(CHECK_PORT) {
         None | Some("traffic-port") => {}
@@ -102,7 +107,7 @@ fn read_pod_check(lb: &LoadBalancer, protocol: &str, check: &mut HealthCheckSett
             Ok(port) if port != 0 => check.port = Some(port),
             _ => {
                 let problem = format!("has the wrong value `{port}`");
-                return Err(list::invalid(
+                return Err(annotation::invalid(
                     CHECK_PORT,
                     &problem,
                     "Use traffic-port, or a number from 1 to 65535.",
@@ -111,7 +116,7 @@ fn read_pod_check(lb: &LoadBalancer, protocol: &str, check: &mut HealthCheckSett
         },
     }
     if protocol == "UDP" && check.port.is_none() {
-        return Err(list::conflict(
+        return Err(annotation::conflict(
             "Pods are targets of a UDP port, on which AWS cannot check their health.",
             &format!("Name a TCP port of the pods in {CHECK_PORT}."),
         ));
@@ -177,11 +182,11 @@ pub(crate) fn health_check(
             "Annotation {CHECK_TIMEOUT} is {}s, longer than the interval of the health check, {}s.",
             check.timeout, check.interval
         );
-        return Err(list::conflict(&message, &format!("Lower it, or raise {CHECK_INTERVAL}.")));
+        return Err(annotation::conflict(&message, &format!("Lower it, or raise {CHECK_INTERVAL}.")));
     }
     if has_proxy_protocol && !of_pods {
         if plan.is_of_service {
-            return Err(list::conflict(
+            return Err(annotation::conflict(
                 "PROXY protocol is enabled, but AWS sends its header to the health-check node port too, which does not \
                  understand it: no node would be healthy.",
                 "Set the annotation steerage.dev/steering to api or spec.externalTrafficPolicy to Cluster, or disable PROXY \

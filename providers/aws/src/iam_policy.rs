@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use serde_json::Value;
+use steerage_provider_cloud::marks;
 
-use crate::names::{CLUSTER_TAG, CLUSTER_UID_TAG, SERVICE_TAG, UID_TAG};
+use serde_json::Value;
 
 /// The keys of a request that conditions compare, and under `RESOURCE` the type of the resource that the request is checked on.
 type Context = BTreeMap<String, &'static str>;
@@ -109,11 +109,11 @@ pub(crate) fn called() -> BTreeSet<(&'static str, String)> {
 }
 
 fn requests(tag: &'static str) -> Context {
-    Context::from([(format!("aws:RequestTag/{CLUSTER_TAG}"), tag)])
+    Context::from([(format!("aws:RequestTag/{}", marks::CLUSTER), tag)])
 }
 
 fn touches(tag: &'static str) -> Context {
-    Context::from([(format!("aws:ResourceTag/{CLUSTER_TAG}"), tag)])
+    Context::from([(format!("aws:ResourceTag/{}", marks::CLUSTER), tag)])
 }
 
 fn joined(contexts: &[Context]) -> Context {
@@ -184,7 +184,7 @@ fn existing_resources_cannot_change_hands() {
             assert!(!is_allowed(ELB, action, &joined(&[other, requests("CLUSTER")])), "{action}");
         }
         assert!(is_allowed(ELB, action, &joined(&[touches("CLUSTER"), further.clone()])), "{action}");
-        for key in [CLUSTER_TAG, CLUSTER_UID_TAG, SERVICE_TAG, UID_TAG] {
+        for key in [marks::CLUSTER, marks::CLUSTER_UID, marks::SERVICE, marks::UID] {
             let hand_over = Context::from([(format!("aws:RequestTag/{key}"), "x")]);
             let context = joined(&[touches("CLUSTER"), further.clone(), hand_over]);
             assert!(!is_allowed(ELB, action, &context), "{key}");
@@ -224,7 +224,8 @@ fn adoption_reaches_only_what_other_controllers_made_for_the_cluster() {
     assert_eq!(listed, BTreeSet::from([format!("{ELB}AddTags")]));
     let is_allowed = |contexts: &[Context]| is_granted_by(&further, ELB, "AddTags", &joined(contexts));
     let on = |key: &str, value: &'static str| Context::from([(format!("aws:ResourceTag/{key}"), value)]);
-    let owner = [CLUSTER_UID_TAG, SERVICE_TAG, UID_TAG].map(|key| (format!("aws:RequestTag/{key}"), "x"));
+    let owner =
+        [marks::CLUSTER_UID, marks::SERVICE, marks::UID].map(|key| (format!("aws:RequestTag/{key}"), "x"));
     let marks = joined(&[requests("CLUSTER"), Context::from(owner)]);
     for theirs in [on("kubernetes.io/cluster/CLUSTER", "owned"), on("elbv2.k8s.aws/cluster", "CLUSTER")] {
         assert!(is_allowed(&[marks.clone(), theirs.clone()]), "{theirs:?}");

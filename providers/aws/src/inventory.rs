@@ -9,12 +9,16 @@ use std::time::Duration;
 
 use steerage_model::{Key, chain};
 use steerage_provider_api::{Error, Owner};
+use steerage_provider_cloud::{
+    ClusterId,
+    marks::{self, Ownership},
+};
 use tokio::time::Instant;
 
 use crate::client::{Balancer, Calls, ListedGroup, TAGS_BATCH, Tags, read_tags};
-use crate::config::{ClusterId, Config};
+use crate::config::Config;
 use crate::first_look::place;
-use crate::names::{self, Ownership};
+use crate::names;
 use crate::security_group::SecurityGroup;
 use crate::shared::Place;
 
@@ -135,7 +139,7 @@ impl Reading {
 
 /// The cluster's security groups.
 async fn list_security_groups(client: &dyn Calls, cluster: &ClusterId) -> Result<Vec<SecurityGroup>, Error> {
-    let tags = names::cluster_tags(cluster);
+    let tags = marks::of_cluster(cluster);
     match tokio::time::timeout(EC2_TIMEOUT, client.security_groups(&tags)).await {
         Ok(found) => Ok(found?),
         Err(_) => Err(Error::Unavailable("EC2 does not answer".to_owned())),
@@ -152,7 +156,7 @@ impl Inventory {
     ) -> Self {
         let names = balancers.iter().map(|b| b.name.clone()).chain(groups.iter().map(|g| g.name.clone()));
         let used: BTreeSet<&String> = groups.iter().flat_map(|group| &group.balancers).collect();
-        let shared = |balancer: &Balancer| match names::ownership(cluster, tags.get(&balancer.arn)?) {
+        let shared = |balancer: &Balancer| match marks::ownership(cluster, tags.get(&balancer.arn)?) {
             Ownership::Shared(shared) => Some(shared),
             _ => None,
         };
@@ -162,7 +166,7 @@ impl Inventory {
         let (names, owned) = (names.collect(), BTreeMap::new());
         let mut inventory = Self { read, names, owned, unused_shared, owners: None };
         let mut other_clusters = Vec::new();
-        let mut owner = |name: &str, arn: &str| match names::ownership(cluster, tags.get(arn)?) {
+        let mut owner = |name: &str, arn: &str| match marks::ownership(cluster, tags.get(arn)?) {
             Ownership::Ours(owner) => Some(owner),
             Ownership::SameName(_) => {
                 other_clusters.push(name.to_owned());
@@ -211,7 +215,7 @@ impl Inventory {
     /// Adds those that belong to a Service of this cluster.
     fn add_security_groups(&mut self, cluster: &ClusterId, groups: Vec<SecurityGroup>) {
         for group in groups {
-            if let Some(owner) = names::owner(cluster, &group.tags) {
+            if let Some(owner) = marks::owner(cluster, &group.tags) {
                 self.owned.entry(owner).or_default().security_groups.push(group);
             }
         }

@@ -8,11 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_provider_api::Error;
+use steerage_provider_cloud::annotation::{self, Pair};
 
 use crate::annotations::TAGS;
 use crate::attributes::{OF_BALANCERS, OF_GROUPS};
 use crate::client::Tags;
-use crate::list::{self, Pair};
 use crate::names;
 
 /// Tag: the attributes that annotations name, by their marks.
@@ -50,7 +50,7 @@ pub(crate) struct Relabel {
 /// Reads the annotation for further tags.
 pub(crate) fn further_tags(annotations: &BTreeMap<String, String>) -> Result<Tags, Error> {
     let mut tags = Tags::new();
-    for Pair { key, value } in list::pairs(annotations, TAGS)? {
+    for Pair { key, value } in annotation::pairs(annotations, TAGS)? {
         let is_allowed = |text: &str| text.chars().all(|c| c.is_alphanumeric() || " +-=._:/@".contains(c));
         let lower = key.to_ascii_lowercase();
         let wrong = if lower.starts_with(OWN_PREFIX) {
@@ -65,7 +65,7 @@ pub(crate) fn further_tags(annotations: &BTreeMap<String, String>) -> Result<Tag
             tags.insert(key, value);
             continue;
         };
-        return Err(list::invalid(
+        return Err(annotation::invalid(
             TAGS,
             &format!("has the tag {key}, {wrong}"),
             "Correct or remove the tag.",
@@ -73,7 +73,7 @@ pub(crate) fn further_tags(annotations: &BTreeMap<String, String>) -> Result<Tag
     }
     if tags.len() > MAX_TAGS {
         let problem = format!("has {} tags, but Steerage supports {MAX_TAGS}", tags.len());
-        return Err(list::invalid(TAGS, &problem, "Remove some."));
+        return Err(annotation::invalid(TAGS, &problem, "Remove some."));
     }
     Ok(tags)
 }

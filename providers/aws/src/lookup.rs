@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use steerage_provider_api::Error;
+use steerage_provider_cloud::AfterFailure;
 use tokio::time::Instant;
 
 use crate::desired::Desired;
@@ -15,14 +16,7 @@ use crate::provider::Aws;
 use crate::subnets::Subnet;
 
 /// A read is used for this time.
-const AGE: Duration = Duration::from_mins(1);
-
-/// The subnets of the VPC, and when they were last read.
-pub(crate) struct KnownSubnets {
-    read: Instant,
-    /// `None` if EC2 did not return them.
-    all: Option<Arc<[Subnet]>>,
-}
+pub(crate) const AGE: Duration = Duration::from_mins(1);
 
 /// The IDs of security groups by name, and when they were read.
 pub(crate) type KnownGroupNames = HashMap<String, (Instant, String)>;
@@ -33,32 +27,23 @@ impl Aws {
         if !wanted.placement.needs_lookup() {
             return Ok(wanted.placement.clone());
         }
-        let mut known = self.subnets.lock().await;
-        let all = match known.as_ref().filter(|known| known.read.elapsed() < AGE) {
-            Some(KnownSubnets { all: Some(all), .. }) => Arc::clone(all),
-            _ => self.read_subnets(&mut known).await?,
-        };
-        drop(known);
+        let all = self.subnets(AfterFailure::Retry).await?;
         wanted.placement.resolved(&self.config, &all)
     }
 
     /// The subnets of the VPC, for load balancers that exist. After a failure of EC2 nobody asks again for a while: a thousand Services
     /// that wait for its answer one after the other would not follow their endpoints.
     pub(crate) async fn subnets_to_compare(&self) -> Result<Arc<[Subnet]>, Error> {
-        let mut known = self.subnets.lock().await;
-        match known.as_ref().filter(|known| known.read.elapsed() < AGE) {
-            Some(KnownSubnets { all: Some(all), .. }) => Ok(Arc::clone(all)),
-            Some(_) => Err(Error::Unavailable(
-                "EC2 did not return the subnets of the VPC a moment ago. Steerage retries.".to_owned(),
-            )),
-            None => self.read_subnets(&mut known).await,
-        }
+        self.subnets(AfterFailure::GiveUp).await
     }
 
-    async fn read_subnets(&self, known: &mut Option<KnownSubnets>) -> Result<Arc<[Subnet]>, Error> {
-        let found = self.client.subnets(&self.config.vpc).await.map(Arc::<[Subnet]>::from);
-        *known = Some(KnownSubnets { read: Instant::now(), all: found.as_ref().ok().map(Arc::clone) });
-        Ok(found?)
+    async fn subnets(&self, after_failure: AfterFailure) -> Result<Arc<[Subnet]>, Error> {
+        let read = async { self.client.subnets(&self.config.vpc).await.map(Arc::<[Subnet]>::from) };
+        self.subnets.get(after_failure, read).await?.ok_or_else(|| {
+            Error::Unavailable(
+                "EC2 did not return the subnets of the VPC a moment ago. Steerage retries.".to_owned(),
+            )
+        })
     }
 
     /// The IDs of the security groups that an annotation names.

@@ -5,10 +5,11 @@
 use std::collections::BTreeSet;
 
 use steerage_provider_api::{Error, LoadBalancer};
+use steerage_provider_cloud::annotation;
 
 use crate::annotations::{DISABLE_SECURITY_GROUP, ICMP_FOR_PATH_MTU, SECURITY_GROUPS};
+use crate::reasons;
 use crate::subnets::NAME_TAG;
-use crate::{list, reasons};
 
 /// IDs and names, as the annotation has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub(crate) struct OtherWishes {
 /// Reads the annotation. Beside it, nothing else may say who may connect: Steerage does not change the rules of these groups, and a list
 /// of ranges without effect would look like a restriction.
 pub(crate) fn read(lb: &LoadBalancer, others: OtherWishes) -> Result<Option<NamedGroups>, Error> {
-    let Some(items) = list::distinct(&lb.annotations, SECURITY_GROUPS)? else { return Ok(None) };
+    let Some(items) = annotation::distinct(&lb.annotations, SECURITY_GROUPS)? else { return Ok(None) };
     let names = format!("Annotation {SECURITY_GROUPS} names the security groups of the load balancer");
     let (problem, advice) = if others.has_sources {
         (
@@ -57,7 +58,7 @@ pub(crate) fn read(lb: &LoadBalancer, others: OtherWishes) -> Result<Option<Name
     } else {
         return Ok(Some(NamedGroups(items.into_iter().collect())));
     };
-    Err(list::conflict(&problem, &advice))
+    Err(annotation::conflict(&problem, &advice))
 }
 
 impl NamedGroups {
@@ -98,7 +99,11 @@ impl NamedGroups {
 pub(crate) fn check_own(ids: &BTreeSet<String>, own: Option<&str>) -> Result<(), Error> {
     let Some(own) = own.filter(|own| ids.contains(*own)) else { return Ok(()) };
     let problem = format!("names {own}, the group that Steerage created for this load balancer");
-    Err(list::invalid(SECURITY_GROUPS, &problem, "Remove the annotation to keep that group, or name others."))
+    Err(annotation::invalid(
+        SECURITY_GROUPS,
+        &problem,
+        "Remove the annotation to keep that group, or name others.",
+    ))
 }
 
 #[cfg(test)]

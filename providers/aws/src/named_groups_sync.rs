@@ -7,13 +7,13 @@
 use std::collections::BTreeSet;
 
 use steerage_provider_api::{Compare, Error, Owner};
+use steerage_provider_cloud::Tried;
 use tokio::time::Instant;
 
 use crate::client::Balancer;
 use crate::named_groups::{NamedGroups, check_own};
 use crate::provider::Aws;
 use crate::state::{KnownSecurityGroup, ServiceState};
-use crate::tried::Tried;
 
 impl Aws {
     /// Makes the groups of a load balancer the named ones.

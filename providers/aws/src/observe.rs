@@ -4,12 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_provider_api::{Error, Owner};
+use steerage_provider_cloud::{
+    ClusterId,
+    marks::{self, Ownership},
+};
 
 use crate::client::{Balancer, Calls, Tags, read_tags};
-use crate::config::ClusterId;
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::labels;
-use crate::names::{self, Ownership};
+use crate::names;
 use crate::shared::Place;
 
 /// The resources of one owner.
@@ -100,7 +103,7 @@ pub(crate) async fn read_all(
         balancer.iter().map(|b| b.arn.clone()).chain(found.values().map(|g| g.arn.clone())).collect();
     let tags = read_tags(client, &arns).await?;
     let ownership = |name: &str, arn: &str| {
-        tags.get(arn).map(|tags| names::ownership(cluster, tags)).ok_or_else(|| not_visible(name))
+        tags.get(arn).map(|tags| marks::ownership(cluster, tags)).ok_or_else(|| not_visible(name))
     };
     let mut seen = Observation::default();
     if let Some(balancer) = balancer {
@@ -148,7 +151,7 @@ pub(crate) async fn read_all(
 /// Tells the listeners of the owner, and of its predecessors, from those of the other Services that share the load balancer.
 fn share_out(cluster: &ClusterId, owner: &Owner, seen: &mut Observation) {
     for listener in std::mem::take(&mut seen.mine.listeners) {
-        let listeners = match names::owner(cluster, &listener.tags) {
+        let listeners = match marks::owner(cluster, &listener.tags) {
             Some(found) if found == *owner => &mut seen.mine.listeners,
             Some(found) if found.service == owner.service => &mut seen.stale.listeners,
             _ => &mut seen.mine.foreign_listeners,
@@ -171,7 +174,7 @@ async fn listeners(
     for listener in &mut listeners {
         listener.tags = tags.get(&listener.arn).cloned().unwrap_or_default();
         let is_read =
-            names::owner(cluster, &listener.tags).is_some_and(|of| whose.is_none_or(|whose| of == *whose));
+            marks::owner(cluster, &listener.tags).is_some_and(|of| whose.is_none_or(|whose| of == *whose));
         if let Some(tls) = listener.tls.as_mut().filter(|_| is_read) {
             tls.others = client.other_certificates(&listener.arn).await?;
         }
@@ -179,7 +182,7 @@ async fn listeners(
     if let Some(new) = listeners.iter().find(|listener| !tags.contains_key(&listener.arn)) {
         return Err(not_visible(&format!("{}:{}", balancer.name, new.port)));
     }
-    let ours = |listener: &ObservedListener| names::owner(cluster, &listener.tags).is_some();
+    let ours = |listener: &ObservedListener| marks::owner(cluster, &listener.tags).is_some();
     Ok(Some(listeners.into_iter().partition(ours)))
 }
 
@@ -207,7 +210,7 @@ pub(crate) fn not_visible(name: &str) -> Error {
 /// What is wrong with a resource that has a wanted name, and what to do.
 fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
     let ClusterId { name: cluster, uid: own } = cluster;
-    let tag = names::CLUSTER_UID_TAG;
+    let tag = marks::CLUSTER_UID;
     match ownership {
         Ownership::SameName(uid) => {
             let found = uid.as_deref().map_or("missing".to_owned(), |uid| format!("`{uid}`"));
@@ -216,7 +219,7 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
                  UID of this cluster is `{own}`. It is not changed. If this cluster is a copy, set another --aws-cluster-name \
                  here. If this cluster replaces another one, follow \"Copied and restored clusters\" in docs/providers/aws.md: \
                  the tags {tag} and {} must change together, or the load balancer is deleted.",
-                names::UID_TAG
+                marks::UID
             )
         }
         Ownership::Ours(other) => {

@@ -1,36 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The annotations of AWS's other controllers, and which of them Steerage accepts. Pure. `desired` checks each Service with it, so
-//! that an annotation is never ignored: a load balancer that looks configured would be more open than its owner believes.
+//! The annotations of AWS's other controllers, and which of them Steerage accepts. Pure. `desired` checks each Service with it.
 //!
 //! `docs/reference/annotations.md` lists the table.
 
 use std::collections::BTreeMap;
 
 use steerage_provider_api::Error;
+use steerage_provider_cloud::{PeerAnnotation, PeerAnnotations};
 
-use crate::{annotations, reasons};
+use crate::annotations;
 
 /// All names in [`PEER_ANNOTATIONS`] start with it.
 pub const PREFIX: &str = "service.beta.kubernetes.io/";
-/// Every annotation that starts with it concerns a load balancer of AWS.
-const AWS_PREFIX: &str = "service.beta.kubernetes.io/aws-load-balancer-";
-
-/// An annotation that another controller reads, and Steerage does not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerAnnotation {
-    /// The name after [`PREFIX`]. If it ends with a dot, more follows in the annotation.
-    pub suffix: &'static str,
-    /// Values that are accepted, because they request what Steerage does anyway.
-    pub accepted: &'static [&'static str],
-    /// Why other values are refused, or what to use instead: a sentence.
-    pub why: &'static str,
-}
+/// All annotations of AWS's other controllers.
+const PEERS: PeerAnnotations =
+    PeerAnnotations { prefix: PREFIX, own: "aws-load-balancer-", unread: PEER_ANNOTATIONS };
 
 const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'static str) -> PeerAnnotation {
     PeerAnnotation { suffix, accepted, why }
 }
 
-const IPV6: &str = "IPv6 is not supported yet.";
+const IPV6_ADDRESSES: &str = "AWS chooses the IPv6 addresses.";
+const IPV6_NAT: &str = "UDP to dualstack load balancers is not supported yet.";
 const CLASSIC: &str = "It concerns classic load balancers, which Steerage does not create.";
 const QUIC: &str = "QUIC is not supported.";
 
@@ -42,7 +33,7 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("aws-load-balancer-connection-draining-enabled", &[], CLASSIC),
     peer("aws-load-balancer-connection-draining-timeout", &[], CLASSIC),
     peer("aws-load-balancer-connection-idle-timeout", &[], CLASSIC),
-    peer("aws-load-balancer-enable-prefix-for-ipv6-source-nat", &["off"], IPV6),
+    peer("aws-load-balancer-enable-prefix-for-ipv6-source-nat", &["off"], IPV6_NAT),
     peer(
         "aws-load-balancer-enable-tcp-udp-listener",
         &["true"],
@@ -55,8 +46,7 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
         &["on"],
         "Rules always apply to traffic of PrivateLink, which is AWS's default.",
     ),
-    peer("aws-load-balancer-ip-address-type", &["ipv4"], IPV6),
-    peer("aws-load-balancer-ipv6-addresses", &[], IPV6),
+    peer("aws-load-balancer-ipv6-addresses", &[], IPV6_ADDRESSES),
     peer("aws-load-balancer-listener-attributes.", &[], "Attributes of listeners are not supported yet."),
     peer("aws-load-balancer-minimum-load-balancer-capacity", &[], "Reserved capacity is not supported."),
     peer(
@@ -76,7 +66,7 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     ),
     peer("aws-load-balancer-quic-enabled-containers", &[], QUIC),
     peer("aws-load-balancer-quic-enabled-ports", &[], QUIC),
-    peer("aws-load-balancer-source-nat-ipv6-prefixes", &[], IPV6),
+    peer("aws-load-balancer-source-nat-ipv6-prefixes", &[], IPV6_NAT),
     peer(
         "aws-load-balancer-type",
         &["nlb", "external"],
@@ -85,45 +75,9 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
 ];
 
 /// Refuses an annotation that another controller would obey, or whose name nobody knows.
-pub(crate) fn check(annotations: &BTreeMap<String, String>) -> Result<(), Error> {
-    for (name, value) in annotations {
-        let Some(suffix) = name.strip_prefix(PREFIX) else { continue };
-        if annotations::ALL.iter().any(|known| known.name == name) {
-            continue;
-        }
-        let is_it = |peer: &&PeerAnnotation| {
-            suffix == peer.suffix || (peer.suffix.ends_with('.') && suffix.starts_with(peer.suffix))
-        };
-        match PEER_ANNOTATIONS.iter().find(is_it) {
-            Some(peer) if peer.accepted.contains(&value.trim()) => {}
-            Some(peer) => return Err(refused(name, peer)),
-            None if name.starts_with(AWS_PREFIX) => return Err(unknown(name)),
-            None => {}
-        }
-    }
-    Ok(())
-}
-
-fn refused(name: &str, peer: &PeerAnnotation) -> Error {
-    let PeerAnnotation { accepted, why, .. } = peer;
-    let or =
-        if accepted.is_empty() { String::new() } else { format!(", or set it to {}", accepted.join(" or ")) };
-    let what = if accepted.is_empty() { "is not supported" } else { "has an unsupported value" };
-    let message = format!(
-        "Annotation {name} {what}. {why} No load balancer is created or changed. Remove the annotation{or}."
-    );
-    Error::invalid(reasons::ANNOTATION_NOT_SUPPORTED, message)
-}
-
-fn unknown(name: &str) -> Error {
-    let known = PEER_ANNOTATIONS.iter().map(|peer| format!("{PREFIX}{}", peer.suffix));
-    let known = known.chain(annotations::ALL.iter().map(|known| known.name.to_owned()));
-    let nearest = known.min_by_key(|known| strsim::levenshtein(name, known)).unwrap_or_default();
-    let message = format!(
-        "Annotation {name} is unknown. The nearest known one is {nearest}. No load balancer is created or changed. Correct or \
-         remove the annotation."
-    );
-    Error::invalid(reasons::UNKNOWN_ANNOTATION, message)
+pub(crate) fn check(of_service: &BTreeMap<String, String>) -> Result<(), Error> {
+    let read: Vec<&'static str> = annotations::ALL.iter().map(|known| known.name).collect();
+    PEERS.check(of_service, &read)
 }
 
 #[cfg(test)]

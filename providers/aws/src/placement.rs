@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use steerage_provider_api::Error;
+use steerage_provider_cloud::annotation;
 
 use crate::annotations::{EIP_ALLOCATIONS, PRIVATE_ADDRESSES, SUBNETS};
 use crate::config::{Config, Scheme};
+use crate::reasons;
 use crate::subnets::{self, Subnet};
-use crate::{list, reasons};
 
 /// The address of a load balancer in one subnet, if it is not AWS's choice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,7 +56,7 @@ fn addresses(
     form: &str,
 ) -> Result<Vec<Address>, Error> {
     if scheme != needed {
-        return Err(list::conflict(
+        return Err(annotation::conflict(
             &format!(
                 "Annotation {name} is for the scheme {}, but the scheme is {}.",
                 needed.as_str(),
@@ -65,7 +66,8 @@ fn addresses(
         ));
     }
     let parsed = |item: &String| {
-        let wrong = || list::invalid(name, &format!("has the wrong value `{item}`"), &format!("Use {form}."));
+        let wrong =
+            || annotation::invalid(name, &format!("has the wrong value `{item}`"), &format!("Use {form}."));
         parse(item).ok_or_else(wrong)
     };
     items.iter().map(parsed).collect()
@@ -77,7 +79,7 @@ pub(crate) fn placement(
     scheme: Scheme,
     annotations: &BTreeMap<String, String>,
 ) -> Result<Placement, Error> {
-    let named = list::distinct(annotations, SUBNETS)?;
+    let named = annotation::distinct(annotations, SUBNETS)?;
     let is_named = named.is_some();
     let subnets = match named {
         Some(items) if items.iter().all(|item| item.starts_with("subnet-")) => Subnets::Ids(items),
@@ -85,12 +87,12 @@ pub(crate) fn placement(
         None if config.subnets.is_empty() => Subnets::Offered,
         None => Subnets::Ids(config.subnets.clone()),
     };
-    let elastic = list::distinct(annotations, EIP_ALLOCATIONS)?.map(|items| {
+    let elastic = annotation::distinct(annotations, EIP_ALLOCATIONS)?.map(|items| {
         let parse = |item: &str| item.starts_with("eipalloc-").then(|| Address::Elastic(item.to_owned()));
         let needed = (scheme, Scheme::InternetFacing);
         addresses((EIP_ALLOCATIONS, items), needed, parse, "an allocation ID, eipalloc-…")
     });
-    let private = list::distinct(annotations, PRIVATE_ADDRESSES)?.map(|items| {
+    let private = annotation::distinct(annotations, PRIVATE_ADDRESSES)?.map(|items| {
         let parse = |item: &str| item.parse().ok().map(Address::Private);
         addresses((PRIVATE_ADDRESSES, items), (scheme, Scheme::Internal), parse, "IPv4 addresses")
     });
@@ -152,7 +154,7 @@ impl Placement {
         }
         let message =
             format!("Annotation {requested_by} has {} values for {subnets} subnets.", addresses.len());
-        Err(list::conflict(&message, "Write one for each subnet, in the same order."))
+        Err(annotation::conflict(&message, "Write one for each subnet, in the same order."))
     }
 
     /// The subnets of a new load balancer, each with its address. Empty as long as the subnets are not resolved.

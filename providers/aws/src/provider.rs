@@ -18,21 +18,22 @@ use steerage_provider_api::{
     Addressing, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress,
     Provider, Steering, TargetsAnnotation,
 };
+use steerage_provider_cloud::{ApiMetrics, Keyed, Recent};
 use tokio::time::Instant;
 
-use crate::api_metrics::ApiMetrics;
 use crate::client::{Calls, Client};
 use crate::config::Config;
 use crate::desired::{Desired, desired};
 use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
-use crate::lookup::{KnownGroupNames, KnownSubnets};
+use crate::lookup::{self, KnownGroupNames};
 use crate::observe::{self, Observation};
 use crate::security_group::{SecurityGroup, new_security_group};
 use crate::shared::Place;
 use crate::shared_sync::again;
 use crate::shared_use::SharedUse;
 use crate::state::{FirstLook, KnownSecurityGroup, ServiceState};
+use crate::subnets::Subnet;
 use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
 use crate::{adoption, annotations, names};
@@ -53,12 +54,12 @@ struct Lists {
 pub struct Aws {
     pub(crate) config: Config,
     pub(crate) client: Arc<dyn Calls>,
-    services: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<ServiceState>>>>,
+    services: Keyed<Key, ServiceState>,
     lists: tokio::sync::Mutex<Lists>,
-    pub(crate) subnets: tokio::sync::Mutex<Option<KnownSubnets>>,
+    pub(crate) subnets: Recent<[Subnet]>,
     pub(crate) group_names: Mutex<KnownGroupNames>,
     /// One for each shared load balancer: its Services change it one after the other.
-    pub(crate) shared_locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<SharedUse>>>>,
+    pub(crate) shared_uses: Keyed<String, SharedUse>,
     /// When this process was first asked for something: until then, another one may have changed what reads do not show yet.
     pub(crate) first_call: OnceLock<Instant>,
     /// Where the last list of AWS shows the resources of owners that share a load balancer.
@@ -101,11 +102,11 @@ impl Aws {
             config,
             client,
             to_reconcile: (to_reconcile, Mutex::new(Some(receiver))),
-            services: Mutex::default(),
+            services: Keyed::default(),
             lists: tokio::sync::Mutex::default(),
-            subnets: tokio::sync::Mutex::default(),
+            subnets: Recent::new(lookup::AGE),
             group_names: Mutex::default(),
-            shared_locks: Mutex::default(),
+            shared_uses: Keyed::default(),
             first_call: OnceLock::new(),
             listed_places: Mutex::default(),
             unused_since: Mutex::default(),
@@ -120,15 +121,11 @@ impl Aws {
     }
 
     pub(crate) fn services_known(&self) -> usize {
-        self.services.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.services.len()
     }
 
     async fn entry(&self, service: &Key) -> Result<tokio::sync::OwnedMutexGuard<ServiceState>, Error> {
-        let entry = {
-            let mut services = self.services.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(services.entry(service.clone()).or_default())
-        };
-        let mut entry = entry.lock_owned().await;
+        let mut entry = self.services.lock(service, ServiceState::default).await;
         self.first_call.get_or_init(Instant::now);
         if !entry.initialized {
             let mut lists = self.lists.lock().await;
@@ -246,7 +243,8 @@ impl Provider for Aws {
             node_labels: Some(annotations::TARGET_NODE_LABELS),
             shared_load_balancers: true,
             ip_mode: None,
-            ipv6: false,
+            ipv6: true,
+            one_target_family: true,
             weights: false,
             shared_sets: false,
             affinity: true,
@@ -315,7 +313,7 @@ impl Provider for Aws {
         (guard.left_shared, _) = (None, guard.places.remove(owner));
         if guard.resources.is_none() && guard.names.is_empty() && guard.places.is_empty() {
             // Another Service of this name starts from nothing.
-            self.services.lock().unwrap_or_else(PoisonError::into_inner).remove(&owner.service);
+            self.services.remove(&owner.service);
         }
         Ok(Progress::Done)
     }

@@ -2,6 +2,10 @@
 //! The reasons of this provider's errors. Stable, because alerts use them; `docs/reference/conditions.md` lists them.
 
 pub(crate) use steerage_provider_api::ADOPTION_REFUSED;
+pub(crate) use steerage_provider_cloud::reasons::{
+    ANNOTATION_NOT_SUPPORTED, CONFLICTING_ANNOTATIONS, INVALID_ANNOTATION, OBJECT_NOT_OWNED,
+    OPERATION_NOT_PERMITTED, QUOTA_EXCEEDED, REJECTED_BY_PROVIDER, UNKNOWN_ANNOTATION,
+};
 
 /// A requested address, which this provider cannot give.
 pub(crate) const ADDRESS_NOT_SUPPORTED: &str = "AddressNotSupported";
@@ -9,14 +13,6 @@ pub(crate) const ADDRESS_NOT_SUPPORTED: &str = "AddressNotSupported";
 pub(crate) const ADDRESS_POOL_NOT_SUPPORTED: &str = "AddressPoolNotSupported";
 /// A scheme that AWS does not have.
 pub(crate) const UNKNOWN_SCHEME: &str = "UnknownScheme";
-/// An annotation with a value that cannot be right.
-pub(crate) const INVALID_ANNOTATION: &str = "InvalidAnnotation";
-/// Two annotations that exclude each other.
-pub(crate) const CONFLICTING_ANNOTATIONS: &str = "ConflictingAnnotations";
-/// An annotation of another controller, which this provider would not obey.
-pub(crate) const ANNOTATION_NOT_SUPPORTED: &str = "AnnotationNotSupported";
-/// An annotation about AWS load balancers that no controller knows.
-pub(crate) const UNKNOWN_ANNOTATION: &str = "UnknownAnnotation";
 /// A change of the scheme, which AWS refuses.
 pub(crate) const SCHEME_IMMUTABLE: &str = "SchemeImmutable";
 /// Another subnet in a zone that the load balancer has.
@@ -47,19 +43,10 @@ pub(crate) const SHARED_LOAD_BALANCER_NOT_PERMITTED: &str = "SharedLoadBalancerN
 pub(crate) const SHARED_LOAD_BALANCER_IMMUTABLE: &str = "SharedLoadBalancerImmutable";
 /// A port of a shared load balancer that another Service has.
 pub(crate) const PORT_IN_USE: &str = "PortInUse";
-/// A resource of a name or port that Steerage needs is not Steerage's.
-pub(crate) const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
 /// AWS gave up creating the load balancer.
 pub(crate) const LOAD_BALANCER_FAILED: &str = "LoadBalancerFailed";
-/// AWS forbids the call for this resource.
-pub(crate) const OPERATION_NOT_PERMITTED: &str = "OperationNotPermitted";
-/// A quota of the account is used up.
-pub(crate) const QUOTA_EXCEEDED: &str = "QuotaExceeded";
-/// AWS finds the request invalid.
-pub(crate) const REJECTED_BY_PROVIDER: &str = "RejectedByProvider";
 
-// The controller's plan has these too, and checks them first: they reach no user through this provider.
-pub(crate) const IP_FAMILY_NOT_SUPPORTED: &str = "IPFamilyNotSupported";
+// The controller's plan has it too, and checks it first: it reaches no user through this provider.
 pub(crate) const PROTOCOL_NOT_SUPPORTED: &str = "ProtocolNotSupported";
 
 /// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.

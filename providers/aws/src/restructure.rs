@@ -47,7 +47,7 @@ impl Aws {
                 return Ok(Ok(known));
             }
             let is_leaving = |name: &str| entry.leaving.contains_key(name);
-            match observe::refresh(&*self.client, &known, is_leaving, wanted.names_what_exists()).await {
+            match observe::refresh(&*self.client, &known, is_leaving, wanted.compares_balancer()).await {
                 Ok(Some(resources)) => return Ok(Ok(resources)),
                 Ok(None) => {}
                 Err(error) => {

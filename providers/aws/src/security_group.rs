@@ -6,29 +6,33 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use steerage_provider_api::{Error, LoadBalancer, Owner};
+use steerage_provider_cloud::annotation;
 
 use crate::annotations::{
     DISABLE_SECURITY_GROUP, ICMP_FOR_PATH_MTU, MANAGE_BACKEND_RULES, PREFIX_LISTS, SOURCE_RANGES,
 };
 use crate::client::Tags;
 use crate::config::Config;
+use crate::ip_address_type::IpAddressType;
 use crate::named_groups::{self, NamedGroups, OtherWishes};
-use crate::{list, names, reasons};
+use crate::{names, reasons};
 
 /// The description of each rule of Steerage. A rule without it is not removed.
 pub(crate) const RULE_DESCRIPTION: &str = "Managed by Steerage";
 
 /// Protocol, and type in place of the port, of the ICMP message that a packet is too big. Its code is 4 (RFC 1191).
 pub(crate) const PATH_MTU: (&str, u16) = ("icmp", 3);
+/// The same for IPv6. Its code is 0 (RFC 4443).
+pub(crate) const PATH_MTU_V6: (&str, u16) = ("icmpv6", 2);
 
 /// An inbound rule: who may connect to a port of a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rule {
-    /// `tcp`, `udp`, or [`PATH_MTU`]'s.
+    /// `tcp`, `udp`, or that of [`PATH_MTU`] or [`PATH_MTU_V6`].
     pub(crate) protocol: &'static str,
     pub(crate) port: u16,
     pub(crate) source: Source,
@@ -37,7 +41,7 @@ pub(crate) struct Rule {
 /// Which clients a rule admits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Source {
-    Range(Ipv4Net),
+    Range(IpNet),
     /// The ID of a prefix list, whose ranges AWS or the account keeps.
     PrefixList(String),
 }
@@ -89,16 +93,22 @@ impl Security {
     /// Whether a load balancer without a security group serves as well.
     pub(crate) fn is_open_to_all(&self) -> bool {
         match self {
-            Self::Rules(rules) => !rules.is_empty() && rules.iter().all(|rule| rule.source == ANY_IPV4),
+            Self::Rules(rules) => {
+                !rules.is_empty() && rules.iter().all(|rule| [ANY_IPV4, ANY_IPV6].contains(&rule.source))
+            }
             Self::Named(_) => false,
             Self::Open => true,
         }
     }
 }
 
-const ANY_IPV4: Source = Source::Range(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0));
-/// The range that no client has. It needs no rule.
-const NOBODY: Source = Source::Range(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 32));
+const ANY_IPV4: Source = Source::Range(IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)));
+const ANY_IPV6: Source = Source::Range(IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)));
+/// The ranges that no client has. They need no rule.
+const NOBODY: [Source; 2] = [
+    Source::Range(IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 32))),
+    Source::Range(IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128))),
+];
 /// AWS's limit for all groups of a network interface. Its quota is lower, unless it is raised.
 const MAX_RULES: usize = 1000;
 
@@ -106,15 +116,16 @@ const MAX_RULES: usize = 1000;
 pub(crate) fn security<'a>(
     lb: &LoadBalancer,
     listeners: impl Iterator<Item = (u16, &'a str)>,
+    ip_address_type: IpAddressType,
     backend: Option<&str>,
 ) -> Result<Security, Error> {
-    let sources = sources(lb)?;
+    let sources = sources(lb, ip_address_type)?;
     let backend =
         switch(lb, MANAGE_BACKEND_RULES, ("true", "false"))?.then(|| backend.ok_or_else(no_backend));
     let others = OtherWishes {
         has_sources: !sources.is_empty(),
         is_disabled: is_disabled(lb)?,
-        has_path_mtu: path_mtu(lb)?.is_some(),
+        has_path_mtu: switch(lb, ICMP_FOR_PATH_MTU, ("on", "off"))?,
     };
     let backend = backend.transpose()?;
     if others.is_disabled && backend.is_some() {
@@ -122,7 +133,7 @@ pub(crate) fn security<'a>(
             "Annotation {MANAGE_BACKEND_RULES} requests that nodes admit the load balancer by its security group, but annotation \
              {DISABLE_SECURITY_GROUP} requests none."
         );
-        return Err(list::conflict(&problem, "Remove one of them."));
+        return Err(annotation::conflict(&problem, "Remove one of them."));
     }
     if let Some(named) = named_groups::read(lb, others)? {
         return Ok(Security::Named(named.with(backend)));
@@ -135,10 +146,14 @@ pub(crate) fn security<'a>(
             "The Service restricts its sources, but annotation {DISABLE_SECURITY_GROUP} requests a load balancer without a security \
              group, which restricts nothing."
         );
-        return Err(list::conflict(&problem, "Remove the annotation, or the source ranges."));
+        return Err(annotation::conflict(&problem, "Remove the annotation, or the source ranges."));
     }
-    let mut sources = if sources.is_empty() { BTreeSet::from([ANY_IPV4]) } else { sources };
-    sources.remove(&NOBODY);
+    let mut sources = match ip_address_type {
+        _ if !sources.is_empty() => sources,
+        IpAddressType::Ipv4 => BTreeSet::from([ANY_IPV4]),
+        IpAddressType::DualStack => BTreeSet::from([ANY_IPV4, ANY_IPV6]),
+    };
+    sources.retain(|source| !NOBODY.contains(source));
     let ports: Vec<(u16, &str)> = listeners.collect();
     let protocols = ports.iter().flat_map(|(port, protocol)| {
         let protocols: &[&str] = match *protocol {
@@ -148,8 +163,10 @@ pub(crate) fn security<'a>(
         };
         protocols.iter().map(|protocol| (*protocol, *port))
     });
-    let protocols: Vec<(&'static str, u16)> = protocols.chain(path_mtu(lb)?).collect();
-    let count = protocols.len().saturating_mul(sources.len());
+    let path_mtu = if others.has_path_mtu { &[PATH_MTU, PATH_MTU_V6][..] } else { &[] };
+    let protocols: Vec<(&'static str, u16)> = protocols.chain(path_mtu.iter().copied()).collect();
+    let rules = rules(&protocols, &sources.iter().collect());
+    let count = rules.len();
     if count > MAX_RULES {
         let message = format!(
             "The Service needs {count} rules in a security group, one for each port, protocol and source range, but AWS allows \
@@ -157,12 +174,20 @@ pub(crate) fn security<'a>(
         );
         return Err(Error::invalid(reasons::TOO_MANY_SOURCE_RANGES, message));
     }
-    let of = |(protocol, port): &(&'static str, u16)| {
-        let (protocol, port) = (*protocol, *port);
-        let rule = move |source: &Source| Rule { protocol, port, source: source.clone() };
-        sources.iter().map(rule).collect::<Vec<_>>()
+    Ok(Security::Rules(rules))
+}
+
+/// A rule for each protocol with port and each source, if there can be one: the messages of ICMP have a protocol for each family.
+fn rules(protocols: &[(&'static str, u16)], sources: &BTreeSet<&Source>) -> BTreeSet<Rule> {
+    let fits = |protocol: &str, source: &Source| match source {
+        Source::Range(IpNet::V6(_)) => protocol != PATH_MTU.0,
+        Source::Range(IpNet::V4(_)) | Source::PrefixList(_) => protocol != PATH_MTU_V6.0,
     };
-    Ok(Security::Rules(protocols.iter().flat_map(of).collect()))
+    let of = |&(protocol, port): &(&'static str, u16)| {
+        let sources = sources.iter().filter(move |source| fits(protocol, source));
+        sources.map(move |&source| Rule { protocol, port, source: source.clone() })
+    };
+    protocols.iter().flat_map(of).collect()
 }
 
 /// Nodes would not admit a load balancer of which its annotations say that they do.
@@ -181,20 +206,12 @@ pub(crate) fn with_kept_ports(wanted: &BTreeSet<Rule>, group: &SecurityGroup) ->
     let sources: BTreeSet<&Source> = wanted.iter().map(|rule| &rule.source).collect();
     let kept: BTreeSet<(&'static str, u16)> =
         group.own.iter().map(|rule| (rule.protocol, rule.port)).collect();
-    let of = |(protocol, port): (&'static str, u16)| {
-        let rule = move |source: &&Source| Rule { protocol, port, source: (*source).clone() };
-        sources.iter().map(rule).collect::<Vec<_>>()
-    };
-    wanted.iter().cloned().chain(kept.into_iter().flat_map(of)).collect()
+    let kept: Vec<(&'static str, u16)> = kept.into_iter().collect();
+    wanted.iter().cloned().chain(rules(&kept, &sources)).collect()
 }
 
 fn is_disabled(lb: &LoadBalancer) -> Result<bool, Error> {
     switch(lb, DISABLE_SECURITY_GROUP, ("true", "false"))
-}
-
-/// The messages about a smaller MTU, if the annotation admits them.
-fn path_mtu(lb: &LoadBalancer) -> Result<Option<(&'static str, u16)>, Error> {
-    Ok(switch(lb, ICMP_FOR_PATH_MTU, ("on", "off"))?.then_some(PATH_MTU))
 }
 
 /// Whether an annotation has the first value. Without it, it has the second.
@@ -203,30 +220,27 @@ fn switch(lb: &LoadBalancer, name: &str, (on, off): (&str, &str)) -> Result<bool
         Some(text) if text == on => Ok(true),
         Some(text) if text != off => {
             let problem = format!("has the wrong value `{text}`");
-            Err(list::invalid(name, &problem, &format!("Use {on} or {off}.")))
+            Err(annotation::invalid(name, &problem, &format!("Use {on} or {off}.")))
         }
         _ => Ok(false),
     }
 }
 
-/// The source ranges of the field or, without it, of the annotation, and the prefix lists. Empty admits all.
-fn sources(lb: &LoadBalancer) -> Result<BTreeSet<Source>, Error> {
+/// The source ranges of the field or, without it, of the annotation, and the prefix lists. Empty admits all. A range of a family that no
+/// client can use needs no rule.
+fn sources(lb: &LoadBalancer, ip_address_type: IpAddressType) -> Result<BTreeSet<Source>, Error> {
     let (ranges, origin) = if lb.source_ranges.is_empty() {
         (annotation_ranges(lb)?, SOURCE_RANGES)
     } else {
         (lb.source_ranges.clone(), "spec.loadBalancerSourceRanges")
     };
-    let mut found: BTreeSet<Source> = ranges
-        .iter()
-        .filter_map(|range| match range {
-            IpNet::V4(range) => Some(Source::Range(range.trunc())),
-            IpNet::V6(_) => None,
-        })
-        .collect();
+    let has_v6 = ip_address_type == IpAddressType::DualStack;
+    let reachable = ranges.iter().filter(|range| has_v6 || matches!(range, IpNet::V4(_)));
+    let mut found: BTreeSet<Source> = reachable.map(|range| Source::Range(range.trunc())).collect();
     if found.is_empty() && !ranges.is_empty() {
         // No rule would mean no client, a rule for everybody the opposite of the wish.
         let problem = format!("The load balancer has IPv4 only, and {origin} has no IPv4 range.");
-        return Err(list::conflict(&problem, "Add an IPv4 range, or remove the ranges."));
+        return Err(annotation::conflict(&problem, "Add an IPv4 range, or remove the ranges."));
     }
     found.extend(prefix_lists(lb)?.into_iter().map(Source::PrefixList));
     Ok(found)
@@ -239,7 +253,11 @@ fn prefix_lists(lb: &LoadBalancer) -> Result<Vec<String>, Error> {
             return Ok(item.to_owned());
         }
         let problem = format!("has the wrong value `{item}`");
-        Err(list::invalid(PREFIX_LISTS, &problem, "Use IDs of prefix lists, pl-…, separated by commas."))
+        Err(annotation::invalid(
+            PREFIX_LISTS,
+            &problem,
+            "Use IDs of prefix lists, pl-…, separated by commas.",
+        ))
     };
     let ids = text.split(',').map(|item| id(item.trim()));
     ids.collect()
@@ -254,7 +272,11 @@ fn annotation_ranges(lb: &LoadBalancer) -> Result<Vec<IpNet>, Error> {
     let parsed = |item: &str| {
         item.trim().parse().map_err(|_| {
             let problem = format!("has the wrong value `{item}`");
-            list::invalid(SOURCE_RANGES, &problem, "Use ranges such as 192.0.2.0/24, separated by commas.")
+            annotation::invalid(
+                SOURCE_RANGES,
+                &problem,
+                "Use ranges such as 192.0.2.0/24, separated by commas.",
+            )
         })
     };
     text.split(',').map(parsed).collect()

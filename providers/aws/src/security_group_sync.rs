@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use steerage_provider_api::{Compare, Error, Outcome, Owner, Progress};
+use steerage_provider_cloud::{Tried, marks};
 use tokio::time::Instant;
 
 use crate::annotations::{DISABLE_SECURITY_GROUP, SECURITY_GROUPS};
@@ -16,7 +17,6 @@ use crate::client::{Balancer, CallError, Tags};
 use crate::delete::retry_after;
 use crate::desired::Desired;
 use crate::named_groups::check_own;
-use crate::names;
 use crate::observe::not_visible;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
@@ -24,7 +24,6 @@ use crate::security_group::{
     NewSecurityGroup, Rule, Security, SecurityGroup, new_security_group, with_kept_ports,
 };
 use crate::state::{KnownSecurityGroup, ServiceState};
-use crate::tried::Tried;
 
 /// Rules whose answer was lost are sent again, which costs a call each. If they are more, the group is read, as soon as reads show them.
 const MAX_RESENT: usize = 10;
@@ -234,14 +233,14 @@ impl Aws {
 
     /// All security groups that the tags say are the owner's.
     pub(crate) async fn security_groups_of_owner(&self, owner: &Owner) -> Result<Vec<SecurityGroup>, Error> {
-        let found = self.security_groups_with(&names::tags(&self.config.cluster, owner)).await?;
+        let found = self.security_groups_with(&marks::of_owner(&self.config.cluster, owner)).await?;
         Ok(found.into_iter().filter(|(of, _)| of == owner).map(|(_, group)| group).collect())
     }
 
     /// The security groups of all UIDs of a Service.
     async fn security_groups_of_service(&self, owner: &Owner) -> Result<Vec<(Owner, SecurityGroup)>, Error> {
-        let mut tags = names::tags(&self.config.cluster, owner);
-        tags.remove(names::UID_TAG);
+        let mut tags = marks::of_owner(&self.config.cluster, owner);
+        tags.remove(marks::UID);
         let mut found = self.security_groups_with(&tags).await?;
         found.retain(|(of, _)| of.service == owner.service);
         Ok(found)
@@ -249,14 +248,14 @@ impl Aws {
 
     async fn security_groups_with(&self, tags: &Tags) -> Result<Vec<(Owner, SecurityGroup)>, Error> {
         let found = self.client.security_groups(tags).await?.into_iter();
-        let ours = found.filter_map(|group| Some((names::owner(&self.config.cluster, &group.tags)?, group)));
+        let ours = found.filter_map(|group| Some((marks::owner(&self.config.cluster, &group.tags)?, group)));
         Ok(ours.collect())
     }
 
     async fn create_security_group(&self, owner: &Owner, entry: &mut ServiceState) -> Result<(), Error> {
         let wanted = new_security_group(&self.config, owner);
         let NewSecurityGroup { name, vpc, .. } = wanted.clone();
-        let tags = names::tags(&self.config.cluster, owner);
+        let tags = marks::of_owner(&self.config.cluster, owner);
         tracing::info!(service = %owner.service, name, "creating security group");
         self.note_change();
         entry.security_group_created = Some(Instant::now());

@@ -13,19 +13,23 @@ use steerage_provider_api::{
     Error, GroupKey, HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner, TargetGroup, TargetSet,
     Targets,
 };
+use steerage_provider_cloud::annotation;
 
 use crate::annotations::{
     ACCESS_LOG_BUCKET, ACCESS_LOG_ENABLED, ACCESS_LOG_PREFIX, ATTRIBUTES, CROSS_ZONE, DISABLE_SECURITY_GROUP,
-    EIP_ALLOCATIONS, ICMP_FOR_PATH_MTU, INTERNAL, MANAGE_BACKEND_RULES, PRIVATE_ADDRESSES, SCHEME,
-    SECURITY_GROUPS, SUBNETS, TAGS,
+    EIP_ALLOCATIONS, ICMP_FOR_PATH_MTU, INTERNAL, IP_ADDRESS_TYPE, MANAGE_BACKEND_RULES, PRIVATE_ADDRESSES,
+    SCHEME, SECURITY_GROUPS, SUBNETS, TAGS,
 };
 use crate::config::Config;
-use crate::{desired, list, reasons};
+use crate::desired::{self, Desired};
+use crate::ip_address_type::IpAddressType;
+use crate::reasons;
 
 /// The annotations that concern a load balancer as a whole.
 const OF_THE_WHOLE: &[&str] = &[
     SCHEME,
     INTERNAL,
+    IP_ADDRESS_TYPE,
     ATTRIBUTES,
     CROSS_ZONE,
     ACCESS_LOG_ENABLED,
@@ -168,7 +172,7 @@ pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(Strin
             "Annotation {own} concerns a load balancer as a whole, but the Service shares the load balancer {name} with others."
         );
         let advice = "Remove the annotation, or ask the operator of Steerage to set it for all.";
-        return Err(list::conflict(&problem, advice));
+        return Err(annotation::conflict(&problem, advice));
     }
     let mut merged = lb.clone();
     merged.annotations.extend(shared.annotations.clone());
@@ -211,6 +215,17 @@ pub(crate) fn immutable(now: &Place, wanted: &Place) -> Error {
         shown(wanted)
     );
     Error::invalid(reasons::SHARED_LOAD_BALANCER_IMMUTABLE, message)
+}
+
+/// Refuses a Service with IPv6 where the operator gave the load balancer none: no Service decides that for the others.
+pub(crate) fn check_families(wanted: &Desired, merged: &LoadBalancer) -> Result<(), Error> {
+    if wanted.ip_address_type == IpAddressType::Ipv4 || merged.annotations.contains_key(IP_ADDRESS_TYPE) {
+        return Ok(());
+    }
+    Err(annotation::conflict(
+        "spec.ipFamilies has IPv6, but the shared load balancer has IPv4 alone.",
+        "Remove IPv6 from spec.ipFamilies, or ask the operator of Steerage for a shared load balancer with IPv6.",
+    ))
 }
 
 #[cfg(test)]

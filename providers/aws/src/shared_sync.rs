@@ -3,7 +3,7 @@
 //! deletes a load balancer that nobody uses. `shared` decides what is wanted, `shared_use` remembers.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress};
@@ -110,12 +110,8 @@ impl Aws {
     /// Waits until no other Service changes this shared load balancer; `None` if that takes longer.
     async fn lock_shared(&self, shared: &str, patience: Duration) -> Option<OwnedMutexGuard<SharedUse>> {
         let start = *self.first_call.get_or_init(Instant::now);
-        let lock = {
-            let mut locks = self.shared_locks.lock().unwrap_or_else(PoisonError::into_inner);
-            let new = || Arc::new(tokio::sync::Mutex::new(SharedUse::unknown_before(start)));
-            Arc::clone(locks.entry(shared.to_owned()).or_insert_with(new))
-        };
-        tokio::time::timeout(patience, lock.lock_owned()).await.ok()
+        let unknown = || SharedUse::unknown_before(start);
+        self.shared_uses.lock_within(patience, &shared.to_owned(), unknown).await
     }
 
     /// Refuses a Service that has something at another load balancer than it requests. Returns when to call again if reads do not tell

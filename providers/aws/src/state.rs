@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use steerage_model::Ingress;
 use steerage_provider_api::{Error, Owner};
+use steerage_provider_cloud::Tried;
 use tokio::time::Instant;
 
 use crate::client::Balancer;
@@ -24,8 +25,7 @@ use crate::security_group::{Rule, Security, SecurityGroup};
 use crate::shared::Place;
 use crate::subnet_sync::KnownPlacement;
 use crate::target_id::TargetNames;
-use crate::targets::{self, RefusedTargets};
-use crate::tried::Tried;
+use crate::targets::RefusedTargets;
 
 /// What the list of the start says of a Service.
 #[derive(Debug, Default)]
@@ -274,7 +274,7 @@ impl ServiceState {
 
     /// When AWS may accept refused targets.
     pub(crate) fn retry_refused(&self) -> Option<Duration> {
-        (!self.refused_targets.is_empty()).then_some(targets::RETRY_REFUSED_AFTER)
+        (!self.refused_targets.is_empty()).then_some(RefusedTargets::FIRST_WAIT)
     }
 
     /// When to call again although everything is complete.

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use steerage_provider_api::{Compare, Error, Outcome, Owner};
+use steerage_provider_cloud::Tried;
 use tokio::time::Instant;
 
 use crate::client::Balancer;
@@ -15,7 +16,6 @@ use crate::registered::MAX_HOLD;
 use crate::security_group_sync::{again_after, retry_wait};
 use crate::shared::Place;
 use crate::state::ServiceState;
-use crate::tried::Tried;
 use crate::zones::{self, ZoneChange};
 
 /// What is known of a load balancer's subnets.

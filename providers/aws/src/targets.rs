@@ -5,11 +5,11 @@
 //! bad target is alone.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use steerage_provider_api::Compare;
-use tokio::time::Instant;
+use steerage_provider_cloud::Refusals;
 
 use crate::client::{CallError, Calls, RegisteredTarget};
 use crate::registered::RegisteredIds;
@@ -17,53 +17,11 @@ use crate::target_id::{TargetId, TargetNames};
 
 /// Targets in one call. AWS documents no limit, but sometimes rejects large calls.
 const BATCH: usize = 100;
-/// Wait before a refused target is tried again. After each further refusal it doubles, up to [`MAX_RETRY`].
-pub(crate) const RETRY_REFUSED_AFTER: Duration = Duration::from_mins(1);
-/// The longest wait.
-const MAX_RETRY: Duration = Duration::from_hours(1);
 /// Refused calls for one group, one after another: what one Service requests must not use up the rate of all.
 const MAX_REFUSALS: usize = 20;
 
-/// Targets that AWS refused recently.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RefusedTargets {
-    refused: BTreeMap<TargetId, Refusal>,
-}
-
-#[derive(Clone, Debug)]
-struct Refusal {
-    /// AWS's message.
-    why: String,
-    at: Instant,
-    /// From then until the next try.
-    wait: Duration,
-}
-
-impl RefusedTargets {
-    fn add(&mut self, id: TargetId, why: &str) {
-        let before = self.refused.get(&id).map(|refusal| refusal.wait.saturating_mul(2).min(MAX_RETRY));
-        let wait = before.unwrap_or(RETRY_REFUSED_AFTER);
-        self.refused.insert(id, Refusal { why: why.to_owned(), at: Instant::now(), wait });
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.refused.is_empty()
-    }
-
-    fn must_wait(&self, id: &TargetId) -> bool {
-        self.refused.get(id).is_some_and(|refusal| refusal.at.elapsed() < refusal.wait)
-    }
-
-    /// AWS's message about the target, if it was refused.
-    pub(crate) fn reason(&self, id: &TargetId) -> Option<&str> {
-        self.refused.get(id).map(|refusal| refusal.why.as_str())
-    }
-
-    /// Forgets all other targets.
-    pub(crate) fn retain(&mut self, ids: &TargetNames) {
-        self.refused.retain(|id, _| ids.contains_key(id));
-    }
-}
+/// Targets that AWS refused.
+pub(crate) type RefusedTargets = Refusals<TargetId>;
 
 /// What one call may do with a target group.
 #[derive(Clone, Copy)]
@@ -113,7 +71,7 @@ pub(crate) async fn add(
         match client.register(group, &batch).await {
             Ok(()) => {
                 known.set_registered(&batch);
-                refused_targets.refused.retain(|id, _| !batch.contains(id));
+                refused_targets.retain(|id| !batch.contains(id));
             }
             Err(failure) => {
                 known.restore(before, &failure);

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_model::Protocol;
 use steerage_provider_api::{Error, Listener};
+use steerage_provider_cloud::annotation;
 
 use crate::annotations::{ALPN_POLICY, BACKEND_PROTOCOL, SSL_CERT, SSL_POLICY, SSL_PORTS};
-use crate::list;
 
 /// AWS's limit for one load balancer, without the default ones.
 const MAX_CERTIFICATES: usize = 25;
@@ -88,7 +88,7 @@ pub(crate) struct TlsWishes {
 /// The certificates, the default one first.
 fn certificates(annotations: &BTreeMap<String, String>) -> Result<Vec<String>, Error> {
     let Some(text) = annotations.get(SSL_CERT) else { return Ok(Vec::new()) };
-    let found: Vec<String> = list::items(text).map(str::to_owned).collect();
+    let found: Vec<String> = annotation::items(text).map(str::to_owned).collect();
     let is_arn =
         |item: &String| item.starts_with("arn:") && (item.contains(":acm:") || item.contains(":iam:"));
     let problem = if let Some(wrong) = found.iter().find(|item| !is_arn(item)) {
@@ -102,7 +102,7 @@ fn certificates(annotations: &BTreeMap<String, String>) -> Result<Vec<String>, E
     } else {
         return Ok(found);
     };
-    Err(list::invalid(
+    Err(annotation::invalid(
         SSL_CERT,
         &problem,
         "List the ARNs of the certificates, separated by commas, or remove it.",
@@ -115,15 +115,19 @@ fn ports(text: &str, listeners: &[Listener]) -> Result<Option<BTreeSet<u16>>, Er
         return Ok(None);
     }
     let mut ports = BTreeSet::new();
-    for item in list::items(text) {
+    for item in annotation::items(text) {
         let is_it = |port: &&Listener| port.name == item || port.port.to_string() == item;
         let found: Vec<&Listener> = listeners.iter().filter(is_it).collect();
         if found.is_empty() {
             let problem = format!("names the port `{item}`, which the Service does not have");
-            return Err(list::invalid(SSL_PORTS, &problem, "Use names or numbers of the Service's ports."));
+            return Err(annotation::invalid(
+                SSL_PORTS,
+                &problem,
+                "Use names or numbers of the Service's ports.",
+            ));
         }
         if let Some(udp) = found.iter().find(|port| port.protocol != Protocol::Tcp) {
-            return Err(list::conflict(
+            return Err(annotation::conflict(
                 &format!("Annotation {SSL_PORTS} names the port {}, but UDP cannot have TLS.", udp.port),
                 "Remove the port from the annotation.",
             ));
@@ -131,7 +135,7 @@ fn ports(text: &str, listeners: &[Listener]) -> Result<Option<BTreeSet<u16>>, Er
         ports.extend(found.iter().map(|port| port.port));
     }
     if ports.is_empty() {
-        return Err(list::invalid(
+        return Err(annotation::invalid(
             SSL_PORTS,
             "is empty",
             "Use names or numbers of the Service's ports, or *.",
@@ -151,7 +155,7 @@ impl TlsWishes {
             let value = get(name).unwrap_or(default);
             let wrong = || {
                 let problem = format!("has the wrong value `{value}`");
-                list::invalid(name, &problem, &format!("Use {}.", values.join(" or ")))
+                annotation::invalid(name, &problem, &format!("Use {}.", values.join(" or ")))
             };
             if values.contains(&value) { Ok(value.to_owned()) } else { Err(wrong()) }
         };
@@ -160,7 +164,11 @@ impl TlsWishes {
         let policy = get(SSL_POLICY).unwrap_or(DEFAULT_POLICY).to_owned();
         if policy.is_empty() || policy.contains(|c: char| !c.is_ascii_alphanumeric() && c != '-') {
             let problem = format!("has the wrong value `{policy}`");
-            return Err(list::invalid(SSL_POLICY, &problem, "Use the name of a security policy of AWS."));
+            return Err(annotation::invalid(
+                SSL_POLICY,
+                &problem,
+                "Use the name of a security policy of AWS.",
+            ));
         }
         let mut certificates = certificates(annotations)?.into_iter();
         let Some(certificate) = certificates.next() else {
@@ -173,7 +181,7 @@ impl TlsWishes {
             let alone = of_tls.iter().find(|(name, matters)| *matters && annotations.contains_key(*name));
             return match alone {
                 None => Ok(Self::default()),
-                Some((name, _)) => Err(list::conflict(
+                Some((name, _)) => Err(annotation::conflict(
                     &format!("Annotation {name} is for TLS listeners, but the Service names no certificate."),
                     &format!("Name one with {SSL_CERT}, or remove the annotation."),
                 )),
@@ -192,7 +200,7 @@ impl TlsWishes {
     ) -> Result<(Option<Tls>, &'static str, &'static str), Error> {
         let is_named = self.ports.as_ref().is_none_or(|ports| ports.contains(&port));
         match &self.tls {
-            Some(_) if is_named && protocol == "TCP_UDP" => Err(list::conflict(
+            Some(_) if is_named && protocol == "TCP_UDP" => Err(annotation::conflict(
                 &format!("Port {port} has TCP and UDP, which share a listener, but UDP cannot have TLS."),
                 &format!("Name the ports with TLS in {SSL_PORTS}, or put the UDP port into another Service."),
             )),

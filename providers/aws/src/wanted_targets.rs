@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use steerage_model::Key;
+use steerage_model::{Family, Key};
 use steerage_provider_api::{GroupTargets, PodTarget, Target, TargetSet};
 
 use crate::config::Config;
@@ -19,7 +19,7 @@ const PROTOCOLS: [&str; 4] = ["TCP", "UDP", "TCP_UDP", "TLS"];
 pub(crate) struct WantedTargets {
     /// Of every group of nodes; `None` if such groups keep those that they have.
     nodes: Option<TargetNames>,
-    /// The pods of each port.
+    /// The pods of each port and IP family.
     pods: Vec<TargetNames>,
     /// The index in `pods` by name of a group. The other groups of pods keep those that they have.
     groups: BTreeMap<String, usize>,
@@ -37,11 +37,13 @@ impl WantedTargets {
             nodes = Some(found);
             may_hold = set.shared.is_some();
         }
-        let pods = targets.pods.values().map(|pods| addresses(pods)).collect();
-        let mut groups = BTreeMap::new();
-        for (index, port) in targets.pods.keys().enumerate() {
-            for protocol in PROTOCOLS {
-                groups.insert(names::pod_group(config, service, protocol, port), index);
+        let (mut pods, mut groups) = (Vec::new(), BTreeMap::new());
+        for (port, found) in &targets.pods {
+            for family in [Family::V4, Family::V6] {
+                for protocol in PROTOCOLS {
+                    groups.insert(names::pod_group(config, service, protocol, (port, family)), pods.len());
+                }
+                pods.push(addresses(found, family));
             }
         }
         Self { nodes, pods, groups, refused, may_hold }
@@ -123,9 +125,10 @@ fn instance(target: &Target) -> Result<String, String> {
     }
 }
 
-/// The addresses of pods with their ports, each of which has a health of its own.
-fn addresses(pods: &[PodTarget]) -> TargetNames {
-    pods.iter().map(|pod| (TargetId::Pod(pod.address), pod.address.to_string())).collect()
+/// The addresses of one family of pods with their ports, each of which has a health of its own.
+fn addresses(pods: &[PodTarget], family: Family) -> TargetNames {
+    let of_family = pods.iter().filter(|pod| Family::of(pod.address.ip()) == family);
+    of_family.map(|pod| (TargetId::Pod(pod.address), pod.address.to_string())).collect()
 }
 
 #[cfg(test)]
@@ -175,7 +178,7 @@ mod tests {
             (ObservedGroup::default(), ObservedGroup { has_pods: true, ..ObservedGroup::default() });
         assert_eq!(wanted.of("any", &of_nodes), None);
         assert_eq!(wanted.of("another port's", &of_pods), None);
-        let name = names::pod_group(&config(), &service, "TCP_UDP", &port);
+        let name = names::pod_group(&config(), &service, "TCP_UDP", (&port, Family::V4));
         let found: Vec<_> = wanted
             .of(&name, &of_pods)
             .unwrap()

@@ -16,5 +16,6 @@ mod types;
 pub use client::Client;
 pub use error::{Error, Refusal};
 pub use types::{
-    Filter, Instance, IpPermission, IpRange, NewSecurityGroup, PrefixListId, SecurityGroup, Subnet, Tag,
+    Filter, Instance, IpPermission, IpRange, Ipv6Range, NewSecurityGroup, PrefixListId, SecurityGroup,
+    Subnet, Tag,
 };

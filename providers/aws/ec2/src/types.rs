@@ -76,6 +76,9 @@ pub struct IpPermission {
     /// IPv4 ranges.
     #[serde(deserialize_with = "listed")]
     pub ip_ranges: Vec<IpRange>,
+    /// IPv6 ranges.
+    #[serde(deserialize_with = "listed")]
+    pub ipv6_ranges: Vec<Ipv6Range>,
     /// Prefix lists.
     #[serde(deserialize_with = "listed")]
     pub prefix_list_ids: Vec<PrefixListId>,
@@ -87,6 +90,16 @@ pub struct IpPermission {
 pub struct IpRange {
     /// The range, such as `192.0.2.0/24`.
     pub cidr_ip: String,
+    /// The description of the rule.
+    pub description: Option<String>,
+}
+
+/// An IPv6 range as a source.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ipv6Range {
+    /// The range, such as `2001:db8::/32`.
+    pub cidr_ipv6: String,
     /// The description of the rule.
     pub description: Option<String>,
 }
@@ -162,6 +175,11 @@ pub(crate) fn write_permissions(form: &mut Form, permissions: &[IpPermission]) {
         for (index, range) in (1..).zip(&permission.ip_ranges) {
             let at = format!("{at}.IpRanges.{index}");
             form.put(format!("{at}.CidrIp"), &range.cidr_ip);
+            form.put_option(format!("{at}.Description"), range.description.as_deref());
+        }
+        for (index, range) in (1..).zip(&permission.ipv6_ranges) {
+            let at = format!("{at}.Ipv6Ranges.{index}");
+            form.put(format!("{at}.CidrIpv6"), &range.cidr_ipv6);
             form.put_option(format!("{at}.Description"), range.description.as_deref());
         }
         for (index, list) in (1..).zip(&permission.prefix_list_ids) {

@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 use elb::types::{
-    AvailabilityZone, IpAddressType, LoadBalancer, LoadBalancerAttribute, LoadBalancerSchemeEnum,
-    LoadBalancerStateEnum, LoadBalancerTypeEnum, SubnetMapping,
+    AvailabilityZone, IpAddressType as SdkIpAddressType, LoadBalancer, LoadBalancerAttribute,
+    LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum, SubnetMapping,
 };
 
 use super::{BalancerCalls, CallError, Client, Result, Tags, elb, empty, sdk_tags, unless_not_found};
 use crate::attributes::Values;
 use crate::config::Scheme;
+use crate::ip_address_type::IpAddressType;
 use crate::placement::{Address, Placed};
 
 /// A load balancer, as described by AWS.
@@ -30,8 +31,8 @@ pub(crate) struct Balancer {
     pub(crate) vpc: String,
     /// Whether it is a network load balancer.
     pub(crate) is_network: bool,
-    /// Whether clients may reach it by IPv4 and by nothing else.
-    pub(crate) is_ipv4: bool,
+    /// Over which IP families clients reach it.
+    pub(crate) ip_address_type: IpAddressType,
 }
 
 /// A load balancer to create.
@@ -39,6 +40,7 @@ pub(crate) struct Balancer {
 pub(crate) struct NewBalancer {
     pub(crate) name: String,
     pub(crate) scheme: Scheme,
+    pub(crate) ip_address_type: IpAddressType,
     /// One for each availability zone, with the address that is requested there.
     pub(crate) subnets: Vec<(String, Option<Address>)>,
     /// The IDs of its security groups. Without one, it can never get one.
@@ -78,6 +80,7 @@ impl BalancerCalls for Client {
             .name(&wanted.name)
             .r#type(LoadBalancerTypeEnum::Network)
             .scheme(scheme)
+            .ip_address_type(SdkIpAddressType::from(wanted.ip_address_type.as_str()))
             .set_subnet_mappings(Some(wanted.subnets.iter().map(mapping).collect()))
             .set_security_groups(groups)
             .set_tags(Some(sdk_tags(tags)));
@@ -101,6 +104,12 @@ impl BalancerCalls for Client {
         let mappings = subnets.clone().into_iter().map(|subnet| mapping(&subnet)).collect();
         let call = self.elb.set_subnets().load_balancer_arn(arn).set_subnet_mappings(Some(mappings));
         call.send().await.map(drop).map_err(CallError::of("SetSubnets"))
+    }
+
+    async fn set_ip_address_type(&self, arn: &str, kind: IpAddressType) -> Result<()> {
+        let call = self.elb.set_ip_address_type().load_balancer_arn(arn);
+        let answer = call.ip_address_type(SdkIpAddressType::from(kind.as_str())).send().await;
+        answer.map(drop).map_err(CallError::of("SetIpAddressType"))
     }
 
     async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>> {
@@ -182,6 +191,9 @@ fn balancer(found: LoadBalancer) -> Balancer {
         security_groups: found.security_groups.unwrap_or_default().into_iter().collect(),
         vpc: found.vpc_id.unwrap_or_default(),
         is_network: found.r#type == Some(LoadBalancerTypeEnum::Network),
-        is_ipv4: found.ip_address_type.is_none_or(|kind| kind == IpAddressType::Ipv4),
+        ip_address_type: match found.ip_address_type {
+            None | Some(SdkIpAddressType::Ipv4) => IpAddressType::Ipv4,
+            Some(_) => IpAddressType::DualStack,
+        },
     }
 }

@@ -11,6 +11,7 @@ use crate::attributes::Values;
 use crate::desired::DesiredGroup;
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::health_check::HealthCheckSettings;
+use crate::ip_address_type::IpAddressType;
 use crate::named_groups::NameAndId;
 use crate::placement::Placed;
 use crate::security_group::{NewSecurityGroup, Rule, SecurityGroup};
@@ -44,6 +45,8 @@ pub(crate) trait BalancerCalls: Send + Sync + 'static {
     /// Replaces the subnets, each with the address that was requested for it. AWS adds and removes zones, but changes no address, and no
     /// zone takes another subnet in the call that removes the present one.
     async fn set_subnets(&self, arn: &str, subnets: &Placed) -> Result<()>;
+    /// Changes over which IP families clients reach it. AWS refuses IPv4 alone while a target group has IPv6.
+    async fn set_ip_address_type(&self, arn: &str, kind: IpAddressType) -> Result<()>;
     async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>>;
     async fn set_balancer_attributes(&self, arn: &str, attributes: &Values) -> Result<()>;
     /// The tags of at most [`TAGS_BATCH`](super::TAGS_BATCH) resources, by ARN. Fails as a whole if one of them does not exist.

@@ -6,8 +6,10 @@ use std::fmt::Debug;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use steerage_model::chain;
 use steerage_provider_api::Error;
+use steerage_provider_cloud::failure::{Failure, Meaning};
 
 use super::{APIS, ELBV2};
+use crate::AWS;
 
 /// EC2 appends some thousand encoded characters to a refusal.
 const ENCODED: &str = "Encoded authorization failure message";
@@ -80,7 +82,7 @@ impl CallError {
 
     /// The error of a request that AWS refuses, where its code alone leaves open whether it would accept it later.
     pub(crate) fn rejected(&self) -> Error {
-        rejected(&format!("{} {}: {}: {}", api_of(self.action), self.action, self.code, self.message))
+        self.error(Meaning::Rejected)
     }
 
     pub(crate) fn message(&self) -> &str {
@@ -90,17 +92,23 @@ impl CallError {
 
 impl From<CallError> for Error {
     fn from(failure: CallError) -> Self {
-        let CallError { action, code, message } = failure;
-        let message = message.split(ENCODED).next().unwrap_or_default().trim_end_matches([' ', '.']);
-        let call = format!("{} {action}", api_of(action));
-        let text = format!("{call}: {code}: {message}");
-        match code.as_str() {
-            "" => Self::Unavailable(format!("AWS failed: {call}: {message}. Steerage retries.")),
+        failure.error(failure.meaning())
+    }
+}
+
+impl CallError {
+    fn error(&self, meaning: Meaning) -> Error {
+        let message = self.message.split(ENCODED).next().unwrap_or_default().trim_end_matches([' ', '.']);
+        let call = format!("{} {}", api_of(self.action), self.action);
+        Failure { cloud: AWS, call: &call, code: &self.code, message }.error(meaning)
+    }
+
+    fn meaning(&self) -> Meaning {
+        match self.code.as_str() {
             "Throttling" | "ThrottlingException" | "RequestLimitExceeded" | "TooManyRequestsException" => {
-                Self::Throttled { after: None, message: text }
+                Meaning::Throttled(None)
             }
-            "AccessDenied" | "AccessDeniedException" | "UnauthorizedOperation" => Self::Denied(text),
-            // AWS's message is left out: for a wrong signature it quotes the signed request with the session token.
+            "AccessDenied" | "AccessDeniedException" | "UnauthorizedOperation" => Meaning::Denied,
             "SignatureDoesNotMatch"
             | "InvalidClientTokenId"
             | "UnrecognizedClientException"
@@ -109,12 +117,14 @@ impl From<CallError> for Error {
             | "IncompleteSignature"
             | "MissingAuthenticationToken"
             | "AuthFailure"
-            | "OptInRequired" => Self::Denied(format!("{call}: {code}: AWS does not accept the credentials")),
+            | "OptInRequired" => Meaning::BadCredentials,
             // An Elastic IP address that something else uses.
-            "ResourceInUse" if matches!(action, "CreateLoadBalancer" | "SetSubnets") => rejected(&text),
+            "ResourceInUse" if matches!(self.action, "CreateLoadBalancer" | "SetSubnets") => {
+                Meaning::Rejected
+            }
             // A new security group, which ELBv2 does not see yet.
-            "InvalidSecurityGroup" if matches!(action, "CreateLoadBalancer" | "SetSecurityGroups") => {
-                Self::Conflict(text)
+            "InvalidSecurityGroup" if matches!(self.action, "CreateLoadBalancer" | "SetSecurityGroups") => {
+                Meaning::Conflict
             }
             "DuplicateLoadBalancerName"
             | "DuplicateTargetGroupName"
@@ -129,17 +139,9 @@ impl From<CallError> for Error {
             | "InvalidGroup.InUse"
             | "InvalidGroup.NotFound"
             | "InvalidPermission.Duplicate"
-            | "InvalidPermission.NotFound" => Self::Conflict(text),
-            "OperationNotPermitted" => refused(
-                crate::reasons::OPERATION_NOT_PERMITTED,
-                &format!("AWS forbids the request: {text}"),
-                "Lift what forbids it, or take the change back.",
-            ),
-            code if is_quota(code) => refused(
-                crate::reasons::QUOTA_EXCEEDED,
-                &format!("A quota of the AWS account is used up: {text}"),
-                "Raise the quota, or delete what is no longer needed.",
-            ),
+            | "InvalidPermission.NotFound" => Meaning::Conflict,
+            "OperationNotPermitted" => Meaning::Forbidden,
+            code if is_quota(code) => Meaning::QuotaExceeded,
             code if code.starts_with("Invalid")
                 || code.starts_with("Unsupported")
                 || matches!(
@@ -154,16 +156,16 @@ impl From<CallError> for Error {
                         | "ValidationError"
                 ) =>
             {
-                rejected(&text)
+                Meaning::Rejected
             }
-            _ => Self::Unavailable(format!("AWS failed: {text}. Steerage retries.")),
+            _ => Meaning::Failed,
         }
     }
 }
 
 /// The name of the API that has this action.
 fn api_of(action: &str) -> &'static str {
-    APIS.iter().find(|api| api.actions.contains(&action)).map_or(ELBV2.name, |api| api.name)
+    APIS.iter().map(|api| api.api).find(|api| api.actions.contains(&action)).unwrap_or(ELBV2.api).name
 }
 
 fn is_quota(code: &str) -> bool {
@@ -174,20 +176,6 @@ fn is_quota(code: &str) -> bool {
                 | "SecurityGroupLimitExceeded"
                 | "SecurityGroupsPerInterfaceLimitExceeded"
         )
-}
-
-/// Why AWS rejects a value, and what to do: AWS names the value in its text.
-fn rejected(text: &str) -> Error {
-    refused(
-        crate::reasons::REJECTED_BY_PROVIDER,
-        &format!("AWS rejects the request: {text}"),
-        "Correct the annotation or --aws-… flag that names the rejected value.",
-    )
-}
-
-fn refused(reason: &'static str, problem: &str, advice: &str) -> Error {
-    let problem = problem.trim_end_matches('.');
-    Error::invalid(reason, format!("{problem}. What AWS accepted before stays as it is. {advice}"))
 }
 
 /// The answer, or `None` if the error has the given "not found" code.

@@ -4,7 +4,10 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use elb::types::{Matcher, ProtocolEnum, TargetGroup, TargetGroupAttribute, TargetTypeEnum};
+use elb::types::{
+    Matcher, ProtocolEnum, TargetGroup, TargetGroupAttribute, TargetGroupIpAddressTypeEnum, TargetTypeEnum,
+};
+use steerage_model::Family;
 
 use super::{CallError, Client, GroupCalls, Result, Tags, elb, empty, sdk_tags, unless_not_found};
 use crate::attributes::Values;
@@ -86,6 +89,7 @@ impl GroupCalls for Client {
             .create_target_group()
             .name(&wanted.name)
             .target_type(if wanted.has_pods() { TargetTypeEnum::Ip } else { TargetTypeEnum::Instance })
+            .set_ip_address_type((wanted.family == Family::V6).then_some(TargetGroupIpAddressTypeEnum::Ipv6))
             .protocol(ProtocolEnum::from(wanted.protocol))
             .port(wanted.port().into())
             .vpc_id(vpc)

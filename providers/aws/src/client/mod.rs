@@ -23,8 +23,7 @@ use aws_config::timeout::TimeoutConfig;
 use aws_sdk_elasticloadbalancingv2 as elb;
 use aws_smithy_runtime_api::client::interceptors::SharedInterceptor;
 use elb::types::Tag;
-
-use crate::api_metrics::ApiMetrics;
+use steerage_provider_cloud::ApiMetrics;
 
 pub(crate) use balancers::{Balancer, NewBalancer};
 pub(crate) use calls::{

@@ -7,31 +7,28 @@ use aws_smithy_types::config_bag::{Storable, StoreReplace};
 use elb::config::interceptors::BeforeTransmitInterceptorContextRef;
 use elb::config::{ConfigBag, Intercept, RuntimeComponents};
 use elb::error::{BoxError, ConnectorError, ProvideErrorMetadata as _};
+use steerage_provider_cloud::{Api, ApiMetrics, RequestResult};
 use tokio::time::Instant;
 
 use super::elb;
-use crate::api_metrics::{ApiMetrics, RequestResult};
 
 /// An API of AWS.
 #[derive(Debug)]
-pub(crate) struct Api {
-    /// Its name in metrics and messages.
-    pub(crate) name: &'static str,
-    /// Every action that the client requests.
-    pub(crate) actions: &'static [&'static str],
+pub(crate) struct AwsApi {
+    /// Its name and actions.
+    pub(crate) api: Api,
     /// AWS's code of an action's error.
     error_code: fn(&Error) -> Option<&str>,
 }
 
 /// All APIs. No action is in two of them.
-pub(crate) static APIS: [&Api; 2] = [&ELBV2, &EC2];
+pub(crate) static APIS: [&AwsApi; 2] = [&ELBV2, &EC2];
 
 /// Names the actions of an API with the types of their errors: the SDK hands an interceptor errors without their types.
 macro_rules! api {
     ($api:ident, $name:literal, $sdk:ident, { $($action:ident: $module:ident::$error:ident,)* }) => {
-        pub(super) static $api: Api = Api {
-            name: $name,
-            actions: &[$(stringify!($action)),*],
+        pub(super) static $api: AwsApi = AwsApi {
+            api: Api { name: $name, actions: &[$(stringify!($action)),*] },
             error_code: {
                 fn error_code(error: &Error) -> Option<&str> {
                     $(
@@ -72,32 +69,35 @@ api!(ELBV2, "ELBv2", elb, {
     RegisterTargets: register_targets::RegisterTargetsError,
     RemoveListenerCertificates: remove_listener_certificates::RemoveListenerCertificatesError,
     RemoveTags: remove_tags::RemoveTagsError,
+    SetIpAddressType: set_ip_address_type::SetIpAddressTypeError,
     SetSecurityGroups: set_security_groups::SetSecurityGroupsError,
     SetSubnets: set_subnets::SetSubnetsError,
 });
 
-pub(super) static EC2: Api = Api {
-    name: "EC2",
-    actions: &[
-        "AuthorizeSecurityGroupIngress",
-        "CreateSecurityGroup",
-        "DeleteSecurityGroup",
-        "DescribeSecurityGroups",
-        "DescribeSubnets",
-        "RevokeSecurityGroupIngress",
-    ],
+pub(super) static EC2: AwsApi = AwsApi {
+    api: Api {
+        name: "EC2",
+        actions: &[
+            "AuthorizeSecurityGroupIngress",
+            "CreateSecurityGroup",
+            "DeleteSecurityGroup",
+            "DescribeSecurityGroups",
+            "DescribeSubnets",
+            "RevokeSecurityGroupIngress",
+        ],
+    },
     error_code: |error| error.downcast_ref::<steerage_ec2::Refusal>()?.code(),
 };
 
 /// Measures the requests of the client that it is given to.
 #[derive(Debug)]
 pub(super) struct RequestMeter {
-    api: &'static Api,
+    api: &'static AwsApi,
     metrics: ApiMetrics,
 }
 
 impl RequestMeter {
-    pub(super) fn new(api: &'static Api, metrics: ApiMetrics) -> Self {
+    pub(super) fn new(api: &'static AwsApi, metrics: ApiMetrics) -> Self {
         Self { api, metrics }
     }
 }
@@ -139,13 +139,13 @@ impl Intercept for RequestMeter {
                 Some(Err(error)) => failure(self.api, error, status),
                 None => RequestResult::Other,
             };
-            self.metrics.requested(self.api.name, metadata.name(), result, began.elapsed());
+            self.metrics.requested(self.api.api.name, metadata.name(), result, began.elapsed());
         }
         Ok(())
     }
 }
 
-fn failure<'a>(api: &Api, error: &'a OrchestratorError<Error>, status: Option<u16>) -> RequestResult<'a> {
+fn failure<'a>(api: &AwsApi, error: &'a OrchestratorError<Error>, status: Option<u16>) -> RequestResult<'a> {
     let is_timeout =
         error.is_timeout_error() || error.as_connector_error().is_some_and(ConnectorError::is_timeout);
     match (error.as_operation_error(), status) {

@@ -4,17 +4,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use steerage_ec2 as ec2;
-use steerage_ec2::{Filter, IpPermission, IpRange, PrefixListId, Tag};
+use steerage_ec2::{Filter, IpPermission, IpRange, Ipv6Range, PrefixListId, Tag};
 
 use super::{CallError, Client, Result, SecurityGroupCalls, Tags, ec2_tags, empty};
 use crate::named_groups::NameAndId;
-use crate::security_group::{NewSecurityGroup, PATH_MTU, RULE_DESCRIPTION, Rule, SecurityGroup, Source};
+use crate::security_group::{
+    NewSecurityGroup, PATH_MTU, PATH_MTU_V6, RULE_DESCRIPTION, Rule, SecurityGroup, Source,
+};
 use crate::subnets::NAME_TAG;
 
 /// For ICMP, EC2 has the type in place of the first port, and the code in place of the last.
 const PATH_MTU_CODE: i32 = 4;
+/// Code of [`PATH_MTU_V6`].
+const PATH_MTU_V6_CODE: i32 = 0;
 
 #[async_trait]
 impl SecurityGroupCalls for Client {
@@ -94,6 +98,7 @@ fn exactly(value: &str) -> String {
 #[derive(Default)]
 struct Sources {
     ranges: Vec<IpRange>,
+    v6_ranges: Vec<Ipv6Range>,
     lists: Vec<PrefixListId>,
 }
 
@@ -102,23 +107,33 @@ fn permissions(rules: &BTreeSet<Rule>, description: Option<&str>) -> Vec<IpPermi
     let mut ports: BTreeMap<(&'static str, u16), Sources> = BTreeMap::new();
     let description = description.map(str::to_owned);
     for rule in rules {
-        let Sources { ranges, lists } = ports.entry((rule.protocol, rule.port)).or_default();
+        let Sources { ranges, v6_ranges, lists } = ports.entry((rule.protocol, rule.port)).or_default();
         match &rule.source {
-            Source::Range(range) => {
+            Source::Range(IpNet::V4(range)) => {
                 ranges.push(IpRange { cidr_ip: range.to_string(), description: description.clone() });
+            }
+            Source::Range(IpNet::V6(range)) => {
+                let description = description.clone();
+                v6_ranges.push(Ipv6Range { cidr_ipv6: range.to_string(), description });
             }
             Source::PrefixList(id) => {
                 lists.push(PrefixListId { prefix_list_id: id.clone(), description: description.clone() });
             }
         }
     }
-    let permission = |(port, Sources { ranges, lists }): ((&'static str, u16), Sources)| {
+    let permission = |(port, Sources { ranges, v6_ranges, lists }): ((&'static str, u16), Sources)| {
         let (protocol, first) = port;
+        let last = match port {
+            PATH_MTU => PATH_MTU_CODE,
+            PATH_MTU_V6 => PATH_MTU_V6_CODE,
+            (_, port) => port.into(),
+        };
         IpPermission {
             ip_protocol: protocol.to_owned(),
             from_port: Some(first.into()),
-            to_port: Some(if port == PATH_MTU { PATH_MTU_CODE } else { first.into() }),
+            to_port: Some(last),
             ip_ranges: ranges,
+            ipv6_ranges: v6_ranges,
             prefix_list_ids: lists,
         }
     };
@@ -130,9 +145,11 @@ fn security_group(found: ec2::SecurityGroup) -> SecurityGroup {
     for permission in found.ip_permissions {
         let Some((protocol, port)) = single_port(&permission) else { continue };
         let ranges = permission.ip_ranges.into_iter();
-        let ranges = ranges.filter_map(|range| {
-            Some((Source::Range(range.cidr_ip.parse::<Ipv4Net>().ok()?), range.description))
-        });
+        let ranges = ranges.map(|range| (range.cidr_ip, range.description));
+        let v6 = permission.ipv6_ranges.into_iter().map(|range| (range.cidr_ipv6, range.description));
+        let range =
+            |(range, description): (String, _)| Some((Source::Range(range.parse().ok()?), description));
+        let ranges = ranges.chain(v6).filter_map(range);
         let lists = permission.prefix_list_ids.into_iter();
         let lists = lists.map(|list| (Source::PrefixList(list.prefix_list_id), list.description));
         for (source, description) in ranges.chain(lists) {
@@ -154,10 +171,12 @@ fn security_group(found: ec2::SecurityGroup) -> SecurityGroup {
 
 /// Protocol and port of a rule, if it is for a single port of TCP or UDP, or for messages about a smaller MTU.
 fn single_port(permission: &IpPermission) -> Option<(&'static str, u16)> {
-    let (protocol, kind) = PATH_MTU;
     let ports = (permission.from_port, permission.to_port);
-    if permission.ip_protocol == protocol && ports == (Some(kind.into()), Some(PATH_MTU_CODE)) {
-        return Some(PATH_MTU);
+    for (message, code) in [(PATH_MTU, PATH_MTU_CODE), (PATH_MTU_V6, PATH_MTU_V6_CODE)] {
+        let (protocol, kind) = message;
+        if permission.ip_protocol == protocol && ports == (Some(kind.into()), Some(code)) {
+            return Some(message);
+        }
     }
     let protocol = ["tcp", "udp"].into_iter().find(|known| permission.ip_protocol == *known)?;
     let port = permission.from_port.filter(|from| permission.to_port == Some(*from))?;
@@ -182,7 +201,7 @@ mod tests {
     fn permission(protocol: &str, (from, to): (i32, i32), ip_ranges: Vec<IpRange>) -> IpPermission {
         let (from_port, to_port) = (Some(from), Some(to));
         let ip_protocol = protocol.to_owned();
-        IpPermission { ip_protocol, from_port, to_port, ip_ranges, prefix_list_ids: Vec::new() }
+        IpPermission { ip_protocol, from_port, to_port, ip_ranges, ..IpPermission::default() }
     }
 
     fn prefix_list(id: &str, description: Option<&str>) -> PrefixListId {

@@ -6,8 +6,9 @@ use steerage_model::Protocol;
 use super::*;
 use crate::annotations::SECURITY_GROUPS;
 use crate::desired::tests::{config, planned};
+use crate::ip_address_type::IpAddressType;
 
-fn net(text: &str) -> Ipv4Net {
+fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
@@ -22,10 +23,18 @@ fn group(own: &[Rule], others: &[Rule]) -> SecurityGroup {
 
 /// Source ranges, annotations, and the expected rules or reason.
 fn of(ranges: &[&str], annotations: &[(&str, &str)]) -> Result<Vec<String>, &'static str> {
+    of_type(IpAddressType::Ipv4, ranges, annotations)
+}
+
+fn of_type(
+    ip_address_type: IpAddressType,
+    ranges: &[&str],
+    annotations: &[(&str, &str)],
+) -> Result<Vec<String>, &'static str> {
     let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
     lb.source_ranges = ranges.iter().map(|range| range.parse().unwrap()).collect();
     lb.annotations = annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-    match security(&lb, [(80, "TCP_UDP"), (443, "TLS")].into_iter(), None) {
+    match security(&lb, [(80, "TCP_UDP"), (443, "TLS")].into_iter(), ip_address_type, None) {
         Ok(Security::Rules(rules)) => {
             Ok(rules.iter().map(|r| format!("{} {} {}", r.protocol, r.port, r.source)).collect())
         }
@@ -76,6 +85,22 @@ fn rules_follow_listeners_and_source_ranges() {
     assert_eq!(of(&["0.0.0.0/0"], &[named]), Err("ConflictingAnnotations"));
     assert_eq!(of(&["2001:db8::/32"], &[]), Err("ConflictingAnnotations"), "nobody could connect");
     assert_eq!(of(&[], &[(SOURCE_RANGES, "192.0.2.0/33")]), Err("InvalidAnnotation"));
+}
+
+#[test]
+fn rules_of_ipv6_are_only_for_load_balancers_that_have_it() {
+    let dual = |ranges: &[&str], annotations: &[(&str, &str)]| {
+        let found = of_type(IpAddressType::DualStack, ranges, annotations).unwrap();
+        found.into_iter().filter(|rule| !rule.contains(" 443 ")).collect::<Vec<_>>()
+    };
+    assert_eq!(dual(&[], &[]), ["tcp 80 0.0.0.0/0", "tcp 80 ::/0", "udp 80 0.0.0.0/0", "udp 80 ::/0"]);
+    assert_eq!(dual(&["2001:db8::1/32"], &[]), ["tcp 80 2001:db8::/32", "udp 80 2001:db8::/32"]);
+    assert_eq!(dual(&["192.0.2.0/24", "::/128"], &[]), ["tcp 80 192.0.2.0/24", "udp 80 192.0.2.0/24"]);
+    let with_icmp = dual(&["192.0.2.0/24", "2001:db8::/32"], &[(ICMP_FOR_PATH_MTU, "on")]);
+    assert_eq!(with_icmp[..2], ["icmp 3 192.0.2.0/24", "icmpv6 2 2001:db8::/32"]);
+    assert_eq!(with_icmp.len(), 6);
+    let lists = dual(&[], &[(ICMP_FOR_PATH_MTU, "on"), (PREFIX_LISTS, "pl-1")]);
+    assert_eq!(lists, ["icmp 3 pl-1", "tcp 80 pl-1", "udp 80 pl-1"], "the family of a list is not known");
 }
 
 #[test]

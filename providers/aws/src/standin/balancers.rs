@@ -12,6 +12,7 @@ use super::cloud::{Cloud, NetworkLb};
 use super::{Kind, StandIn};
 use crate::attributes::Values;
 use crate::client::{Balancer, BalancerCalls, CallError, NewBalancer, Result, TAGS_BATCH, Tags};
+use crate::ip_address_type::IpAddressType;
 use crate::placement::Placed;
 
 impl StandIn {
@@ -27,7 +28,7 @@ impl StandIn {
             security_groups: found.security_groups.clone(),
             vpc: found.vpc.clone(),
             is_network: found.is_network,
-            is_ipv4: found.is_ipv4,
+            ip_address_type: found.ip_address_type,
         }
     }
 }
@@ -181,6 +182,24 @@ impl BalancerCalls for StandIn {
             }
             if let Some(found) = cloud.balancers.get_mut(arn) {
                 found.placed.clone_from(subnets);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn set_ip_address_type(&self, arn: &str, kind: IpAddressType) -> Result<()> {
+        let action = "SetIpAddressType";
+        self.write(action, Kind::Mutation, arn.to_owned(), |cloud, _| {
+            let used = cloud.listeners.values().filter(|listener| listener.balancer == arn);
+            let has_v6 = used.filter_map(|listener| cloud.groups.get(&listener.group)).any(|g| g.is_ipv6);
+            if kind == IpAddressType::Ipv4 && has_v6 {
+                let message = "a target group has the IP address type ipv6";
+                return Err(CallError::made_up(action, "InvalidConfigurationRequest", message));
+            }
+            match cloud.balancers.get_mut(arn) {
+                Some(found) => found.ip_address_type = kind,
+                None => return Err(CallError::made_up(action, "LoadBalancerNotFound", arn)),
             }
             Ok(())
         })

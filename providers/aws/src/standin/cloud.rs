@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::client::{NewBalancer, Tags};
 use crate::health_check::HealthCheckSettings;
+use crate::ip_address_type::IpAddressType;
 use crate::placement::Placed;
 use crate::security_group::SecurityGroup;
 use crate::subnets::Subnet;
@@ -71,7 +72,7 @@ pub(crate) struct NetworkLb {
     pub(crate) placed: Placed,
     pub(crate) vpc: String,
     pub(crate) is_network: bool,
-    pub(crate) is_ipv4: bool,
+    pub(crate) ip_address_type: IpAddressType,
 }
 
 impl NetworkLb {
@@ -90,8 +91,8 @@ impl NetworkLb {
         let (security_groups, placed) =
             (made.security_groups.clone(), made.subnets.iter().cloned().collect());
         // As the subnets, which the stand-in does not place.
-        let (vpc, is_network, is_ipv4) = ("vpc-1".to_owned(), true, true);
-        Self { made, tags, created, attributes, security_groups, placed, vpc, is_network, is_ipv4 }
+        let (vpc, is_network, ip_address_type) = ("vpc-1".to_owned(), true, made.ip_address_type);
+        Self { made, tags, created, attributes, security_groups, placed, vpc, is_network, ip_address_type }
     }
 }
 
@@ -112,6 +113,8 @@ pub(crate) struct Group {
     pub(crate) port: u16,
     /// Whether targets are addresses.
     pub(crate) has_pods: bool,
+    /// Whether they are reached over IPv6.
+    pub(crate) is_ipv6: bool,
     pub(crate) vpc: String,
     pub(crate) health: HealthCheckSettings,
     pub(crate) attributes: BTreeMap<String, String>,

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use steerage_model::Family;
 
 use super::cloud::{Cloud, Group};
 use super::{Kind, StandIn};
@@ -99,7 +100,8 @@ impl GroupCalls for StandIn {
             if let Some((arn, same)) = cloud.groups.iter().find(|(_, group)| group.name == wanted.name) {
                 let is_same = (same.protocol.as_str(), same.port, same.vpc.as_str(), &same.health)
                     == (wanted.protocol, wanted.port(), vpc, &wanted.health)
-                    && same.has_pods == wanted.has_pods();
+                    && same.has_pods == wanted.has_pods()
+                    && same.is_ipv6 == (wanted.family == Family::V6);
                 let message = format!("A target group with the same name '{}' exists", wanted.name);
                 let refused = CallError::made_up(action, "DuplicateTargetGroupName", message);
                 return if is_same { Ok(observed(arn, same)) } else { Err(refused) };
@@ -112,6 +114,7 @@ impl GroupCalls for StandIn {
                 protocol: wanted.protocol.to_owned(),
                 port: wanted.port(),
                 has_pods: wanted.has_pods(),
+                is_ipv6: wanted.family == Family::V6,
                 vpc: vpc.to_owned(),
                 health: wanted.health.clone(),
                 attributes: defaults(wanted.protocol, wanted.has_pods()),

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use clap::ValueEnum as _;
 use steerage_provider_api::{LoadBalancer, Owner, Target};
+use steerage_provider_cloud::marks;
 use steerage_provider_conformance::{Call, CannedResponse, Harness, Proxy, Snapshot};
 use tokio::time::Instant;
 
@@ -21,7 +22,7 @@ use crate::client::{BalancerCalls as _, GroupCalls as _, NewBalancer, Tags};
 use crate::config::Peer;
 use crate::desired::desired;
 use crate::desired::tests::config;
-use crate::names;
+use crate::ip_address_type::IpAddressType;
 use crate::security_group::SecurityGroup;
 use crate::tls::Tls;
 
@@ -134,7 +135,7 @@ impl Harness for OnStandIn {
 
     async fn targets(&self, owner: &Owner) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
         let cloud = self.cloud.cloud();
-        let of = cloud.groups.values().filter(|group| group.tags.get(names::UID_TAG) == Some(&owner.uid));
+        let of = cloud.groups.values().filter(|group| group.tags.get(marks::UID) == Some(&owner.uid));
         Ok(of.map(|group| (group.name.clone(), group.registered().map(|id| node(id)).collect())).collect())
     }
 
@@ -158,7 +159,13 @@ impl Harness for OnStandIn {
         direct.change(|cloud| *cloud = self.cloud.cloud());
         for name in [wanted.name.clone(), format!("{}-kin", &wanted.name[..20].trim_end_matches('-'))] {
             let (subnets, security_groups) = (wanted.placement.mappings()?, BTreeSet::new());
-            let made = NewBalancer { name, scheme: wanted.scheme, subnets, security_groups };
+            let made = NewBalancer {
+                name,
+                ip_address_type: IpAddressType::Ipv4,
+                scheme: wanted.scheme,
+                subnets,
+                security_groups,
+            };
             direct.create_balancer(&made, &tags).await.map_err(said)?;
         }
         for group in &wanted.groups {
@@ -170,7 +177,7 @@ impl Harness for OnStandIn {
 
     async fn remove_foreign(&self) -> anyhow::Result<()> {
         self.cloud.change(|cloud| {
-            let is_foreign = |tags: &Tags| tags.contains_key(FOREIGN) && !tags.contains_key(names::UID_TAG);
+            let is_foreign = |tags: &Tags| tags.contains_key(FOREIGN) && !tags.contains_key(marks::UID);
             cloud.balancers.retain(|_, found| !is_foreign(&found.tags));
             cloud.groups.retain(|_, found| !is_foreign(&found.tags));
         });
@@ -182,7 +189,7 @@ impl Harness for OnStandIn {
             let balancers = cloud.balancers.values_mut().map(|found| &mut found.tags);
             let stay = cloud.listeners.values_mut().filter(|found| found.port == 80);
             for tags in balancers.chain(stay.map(|found| &mut found.tags)) {
-                if tags.get(names::UID_TAG) == Some(&owner.uid) {
+                if tags.get(marks::UID) == Some(&owner.uid) {
                     tags.insert(FOREIGN.to_owned(), "else".to_owned());
                 }
             }
@@ -194,7 +201,7 @@ impl Harness for OnStandIn {
         let cloud = self.cloud.cloud();
         let balancers = cloud.balancers.values().map(|found| &found.tags);
         let listeners = cloud.listeners.values().filter(|found| found.port == 80).map(|found| &found.tags);
-        let mut own = balancers.chain(listeners).filter(|tags| tags.get(names::UID_TAG) == Some(&owner.uid));
+        let mut own = balancers.chain(listeners).filter(|tags| tags.get(marks::UID) == Some(&owner.uid));
         Ok(own.all(|tags| tags.contains_key(FOREIGN)))
     }
 

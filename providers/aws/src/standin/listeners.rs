@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 
 use async_trait::async_trait;
 
-use super::cloud::{Cloud, Forward};
+use super::cloud::{Cloud, Forward, NetworkLb};
 use super::{Kind, StandIn};
 use crate::client::{CallError, ListenerCalls, Result, Tags};
 use crate::diff::ObservedListener;
+use crate::ip_address_type::IpAddressType;
 use crate::tls::Tls;
 
 fn observed(arn: &str, found: &Forward) -> ObservedListener {
@@ -35,6 +36,14 @@ fn check_group(
     };
     if found.protocol != protocol && (protocol, found.protocol.as_str()) != ("TLS", "TCP") {
         return refuse("IncompatibleProtocols", format!("{protocol} listener, {} group", found.protocol));
+    }
+    let is_dual_stack = |found: &NetworkLb| found.ip_address_type == IpAddressType::DualStack;
+    if cloud.balancers.get(balancer).is_some_and(is_dual_stack) {
+        if protocol.ends_with("UDP") {
+            return refuse("InvalidConfigurationRequest", "UDP needs IPv6 source NAT".to_owned());
+        }
+    } else if found.is_ipv6 {
+        return refuse("InvalidConfigurationRequest", "the load balancer has no IPv6".to_owned());
     }
     let other =
         cloud.listeners.values().any(|forward| forward.group == group && forward.balancer != balancer);

@@ -65,6 +65,11 @@ impl TargetCalls for StandIn {
                 return Err(CallError::made_up(action, "InvalidTarget", message));
             }
             let found = cloud.groups.get_mut(group).ok_or_else(|| missing(action, group))?;
+            let is_other = |id: &&TargetId| matches!(id, TargetId::Pod(at) if at.is_ipv6() != found.is_ipv6);
+            if let Some(id) = ids.iter().find(is_other) {
+                let message = format!("The IP address '{}' is of another IP address type", id.id());
+                return Err(CallError::made_up(action, "ValidationError", message));
+            }
             for id in ids {
                 let key = key(id, found);
                 let registration =

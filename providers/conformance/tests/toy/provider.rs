@@ -234,6 +234,7 @@ impl Provider for Toy {
             node_labels: None,
             shared_load_balancers: false,
             ip_mode: None,
+            one_target_family: false,
             ipv6: false,
             weights: false,
             shared_sets: false,

@@ -13,7 +13,7 @@ use aws_smithy_runtime_api::client::http::{
 };
 
 use super::*;
-use crate::types::{IpRange, PrefixListId};
+use crate::types::{IpRange, Ipv6Range, PrefixListId};
 
 type Requests = Vec<HttpRequest>;
 type Answers = VecDeque<(u16, &'static str)>;
@@ -121,6 +121,7 @@ async fn parameters_are_named_as_in_the_reference() {
             from_port: Some(80),
             to_port: Some(81),
             ip_ranges: vec![range("192.0.2.0/24", Some("own")), range("198.51.100.0/24", None)],
+            ipv6_ranges: vec![Ipv6Range { cidr_ipv6: "2001:db8::/32".to_owned(), description: None }],
             prefix_list_ids: vec![PrefixListId { prefix_list_id: "pl-1".to_owned(), description: None }],
         },
         IpPermission { ip_protocol: "-1".to_owned(), ..IpPermission::default() },
@@ -157,6 +158,7 @@ async fn parameters_are_named_as_in_the_reference() {
             ("IpPermissions.1.IpRanges.1.CidrIp", "192.0.2.0/24"),
             ("IpPermissions.1.IpRanges.1.Description", "own"),
             ("IpPermissions.1.IpRanges.2.CidrIp", "198.51.100.0/24"),
+            ("IpPermissions.1.Ipv6Ranges.1.CidrIpv6", "2001:db8::/32"),
             ("IpPermissions.1.PrefixListIds.1.PrefixListId", "pl-1"),
             ("IpPermissions.2.IpProtocol", "-1"),
         ]),
@@ -219,6 +221,7 @@ async fn all_pages_of_a_list_are_read() {
                     IpRange { cidr_ip: "192.0.2.0/24".to_owned(), description: Some("own <1>".to_owned()) },
                     IpRange { cidr_ip: "198.51.100.0/24".to_owned(), description: None },
                 ],
+                ipv6_ranges: vec![Ipv6Range { cidr_ipv6: "::/0".to_owned(), description: None }],
                 prefix_list_ids: vec![PrefixListId { prefix_list_id: "pl-1".to_owned(), description: None }],
             },
             IpPermission { ip_protocol: "-1".to_owned(), ..IpPermission::default() },

@@ -75,7 +75,7 @@ fn client(answers: impl Into<VecDeque<Answer>>, credentials: Option<Credentials>
         .timeout_config(TimeoutConfig::builder().operation_timeout(Duration::from_secs(30)).build());
     sdk.set_credentials_provider(credentials.map(SharedCredentialsProvider::new));
     let mut registry = Registry::default();
-    let metrics = ApiMetrics::new(&mut registry);
+    let metrics = crate::api_metrics(&mut registry);
     (Client::new(&sdk.build(), None, None, metrics), registry)
 }
 
@@ -105,7 +105,7 @@ fn counted_by(api: &str, registry: &Registry) -> Vec<String> {
 fn every_called_action_is_listed() {
     let listed: BTreeSet<_> = [(iam_policy::ELB, &ELBV2), (iam_policy::EC2, &EC2)]
         .into_iter()
-        .flat_map(|(service, api)| api.actions.iter().map(move |action| (service, (*action).to_owned())))
+        .flat_map(|(service, api)| api.api.actions.iter().map(move |action| (service, (*action).to_owned())))
         .collect();
     assert_eq!(iam_policy::called(), listed);
 }

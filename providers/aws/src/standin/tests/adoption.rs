@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use steerage_model::Protocol;
 use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
+use steerage_provider_cloud::marks;
 use tokio::time::Instant;
 
 use super::driver::{apply, changes, delete};
@@ -14,7 +15,6 @@ use super::pods::with_pods;
 use crate::annotations::{GROUP_ATTRIBUTES, SSL_CERT};
 use crate::client::Tags;
 use crate::desired::tests::{config, planned_with_pods};
-use crate::names;
 use crate::security_group::SecurityGroup;
 use crate::standin::StandIn;
 use crate::standin::balancers::hostname;
@@ -53,7 +53,7 @@ fn watch(cloud: &StandIn) {
 fn assert_adopted(cloud: &StandIn, lb: &LoadBalancer, what: &str) {
     let now = cloud.cloud();
     let balancer = &now.balancers[ARN];
-    let marks = names::tags(&config().cluster, &lb.owner);
+    let marks = marks::of_owner(&config().cluster, &lb.owner);
     let is_ours = |tags: &Tags| marks.iter().all(|(key, value)| tags.get(key) == Some(value));
     assert_eq!(now.balancers.len(), 1, "{what}");
     assert!(is_ours(&balancer.tags), "{what}: {:?}", balancer.tags);
@@ -67,7 +67,7 @@ fn assert_adopted(cloud: &StandIn, lb: &LoadBalancer, what: &str) {
     }
     assert!(now.groups.values().all(|group| group.name.starts_with("st-")), "{what}: {:?}", snapshot(&now));
     let own: Vec<&SecurityGroup> =
-        now.security_groups.values().filter(|group| group.tags.contains_key(names::UID_TAG)).collect();
+        now.security_groups.values().filter(|group| group.tags.contains_key(marks::UID)).collect();
     let attached: Vec<&str> = balancer.security_groups.iter().map(String::as_str).collect();
     match &own[..] {
         [] => assert!(attached.is_empty(), "{what}: {attached:?}"),
@@ -224,7 +224,7 @@ async fn service_deleted_while_it_is_adopted_leaves_nothing_that_was_marked() {
         }
         let is_over = cloud.has_faults();
         cloud.set_faults(Faults::None);
-        let is_marked = |tags: &Tags| tags.contains_key(names::UID_TAG);
+        let is_marked = |tags: &Tags| tags.contains_key(marks::UID);
         let before = cloud.cloud();
         let began = before.balancers.values().any(|found| is_marked(&found.tags));
         tokio::time::sleep(Duration::from_secs(5)).await;

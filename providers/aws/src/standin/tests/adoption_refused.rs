@@ -12,6 +12,7 @@ use crate::annotations::{PRIVATE_ADDRESSES, SECURITY_GROUPS};
 use crate::client::Tags;
 use crate::config::{Peer, Scheme};
 use crate::desired::tests::config;
+use crate::ip_address_type::IpAddressType;
 use crate::standin::balancers::hostname;
 use crate::standin::cloud::NetworkLb;
 use crate::standin::harness::snapshot;
@@ -55,7 +56,7 @@ async fn load_balancer_that_would_lose_something_is_refused() {
     let cases: [(Change, &str); 6] = [
         (|found| found.is_network = false, "no network load balancer"),
         (|found| found.vpc = "vpc-2".to_owned(), "vpc-2"),
-        (|found| found.is_ipv4 = false, "IPv6"),
+        (|found| found.ip_address_type = IpAddressType::DualStack, "IPv6"),
         (|found| found.made.scheme = Scheme::InternetFacing, "Its scheme is internet-facing"),
         (|found| found.security_groups.extend(["sg-x".to_owned()]), "security groups sg-x"),
         (

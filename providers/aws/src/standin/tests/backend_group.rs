@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use steerage_provider_api::{Compare, LoadBalancer, Outcome, Provider as _};
+use steerage_provider_cloud::marks;
 
 use super::driver::{apply, changes, delete, own_set, pause, standin, standin_with};
 use super::named_groups::plant;
@@ -11,7 +12,6 @@ use super::security_groups::from;
 use crate::annotations::{DISABLE_SECURITY_GROUP, MANAGE_BACKEND_RULES, SECURITY_GROUPS};
 use crate::config::Config;
 use crate::desired::tests::config;
-use crate::names;
 use crate::provider::Aws;
 use crate::security_group::SecurityGroup;
 use crate::standin::{Quotas, StandIn};
@@ -29,7 +29,7 @@ fn attached(cloud: &StandIn) -> Vec<String> {
     let cloud = cloud.cloud();
     let balancer = cloud.balancers.values().next().expect("a load balancer");
     let name = |id: &String| match cloud.security_groups.get(id) {
-        Some(group) if group.tags.contains_key(names::UID_TAG) => "own".to_owned(),
+        Some(group) if group.tags.contains_key(marks::UID) => "own".to_owned(),
         _ => id.clone(),
     };
     let mut names: Vec<_> = balancer.security_groups.iter().map(name).collect();
@@ -55,7 +55,7 @@ async fn new_load_balancer_has_the_backend_group_from_the_start() {
     delete(&aws, &from(&[]).owner).await.unwrap();
     let left = cloud.cloud();
     assert!(left.balancers.is_empty() && left.security_groups.contains_key(BACKEND));
-    assert!(left.security_groups.values().all(|group| !group.tags.contains_key(names::UID_TAG)));
+    assert!(left.security_groups.values().all(|group| !group.tags.contains_key(marks::UID)));
     assert_eq!(cloud.violations(), [""; 0]);
 }
 

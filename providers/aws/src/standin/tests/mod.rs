@@ -6,6 +6,7 @@ mod adoption_refused;
 mod backend_group;
 mod consistency;
 mod driver;
+mod dual_stack;
 mod economy;
 mod named_groups;
 mod options;

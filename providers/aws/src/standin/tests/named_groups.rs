@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use steerage_provider_api::{Compare, LoadBalancer, Outcome, Progress, Provider as _};
+use steerage_provider_cloud::marks;
 use tokio::time::Instant;
 
 use super::driver::{apply, changes, delete, own_set, pause, provider, standin};
@@ -13,7 +14,6 @@ use super::security_groups::{ALL, assert_secured, from, in_place, is_done, regis
 use crate::annotations::{DISABLE_SECURITY_GROUP, SECURITY_GROUPS};
 use crate::client::Tags;
 use crate::desired::tests::config;
-use crate::names;
 use crate::security_group::SecurityGroup;
 use crate::standin::faults::{Fault, Faults};
 use crate::standin::{Cloud, Quotas, StandIn};
@@ -58,7 +58,7 @@ fn attached(cloud: &StandIn) -> Vec<String> {
 /// Steerage's groups.
 fn own(cloud: &StandIn) -> Vec<SecurityGroup> {
     let all = cloud.cloud().security_groups.into_values();
-    all.filter(|group| group.tags.contains_key(names::UID_TAG)).collect()
+    all.filter(|group| group.tags.contains_key(marks::UID)).collect()
 }
 
 fn assert_own(cloud: &StandIn, what: &str) {

@@ -15,6 +15,7 @@ use crate::client::{NewBalancer, Tags};
 use crate::config::{Config, Peer, Scheme};
 use crate::desired::tests::config;
 use crate::health_check::HealthCheckSettings;
+use crate::ip_address_type::IpAddressType;
 use crate::security_group::SecurityGroup;
 use crate::standin::balancers::hostname;
 use crate::standin::cloud::{Forward, Group, NetworkLb, Registration};
@@ -61,6 +62,7 @@ fn group(port: u16, tags: &Tags) -> Group {
         protocol: "TCP".to_owned(),
         port,
         has_pods: false,
+        is_ipv6: false,
         vpc: config().vpc,
         health: HealthCheckSettings {
             path: None,
@@ -84,6 +86,7 @@ fn plant(cloud: &mut Cloud, peer: Peer, ports: &[(u16, u16)]) {
     let tags = tags_of(peer, &config().cluster.name, "shop/web");
     let made = NewBalancer {
         name: NAME.to_owned(),
+        ip_address_type: IpAddressType::Ipv4,
         scheme: Scheme::Internal,
         subnets: vec![("subnet-a".to_owned(), None)],
         security_groups: BTreeSet::new(),

@@ -11,6 +11,7 @@ use anyhow::{Context as _, ensure};
 use clap::ValueEnum as _;
 use steerage_model::{Affinity, Key, Protocol};
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _};
+use steerage_provider_cloud::marks;
 
 use super::driver::{apply, delete, set, standin};
 use super::peers::adopting;
@@ -19,6 +20,7 @@ use crate::annotations;
 use crate::client::{NewBalancer, Tags};
 use crate::config::{Peer, Scheme};
 use crate::desired::tests::{config, planned, planned_with_pods};
+use crate::ip_address_type::IpAddressType;
 use crate::names;
 use crate::standin::cloud::{Forward, Group, NetworkLb};
 use crate::standin::faults::Faults;
@@ -119,7 +121,13 @@ fn plant_foreign(cloud: &StandIn) {
         let created = tokio::time::Instant::now();
         let tags = Tags::from([("team".to_owned(), "other".to_owned())]);
         let (subnets, security_groups) = (Vec::new(), BTreeSet::new());
-        let made = NewBalancer { name, scheme: Scheme::Internal, subnets, security_groups };
+        let made = NewBalancer {
+            name,
+            ip_address_type: IpAddressType::Ipv4,
+            scheme: Scheme::Internal,
+            subnets,
+            security_groups,
+        };
         let other = NetworkLb::new(made, tags.clone(), created);
         cloud.balancers.insert(arn.clone(), other);
         let forward = Forward {
@@ -138,7 +146,7 @@ fn plant_foreign(cloud: &StandIn) {
 /// A listener never comes to an empty group while targets are wanted.
 fn never_empties(wishes: &Wishes, before: &Cloud, after: &Cloud) -> Option<String> {
     let wants_targets = |tags: &Tags| {
-        let wish = wishes.iter().find(|(owner, _)| Some(&owner.uid) == tags.get(names::UID_TAG));
+        let wish = wishes.iter().find(|(owner, _)| Some(&owner.uid) == tags.get(marks::UID));
         wish.and_then(|(_, lb)| lb.as_ref()).is_some_and(|lb| lb.targets().count() > 0)
     };
     let is_empty = |cloud: &Cloud, forward: &Forward| {
@@ -163,7 +171,7 @@ fn admits(cloud: &Cloud, balancer: &str, protocol: &str, port: u16) -> bool {
 /// A listener never loses its last rule while its port is wanted.
 fn closes_port(wishes: &Wishes, before: &Cloud, after: &Cloud) -> Option<String> {
     let is_wanted = |tags: &Tags, protocol: Protocol, port: u16| {
-        let wish = wishes.iter().find(|(owner, _)| Some(&owner.uid) == tags.get(names::UID_TAG));
+        let wish = wishes.iter().find(|(owner, _)| Some(&owner.uid) == tags.get(marks::UID));
         let listeners = wish.and_then(|(_, lb)| lb.as_ref()).map(|lb| &lb.listeners);
         listeners.into_iter().flatten().any(|wanted| (wanted.protocol, wanted.port) == (protocol, port))
     };

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use steerage_provider_api::{Compare, GroupTargets, LoadBalancer, Owner, Progress, Provider as _};
+use steerage_provider_cloud::marks;
 use tokio::time::Instant;
 
 use super::driver::{apply, delete, own_set, provider, standin_with, wanted};
 use super::security_groups::{
     ALL, OFFICE, assert_empty, assert_secured, from, group, in_place, registered, rule, web,
 };
-use crate::names;
 use crate::standin::Quotas;
 use crate::standin::faults::{Fault, Faults};
 
@@ -62,7 +62,7 @@ async fn successor_does_not_wait_for_the_group_of_its_predecessor() {
         let owner = Owner { uid: "u2".to_owned(), ..from(&[]).owner };
         let next = LoadBalancer { owner, ..from(&[OFFICE]) };
         let start = Instant::now();
-        while !cloud.cloud().balancers.values().any(|found| found.tags[names::UID_TAG] == "u2") {
+        while !cloud.cloud().balancers.values().any(|found| found.tags[marks::UID] == "u2") {
             assert!(start.elapsed() < Duration::from_mins(1), "after {waits} deletions");
             let _ = aws.apply(&next, Compare::Remembered).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -96,8 +96,8 @@ async fn group_without_its_tags_is_reported_and_not_changed() {
     let tag = |value: Option<&str>| {
         cloud.change(|cloud| {
             let tags = &mut cloud.security_groups.values_mut().next().unwrap().tags;
-            tags.remove(names::UID_TAG);
-            tags.extend(value.map(|value| (names::UID_TAG.to_owned(), value.to_owned())));
+            tags.remove(marks::UID);
+            tags.extend(value.map(|value| (marks::UID.to_owned(), value.to_owned())));
         });
     };
     tag(None);

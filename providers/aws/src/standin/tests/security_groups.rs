@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use steerage_model::Protocol;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Provider as _};
+use steerage_provider_cloud::marks;
 use tokio::time::Instant;
 
 use super::driver::{apply, changes, delete, own_set, pause, provider, set, standin, standin_with, wanted};
@@ -117,7 +118,7 @@ async fn new_load_balancer_has_a_group_with_a_rule_for_each_port() {
         let expected = BTreeSet::from(expected.map(|(protocol, port)| rule(protocol, port, ALL)));
         assert_secured(&cloud, &expected, &format!("seed {seed}"));
         let found = group(&cloud);
-        assert_eq!((found.vpc, found.tags), (config().vpc, names::tags(&config().cluster, &lb.owner)));
+        assert_eq!((found.vpc, found.tags), (config().vpc, marks::of_owner(&config().cluster, &lb.owner)));
         assert!(found.name.starts_with(&names::prefix(&config().cluster)), "{}", found.name);
         delete(&aws, &lb.owner).await.unwrap();
         assert_empty(&cloud, &format!("seed {seed}"));
@@ -440,7 +441,7 @@ async fn group_of_others_with_the_name_is_left_alone() {
     let (account, lb) = (standin(1), from(&[]));
     apply(&provider(&account), &lb, Compare::Remembered).await.unwrap();
     let mut of_cluster = group(&account).tags;
-    of_cluster.insert(names::CLUSTER_UID_TAG.to_owned(), "other".to_owned());
+    of_cluster.insert(marks::CLUSTER_UID.to_owned(), "other".to_owned());
     for tags in [of_cluster, Tags::from([("team".to_owned(), "other".to_owned())]), Tags::new()] {
         let cloud = standin(1);
         let other = SecurityGroup { id: "sg-other".to_owned(), tags, ..group(&account) };

@@ -9,6 +9,7 @@ use futures::StreamExt as _;
 use steerage_model::Key;
 use steerage_model::annotations::SHARED_LOAD_BALANCER;
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _};
+use steerage_provider_cloud::marks;
 
 use super::driver::{apply, changes, delete, pause, set, standin, wanted};
 use super::security_groups::assert_empty;
@@ -18,10 +19,13 @@ use crate::desired::tests::config;
 use crate::standin::faults::{Fault, Faults};
 use crate::standin::harness::snapshot;
 use crate::standin::{Cloud, StandIn};
-use crate::{names, reasons, shared};
+use crate::{reasons, shared};
 
 const FILE: &str = r#"{
     "web": {"namespaces": ["*"], "annotations": {"service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg": "true"}},
+    "dual": {"namespaces": ["*"], "annotations": {
+        "service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg": "true",
+        "service.beta.kubernetes.io/aws-load-balancer-ip-address-type": "dualstack"}},
     "kept": {"namespaces": ["*"], "annotations": {
         "service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg": "true",
         "service.beta.kubernetes.io/aws-load-balancer-attributes": "deletion_protection.enabled=true"}}
@@ -42,7 +46,7 @@ pub(super) fn sharing(shared: &str, service: &str, port: u16) -> LoadBalancer {
 
 /// The ports with the Service of each, and the names of the load balancers.
 fn ports(cloud: &Cloud) -> BTreeMap<u16, String> {
-    let service = |tags: &crate::client::Tags| tags.get(names::SERVICE_TAG).cloned().unwrap_or_default();
+    let service = |tags: &crate::client::Tags| tags.get(marks::SERVICE).cloned().unwrap_or_default();
     cloud.listeners.values().map(|found| (found.port, service(&found.tags))).collect()
 }
 
@@ -58,7 +62,7 @@ pub(super) fn watch(cloud: &StandIn, service: &'static str) {
             let mut own = cloud
                 .listeners
                 .values()
-                .filter(|f| f.tags.get(names::SERVICE_TAG).is_some_and(|of| of == service));
+                .filter(|f| f.tags.get(marks::SERVICE).is_some_and(|of| of == service));
             own.next().map(|f| cloud.groups.get(&f.group).map_or(0, |group| group.registered().count()))
         };
         (of(before).is_some_and(|targets| targets > 0) && of(after).unwrap_or(0) == 0)
@@ -230,7 +234,7 @@ async fn created_again_service_replaces_its_predecessor() {
         delete(&aws, &a.owner).await.unwrap();
         has_ports(&cloud, &[(80, "shop/a"), (443, "shop/b")], "after the predecessor");
         let found = cloud.cloud().listeners.into_values().find(|found| found.port == 80).unwrap();
-        assert_eq!(found.tags[names::UID_TAG], "uid-2");
+        assert_eq!(found.tags[marks::UID], "uid-2");
         assert_eq!(cloud.violations(), Vec::<String>::new());
         for lb in [&again, &b] {
             delete(&aws, &lb.owner).await.unwrap();
@@ -337,7 +341,7 @@ async fn service_follows_its_nodes_and_can_be_deleted_after_the_setting_is_gone(
     }
     let group = |cloud: &StandIn| {
         let groups = cloud.cloud().groups;
-        let of_a = groups.into_values().find(|found| found.tags[names::SERVICE_TAG] == "shop/a").unwrap();
+        let of_a = groups.into_values().find(|found| found.tags[marks::SERVICE] == "shop/a").unwrap();
         of_a.registered().cloned().collect::<Vec<_>>()
     };
     assert_eq!(group(&cloud), ["i-2"]);

@@ -212,8 +212,7 @@ async fn slow_change_of_one_service_holds_up_no_other() {
         apply(&aws, lb, Compare::Remembered).await.unwrap();
     }
     pause().await;
-    let lock = Arc::clone(&aws.shared_locks.lock().unwrap()["web"]);
-    let _slow = lock.lock_owned().await;
+    let _slow = aws.shared_uses.lock(&"web".to_owned(), || unreachable!("it is in use")).await;
     let moved = b.clone().with_nodes(set(&[2]));
     changes(&cloud);
     aws.apply(&moved, Compare::Remembered).await.unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads annotations that hold a list: `a,b`, or `key=value` pairs as AWS's own controllers write them. Pure.
+//! Reads annotations that hold a list: `a,b`, or `key=value` pairs as the clouds' own controllers write them. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,40 +9,39 @@ use crate::reasons;
 
 /// One `key=value`. The value may contain `=`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pair {
-    pub(crate) key: String,
-    pub(crate) value: String,
+pub struct Pair {
+    /// The key, trimmed and not empty.
+    pub key: String,
+    /// The value, trimmed.
+    pub value: String,
 }
 
 /// An annotation whose value is wrong. `problem` continues "Annotation x …".
-pub(crate) fn invalid(name: &str, problem: &str, advice: &str) -> Error {
+pub fn invalid(name: &str, problem: &str, advice: &str) -> Error {
     let message = format!("Annotation {name} {problem}. No load balancer is created or changed. {advice}");
     Error::invalid(reasons::INVALID_ANNOTATION, message)
 }
 
 /// Annotations that contradict each other, or the Service. `problem` is a sentence.
-pub(crate) fn conflict(problem: &str, advice: &str) -> Error {
+pub fn conflict(problem: &str, advice: &str) -> Error {
     let message = format!("{problem} No load balancer is created or changed. {advice}");
     Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message)
 }
 
 /// An unknown key, with the nearest of those that are known.
-pub(crate) fn unknown_key<'a>(name: &str, key: &str, known: impl Iterator<Item = &'a str>) -> Error {
+pub fn unknown_key<'a>(name: &str, key: &str, known: impl Iterator<Item = &'a str>) -> Error {
     let nearest = known.min_by_key(|known| strsim::levenshtein(key, known)).unwrap_or_default();
     let problem = format!("names the unknown attribute {key}. The nearest known one is {nearest}");
     invalid(name, &problem, "Correct or remove the attribute.")
 }
 
 /// The items of a list, trimmed, without empty ones.
-pub(crate) fn items(text: &str) -> impl Iterator<Item = &str> {
+pub fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }
 
 /// The items of an annotation's list; `None` without the annotation. Each must be there once, and one at least.
-pub(crate) fn distinct(
-    annotations: &BTreeMap<String, String>,
-    name: &str,
-) -> Result<Option<Vec<String>>, Error> {
+pub fn distinct(annotations: &BTreeMap<String, String>, name: &str) -> Result<Option<Vec<String>>, Error> {
     let Some(text) = annotations.get(name) else { return Ok(None) };
     let all: Vec<String> = items(text).map(str::to_owned).collect();
     if all.is_empty() {
@@ -56,7 +55,7 @@ pub(crate) fn distinct(
 }
 
 /// The pairs of an annotation; none without it.
-pub(crate) fn pairs(annotations: &BTreeMap<String, String>, name: &str) -> Result<Vec<Pair>, Error> {
+pub fn pairs(annotations: &BTreeMap<String, String>, name: &str) -> Result<Vec<Pair>, Error> {
     let mut pairs: Vec<Pair> = Vec::new();
     for item in annotations.get(name).map(String::as_str).into_iter().flat_map(items) {
         let (key, value) =

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was last tried for a part of a load balancer, so that AWS is not asked again for what it refused, or for what is in place. No I/O.
+//! What was last tried for a part of a load balancer, so that the cloud is not asked again for what it refused, or for what is in place. No I/O.
 
 use steerage_provider_api::Error;
 
 /// A wish that was carried out or refused, for a load balancer that had something then.
 #[derive(Clone, Debug)]
-pub(crate) struct Tried<W, H> {
+pub struct Tried<W, H> {
     wish: W,
     had: H,
     /// Reason and message, if it was refused.
@@ -14,7 +14,7 @@ pub(crate) struct Tried<W, H> {
 
 impl<W: PartialEq, H: PartialEq> Tried<W, H> {
     /// The wish with its error, if there was one. `None` if another try may end in another way.
-    pub(crate) fn new(wish: W, had: H, error: Option<&Error>) -> Option<Self> {
+    pub fn new(wish: W, had: H, error: Option<&Error>) -> Option<Self> {
         let refused = match error {
             None => None,
             Some(Error::Invalid { reason, message }) => Some((*reason, message.clone())),
@@ -24,7 +24,7 @@ impl<W: PartialEq, H: PartialEq> Tried<W, H> {
     }
 
     /// The result of the same wish for the same load balancer.
-    pub(crate) fn result(&self, wish: &W, has: &H) -> Option<Result<(), Error>> {
+    pub fn result(&self, wish: &W, has: &H) -> Option<Result<(), Error>> {
         let refused = || self.refused.clone().map(|(reason, message)| Error::invalid(reason, message));
         (self.wish == *wish && self.had == *has).then(|| refused().map_or(Ok(()), Err))
     }

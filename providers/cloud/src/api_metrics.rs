@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counts and durations of the requests to AWS, by action. Pure, apart from the counters; `client` reports each request.
+//! Counts and durations of the requests to a cloud, by action. Pure, apart from the counters; a provider's client reports each
+//! request.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -10,13 +11,22 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::client::APIS;
+use crate::Cloud;
 
-/// The code of a request that AWS carries out.
+/// The code of a request that the cloud carries out.
 const OK: &str = "200";
 
-/// Longest code that becomes a label. Those of `ELBv2` have up to 40 characters.
+/// Longest code that becomes a label. Those of AWS's `ELBv2` have up to 40 characters.
 const LONGEST_CODE: usize = 64;
+
+/// An API of a cloud.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Api {
+    /// Its name in metrics and messages.
+    pub name: &'static str,
+    /// Every action that the provider requests. No action is in two APIs of a cloud.
+    pub actions: &'static [&'static str],
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByAction {
@@ -33,10 +43,10 @@ struct ByCode {
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RequestResult<'a> {
-    /// AWS carried it out.
+pub enum RequestResult<'a> {
+    /// The cloud carried it out.
     Done,
-    /// AWS, or something in between, answered with an error: its code, if it has one, and the HTTP status.
+    /// The cloud, or something in between, answered with an error: its code, if it has one, and the HTTP status.
     Refused(Option<&'a str>, u16),
     /// No answer came in time.
     Timeout,
@@ -46,7 +56,7 @@ pub(crate) enum RequestResult<'a> {
     Other,
 }
 
-/// Metrics of the requests to AWS. Clones share them.
+/// Metrics of the requests to a cloud. Clones share them.
 #[derive(Clone, Debug)]
 pub struct ApiMetrics {
     requests: Family<ByCode, Counter>,
@@ -56,7 +66,7 @@ pub struct ApiMetrics {
 impl Default for ApiMetrics {
     /// Metrics that no registry has.
     fn default() -> Self {
-        // Up to 20s: the SDK waits for 30s.
+        // Up to 20s: a client waits for 30s.
         let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(0.01, 2.0, 12));
         Self { requests: Family::default(), durations: Family::new_with_constructor(histogram) }
     }
@@ -64,9 +74,10 @@ impl Default for ApiMetrics {
 
 impl ApiMetrics {
     /// Registers the metrics. They begin with zero for every action, so that an alert does not miss the first request of a process.
-    pub fn new(registry: &mut Registry) -> Self {
+    pub fn new(registry: &mut Registry, cloud: Cloud, apis: impl IntoIterator<Item = Api>) -> Self {
+        let Cloud { title, name } = cloud;
         let metrics = Self::default();
-        for api in APIS {
+        for api in apis {
             for action in api.actions {
                 let (api, action) = (api.name, (*action).to_owned());
                 let done = ByCode { api, action: action.clone(), code: OK.into() };
@@ -75,34 +86,30 @@ impl ApiMetrics {
             }
         }
         registry.register(
-            "aws_api_requests",
-            "Requests to AWS, by API, action, and code: 200; the code of AWS's error, or else the HTTP status; timeout, connection (none, \
-             or it broke) or other (such as no credentials)",
+            format!("{name}_api_requests"),
+            format!(
+                "Requests to {title}, by API, action, and code: 200; the code of {title}'s error, or else the HTTP status; timeout, \
+                 connection (none, or it broke) or other (such as no credentials)"
+            ),
             metrics.requests.clone(),
         );
         registry.register(
-            "aws_api_request_duration_seconds",
-            "Duration of requests to AWS until the answer is read, by API and action",
+            format!("{name}_api_request_duration_seconds"),
+            format!("Duration of requests to {title} until the answer is read, by API and action"),
             metrics.durations.clone(),
         );
         metrics
     }
 
     /// Counts a request of this action.
-    pub(crate) fn requested(
-        &self,
-        api: &'static str,
-        action: &str,
-        result: RequestResult<'_>,
-        took: Duration,
-    ) {
+    pub fn requested(&self, api: &'static str, action: &str, result: RequestResult<'_>, took: Duration) {
         let action = action.to_owned();
         self.durations.get_or_create(&ByAction { api, action: action.clone() }).observe(took.as_secs_f64());
         self.requests.get_or_create(&ByCode { api, action, code: code(result) }).inc();
     }
 }
 
-/// The label's value. Bounded, whatever answers in AWS's place.
+/// The label's value. Bounded, whatever answers in the cloud's place.
 fn code(result: RequestResult<'_>) -> Cow<'static, str> {
     match result {
         RequestResult::Done => OK.into(),
@@ -115,7 +122,7 @@ fn code(result: RequestResult<'_>) -> Cow<'static, str> {
     }
 }
 
-/// Whether `text` looks like the code of an error of AWS, such as `Throttling` or `InvalidGroup.NotFound`.
+/// Whether `text` looks like the code of an error, such as AWS's `Throttling` or `InvalidGroup.NotFound`.
 fn is_code(text: &str) -> bool {
     text.len() <= LONGEST_CODE
         && text.starts_with(|first: char| first.is_ascii_uppercase())
@@ -129,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_codes_of_aws_become_labels() {
+    fn only_codes_become_labels() {
         let refused = |text, status| code(RequestResult::Refused(Some(text), status));
         for known in ["Throttling", "AccessDenied", "TargetGroupNotFound", "InvalidGroup.NotFound"] {
             assert_eq!(refused(known, 400), known);
@@ -148,19 +155,23 @@ mod tests {
     #[test]
     fn every_action_begins_with_zero() {
         let (mut registry, mut text) = (Registry::default(), String::new());
-        let metrics = ApiMetrics::new(&mut registry);
+        let cloud = Cloud { title: "AWS", name: "aws" };
+        let apis = [
+            Api { name: "ELBv2", actions: &["AddTags", "CreateListener"] },
+            Api { name: "EC2", actions: &["CreateSecurityGroup"] },
+        ];
+        let metrics = ApiMetrics::new(&mut registry, cloud, apis);
         let took = Duration::from_millis(30);
         metrics.requested("ELBv2", "AddTags", RequestResult::Refused(Some("Throttling"), 400), took);
         encode(&mut text, &registry).unwrap();
         let has = |line: &str| assert!(text.contains(line), "{line}: {text}");
-        for api in APIS {
+        for api in apis {
             for action in api.actions {
                 let labels = format!("api=\"{}\",action=\"{action}\"", api.name);
                 has(&format!("aws_api_requests_total{{{labels},code=\"200\"}} 0\n"));
                 has(&format!("aws_api_request_duration_seconds_count{{{labels}}} "));
             }
         }
-        has("aws_api_requests_total{api=\"EC2\",action=\"CreateSecurityGroup\",code=\"200\"} 0\n");
         has("aws_api_requests_total{api=\"ELBv2\",action=\"AddTags\",code=\"Throttling\"} 1\n");
         has("aws_api_request_duration_seconds_bucket{le=\"0.04\",api=\"ELBv2\",action=\"AddTags\"} 1\n");
         has("aws_api_request_duration_seconds_bucket{le=\"0.02\",api=\"ELBv2\",action=\"AddTags\"} 0\n");

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The provider's error for a cloud's. Each provider says what its cloud's codes mean; the words and the redaction are the same for
+//! all. Pure.
+
+use std::fmt;
+use std::time::Duration;
+
+use steerage_provider_api::Error;
+
+use crate::{Cloud, reasons};
+
+/// What an error of a cloud means for the next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meaning {
+    /// The cloud limits the rate of calls, and may say when to call again.
+    Throttled(Option<Duration>),
+    /// The credentials lack a permission.
+    Denied,
+    /// The cloud does not accept the credentials.
+    BadCredentials,
+    /// Somebody changed the resource meanwhile, or a read showed an old state.
+    Conflict,
+    /// The cloud forbids it for this resource, as with deletion protection.
+    Forbidden,
+    /// A quota is used up.
+    QuotaExceeded,
+    /// The request is wrong.
+    Rejected,
+    /// Anything else: it may pass, and no answer too.
+    Failed,
+}
+
+/// A cloud's error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure<'a> {
+    /// The cloud.
+    pub cloud: Cloud,
+    /// The call, such as `ELBv2 CreateListener`.
+    pub call: &'a str,
+    /// The cloud's code; empty without an answer.
+    pub code: &'a str,
+    /// The cloud's message, or what happened instead of an answer. Nothing of the request may be in it.
+    pub message: &'a str,
+}
+
+impl Failure<'_> {
+    /// The provider's error.
+    pub fn error(&self, meaning: Meaning) -> Error {
+        let Cloud { title, name } = self.cloud;
+        match meaning {
+            Meaning::Throttled(after) => Error::Throttled { after, message: self.to_string() },
+            Meaning::Denied => Error::Denied(self.to_string()),
+            // The cloud's message is left out: for a wrong signature AWS's quotes the signed request with the session token.
+            Meaning::BadCredentials => Error::Denied(format!(
+                "{}: {}: {title} does not accept the credentials",
+                self.call, self.code
+            )),
+            Meaning::Conflict => Error::Conflict(self.to_string()),
+            Meaning::Forbidden => self.refused(
+                reasons::OPERATION_NOT_PERMITTED,
+                &format!("{title} forbids the request"),
+                "Lift what forbids it, or take the change back.",
+            ),
+            Meaning::QuotaExceeded => self.refused(
+                reasons::QUOTA_EXCEEDED,
+                &format!("A quota of the {title} account is used up"),
+                "Raise the quota, or delete what is no longer needed.",
+            ),
+            // The cloud names the value in its message.
+            Meaning::Rejected => self.refused(
+                reasons::REJECTED_BY_PROVIDER,
+                &format!("{title} rejects the request"),
+                &format!("Correct the annotation or --{name}-… flag that names the rejected value."),
+            ),
+            Meaning::Failed => Error::Unavailable(format!("{title} failed: {self}. Steerage retries.")),
+        }
+    }
+
+    fn refused(&self, reason: &'static str, problem: &str, advice: &str) -> Error {
+        let (title, text) = (self.cloud.title, self.to_string());
+        let text = text.trim_end_matches('.');
+        Error::invalid(
+            reason,
+            format!("{problem}: {text}. What {title} accepted before stays as it is. {advice}"),
+        )
+    }
+}
+
+impl fmt::Display for Failure<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cloud: _, call, code, message } = self;
+        match *code {
+            "" => write!(f, "{call}: {message}"),
+            code => write!(f, "{call}: {code}: {message}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(meaning: Meaning) -> Error {
+        let cloud = Cloud { title: "AWS", name: "aws" };
+        let call = "ELBv2 CreateListener";
+        Failure { cloud, call, code: "Code", message: "token=SECRET." }.error(meaning)
+    }
+
+    #[test]
+    fn error_names_call_and_code_and_what_to_do() {
+        let text = "ELBv2 CreateListener: Code: token=SECRET.";
+        assert_eq!(
+            error(Meaning::Throttled(None)).to_string(),
+            format!("The provider limits calls: {text}. Steerage retries.")
+        );
+        assert_eq!(
+            error(Meaning::Rejected).to_string(),
+            format!(
+                "AWS rejects the request: {text} What AWS accepted before stays as it is. Correct the annotation or --aws-… flag that \
+                 names the rejected value."
+            )
+        );
+        for (meaning, reason) in [
+            (Meaning::Denied, "ProviderDenied"),
+            (Meaning::Conflict, "ProviderConflict"),
+            (Meaning::Forbidden, "OperationNotPermitted"),
+            (Meaning::QuotaExceeded, "QuotaExceeded"),
+            (Meaning::Failed, "ProviderUnavailable"),
+        ] {
+            let error = error(meaning);
+            assert_eq!(error.reason(), reason);
+            assert!(error.to_string().contains("ELBv2 CreateListener: Code"), "{error}");
+        }
+    }
+
+    #[test]
+    fn refused_credentials_show_nothing_of_the_request() {
+        let told = error(Meaning::BadCredentials).to_string();
+        assert!(told.contains("CreateListener") && !told.contains("SECRET"), "{told}");
+    }
+}

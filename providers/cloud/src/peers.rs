@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The annotations of a cloud's other controllers, and which of them the provider accepts. Pure. A provider checks each Service, so that
+//! an annotation is never ignored: a load balancer that looks configured would be more open than its owner believes.
+
+use std::collections::BTreeMap;
+
+use steerage_provider_api::Error;
+
+use crate::reasons;
+
+/// An annotation that another controller reads, and the provider does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerAnnotation {
+    /// The name after [`PeerAnnotations::prefix`]. If it ends with a dot, more follows in the annotation.
+    pub suffix: &'static str,
+    /// Values that are accepted, because they request what Steerage does anyway.
+    pub accepted: &'static [&'static str],
+    /// Why other values are refused, or what to use instead: a sentence.
+    pub why: &'static str,
+}
+
+/// The annotations of a cloud's other controllers.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerAnnotations {
+    /// All names start with it.
+    pub prefix: &'static str,
+    /// What follows where an annotation certainly concerns a load balancer of the cloud, so that an unknown name is an error.
+    pub own: &'static str,
+    /// Those that the provider does not read.
+    pub unread: &'static [PeerAnnotation],
+}
+
+impl PeerAnnotations {
+    /// Refuses an annotation that another controller would obey, or whose name nobody knows. `read` are the names that the provider
+    /// reads.
+    pub fn check(&self, annotations: &BTreeMap<String, String>, read: &[&'static str]) -> Result<(), Error> {
+        for (name, value) in annotations {
+            let Some(suffix) = name.strip_prefix(self.prefix) else { continue };
+            if read.contains(&name.as_str()) {
+                continue;
+            }
+            let is_it = |peer: &&PeerAnnotation| {
+                suffix == peer.suffix || (peer.suffix.ends_with('.') && suffix.starts_with(peer.suffix))
+            };
+            match self.unread.iter().find(is_it) {
+                Some(peer) if peer.accepted.contains(&value.trim()) => {}
+                Some(peer) => return Err(refused(name, peer)),
+                None if suffix.starts_with(self.own) => return Err(self.unknown(name, read)),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn unknown(&self, name: &str, read: &[&'static str]) -> Error {
+        let known = self.unread.iter().map(|peer| format!("{}{}", self.prefix, peer.suffix));
+        let known = known.chain(read.iter().map(|&known| known.to_owned()));
+        let nearest = known.min_by_key(|known| strsim::levenshtein(name, known)).unwrap_or_default();
+        let message = format!(
+            "Annotation {name} is unknown. The nearest known one is {nearest}. No load balancer is created or changed. Correct or \
+             remove the annotation."
+        );
+        Error::invalid(reasons::UNKNOWN_ANNOTATION, message)
+    }
+}
+
+fn refused(name: &str, peer: &PeerAnnotation) -> Error {
+    let PeerAnnotation { accepted, why, .. } = peer;
+    let or =
+        if accepted.is_empty() { String::new() } else { format!(", or set it to {}", accepted.join(" or ")) };
+    let what = if accepted.is_empty() { "is not supported" } else { "has an unsupported value" };
+    let message = format!(
+        "Annotation {name} {what}. {why} No load balancer is created or changed. Remove the annotation{or}."
+    );
+    Error::invalid(reasons::ANNOTATION_NOT_SUPPORTED, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEERS: PeerAnnotations = PeerAnnotations {
+        prefix: "service.beta.kubernetes.io/",
+        own: "aws-load-balancer-",
+        unread: &[
+            PeerAnnotation { suffix: "actions.", accepted: &[], why: "No." },
+            PeerAnnotation {
+                suffix: "aws-load-balancer-type",
+                accepted: &["nlb", "external"],
+                why: "Only NLBs.",
+            },
+        ],
+    };
+    const READ: &[&str] = &["service.beta.kubernetes.io/aws-load-balancer-scheme"];
+
+    fn checked(suffix: &str, value: &str) -> Result<(), (&'static str, String)> {
+        let annotations = BTreeMap::from([(format!("{}{suffix}", PEERS.prefix), value.to_owned())]);
+        PEERS.check(&annotations, READ).map_err(|error| (error.reason(), error.to_string()))
+    }
+
+    #[test]
+    fn annotation_is_read_accepted_refused_unknown_or_of_others() {
+        assert_eq!(checked("aws-load-balancer-scheme", "internal"), Ok(()));
+        assert_eq!(checked("aws-load-balancer-type", " nlb "), Ok(()));
+        let (reason, message) = checked("aws-load-balancer-type", "nlb-ip").unwrap_err();
+        assert_eq!(reason, "AnnotationNotSupported");
+        assert!(
+            message.contains("Only NLBs.") && message.contains("set it to nlb or external."),
+            "{message}"
+        );
+        assert_eq!(checked("actions.web", "{}").unwrap_err().0, "AnnotationNotSupported");
+        let (reason, message) = checked("aws-load-balancer-schema", "internal").unwrap_err();
+        assert_eq!(reason, "UnknownAnnotation");
+        assert!(message.contains(READ[0]), "{message}");
+        assert_eq!(checked("azure-load-balancer-internal", "true"), Ok(()));
+    }
+}

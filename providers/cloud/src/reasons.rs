@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The reasons of errors that every cloud has. Stable, because alerts use them; each provider says in its table what they mean there.
+
+/// An annotation with a value that cannot be right.
+pub const INVALID_ANNOTATION: &str = "InvalidAnnotation";
+/// Two annotations that exclude each other.
+pub const CONFLICTING_ANNOTATIONS: &str = "ConflictingAnnotations";
+/// An annotation of another controller, which the provider would not obey.
+pub const ANNOTATION_NOT_SUPPORTED: &str = "AnnotationNotSupported";
+/// An annotation about the cloud's load balancers that no controller knows.
+pub const UNKNOWN_ANNOTATION: &str = "UnknownAnnotation";
+/// The cloud forbids the call for this resource.
+pub const OPERATION_NOT_PERMITTED: &str = "OperationNotPermitted";
+/// A quota is used up.
+pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
+/// The cloud finds the request invalid.
+pub const REJECTED_BY_PROVIDER: &str = "RejectedByProvider";
+/// A resource of a name or port that Steerage needs is not Steerage's.
+pub const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
