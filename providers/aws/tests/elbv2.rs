@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // test code; the lint's own exception does not see helpers outside of test functions
 
 mod adoption;
+mod dual_stack;
 mod economy;
 mod moto;
 mod shared;
