@@ -190,12 +190,12 @@ impl ClusterIndex {
     }
 
     /// The Service of this UID, with its endpoints and all nodes; `None` if it is gone.
-    pub(crate) fn snapshot(&self, owner: &Owner) -> Option<Snapshot> {
+    pub(crate) fn snapshot(&self, owner: &Owner, config: &plan::Config) -> Option<Snapshot> {
         let mut inner = self.lock();
         let nodes = inner.nodes();
         let index = &inner.index;
         let service = index.service(&owner.service).filter(|service| service.uid == owner.uid)?.clone();
-        let slices: Vec<_> = index.slices(&owner.service).collect();
+        let slices = plan::slices_of_targets(&service, index.slices(&owner.service), config);
         let endpoints = EndpointSummary::new(slices.iter().copied());
         Some(Snapshot { service, endpoints, nodes })
     }

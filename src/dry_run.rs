@@ -92,7 +92,7 @@ async fn plan_all(reader: &PacedReader, config: &Config, cluster: &ClusterIndex)
     owners.extend(owned.iter().cloned());
     let mut counts = std::collections::BTreeMap::<Action, usize>::new();
     for owner in &owners {
-        let snapshot = cluster.snapshot(owner);
+        let snapshot = cluster.snapshot(owner, config);
         let (action, details) = if let Some(snapshot) = &snapshot {
             plan_service(reader, config, cluster, owner, snapshot, owned.contains(owner)).await
         } else {
@@ -230,7 +230,7 @@ mod tests {
         service.cluster_ips = vec![[10, 96, 0, 1].into()];
         reconciler.cluster.on_service(steerage_watch::Event::Apply(service.clone()));
         let owner = owner_of(&service);
-        let snapshot = reconciler.cluster.snapshot(&owner).expect("the Service");
+        let snapshot = reconciler.cluster.snapshot(&owner, &reconciler.config).expect("the Service");
         let reader = PacedReader::new(provider, RateLimiter::of_qps(1));
         plan_service(&reader, &reconciler.config, &reconciler.cluster, &owner, &snapshot, exists).await
     }

@@ -25,7 +25,9 @@ pub(crate) use managed::{
 pub(crate) use node_change::{NodeChange, NodeDependence};
 pub(crate) use node_labels::{NodeLabels, node_labels};
 pub(crate) use node_targets::NodeTargets;
-pub(crate) use pods::{PodTargets, has_pod_targets, may_have_pod_targets, pod_targets, waiting_pods};
+pub(crate) use pods::{
+    PodTargets, has_pod_targets, may_have_pod_targets, pod_targets, slices_of_targets, waiting_pods,
+};
 pub(crate) use steering::steering;
 pub(crate) use targets::{EndpointSummary, TargetPlan, staying_target, target_reasons, targets};
 

@@ -78,11 +78,11 @@ impl Reconciler {
         request: &ReconcileRequest,
     ) -> ReconcileOutcome<ReconcileRequest> {
         let known = self.applied.get(owner);
-        let mut snapshot = self.cluster.snapshot(owner);
+        let mut snapshot = self.cluster.snapshot(owner, &self.config);
         if known.is_none() && snapshot.as_ref().is_some_and(|s| self.is_managed(&s.service)) {
             // Known before the look at the cluster that counts: every later change, of nodes too, then adds a request.
             self.applied.put(owner, AppliedState::default());
-            snapshot = self.cluster.snapshot(owner);
+            snapshot = self.cluster.snapshot(owner, &self.config);
         }
         let is_known = known.is_some();
         let exists = is_known || request.exists_at_provider;

@@ -17,6 +17,8 @@ use crate::queue::{Queue, ReconcileOutcome, Request};
 pub(crate) struct ReconcileRequest {
     /// When the first endpoint changed that its targets do not reflect yet.
     pub(crate) endpoints_changed: Option<Instant>,
+    /// A node changed that is, was or should be a target: connections may go to one that is dead.
+    pub(crate) nodes_changed: bool,
     /// Compare everything, with the provider too, instead of only what changed.
     pub(crate) full: bool,
     /// The provider listed it as existing, whether this process remembers it or not.
@@ -25,7 +27,8 @@ pub(crate) struct ReconcileRequest {
 
 impl ReconcileRequest {
     /// A request to compare everything.
-    pub(crate) const FULL: Self = Self { endpoints_changed: None, full: true, exists_at_provider: false };
+    pub(crate) const FULL: Self =
+        Self { endpoints_changed: None, nodes_changed: false, full: true, exists_at_provider: false };
 }
 
 impl Request for ReconcileRequest {
@@ -34,12 +37,14 @@ impl Request for ReconcileRequest {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
+        self.nodes_changed |= other.nodes_changed;
         self.full |= other.full;
         self.exists_at_provider |= other.exists_at_provider;
     }
 
+    /// Clients notice late targets. What else there is to do, such as comparisons, comes after them.
     fn is_urgent(&self) -> bool {
-        self.endpoints_changed.is_some()
+        self.endpoints_changed.is_some() || self.nodes_changed
     }
 }
 

@@ -143,7 +143,8 @@ impl Workers {
         let Some(change) = self.reconciler.cluster.take_node_change() else { return };
         let shared_sets = self.reconciler.config.capabilities.shared_sets;
         for owner in self.reconciler.applied.concerned_by(&change, shared_sets) {
-            self.requests.add(&owner, ReconcileRequest::default(), false);
+            let request = ReconcileRequest { nodes_changed: true, ..ReconcileRequest::default() };
+            self.requests.add(&owner, request, false);
         }
         if shared_sets {
             let now = Instant::now();

@@ -107,7 +107,11 @@ fn only_a_changed_specification_ends_a_backoff() {
 #[test]
 fn nodes_are_prepared_once_for_many_plans() {
     let cluster = listed();
-    let nodes = || cluster.snapshot(&owner()).expect("the Service").nodes;
+    let config = plan::Config::with_defaults(
+        steerage_provider_edge::capabilities(),
+        steerage_provider_api::Steering::Api,
+    );
+    let nodes = || cluster.snapshot(&owner(), &config).expect("the Service").nodes;
     assert!(Arc::ptr_eq(&nodes(), &nodes()));
     let before = nodes();
     cluster.on_slice(Event::Apply(slice(&["a"])));

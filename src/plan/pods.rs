@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use steerage_model::{Endpoint, Family, Key, Pod, Service, ServicePort, TargetPort, backends};
+use steerage_model::{Endpoint, EndpointSlice, Family, Key, Pod, Service, ServicePort, TargetPort, backends};
 use steerage_provider_api::{PodPort, PodTarget};
 use steerage_watch::Index;
 
@@ -121,6 +121,16 @@ fn endpoints_of<'a>(
         .collect()
 }
 
+/// The slices whose endpoints count: where all targets have one family, those of the Service's first one.
+pub(crate) fn slices_of_targets<'a>(
+    service: &Service,
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+    config: &Config,
+) -> Vec<&'a EndpointSlice> {
+    let family = families(service).first().copied().filter(|_| config.capabilities.one_target_family);
+    slices.filter(|slice| family.is_none_or(|family| slice.family == family)).collect()
+}
+
 fn families(service: &Service) -> Vec<Family> {
     if service.families.is_empty() {
         service.cluster_ips.iter().map(|address: &IpAddr| Family::of(*address)).collect()
@@ -131,7 +141,7 @@ fn families(service: &Service) -> Vec<Family> {
 
 #[cfg(test)]
 mod tests {
-    use steerage_model::{EndpointPort, EndpointSlice, PodGate, PodRef, Protocol};
+    use steerage_model::{EndpointPort, PodGate, PodRef, Protocol};
     use steerage_watch::Event;
 
     use super::*;
@@ -193,6 +203,24 @@ mod tests {
         );
         assert_eq!(of(vec![Endpoint { serving: false, ..terminating(3) }]), ["80="]);
         assert_eq!(of(vec![Endpoint { node: None, ..at(9) }]), ["80=10.2.0.9:80"], "on no known node");
+    }
+
+    #[test]
+    fn where_targets_have_one_family_only_its_slices_count() {
+        let mut service = service(Vec::new());
+        let of = |family| EndpointSlice { family, ..slice(&[], vec![at(1)]) };
+        let slices = [of(Family::V4), of(Family::V6)];
+        let mut config = config();
+        for (first, one_target_family, expected) in [
+            (Family::V4, false, &[Family::V4, Family::V6][..]),
+            (Family::V4, true, &[Family::V4]),
+            (Family::V6, true, &[Family::V6]),
+        ] {
+            service.families = vec![first];
+            config.capabilities.one_target_family = one_target_family;
+            let found = slices_of_targets(&service, slices.iter(), &config);
+            assert_eq!(found.iter().map(|slice| slice.family).collect::<Vec<_>>(), expected);
+        }
     }
 
     /// The endpoint of a pod that is not ready, with this UID.

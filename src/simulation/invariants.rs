@@ -165,7 +165,7 @@ pub(super) fn at_end(shared: &SharedWorld) -> Vec<String> {
             continue;
         }
         wanted.insert(owner.clone());
-        let snapshot = index.snapshot(&owner).expect("listed");
+        let snapshot = index.snapshot(&owner, &config).expect("listed");
         let steering = plan::steering(&service, &config).expect("a valid annotation");
         let lb = plan::load_balancer(&service, steering, &config).expect("a valid Service");
         let labels = plan::node_labels(&service, &config).expect("a valid annotation");

@@ -220,6 +220,11 @@ fn check(config: &Config, service: &Key, wanted: &Desired, found: &Candidate) ->
             "Its clients may use IPv6, but the Service requests IPv4 alone. Set annotation {IP_ADDRESS_TYPE} to dualstack."
         ));
     }
+    if balancer.ip_address_type != wanted.ip_address_type && !wanted.says_ip_address_type {
+        return Err(format!(
+            "Its clients use IPv4 alone, but spec.ipFamilies has IPv6. Set annotation {IP_ADDRESS_TYPE} to ipv4 to keep that, or to dualstack."
+        ));
+    }
     if balancer.scheme != Some(wanted.scheme) {
         let has = balancer.scheme.map_or("unknown", crate::config::Scheme::as_str);
         return Err(format!(
@@ -237,7 +242,7 @@ fn check(config: &Config, service: &Key, wanted: &Desired, found: &Candidate) ->
         ));
     }
     wanted.placement.check(&balancer.placed).map_err(|error| error.to_string())?;
-    security_group_sync::check(&wanted.security, balancer).map_err(|error| error.to_string())?;
+    security_group_sync::check(wanted, balancer).map_err(|error| error.to_string())?;
     check_security_groups(config, &wanted.security, found)?;
     let is_wanted = |listener: &&ObservedListener| wanted.listeners.iter().any(|w| w.port == listener.port);
     let of_others = |listener: &&ObservedListener| !is_adoptable(config, service, &listener.tags);

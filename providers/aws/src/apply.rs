@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use steerage_model::Family;
 use steerage_provider_api::{Compare, Error, Owner};
 use steerage_provider_cloud::marks::{self, Ownership};
 use tokio::time::Instant;
@@ -11,6 +12,7 @@ use crate::client::{Balancer, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
 use crate::ip_address_type::IpAddressType;
+use crate::ip_address_type_sync::needs_ipv4;
 use crate::labels::Labels;
 use crate::observe::Resources;
 use crate::provider::Aws;
@@ -84,9 +86,9 @@ impl Aws {
         tags.extend(wanted.shared.iter().map(|shared| (marks::SHARED.to_owned(), shared.clone())));
         tags.extend(wanted.listener_labels().all());
         let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
-        // A listener takes a group with IPv6 only if the load balancer has IPv6.
-        if wanted.ip_address_type == IpAddressType::DualStack {
-            self.sync_ip_address_type(owner, wanted, resources, entry).await?;
+        // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
+        if wanted.groups.iter().any(|group| group.family == Family::V6) {
+            self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
         }
         if let Some(taken) =
             resources.foreign_listeners.iter().find(|f| wanted.listeners.iter().any(|w| w.port == f.port))
@@ -131,9 +133,11 @@ impl Aws {
             return Err(Error::invalid(reasons::ALL_TARGETS_REFUSED, message));
         }
         for step in others {
+            if wanted.ip_address_type == IpAddressType::Ipv4 && needs_ipv4(step) {
+                self.become_type(owner, IpAddressType::Ipv4, resources, entry).await?;
+            }
             self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
-        self.sync_ip_address_type(owner, wanted, resources, entry).await?;
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
         }
@@ -269,25 +273,22 @@ impl Aws {
             return Err(Error::invalid(reasons::SCHEME_IMMUTABLE, message));
         }
         wanted.placement.check(&balancer.placed)?;
-        security_group_sync::check(&wanted.security, balancer)?;
+        security_group_sync::check(wanted, balancer)?;
         Ok(balancer.clone())
     }
 
-    async fn sync_ip_address_type(
+    /// Changes the type now, because a step needs it.
+    async fn become_type(
         &self,
         owner: &Owner,
-        wanted: &Desired,
+        kind: IpAddressType,
         resources: &mut Resources,
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
-        let kind = wanted.ip_address_type;
         let Some(balancer) = resources.balancer.as_mut().filter(|found| found.ip_address_type != kind) else {
             return Ok(());
         };
-        tracing::info!(service = %owner.service, ip_address_type = kind.as_str(), "changing load balancer");
-        self.note_change();
-        entry.written = Some(Instant::now());
-        self.client.set_ip_address_type(&balancer.arn, kind).await?;
+        self.set_ip_address_type(owner, &balancer.arn, kind, entry).await?;
         balancer.ip_address_type = kind;
         Ok(())
     }

@@ -8,6 +8,7 @@ use steerage_provider_api::{Error, GroupKey, Listener, LoadBalancer, PodPort};
 use steerage_provider_cloud::annotation;
 
 use crate::attributes::{GroupWishes, OF_BALANCERS, OF_GROUPS, PRESERVE, Values};
+use crate::client::Balancer;
 use crate::config::{Config, Scheme};
 use crate::health_check::HealthCheckSettings;
 use crate::ip_address_type::{IpAddressType, ip_families};
@@ -72,6 +73,10 @@ pub(crate) struct Desired {
     pub(crate) ip_address_type: IpAddressType,
     pub(crate) placement: Placement,
     pub(crate) security: Security,
+    /// The same while the load balancer still has IPv6 that is no longer wanted.
+    with_v6: Option<Security>,
+    /// Whether an annotation says the IP address type.
+    pub(crate) says_ip_address_type: bool,
     /// Attributes of the load balancer that must have these values. Others are not changed.
     pub(crate) attributes: Values,
     /// Of the load balancer.
@@ -92,6 +97,12 @@ impl Desired {
             || self.ip_address_type == IpAddressType::DualStack
     }
 
+    /// The security of a load balancer as it is.
+    pub(crate) fn security_of(&self, balancer: &Balancer) -> &Security {
+        let has_v6 = balancer.ip_address_type == IpAddressType::DualStack;
+        self.with_v6.as_ref().filter(|_| has_v6).unwrap_or(&self.security)
+    }
+
     /// The labels of a listener, which has no attributes.
     pub(crate) fn listener_labels(&self) -> Labels {
         Labels { tags: self.labels.tags.clone(), ..Labels::default() }
@@ -102,9 +113,8 @@ impl Desired {
 pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> {
     let Some((shared, merged)) = shared::merged(config, lb)? else { return own(config, lb) };
     let name = names::shared_load_balancer(&config.cluster, &shared);
-    let wanted = Desired { name, shared: Some(shared), ..own(config, &merged)? };
-    shared::check_families(&wanted, &merged)?;
-    Ok(wanted)
+    shared::check_families(&merged)?;
+    Ok(Desired { name, shared: Some(shared), ..own(config, &merged)? })
 }
 
 /// The same for a load balancer of one Service.
@@ -161,7 +171,10 @@ pub(crate) fn own(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> 
     let is_beyond_lists = has_tls || may_swap || !attributes.is_empty() || !wishes.is_empty();
     let ports = listeners.iter().map(|found| (found.port, found.protocol));
     let backend = config.backend_security_group.as_deref();
-    let security = security_group::security(lb, ports, families.of_clients, backend)?;
+    let security = security_group::security(lb, ports.clone(), families.of_clients, backend)?;
+    let is_ipv4 = families.of_clients == IpAddressType::Ipv4;
+    let with_v6 =
+        is_ipv4.then(|| security_group::security(lb, ports, IpAddressType::DualStack, backend).ok());
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),
         shared: None,
@@ -169,6 +182,8 @@ pub(crate) fn own(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> 
         ip_address_type: families.of_clients,
         placement: placement::placement(config, scheme, &lb.annotations)?,
         security,
+        with_v6: with_v6.flatten(),
+        says_ip_address_type: lb.annotations.contains_key(annotations::IP_ADDRESS_TYPE),
         attributes,
         labels: Labels { tags, attributes: marked },
         groups,

@@ -89,7 +89,7 @@ fn shows(listed: &Listed, wanted: &Desired) -> bool {
         && balancer.scheme == Some(wanted.scheme)
         && balancer.ip_address_type == wanted.ip_address_type
         && wanted.placement.check(&balancer.placed).is_ok()
-        && security_group_sync::check(&wanted.security, balancer).is_ok()
+        && security_group_sync::check(wanted, balancer).is_ok()
         && wanted.labels.are_on(&listed.balancer_tags)
         && listed.groups.len() == wanted.groups.len()
         && listed.groups.iter().all(is_wanted)

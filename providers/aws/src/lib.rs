@@ -4,10 +4,10 @@
 //! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. These decide and do no I/O:
 //! `desired` with `annotations`, `attributes`, `health_check`, `ip_address_type`, `labels`, `named_groups`, `names`, `peers`, `placement`,
 //! `security_group`, `shared`, `subnets`, `tls` and `wanted_targets` what is wanted; `diff`, `registered`, `shared_use`, `state` and `zones` what is missing. `client`
-//! makes and counts the calls. `provider` combines them: `inventory`, `first_look` and `observe` read what exists,
+//! makes and counts the calls, `paced` at the rate that AWS takes. `provider` combines them: `inventory`, `first_look` and `observe` read what exists,
 //! `lookup` finds subnets and security groups by their names, `restructure` and `apply` bring the structure in place, `finish`, `targets`
 //! and `health` do what follows, `security_group_sync` with `security_group_rules` and `named_groups_sync` looks after the security
-//! groups, `subnet_sync` after the subnets, `shared_sync` after load balancers of several Services, `delete` removes everything. No other crate sees an AWS type, and this crate uses nothing of
+//! groups, `subnet_sync` after the subnets, `ip_address_type_sync` after the IP families of clients, `shared_sync` after load balancers of several Services, `delete` removes everything. No other crate sees an AWS type, and this crate uses nothing of
 //! Kubernetes.
 
 mod adopt;
@@ -28,12 +28,14 @@ mod health_check;
 mod iam_policy;
 mod inventory;
 mod ip_address_type;
+mod ip_address_type_sync;
 mod labels;
 mod lookup;
 mod named_groups;
 mod named_groups_sync;
 mod names;
 mod observe;
+mod paced;
 pub mod peers;
 mod placement;
 mod provider;

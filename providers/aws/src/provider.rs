@@ -26,8 +26,10 @@ use crate::config::Config;
 use crate::desired::{Desired, desired};
 use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
+use crate::ip_address_type::IpAddressType;
 use crate::lookup::{self, KnownGroupNames};
 use crate::observe::{self, Observation};
+use crate::paced::Paced;
 use crate::security_group::{SecurityGroup, new_security_group};
 use crate::shared::Place;
 use crate::shared_sync::again;
@@ -86,12 +88,17 @@ impl Aws {
             loader = loader.region(Region::new(region.clone()));
         }
         let sdk = loader.load().await;
-        Self::new(config, &sdk, metrics)
+        let client = Self::client(&config, &sdk, metrics.clone());
+        Self::over(config, Arc::new(Paced::new(client, metrics)))
     }
 
-    /// A provider with the credentials, region and HTTP client of `sdk`.
+    fn client(config: &Config, sdk: &SdkConfig, metrics: ApiMetrics) -> Client {
+        Client::new(sdk, config.endpoint.as_deref(), config.ec2_endpoint.as_deref(), metrics)
+    }
+
+    /// A provider with the credentials, region and HTTP client of `sdk`, for a simulation that limits no rate.
     pub fn new(config: Config, sdk: &SdkConfig, metrics: ApiMetrics) -> Self {
-        let client = Client::new(sdk, config.endpoint.as_deref(), config.ec2_endpoint.as_deref(), metrics);
+        let client = Self::client(&config, sdk, metrics);
         Self::over(config, Arc::new(client))
     }
 
@@ -186,6 +193,7 @@ impl Aws {
     ) -> Result<Outcome, Error> {
         let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         entry.freed.clear();
+        let has_v6 = wanted.ip_address_type == IpAddressType::DualStack;
         let mut limits = Limits { compare, settle: self.config.settle, may_hold: false };
         entry.wanted = Some((lb.owner.clone(), wanted.clone()));
         let mut compare_rules = compare;
@@ -208,11 +216,20 @@ impl Aws {
             Err(error @ Error::Invalid { .. }) => return Err(error),
             Err(error) => Err(error),
         };
-        // Sources that must not connect any more do not wait for ELBv2, as targets do not wait for EC2.
         let mut outcome = finished.as_ref().cloned().unwrap_or_else(|_| Outcome::done());
-        self.secure(&lb.owner, entry, compare_rules, &mut outcome).await;
+        let owner = &lb.owner;
+        if finished.is_ok() && !has_v6 {
+            // Clients keep their rules as long as they are told the addresses.
+            self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
+        }
+        // Sources that must not connect any more do not wait for ELBv2, as targets do not wait for EC2.
+        self.secure(owner, entry, compare_rules, &mut outcome).await;
         if finished.is_ok() {
-            self.sync_subnets(&lb.owner, entry, compare_rules, &mut outcome).await;
+            self.sync_subnets(owner, entry, compare_rules, &mut outcome).await;
+        }
+        if finished.is_ok() && has_v6 && outcome.incomplete.is_none() {
+            // Clients learn of IPv6 when it serves.
+            self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
         }
         finished.map(|_| outcome)
     }

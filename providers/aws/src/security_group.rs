@@ -46,6 +46,13 @@ pub(crate) enum Source {
     PrefixList(String),
 }
 
+impl Source {
+    /// Whether AWS counts its rules as those of IPv6, which have a quota of their own.
+    pub(crate) fn is_ipv6(&self) -> bool {
+        matches!(self, Self::Range(IpNet::V6(_)))
+    }
+}
+
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -90,12 +97,14 @@ pub(crate) enum Security {
 }
 
 impl Security {
-    /// Whether a load balancer without a security group serves as well.
-    pub(crate) fn is_open_to_all(&self) -> bool {
+    /// Whether a load balancer of this type serves as well without a security group.
+    pub(crate) fn is_open_to_all(&self, ip_address_type: IpAddressType) -> bool {
+        let everybody = match ip_address_type {
+            IpAddressType::Ipv4 => BTreeSet::from([&ANY_IPV4]),
+            IpAddressType::DualStack => BTreeSet::from([&ANY_IPV4, &ANY_IPV6]),
+        };
         match self {
-            Self::Rules(rules) => {
-                !rules.is_empty() && rules.iter().all(|rule| [ANY_IPV4, ANY_IPV6].contains(&rule.source))
-            }
+            Self::Rules(rules) => rules.iter().map(|rule| &rule.source).collect::<BTreeSet<_>>() == everybody,
             Self::Named(_) => false,
             Self::Open => true,
         }
@@ -346,16 +355,21 @@ impl SecurityGroup {
         self.surplus(wanted).filter(|rule| !unserved.contains(&(rule.protocol, rule.port))).cloned().collect()
     }
 
-    /// The rules to remove first where the quota has no room: all that are not wanted, but one of each port that has no wanted rule.
-    pub(crate) fn spare(&self, wanted: &BTreeSet<Rule>) -> BTreeSet<Rule> {
+    /// The rules to remove first where the quota of a family has no room: all of it that are not wanted, but one of each port that has
+    /// no wanted rule.
+    pub(crate) fn spare(&self, wanted: &BTreeSet<Rule>, is_ipv6: bool) -> BTreeSet<Rule> {
         let mut unserved = self.unserved(wanted);
-        self.surplus(wanted).filter(|rule| !unserved.remove(&(rule.protocol, rule.port))).cloned().collect()
+        let of_family = self.surplus(wanted).filter(|rule| rule.source.is_ipv6() == is_ipv6);
+        of_family.filter(|rule| !unserved.remove(&(rule.protocol, rule.port))).cloned().collect()
     }
 
-    /// A rule that gives its room to `rule`, after the spare ones are gone: one of the same port, or any.
+    /// A rule that gives its room to `rule`, after the spare ones are gone: one of the same port, or any of the family.
     pub(crate) fn rule_to_replace(&self, wanted: &BTreeSet<Rule>, rule: &Rule) -> Option<Rule> {
-        let same = self.surplus(wanted).find(|old| (old.protocol, old.port) == (rule.protocol, rule.port));
-        self.removable(wanted).first().or(same).or_else(|| self.surplus(wanted).next()).cloned()
+        let is_of_family = |old: &&Rule| old.source.is_ipv6() == rule.source.is_ipv6();
+        let surplus = || self.surplus(wanted).filter(is_of_family);
+        let same = surplus().find(|old| (old.protocol, old.port) == (rule.protocol, rule.port));
+        let removable = self.removable(wanted);
+        removable.iter().find(is_of_family).or(same).or_else(|| surplus().next()).cloned()
     }
 
     /// The rule is there.

@@ -68,6 +68,25 @@ impl Aws {
         if missing.is_empty() {
             return Ok(());
         }
+        // Each family has a quota of its own.
+        let (v6, others): (Vec<Rule>, Vec<Rule>) =
+            missing.into_iter().partition(|rule| rule.source.is_ipv6());
+        let others = self.add_rules_of_family(group, others, wanted).await;
+        match others {
+            Err(failure) if !failure.is_quota() => Err(failure),
+            others => self.add_rules_of_family(group, v6, wanted).await.and(others),
+        }
+    }
+
+    /// The same for missing rules of one family.
+    async fn add_rules_of_family(
+        &self,
+        group: &mut SecurityGroup,
+        missing: Vec<Rule>,
+        wanted: &BTreeSet<Rule>,
+    ) -> Result<(), CallError> {
+        let Some(first) = missing.first() else { return Ok(()) };
+        let is_ipv6 = first.source.is_ipv6();
         let mut batches = vec![missing];
         let mut has_made_room = false;
         while let Some(batch) = batches.pop() {
@@ -80,7 +99,7 @@ impl Aws {
                     _ => halve(batch, &mut batches),
                 },
                 Err(failure) if failure.is_quota() => {
-                    let spare = group.spare(wanted);
+                    let spare = group.spare(wanted, is_ipv6);
                     if !has_made_room && !spare.is_empty() {
                         self.revoke(group, &spare).await?;
                         batches.push(batch);

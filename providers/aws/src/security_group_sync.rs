@@ -31,10 +31,11 @@ const MAX_RESENT: usize = 10;
 const MAX_RETRY: Duration = Duration::from_mins(1);
 
 /// Refuses what a load balancer cannot become: AWS neither gives it its first security group, nor takes the last.
-pub(crate) fn check(security: &Security, balancer: &Balancer) -> Result<(), Error> {
+pub(crate) fn check(wanted: &Desired, balancer: &Balancer) -> Result<(), Error> {
+    let security = &wanted.security;
     let has_group = !balancer.security_groups.is_empty();
     let problem = match security {
-        Security::Rules(_) if !has_group && !security.is_open_to_all() => {
+        Security::Rules(_) if !has_group && !security.is_open_to_all(wanted.ip_address_type) => {
             "The Service restricts its sources, but its load balancer was created without a security group, and AWS cannot add one. The \
              source ranges have no effect: every client that reaches the load balancer may connect. Other changes of the Service wait. \
              Remove the source ranges, or create the Service again, which changes its hostname."
@@ -132,7 +133,9 @@ impl Aws {
     ) -> Result<(), Error> {
         let Some(wanted) = entry.wanted.clone().filter(|(of, _)| of == owner) else { return Ok(()) };
         let balancer = entry.balancer(owner).cloned();
-        let rules = match (&wanted.1.security, &balancer) {
+        let security =
+            balancer.as_ref().map_or(&wanted.1.security, |balancer| wanted.1.security_of(balancer));
+        let rules = match (security, &balancer) {
             (Security::Rules(rules), _) => rules,
             (Security::Named(named), Some(balancer)) if !balancer.security_groups.is_empty() => {
                 return self.sync_named_groups(owner, named, balancer, entry, compare).await;

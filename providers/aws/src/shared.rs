@@ -21,7 +21,7 @@ use crate::annotations::{
     SCHEME, SECURITY_GROUPS, SUBNETS, TAGS,
 };
 use crate::config::Config;
-use crate::desired::{self, Desired};
+use crate::desired;
 use crate::ip_address_type::IpAddressType;
 use crate::reasons;
 
@@ -217,9 +217,11 @@ pub(crate) fn immutable(now: &Place, wanted: &Place) -> Error {
     Error::invalid(reasons::SHARED_LOAD_BALANCER_IMMUTABLE, message)
 }
 
-/// Refuses a Service with IPv6 where the operator gave the load balancer none: no Service decides that for the others.
-pub(crate) fn check_families(wanted: &Desired, merged: &LoadBalancer) -> Result<(), Error> {
-    if wanted.ip_address_type == IpAddressType::Ipv4 || merged.annotations.contains_key(IP_ADDRESS_TYPE) {
+/// Refuses a Service with IPv6 where the operator gave the load balancer none: no Service decides that for the others. `merged` has the
+/// operator's annotations.
+pub(crate) fn check_families(merged: &LoadBalancer) -> Result<(), Error> {
+    let kind = merged.annotations.get(IP_ADDRESS_TYPE).map(|text| text.trim());
+    if !merged.families.contains(&Family::V6) || kind == Some(IpAddressType::DualStack.as_str()) {
         return Ok(());
     }
     Err(annotation::conflict(

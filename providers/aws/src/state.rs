@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use crate::client::Balancer;
 use crate::desired::Desired;
 use crate::inventory::Listed;
+use crate::ip_address_type_sync::KnownIpAddressType;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::registered::RegisteredIds;
@@ -82,6 +83,8 @@ pub(crate) struct ServiceState {
     pub(crate) named_groups: Option<Tried<NamedGroups, BTreeSet<String>>>,
     /// Steerage's own group as last attached or tried, and the groups that the load balancer had afterwards.
     pub(crate) attached: Option<Tried<String, BTreeSet<String>>>,
+    /// What is known of the load balancer's IP address type.
+    pub(crate) ip_address_type: KnownIpAddressType,
     /// What is known of the load balancer's subnets.
     pub(crate) subnets: KnownPlacement,
     /// Calls in a row whose security groups were not in place in the end.

@@ -3,11 +3,13 @@
 //! request.
 
 use std::borrow::Cow;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
@@ -41,6 +43,11 @@ struct ByCode {
     code: Cow<'static, str>,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByBudget {
+    budget: &'static str,
+}
+
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestResult<'a> {
@@ -61,6 +68,8 @@ pub enum RequestResult<'a> {
 pub struct ApiMetrics {
     requests: Family<ByCode, Counter>,
     durations: Family<ByAction, Histogram, fn() -> Histogram>,
+    budget_waits: Family<ByBudget, Histogram, fn() -> Histogram>,
+    budget_rates: Family<ByBudget, Gauge<f64, AtomicU64>>,
 }
 
 impl Default for ApiMetrics {
@@ -68,7 +77,12 @@ impl Default for ApiMetrics {
     fn default() -> Self {
         // Up to 20s: a client waits for 30s.
         let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(0.01, 2.0, 12));
-        Self { requests: Family::default(), durations: Family::new_with_constructor(histogram) }
+        Self {
+            requests: Family::default(),
+            durations: Family::new_with_constructor(histogram),
+            budget_waits: Family::new_with_constructor(histogram),
+            budget_rates: Family::default(),
+        }
     }
 }
 
@@ -98,7 +112,27 @@ impl ApiMetrics {
             format!("Duration of requests to {title} until the answer is read, by API and action"),
             metrics.durations.clone(),
         );
+        registry.register(
+            format!("{name}_api_budget_wait_seconds"),
+            format!("Time that calls waited because {title} limits their rate, by budget"),
+            metrics.budget_waits.clone(),
+        );
+        registry.register(
+            format!("{name}_api_budget_rate"),
+            format!("Calls per second that {title} takes, by budget: the documented rate, or what throttling taught"),
+            metrics.budget_rates.clone(),
+        );
         metrics
+    }
+
+    /// A call waited for its budget.
+    pub fn budget_waited(&self, budget: &'static str, waited: Duration) {
+        self.budget_waits.get_or_create(&ByBudget { budget }).observe(waited.as_secs_f64());
+    }
+
+    /// A budget has this rate, in calls per second.
+    pub fn budget_rate(&self, budget: &'static str, per_second: f64) {
+        self.budget_rates.get_or_create(&ByBudget { budget }).set(per_second);
     }
 
     /// Counts a request of this action.

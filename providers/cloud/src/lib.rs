@@ -3,11 +3,12 @@
 //!
 //! These decide and do no I/O: [`names`] and [`marks`] say where resources are and whose, [`annotation`] and [`PeerAnnotations`] read
 //! what users request, [`failure`] turns a cloud's error into the provider's, [`Tried`] and [`Refusals`] keep what was refused from
-//! being asked again. [`Keyed`] lets one call at a time change an object, [`Recent`] shares a read, [`ApiMetrics`] counts requests.
+//! being asked again. [`Keyed`] lets one call at a time change an object, [`Recent`] shares a read, [`Budget`] paces calls, [`ApiMetrics`] counts requests.
 //! It makes no call to a cloud and knows no cloud's types; a provider of a cloud uses it, the edge's does not.
 
 pub mod annotation;
 mod api_metrics;
+mod budget;
 pub mod failure;
 mod keyed;
 pub mod marks;
@@ -19,6 +20,7 @@ mod refusals;
 mod tried;
 
 pub use api_metrics::{Api, ApiMetrics, RequestResult};
+pub use budget::{Budget, Rate};
 pub use keyed::Keyed;
 pub use marks::ClusterId;
 pub use peers::{PeerAnnotation, PeerAnnotations};

@@ -67,6 +67,11 @@ impl CallError {
         )
     }
 
+    /// Whether there were too many calls.
+    pub(crate) fn is_throttled(&self) -> bool {
+        matches!(self.meaning(), Meaning::Throttled(_))
+    }
+
     /// Whether a quota is used up.
     pub(crate) fn is_quota(&self) -> bool {
         is_quota(&self.code)

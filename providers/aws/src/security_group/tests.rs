@@ -106,8 +106,13 @@ fn rules_of_ipv6_are_only_for_load_balancers_that_have_it() {
 #[test]
 fn only_unrestricted_services_work_without_group() {
     let rules = |source| Security::Rules([rule(80, source)].into());
-    assert!(Security::Open.is_open_to_all() && rules("0.0.0.0/0").is_open_to_all());
-    assert!(!rules("10.0.0.0/8").is_open_to_all() && !Security::Rules(BTreeSet::new()).is_open_to_all());
+    let (v4, dual) = (IpAddressType::Ipv4, IpAddressType::DualStack);
+    assert!(Security::Open.is_open_to_all(v4) && rules("0.0.0.0/0").is_open_to_all(v4));
+    assert!(!rules("10.0.0.0/8").is_open_to_all(v4) && !Security::Rules(BTreeSet::new()).is_open_to_all(v4));
+    for one in ["0.0.0.0/0", "::/0"] {
+        assert!(!rules(one).is_open_to_all(dual), "the other family would come in");
+    }
+    assert!(Security::Rules([rule(80, "0.0.0.0/0"), rule(80, "::/0")].into()).is_open_to_all(dual));
 }
 
 #[test]
@@ -205,7 +210,7 @@ proptest! {
         let (mut closed, mut has_made_room) = (0, false);
         for rule in group.missing(&wanted) {
             while group.own.len() >= quota {
-                let spare = group.spare(&wanted);
+                let spare = group.spare(&wanted, false);
                 let gone = if has_made_room || spare.is_empty() {
                     group.rule_to_replace(&wanted, &rule).into_iter().collect()
                 } else {

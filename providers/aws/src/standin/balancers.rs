@@ -191,10 +191,18 @@ impl BalancerCalls for StandIn {
     async fn set_ip_address_type(&self, arn: &str, kind: IpAddressType) -> Result<()> {
         let action = "SetIpAddressType";
         self.write(action, Kind::Mutation, arn.to_owned(), |cloud, _| {
+            if cloud.keeps_ip_address_types {
+                return Err(CallError::made_up(action, "InvalidConfigurationRequest", "a subnet lacks IPv6"));
+            }
             let used = cloud.listeners.values().filter(|listener| listener.balancer == arn);
             let has_v6 = used.filter_map(|listener| cloud.groups.get(&listener.group)).any(|g| g.is_ipv6);
             if kind == IpAddressType::Ipv4 && has_v6 {
                 let message = "a target group has the IP address type ipv6";
+                return Err(CallError::made_up(action, "InvalidConfigurationRequest", message));
+            }
+            let mut used = cloud.listeners.values().filter(|listener| listener.balancer == arn);
+            if kind == IpAddressType::DualStack && used.any(|listener| listener.protocol.ends_with("UDP")) {
+                let message = "a listener has UDP";
                 return Err(CallError::made_up(action, "InvalidConfigurationRequest", message));
             }
             match cloud.balancers.get_mut(arn) {

@@ -143,6 +143,8 @@ pub(crate) struct Instance {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cloud {
+    /// Whether AWS refuses to change the IP address type of a load balancer, as where a subnet lacks IPv6.
+    pub(crate) keeps_ip_address_types: bool,
     /// All by ARN.
     pub(crate) balancers: BTreeMap<String, NetworkLb>,
     pub(crate) listeners: BTreeMap<String, Forward>,

@@ -112,7 +112,9 @@ impl SecurityGroupCalls for StandIn {
                 return Err(CallError::made_up(action, "InvalidPermission.Duplicate", message));
             }
             found.own.extend(rules.iter().cloned());
-            if found.own.len() + found.others.len() > self.quotas.rules {
+            let all = || found.own.iter().chain(&found.others);
+            let v6 = all().filter(|rule| rule.source.is_ipv6()).count();
+            if v6.max(all().count() - v6) > self.quotas.rules {
                 return Err(CallError::made_up(action, "RulesPerSecurityGroupLimitExceeded", "quota"));
             }
             Ok(())

@@ -15,14 +15,14 @@ use crate::{calls, listener, made};
 async fn shown(moto: &Moto) -> (IpAddressType, Option<TargetGroupIpAddressTypeEnum>, Vec<String>) {
     let balancer = moto.balancers().await.unwrap().remove(0);
     let groups = moto.groups().await.unwrap();
-    let [group] = &groups[..] else { panic!("{groups:?}") };
+    assert_eq!(groups.len(), 1, "{groups:?}");
     let filter = Filter::new("group-id", &balancer.security_groups()[0]);
     let found = moto.ec2.describe_security_groups(&[filter]).await.unwrap().remove(0);
     let rules = found.ip_permissions;
     let v4 = rules.iter().flat_map(|rule| &rule.ip_ranges).map(|range| range.cidr_ip.clone());
     let v6 = rules.iter().flat_map(|rule| &rule.ipv6_ranges).map(|range| range.cidr_ipv6.clone());
     let sources = v4.chain(v6).collect();
-    (balancer.ip_address_type.unwrap(), group.ip_address_type.clone(), sources)
+    (balancer.ip_address_type.unwrap(), groups[0].ip_address_type.clone(), sources)
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use steerage_model::Family;
 use steerage_provider_api::{Compare, LoadBalancer, Provider as _};
 
 use super::driver::{apply, changes, delete, standin, wanted};
@@ -85,6 +86,9 @@ async fn wishes_that_an_existing_load_balancer_cannot_meet_are_refused() {
     };
     let named = refusal(&cloud, &[CCM], &annotated(SECURITY_GROUPS, "sg-1")).await;
     assert!(named.contains("created without one"), "{named}");
+    let families = vec![Family::V4, Family::V6];
+    let with_v6 = refusal(&cloud, &[CCM], &LoadBalancer { families, ..web.clone() }).await;
+    assert!(with_v6.contains("clients use IPv4 alone"), "{with_v6}");
     let addressed = refusal(&cloud, &[CCM], &annotated(PRIVATE_ADDRESSES, "10.0.0.7")).await;
     assert!(addressed.contains("addresses"), "{addressed}");
 }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use steerage_model::{Family, Protocol};
 use steerage_provider_api::{Compare, GroupKey, GroupTargets, LoadBalancer, PodTarget};
 
-use super::driver::{apply, changes, pause, provider, standin, wanted};
-use super::security_groups::group;
+use super::driver::{apply, changes, pause, provider, set, standin, standin_with, wanted};
+use super::security_groups::{group, registered};
 use super::shared::{self, sharing};
 use crate::annotations::IP_ADDRESS_TYPE;
-use crate::desired::tests::planned_with_pods;
+use crate::desired::tests::{planned, planned_with_pods};
 use crate::ip_address_type::IpAddressType::{self, DualStack, Ipv4};
-use crate::standin::StandIn;
+use crate::standin::{Quotas, StandIn};
 
 fn of(families: &[Family], lb: LoadBalancer) -> LoadBalancer {
     LoadBalancer { families: families.to_vec(), ..lb }
@@ -66,6 +66,89 @@ async fn families_change_on_a_live_load_balancer() {
         let late: Vec<_> = changes(&cloud).into_iter().filter(|call| *call != "DeleteTargetGroup").collect();
         assert_eq!(late, [""; 0]);
     }
+}
+
+/// AWS takes UDP and IPv6 only one after the other.
+#[tokio::test(start_paused = true)]
+async fn ports_with_udp_replace_ipv6_and_the_reverse() {
+    use Family::{V4, V6};
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let tcp = || of(&[V4, V6], wanted(&[(80, 30080)], &[0]));
+    let with_udp = || {
+        let ports = [(Protocol::Tcp, 80, 30080), (Protocol::Udp, 53, 30053), (Protocol::Tcp, 53, 30053)];
+        of(&[V4], planned(&ports).with_nodes(set(&[0])))
+    };
+    for (lb, kind, listeners) in [(tcp(), DualStack, 1), (with_udp(), Ipv4, 2), (tcp(), DualStack, 1)] {
+        apply(&aws, &lb, Compare::Remembered).await.unwrap();
+        assert_eq!((shown(&cloud).0, shown(&cloud).1.len()), (kind, listeners));
+        pause().await;
+    }
+}
+
+/// Where AWS refuses another type, all else follows, and the rules are those of the type that it has.
+#[tokio::test(start_paused = true)]
+async fn refused_type_holds_up_nothing() {
+    use Family::{V4, V6};
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let refuse = |is_refused| cloud.change(|cloud| cloud.keeps_ip_address_types = is_refused);
+    apply(&aws, &of(&[V4], wanted(&[(80, 30080)], &[0])), Compare::Remembered).await.unwrap();
+    pause().await;
+    refuse(true);
+    let both = |targets: &[usize]| of(&[V4, V6], wanted(&[(80, 30080), (443, 30443)], targets));
+    let outcome = apply(&aws, &both(&[1]), Compare::Remembered).await.unwrap();
+    assert_eq!(outcome.incomplete.map(|(reason, _)| reason), Some("RejectedByProvider"));
+    assert_eq!(shown(&cloud), (Ipv4, vec![false, false]), "both ports serve");
+    assert!(registered(&cloud).contains(&"i-1".to_owned()));
+    changes(&cloud);
+    apply(&aws, &both(&[2]), Compare::Remembered).await.unwrap();
+    assert!(!changes(&cloud).contains(&"SetIpAddressType"), "it is asked again only by a comparison");
+    refuse(false);
+    pause().await;
+    let outcome = apply(&aws, &both(&[2]), Compare::InPlace).await.unwrap();
+    assert_eq!((outcome.incomplete, shown(&cloud).0), (None, DualStack));
+    pause().await;
+    refuse(true);
+    let v4 = annotated("ipv4", both(&[2]));
+    let outcome = apply(&aws, &v4, Compare::Remembered).await.unwrap();
+    assert!(outcome.incomplete.is_some());
+    assert!(sources(&cloud).contains(&"::/0".to_owned()), "clients are still told IPv6 addresses");
+    refuse(false);
+    pause().await;
+    apply(&aws, &v4, Compare::InPlace).await.unwrap();
+    assert_eq!((shown(&cloud).0, sources(&cloud)), (Ipv4, vec!["0.0.0.0/0".to_owned(); 2]));
+}
+
+/// Clients learn of IPv6 when its rules are there, and forget it before they go.
+#[tokio::test(start_paused = true)]
+async fn rules_come_first_and_go_last() {
+    use Family::{V4, V6};
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let web = || wanted(&[(80, 30080)], &[0]);
+    apply(&aws, &of(&[V4], web()), Compare::Remembered).await.unwrap();
+    pause().await;
+    changes(&cloud);
+    apply(&aws, &of(&[V4, V6], web()), Compare::Remembered).await.unwrap();
+    assert_eq!(changes(&cloud), ["AuthorizeSecurityGroupIngress", "SetIpAddressType"]);
+    pause().await;
+    apply(&aws, &of(&[V4], web()), Compare::Remembered).await.unwrap();
+    assert_eq!(changes(&cloud), ["SetIpAddressType", "RevokeSecurityGroupIngress"]);
+}
+
+/// Each family has its own quota of rules.
+#[tokio::test(start_paused = true)]
+async fn full_quota_of_one_family_leaves_the_other_alone() {
+    let cloud = standin_with(1, Quotas { rules: 2, ..Quotas::default() });
+    let aws = provider(&cloud);
+    let lb = of(&[Family::V4, Family::V6], wanted(&[(80, 30080), (443, 30443)], &[0]));
+    let ranges = ["192.0.2.0/24", "2001:db8:1::/48", "2001:db8:2::/48"].map(|range| range.parse().unwrap());
+    let lb = LoadBalancer { source_ranges: ranges.to_vec(), ..lb };
+    let outcome = apply(&aws, &lb, Compare::Remembered).await.unwrap();
+    assert_eq!(outcome.incomplete.map(|(reason, _)| reason), Some("QuotaExceeded"));
+    let v4 = sources(&cloud).into_iter().filter(|source| source == "192.0.2.0/24").count();
+    assert_eq!((v4, sources(&cloud).len()), (2, 4));
 }
 
 /// Somebody else's change is found and repaired.

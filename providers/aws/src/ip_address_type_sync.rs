@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Changes over which IP families clients reach an existing load balancer. `ip_address_type` decides, `provider` calls it after all that
+//! clients need besides: AWS may refuse IPv6, for example because of a subnet, and everything else must follow all the same.
+
+use steerage_provider_api::{Compare, Error, Outcome, Owner};
+use steerage_provider_cloud::Tried;
+use tokio::time::Instant;
+
+use crate::diff::Step;
+use crate::ip_address_type::IpAddressType;
+use crate::provider::Aws;
+use crate::security_group_sync::{again_after, retry_wait};
+use crate::state::ServiceState;
+
+/// What is known of a load balancer's IP address type.
+#[derive(Default)]
+pub(crate) struct KnownIpAddressType {
+    /// The wish that was last tried, and the type that the load balancer had then.
+    tried: Option<Tried<IpAddressType, IpAddressType>>,
+    /// Calls in a row that failed.
+    failures: u32,
+}
+
+/// Whether AWS refuses a step at a load balancer with IPv6.
+pub(crate) fn needs_ipv4(step: &Step) -> bool {
+    match step {
+        Step::CreateListener { protocol, .. } => protocol.ends_with("UDP"),
+        Step::SwitchListener { protocol, .. } => protocol.is_some_and(|protocol| protocol.ends_with("UDP")),
+        _ => false,
+    }
+}
+
+impl Aws {
+    /// Makes the type the wanted one. A failure becomes a part of the outcome.
+    pub(crate) async fn sync_ip_address_type(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        compare: Compare,
+        outcome: &mut Outcome,
+    ) {
+        let wanted = entry.wanted.as_ref().filter(|(of, _)| of == owner);
+        let Some(wanted) = wanted.map(|(_, wanted)| wanted.ip_address_type) else { return };
+        let Some(balancer) = entry.balancer(owner).cloned() else { return };
+        let present = balancer.ip_address_type;
+        if present == wanted {
+            entry.ip_address_type = KnownIpAddressType::default();
+            return;
+        }
+        let known = entry.ip_address_type.tried.as_ref().filter(|_| compare == Compare::Remembered);
+        let result = match known.and_then(|known| known.result(&wanted, &present)) {
+            Some(result) => result,
+            None => self.set_ip_address_type(owner, &balancer.arn, wanted, entry).await,
+        };
+        let known = &mut entry.ip_address_type;
+        known.tried = Tried::new(wanted, present, result.as_ref().err());
+        let Err(error) = result else {
+            known.failures = 0;
+            if let Some(known) = entry.balancer_mut(owner) {
+                known.ip_address_type = wanted;
+            }
+            return;
+        };
+        if matches!(error, Error::Invalid { .. }) {
+            known.failures = 0;
+        } else {
+            again_after(outcome, retry_wait(known.failures));
+            known.failures += 1;
+        }
+        if matches!(error, Error::Conflict(_)) {
+            // The load balancer is gone: the next call reads everything.
+            (entry.resources, entry.complete) = (None, None);
+        } else {
+            outcome.incomplete.get_or_insert_with(|| (error.reason(), error.to_string()));
+        }
+    }
+
+    /// Sends the change.
+    pub(crate) async fn set_ip_address_type(
+        &self,
+        owner: &Owner,
+        balancer: &str,
+        kind: IpAddressType,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        tracing::info!(service = %owner.service, ip_address_type = kind.as_str(), "changing the load balancer");
+        self.note_change();
+        entry.written = Some(Instant::now());
+        Ok(self.client.set_ip_address_type(balancer, kind).await?)
+    }
+}

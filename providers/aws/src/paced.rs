@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The calls to AWS at the rate that AWS takes. AWS has a limit for each kind of action, for all programs of an account and region
+//! together: changes must not use up what registrations need. `client` makes the calls.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use async_trait::async_trait;
+use steerage_provider_cloud::{ApiMetrics, Budget, Rate};
+
+use crate::attributes::Values;
+use crate::client::{
+    Balancer, BalancerCalls, CallError, Calls, GroupCalls, ListedGroup, ListenerCalls, NewBalancer,
+    RegisteredTarget, Result, SecurityGroupCalls, SubnetCalls, Tags, TargetCalls,
+};
+use crate::desired::DesiredGroup;
+use crate::diff::{ObservedGroup, ObservedListener};
+use crate::health_check::HealthCheckSettings;
+use crate::ip_address_type::IpAddressType;
+use crate::named_groups::NameAndId;
+use crate::placement::Placed;
+use crate::security_group::{NewSecurityGroup, Rule, SecurityGroup};
+use crate::subnets::Subnet;
+use crate::target_id::TargetId;
+use crate::tls::Tls;
+
+/// The kinds of actions, with the limits that AWS documents or its other controllers keep: name in metrics, burst, and calls per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Registration,
+    Change,
+    Ec2Read,
+    Ec2Change,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Read, Self::Registration, Self::Change, Self::Ec2Read, Self::Ec2Change];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Read => "elbv2_read",
+            Self::Registration => "elbv2_registration",
+            Self::Change => "elbv2_change",
+            Self::Ec2Read => "ec2_read",
+            Self::Ec2Change => "ec2_change",
+        }
+    }
+
+    fn documented(self) -> Rate {
+        let (burst, per_second) = match self {
+            Self::Read => (40, 10.0),
+            Self::Registration => (20, 4.0),
+            Self::Change => (20, 3.0),
+            Self::Ec2Read => (50, 10.0),
+            Self::Ec2Change => (50, 5.0),
+        };
+        Rate { burst, per_second }
+    }
+}
+
+/// Calls that wait for their budget.
+#[derive(Debug)]
+pub(crate) struct Paced<C> {
+    inner: C,
+    budgets: [Budget; Kind::ALL.len()],
+    metrics: ApiMetrics,
+}
+
+impl<C> Paced<C> {
+    pub(crate) fn new(inner: C, metrics: ApiMetrics) -> Self {
+        let budgets = Kind::ALL.map(|kind| Budget::new(kind.documented()));
+        let paced = Self { inner, budgets, metrics };
+        for kind in Kind::ALL {
+            paced.metrics.budget_rate(kind.name(), kind.documented().per_second);
+        }
+        paced
+    }
+
+    async fn ask<T>(&self, kind: Kind, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let budget = &self.budgets[kind as usize];
+        let waited = budget.take().await;
+        let answer = call.await;
+        if answer.as_ref().is_err_and(CallError::is_throttled) {
+            budget.throttled();
+        }
+        self.metrics.budget_waited(kind.name(), waited);
+        self.metrics.budget_rate(kind.name(), budget.per_second());
+        answer
+    }
+}
+
+/// Implements a trait of calls: each waits for the budget of its kind, and is made by `inner`.
+macro_rules! paced {
+    ($calls:ident { $($kind:ident $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)* }) => {
+        #[async_trait]
+        impl<C: Calls> $calls for Paced<C> {
+            $(
+                async fn $name(&self, $($argument: $type),*) -> Result<$answer> {
+                    self.ask(Kind::$kind, self.inner.$name($($argument),*)).await
+                }
+            )*
+        }
+    };
+}
+
+paced!(BalancerCalls {
+    Read balancer_named(name: &str) -> Option<Balancer>;
+    Read balancer_at(arn: &str) -> Option<Balancer>;
+    Read all_balancers() -> Vec<Balancer>;
+    Change create_balancer(wanted: &NewBalancer, tags: &Tags) -> Balancer;
+    Change delete_balancer(arn: &str) -> ();
+    Change set_security_groups(arn: &str, groups: &[String]) -> ();
+    Change set_subnets(arn: &str, subnets: &Placed) -> ();
+    Change set_ip_address_type(arn: &str, kind: IpAddressType) -> ();
+    Read balancer_attributes(arn: &str) -> BTreeMap<String, String>;
+    Change set_balancer_attributes(arn: &str, attributes: &Values) -> ();
+    Read tags(arns: &[String]) -> BTreeMap<String, Tags>;
+    Change add_tags(arn: &str, tags: &Tags) -> ();
+    Change remove_tags(arn: &str, keys: &[String]) -> ();
+});
+
+paced!(ListenerCalls {
+    Read listeners(balancer: &str) -> Option<Vec<ObservedListener>>;
+    Change create_listener(balancer: &str, at: (u16, &str), tls: Option<&Tls>, group: &str, tags: &Tags) -> ObservedListener;
+    Change modify_listener(arn: &str, protocol: Option<&str>, tls: Option<&Tls>, group: &str) -> ();
+    Read other_certificates(listener: &str) -> BTreeSet<String>;
+    Change add_certificate(listener: &str, arn: &str) -> ();
+    Change remove_certificate(listener: &str, arn: &str) -> ();
+    Change delete_listener(arn: &str) -> ();
+});
+
+paced!(GroupCalls {
+    Read group_named(name: &str) -> Option<ObservedGroup>;
+    Read groups_of(balancer: &str) -> BTreeMap<String, ObservedGroup>;
+    Read all_groups() -> Vec<ListedGroup>;
+    Read attributes(group: &str) -> BTreeMap<String, String>;
+    Change create_group(wanted: &DesiredGroup, vpc: &str, tags: &Tags) -> ObservedGroup;
+    Change modify_health(group: &str, health: &HealthCheckSettings) -> ();
+    Change set_attributes(group: &str, attributes: &Values) -> ();
+    Change delete_group(arn: &str) -> bool;
+});
+
+paced!(TargetCalls {
+    Read targets(group: &str) -> Vec<RegisteredTarget>;
+    Registration register(group: &str, ids: &[TargetId]) -> ();
+    Registration deregister(group: &str, ids: &[TargetId]) -> ();
+});
+
+paced!(SubnetCalls {
+    Ec2Read subnets(vpc: &str) -> Vec<Subnet>;
+});
+
+paced!(SecurityGroupCalls {
+    Ec2Read security_groups(tags: &Tags) -> Vec<SecurityGroup>;
+    Ec2Read security_groups_named(vpc: &str, names: &[String]) -> Vec<NameAndId>;
+    Ec2Change create_security_group(wanted: &NewSecurityGroup, tags: &Tags) -> String;
+    Ec2Change authorize(group: &str, rules: &BTreeSet<Rule>) -> ();
+    Ec2Change revoke(group: &str, rules: &BTreeSet<Rule>) -> ();
+    Ec2Change delete_security_group(group: &str) -> bool;
+});
