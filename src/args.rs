@@ -11,7 +11,7 @@ use clap::{Parser, ValueEnum};
 use kube::Client;
 use steerage_model::names;
 use steerage_process::{Component, Process, ProcessArgs, duration};
-use steerage_provider_api::{Provider, Steering};
+use steerage_provider_api::{Error, Provider, Steering};
 use steerage_provider_aws::{Aws, AwsArgs};
 use steerage_provider_edge::EdgeProvider;
 use steerage_watch::{Backoff, ClientArgs, Watches};
@@ -374,6 +374,7 @@ async fn new_provider(
             edge
         }
         ProviderName::Aws => {
+            let aws = aws.with_vpc().await?;
             // Wrong flags fail before the API server has to answer.
             steerage_provider_aws::Config::new(aws.clone(), String::new())?;
             let Some(uid) = cluster_uid::read(client, process.shutdown(), cluster_uid::PATIENCE).await?
@@ -381,7 +382,18 @@ async fn new_provider(
                 return Ok(None);
             };
             let metrics = process.metrics().register("controller", steerage_provider_aws::api_metrics);
-            Arc::new(Aws::connect(steerage_provider_aws::Config::new(aws, uid)?, metrics).await)
+            let aws = Aws::connect(steerage_provider_aws::Config::new(aws, uid)?, metrics).await;
+            let checked = tokio::select! {
+                () = process.shutdown().cancelled() => return Ok(None),
+                checked = aws.check() => checked,
+            };
+            match checked {
+                Err(error @ Error::Denied(_)) => anyhow::bail!("AWS refuses the controller: {error}"),
+                // Traffic does not need the controller, and AWS may answer soon.
+                Err(error) => tracing::warn!(%error, "AWS does not answer; starting all the same"),
+                Ok(()) => {}
+            }
+            Arc::new(aws)
         }
     }))
 }

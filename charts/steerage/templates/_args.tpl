@@ -26,7 +26,9 @@
 - --leader-elect-resource-name={{ include "steerage.fullname" . }}-controller
 {{- if eq $controller.provider "aws" }}
 - --aws-cluster-name={{ .Values.aws.clusterName }}
-- --aws-vpc-id={{ .Values.aws.vpcId }}
+{{- with .Values.aws.vpcId }}
+- --aws-vpc-id={{ . }}
+{{- end }}
 {{- with .Values.aws.subnetIds }}
 - --aws-subnets={{ join "," . }}
 {{- end }}

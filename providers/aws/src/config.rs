@@ -54,7 +54,7 @@ pub struct AwsArgs {
     #[arg(long, env = "STEERAGE_AWS_CLUSTER_NAME", value_name = "NAME")]
     pub aws_cluster_name: Option<String>,
 
-    /// Create target groups and security groups in this VPC, the VPC of the nodes and of the subnets. Required with --provider aws
+    /// Create target groups and security groups in this VPC, the VPC of the nodes and of the subnets [default: that of the instance on which the controller runs]
     #[arg(long, env = "STEERAGE_AWS_VPC_ID", value_name = "ID")]
     pub aws_vpc_id: Option<String>,
 
@@ -131,6 +131,12 @@ pub enum ConfigError {
     /// A required flag is missing.
     #[error("the provider aws needs the flag {0}")]
     Missing(&'static str),
+    /// Neither the flag nor the instance names the VPC.
+    #[error(
+        "--aws-vpc-id is not set, and the instance's metadata do not name the VPC: {0}. Set the flag, or let the metadata (IMDSv2) answer \
+         pods by a hop limit of 2"
+    )]
+    NoVpc(String),
     /// The cluster's name exceeds the limit of a tag's value.
     #[error("--aws-cluster-name has more than 256 characters, the limit of an AWS tag")]
     ClusterTooLong,

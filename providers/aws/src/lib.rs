@@ -26,6 +26,7 @@ mod health;
 mod health_check;
 #[cfg(test)]
 mod iam_policy;
+mod instance;
 mod inventory;
 mod ip_address_type;
 mod ip_address_type_sync;

@@ -92,6 +92,18 @@ impl Aws {
         Self::over(config, Arc::new(Paced::new(client, metrics)))
     }
 
+    /// Makes one read of each API. [`Error::Denied`] if AWS does not accept the credentials, or does not let them read load balancers:
+    /// then nothing would work. Without EC2, load balancers follow their Services, so that it fails is only logged.
+    pub async fn check(&self) -> Result<(), Error> {
+        let name = names::prefix(&self.config.cluster);
+        self.client.balancer_named(&name).await?;
+        if let Err(failure) = self.client.subnets(&self.config.vpc).await {
+            let error = Error::from(failure);
+            tracing::warn!(%error, "EC2 does not return the subnets; load balancers are not created");
+        }
+        Ok(())
+    }
+
     fn client(config: &Config, sdk: &SdkConfig, metrics: ApiMetrics) -> Client {
         Client::new(sdk, config.endpoint.as_deref(), config.ec2_endpoint.as_deref(), metrics)
     }

@@ -19,5 +19,6 @@ mod security_group_faults;
 mod security_groups;
 mod shared;
 mod shared_faults;
+mod start;
 mod subnets;
 mod zones;
