@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The share of the documented rate that is added in a second in which a call had to wait, and none was throttled.
-const GROWTH: f64 = 1.0 / 60.0;
+const GROWTH: f64 = 1.0 / 20.0;
 /// The learned rate stays between these shares of the documented one.
 const LEAST: f64 = 1.0 / 16.0;
 const MOST: f64 = 8.0;
