@@ -10,7 +10,7 @@ use kube::Client;
 use steerage_edge_api::{
     AddressPool, AddressPoolSpec, EdgeLoadBalancer, EdgeNodeSet, EdgeNodeSetSpec, EdgeTargetHealth,
 };
-use steerage_model::Key;
+use steerage_model::{Family, Key};
 use steerage_provider_api::{Error, LoadBalancer, Owner, SharedSet, TargetSet};
 use tokio::sync::{Notify, OnceCell};
 
@@ -59,6 +59,8 @@ pub(crate) struct Shared {
 struct OfferedSet {
     generation: u64,
     spec: Arc<EdgeNodeSetSpec>,
+    /// What [`spec::refused`] found in it for load balancers with these families.
+    refused: BTreeMap<Vec<Family>, Vec<(String, String)>>,
 }
 
 impl Shared {
@@ -288,8 +290,27 @@ impl Shared {
             return Arc::clone(&newest.spec);
         }
         let spec = Arc::new(EdgeNodeSetSpec { targets: spec::shared_targets(set) });
-        offered.insert(which.as_str(), OfferedSet { generation: set.generation, spec: Arc::clone(&spec) });
+        let new = OfferedSet { generation: set.generation, spec: Arc::clone(&spec), refused: BTreeMap::new() };
+        offered.insert(which.as_str(), new);
         spec
+    }
+
+    /// [`spec::refused`] for a shared set. Thousands of load balancers ask it of thousands of targets, so it is found once.
+    pub(crate) fn refused(
+        &self,
+        which: SharedSet,
+        families: &[Family],
+        set: &TargetSet,
+    ) -> Vec<(String, String)> {
+        let mut offered = self.offered_sets.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = offered.get_mut(which.as_str()).filter(|offered| offered.generation == set.generation);
+        match same {
+            Some(same) => {
+                let find = || spec::refused(families, set);
+                same.refused.entry(families.to_vec()).or_insert_with(find).clone()
+            }
+            None => spec::refused(families, set),
+        }
     }
 
     /// Whether this version of a shared set was found equal to this value.
