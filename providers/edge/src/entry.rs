@@ -59,7 +59,7 @@ impl<'de, S: DeserializeOwned> Deserialize<'de> for Entry<S> {
 
 impl<S: DeserializeOwned> Entry<S> {
     /// Reads an object; `S` is read from all of it but `metadata`. Two passes cost less than a tree of JSON values.
-    fn parse(json: &str) -> Result<Self, serde_json::Error> {
+    pub(crate) fn parse(json: &str) -> Result<Self, serde_json::Error> {
         let Head { metadata } = serde_json::from_str(json)?;
         let content = match serde_json::from_str(json) {
             Ok(content) => Ok(content),

@@ -91,7 +91,10 @@ pub(crate) struct Objects<S: Eq> {
 
 impl<S: Debug + Eq> Debug for Objects<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Objects").field("kind", &self.kind).field("cache", &self.cache).finish_non_exhaustive()
+        f.debug_struct("Objects")
+            .field("kind", &self.kind)
+            .field("cache", &self.cache)
+            .finish_non_exhaustive()
     }
 }
 

@@ -290,7 +290,8 @@ impl Shared {
             return Arc::clone(&newest.spec);
         }
         let spec = Arc::new(EdgeNodeSetSpec { targets: spec::shared_targets(set) });
-        let new = OfferedSet { generation: set.generation, spec: Arc::clone(&spec), refused: BTreeMap::new() };
+        let new =
+            OfferedSet { generation: set.generation, spec: Arc::clone(&spec), refused: BTreeMap::new() };
         offered.insert(which.as_str(), new);
         spec
     }

@@ -34,8 +34,8 @@ async fn edit_in_the_response_to_a_status_write_is_not_lost() {
     });
     let shared = Shared::new(&Client::new(service, "default"), "system");
     shared.activated.set(()).expect("set once");
-    let known = serde_json::from_value(pool("100", "10.9.0.1/32")).expect("a pool");
-    shared.pools.cache.apply(Event::Apply(Entry::new(known)));
+    let known = Entry::parse(&pool("100", "10.9.0.1/32").to_string()).expect("a pool");
+    shared.pools.cache.apply(Event::Apply(known));
     shared.allocate(&load_balancer("web", &["10.9.0.7"])).expect_err("outside the pool");
     let mut notified = shared.notifier.subscribe();
     assert!(shared.write_pools().await);
@@ -49,7 +49,7 @@ async fn edit_in_the_response_to_a_status_write_is_not_lost() {
     let entry = |range: &str, assigned: u64| {
         let mut pool = pool("101", range);
         pool["status"] = json!({"assigned": assigned});
-        Some(Entry::new(serde_json::from_value(pool).expect("a pool")))
+        Some(Entry::parse(&pool.to_string()).expect("a pool"))
     };
     shared.on_pool(&Change { old: entry("10.9.0.0/24", 1), new: entry("10.9.0.0/24", 2) });
     assert_eq!(notified.next().now_or_never(), None);
@@ -64,8 +64,8 @@ async fn ended_reservation_wakes_the_owner_that_waits_for_its_address() {
         Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
     });
     let shared = Shared::new(&Client::new(service, "default"), "system");
-    let known = serde_json::from_value(pool("100", "10.9.0.7")).expect("a pool");
-    shared.pools.cache.apply(Event::Apply(Entry::new(known)));
+    let known = Entry::parse(&pool("100", "10.9.0.7").to_string()).expect("a pool");
+    shared.pools.cache.apply(Event::Apply(known));
     shared.allocate(&load_balancer("a", &[])).expect("free");
     shared.allocate(&load_balancer("b", &[])).expect_err("none is free");
     let mut notified = shared.notifier.subscribe();
