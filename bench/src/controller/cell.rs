@@ -129,14 +129,15 @@ impl Cell {
         change(&self.server);
         let nodes = self.size.nodes as usize;
         let is_it = |call: &ProviderCall| call.name == NODE_SET && target_nodes(&call.spec).len() == nodes;
-        let call = self.server.runtime.block_on(timeout(LIMIT, async {
+        let find = async {
             while let Some(call) = calls.recv().await {
                 if is_it(&call) {
                     return Some(call);
                 }
             }
             None
-        }));
+        };
+        let call = self.server.runtime.block_on(async { timeout(LIMIT, find).await });
         let call = call.ok().flatten().context("the shared set was not written")?;
         program.wait_quiet()?;
         Ok(NodeChange {
