@@ -124,6 +124,7 @@ impl EdgeProvider {
         };
         if let Some(patch) = spec::merge_patch(&current, &to_value(wanted)?) {
             let name = spec::object_name(owner);
+            let _own = self.shared.begin_write(&name, wanted);
             self.shared.balancers.patch(&name, entry, json!({"spec": patch})).await?;
         }
         Ok(())
@@ -268,11 +269,12 @@ impl Provider for EdgeProvider {
         if let Some(entry) = &entry {
             self.change(&lb.owner, entry, &wanted).await?;
         } else {
-            let balancers = &self.shared.balancers;
+            let (balancers, name) = (&self.shared.balancers, spec::object_name(&lb.owner));
+            let _own = self.shared.begin_write(&name, &wanted);
             if let Err(failure) = balancers.create(spec::metadata(&lb.owner), &wanted).await {
                 if failure.code() == Some(409) {
                     // Created by an earlier call whose response was lost: the retry finds it.
-                    balancers.reread(&spec::object_name(&lb.owner)).await?;
+                    balancers.reread(&name).await?;
                 }
                 return Err(failure.into());
             }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use kube::Client;
 use steerage_edge_api::{
-    AddressPool, AddressPoolSpec, EdgeLoadBalancer, EdgeNodeSet, EdgeNodeSetSpec, EdgeTargetHealth,
+    AddressPool, AddressPoolSpec, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec,
+    EdgeTargetHealth,
 };
 use steerage_model::{Family, Key};
 use steerage_provider_api::{Error, LoadBalancer, Owner, SharedSet, TargetSet};
@@ -47,6 +48,8 @@ pub(crate) struct Shared {
     wanted_sets: Mutex<BTreeMap<String, Arc<EdgeNodeSetSpec>>>,
     /// Load balancers that may use a shared set although their object in the cache does not, by object name.
     users: Mutex<BTreeMap<String, &'static str>>,
+    /// The load balancers of writes without a response yet, by object name.
+    writing: Mutex<BTreeMap<String, EdgeLoadBalancerSpec>>,
     allocation: Mutex<Allocation>,
     activated: OnceCell<()>,
     stale_pools: Notify,
@@ -76,6 +79,7 @@ impl Shared {
             known_sets: Mutex::default(),
             wanted_sets: Mutex::default(),
             users: Mutex::default(),
+            writing: Mutex::default(),
             allocation: Mutex::default(),
             activated: OnceCell::new(),
             stale_pools: Notify::new(),
@@ -364,14 +368,34 @@ impl Shared {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another program changed a load balancer's object.
+    /// A write of a load balancer begins, and ends with the result's drop. The watch may deliver it before its response arrives.
+    pub(crate) fn begin_write(&self, name: &str, wanted: &EdgeLoadBalancerSpec) -> OwnWrite<'_> {
+        self.writing().insert(name.to_owned(), wanted.clone());
+        OwnWrite { shared: self, name: name.to_owned() }
+    }
+
+    fn writing(&self) -> MutexGuard<'_, BTreeMap<String, EdgeLoadBalancerSpec>> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this is the effect of a write of the provider that has no response yet.
+    fn is_own_write(&self, new: &Entry<LoadBalancerContent>) -> bool {
+        let is_named = new.owner.as_ref().is_some_and(|owner| spec::object_name(owner) == new.name);
+        let writing = self.writing();
+        let written = writing.get(&new.name).zip(new.content.as_ref().ok());
+        is_named && !new.deleting && written.is_some_and(|(wanted, content)| content.spec == *wanted)
+    }
+
+    /// The watch brought a change of a load balancer's object.
     pub(crate) fn on_balancer(&self, change: &Change<LoadBalancerContent>) {
         let (old, new) = (change.old.as_ref(), change.new.as_ref());
-        // Both: another program may have changed the labels that name the owner.
-        let owners: BTreeSet<&Owner> =
-            old.into_iter().chain(new).filter_map(|entry| entry.owner.as_ref()).collect();
-        for owner in owners {
-            self.notifier.notify(owner);
+        if !new.is_some_and(|new| self.is_own_write(new)) {
+            // Both: another program may have changed the labels that name the owner.
+            let owners: BTreeSet<&Owner> =
+                old.into_iter().chain(new).filter_map(|entry| entry.owner.as_ref()).collect();
+            for owner in owners {
+                self.notifier.notify(owner);
+            }
         }
         let (before, now) = (old.map(addresses).unwrap_or_default(), new.map(addresses).unwrap_or_default());
         if before != now {
@@ -395,6 +419,18 @@ impl Shared {
 
     fn allocation(&self) -> MutexGuard<'_, Allocation> {
         self.allocation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A write of a load balancer that has no response yet.
+pub(crate) struct OwnWrite<'a> {
+    shared: &'a Shared,
+    name: String,
+}
+
+impl Drop for OwnWrite<'_> {
+    fn drop(&mut self) {
+        self.shared.writing().remove(&self.name);
     }
 }
 

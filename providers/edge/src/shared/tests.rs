@@ -73,3 +73,49 @@ async fn ended_reservation_wakes_the_owner_that_waits_for_its_address() {
     assert_eq!(notified.next().now_or_never().flatten(), Some(owner("b")));
     assert_eq!(shared.allocate(&load_balancer("b", &[])).expect("free"), [ip("10.9.0.7")]);
 }
+
+/// The object of a load balancer with these targets, as the watch brings it.
+fn balancer(version: &str, nodes: &[&str]) -> Entry<LoadBalancerContent> {
+    let of = owner("web");
+    let targets: Vec<Value> =
+        nodes.iter().map(|node| json!({"node": node, "addresses": ["10.0.0.1"]})).collect();
+    let mut metadata = serde_json::to_value(spec::metadata(&of)).expect("metadata");
+    metadata["resourceVersion"] = json!(version);
+    let check = json!({"protocol": "TCP", "port": 80, "intervalMilliseconds": 1000, "timeoutMilliseconds": 500,
+        "healthyThreshold": 2, "unhealthyThreshold": 2});
+    let service = json!({"namespace": of.service.namespace(), "name": of.service.name(), "uid": of.uid});
+    let object = json!({"metadata": metadata, "spec": {
+        "service": service, "addresses": ["10.9.0.7"], "listeners": [], "healthCheck": check, "targets": targets,
+    }});
+    let entry = Entry::parse(&object.to_string()).expect("an object");
+    assert!(entry.content.is_ok(), "{:?}", entry.content);
+    entry
+}
+
+/// Under load the watch is often faster. A notification would compare everything once more for every change.
+#[tokio::test]
+async fn own_write_that_the_watch_delivers_before_its_response_is_no_change_of_another_program() {
+    let client = Client::new(
+        tower::service_fn(|_: http::Request<Body>| async {
+            Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
+        }),
+        "default",
+    );
+    let shared = Shared::new(&client, "system");
+    let mut notified = shared.notifier.subscribe();
+    let (old, new) = (balancer("1", &["a"]), balancer("2", &["b"]));
+    let wanted = new.content.clone().expect("readable").spec;
+    let change = Change { old: Some(old.clone()), new: Some(new) };
+    let own = shared.begin_write(&spec::object_name(&owner("web")), &wanted);
+    shared.on_balancer(&change);
+    assert_eq!(notified.next().now_or_never(), None);
+    shared.on_balancer(&Change { old: Some(old), new: Some(balancer("2", &["c"])) });
+    assert_eq!(notified.next().now_or_never().flatten(), Some(owner("web")), "of another program");
+    drop(own);
+    shared.on_balancer(&change);
+    assert_eq!(
+        notified.next().now_or_never().flatten(),
+        Some(owner("web")),
+        "after a write that was given up"
+    );
+}
