@@ -31,9 +31,10 @@ pub(super) fn measure(
     let mut cell = Cell::new(controller, folder, size, FIRST_PROCESS)?;
     let program = start_and_change_nodes(&mut cell, scale.runs, results, &mut Point::default())?;
     let mut add = |what: &str, Moves { per_second, delays, cpu }: &Moves| {
-        let name = format!("{PREFIX}, {per_second:.0} changes of endpoints per second{what}");
+        let name = format!("{PREFIX}, {rate} changes of endpoints per second{what}");
         results.add_delays(&format!("{name}: time until the provider call"), delays);
         results.add(&format!("{name}: CPU"), "% of a core", cpu * 100.0);
+        results.add_rate(&format!("{name}: changes made"), *per_second);
     };
     add("", &cell.move_endpoints(&program, rate, scale.period, false)?);
     let what = ", one Service's provider calls hang (the others' time)";
@@ -141,6 +142,6 @@ fn charts(points: Vec<Point>, sizes: &[Size], x: fn(&Size) -> u32) -> Vec<Chart>
     vec![
         Chart { title: "restart: CPU, s", values: restart },
         Chart { title: "a node joins: CPU, s", values: join },
-        Chart { title: "peak resident memory, MiB", values: peak },
+        Chart { title: "restart: peak resident memory, MiB", values: peak },
     ]
 }

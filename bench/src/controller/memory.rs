@@ -117,7 +117,7 @@ impl MemoryServer {
 impl Shared {
     async fn answer(&self, call: Call) -> Answer {
         let at = Instant::now();
-        let Some(path) = Target::parse(&call.path) else {
+        let Some(path) = RequestPath::parse(&call.path) else {
             return Answer::status(StatusCode::NOT_FOUND, "NotFound");
         };
         let is_providers = ["edgeloadbalancers", "edgenodesets"].contains(&path.resource.as_str());
@@ -136,7 +136,7 @@ impl Shared {
         self.handle(&path, &call)
     }
 
-    fn handle(&self, path: &Target, call: &Call) -> Answer {
+    fn handle(&self, path: &RequestPath, call: &Call) -> Answer {
         let mut store = lock(&self.store);
         let resource = path.resource.as_str();
         let is_set = |name: &str, value: &str| call.query.get(name).is_some_and(|found| found == value);
@@ -171,12 +171,12 @@ impl Shared {
 }
 
 /// What a request is about. All namespaced objects are in one namespace, so its name says nothing.
-struct Target {
+struct RequestPath {
     resource: String,
     name: Option<String>,
 }
 
-impl Target {
+impl RequestPath {
     fn parse(path: &str) -> Option<Self> {
         let mut parts = path.trim_matches('/').split('/');
         let skipped = if parts.next()? == "api" { 1 } else { 2 };

@@ -67,7 +67,10 @@ fn draw(chart: &Chart, x: &str) -> String {
         let mut sorted = values.clone();
         sorted.sort_by(f64::total_cmp);
         let (Some(least), Some(most)) = (sorted.first(), sorted.last()) else { continue };
-        let (x, median) = (at_x(f64::from(*count)), sorted[sorted.len() / 2]);
+        let (x, median) = (
+            at_x(f64::from(*count)),
+            f64::midpoint(sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]),
+        );
         let y = at_y(median);
         let (low, high) = (at_y(*least), at_y(*most));
         let _ = write!(

@@ -109,9 +109,10 @@ impl Bench<'_> {
         let begun = Instant::now();
         let moved = moves::run(&self.world, rate, period)?;
         let share = (program.cpu_seconds() - cpu) / begun.elapsed().as_secs_f64() * 100.0;
-        let what = format!("{:.0} changes of endpoints per second", moved.per_second);
+        let what = format!("{rate} changes of endpoints per second");
         self.results.add_delays(&format!("{what}: time until the targets are written"), &moved.delays);
         self.results.add(&format!("{what}: CPU"), "% of a core", share);
+        self.results.add_rate(&format!("{what}: changes made"), moved.per_second);
         Ok(())
     }
 }

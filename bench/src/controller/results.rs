@@ -27,6 +27,11 @@ impl Results {
         self.report.add(&format!("{metric}, {}", self.of), unit, Better::Less, Who::Ours, value);
     }
 
+    /// Adds a rate, of which more is better.
+    pub(super) fn add_rate(&mut self, metric: &str, per_second: f64) {
+        self.report.add(&format!("{metric}, {}", self.of), "1/s", Better::More, Who::Ours, per_second);
+    }
+
     /// Adds the percentiles of delays.
     pub(super) fn add_delays(&mut self, metric: &str, delays: &[Duration]) {
         for (name, percent) in [("p50", 50), ("p99", 99), ("max", 100)] {
