@@ -34,6 +34,10 @@ mod simulation;
 mod status;
 mod workers;
 
+/// musl's own took 42 % of the CPU time of 1,000 changes of endpoints per second (decision 29).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     args::run(args::Args::parse())
 }

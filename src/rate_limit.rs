@@ -31,8 +31,12 @@ impl RateLimiter {
 
     /// Waits until one call may be made.
     pub(crate) async fn acquire(&self) {
-        let at = self.reserve(Instant::now());
-        tokio::time::sleep_until(at).await;
+        let now = Instant::now();
+        let at = self.reserve(now);
+        // A sleep until now ends at the timer's next tick, milliseconds later while the runtime is busy.
+        if at > now {
+            tokio::time::sleep_until(at).await;
+        }
     }
 
     /// When the next call may be made. The call counts as made.
@@ -60,5 +64,13 @@ mod tests {
         assert_eq!(waits(now, 5), [0, 0, 0, 100, 200]);
         let later = now + Duration::from_mins(1);
         assert_eq!(waits(later, 4), [0, 0, 0, 100], "a longer quiet time saves no more than the burst");
+    }
+
+    #[tokio::test]
+    async fn call_within_the_burst_does_not_wait_for_the_timer() {
+        let limiter = RateLimiter::new(10.0, 2);
+        let mut calls = [0; 3].map(|_| Box::pin(limiter.acquire()));
+        let are_ready = calls.each_mut().map(|call| futures::FutureExt::now_or_never(call).is_some());
+        assert_eq!(are_ready, [true, true, false]);
     }
 }

@@ -97,7 +97,7 @@ pub struct Affinity {
 }
 
 /// One entry of `spec.ports`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServicePort {
     /// The port's name; empty for a single unnamed port.
     pub name: String,

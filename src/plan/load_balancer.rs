@@ -60,14 +60,40 @@ pub(crate) fn load_balancer(
 
 /// Equal for two versions of a Service that request the same, whatever this controller wrote to it in between.
 pub(crate) fn fingerprint(service: &Service) -> u64 {
-    let mut requested = service.clone();
-    requested.annotations.retain(|name, _| !is_written_by_controller(name));
-    requested.finalizers.clear();
-    requested.conditions.clear();
-    requested.ingress.clear();
-    requested.generation = None;
+    let Service {
+        key,
+        uid,
+        kind,
+        cluster_ips,
+        external_ips,
+        ports,
+        external_policy,
+        internal_policy,
+        affinity,
+        health_check_node_port,
+        source_ranges,
+        class,
+        load_balancer_ip,
+        families,
+        allocate_node_ports,
+        has_selector,
+        annotations,
+        proxy_name,
+        headless_label,
+        finalizers: _,
+        deleting,
+        generation: _,
+        ingress: _,
+        conditions: _,
+    } = service;
     let mut hasher = DefaultHasher::new();
-    format!("{requested:?}").hash(&mut hasher);
+    (key, uid, kind, cluster_ips, external_ips, ports).hash(&mut hasher);
+    (external_policy, internal_policy, affinity, health_check_node_port, source_ranges).hash(&mut hasher);
+    (class, load_balancer_ip, families, allocate_node_ports, has_selector).hash(&mut hasher);
+    (proxy_name, headless_label, deleting).hash(&mut hasher);
+    for annotation in annotations.iter().filter(|(name, _)| !is_written_by_controller(name)) {
+        annotation.hash(&mut hasher);
+    }
     hasher.finish()
 }
 

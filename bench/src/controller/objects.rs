@@ -76,6 +76,40 @@ pub(super) fn node_status(number: u32) -> Value {
     json!({"status": {"addresses": [{"type": "InternalIP", "address": address}]}})
 }
 
+/// A node with its status.
+pub(super) fn whole_node(number: u32) -> Value {
+    let mut node = node(number);
+    node["metadata"]["uid"] = json!(format!("uid-{}", node_name(number)));
+    node["status"] = node_status(number)["status"].take();
+    node
+}
+
+/// UID of a Service that no API server has created.
+pub(super) fn service_uid(number: u32) -> String {
+    format!("uid-{}", service_name(number))
+}
+
+/// A Service with what an API server allocates.
+pub(super) fn allocated_service(number: u32) -> Value {
+    let mut service = service(number);
+    service["metadata"]["namespace"] = json!("default");
+    service["metadata"]["uid"] = json!(service_uid(number));
+    let address = Ipv4Addr::from(0x0a60_0000 + number + 1);
+    service["spec"]["clusterIP"] = json!(address);
+    service["spec"]["clusterIPs"] = json!([address]);
+    service["spec"]["ipFamilies"] = json!(["IPv4"]);
+    service["spec"]["healthCheckNodePort"] = json!(11_000 + number);
+    service["status"] = json!({"loadBalancer": {}});
+    service
+}
+
+/// A slice with its namespace.
+pub(super) fn named_slice(service: u32, nodes: &[String]) -> Value {
+    let mut slice = slice(service, nodes);
+    slice["metadata"]["namespace"] = json!("default");
+    slice
+}
+
 /// One pool for all Services.
 pub(super) fn pool() -> Value {
     json!({

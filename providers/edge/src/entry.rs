@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the provider keeps of an object, and the watch that delivers it.
 
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 
-use kube::api::DynamicObject;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use steerage_model::Key;
 use steerage_provider_api::Owner;
 use steerage_watch::{Kind, Malformed, Object};
@@ -25,23 +27,57 @@ pub(crate) struct Entry<S> {
     pub(crate) managed: bool,
     /// Whether it is being deleted.
     pub(crate) deleting: bool,
-    /// `spec` and `status`, or their JSON where this version cannot read them.
+    /// `spec` and `status`, or the object's JSON where this version cannot read them.
     pub(crate) content: Result<S, Value>,
 }
 
+/// The used fields of `metadata`. The managed fields, most of an object's JSON, are skipped.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Meta {
+    name: String,
+    #[serde(default)]
+    uid: String,
+    #[serde(default)]
+    resource_version: String,
+    deletion_timestamp: Option<IgnoredAny>,
+    labels: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize)]
+struct Head {
+    metadata: Meta,
+}
+
+/// Responses contain objects as watches do.
+impl<'de, S: DeserializeOwned> Deserialize<'de> for Entry<S> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let json = <&RawValue>::deserialize(deserializer)?.get();
+        Self::parse(json).map_err(serde::de::Error::custom)
+    }
+}
+
 impl<S: DeserializeOwned> Entry<S> {
-    /// Reads an object; `S` is read from all of it but `metadata`.
-    pub(crate) fn new(object: DynamicObject) -> Self {
-        let DynamicObject { metadata, data, .. } = object;
-        let labels = metadata.labels.as_ref();
+    /// Reads an object; `S` is read from all of it but `metadata`. Two passes cost less than a tree of JSON values.
+    pub(crate) fn parse(json: &str) -> Result<Self, serde_json::Error> {
+        let Head { metadata } = serde_json::from_str(json)?;
+        let content = match serde_json::from_str(json) {
+            Ok(content) => Ok(content),
+            Err(_) => Err(serde_json::from_str(json)?),
+        };
+        Ok(Self::with_content(metadata, content))
+    }
+
+    fn with_content(meta: Meta, content: Result<S, Value>) -> Self {
+        let labels = meta.labels.as_ref();
         Self {
             owner: spec::owner(labels),
             managed: labels.and_then(|l| l.get(spec::MANAGED_BY)).is_some_and(|v| v == spec::MANAGER),
-            deleting: metadata.deletion_timestamp.is_some(),
-            name: metadata.name.unwrap_or_default(),
-            uid: metadata.uid.unwrap_or_default(),
-            version: metadata.resource_version.unwrap_or_default(),
-            content: serde_json::from_value(data.clone()).map_err(|_| data),
+            deleting: meta.deletion_timestamp.is_some(),
+            name: meta.name,
+            uid: meta.uid,
+            version: meta.resource_version,
+            content,
         }
     }
 }
@@ -97,7 +133,7 @@ impl<S: Clone + DeserializeOwned + Eq + Send + 'static> Kind for EntryKind<S> {
     }
 
     fn project(json: &str, _: &mut Vec<String>) -> Result<Option<Entry<S>>, Malformed> {
-        Ok(Some(Entry::new(serde_json::from_str(json)?)))
+        Ok(Some(Entry::parse(json)?))
     }
 }
 

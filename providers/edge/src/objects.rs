@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The edge's objects that the provider reads and writes, each kind as an API and a cache of it.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::marker::PhantomData;
 use std::net::IpAddr;
 
-use k8s_openapi::serde::de::DeserializeOwned;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, Preconditions,
+    ApiResource, DeleteParams, DynamicObject, GetParams, ListParams, Patch, PatchParams, PostParams,
+    Preconditions,
 };
+use kube::core::Request;
+use kube::core::request::Error as RequestError;
 use kube::{Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use steerage_edge_api::{
@@ -21,6 +25,9 @@ use crate::cache::Cache;
 use crate::calls::{Failure, call};
 use crate::entry::{Change, Entry, EntryKind};
 use crate::index::References;
+
+/// Objects in one response to a list: thousands of load balancers at once would be most of the controller's memory.
+const PAGE: u32 = 500;
 
 /// The used parts of an object, apart from `metadata`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -65,13 +72,30 @@ pub(crate) type LoadBalancerContent = Content<EdgeLoadBalancerSpec>;
 pub(crate) type NodeSetContent = Content<EdgeNodeSetSpec>;
 pub(crate) type HealthContent = Content<EdgeTargetHealthSpec>;
 
+/// A page of a list.
+#[derive(Deserialize)]
+#[serde(bound = "S: DeserializeOwned")]
+struct Page<S> {
+    metadata: ListMeta,
+    items: Vec<Entry<S>>,
+}
+
 /// The objects of one kind in the namespace.
-#[derive(Debug)]
 pub(crate) struct Objects<S: Eq> {
-    api: Api<DynamicObject>,
+    client: Client,
+    requests: Request,
     pub(crate) cache: Cache<S>,
     pub(crate) kind: EntryKind<S>,
     resource: ApiResource,
+}
+
+impl<S: Debug + Eq> Debug for Objects<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Objects")
+            .field("kind", &self.kind)
+            .field("cache", &self.cache)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<S: Clone + Debug + DeserializeOwned + References> Objects<S> {
@@ -81,10 +105,14 @@ impl<S: Clone + Debug + DeserializeOwned + References> Objects<S> {
         namespace: &str,
         name: &'static str,
     ) -> Self {
-        let resource = ApiResource::erase::<K>(&());
-        let api = Api::namespaced_with(client.clone(), namespace, &resource);
-        let kind = EntryKind { name, path: K::url_path(&(), Some(namespace)), content: PhantomData };
-        Self { api, cache: Cache::default(), kind, resource }
+        let path = K::url_path(&(), Some(namespace));
+        Self {
+            client: client.clone(),
+            requests: Request::new(path.clone()),
+            cache: Cache::default(),
+            kind: EntryKind { name, path, content: PhantomData },
+            resource: ApiResource::erase::<K>(&()),
+        }
     }
 
     /// Creates an object.
@@ -93,9 +121,10 @@ impl<S: Clone + Debug + DeserializeOwned + References> Objects<S> {
         metadata: kube::api::ObjectMeta,
         spec: &impl Serialize,
     ) -> Result<(), Failure> {
-        let mut object = DynamicObject::new("", &self.resource).data(json!({"spec": spec}));
-        object.metadata = metadata;
-        let created = call(self.api.create(&PostParams::default(), &object)).await?;
+        let ApiResource { api_version, kind, .. } = &self.resource;
+        let object = json!({"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec});
+        let request = self.requests.create(&PostParams::default(), object.to_string().into_bytes());
+        let created = self.send(request).await?;
         self.take_in(created);
         Ok(())
     }
@@ -103,8 +132,8 @@ impl<S: Clone + Debug + DeserializeOwned + References> Objects<S> {
     /// Changes an object by a merge patch, unless it has changed since `entry` was read.
     pub(crate) async fn patch(&self, name: &str, entry: &Entry<S>, mut patch: Value) -> Result<(), Failure> {
         patch["metadata"] = json!({"uid": entry.uid, "resourceVersion": entry.version});
-        let params = PatchParams::default();
-        let patched = call(self.api.patch(name, &params, &Patch::Merge(&patch))).await?;
+        let request = self.requests.patch(name, &PatchParams::default(), &Patch::Merge(&patch));
+        let patched = self.send(request).await?;
         self.take_in(patched);
         Ok(())
     }
@@ -115,9 +144,9 @@ impl<S: Clone + Debug + DeserializeOwned + References> Objects<S> {
         name: &str,
         status: &impl Serialize,
     ) -> Result<Vec<Change<S>>, Failure> {
-        let patch = json!({"status": status});
-        let patched =
-            call(self.api.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))).await?;
+        let patch = Patch::Merge(json!({"status": status}));
+        let request = self.requests.patch_subresource("status", name, &PatchParams::default(), &patch);
+        let patched = self.send(request).await?;
         Ok(self.take_in(patched))
     }
 
@@ -125,7 +154,11 @@ impl<S: Clone + Debug + DeserializeOwned + References> Objects<S> {
     pub(crate) async fn delete(&self, name: &str, entry: &Entry<S>) -> Result<bool, Failure> {
         let preconditions = Preconditions { uid: Some(entry.uid.clone()), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        match call(self.api.delete(name, &params)).await {
+        let deleting = async {
+            let request = self.requests.delete(name, &params).map_err(kube::Error::BuildRequest)?;
+            self.client.request_status::<DynamicObject>(request).await
+        };
+        match call(deleting).await {
             Ok(either) => {
                 let held = either.left().is_some_and(|object| {
                     object.metadata.deletion_timestamp.is_some() && !object.finalizers().is_empty()
@@ -143,15 +176,21 @@ impl<S: Clone + Debug + DeserializeOwned + References> Objects<S> {
         }
     }
 
-    /// Lists all objects consistently, so that the cache then contains every earlier write.
+    /// Lists all objects consistently, in pages of one version, so that the cache then contains every earlier write.
     pub(crate) async fn refresh(&self) -> Result<(), Failure> {
-        let list = call(self.api.list(&ListParams::default())).await?;
-        let version = list.metadata.resource_version.unwrap_or_default();
         let mut names = std::collections::BTreeSet::new();
-        for object in list.items {
-            names.insert(object.name_any());
-            self.take_in(object);
-        }
+        let mut page = ListParams::default().limit(PAGE);
+        let version = loop {
+            let list: Page<S> = self.send(self.requests.list(&page)).await?;
+            for entry in list.items {
+                names.insert(entry.name.clone());
+                self.take_in(entry);
+            }
+            match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => break list.metadata.resource_version.unwrap_or_default(),
+            }
+        };
         let known: Vec<String> = self.cache.read(|rows| rows.map(|entry| entry.name.clone()).collect());
         for key in known.into_iter().filter(|name| !names.contains(name)) {
             self.cache.apply(Event::Delete { key, version: version.clone() });
@@ -162,15 +201,26 @@ impl<S: Clone + Debug + DeserializeOwned + References> Objects<S> {
     /// Reads one object from the API server, and returns its entry after that.
     pub(crate) async fn reread(&self, name: &str) -> Result<Option<Entry<S>>, Failure> {
         let known = self.cache.get(name);
-        match (call(self.api.get_opt(name)).await?, known) {
-            (Some(object), _) => drop(self.take_in(object)),
-            (None, Some(entry)) => self.cache.forget(name, &entry.uid),
-            (None, None) => {}
+        match (self.send(self.requests.get(name, &GetParams::default())).await, known) {
+            (Ok(entry), _) => drop(self.take_in(entry)),
+            (Err(failure), Some(entry)) if failure.code() == Some(404) => {
+                self.cache.forget(name, &entry.uid);
+            }
+            (Err(failure), None) if failure.code() == Some(404) => {}
+            (Err(failure), _) => return Err(failure),
         }
         Ok(self.cache.get(name))
     }
 
-    fn take_in(&self, object: DynamicObject) -> Vec<Change<S>> {
-        self.cache.apply(Event::Apply(Entry::new(object)))
+    /// Sends a request, and reads the response to it.
+    async fn send<T: DeserializeOwned>(
+        &self,
+        request: Result<http::Request<Vec<u8>>, RequestError>,
+    ) -> Result<T, Failure> {
+        call(async { self.client.request(request.map_err(kube::Error::BuildRequest)?).await }).await
+    }
+
+    fn take_in(&self, entry: Entry<S>) -> Vec<Change<S>> {
+        self.cache.apply(Event::Apply(entry))
     }
 }

@@ -94,7 +94,7 @@ mod tests {
         let entry = |(name, spec): &(&str, Value)| {
             let metadata = json!({"name": name, "namespace": "system", "uid": name, "resourceVersion": "1"});
             let object = json!({"metadata": metadata, "spec": spec});
-            Entry::new(serde_json::from_value(object).expect("an object"))
+            Entry::parse(&object.to_string()).expect("an object")
         };
         objects.cache.apply(Event::Init);
         for object in all {

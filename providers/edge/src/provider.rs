@@ -117,14 +117,15 @@ impl EdgeProvider {
         entry: &Entry<LoadBalancerContent>,
         wanted: &EdgeLoadBalancerSpec,
     ) -> Result<(), Error> {
-        let wanted = to_value(wanted)?;
         let current = match &entry.content {
+            Ok(content) if content.spec == *wanted => return Ok(()),
             Ok(content) => to_value(&content.spec)?,
             // Unreadable for this version: write all known fields, and keep unknown ones.
             Err(_) => Value::Object(serde_json::Map::new()),
         };
-        if let Some(patch) = spec::merge_patch(&current, &wanted) {
+        if let Some(patch) = spec::merge_patch(&current, &to_value(wanted)?) {
             let name = spec::object_name(owner);
+            let _own = self.shared.begin_write(&name, wanted);
             self.shared.balancers.patch(&name, entry, json!({"spec": patch})).await?;
         }
         Ok(())
@@ -212,15 +213,14 @@ impl EdgeProvider {
         families: &[Family],
         set: &TargetSet,
     ) -> Result<(ObjectTargets, Vec<(String, String)>), Error> {
-        let refused = spec::refused(families, set);
         let Some(which) = set.shared else {
             let own = spec::targets(families, set);
-            return Ok((ObjectTargets { node_set: None, own }, refused));
+            return Ok((ObjectTargets { node_set: None, own }, spec::refused(families, set)));
         };
         self.shared.about_to_use(spec::object_name(owner), which.as_str());
         self.write_shared(which, set).await?;
         let targets = ObjectTargets { node_set: Some(which.as_str().to_owned()), own: Vec::new() };
-        Ok((targets, refused))
+        Ok((targets, self.shared.refused(which, families, set)))
     }
 
     /// Deletes the shared set that a load balancer used until now, if no other does.
@@ -270,11 +270,12 @@ impl Provider for EdgeProvider {
         if let Some(entry) = &entry {
             self.change(&lb.owner, entry, &wanted).await?;
         } else {
-            let balancers = &self.shared.balancers;
+            let (balancers, name) = (&self.shared.balancers, spec::object_name(&lb.owner));
+            let _own = self.shared.begin_write(&name, &wanted);
             if let Err(failure) = balancers.create(spec::metadata(&lb.owner), &wanted).await {
                 if failure.code() == Some(409) {
                     // Created by an earlier call whose response was lost: the retry finds it.
-                    balancers.reread(&spec::object_name(&lb.owner)).await?;
+                    balancers.reread(&name).await?;
                 }
                 return Err(failure.into());
             }

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use kube::Client;
 use steerage_edge_api::{
-    AddressPool, AddressPoolSpec, EdgeLoadBalancer, EdgeNodeSet, EdgeNodeSetSpec, EdgeTargetHealth,
+    AddressPool, AddressPoolSpec, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec,
+    EdgeTargetHealth,
 };
-use steerage_model::Key;
+use steerage_model::{Family, Key};
 use steerage_provider_api::{Error, LoadBalancer, Owner, SharedSet, TargetSet};
 use tokio::sync::{Notify, OnceCell};
 
@@ -47,6 +48,8 @@ pub(crate) struct Shared {
     wanted_sets: Mutex<BTreeMap<String, Arc<EdgeNodeSetSpec>>>,
     /// Load balancers that may use a shared set although their object in the cache does not, by object name.
     users: Mutex<BTreeMap<String, &'static str>>,
+    /// The load balancers of writes without a response yet, by object name.
+    writing: Mutex<BTreeMap<String, EdgeLoadBalancerSpec>>,
     allocation: Mutex<Allocation>,
     activated: OnceCell<()>,
     stale_pools: Notify,
@@ -59,6 +62,8 @@ pub(crate) struct Shared {
 struct OfferedSet {
     generation: u64,
     spec: Arc<EdgeNodeSetSpec>,
+    /// What [`spec::refused`] found in it for load balancers with these families.
+    refused: BTreeMap<Vec<Family>, Vec<(String, String)>>,
 }
 
 impl Shared {
@@ -74,6 +79,7 @@ impl Shared {
             known_sets: Mutex::default(),
             wanted_sets: Mutex::default(),
             users: Mutex::default(),
+            writing: Mutex::default(),
             allocation: Mutex::default(),
             activated: OnceCell::new(),
             stale_pools: Notify::new(),
@@ -288,8 +294,28 @@ impl Shared {
             return Arc::clone(&newest.spec);
         }
         let spec = Arc::new(EdgeNodeSetSpec { targets: spec::shared_targets(set) });
-        offered.insert(which.as_str(), OfferedSet { generation: set.generation, spec: Arc::clone(&spec) });
+        let new =
+            OfferedSet { generation: set.generation, spec: Arc::clone(&spec), refused: BTreeMap::new() };
+        offered.insert(which.as_str(), new);
         spec
+    }
+
+    /// [`spec::refused`] for a shared set. Thousands of load balancers ask it of thousands of targets, so it is found once.
+    pub(crate) fn refused(
+        &self,
+        which: SharedSet,
+        families: &[Family],
+        set: &TargetSet,
+    ) -> Vec<(String, String)> {
+        let mut offered = self.offered_sets.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = offered.get_mut(which.as_str()).filter(|offered| offered.generation == set.generation);
+        match same {
+            Some(same) => {
+                let find = || spec::refused(families, set);
+                same.refused.entry(families.to_vec()).or_insert_with(find).clone()
+            }
+            None => spec::refused(families, set),
+        }
     }
 
     /// Whether this version of a shared set was found equal to this value.
@@ -342,14 +368,34 @@ impl Shared {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another program changed a load balancer's object.
+    /// A write of a load balancer begins, and ends with the result's drop. The watch may deliver it before its response arrives.
+    pub(crate) fn begin_write(&self, name: &str, wanted: &EdgeLoadBalancerSpec) -> OwnWrite<'_> {
+        self.writing().insert(name.to_owned(), wanted.clone());
+        OwnWrite { shared: self, name: name.to_owned() }
+    }
+
+    fn writing(&self) -> MutexGuard<'_, BTreeMap<String, EdgeLoadBalancerSpec>> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this is the effect of a write of the provider that has no response yet.
+    fn is_own_write(&self, new: &Entry<LoadBalancerContent>) -> bool {
+        let is_named = new.owner.as_ref().is_some_and(|owner| spec::object_name(owner) == new.name);
+        let writing = self.writing();
+        let written = writing.get(&new.name).zip(new.content.as_ref().ok());
+        is_named && !new.deleting && written.is_some_and(|(wanted, content)| content.spec == *wanted)
+    }
+
+    /// The watch brought a change of a load balancer's object.
     pub(crate) fn on_balancer(&self, change: &Change<LoadBalancerContent>) {
         let (old, new) = (change.old.as_ref(), change.new.as_ref());
-        // Both: another program may have changed the labels that name the owner.
-        let owners: BTreeSet<&Owner> =
-            old.into_iter().chain(new).filter_map(|entry| entry.owner.as_ref()).collect();
-        for owner in owners {
-            self.notifier.notify(owner);
+        if !new.is_some_and(|new| self.is_own_write(new)) {
+            // Both: another program may have changed the labels that name the owner.
+            let owners: BTreeSet<&Owner> =
+                old.into_iter().chain(new).filter_map(|entry| entry.owner.as_ref()).collect();
+            for owner in owners {
+                self.notifier.notify(owner);
+            }
         }
         let (before, now) = (old.map(addresses).unwrap_or_default(), new.map(addresses).unwrap_or_default());
         if before != now {
@@ -373,6 +419,18 @@ impl Shared {
 
     fn allocation(&self) -> MutexGuard<'_, Allocation> {
         self.allocation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A write of a load balancer that has no response yet.
+pub(crate) struct OwnWrite<'a> {
+    shared: &'a Shared,
+    name: String,
+}
+
+impl Drop for OwnWrite<'_> {
+    fn drop(&mut self) {
+        self.shared.writing().remove(&self.name);
     }
 }
 

@@ -34,8 +34,8 @@ async fn edit_in_the_response_to_a_status_write_is_not_lost() {
     });
     let shared = Shared::new(&Client::new(service, "default"), "system");
     shared.activated.set(()).expect("set once");
-    let known = serde_json::from_value(pool("100", "10.9.0.1/32")).expect("a pool");
-    shared.pools.cache.apply(Event::Apply(Entry::new(known)));
+    let known = Entry::parse(&pool("100", "10.9.0.1/32").to_string()).expect("a pool");
+    shared.pools.cache.apply(Event::Apply(known));
     shared.allocate(&load_balancer("web", &["10.9.0.7"])).expect_err("outside the pool");
     let mut notified = shared.notifier.subscribe();
     assert!(shared.write_pools().await);
@@ -49,7 +49,7 @@ async fn edit_in_the_response_to_a_status_write_is_not_lost() {
     let entry = |range: &str, assigned: u64| {
         let mut pool = pool("101", range);
         pool["status"] = json!({"assigned": assigned});
-        Some(Entry::new(serde_json::from_value(pool).expect("a pool")))
+        Some(Entry::parse(&pool.to_string()).expect("a pool"))
     };
     shared.on_pool(&Change { old: entry("10.9.0.0/24", 1), new: entry("10.9.0.0/24", 2) });
     assert_eq!(notified.next().now_or_never(), None);
@@ -64,12 +64,58 @@ async fn ended_reservation_wakes_the_owner_that_waits_for_its_address() {
         Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
     });
     let shared = Shared::new(&Client::new(service, "default"), "system");
-    let known = serde_json::from_value(pool("100", "10.9.0.7")).expect("a pool");
-    shared.pools.cache.apply(Event::Apply(Entry::new(known)));
+    let known = Entry::parse(&pool("100", "10.9.0.7").to_string()).expect("a pool");
+    shared.pools.cache.apply(Event::Apply(known));
     shared.allocate(&load_balancer("a", &[])).expect("free");
     shared.allocate(&load_balancer("b", &[])).expect_err("none is free");
     let mut notified = shared.notifier.subscribe();
     shared.end_reservation(&owner("a"));
     assert_eq!(notified.next().now_or_never().flatten(), Some(owner("b")));
     assert_eq!(shared.allocate(&load_balancer("b", &[])).expect("free"), [ip("10.9.0.7")]);
+}
+
+/// The object of a load balancer with these targets, as the watch brings it.
+fn balancer(version: &str, nodes: &[&str]) -> Entry<LoadBalancerContent> {
+    let of = owner("web");
+    let targets: Vec<Value> =
+        nodes.iter().map(|node| json!({"node": node, "addresses": ["10.0.0.1"]})).collect();
+    let mut metadata = serde_json::to_value(spec::metadata(&of)).expect("metadata");
+    metadata["resourceVersion"] = json!(version);
+    let check = json!({"protocol": "TCP", "port": 80, "intervalMilliseconds": 1000, "timeoutMilliseconds": 500,
+        "healthyThreshold": 2, "unhealthyThreshold": 2});
+    let service = json!({"namespace": of.service.namespace(), "name": of.service.name(), "uid": of.uid});
+    let object = json!({"metadata": metadata, "spec": {
+        "service": service, "addresses": ["10.9.0.7"], "listeners": [], "healthCheck": check, "targets": targets,
+    }});
+    let entry = Entry::parse(&object.to_string()).expect("an object");
+    assert!(entry.content.is_ok(), "{:?}", entry.content);
+    entry
+}
+
+/// Under load the watch is often faster. A notification would compare everything once more for every change.
+#[tokio::test]
+async fn own_write_that_the_watch_delivers_before_its_response_is_no_change_of_another_program() {
+    let client = Client::new(
+        tower::service_fn(|_: http::Request<Body>| async {
+            Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
+        }),
+        "default",
+    );
+    let shared = Shared::new(&client, "system");
+    let mut notified = shared.notifier.subscribe();
+    let (old, new) = (balancer("1", &["a"]), balancer("2", &["b"]));
+    let wanted = new.content.clone().expect("readable").spec;
+    let change = Change { old: Some(old.clone()), new: Some(new) };
+    let own = shared.begin_write(&spec::object_name(&owner("web")), &wanted);
+    shared.on_balancer(&change);
+    assert_eq!(notified.next().now_or_never(), None);
+    shared.on_balancer(&Change { old: Some(old), new: Some(balancer("2", &["c"])) });
+    assert_eq!(notified.next().now_or_never().flatten(), Some(owner("web")), "of another program");
+    drop(own);
+    shared.on_balancer(&change);
+    assert_eq!(
+        notified.next().now_or_never().flatten(),
+        Some(owner("web")),
+        "after a write that was given up"
+    );
 }
