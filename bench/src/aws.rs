@@ -36,9 +36,9 @@ pub struct Flags {
     /// Measure with these numbers of Services [default: 1,10,100; with --quick 1,10]
     #[arg(long, value_delimiter = ',', value_name = "COUNT,…")]
     services: Vec<u32>,
-    /// Measure the controller only, without cloud-provider-aws
-    #[arg(long)]
-    alone: bool,
+    /// Measure only this program
+    #[arg(long, value_enum)]
+    only: Option<Who>,
     /// Measure this controller [default: the one in the directory of this program]
     #[arg(long, value_name = "FILE")]
     controller: Option<PathBuf>,
@@ -50,14 +50,14 @@ pub struct Flags {
 impl Flags {
     /// Measures and prints the results.
     pub fn run(self) -> Result<()> {
-        let Self { quick, json, services, alone, controller, peer } = self;
+        let Self { quick, json, services, only, controller, peer } = self;
         let levels = match (services.is_empty(), quick) {
             (false, _) => services,
             (true, true) => vec![1, 10],
             (true, false) => vec![1, 10, 100],
         };
         ensure!(levels.iter().all(|level| *level > 0), "--services must be at least 1");
-        let subjects = if alone { vec![Who::Ours] } else { Who::ALL.to_vec() };
+        let subjects = only.map_or_else(|| Who::ALL.to_vec(), |who| vec![who]);
         let folder = std::env::temp_dir().join(format!("steerage-bench-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let sibling = || anyhow::Ok(std::env::current_exe()?.with_file_name("steerage"));

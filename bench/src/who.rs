@@ -2,7 +2,7 @@
 //! The two sides of a comparison. Every other module names results, namespaces and API users by them.
 
 /// The side that a program is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Who {
     /// Steerage's program.
     Ours,

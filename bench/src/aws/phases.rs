@@ -137,11 +137,12 @@ fn settle(world: &World, program: &mut Program, begun: Instant, must_call: bool)
         program.ensure_runs()?;
         let last = world.recorder.last_work();
         let rests = last.unwrap_or(begun).elapsed() >= QUIET && (last.is_some() || !must_call);
-        if rests && world.has_settled()? {
+        let missing = if rests { world.missing()? } else { None };
+        if rests && missing.is_none() {
             return Ok(last.map_or(Duration::ZERO, |last| last.saturating_duration_since(begun)));
         }
-        ensure!(begun.elapsed() < LIMIT, "AWS does not have what the Services ask for");
-        if rests {
+        if let Some(missing) = missing {
+            ensure!(begun.elapsed() < LIMIT, "AWS does not have what the Services ask for: {missing}");
             sleep(Duration::from_secs(1));
         }
     }

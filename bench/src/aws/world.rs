@@ -15,7 +15,7 @@ use steerage_testmoto::Server as Moto;
 use steerage_testserver::Server;
 use tokio::runtime::Runtime;
 
-use super::objects;
+use super::objects::{self, CLUSTER};
 use super::recorder::Recorder;
 use super::snapshot;
 use crate::api::create;
@@ -62,10 +62,13 @@ impl World {
         let client = runtime.block_on(server.client())?;
         let moto = Moto::start()?;
         let (vpc, subnets) = moto.network()?;
+        let group = moto.security_group(&vpc, "nodes")?;
         let member = |number: usize| {
             let zone = number % subnets.len();
             let address = Ipv4Addr::new(10, 0, u8::try_from(zone * 4)?, u8::try_from(10 + number)?);
-            let instance = moto.instance(&subnets[zone], address)?;
+            let instance = moto.grouped_instance(&subnets[zone], address, &group)?;
+            // cloud-provider-aws knows the cluster's instances by this tag.
+            moto.tag(&instance, &format!("kubernetes.io/cluster/{CLUSTER}"), "owned")?;
             anyhow::Ok(Member { name: format!("node-{number}"), instance, address })
         };
         let members: Vec<_> = (0..=NODES).map(member).collect::<Result<_>>()?;
@@ -178,27 +181,27 @@ impl World {
         deleted
     }
 
-    /// Whether AWS has what the Services ask for, and the API server shows it.
-    pub(super) fn has_settled(&self) -> Result<bool> {
+    /// What AWS or the API server lacks of what the Services ask for, if anything.
+    pub(super) fn missing(&self) -> Result<Option<String>> {
         let text = self.moto.snapshot()?;
         if !snapshot::serves(&text, self.services, self.port, &self.wanted) {
-            return Ok(false);
+            return Ok(Some(format!("not {} targets of each listener:\n{text}", self.wanted.len())));
         }
         let services: Api<Service> = Api::namespaced(self.client.clone(), NAMESPACE);
         let listed = self.runtime.block_on(services.list(&ListParams::default()))?.items;
-        let ours: Vec<_> = listed
-            .iter()
-            .filter(|service| {
-                service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer"))
-            })
-            .collect();
-        let published = |service: &&&Service| {
-            let ingress =
-                service.status.as_ref().and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
+        let is_ours = |service: &&Service| {
+            service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer")
+        };
+        let ours: Vec<_> = listed.iter().filter(is_ours).collect();
+        let is_published = |service: &&&Service| {
+            let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+            let ingress = status.and_then(|status| status.ingress.as_ref());
             ingress.is_some_and(|ingress| ingress.iter().any(|of| of.hostname.is_some()))
         };
-        let wanted = self.services as usize;
-        Ok(ours.len() == wanted && ours.iter().filter(published).count() == wanted)
+        let (found, published) = (ours.len(), ours.iter().filter(is_published).count());
+        let is_complete = found == published && found == self.services as usize;
+        Ok((!is_complete)
+            .then(|| format!("{published} host names of {found} Services, not {}", self.services)))
     }
 
     /// Target groups in AWS that no listener uses.
