@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The objects in the API server, as JSON, and the configuration of cloud-provider-aws. Pure.
+//! The objects in the API server, as JSON. Pure.
 
 use std::net::Ipv4Addr;
 
@@ -65,19 +65,4 @@ pub(super) fn node_status(address: Ipv4Addr) -> Value {
         "addresses": [{"type": "InternalIP", "address": address}],
         "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
     }})
-}
-
-/// The file of `--cloud-config`: a controller that runs outside of AWS, and moto in place of the APIs.
-pub(super) fn cloud_config(vpc: &str, subnet: &str, endpoint: &str) -> String {
-    let mut text = format!(
-        "[Global]\nRegion = {REGION}\nZone = us-east-1a\nVPC = {vpc}\nSubnetID = {subnet}\nKubernetesClusterID = {CLUSTER}\n"
-    );
-    let services = [("EC2", "ec2"), ("Elastic Load Balancing v2", "elasticloadbalancing")];
-    for (number, (service, signing)) in services.into_iter().enumerate() {
-        text += &format!(
-            "[ServiceOverride \"{number}\"]\nService = {service}\nRegion = {REGION}\nURL = {endpoint}\n\
-             SigningRegion = {REGION}\nSigningMethod = v4\nSigningName = {signing}\n"
-        );
-    }
-    text
 }

@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// or tries again what failed once.
 const QUIET: Duration = Duration::from_secs(12);
 /// Longest wait for what a phase is about: after it, the work was not done.
-const LIMIT: Duration = Duration::from_mins(60);
+const LIMIT: Duration = Duration::from_hours(1);
 
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

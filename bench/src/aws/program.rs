@@ -9,8 +9,9 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use steerage_testmoto::peer;
 
-use super::objects::{self, CLUSTER, REGION};
+use super::objects::{CLUSTER, REGION};
 use super::world::World;
 use crate::who::Who;
 
@@ -60,7 +61,7 @@ impl Programs {
     }
 
     fn add_controller(&self, command: &mut Command, world: &World, number: usize) {
-        let endpoint = world.recorder.url();
+        let endpoint = format!("http://{}", world.recorder.addr());
         command
             .arg(&self.controller)
             .args(["--provider", "aws", "--serve-unset-class", "--namespace", "default"])
@@ -75,7 +76,7 @@ impl Programs {
     /// Without its other controllers, which do not concern Services, and without a Lease, which it does not give back when it ends.
     fn add_peer(&self, command: &mut Command, world: &World) -> Result<()> {
         let config = self.folder.join("cloud.conf");
-        fs::write(&config, objects::cloud_config(&world.vpc, &world.subnets[0], &world.recorder.url()))?;
+        fs::write(&config, peer::cloud_config(CLUSTER, "us-east-1a", &world.vpc, world.recorder.addr()))?;
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         command
             .arg(&self.peer)

@@ -6,6 +6,7 @@
 //! sizes by category.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Which API a call is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,39 +42,38 @@ pub(super) fn is_read(action: &str) -> bool {
     action.starts_with("Describe") || action.starts_with("Get")
 }
 
-/// The least time in which AWS admits these calls, in seconds: all buckets are full at the start, nobody else calls, and AWS answers
-/// at once. The emptiest bucket decides.
-pub(super) fn seconds<'a>(calls: impl IntoIterator<Item = (Api, &'a str, u32)>) -> f64 {
+/// The least time in which AWS admits these calls: all buckets are full at the start, nobody else calls, and AWS answers at once. The emptiest bucket decides.
+pub(super) fn least_time<'a>(calls: impl IntoIterator<Item = (Api, &'a str, u32)>) -> Duration {
     let mut buckets: BTreeMap<(Api, &str), (Bucket, f64)> = BTreeMap::new();
     for (api, action, count) in calls {
         let (name, bucket) = bucket(api, action);
         buckets.entry((api, name)).or_insert((bucket, 0.0)).1 += f64::from(count);
     }
     let waits = buckets.values().map(|(bucket, calls)| (calls - bucket.size).max(0.0) / bucket.per_second);
-    waits.fold(0.0, f64::max)
+    Duration::from_secs_f64(waits.fold(0.0, f64::max))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(calls: &[(Api, &str, u32)]) -> f64 {
-        seconds(calls.iter().copied())
+    fn millis(calls: &[(Api, &str, u32)]) -> u128 {
+        least_time(calls.iter().copied()).as_millis()
     }
 
     #[test]
     fn full_bucket_admits_its_size_at_once_and_then_its_rate() {
-        let registrations = |count| of(&[(Api::Elbv2, "RegisterTargets", count)]);
-        assert_eq!([20, 21, 24, 100].map(registrations), [0.0, 0.25, 1.0, 20.0]);
-        assert_eq!(of(&[]), 0.0);
+        let registrations = |count| millis(&[(Api::Elbv2, "RegisterTargets", count)]);
+        assert_eq!([20, 21, 24, 100].map(registrations), [0, 250, 1000, 20_000]);
+        assert_eq!(millis(&[]), 0);
     }
 
     #[test]
     fn actions_of_one_bucket_share_its_tokens() {
         let both = [(Api::Elbv2, "RegisterTargets", 100), (Api::Elbv2, "DeregisterTargets", 100)];
-        assert_eq!(of(&both), 45.0);
+        assert_eq!(millis(&both), 45_000);
         let changes = [(Api::Elbv2, "CreateListener", 10), (Api::Elbv2, "AddTags", 16)];
-        assert_eq!(of(&changes), 2.0);
+        assert_eq!(millis(&changes), 2000);
     }
 
     #[test]
@@ -83,14 +83,14 @@ mod tests {
             (Api::Elbv2, "CreateTargetGroup", 50),
             (Api::Elbv2, "RegisterTargets", 20),
         ];
-        assert_eq!(of(&calls), 10.0);
-        assert_eq!(of(&calls[..1]), 2.0);
+        assert_eq!(millis(&calls), 10_000);
+        assert_eq!(millis(&calls[..1]), 2000);
     }
 
     #[test]
     fn ec2_counts_each_action_alone() {
         let reads = [(Api::Ec2, "DescribeSubnets", 120), (Api::Ec2, "DescribeSecurityGroups", 120)];
-        assert_eq!(of(&reads), 1.0);
-        assert_eq!(of(&[(Api::Ec2, "AuthorizeSecurityGroupIngress", 60)]), 2.0);
+        assert_eq!(millis(&reads), 1000);
+        assert_eq!(millis(&[(Api::Ec2, "AuthorizeSecurityGroupIngress", 60)]), 2000);
     }
 }

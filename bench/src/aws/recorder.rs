@@ -48,9 +48,9 @@ impl Recorder {
         Ok(Self { proxy, log })
     }
 
-    /// Endpoint of both APIs.
-    pub(super) fn url(&self) -> String {
-        self.proxy.url()
+    /// Address of both APIs.
+    pub(super) fn addr(&self) -> SocketAddr {
+        self.proxy.addr()
     }
 
     /// Forgets all calls.
@@ -88,6 +88,12 @@ fn lock(log: &Log) -> MutexGuard<'_, Vec<RecordedCall>> {
 pub(super) struct Counts(BTreeMap<(Api, String), u32>);
 
 impl Counts {
+    /// Calls of ELBv2.
+    #[cfg(test)]
+    pub(super) fn of(calls: &[(&str, u32)]) -> Self {
+        Self(calls.iter().map(|(action, count)| ((Api::Elbv2, (*action).to_owned()), *count)).collect())
+    }
+
     pub(super) fn total(&self) -> u32 {
         self.0.values().sum()
     }
@@ -97,9 +103,9 @@ impl Counts {
         writes.map(|(_, count)| count).sum()
     }
 
-    /// See [`rates::seconds`].
-    pub(super) fn seconds_at_aws(&self) -> f64 {
-        rates::seconds(self.0.iter().map(|((api, action), count)| (*api, action.as_str(), *count)))
+    /// See [`rates::least_time`].
+    pub(super) fn time_by_rates(&self) -> Duration {
+        rates::least_time(self.0.iter().map(|((api, action), count)| (*api, action.as_str(), *count)))
     }
 
     /// By name of the action, which no two of the APIs share.
@@ -122,15 +128,8 @@ mod tests {
 
     #[test]
     fn writes_are_what_neither_describes_nor_gets() {
-        let mut counts = Counts::default();
-        for (api, action, count) in [
-            (Api::Elbv2, "RegisterTargets", 3),
-            (Api::Elbv2, "DescribeListeners", 4),
-            (Api::Ec2, "CreateTags", 2),
-        ] {
-            counts.0.insert((api, action.to_owned()), count);
-        }
+        let counts = Counts::of(&[("RegisterTargets", 3), ("DescribeListeners", 4), ("AddTags", 2)]);
         assert_eq!((counts.total(), counts.writes()), (9, 5));
-        assert_eq!(counts.by_action()["CreateTags"], 2);
+        assert_eq!(counts.by_action()["AddTags"], 2);
     }
 }

@@ -2,6 +2,7 @@
 //! The tables of a run, and its JSON. Pure.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -50,8 +51,8 @@ impl Results {
                 };
                 let [calls, calls_of_peer] =
                     cells(|phase| format!("{} ({})", phase.counts.total(), phase.counts.writes()));
-                let [took, took_of_peer] = cells(|phase| seconds(phase.took.as_secs_f64()));
-                let [rates, rates_of_peer] = cells(|phase| seconds(phase.counts.seconds_at_aws()));
+                let [took, took_of_peer] = cells(|phase| seconds(phase.took));
+                let [rates, rates_of_peer] = cells(|phase| seconds(phase.counts.time_by_rates()));
                 let goal = step.goal(services).map_or("–".to_owned(), |goal| format!("≤ {goal}"));
                 let _ = writeln!(
                     text,
@@ -98,7 +99,7 @@ impl Results {
                 add("calls", "", f64::from(counts.total()));
                 add("writes", "", f64::from(counts.writes()));
                 add("time", "s", phase.took.as_secs_f64());
-                add("time by AWS's rates", "s", counts.seconds_at_aws());
+                add("time by AWS's rates", "s", counts.time_by_rates().as_secs_f64());
                 let entry = actions.entry(format!("{what}: calls by action")).or_insert_with(|| json!({}));
                 entry[who.name()] = json!(counts.by_action());
             }
@@ -120,6 +121,45 @@ fn list(counts: &Counts) -> String {
     if actions.is_empty() { "none".to_owned() } else { actions.join(", ") }
 }
 
-fn seconds(value: f64) -> String {
-    if value == 0.0 { "0".to_owned() } else { format!("{value:.1} s") }
+fn seconds(time: Duration) -> String {
+    if time.is_zero() { "0".to_owned() } else { format!("{:.1} s", time.as_secs_f64()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(calls: u32, left_over: usize) -> Measured {
+        let counts = Counts::of(&[("DescribeListeners", calls), ("RegisterTargets", 24)]);
+        Measured {
+            phases: vec![(Step::NodeOut, Phase { counts, took: Duration::from_millis(1500) })],
+            left_over,
+        }
+    }
+
+    fn results() -> Results {
+        let mut results = Results::default();
+        results.add(Who::Ours, 10, measured(1, 0));
+        results.add(Who::Peer, 10, measured(2, 7));
+        results
+    }
+
+    #[test]
+    fn row_has_calls_writes_goal_and_times() {
+        let text = results().markdown();
+        let row = "| a node leaves | 10 | 25 (24) | 26 (24) | ≤ 10 | 1.5 s | 1.5 s | 1.0 s | 1.0 s |";
+        assert!(text.contains(row), "{text}");
+        assert!(text.contains("| create | 10 | – | – | ≤ 80 | – | – | – | – |"), "{text}");
+        assert!(text.contains("DescribeListeners 2, RegisterTargets 24"), "{text}");
+        assert!(text.contains("10 Services of cloud-provider-aws: 7 target groups"), "{text}");
+    }
+
+    #[test]
+    fn json_has_each_program_and_its_actions() {
+        let json = results().json();
+        let calls = &json["a node leaves, 10 Services: calls"];
+        assert_eq!((&calls["ours"]["median"], &calls["peer"]["median"]), (&json!(25.0), &json!(26.0)));
+        let actions = &json["a node leaves, 10 Services: calls by action"];
+        assert_eq!(actions["peer"], json!({"DescribeListeners": 2, "RegisterTargets": 24}));
+    }
 }

@@ -11,7 +11,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use steerage_testmoto::Server as Moto;
+use steerage_testmoto::{Server as Moto, peer};
 use steerage_testserver::Server;
 use tokio::runtime::Runtime;
 
@@ -67,8 +67,7 @@ impl World {
             let zone = number % subnets.len();
             let address = Ipv4Addr::new(10, 0, u8::try_from(zone * 4)?, u8::try_from(10 + number)?);
             let instance = moto.grouped_instance(&subnets[zone], address, &group)?;
-            // cloud-provider-aws knows the cluster's instances by this tag.
-            moto.tag(&instance, &format!("kubernetes.io/cluster/{CLUSTER}"), "owned")?;
+            moto.tag(&instance, &peer::cluster_tag(CLUSTER), "owned")?;
             anyhow::Ok(Member { name: format!("node-{number}"), instance, address })
         };
         let members: Vec<_> = (0..=NODES).map(member).collect::<Result<_>>()?;

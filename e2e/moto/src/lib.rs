@@ -2,6 +2,8 @@
 //! A moto server, which simulates AWS, for tests of the provider and of the controller, and for a lab's cloud. A dependency of what
 //! tests only. It ends with the [`Server`], and at the latest with the thread that started it. [`Moto`] calls one that runs already.
 
+pub mod peer;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

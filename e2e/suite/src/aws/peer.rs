@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 use steerage_lab::aws::{Account, api};
 use steerage_lab::{Lab, daemon};
+use steerage_testmoto::peer;
 
 use super::Aws;
 
@@ -37,13 +38,11 @@ impl Aws {
     pub fn start_peer(&self) -> Result<Peer> {
         let lab = self.lab.clone();
         let account = Account::open(&lab)?;
-        let tag = format!("kubernetes.io/cluster/{}", lab.plan.name);
         for instance in account.instances.values() {
-            // It knows the cluster's instances by this tag.
-            self.moto.tag(instance, &tag, "owned")?;
+            self.moto.tag(instance, &peer::cluster_tag(&lab.plan.name), "owned")?;
         }
         let config = lab.folder().join("config/cloud-provider-aws.conf");
-        let text = configuration(&account, &lab.plan.name, &format!("http://{}", api(&lab.plan)));
+        let text = peer::cloud_config(&lab.plan.name, &account.zone, &account.vpc, api(&lab.plan).into());
         std::fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
         let command = [
             // moto takes any credentials.
@@ -83,20 +82,4 @@ impl Aws {
         let health = self.moto.health()?;
         Ok(health.into_keys().filter(|arn| !arn.contains(OURS)).collect())
     }
-}
-
-/// A controller that runs outside of AWS, and moto in place of the APIs.
-fn configuration(account: &Account, cluster: &str, endpoint: &str) -> String {
-    let Account { region, zone, vpc, .. } = account;
-    let mut text = format!(
-        "[Global]\nRegion = {region}\nZone = {zone}\nVPC = {vpc}\nSubnetID = none\nKubernetesClusterID = {cluster}\n"
-    );
-    let services = [("EC2", "ec2"), ("Elastic Load Balancing v2", "elasticloadbalancing")];
-    for (number, (service, signing)) in services.into_iter().enumerate() {
-        text += &format!(
-            "[ServiceOverride \"{number}\"]\nService = {service}\nRegion = {region}\nURL = {endpoint}\n\
-             SigningRegion = {region}\nSigningMethod = v4\nSigningName = {signing}\n"
-        );
-    }
-    text
 }

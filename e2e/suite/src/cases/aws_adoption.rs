@@ -45,6 +45,8 @@ pub(super) async fn load_balancers_of_cloud_provider_aws_are_adopted_under_load(
         wait_answer(protocol, address).await?;
         addresses.insert(name, address);
     }
+    let groups = look(&test, Aws::target_groups_of_peer)?;
+    ensure!(groups.len() == SERVICES.len(), "cloud-provider-aws made {groups:?}");
     let names_before = host_names(&test).await?;
     look(&test, |aws| aws.shorten_delays_of_peer(DELAY))?;
     let [host, _] = test.suite.clients();
