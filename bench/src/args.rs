@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand, ValueEnum as _};
 use steerage_process::duration;
 
+use crate::aws;
 use crate::controller;
 use crate::host;
 use crate::measure::{self, Measure, Settings};
@@ -32,6 +33,8 @@ enum Command {
     Agent(Proxies),
     /// The controller with the edge's provider against one real API server
     Controller(controller::Flags),
+    /// The controller with the provider for AWS beside cloud-provider-aws, against one real API server and moto
+    Aws(aws::Flags),
 }
 
 #[derive(Debug, clap::Args)]
@@ -77,6 +80,7 @@ impl Args {
         match self.command {
             Command::Agent(proxies) => proxies.run(),
             Command::Controller(flags) => flags.run(),
+            Command::Aws(flags) => flags.run(),
         }
     }
 }
@@ -111,7 +115,7 @@ impl Proxies {
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let programs = Programs {
             agent: agent.map_or_else(sibling_agent, Ok)?,
-            kube_proxy: kube_proxy.map_or_else(default_kube_proxy, Ok)?,
+            kube_proxy: kube_proxy.map_or_else(|| host::prepared("kube-proxy"), Ok)?,
             folder: folder.clone(),
         };
         for file in [&programs.agent, &programs.kube_proxy] {
@@ -137,14 +141,6 @@ impl Proxies {
 fn sibling_agent() -> Result<PathBuf> {
     let own = env::current_exe()?;
     Ok(own.with_file_name("steerage-agent"))
-}
-
-fn default_kube_proxy() -> Result<PathBuf> {
-    let var = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = var("STEERAGE_CACHE")
-        .or_else(|| var("XDG_CACHE_HOME").map(|base| base.join("steerage")))
-        .or_else(|| var("HOME").map(|home| home.join(".cache/steerage")));
-    Ok(cache.context("neither STEERAGE_CACHE nor HOME is set")?.join("bin/kube-proxy"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The machine, and its load, which are printed with the results.
+//! The machine and its load, which are printed with the results, and the programs that `hack/prepare` built on it.
 
-use std::fs;
+use std::path::PathBuf;
+use std::{env, fs};
+
+use anyhow::{Context as _, Result};
 
 /// One line with processor, cores, memory and kernel.
 pub fn describe() -> String {
@@ -20,6 +23,15 @@ pub fn describe() -> String {
 /// The load average of the last minute.
 pub fn load() -> f64 {
     text("/proc/loadavg").split(' ').next().and_then(|word| word.parse().ok()).unwrap_or_default()
+}
+
+/// A program from `hack/prepare`, in the project's cache, as `hack/env` says where that is.
+pub fn prepared(name: &str) -> Result<PathBuf> {
+    let var = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = var("STEERAGE_CACHE")
+        .or_else(|| var("XDG_CACHE_HOME").map(|base| base.join("steerage")))
+        .or_else(|| var("HOME").map(|home| home.join(".cache/steerage")));
+    Ok(cache.context("neither STEERAGE_CACHE nor HOME is set")?.join("bin").join(name))
 }
 
 fn text(path: &str) -> String {

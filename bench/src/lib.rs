@@ -5,7 +5,9 @@
 //! node and pods. Everything is measured from outside: packets, responses, CPU and memory accounting of the kernel, the API
 //! server's audit log. A benchmark never fails because something is slow. It fails if the measured work was not done.
 
+mod api;
 pub mod args;
+pub mod aws;
 pub mod cluster;
 pub mod controller;
 pub mod host;

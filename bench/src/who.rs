@@ -2,11 +2,11 @@
 //! The two sides of a comparison. Every other module names results, namespaces and API users by them.
 
 /// The side that a program is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Who {
-    /// Steerage's agent.
+    /// Steerage's program.
     Ours,
-    /// kube-proxy.
+    /// The program that it is compared with.
     Peer,
 }
 
@@ -30,7 +30,7 @@ impl Who {
         }
     }
 
-    /// Name of the program in tables.
+    /// Name of the program in tables of the agent.
     pub fn title(self) -> &'static str {
         match self {
             Self::Ours => "agent",

@@ -64,6 +64,9 @@ def create_load_balancer(original, self, name, *args, **kwargs):
             raise error("InvalidSecurityGroup", f"The security group '{group}' does not exist")
     made = original(self, name, *args, **kwargs)
     made.describes_until_active = 2
+    if made.type == "network":
+        # moto forms the name of a classic one, which cloud-provider-aws tells by it.
+        made.dns_name = f"{name}-{made.arn.split('/')[-1]}.elb.{self.region_name}.amazonaws.com"
     return made
 
 

@@ -4,21 +4,20 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 use steerage_edge_api::{AddressPool, EdgeLoadBalancer, EdgeNodeSet};
 use steerage_testserver::{Options, Server};
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
 use super::objects;
+use crate::api::create;
 
 /// Concurrent requests while objects are created.
 const PARALLEL: usize = 12;
@@ -84,7 +83,7 @@ impl World {
                     .await?;
                 let nodes = objects::endpoint_nodes(number, 0, endpoints, nodes);
                 let slices = Api::namespaced(client.clone(), NAMESPACE);
-                create::<EndpointSlice>(&slices, objects::slice(number, &nodes)).await
+                create::<EndpointSlice>(&slices, objects::slice(number, &nodes)).await.map(drop)
             };
             stream::iter(0..services)
                 .map(|number| Ok(make(number)))
@@ -181,15 +180,5 @@ async fn add_node(client: &Client, number: u32) -> Result<()> {
     create(&nodes, objects::node(number)).await?;
     let status = Patch::Merge(objects::node_status(number));
     nodes.patch_status(&objects::node_name(number), &PatchParams::default(), &status).await?;
-    Ok(())
-}
-
-async fn create<K>(api: &Api<K>, object: Value) -> Result<()>
-where
-    K: kube::Resource + Clone + std::fmt::Debug + DeserializeOwned + serde::Serialize,
-{
-    let object: K = serde_json::from_value(object)?;
-    let name = object.meta().name.clone().unwrap_or_default();
-    api.create(&PostParams::default(), &object).await.with_context(|| format!("cannot make {name}"))?;
     Ok(())
 }

@@ -2,6 +2,8 @@
 //! A moto server, which simulates AWS, for tests of the provider and of the controller, and for a lab's cloud. A dependency of what
 //! tests only. It ends with the [`Server`], and at the latest with the thread that started it. [`Moto`] calls one that runs already.
 
+pub mod peer;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -107,6 +109,20 @@ impl Moto {
 
     /// Starts an instance with a private address in a subnet and returns its id.
     pub fn instance(&self, subnet: &str, address: Ipv4Addr) -> anyhow::Result<String> {
+        self.instance_with(subnet, address, &[])
+    }
+
+    /// The same with a security group. Without one moto gives it none, unlike AWS.
+    pub fn grouped_instance(&self, subnet: &str, address: Ipv4Addr, group: &str) -> anyhow::Result<String> {
+        self.instance_with(subnet, address, &[("SecurityGroupId.1", group)])
+    }
+
+    fn instance_with(
+        &self,
+        subnet: &str,
+        address: Ipv4Addr,
+        more: &[(&str, &str)],
+    ) -> anyhow::Result<String> {
         let address = address.to_string();
         let parameters = [
             ("ImageId", "ami-12345678"),
@@ -115,7 +131,13 @@ impl Moto {
             ("SubnetId", subnet),
             ("PrivateIpAddress", address.as_str()),
         ];
-        Ok(self.ec2("RunInstances", &parameters, "instanceId")?.remove(0))
+        Ok(self.ec2("RunInstances", &[&parameters, more].concat(), "instanceId")?.remove(0))
+    }
+
+    /// Creates a security group and returns its id.
+    pub fn security_group(&self, vpc: &str, name: &str) -> anyhow::Result<String> {
+        let parameters = [("VpcId", vpc), ("GroupName", name), ("GroupDescription", name)];
+        Ok(self.ec2("CreateSecurityGroup", &parameters, "groupId")?.remove(0))
     }
 
     /// Starts `count` instances in a subnet and returns their ids.

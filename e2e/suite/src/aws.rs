@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The simulated AWS of a lab, read past its API: which nodes or pods are registered, which of them are healthy, what was written. Blocking.
 
+mod peer;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::process::Command;

@@ -2,6 +2,7 @@
 //! The list of all cases, each with the clusters it applies to and its namespace, and how a case is run.
 
 mod aws;
+mod aws_adoption;
 mod aws_pods;
 mod aws_shared;
 mod bad_input;
@@ -131,6 +132,7 @@ fn all() -> Vec<Case> {
         Aws Shared aws_pods::clients_address_is_kept_under_both_policies,
         Aws Own aws_pods::targets_follow_scaling_and_a_rolling_update,
         Aws Own aws_pods::rolling_update_of_gated_pods_always_has_a_healthy_target,
+        Aws Shared aws_adoption::load_balancers_of_cloud_provider_aws_are_adopted_under_load,
         Aws Shared aws::load_balancer_follows_its_service_and_leaves_nothing,
     ]
     .into()

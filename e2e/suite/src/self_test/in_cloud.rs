@@ -52,5 +52,6 @@ fn reports_one_dropped(
 }
 
 fn measured(client: &Client, work: impl AsyncFnOnce() -> Result<Observed> + Send) -> Result<Measurement> {
-    tokio::task::block_in_place(|| measure(&client.host, &[client.to.address.ip()], work))
+    let servers = [client.to.address.ip(), client.to.datagrams.ip()];
+    tokio::task::block_in_place(|| measure(&client.host, &servers, work))
 }
