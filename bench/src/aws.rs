@@ -30,7 +30,7 @@ pub struct Flags {
     /// Run a short version: 1 and 10 Services, some minutes in all
     #[arg(long)]
     quick: bool,
-    /// Write the results as JSON to this file, after every number of Services
+    /// Write the results as JSON to this file, after each program
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Measure with these numbers of Services [default: 1,10,100; with --quick 1,10]
@@ -79,10 +79,10 @@ impl Flags {
                     .with_context(|| format!("{} with {services} Services", title(*who)))?;
                 results.add(*who, services, measured);
                 number += 1;
-            }
-            if let Some(file) = &json {
-                fs::write(file, format!("{:#}\n", results.json()))
-                    .with_context(|| format!("cannot write {}", file.display()))?;
+                if let Some(file) = &json {
+                    fs::write(file, format!("{:#}\n", results.json()))
+                        .with_context(|| format!("cannot write {}", file.display()))?;
+                }
             }
         }
         println!("{}; load before {load:.1}, after {:.1}\n", host::describe(), host::load());

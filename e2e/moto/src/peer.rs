@@ -5,9 +5,11 @@ use std::net::SocketAddr;
 
 /// The file of `--cloud-config` for a controller that runs outside of AWS, in `us-east-1`.
 pub fn cloud_config(cluster: &str, zone: &str, vpc: &str, moto: SocketAddr) -> String {
-    // A subnet must be named for a controller that is no instance itself. Nothing reads it.
+    // A subnet must be named for a controller that is no instance itself. Nothing reads it. Rules in the nodes' security groups are the
+    // operator's, as with Steerage: two and more for each Service would fill a group, which takes 60, with 30 Services.
     let global = format!(
-        "[Global]\nRegion = us-east-1\nZone = {zone}\nVPC = {vpc}\nSubnetID = none\nKubernetesClusterID = {cluster}\n"
+        "[Global]\nRegion = us-east-1\nZone = {zone}\nVPC = {vpc}\nSubnetID = none\nKubernetesClusterID = {cluster}\n\
+         DisableSecurityGroupIngress = true\n"
     );
     let service = |(service, signing): (&str, &str)| {
         format!(
