@@ -198,7 +198,11 @@ impl Reconciler {
             Err(ReconcileError::Provider(error)) => {
                 let after = if let Error::Throttled { after, .. } = &error { *after } else { None };
                 let retry_in = after.map(|after| duration::rounded(after).to_string());
-                tracing::warn!(%service, %error, retry_in, "load balancer not programmed; retrying");
+                if is_deletion {
+                    tracing::warn!(%service, %error, retry_in, "load balancer not deleted; keeping the finalizer and retrying");
+                } else {
+                    tracing::warn!(%service, %error, retry_in, "load balancer not programmed; retrying");
+                }
                 ("failed", ReconcileOutcome::Failed(after, again))
             }
             Err(ReconcileError::Write(error)) => {
