@@ -58,6 +58,11 @@ impl Kind {
     }
 }
 
+/// The budgets by their names in metrics, with the rates with which they begin.
+pub(crate) fn documented_rates() -> [(&'static str, Rate); Kind::ALL.len()] {
+    Kind::ALL.map(|kind| (kind.name(), kind.documented()))
+}
+
 /// Calls that wait for their budget.
 #[derive(Debug)]
 pub(crate) struct Paced<C> {
@@ -69,11 +74,7 @@ pub(crate) struct Paced<C> {
 impl<C> Paced<C> {
     pub(crate) fn new(inner: C, metrics: ApiMetrics) -> Self {
         let budgets = Kind::ALL.map(|kind| Budget::new(kind.documented()));
-        let paced = Self { inner, budgets, metrics };
-        for kind in Kind::ALL {
-            paced.metrics.budget_rate(kind.name(), kind.documented().per_second);
-        }
-        paced
+        Self { inner, budgets, metrics }
     }
 
     async fn ask<T>(&self, kind: Kind, call: impl Future<Output = Result<T>>) -> Result<T> {
