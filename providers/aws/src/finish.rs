@@ -89,7 +89,7 @@ impl Aws {
         let mut refused = wanted.refused_nodes(groups().map(|(_, group)| group));
         let (mut held, mut exceeded) = (None::<Duration>, None);
         // Its lines name only the target group.
-        let service = resources.as_ref().map(|(owner, _)| owner.service.to_string());
+        let service = resources.as_ref().map(|(owner, _)| tracing::field::display(owner.service.clone()));
         let span = tracing::warn_span!("targets", service);
         for (name, group) in groups() {
             let converged = self.converge_group(name, group, wanted, registered, refused_targets, limits);

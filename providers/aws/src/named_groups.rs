@@ -140,7 +140,7 @@ mod tests {
     fn names_must_be_those_of_one_group() {
         let named = of("front end", NOTHING).unwrap().unwrap();
         for (found, part) in [
-            (found(&[("front", "sg-1")]), "none"),
+            (found(&[("front", "sg-1")]), "no security group of vpc-1"),
             (found(&[("front end", "sg-1"), ("front end", "sg-2")]), "sg-1 and sg-2"),
         ] {
             let error = named.ids("vpc-1", &found).unwrap_err();

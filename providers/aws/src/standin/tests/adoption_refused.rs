@@ -185,6 +185,7 @@ async fn without_the_flag_load_balancers_of_others_stay_and_a_new_one_is_created
         tokio::time::sleep(Duration::from_mins(1)).await;
         let theirs = snapshot(&cloud.cloud());
         let aws = adopting(&cloud, &[]);
+        assert!(aws.owned().await.unwrap().is_empty());
         assert_eq!(aws.preview(&lb).await.unwrap(), None);
         cloud.take_calls();
         apply(&aws, &lb, Compare::Remembered).await.unwrap();
