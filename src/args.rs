@@ -391,7 +391,7 @@ async fn new_provider(
                 Err(error @ Error::Denied(_)) => anyhow::bail!("AWS refuses the controller: {error}"),
                 // Traffic does not need the controller, and AWS may answer soon.
                 Err(error) => {
-                    tracing::warn!(%error, "AWS not reached, or no credentials found; starting, and retrying each call")
+                    tracing::warn!(%error, "AWS not reached, or no credentials found; starting, and retrying each call");
                 }
                 Ok(()) => {}
             }
