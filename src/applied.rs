@@ -59,6 +59,8 @@ pub(crate) struct AppliedState {
     pub(crate) frozen_until: Option<Instant>,
     /// When the provider may accept refused targets.
     pub(crate) retry_refused_at: Option<Instant>,
+    /// Whether the last read of the targets' health failed.
+    pub(crate) is_health_failing: bool,
     /// The targets' health at the last read.
     pub(crate) health: Option<HealthSummary>,
     /// When that read began; `None` before the first, and after a failed one.

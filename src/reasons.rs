@@ -53,7 +53,7 @@ reasons! {
         NO_TARGETS = "NoTargets";
         /// No target passes its health check.
         TARGETS_UNHEALTHY = "TargetsUnhealthy";
-        /// The provider has not reported the health of the targets yet.
+        /// The provider has not reported the health of the targets, or it cannot be read.
         HEALTH_UNKNOWN = "HealthUnknown";
     }
 
@@ -72,7 +72,7 @@ reasons! {
         AFFINITY_NOT_SUPPORTED = "AffinityNotSupported";
         /// A watch is stale; the last targets are kept.
         TARGETS_FROZEN = "TargetsFrozen";
-        /// The requested configuration is unsupported; the previous load balancer is kept.
+        /// The requested configuration is unsupported; the previous load balancer is kept. One of another controller is not adopted.
         UNSUPPORTED_CHANGE = "UnsupportedChange";
         /// An annotation `steerage.dev/…` is unknown, and ignored.
         ANNOTATION_IGNORED = "AnnotationIgnored";

@@ -209,10 +209,15 @@ impl Reconciler {
                     _ => None,
                 };
                 let retry_in = after.map(|after| duration::rounded(after).to_string());
-                if after.is_none() || self.is_throttling_news() {
-                    tracing::warn!(%service, %error, retry_in, "load balancer not programmed; retrying");
-                } else {
-                    tracing::debug!(%service, %error, retry_in, "load balancer not programmed; retrying");
+                let is_news = after.is_none() || self.is_throttling_news();
+                match (is_news, is_deletion) {
+                    (true, true) => {
+                        tracing::warn!(%service, %error, retry_in, "load balancer not deleted; keeping the finalizer and retrying");
+                    }
+                    (true, false) => {
+                        tracing::warn!(%service, %error, retry_in, "load balancer not programmed; retrying");
+                    }
+                    (false, _) => tracing::debug!(%service, %error, retry_in, "throttled; retrying"),
                 }
                 ("failed", ReconcileOutcome::Failed(after, again))
             }

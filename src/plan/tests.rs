@@ -68,6 +68,22 @@ fn unsupported_services_are_refused_with_their_reason() {
     }
 }
 
+/// An annotation may have 256 KiB, and conditions and logs repeat what is wrong.
+#[test]
+fn long_annotations_are_not_repeated_whole() {
+    let (long, mut refused) = ("x".repeat(200_000), 0);
+    for known in annotations::ALL {
+        let service = annotated(known.name, &long);
+        let mut told = Vec::from_iter(plan_of(&service, &config()).err().map(|error| error.to_string()));
+        if let LegacyRequest::Invalid(message) = legacy_request(&service) {
+            told.push(message);
+        }
+        assert!(told.iter().all(|message| message.len() < 1000), "{}", known.name);
+        refused += told.len();
+    }
+    assert!(refused > 6, "{refused}");
+}
+
 #[test]
 fn the_providers_capabilities_bound_the_plan() {
     let mut config = config();

@@ -186,15 +186,38 @@ pub(crate) fn judge(
         ));
     };
     if !config.adopt.contains(&peer) {
-        return refuse(format!(
-            "It is of {0}, which --aws-adopt does not name. Stop {0} for this Service, then add {0} to --aws-adopt.",
-            peer.name()
-        ));
+        return Err(not_named(&balancer.name, peer));
     }
     if let Err(why) = check(config, &owner.service, wanted, found) {
         return refuse(why);
     }
     Ok(Verdict::Of(peer))
+}
+
+fn not_named(balancer: &str, peer: Peer) -> Error {
+    let why = format!(
+        "It is of {0}, which --aws-adopt does not name. Stop {0} for this Service, then add {0} to --aws-adopt. If another host name is \
+         wanted instead, clear status.loadBalancer of the Service.",
+        peer.name()
+    );
+    refused(balancer, &why)
+}
+
+/// Without the flag: refuses to create a second load balancer for a Service that publishes one of another controller with these tags, or
+/// one whose adoption began. Its clients would not follow to another host name.
+pub(crate) fn check_unadopted(
+    cluster: &ClusterId,
+    owner: &Owner,
+    balancer: &str,
+    tags: &Tags,
+) -> Result<(), Error> {
+    if marks::ownership(cluster, tags) == Ownership::Ours(owner.clone()) {
+        return Err(refused(balancer, "Its adoption is not complete. Set --aws-adopt again until it is."));
+    }
+    match maker(cluster, &owner.service, tags) {
+        Some(peer) if !is_marked(tags) => Err(not_named(balancer, peer)),
+        _ => Ok(()),
+    }
 }
 
 /// Says what the load balancer cannot become without a loss.

@@ -7,6 +7,7 @@ use steerage_model::Family;
 use steerage_provider_api::{Compare, Error, Owner};
 use steerage_provider_cloud::marks::{self, Ownership};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use crate::client::{Balancer, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
@@ -117,7 +118,9 @@ impl Aws {
         for step in of_groups {
             self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
-        self.register(wanted, targets, resources, entry).await?;
+        // Its lines name only the target group.
+        let span = tracing::warn_span!("targets", service = %owner.service);
+        self.register(wanted, targets, resources, entry).instrument(span).await?;
         // Slices may lack a changed port of pods for a moment. Where no node is wanted, none will come.
         let is_wanted = |name: &str, group: &ObservedGroup| {
             group.has_pods || targets.of(name, group).is_some_and(|wanted| !wanted.is_empty())

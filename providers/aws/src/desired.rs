@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use steerage_model::{Family, Protocol};
+use steerage_model::{Family, Protocol, shown};
 use steerage_provider_api::{Error, GroupKey, Listener, LoadBalancer, PodPort};
 use steerage_provider_cloud::annotation;
 
@@ -257,8 +257,9 @@ fn annotated_scheme(
 ) -> Result<Option<Scheme>, Error> {
     let Some(text) = lb.annotations.get(name).map(|text| text.trim()) else { return Ok(None) };
     parse(text).map(Some).ok_or_else(|| {
+        let value = shown(text);
         let message = format!(
-            "Annotation {name} has the unknown value `{text}`. No load balancer is created or changed. Use {values}."
+            "Annotation {name} has the unknown value `{value}`. No load balancer is created or changed. Use {values}."
         );
         Error::invalid(reasons::UNKNOWN_SCHEME, message)
     })
@@ -413,6 +414,27 @@ pub(crate) mod tests {
 
     fn reason(lb: &LoadBalancer) -> &'static str {
         desired(&config(), lb).unwrap_err().reason()
+    }
+
+    /// An annotation may have 256 KiB, and conditions and logs repeat what is wrong.
+    #[test]
+    fn long_annotations_are_not_repeated_whole() {
+        let long = "x".repeat(200_000);
+        let known = annotations::ALL.iter().chain(steerage_model::annotations::ALL);
+        let mut refused = 0;
+        for name in known.map(|known| known.name).filter(|name| *name != annotations::IP_ADDRESS_TYPE) {
+            for value in [long.clone(), format!("{long},{long}"), format!("{long}=1,{long}=1")] {
+                let port = [(Protocol::Tcp, 80, 30080)];
+                for mut lb in [planned(&port), planned_with_pods(&port)] {
+                    lb.annotations.insert(name.to_owned(), value.clone());
+                    if let Err(error) = desired(&config(), &lb) {
+                        assert!(error.to_string().len() < 1000, "{name}: {}", error.reason());
+                        refused += 1;
+                    }
+                }
+            }
+        }
+        assert!(refused > 100, "{refused}");
     }
 
     #[test]

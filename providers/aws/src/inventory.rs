@@ -216,7 +216,8 @@ impl Inventory {
                 cluster = cluster.name,
                 count = other_clusters.len(),
                 example,
-                "AWS resources with this --aws-cluster-name have the UID of another cluster, or none; leaving them unchanged"
+                "AWS resources with this --aws-cluster-name have the UID of another cluster, or none; leaving them unchanged (see \"Copied and \
+                 restored clusters\" in docs/providers/aws.md)"
             );
         }
         inventory

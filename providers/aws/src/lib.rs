@@ -75,5 +75,5 @@ const AWS: Cloud = Cloud { title: "AWS", name: "aws" };
 
 /// Registers the metrics of requests to AWS.
 pub fn api_metrics(registry: &mut Registry) -> ApiMetrics {
-    ApiMetrics::new(registry, AWS, client::APIS.map(|api| api.api))
+    ApiMetrics::new(registry, AWS, client::APIS.map(|api| api.api), &paced::documented_rates())
 }

@@ -60,6 +60,11 @@ impl Kind {
     }
 }
 
+/// The budgets by their names in metrics, with the rates with which they begin.
+pub(crate) fn documented_rates() -> [(&'static str, Rate); Kind::ALL.len()] {
+    Kind::ALL.map(|kind| (kind.name(), kind.documented()))
+}
+
 /// A call that waits for its budget: counted also if it is refused or given up.
 struct Waiting<'a> {
     metrics: &'a ApiMetrics,
@@ -84,11 +89,7 @@ pub(crate) struct Paced<C> {
 impl<C> Paced<C> {
     pub(crate) fn new(inner: Arc<C>, metrics: ApiMetrics) -> Self {
         let budgets = Kind::ALL.map(|kind| Budget::new(kind.documented()));
-        let paced = Self { inner, budgets, metrics };
-        for kind in Kind::ALL {
-            paced.metrics.budget_rate(kind.name(), kind.documented().per_second);
-        }
-        paced
+        Self { inner, budgets, metrics }
     }
 
     /// As if AWS had refused calls for some time.

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
+use steerage_model::shown;
 use steerage_provider_api::Error;
 use steerage_provider_cloud::annotation;
 
@@ -66,8 +67,10 @@ fn addresses(
         ));
     }
     let parsed = |item: &String| {
-        let wrong =
-            || annotation::invalid(name, &format!("has the wrong value `{item}`"), &format!("Use {form}."));
+        let wrong = || {
+            let problem = format!("has the wrong value `{}`", shown(item));
+            annotation::invalid(name, &problem, &format!("Use {form}."))
+        };
         parse(item).ok_or_else(wrong)
     };
     items.iter().map(parsed).collect()

@@ -96,7 +96,7 @@ impl Aws {
         self.client.balancer_named(&name).await?;
         if let Err(failure) = self.client.subnets(&self.config.vpc).await {
             let error = Error::from(failure);
-            tracing::warn!(%error, "EC2 does not return the subnets; load balancers are not created");
+            tracing::warn!(%error, "EC2 subnets not readable; Services without subnet IDs get no load balancer until they are");
         }
         Ok(())
     }
@@ -374,14 +374,19 @@ impl Provider for Aws {
     /// Only what is refused without a call is known, and what would be adopted.
     async fn preview(&self, lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
         let wanted = desired(&self.config, lb)?;
-        if self.config.adopt.is_empty() || wanted.shared.is_some() {
+        let published = &lb.published_hostnames;
+        if published.is_empty() || wanted.shared.is_some() {
             return Ok(None);
         }
         let entry = self.entry(&lb.owner.service).await?;
         if matches!(&entry.first_look, FirstLook::Owned(_, listed) if listed.balancer.is_some()) {
             return Ok(None);
         }
-        let adopted = self.preview_adoption(&lb.owner, &wanted, &lb.published_hostnames).await?;
+        if self.config.adopt.is_empty() {
+            self.check_unadopted(&lb.owner, published).await?;
+            return Ok(None);
+        }
+        let adopted = self.preview_adoption(&lb.owner, &wanted, published).await?;
         Ok(adopted.map(|adopted| vec![adopted]))
     }
 

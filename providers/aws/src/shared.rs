@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use steerage_model::annotations::SHARED_LOAD_BALANCER;
-use steerage_model::{Family, Key, Protocol};
+use steerage_model::{Family, Key, Protocol, shown};
 use steerage_provider_api::{
     Error, GroupKey, HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner, TargetGroup, TargetSet,
     Targets,
@@ -160,6 +160,7 @@ pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(Strin
     let shared = config.shared_load_balancers.get(name).filter(|shared| shared.permits(namespace));
     let Some(shared) = shared else {
         // Whether it exists is not for everyone.
+        let name = shown(name);
         let message = format!(
             "The namespace {namespace} may not use a shared load balancer `{name}`, or none of this name exists. Nothing of this Service is \
              created or changed but its targets. Ask the operator of Steerage to permit it (--aws-shared-load-balancers), or remove the \

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use steerage_model::shown;
 use steerage_provider_api::Error;
 
 use crate::annotations::SUBNETS;
@@ -47,14 +48,17 @@ pub(crate) fn named(all: &[Subnet], vpc: &str, names: &[String]) -> Result<Vec<S
             return Ok(name.clone());
         }
         let mut found = all.iter().filter(|subnet| subnet.tags.get(NAME_TAG) == Some(name));
+        let shown = shown(name);
         let problem = match (found.next(), found.next()) {
             (Some(subnet), None) => return Ok(subnet.id.clone()),
-            (Some(one), Some(other)) => format!("is that of {} and {}", one.id, other.id),
-            (None, _) => "is that of none".to_owned(),
+            (Some(one), Some(other)) => {
+                format!("{} and {} of {vpc} both have the tag {NAME_TAG}=`{shown}`", one.id, other.id)
+            }
+            (None, _) => format!("no subnet of {vpc} has the tag {NAME_TAG}=`{shown}`"),
         };
         let message = format!(
-            "Annotation {SUBNETS} has the name `{name}`, which {problem} of the subnets of {vpc}, by their tag {NAME_TAG}. No load balancer \
-             is created or changed. Use the name of one subnet, or its ID."
+            "Annotation {SUBNETS} names `{shown}`, but {problem}. No load balancer is created or changed. Use the name of one subnet, or \
+             its ID."
         );
         Err(Error::invalid(reasons::SUBNETS_NOT_FOUND, message))
     };

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Errors of calls, and the provider error that each becomes.
 
+use std::error::Error as StdError;
 use std::fmt::Debug;
 use std::time::Duration;
 
+use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
-use steerage_model::chain;
+use steerage_model::{chain, shortened};
 use steerage_provider_api::Error;
 use steerage_provider_cloud::UsedUp;
 use steerage_provider_cloud::failure::{Failure, Meaning};
@@ -16,13 +18,19 @@ use crate::AWS;
 /// EC2 appends some thousand encoded characters to a refusal.
 const ENCODED: &str = "Encoded authorization failure message";
 
+/// The code of a call that was not sent because the source of the credentials gave none. No code of AWS.
+const NO_CREDENTIALS: &str = "NoCredentials";
+
+/// Characters of AWS's message that are shown: some repeat what was sent.
+const SHOWN: usize = 600;
+
 pub(crate) type Result<T, E = CallError> = std::result::Result<T, E>;
 
 /// A failed call.
 #[derive(Clone, Debug)]
 pub(crate) struct CallError {
     action: &'static str,
-    /// Code from AWS; empty if AWS did not reply.
+    /// Code from AWS, or [`NO_CREDENTIALS`]; empty if AWS did not reply.
     code: String,
     message: String,
     /// When to make a call that was not made.
@@ -46,7 +54,7 @@ impl CallError {
         R: Debug + 'static,
     {
         move |error| {
-            let code = error.code().unwrap_or_default().to_owned();
+            let code = error.code().unwrap_or_else(|| code_without_answer(&error)).to_owned();
             // The chain contains nothing of the request, so no secret.
             let message = error.message().map_or_else(|| chain(&error), str::to_owned);
             Self { action, code, message, after: None }
@@ -56,7 +64,7 @@ impl CallError {
     /// Turns the error of the call `action` to EC2 into a `CallError`.
     pub(super) fn of_ec2(action: &'static str) -> impl FnOnce(steerage_ec2::Error) -> Self {
         move |error| {
-            let code = error.code().unwrap_or_default().to_owned();
+            let code = error.code().unwrap_or_else(|| code_without_answer(&error)).to_owned();
             let message = error.message().map_or_else(|| chain(&error), str::to_owned);
             Self { action, code, message, after: None }
         }
@@ -121,8 +129,8 @@ impl CallError {
             return Error::Throttled { after: self.after, message };
         }
         let message = self.message.split(ENCODED).next().unwrap_or_default().trim_end_matches([' ', '.']);
-        let call = format!("{} {}", api_of(self.action), self.action);
-        Failure { cloud: AWS, call: &call, code: &self.code, message }.error(meaning)
+        let (call, message) = (format!("{} {}", api_of(self.action), self.action), shortened(message, SHOWN));
+        Failure { cloud: AWS, call: &call, code: &self.code, message: &message }.error(meaning)
     }
 
     fn meaning(&self) -> Meaning {
@@ -141,6 +149,7 @@ impl CallError {
             | "MissingAuthenticationToken"
             | "AuthFailure"
             | "OptInRequired" => Meaning::BadCredentials,
+            NO_CREDENTIALS => Meaning::NoCredentials,
             // An Elastic IP address that something else uses.
             "ResourceInUse" if matches!(self.action, "CreateLoadBalancer" | "SetSubnets") => {
                 Meaning::Rejected
@@ -184,6 +193,18 @@ impl CallError {
             _ => Meaning::Failed,
         }
     }
+}
+
+/// What stands for AWS's code where AWS did not reply.
+fn code_without_answer(error: &(dyn StdError + 'static)) -> &'static str {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.is::<CredentialsError>() {
+            return NO_CREDENTIALS;
+        }
+        cause = error.source();
+    }
+    ""
 }
 
 /// The name of the API that has this action.

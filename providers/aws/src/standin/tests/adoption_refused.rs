@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use steerage_model::Family;
 use steerage_provider_api::{Compare, LoadBalancer, Provider as _};
+use steerage_provider_cloud::marks;
 
 use super::driver::{apply, changes, delete, standin, wanted};
 use super::peers::{ALBC, CCM, NAME, adopting, planted, service, tags_of};
@@ -160,22 +161,44 @@ async fn classic_load_balancer_is_refused_and_one_that_is_gone_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_flag_nothing_is_adopted_and_no_call_is_added() {
-    let made = |published: bool| async move {
+async fn without_the_flag_no_second_load_balancer_is_created_beside_a_published_one() {
+    for peer in [CCM, ALBC] {
+        let cloud = planted(7, peer, &[(80, 30080)]).await;
+        let lb = service(&[(80, 30080)]);
+        let said = refusal(&cloud, &[], &lb).await;
+        let advice = format!("add {} to --aws-adopt", peer.name());
+        assert!(said.contains(&advice) && said.contains("clear status.loadBalancer"), "{said}");
+        // The flag is removed before the first listener switched.
+        let marks = marks::of_owner(&config().cluster, &lb.owner);
+        change(&cloud, |found| found.tags.extend(marks));
+        assert!(refusal(&cloud, &[], &lb).await.contains("not complete"));
+    }
+}
+
+/// A published host name alone, and one of somebody else's load balancer, keep nobody from a new one.
+#[tokio::test(start_paused = true)]
+async fn without_the_flag_load_balancers_of_others_stay_and_a_new_one_is_created() {
+    let made = |tags: Option<Tags>| async move {
         let cloud = planted(7, CCM, &[(80, 30080)]).await;
+        let lb = if tags.is_some() { service(&[(80, 30080)]) } else { wanted(&[(80, 30080)], &[0, 1]) };
+        cloud.change(|cloud| retag(cloud, &tags.unwrap_or_default()));
+        tokio::time::sleep(Duration::from_mins(1)).await;
         let theirs = snapshot(&cloud.cloud());
-        let lb = if published { service(&[(80, 30080)]) } else { wanted(&[(80, 30080)], &[0, 1]) };
         let aws = adopting(&cloud, &[]);
-        cloud.take_calls();
+        assert!(aws.owned().await.unwrap().is_empty());
         assert_eq!(aws.preview(&lb).await.unwrap(), None);
+        cloud.take_calls();
         apply(&aws, &lb, Compare::Remembered).await.unwrap();
         apply(&aws, &lb, Compare::InPlace).await.unwrap();
         let now = snapshot(&cloud.cloud());
         assert!(theirs.iter().all(|(name, content)| now.get(name) == Some(content)));
         assert_eq!(cloud.cloud().balancers.len(), 2);
-        cloud.take_calls().iter().map(|call| call.name).collect::<Vec<_>>()
+        cloud.take_calls().len()
     };
-    assert_eq!(made(true).await, made(false).await);
+    let unpublished = made(None).await;
+    for tags in [tags_of(CCM, &config().cluster.name, "shop/other"), tags_of(ALBC, "other", "shop/web")] {
+        assert_eq!(made(Some(tags)).await, unpublished + 2, "one look-up and its tags");
+    }
 }
 
 #[tokio::test(start_paused = true)]
