@@ -115,6 +115,22 @@ impl Placement {
         self.is_named
     }
 
+    /// The number of subnets that the Service names.
+    pub(crate) fn named(&self) -> Option<usize> {
+        match &self.subnets {
+            Subnets::Ids(items) | Subnets::Names(items) if self.is_named => Some(items.len()),
+            _ => None,
+        }
+    }
+
+    /// The IDs of the subnets, in the Service's order. Empty as long as they are not resolved.
+    pub(crate) fn ids(&self) -> &[String] {
+        match &self.subnets {
+            Subnets::Ids(ids) => ids,
+            Subnets::Names(_) | Subnets::Offered => &[],
+        }
+    }
+
     /// Whether the subnets of the VPC must be read to know the IDs.
     pub(crate) fn needs_lookup(&self) -> bool {
         !matches!(self.subnets, Subnets::Ids(_))

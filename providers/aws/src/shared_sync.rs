@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::client::Balancer;
 use crate::desired::Desired;
 use crate::inventory::Inventory;
+use crate::ip_address_type::IpAddressType;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
@@ -58,8 +59,10 @@ impl Aws {
         compare: Compare,
     ) -> Result<Outcome, Error> {
         let owner = &lb.owner;
-        let is_in_place =
-            entry.is_complete(owner, &wanted) && !entry.must_verify() && entry.subnets.tried.is_some();
+        let is_in_place = entry.is_complete(owner, &wanted)
+            && !entry.must_verify()
+            && entry.subnets.tried.is_some()
+            && (wanted.ip_address_type == IpAddressType::Ipv4 || entry.source_nat.tried.is_some());
         if compare == Compare::Remembered && is_in_place {
             return self.apply_wanted(lb, wanted, entry, compare).await;
         }
@@ -74,7 +77,7 @@ impl Aws {
         }
         // An abandoned call may have changed something.
         let (written, started) = (used.written, Instant::now());
-        used.written = started;
+        (used.written, entry.others_wrote) = (started, Some(written));
         entry.subnets.added = entry.subnets.added.max(Some(used.zone_added));
         let was_known = entry.resources.is_some();
         let mut outcome = self.apply_wanted(lb, wanted.clone(), entry, compare).await;

@@ -22,6 +22,7 @@ use crate::config::{Peer, Scheme};
 use crate::desired::tests::{config, planned, planned_with_pods};
 use crate::ip_address_type::IpAddressType;
 use crate::names;
+use crate::source_nat::SourceNat;
 use crate::standin::cloud::{Forward, Group, NetworkLb};
 use crate::standin::faults::Faults;
 use crate::standin::harness::{pod_address, snapshot};
@@ -124,6 +125,7 @@ fn plant_foreign(cloud: &StandIn) {
         let made = NewBalancer {
             name,
             ip_address_type: IpAddressType::Ipv4,
+            source_nat: SourceNat::Off,
             scheme: Scheme::Internal,
             subnets,
             security_groups,
