@@ -152,7 +152,14 @@ impl Aws {
                     self.begin_source_nat(owner, wanted, resources, entry).await?;
                 }
             }
-            self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
+            let done = self.step(owner, step.clone(), &balancer, &tags, resources, entry).await;
+            if let (Err(Error::Invalid { .. }), Some(known)) = (&done, &mut resources.balancer)
+                && brings_udp(step)
+            {
+                // Somebody may have turned it off: the next call looks.
+                known.source_nat = SourceNat::Off;
+            }
+            done?;
         }
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;

@@ -42,17 +42,22 @@ pub(crate) fn brings_udp(step: &Step) -> bool {
     }
 }
 
-/// The listeners with UDP whose targets have the other IP family than is wanted. AWS takes no type for which both would do: they go before
-/// the type changes.
+/// The listeners that have UDP, or shall have it, and whose targets have the other IP family than is wanted. No type of load balancer would
+/// do for both what they are and what they become, so they go before the type changes.
 pub(crate) fn stranded<'a>(
     wanted: &'a Desired,
     resources: &'a Resources,
 ) -> impl Iterator<Item = &'a ObservedListener> {
     let family = wanted.groups.first().map(|group| group.family);
+    let gets_udp = |listener: &ObservedListener| {
+        let mut next = wanted.listeners.iter().filter(|next| next.port == listener.port);
+        next.any(|next| has_udp(next.protocol))
+    };
     let is_stranded = move |listener: &&ObservedListener| {
         let mut groups = resources.groups.values();
         let group = groups.find(|group| listener.group_arn.as_ref() == Some(&group.arn));
-        has_udp(&listener.protocol) && group.is_some_and(|group| family.is_some_and(|f| f != group.family()))
+        (has_udp(&listener.protocol) || gets_udp(listener))
+            && group.is_some_and(|group| family.is_some_and(|f| f != group.family()))
     };
     resources.listeners.iter().filter(is_stranded)
 }
