@@ -88,9 +88,8 @@ impl Aws {
         tags.extend(wanted.shared.iter().map(|shared| (marks::SHARED.to_owned(), shared.clone())));
         tags.extend(wanted.listener_labels().all());
         let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
-        let stranded: Vec<String> =
-            source_nat_sync::stranded(wanted, resources).map(|listener| listener.arn.clone()).collect();
-        for arn in stranded {
+        let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
+        for arn in leaving.map(|listener| listener.arn.clone()).collect::<Vec<_>>() {
             self.step(owner, Step::DeleteListener { arn }, &balancer, &tags, resources, entry).await?;
         }
         // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
@@ -149,7 +148,7 @@ impl Aws {
             if brings_udp(step) {
                 self.become_type(owner, wanted.ip_address_type, resources, entry).await?;
                 if wanted.ip_address_type == IpAddressType::DualStack {
-                    self.begin_source_nat(owner, wanted, resources, entry).await?;
+                    self.enable_source_nat(owner, wanted, resources, entry).await?;
                 }
             }
             let done = self.step(owner, step.clone(), &balancer, &tags, resources, entry).await;
@@ -279,7 +278,7 @@ impl Aws {
                     if matches!(error, Error::Invalid { .. }) {
                         self.drop_security_group(owner, entry).await;
                     }
-                    return Err(error);
+                    return Err(self.name_lacking_ipv6(error, wanted.ip_address_type, &placed).await);
                 }
             };
             // AWS may show requested addresses, and the group, only later.

@@ -182,7 +182,7 @@ pub(crate) fn own(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> 
     let is_ipv4 = families.of_clients == IpAddressType::Ipv4;
     let with_v6 =
         is_ipv4.then(|| security_group::security(lb, ports, IpAddressType::DualStack, backend).ok());
-    let placement = placement::placement(config, scheme, &lb.annotations)?;
+    let placement = placement::placement(config, (scheme, families.of_clients), &lb.annotations)?;
     let source_nat = source_nat::wish(lb, families.of_clients, has_udp(lb), placement.named())?;
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),

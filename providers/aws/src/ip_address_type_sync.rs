@@ -82,8 +82,12 @@ impl Aws {
         tracing::info!(service = %owner.service, ip_address_type = kind.as_str(), "changing the load balancer");
         self.note_change();
         entry.written = Some(Instant::now());
-        self.client.set_ip_address_type(&balancer.arn, kind).await?;
-        balancer.ip_address_type = kind;
-        Ok(())
+        match self.client.set_ip_address_type(&balancer.arn, kind).await {
+            Ok(()) => {
+                balancer.ip_address_type = kind;
+                Ok(())
+            }
+            Err(failure) => Err(self.name_lacking_ipv6(failure.into(), kind, &balancer.placed).await),
+        }
     }
 }

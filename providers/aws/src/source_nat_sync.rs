@@ -44,7 +44,7 @@ pub(crate) fn brings_udp(step: &Step) -> bool {
 
 /// The listeners that have UDP, or shall have it, and whose targets have the other IP family than is wanted. No type of load balancer would
 /// do for both what they are and what they become, so they go before the type changes.
-pub(crate) fn stranded<'a>(
+pub(crate) fn udp_of_other_family<'a>(
     wanted: &'a Desired,
     resources: &'a Resources,
 ) -> impl Iterator<Item = &'a ObservedListener> {
@@ -53,18 +53,18 @@ pub(crate) fn stranded<'a>(
         let mut next = wanted.listeners.iter().filter(|next| next.port == listener.port);
         next.any(|next| has_udp(next.protocol))
     };
-    let is_stranded = move |listener: &&ObservedListener| {
+    let is_other = move |listener: &&ObservedListener| {
         let mut groups = resources.groups.values();
         let group = groups.find(|group| listener.group_arn.as_ref() == Some(&group.arn));
         (has_udp(&listener.protocol) || gets_udp(listener))
             && group.is_some_and(|group| family.is_some_and(|f| f != group.family()))
     };
-    resources.listeners.iter().filter(is_stranded)
+    resources.listeners.iter().filter(is_other)
 }
 
 impl Aws {
     /// Turns source NAT on where a listener with UDP needs it next.
-    pub(crate) async fn begin_source_nat(
+    pub(crate) async fn enable_source_nat(
         &self,
         owner: &Owner,
         wanted: &Desired,

@@ -146,6 +146,11 @@ impl BalancerCalls for StandIn {
                     "source NAT needs dualstack",
                 ));
             }
+            if wanted.ip_address_type == IpAddressType::DualStack
+                && let Some(message) = cloud.lacks_ipv6(wanted.subnets.iter().map(|(id, _)| id))
+            {
+                return Err(CallError::made_up(action, "InvalidSubnet", message));
+            }
             let mut made = NetworkLb::new(wanted.clone(), tags.clone(), now);
             made.source_nat = cloud.assigned(&wanted.source_nat, &made.placed);
             let arn = cloud.arn("loadbalancer/net", name);
@@ -214,6 +219,11 @@ impl BalancerCalls for StandIn {
             if let Some((code, message)) = refused_subnets(cloud, &found.placed, subnets) {
                 return Err(CallError::made_up(action, code, message));
             }
+            if found.ip_address_type == IpAddressType::DualStack
+                && let Some(message) = cloud.lacks_ipv6(subnets.keys())
+            {
+                return Err(CallError::made_up(action, "InvalidSubnet", message));
+            }
             let requested = source_nat.cloned().unwrap_or_default();
             if let Some(message) = refused_source_nat(cloud, (arn, found), &requested, subnets) {
                 return Err(CallError::made_up(action, "InvalidConfigurationRequest", message));
@@ -245,6 +255,7 @@ impl BalancerCalls for StandIn {
                 Some(found) if found.source_nat.is_on() => Some("source NAT needs dualstack"),
                 // Its targets have IPv4.
                 Some(_) if cloud.has_udp(arn) => Some("a listener has UDP"),
+                Some(found) if kind == IpAddressType::DualStack => cloud.lacks_ipv6(found.placed.keys()),
                 _ => None,
             };
             if let Some(message) = refused {

@@ -228,6 +228,12 @@ impl Cloud {
         SourceNat::On(subnets.keys().map(assign).collect())
     }
 
+    /// Why AWS gives a load balancer in these subnets no IPv6. Of those that no test made, nothing is known.
+    pub(crate) fn lacks_ipv6<'a>(&self, ids: impl Iterator<Item = &'a String>) -> Option<&'static str> {
+        let mut known = ids.filter_map(|id| self.subnets.iter().find(|subnet| subnet.id == *id));
+        known.any(|subnet| !subnet.has_ipv6).then_some("a subnet has no IPv6 range")
+    }
+
     /// Whether a listener of the load balancer has UDP.
     pub(crate) fn has_udp(&self, balancer: &str) -> bool {
         let mut used = self.listeners.values().filter(|listener| listener.balancer == balancer);
