@@ -87,24 +87,24 @@ impl Aws {
         compare: Compare,
         outcome: &mut Outcome,
     ) {
-        let Some((_, wanted)) = entry.wanted.clone().filter(|(of, _)| of == owner) else { return };
+        let Some((_, wanted)) = entry.wanted.as_ref().filter(|(of, _)| of == owner) else { return };
+        let wish = wanted.source_nat.clone();
         let has_v6 = |found: &&Balancer| found.ip_address_type == IpAddressType::DualStack;
         let Some(mut balancer) = entry.balancer(owner).filter(has_v6).cloned() else { return };
-        let wish = &wanted.source_nat;
-        if *wish == SourceNatWish::Off && balancer.source_nat.is_on() && entry.may_have_udp(owner) {
+        if wish == SourceNatWish::Off && balancer.source_nat.is_on() && entry.may_have_udp(owner) {
             // Of somebody else, whose listener AWS would not leave without it; or the listeners were not read yet.
             return;
         }
         let known = entry.source_nat.tried.as_ref().filter(|_| compare == Compare::Remembered);
-        let result = match known.and_then(|known| known.result(wish, &balancer.source_nat)) {
+        let result = match known.and_then(|known| known.result(&wish, &balancer.source_nat)) {
             Some(result) => result,
-            None => match self.given_prefixes(&wanted).await {
-                Ok(prefixes) => self.change_source_nat(owner, wish, &prefixes, &mut balancer, entry).await,
+            None => match self.given_prefixes(wanted).await {
+                Ok(prefixes) => self.change_source_nat(owner, &wish, &prefixes, &mut balancer, entry).await,
                 Err(error) => Err(error),
             },
         };
         let known = &mut entry.source_nat;
-        known.tried = Tried::new(wish.clone(), balancer.source_nat.clone(), result.as_ref().err());
+        known.tried = Tried::new(wish, balancer.source_nat.clone(), result.as_ref().err());
         if let Some(known) = entry.balancer_mut(owner) {
             (known.placed, known.source_nat) = (balancer.placed, balancer.source_nat);
         }
