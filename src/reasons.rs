@@ -62,7 +62,7 @@ reasons! {
         AS_EXPECTED = "AsExpected";
         /// The provider cannot use some targets; it uses the others.
         TARGETS_REFUSED = "TargetsRefused";
-        /// The Service is labelled for the agent, and some nodes have no agent.
+        /// The Service is labelled for the agent, and some nodes that are older than 5m have no agent.
         NODES_WITHOUT_AGENT = "NodesWithoutAgent";
         /// No eligible node can serve the Service; ineligible nodes stay targets.
         ONLY_INELIGIBLE_NODES = "OnlyIneligibleNodes";

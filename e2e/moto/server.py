@@ -9,6 +9,8 @@ the life of a target's health above all, is not made up here: who probes targets
 import io
 import itertools
 import sys
+import threading
+import time
 from collections import defaultdict
 from ipaddress import ip_address, ip_network
 
@@ -26,8 +28,11 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 Backend = models.ELBv2Backend
 Group = models.FakeTargetGroup
 NLB_PROTOCOLS = ("TCP", "UDP", "TCP_UDP", "TLS")
-# Target groups and security groups of a load balancer that was just deleted: AWS releases them only a little later.
-held = set()
+# Until when AWS holds target groups and security groups of a load balancer that was just deleted, in seconds of the monotonic clock.
+held = {}
+# How long, in seconds: AWS takes some for a target group, and minutes for a security group.
+TARGET_GROUP_RELEASE = 3
+SECURITY_GROUP_RELEASE = 8
 # State and reason of targets, by target group and id, as somebody who probes them says; with None, moto's own are shown.
 health = None
 # For prefixes of AWS's choice.
@@ -38,6 +43,10 @@ writes = 0
 
 def error(code, message):
     return models.RESTError(code, message)
+
+
+def is_held(group):
+    return time.monotonic() < held.get(group, 0)
 
 
 def groups_of(listener):
@@ -165,8 +174,11 @@ def delete_load_balancer(original, self, arn):
     # moto releases the target groups and security groups at once.
     balancer = self.load_balancers.get(arn)
     if balancer:
-        held.update(g for listener in balancer.listeners.values() for g in groups_of(listener))
-        held.update(balancer.security_groups or [])
+        now = time.monotonic()
+        for group in (g for listener in balancer.listeners.values() for g in groups_of(listener)):
+            held[group] = now + TARGET_GROUP_RELEASE
+        for group in balancer.security_groups or []:
+            held[group] = now + SECURITY_GROUP_RELEASE
     return original(self, arn)
 
 
@@ -200,8 +212,7 @@ def set_subnets(original, self, arn, subnets, subnet_mappings):
 def delete_security_group(original, self, name=None, group_id=None):
     # moto deletes a group that a load balancer uses.
     balancers = models.elbv2_backends[self.account_id][self.region_name].load_balancers.values()
-    if group_id in held or any(group_id in (b.security_groups or []) for b in list(balancers)):
-        held.discard(group_id)
+    if is_held(group_id) or any(group_id in (b.security_groups or []) for b in list(balancers)):
         raise DependencyViolationError(f"resource {group_id} has a dependent object")
     return original(self, name, group_id)
 
@@ -230,8 +241,7 @@ def revoke_security_group_ingress(original, self):
 
 @correct(Backend)
 def delete_target_group(original, self, target_group_arn):
-    if target_group_arn in held:
-        held.discard(target_group_arn)
+    if is_held(target_group_arn):
         raise errors.ResourceInUseError("The target group is currently in use by a listener or a rule")
     return original(self, target_group_arn)
 
@@ -513,6 +523,8 @@ def set_health(lines):
     health = states
 
 
+# moto's models are not made for several threads: a call that reads a table fails while another one writes it.
+one_call = threading.Lock()
 # moto's own dispatcher takes half of a call's time: it looks for each of moto's services on the disk, for every call.
 services = {"ec2": create_backend_app("ec2"), "elasticloadbalancing": create_backend_app("elbv2")}
 
@@ -521,8 +533,13 @@ LOOKS = {"/test/snapshot": snapshot, "/test/targets": targets, "/test/writes": c
 
 
 def app(environ, start_response):
-    global writes
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    with one_call:
+        return answer(environ, body, start_response)
+
+
+def answer(environ, body, start_response):
+    global writes
     # Reads past the API, for tests that poll: moto needs milliseconds for every call.
     look = LOOKS.get(environ["PATH_INFO"])
     if look is None:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ensures the load balancer of a managed Service: finalizer, load balancer with its targets, status.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
@@ -153,6 +153,9 @@ impl Reconciler {
     ) -> Result<(), ReconcileError> {
         let Snapshot { service, endpoints, .. } = snapshot;
         degraded.extend(self.degraded(service, applied, targets));
+        let now = SystemTime::now();
+        let grace = targets.without_agent.iter().filter_map(|missing| missing.grace(now)).min();
+        applied.agents_due_at = grace.map(|grace| Instant::now() + grace);
         // Pods that wait for their readiness gate are targets, though no endpoint takes traffic yet.
         let is_usable = endpoints.is_usable || targets.has_pods();
         let no_endpoints = (!is_usable).then(|| status::no_endpoints(service.has_selector));
@@ -215,8 +218,11 @@ impl Reconciler {
         let refused = status::refused_targets(&applied.refused_targets, applied.health.as_ref());
         let mut found: Vec<ReasonMessage> = refused.into_iter().collect();
         let list = |names: &mut dyn Iterator<Item = &str>| names.take(SHOWN).collect::<Vec<_>>().join(", ");
-        if !targets.without_agent.is_empty() {
-            let nodes = list(&mut targets.without_agent.iter().map(String::as_str));
+        let now = SystemTime::now();
+        let mut without_agent =
+            targets.without_agent.iter().filter(|missing| missing.grace(now).is_none()).peekable();
+        if without_agent.peek().is_some() {
+            let nodes = list(&mut without_agent.map(|missing| missing.node.as_str()));
             let (label, value) = (names::PROXY_NAME_LABEL, names::PROXY_NAME);
             let message = format!(
                 "The Service is labelled {label}={value}, but these nodes have no agent: {nodes}. They are not \

@@ -171,6 +171,7 @@ pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconci
         resync_period: Duration::from_mins(10),
         pod_gates: None,
         migrate_legacy_annotations: false,
+        throttling_logged: std::sync::Mutex::default(),
     }
 }
 

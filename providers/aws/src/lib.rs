@@ -20,6 +20,7 @@ mod config;
 mod delete;
 mod desired;
 mod diff;
+mod entry;
 mod finish;
 mod first_look;
 mod health;

@@ -3,9 +3,11 @@
 //! together: changes must not use up what registrations need. `client` makes the calls.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use steerage_provider_cloud::{ApiMetrics, Budget, Rate};
+use tokio::time::Instant;
 
 use crate::attributes::Values;
 use crate::client::{
@@ -59,16 +61,29 @@ impl Kind {
     }
 }
 
+/// A call that waits for its budget: counted also if it is refused or given up.
+struct Waiting<'a> {
+    metrics: &'a ApiMetrics,
+    kind: Kind,
+    since: Instant,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.metrics.budget_waited(self.kind.name(), self.since.elapsed());
+    }
+}
+
 /// Calls that wait for their budget.
 #[derive(Debug)]
 pub(crate) struct Paced<C> {
-    inner: C,
+    inner: Arc<C>,
     budgets: [Budget; Kind::ALL.len()],
     metrics: ApiMetrics,
 }
 
 impl<C> Paced<C> {
-    pub(crate) fn new(inner: C, metrics: ApiMetrics) -> Self {
+    pub(crate) fn new(inner: Arc<C>, metrics: ApiMetrics) -> Self {
         let budgets = Kind::ALL.map(|kind| Budget::new(kind.documented()));
         let paced = Self { inner, budgets, metrics };
         for kind in Kind::ALL {
@@ -77,14 +92,26 @@ impl<C> Paced<C> {
         paced
     }
 
+    /// As if AWS had refused calls for some time.
+    #[cfg(test)]
+    pub(crate) fn slow_down(&self) {
+        for budget in &self.budgets {
+            budget.slow_down();
+        }
+    }
+
     async fn ask<T>(&self, kind: Kind, call: impl Future<Output = Result<T>>) -> Result<T> {
         let budget = &self.budgets[kind as usize];
-        let waited = budget.take().await;
+        let waiting = Waiting { metrics: &self.metrics, kind, since: Instant::now() };
+        let taken = budget.take().await;
+        drop(waiting);
+        if let Err(used_up) = taken {
+            return Err(CallError::used_up(kind.name(), used_up));
+        }
         let answer = call.await;
         if answer.as_ref().is_err_and(CallError::is_throttled) {
             budget.throttled();
         }
-        self.metrics.budget_waited(kind.name(), waited);
         self.metrics.budget_rate(kind.name(), budget.per_second());
         answer
     }

@@ -140,8 +140,8 @@ pub(crate) struct Condemned {
     pub(crate) is_final: bool,
     /// Name and ARN of the load balancer.
     pub(crate) balancer: Option<(String, String)>,
-    /// Whether there was one, which uses the groups for seconds after its deletion.
-    pub(crate) had_balancer: bool,
+    /// When it was deleted: AWS releases its groups later. `None` if there was none.
+    pub(crate) balancer_deleted: Option<Instant>,
     /// ARNs of target groups by name.
     pub(crate) groups: BTreeMap<String, String>,
     /// The security groups, which go last.
@@ -173,7 +173,7 @@ impl Condemned {
             owner: owner.clone(),
             is_final: false,
             security_groups: CondemnedSecurityGroups::none(),
-            had_balancer: resources.balancer.is_some(),
+            balancer_deleted: None,
             balancer: resources.balancer.as_ref().map(|b| (b.name.clone(), b.arn.clone())),
             groups: resources.groups.iter().map(|(name, group)| (name.clone(), group.arn.clone())).collect(),
         }
