@@ -138,13 +138,7 @@ impl Aws {
             );
             return Err(Error::invalid(reasons::ALL_TARGETS_REFUSED, message));
         }
-        // AWS takes UDP for targets with IPv4 only without IPv6, and that only when no other listener has targets with IPv6 any more.
-        let present = resources.balancer.as_ref().map(|found| found.ip_address_type);
-        let becomes_ipv4 =
-            wanted.ip_address_type == IpAddressType::Ipv4 && present == Some(IpAddressType::DualStack);
-        let (last, first): (Vec<_>, Vec<_>) =
-            others.iter().partition(|step| becomes_ipv4 && brings_udp(step));
-        for step in first.into_iter().chain(last) {
+        for step in source_nat_sync::in_order(others, wanted, &balancer) {
             if brings_udp(step) {
                 self.become_type(owner, wanted.ip_address_type, resources, entry).await?;
                 if wanted.ip_address_type == IpAddressType::DualStack {

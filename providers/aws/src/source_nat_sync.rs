@@ -53,13 +53,30 @@ pub(crate) fn udp_of_other_family<'a>(
         let mut next = wanted.listeners.iter().filter(|next| next.port == listener.port);
         next.any(|next| has_udp(next.protocol))
     };
+    let has_other = move |listener: &ObservedListener| {
+        let mut groups = resources.groups.iter();
+        let group = groups.find(|(_, group)| listener.group_arn.as_ref() == Some(&group.arn));
+        // The name of a group says its family too.
+        let replaced = group.filter(|(name, _)| wanted.groups.iter().all(|group| group.name != **name));
+        replaced.is_some_and(|(_, group)| family.is_some_and(|family| family != group.family()))
+    };
     let is_other = move |listener: &&ObservedListener| {
-        let mut groups = resources.groups.values();
-        let group = groups.find(|group| listener.group_arn.as_ref() == Some(&group.arn));
-        (has_udp(&listener.protocol) || gets_udp(listener))
-            && group.is_some_and(|group| family.is_some_and(|f| f != group.family()))
+        (has_udp(&listener.protocol) || gets_udp(listener)) && has_other(listener)
     };
     resources.listeners.iter().filter(is_other)
+}
+
+/// The steps of listeners in an order in which AWS takes them. UDP for targets with IPv4 needs a load balancer without IPv6, which it can
+/// become only when no other listener has targets with IPv6 any more.
+pub(crate) fn in_order<'a>(
+    steps: &'a [Step],
+    wanted: &Desired,
+    balancer: &Balancer,
+) -> impl Iterator<Item = &'a Step> {
+    use IpAddressType::{DualStack, Ipv4};
+    let is_later = (balancer.ip_address_type, wanted.ip_address_type) == (DualStack, Ipv4);
+    let (last, first): (Vec<_>, Vec<_>) = steps.iter().partition(|step| is_later && brings_udp(step));
+    first.into_iter().chain(last)
 }
 
 impl Aws {
