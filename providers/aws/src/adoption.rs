@@ -13,7 +13,7 @@ use steerage_provider_cloud::{
     marks::{self, CLUSTER, CLUSTER_UID, Ownership},
 };
 
-use crate::annotations::{GROUP_ATTRIBUTES, IP_ADDRESS_TYPE, SECURITY_GROUPS};
+use crate::annotations::{GROUP_ATTRIBUTES, IP_ADDRESS_TYPE, SECURITY_GROUPS, SOURCE_NAT};
 use crate::attributes::PRESERVE;
 use crate::client::{Balancer, Tags};
 use crate::config::{Config, Peer};
@@ -21,7 +21,7 @@ use crate::desired::{Desired, DesiredGroup};
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::ip_address_type::IpAddressType;
 use crate::security_group::Security;
-use crate::{annotations, reasons, security_group_sync};
+use crate::{annotations, reasons, security_group_sync, source_nat_sync};
 
 /// Tag of cloud-provider-aws: followed by the cluster's name. Its value is `owned`.
 const CCM_CLUSTER_PREFIX: &str = "kubernetes.io/cluster/";
@@ -246,6 +246,21 @@ fn check(config: &Config, service: &Key, wanted: &Desired, found: &Candidate) ->
     if balancer.ip_address_type != wanted.ip_address_type && !wanted.says_ip_address_type {
         return Err(format!(
             "Its clients use IPv4 alone, but spec.ipFamilies has IPv6. Set annotation {IP_ADDRESS_TYPE} to ipv4 to keep that, or to dualstack."
+        ));
+    }
+    let has_udp = |listener: &ObservedListener| source_nat_sync::has_udp(&listener.protocol);
+    if balancer.ip_address_type != wanted.ip_address_type && listeners.iter().any(has_udp) {
+        return Err(format!(
+            "It has a listener with UDP, so AWS does not change over which IP families clients reach it. Set annotation {IP_ADDRESS_TYPE} to {}.",
+            balancer.ip_address_type.as_str()
+        ));
+    }
+    if balancer.source_nat.is_on()
+        && !wanted.source_nat.is_met_by(&balancer.source_nat)
+        && !wanted.says_source_nat
+    {
+        return Err(format!(
+            "It has prefixes for IPv6 source NAT, but no port of the Service has UDP. Set annotation {SOURCE_NAT} to on to keep them, or to off."
         ));
     }
     if balancer.scheme != Some(wanted.scheme) {

@@ -6,8 +6,12 @@ steerage_model::annotations! {
     SCHEME = "service.beta.kubernetes.io/aws-load-balancer-scheme", "`internal` or `internet-facing`";
     /// Older form of the scheme. A Service with both must request the same by both.
     INTERNAL = "service.beta.kubernetes.io/aws-load-balancer-internal", "`true` (internal) or `false` (internet-facing)";
-    /// Over which IP families clients reach the load balancer; without it, `dualstack` if `spec.ipFamilies` has IPv6. Targets are reached over the first of `spec.ipFamilies`; AWS translates packets of clients over the other, and these targets see an address of the load balancer instead of the client's. `dualstack` needs subnets with IPv6, and excludes ports with UDP.
+    /// Over which IP families clients reach the load balancer; without it, `dualstack` if `spec.ipFamilies` has IPv6. Targets are reached over the first of `spec.ipFamilies`; AWS translates packets of clients over the other, and these targets see an address of the load balancer instead of the client's. `dualstack` needs subnets with IPv6; ports with UDP need IPv6 first too.
     IP_ADDRESS_TYPE = "service.beta.kubernetes.io/aws-load-balancer-ip-address-type", "`ipv4` or `dualstack`";
+    /// Whether a `dualstack` load balancer has a prefix of each subnet for source NAT; without it, `on` if a port has UDP or `…-source-nat-ipv6-prefixes` is set. `off` is refused then. AWS's own controller needs `on`.
+    SOURCE_NAT = "service.beta.kubernetes.io/aws-load-balancer-enable-prefix-for-ipv6-source-nat", "`on` or `off`";
+    /// The prefixes for source NAT of a `dualstack` load balancer, one for each subnet, in the order of `…-subnets`, which a given prefix needs. One of `/80` in the subnet's IPv6 range, or `auto_assigned`, which is the default: AWS chooses.
+    SOURCE_NAT_PREFIXES = "service.beta.kubernetes.io/aws-load-balancer-source-nat-ipv6-prefixes", "prefixes or `auto_assigned`, separated by commas";
     /// Attributes of the load balancer. Only those that an annotation names are set, and repaired. One that is no longer named returns to AWS's default, unlike with AWS's own controllers. Not taken: `ipv6.deny_all_igw_traffic` and `secondary_ips.auto_assigned.per_subnet`.
     ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-attributes", "`key=value`, separated by commas";
     /// The attribute `load_balancing.cross_zone.enabled`. A contradiction to `…-attributes` is refused.

@@ -15,12 +15,12 @@ use crate::state::ServiceState;
 pub(crate) struct Entry {
     state: OwnedMutexGuard<ServiceState>,
     /// The times of the last changes, when the call began.
-    before: [Option<Instant>; 2],
+    before: [Option<Instant>; 3],
 }
 
 impl Entry {
     pub(crate) fn new(state: OwnedMutexGuard<ServiceState>) -> Self {
-        let before = [state.written, state.security_group_created];
+        let before = [state.written, state.subnets.written, state.security_group_created];
         Self { state, before }
     }
 }
@@ -41,8 +41,10 @@ impl DerefMut for Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let ServiceState { written, security_group_created, .. } = &mut *self.state;
-        for (at, before) in [written, security_group_created].into_iter().zip(self.before) {
+        let ServiceState { written, subnets, security_group_created, .. } = &mut *self.state;
+        for (at, before) in
+            [written, &mut subnets.written, security_group_created].into_iter().zip(self.before)
+        {
             if *at != before {
                 *at = Some(Instant::now());
             }

@@ -67,8 +67,9 @@ impl Aws {
                 return Err(Error::invalid(reasons::LOAD_BALANCER_FAILED, message));
             }
             // What it has besides may be an old state: what was requested is known better.
-            let Balancer { placed, security_groups, ip_address_type, .. } = known.clone();
-            resources.balancer = Some(Balancer { placed, security_groups, ip_address_type, ..now });
+            let Balancer { placed, security_groups, ip_address_type, source_nat, .. } = known.clone();
+            resources.balancer =
+                Some(Balancer { placed, security_groups, ip_address_type, source_nat, ..now });
         }
         let active = resources.balancer.as_ref().filter(|b| b.active);
         Ok(active.map(|b| vec![Ingress { ip: None, hostname: Some(b.hostname.clone()), ip_mode: None }]))

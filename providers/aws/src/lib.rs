@@ -50,6 +50,8 @@ mod security_group_sync;
 mod shared;
 mod shared_sync;
 mod shared_use;
+mod source_nat;
+mod source_nat_sync;
 #[cfg(test)]
 mod standin;
 mod state;

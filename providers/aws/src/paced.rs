@@ -21,6 +21,7 @@ use crate::ip_address_type::IpAddressType;
 use crate::named_groups::NameAndId;
 use crate::placement::Placed;
 use crate::security_group::{NewSecurityGroup, Rule, SecurityGroup};
+use crate::source_nat::SourceNat;
 use crate::subnets::Subnet;
 use crate::target_id::TargetId;
 use crate::tls::Tls;
@@ -138,7 +139,7 @@ paced!(BalancerCalls {
     Change create_balancer(wanted: &NewBalancer, tags: &Tags) -> Balancer;
     Change delete_balancer(arn: &str) -> ();
     Change set_security_groups(arn: &str, groups: &[String]) -> ();
-    Change set_subnets(arn: &str, subnets: &Placed) -> ();
+    Change set_subnets(arn: &str, subnets: &Placed, source_nat: Option<&SourceNat>) -> SourceNat;
     Change set_ip_address_type(arn: &str, kind: IpAddressType) -> ();
     Read balancer_attributes(arn: &str) -> BTreeMap<String, String>;
     Change set_balancer_attributes(arn: &str, attributes: &Values) -> ();

@@ -255,6 +255,9 @@ impl Aws {
             // Clients learn of IPv6 when it serves.
             self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
         }
+        if finished.is_ok() && has_v6 {
+            self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
+        }
         finished.map(|_| outcome)
     }
 

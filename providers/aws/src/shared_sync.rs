@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::client::Balancer;
 use crate::desired::Desired;
 use crate::inventory::Inventory;
+use crate::ip_address_type::IpAddressType;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
@@ -91,8 +92,10 @@ impl Aws {
         compare: Compare,
     ) -> Result<Outcome, Error> {
         let owner = &lb.owner;
-        let is_in_place =
-            entry.is_complete(owner, &wanted) && !entry.must_verify() && entry.subnets.tried.is_some();
+        let is_in_place = entry.is_complete(owner, &wanted)
+            && !entry.must_verify()
+            && entry.subnets.tried.is_some()
+            && (wanted.ip_address_type == IpAddressType::Ipv4 || entry.source_nat.tried.is_some());
         if compare == Compare::Remembered && is_in_place {
             return self.apply_wanted(lb, wanted, entry, compare).await;
         }
@@ -104,6 +107,7 @@ impl Aws {
         }
         let started = Instant::now();
         let mut used = Change { used, is_over: false };
+        entry.others_wrote = Some(used.written);
         entry.subnets.added = entry.subnets.added.max(Some(used.zone_added));
         let was_known = entry.resources.is_some();
         let mut outcome = self.apply_wanted(lb, wanted.clone(), entry, compare).await;

@@ -10,11 +10,12 @@ use steerage_provider_cloud::marks;
 
 use super::driver::{apply, changes, delete, standin, wanted};
 use super::peers::{ALBC, CCM, NAME, adopting, planted, service, tags_of};
-use crate::annotations::{PRIVATE_ADDRESSES, SECURITY_GROUPS};
+use crate::annotations::{IP_ADDRESS_TYPE, PRIVATE_ADDRESSES, SECURITY_GROUPS, SOURCE_NAT};
 use crate::client::Tags;
 use crate::config::{Peer, Scheme};
 use crate::desired::tests::config;
 use crate::ip_address_type::IpAddressType;
+use crate::source_nat::{Prefixes, SourceNat};
 use crate::standin::balancers::hostname;
 use crate::standin::cloud::NetworkLb;
 use crate::standin::harness::snapshot;
@@ -92,6 +93,24 @@ async fn wishes_that_an_existing_load_balancer_cannot_meet_are_refused() {
     assert!(with_v6.contains("clients use IPv4 alone"), "{with_v6}");
     let addressed = refusal(&cloud, &[CCM], &annotated(PRIVATE_ADDRESSES, "10.0.0.7")).await;
     assert!(addressed.contains("addresses"), "{addressed}");
+    let dual = LoadBalancer { families: vec![Family::V6], ..annotated(IP_ADDRESS_TYPE, "dualstack") };
+    cloud.change(|cloud| {
+        cloud.listeners.values_mut().for_each(|found| "TCP_UDP".clone_into(&mut found.protocol))
+    });
+    let with_udp = refusal(&cloud, &[CCM], &dual).await;
+    assert!(with_udp.contains("a listener with UDP") && with_udp.contains("to ipv4"), "{with_udp}");
+    cloud
+        .change(|cloud| cloud.listeners.values_mut().for_each(|found| "TCP".clone_into(&mut found.protocol)));
+    change(&cloud, |found| {
+        found.ip_address_type = IpAddressType::DualStack;
+        found.source_nat = SourceNat::On(Prefixes::new());
+    });
+    let source_nat = refusal(&cloud, &[CCM], &dual).await;
+    assert!(source_nat.contains("source NAT"), "{source_nat}");
+    let mut kept = dual;
+    kept.annotations.insert(SOURCE_NAT.to_owned(), "on".to_owned());
+    apply(&adopting(&cloud, &[CCM]), &kept, Compare::Remembered).await.unwrap();
+    assert!(cloud.cloud().balancers.values().all(|found| found.source_nat.is_on()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -20,6 +20,7 @@ mod security_group_faults;
 mod security_groups;
 mod shared;
 mod shared_faults;
+mod source_nat;
 mod start;
 mod subnets;
 mod zones;
