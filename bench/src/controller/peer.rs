@@ -59,8 +59,16 @@ pub(super) fn measure<C: Cluster>(
             }
         }
     }
-    hang(cluster, &program, scale, prefix, programs, results)?;
+    program.hang(&objects::service_name(0))?;
+    // The first join makes the call that hangs.
+    join_for_others(cluster, &program, scale)?;
+    let metric = format!("{prefix}{HANGING}");
+    match join_for_others(cluster, &program, scale)? {
+        Some(reached) => results.add(Who::Peer, &metric, "s", reached.as_secs_f64()),
+        None => add_unreached(results, &metric, programs),
+    }
     program.end()?;
+    cluster.remove_node()?;
     cluster.remove_node()?;
     for run in 1..=usize::from(scale.runs) {
         let start = restart(cluster, programs, scale, number + run)?;
@@ -93,25 +101,12 @@ fn change_node<C: Cluster>(
     }))
 }
 
-/// A node joins while the provider does not answer for one Service. The node stays.
-fn hang(
-    cluster: &mut impl Cluster,
-    program: &Program,
-    scale: &Scale,
-    prefix: &str,
-    programs: &Programs,
-    results: &mut Results,
-) -> Result<()> {
-    program.hang(&objects::service_name(0))?;
+/// The time until all load balancers but one have the nodes, after a node joined. `None` if some did not follow.
+fn join_for_others(cluster: &mut impl Cluster, program: &Program, scale: &Scale) -> Result<Option<Duration>> {
     let (calls, begun) = (program.updated()?, Instant::now());
     cluster.add_node()?;
-    let metric = format!("{prefix}{HANGING}");
-    if program.wait_updated(calls, scale.services - 1)? {
-        results.add(Who::Peer, &metric, "s", begun.elapsed().as_secs_f64());
-    } else {
-        add_unreached(results, &metric, programs);
-    }
-    Ok(())
+    let reached = program.wait_updated(calls, scale.services - 1)?;
+    Ok(reached.then(|| begun.elapsed()))
 }
 
 fn restart(cluster: &impl Cluster, programs: &Programs, scale: &Scale, number: usize) -> Result<Start> {
