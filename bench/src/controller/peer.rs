@@ -30,6 +30,9 @@ pub(super) trait Cluster {
     fn last_list(&self) -> Option<Instant>;
 }
 
+/// A change of the nodes.
+type Change<C> = fn(&mut C) -> Result<()>;
+
 /// Measures changes of nodes and restarts. `prefix` begins the names of the results, and `number` is of the first process.
 pub(super) fn measure<C: Cluster>(
     cluster: &mut C,
@@ -45,7 +48,7 @@ pub(super) fn measure<C: Cluster>(
     program.wait_done(scale.services)?;
     let rest = program.rest();
     ensure!(!rest.is_bound, "the peer does not come to rest after the Services were created: raise --limit");
-    let changes: [(&str, fn(&mut C) -> Result<()>); 2] = [("joins", C::add_node), ("leaves", C::remove_node)];
+    let changes: [(&str, Change<C>); 2] = [("joins", C::add_node), ("leaves", C::remove_node)];
     for _ in 0..scale.runs {
         for (verb, change) in changes {
             let what = format!("{prefix}a node {verb}");
@@ -82,7 +85,7 @@ fn change_node<C: Cluster>(
     cluster: &mut C,
     program: &Program,
     scale: &Scale,
-    change: fn(&mut C) -> Result<()>,
+    change: Change<C>,
 ) -> Result<Option<NodeChange>> {
     let idle = program.idle_rate();
     let (writes, cpu, calls) = (cluster.writes()?, program.cpu_seconds(), program.updated()?);
