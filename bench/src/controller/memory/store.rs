@@ -284,6 +284,18 @@ mod tests {
     }
 
     #[test]
+    fn objects_of_a_watch_end_with_a_bookmark_of_their_kind() {
+        let mut store = Store::default();
+        let kinds = |watch: &mut BoxStream<'static, Bytes>| {
+            let lines = std::iter::from_fn(|| watch.next().now_or_never()?).map(|line| parse(&line));
+            lines.map(|line| format!("{} {}", line["type"], line["object"]["kind"])).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&mut store.watch("services", 0, true)), [r#""BOOKMARK" "Service""#]);
+        store.put("nodes", "a", json!({"kind": "Node", "metadata": {"name": "a"}}));
+        assert_eq!(kinds(&mut store.watch("nodes", 0, true)), [r#""ADDED" "Node""#, r#""BOOKMARK" "Node""#]);
+    }
+
+    #[test]
     fn patches_merge_lists_and_check_versions() {
         let mut store = Store::default();
         store.put("services", "a", object("a"));
@@ -291,8 +303,12 @@ mod tests {
             |store: &mut Store, patch: Value| store.patch("services", "a", &patch).map(|bytes| parse(&bytes));
         let first = json!({"metadata": {"uid": "u", "finalizers": ["f"]}, "status": {"conditions": [{"type": "A", "status": "False"}]}});
         patch(&mut store, first).unwrap();
-        let second = json!({"metadata": {"finalizers": ["f", "g"]}, "status": {"conditions": [{"type": "A", "status": "True"}]}});
+        let second = json!({
+            "metadata": {"$setElementOrder/finalizers": ["f", "g"], "finalizers": ["f", "g"]},
+            "status": {"conditions": [{"type": "A", "status": "True"}]},
+        });
         let found = patch(&mut store, second).unwrap();
+        assert_eq!(found["metadata"].get("$setElementOrder/finalizers"), None);
         assert_eq!(found["metadata"]["finalizers"], json!(["f", "g"]));
         assert_eq!(found["status"]["conditions"], json!([{"type": "A", "status": "True"}]));
         let stale = json!({"metadata": {"resourceVersion": "1"}});
