@@ -31,7 +31,7 @@ pub struct Args {
 enum Command {
     /// The agent and kube-proxy in nftables mode, one after the other against one real API server
     Agent(Proxies),
-    /// The controller with the edge's provider against one real API server
+    /// The controller with the edge's provider beside the upstream service controller, against a real API server and one in memory
     Controller(controller::Flags),
     /// The controller with the provider for AWS beside cloud-provider-aws, against one real API server and moto
     Aws(aws::Flags),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The controller with the edge's provider and its real objects: first programming, restart, a node that joins and leaves, and moving
-//! endpoints, with thousands of Services and nodes. No edge runs: the objects are the result.
+//! endpoints, with thousands of Services and nodes. No edge runs: the objects are the result. Beside it, the upstream service
+//! controller, as cloud-provider-aws runs it, with a provider that answers at once. It does not read endpoints.
 //!
 //! Once with a real API server, and once with one in memory, where that would be what is measured. All is measured from outside:
 //! objects by a watch or by the request, writes by the API server's count, CPU time and memory by the kernel. Only the end of a phase is
@@ -11,6 +12,7 @@ mod in_memory;
 mod memory;
 mod moves;
 mod objects;
+mod peer;
 mod plot;
 mod program;
 mod real;
@@ -26,7 +28,11 @@ use clap::ValueEnum;
 use steerage_process::duration;
 
 use crate::host;
+use program::Programs;
 use results::Results;
+
+/// The name of a result of both API servers' measurements.
+const HANGING: &str = "a node joins while one Service's provider calls hang: time until the provider has the nodes, for the others";
 
 /// Which API server the controller has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,7 +49,7 @@ pub struct Flags {
     /// Run a short version: few Services and nodes, and short measurements
     #[arg(long)]
     quick: bool,
-    /// Write the results as JSON to this file
+    /// Write the results as JSON to this file, after each program
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Measure only with these API servers
@@ -73,9 +79,21 @@ pub struct Flags {
     /// Change EndpointSlices for this long [default: 1m; with --quick 10s]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     period: Option<Duration>,
+    /// Measure the controller only, without the upstream service controller
+    #[arg(long)]
+    alone: bool,
+    /// Give the upstream service controller the defaults of its flags: one Service at a time, 20 requests per second
+    #[arg(long)]
+    peer_defaults: bool,
+    /// Give up a program that does not come to rest, or does not follow a change of nodes, after this time
+    #[arg(long, value_name = "DURATION", default_value = "3m", value_parser = duration::parse)]
+    limit: Duration,
     /// Measure this controller [default: the one in the directory of this program]
     #[arg(long, value_name = "FILE")]
     controller: Option<PathBuf>,
+    /// Measure this cloud-controller-manager with the provider `memory` [default: the one from hack/prepare]
+    #[arg(long, value_name = "FILE")]
+    peer: Option<PathBuf>,
 }
 
 /// How much is measured.
@@ -91,9 +109,6 @@ struct Scale {
 impl Flags {
     /// Measures and prints the results.
     pub fn run(self) -> Result<()> {
-        let own = std::env::current_exe()?;
-        let file = self.controller.clone().unwrap_or_else(|| own.with_file_name("steerage"));
-        ensure!(file.exists(), "{} is missing; run hack/bench", file.display());
         let scale = Scale {
             services: self.services.unwrap_or(if self.quick { 500 } else { 10_000 }),
             nodes: self.nodes.unwrap_or(if self.quick { 200 } else { 5000 }),
@@ -104,28 +119,51 @@ impl Flags {
         ensure!(scale.services >= 2 && scale.nodes >= 2, "at least 2 Services and 2 nodes are needed");
         let folder = std::env::temp_dir().join(format!("steerage-bench-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let programs = self.programs(folder.clone())?;
         let load = host::load();
         let mut results = Results::new();
         results.set_scale(scale.services, scale.nodes);
         if let Some(plots) = &self.plot {
-            in_memory::draw(&scale, &file, &folder, plots, &mut results)?;
+            in_memory::draw(&scale, &programs, plots, &mut results)?;
+            self.save(&results)?;
         } else {
             if self.only.contains(&ApiServer::Real) {
-                real::measure(&scale, &file, &folder, self.rate, &mut results)?;
+                real::measure(&scale, &programs, self.rate, &mut results)?;
+                self.save(&results)?;
+                real::measure_peer(&scale, &programs, &mut results)?;
+                self.save(&results)?;
             }
             if self.only.contains(&ApiServer::Memory) {
-                in_memory::measure(&scale, &file, &folder, self.memory_rate, &mut results)?;
+                in_memory::measure(&scale, &programs, self.memory_rate, &mut results)?;
+                self.save(&results)?;
+                in_memory::measure_peer(&scale, &programs, &mut results)?;
+                self.save(&results)?;
             }
         }
         let (machine, runs, after) = (host::describe(), scale.runs, host::load());
         println!("{machine}; {runs} runs; load before {load:.1}, after {after:.1}\n");
         println!("{}", results.report.markdown());
-        if let Some(json) = &self.json {
-            fs::write(json, format!("{:#}\n", results.report.json()))
-                .with_context(|| format!("cannot write {}", json.display()))?;
-        }
         // After a failure the log is kept.
         let _ = fs::remove_dir_all(&folder);
         Ok(())
+    }
+
+    fn programs(&self, folder: PathBuf) -> Result<Programs> {
+        let sibling = || anyhow::Ok(std::env::current_exe()?.with_file_name("steerage"));
+        let prepared = || host::prepared("aws-cloud-controller-manager");
+        let controller = self.controller.clone().map_or_else(sibling, Ok)?;
+        let is_alone = self.alone || self.plot.is_some();
+        let peer = if is_alone { None } else { Some(self.peer.clone().map_or_else(prepared, Ok)?) };
+        for file in [Some(&controller), peer.as_ref()].into_iter().flatten() {
+            ensure!(file.exists(), "{} is missing; run hack/bench", file.display());
+        }
+        let (peer_defaults, limit) = (self.peer_defaults, self.limit);
+        Ok(Programs { controller, peer, folder, peer_defaults, json_only: false, limit })
+    }
+
+    fn save(&self, results: &Results) -> Result<()> {
+        let Some(file) = &self.json else { return Ok(()) };
+        fs::write(file, format!("{:#}\n", results.report.json()))
+            .with_context(|| format!("cannot write {}", file.display()))
     }
 }

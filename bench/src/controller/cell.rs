@@ -3,7 +3,6 @@
 //! and moving endpoints cost.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,9 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::memory::{MemoryServer, ProviderCall};
 use super::objects;
-use super::program::Program;
+use super::program::{Program, Programs};
+use super::results::{NodeChange, Start};
+use crate::who::Who;
 
 /// How long the last provider call may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -33,29 +34,11 @@ pub(super) struct Size {
 pub(super) struct Cell {
     server: MemoryServer,
     size: Size,
-    controller: PathBuf,
-    folder: PathBuf,
+    programs: Programs,
     /// Distinguishes the processes.
     started: usize,
     /// Endpoints that have moved.
     moved: u32,
-}
-
-/// What a start cost.
-pub(super) struct Start {
-    /// From the end of the last list until every load balancer was given to the provider.
-    pub(super) planned: Duration,
-    pub(super) cpu: f64,
-    pub(super) peak_mebibytes: f64,
-    pub(super) writes: u32,
-}
-
-/// What a change of a node cost.
-pub(super) struct NodeChange {
-    /// Until the provider wrote the shared set.
-    pub(super) written: Duration,
-    pub(super) cpu: f64,
-    pub(super) writes: u32,
 }
 
 /// What moving endpoints cost.
@@ -65,12 +48,14 @@ pub(super) struct Moves {
     pub(super) delays: Vec<Duration>,
     /// CPU seconds per second.
     pub(super) cpu: f64,
+    /// While one Service's provider calls hang: what a node cost that joined.
+    pub(super) node_joins: Option<NodeChange>,
 }
 
 impl Cell {
     /// `number` of the first process; each needs another one.
-    pub(super) fn new(controller: &Path, folder: &Path, size: Size, number: usize) -> Result<Self> {
-        let server = MemoryServer::start(folder)?;
+    pub(super) fn new(programs: &Programs, size: Size, number: usize) -> Result<Self> {
+        let server = MemoryServer::start(&programs.folder)?;
         for number in 0..size.nodes {
             server.put("nodes", &objects::node_name(number), objects::whole_node(number));
         }
@@ -81,27 +66,26 @@ impl Cell {
             server.put("endpointslices", &name, objects::named_slice(number, &nodes));
         }
         server.put("addresspools", "bench", objects::pool());
-        let (controller, folder) = (controller.to_owned(), folder.to_owned());
-        Ok(Self { server, size, controller, folder, started: number, moved: 0 })
+        Ok(Self { server, size, programs: programs.clone(), started: number, moved: 0 })
     }
 
     /// Starts a controller, and waits until it has planned everything.
     pub(super) fn start(&mut self) -> Result<(Program, Start)> {
         self.started += 1;
         let before = self.server.writes();
-        let program = Program::start(&self.controller, self.server.kubeconfig(), &self.folder, self.started)?;
+        let program = self.programs.start(Who::Ours, self.server.kubeconfig(), self.started)?;
         program.wait_done(self.size.services)?;
         let done = Instant::now();
         let listed = self.server.last_list().context("nothing was listed")?;
-        let cpu = program.cpu_seconds();
-        program.wait_quiet()?;
+        let (cpu, rest) = (program.cpu_seconds(), program.rest());
         let balancers = self.server.count("edgeloadbalancers");
         ensure!(balancers == self.size.services as usize, "{balancers} load balancers");
         let start = Start {
             planned: done.saturating_duration_since(listed),
             cpu,
+            rest,
             peak_mebibytes: program.peak_mebibytes(),
-            writes: self.server.writes() - before,
+            writes: self.server.writes().since(before),
         };
         Ok((program, start))
     }
@@ -123,7 +107,8 @@ impl Cell {
     }
 
     fn change_node(&self, program: &Program, change: impl FnOnce(&MemoryServer)) -> Result<NodeChange> {
-        let (writes, cpu) = (self.server.writes(), program.cpu_seconds());
+        let (writes, made) = (self.server.writes(), self.server.provider_calls_made());
+        let cpu = program.cpu_seconds();
         let mut calls = self.server.provider_calls();
         let begun = Instant::now();
         change(&self.server);
@@ -139,16 +124,17 @@ impl Cell {
         };
         let call = self.server.runtime.block_on(async { timeout(LIMIT, find).await });
         let call = call.ok().flatten().context("the shared set was not written")?;
-        program.wait_quiet()?;
+        program.rest();
         Ok(NodeChange {
-            written: call.at.saturating_duration_since(begun),
+            reached: call.at.saturating_duration_since(begun),
             cpu: program.cpu_seconds() - cpu,
-            writes: self.server.writes() - writes,
+            writes: self.server.writes().since(writes),
+            provider_calls: self.server.provider_calls_made() - made,
         })
     }
 
     /// Moves the endpoints of one Service with api steering after the other. With `one_hangs` the provider does not answer for the
-    /// first of them, and only the others count.
+    /// first of them, only the others count, and a node joins at the end.
     pub(super) fn move_endpoints(
         &mut self,
         program: &Program,
@@ -175,10 +161,11 @@ impl Cell {
             timeout(LIMIT, all_seen).await.context("some targets never followed")
         })?;
         seen.abort();
+        let node_joins = one_hangs.then(|| self.add_node(program)).transpose()?;
         self.server.hang(None);
         let delays = std::mem::take(&mut lock(&pending).delays);
         ensure!(!delays.is_empty(), "no change was seen");
-        Ok(Moves { per_second, delays, cpu })
+        Ok(Moves { per_second, delays, cpu, node_joins })
     }
 
     /// Sends the events of changed slices at an even pace. Returns how many.

@@ -3,43 +3,109 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 
-use super::Scale;
-use super::cell::{Cell, Moves, NodeChange, Size, Start};
+use super::cell::{Cell, Moves, Size};
+use super::memory::MemoryServer;
+use super::peer::{self, Cluster};
 use super::plot::{self, Chart};
-use super::program::Program;
-use super::results::Results;
+use super::program::{Program, Programs};
+use super::results::{Results, Writes};
+use super::{HANGING, Scale, objects};
+use crate::who::Who;
 
 /// Before the names of these results.
-const PREFIX: &str = "API server in memory";
+const PREFIX: &str = "API server in memory, ";
 /// Numbers of processes, which the other part of the benchmark does not reach.
 const FIRST_PROCESS: usize = 1000;
+/// Those of the peer.
+const FIRST_OF_PEER: usize = 1500;
 /// The points of a plot, as parts of the largest number.
 const POINTS: [f64; 5] = [0.01, 0.1, 0.25, 0.5, 1.0];
 
 /// Measures starts, changes of nodes, and `rate` changes of endpoints per second.
-pub(super) fn measure(
-    scale: &Scale,
-    controller: &Path,
-    folder: &Path,
-    rate: u32,
-    results: &mut Results,
-) -> Result<()> {
+pub(super) fn measure(scale: &Scale, programs: &Programs, rate: u32, results: &mut Results) -> Result<()> {
     let size = Size { services: scale.services, nodes: scale.nodes, endpoints: scale.endpoints };
-    let mut cell = Cell::new(controller, folder, size, FIRST_PROCESS)?;
+    let mut cell = Cell::new(programs, size, FIRST_PROCESS)?;
     let program = start_and_change_nodes(&mut cell, scale.runs, results, &mut Point::default())?;
-    let mut add = |what: &str, Moves { per_second, delays, cpu }: &Moves| {
-        let name = format!("{PREFIX}, {rate} changes of endpoints per second{what}");
+    let mut add = |what: &str, Moves { per_second, delays, cpu, node_joins }: &Moves| {
+        let name = format!("{PREFIX}{rate} changes of endpoints per second{what}");
         results.add_delays(&format!("{name}: time until the provider call"), delays);
-        results.add(&format!("{name}: CPU"), "% of a core", cpu * 100.0);
+        results.add(Who::Ours, &format!("{name}: CPU"), "% of a core", cpu * 100.0);
         results.add_rate(&format!("{name}: changes made"), *per_second);
+        if let Some(change) = node_joins {
+            let metric = format!("{PREFIX}{HANGING}");
+            results.add(Who::Ours, &metric, "s", change.reached.as_secs_f64());
+        }
     };
     add("", &cell.move_endpoints(&program, rate, scale.period, false)?);
     let what = ", one Service's provider calls hang (the others' time)";
     add(what, &cell.move_endpoints(&program, rate, scale.period, true)?);
     program.end()
+}
+
+/// Measures the peer, if there is one, with an API server of its own.
+pub(super) fn measure_peer(scale: &Scale, programs: &Programs, results: &mut Results) -> Result<()> {
+    if programs.peer.is_none() {
+        return Ok(());
+    }
+    let programs = Programs { json_only: true, ..programs.clone() };
+    let mut cluster = MemoryCluster::start(scale, &programs.folder)?;
+    peer::measure(&mut cluster, &programs, scale, PREFIX, FIRST_OF_PEER, results)
+}
+
+/// Nodes in memory, and later Services.
+struct MemoryCluster {
+    server: MemoryServer,
+    services: u32,
+    nodes: u32,
+}
+
+impl MemoryCluster {
+    fn start(scale: &Scale, folder: &Path) -> Result<Self> {
+        let server = MemoryServer::start(folder)?;
+        let mut cluster = Self { server, services: scale.services, nodes: 0 };
+        for _ in 0..scale.nodes {
+            cluster.add_node()?;
+        }
+        Ok(cluster)
+    }
+}
+
+impl Cluster for MemoryCluster {
+    fn kubeconfig(&self) -> &Path {
+        self.server.kubeconfig()
+    }
+
+    fn create_services(&mut self) -> Result<()> {
+        for number in 0..self.services {
+            let service = objects::unclassed(objects::allocated_service(number));
+            self.server.put("services", &objects::service_name(number), service);
+        }
+        Ok(())
+    }
+
+    fn add_node(&mut self) -> Result<()> {
+        self.server.put("nodes", &objects::node_name(self.nodes), objects::whole_node(self.nodes));
+        self.nodes += 1;
+        Ok(())
+    }
+
+    fn remove_node(&mut self) -> Result<()> {
+        self.nodes -= 1;
+        self.server.delete("nodes", &objects::node_name(self.nodes));
+        Ok(())
+    }
+
+    fn writes(&self) -> Result<Writes> {
+        Ok(self.server.writes())
+    }
+
+    fn last_list(&self) -> Option<Instant> {
+        self.server.last_list()
+    }
 }
 
 /// The medians at one size, for the plots.
@@ -56,32 +122,21 @@ fn start_and_change_nodes(
     results: &mut Results,
     point: &mut Point,
 ) -> Result<Program> {
-    let mut add_start = |what: &str, Start { planned, cpu, peak_mebibytes, writes }: &Start| {
-        let planning = "time from the end of the lists until everything is planned";
-        results.add(&format!("{PREFIX}, {what}: {planning}"), "s", planned.as_secs_f64());
-        results.add(&format!("{PREFIX}, {what}: CPU"), "s", *cpu);
-        results.add(&format!("{PREFIX}, {what}: peak resident memory"), "MiB", *peak_mebibytes);
-        results.add(&format!("{PREFIX}, {what}: writes"), "", f64::from(*writes));
-    };
     let (mut program, first) = cell.start()?;
-    add_start("first start", &first);
+    results.add_start(Who::Ours, &format!("{PREFIX}first start"), &first);
     for _ in 0..runs {
         program.end()?;
         let start;
         (program, start) = cell.start()?;
-        add_start("restart", &start);
+        results.add_start(Who::Ours, &format!("{PREFIX}restart"), &start);
         point.restart_cpu.push(start.cpu);
         point.peak.push(start.peak_mebibytes);
     }
     for _ in 0..runs {
         for (verb, change) in [("joins", cell.add_node(&program)?), ("leaves", cell.remove_node(&program)?)] {
-            let NodeChange { written, cpu, writes } = change;
-            let name = format!("{PREFIX}, a node {verb}");
-            results.add(&format!("{name}: time until the node set is written"), "s", written.as_secs_f64());
-            results.add(&format!("{name}: CPU"), "s", cpu);
-            results.add(&format!("{name}: writes"), "", f64::from(writes));
+            results.add_node_change(Who::Ours, &format!("{PREFIX}a node {verb}"), &change);
             if verb == "joins" {
-                point.join_cpu.push(cpu);
+                point.join_cpu.push(change.cpu);
             }
         }
     }
@@ -89,13 +144,7 @@ fn start_and_change_nodes(
 }
 
 /// Measures starts and changes of nodes with more and more Services, then nodes, and draws them into `plots`.
-pub(super) fn draw(
-    scale: &Scale,
-    controller: &Path,
-    folder: &Path,
-    plots: &Path,
-    results: &mut Results,
-) -> Result<()> {
+pub(super) fn draw(scale: &Scale, programs: &Programs, plots: &Path, results: &mut Results) -> Result<()> {
     fs::create_dir_all(plots).with_context(|| format!("cannot create {}", plots.display()))?;
     let all = Size { services: scale.services, nodes: scale.nodes, endpoints: scale.endpoints };
     let by_services: Vec<Size> =
@@ -106,7 +155,7 @@ pub(super) fn draw(
         let mut points = Vec::new();
         for size in sizes {
             results.set_scale(size.services, size.nodes);
-            let (mut cell, mut point) = (Cell::new(controller, folder, *size, process)?, Point::default());
+            let (mut cell, mut point) = (Cell::new(programs, *size, process)?, Point::default());
             process += FIRST_PROCESS;
             start_and_change_nodes(&mut cell, scale.runs, results, &mut point)?.end()?;
             points.push(point);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An API server in memory that answers at once: the part of the API that the controller uses, without authentication, admission
-//! and validation.
+//! An API server in memory that answers at once: the part of the API that the controller and its peer use, without authentication,
+//! admission and validation.
 //!
 //! It stands in where a real one on the same cores would be what is measured. It is also the edge's provider's other side, so it
 //! knows when a provider call arrives, and can leave the calls for one Service without an answer.
@@ -23,6 +23,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use http_server::{Answer, Call};
 use store::Store;
+
+use super::results::Writes;
 
 /// A call of the provider: a write of a load balancer or of a shared node set.
 #[derive(Debug)]
@@ -83,13 +85,20 @@ impl MemoryServer {
         self.store().count(resource)
     }
 
-    /// Writes of Services and of the edge's objects so far.
-    pub(super) fn writes(&self) -> u32 {
+    /// Writes so far.
+    pub(super) fn writes(&self) -> Writes {
+        let objects = self.requests(&["services", "edgeloadbalancers", "edgenodesets", "addresspools"]);
+        Writes { objects, events: self.requests(&["events"]) }
+    }
+
+    /// Answered calls of the edge's provider so far.
+    pub(super) fn provider_calls_made(&self) -> f64 {
+        self.requests(&["edgeloadbalancers", "edgenodesets"])
+    }
+
+    fn requests(&self, resources: &[&str]) -> f64 {
         let store = self.store();
-        ["services", "edgeloadbalancers", "edgenodesets", "addresspools"]
-            .map(|kind| store.writes(kind))
-            .iter()
-            .sum()
+        resources.iter().map(|resource| f64::from(store.writes(resource))).sum()
     }
 
     /// When the last list of a resource was answered.
@@ -117,6 +126,10 @@ impl MemoryServer {
 impl Shared {
     async fn answer(&self, call: Call) -> Answer {
         let at = Instant::now();
+        // The peer asks before it starts.
+        if call.path == "/healthz" {
+            return Answer::Whole(StatusCode::OK, Bytes::from_static(b"ok"));
+        }
         let Some(path) = RequestPath::parse(&call.path) else {
             return Answer::status(StatusCode::NOT_FOUND, "NotFound");
         };
@@ -153,8 +166,9 @@ impl Shared {
                     store.list(resource, number("limit"), number("continue").unwrap_or(0)),
                 )
             }
-            // Events are taken and forgotten.
+            // Events are counted and forgotten.
             (&Method::POST | &Method::PATCH, _) if resource == "events" => {
+                store.count_write(resource);
                 Answer::Whole(StatusCode::CREATED, call.body.clone())
             }
             (&Method::POST, None) => {

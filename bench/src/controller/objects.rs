@@ -33,6 +33,14 @@ pub(super) fn service(number: u32) -> Value {
     })
 }
 
+/// The same Service for a controller that serves those without a class.
+pub(super) fn unclassed(mut service: Value) -> Value {
+    if let Some(spec) = service["spec"].as_object_mut() {
+        spec.remove("loadBalancerClass");
+    }
+    service
+}
+
 /// The nodes of a Service's endpoints after a number of moves: each move takes the next nodes.
 pub(super) fn endpoint_nodes(service: u32, moves: u32, endpoints: u32, nodes: u32) -> Vec<String> {
     let first = u64::from(service) * 7 + u64::from(moves) * u64::from(endpoints);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The controller as a process: its start, its counters, its CPU time and memory, its end.
+//! The controller and its peer as processes: their start, their counters, their CPU time and memory, their end.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread::sleep;
@@ -15,56 +15,131 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::usage::{Group, Peak};
+use crate::who::Who;
 
 /// Time between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time without work after which the controller counts as quiet.
+/// Time without work after which a program counts as quiet.
 const QUIET: Duration = Duration::from_secs(2);
-/// Longest wait for anything.
-const LIMIT: Duration = Duration::from_mins(15);
+/// Longest wait until everything is planned.
+const LIMIT: Duration = Duration::from_hours(1);
+/// What the peer needs so that neither its limit of requests nor its single worker is what is measured.
+const RAISED: [&str; 3] = ["--concurrent-service-syncs=64", "--kube-api-qps=10000", "--kube-api-burst=10000"];
+/// The peer's counters.
+const ENSURED: &str = "provider_calls_total{call=\"EnsureLoadBalancer\"}";
+const UPDATED: &str = "provider_calls_total{call=\"UpdateLoadBalancer\"}";
 
-/// A running controller.
+/// The files of the programs, and how they are started.
+#[derive(Clone, Debug)]
+pub(super) struct Programs {
+    pub(super) controller: PathBuf,
+    /// `None`: the controller is measured alone.
+    pub(super) peer: Option<PathBuf>,
+    /// Directory for configuration and logs.
+    pub(super) folder: PathBuf,
+    /// Whether the peer keeps the defaults of its flags.
+    pub(super) peer_defaults: bool,
+    /// The API server answers in JSON only.
+    pub(super) json_only: bool,
+    /// Longest wait for a program to come to rest.
+    pub(super) limit: Duration,
+}
+
+/// A running program.
 pub(super) struct Program {
+    who: Who,
     child: Child,
-    admin: u16,
+    /// Where its counters are.
+    port: u16,
     group: Arc<Group>,
     peak: Peak,
     begun: Instant,
+    limit: Duration,
 }
 
-impl Program {
-    /// Starts a controller with the flags' defaults, except that it takes the Lease of a predecessor that has ended.
-    pub(super) fn start(file: &Path, kubeconfig: &Path, folder: &Path, number: usize) -> Result<Self> {
+/// When a program came to rest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rest {
+    /// Since its start.
+    pub(super) after: Duration,
+    /// CPU seconds since its start.
+    pub(super) cpu: f64,
+    /// It did not: the others are lower bounds.
+    pub(super) is_bound: bool,
+}
+
+impl Programs {
+    /// Starts a program. What is not named here has its default.
+    pub(super) fn start(&self, who: Who, kubeconfig: &Path, number: usize) -> Result<Program> {
         let group = Arc::new(Group::new(number)?);
-        let admin = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let log = File::create(folder.join(format!("controller-{number}.log")))?;
-        let begun = Instant::now();
-        let child = Command::new("setpriv")
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let log = File::create(self.folder.join(format!("controller-{number}.log")))?;
+        let mut command = Command::new("setpriv");
+        command
             // The program ends with the driver, even if that is killed.
             .args(["--pdeathsig", "KILL", "sh", "-c", "echo $$ >\"$0\"; exec \"$@\" 2>&1"])
-            .arg(group.procs_file())
-            .arg(file)
-            .args(["--provider", "edge", "--namespace", "default", "--leader-elect-identity"])
-            .arg(format!("bench-{number}"))
-            .arg(format!("--admin-address=127.0.0.1:{admin}"))
+            .arg(group.procs_file());
+        match who {
+            Who::Ours => self.add_controller(&mut command, port, number),
+            Who::Peer => self.add_peer(&mut command, port)?,
+        }
+        let begun = Instant::now();
+        let child = command
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .stdin(Stdio::null())
             .stdout(log)
             .spawn()
-            .context("cannot start the controller")?;
+            .with_context(|| format!("cannot start {}", who.name()))?;
         let peak = group.record_peak();
-        Ok(Self { child, admin, group, peak, begun })
+        Ok(Program { who, child, port, group, peak, begun, limit: self.limit })
     }
 
+    /// With an identity that lets it take the Lease of a predecessor that has ended.
+    fn add_controller(&self, command: &mut Command, port: u16, number: usize) {
+        command
+            .arg(&self.controller)
+            .args(["--provider", "edge", "--namespace", "default", "--leader-elect-identity"])
+            .arg(format!("bench-{number}"))
+            .arg(format!("--admin-address=127.0.0.1:{port}"));
+    }
+
+    /// With a provider that answers at once, without its other controllers, which do not concern Services, and without a Lease, which
+    /// it does not give back when it ends.
+    fn add_peer(&self, command: &mut Command, port: u16) -> Result<()> {
+        let config = self.folder.join("peer.conf");
+        fs::write(&config, format!("127.0.0.1:{port}"))?;
+        command
+            .arg(self.peer.as_ref().context("no peer")?)
+            .args(["--cloud-provider=memory", "--controllers=service-lb-controller", "--leader-elect=false"])
+            .args(["--secure-port=0", &format!("--cloud-config={}", config.display())]);
+        if self.json_only {
+            command.arg("--kube-api-content-type=application/json");
+        }
+        if !self.peer_defaults {
+            command.args(RAISED);
+        }
+        Ok(())
+    }
+}
+
+impl Program {
     /// Waits until this many load balancers were reconciled and nothing waits. The time since the start.
     pub(super) fn wait_done(&self, load_balancers: u32) -> Result<Duration> {
+        let (counter, queue) = match self.who {
+            Who::Ours => (
+                "steerage_controller_reconciles_total{result=\"done\"}",
+                Some("steerage_controller_workqueue_depth"),
+            ),
+            // It calls the provider once for each Service.
+            Who::Peer => (ENSURED, None),
+        };
         loop {
             // The server is not there in the first moment.
             let metrics = self.metrics().unwrap_or_default();
-            let done = value(&metrics, "steerage_controller_reconciles_total{result=\"done\"}");
-            let waiting = value(&metrics, "steerage_controller_workqueue_depth");
-            if done >= Some(f64::from(load_balancers)) && waiting == Some(0.0) {
+            let done = value(&metrics, counter);
+            let is_empty = queue.is_none_or(|queue| value(&metrics, queue) == Some(0.0));
+            if done >= Some(f64::from(load_balancers)) && is_empty {
                 return Ok(self.begun.elapsed());
             }
             ensure!(self.begun.elapsed() < LIMIT, "{done:?} of {load_balancers} load balancers are done");
@@ -72,25 +147,49 @@ impl Program {
         }
     }
 
-    /// Waits until the controller has used almost no CPU time for a while.
-    pub(super) fn wait_quiet(&self) -> Result<()> {
+    /// Waits until the peer has told its provider of this many more load balancers' nodes. False after the limit.
+    pub(super) fn wait_updated(&self, before: f64, load_balancers: u32) -> Result<bool> {
+        let begun = Instant::now();
+        while self.updated()? < before + f64::from(load_balancers) {
+            if begun.elapsed() > self.limit {
+                return Ok(false);
+            }
+            sleep(LOOK);
+        }
+        Ok(true)
+    }
+
+    /// How often the peer's provider was told of a load balancer's nodes.
+    pub(super) fn updated(&self) -> Result<f64> {
+        Ok(value(&self.metrics()?, UPDATED).unwrap_or_default())
+    }
+
+    /// Leaves the peer's provider calls for this Service without an answer.
+    pub(super) fn hang(&self, service: &str) -> Result<()> {
+        self.request(&format!("POST /hang/{service}")).map(drop)
+    }
+
+    /// Waits until the program has used almost no CPU time for a while, or until the limit.
+    pub(super) fn rest(&self) -> Rest {
         let begun = Instant::now();
         loop {
-            let before = self.cpu_seconds();
+            let (after, cpu) = (self.begun.elapsed(), self.cpu_seconds());
             sleep(QUIET);
-            if self.cpu_seconds() - before < 0.05 * QUIET.as_secs_f64() {
-                return Ok(());
+            if self.cpu_seconds() - cpu < 0.05 * QUIET.as_secs_f64() {
+                return Rest { after, cpu, is_bound: false };
             }
-            ensure!(begun.elapsed() < LIMIT, "the controller does not come to rest");
+            if begun.elapsed() > self.limit {
+                return Rest { after, cpu, is_bound: true };
+            }
         }
     }
 
     /// CPU seconds per second while nothing happens.
-    pub(super) fn idle_rate(&self) -> Result<f64> {
-        self.wait_quiet()?;
+    pub(super) fn idle_rate(&self) -> f64 {
+        self.rest();
         let (before, begun) = (self.cpu_seconds(), Instant::now());
         sleep(QUIET * 2);
-        Ok((self.cpu_seconds() - before) / begun.elapsed().as_secs_f64())
+        (self.cpu_seconds() - before) / begun.elapsed().as_secs_f64()
     }
 
     /// CPU seconds since the start.
@@ -105,24 +204,32 @@ impl Program {
         bytes / 1024.0 / 1024.0
     }
 
-    /// Ends it as a rolling update does, so that it gives its Lease back.
+    /// Ends it as a rolling update does. The controller gives its Lease back.
     pub(super) fn end(mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("{} ended with {status}", self.who.name());
+        }
         for pid in self.group.processes() {
             kill(Pid::from_raw(pid), Signal::SIGTERM)?;
         }
         let status = self.child.wait()?;
-        ensure!(status.success(), "the controller ended with {status}");
+        // The peer ends by the signal.
+        ensure!(self.who == Who::Peer || status.success(), "the controller ended with {status}");
         Ok(())
     }
 
     fn metrics(&self) -> Result<String> {
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.admin))?;
+        self.request("GET /metrics")
+    }
+
+    fn request(&self, what: &str) -> Result<String> {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        write!(stream, "{what} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
         if !text.starts_with("HTTP/1.1 200") {
-            bail!("the controller answers {:?}", text.lines().next());
+            bail!("{} answers {:?}", self.who.name(), text.lines().next());
         }
         Ok(text)
     }

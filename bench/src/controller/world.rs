@@ -16,7 +16,9 @@ use steerage_testserver::{Options, Server};
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
-use super::objects;
+use super::peer::Cluster;
+use super::results::Writes;
+use super::{Scale, objects};
 use crate::api::create;
 
 /// Concurrent requests while objects are created.
@@ -67,17 +69,19 @@ impl World {
         self.nodes
     }
 
+    /// Creates what the peer reads, but no Services.
+    pub(super) fn fill_for_peer(&mut self, scale: &Scale) -> Result<()> {
+        (self.services, self.nodes) = (scale.services, scale.nodes);
+        self.runtime.block_on(add_nodes(&self.client, self.nodes))
+    }
+
     /// Creates everything that the controller reads.
-    pub(super) fn fill(&mut self, services: u32, nodes: u32, endpoints: u32) -> Result<()> {
-        (self.services, self.nodes, self.endpoints) = (services, nodes, endpoints);
-        let client = &self.client;
+    pub(super) fn fill(&mut self, scale: &Scale) -> Result<()> {
+        (self.services, self.nodes, self.endpoints) = (scale.services, scale.nodes, scale.endpoints);
+        let (client, nodes, endpoints) = (&self.client, self.nodes, self.endpoints);
         self.runtime.block_on(async {
             install(client).await?;
-            stream::iter(0..nodes)
-                .map(|number| Ok(add_node(client, number)))
-                .try_buffer_unordered(PARALLEL)
-                .try_collect::<()>()
-                .await?;
+            add_nodes(client, nodes).await?;
             let make = |number| async move {
                 create::<Service>(&Api::namespaced(client.clone(), NAMESPACE), objects::service(number))
                     .await?;
@@ -85,7 +89,7 @@ impl World {
                 let slices = Api::namespaced(client.clone(), NAMESPACE);
                 create::<EndpointSlice>(&slices, objects::slice(number, &nodes)).await.map(drop)
             };
-            stream::iter(0..services)
+            stream::iter(0..self.services)
                 .map(|number| Ok(make(number)))
                 .try_buffer_unordered(PARALLEL)
                 .try_collect()
@@ -133,8 +137,18 @@ impl World {
         })
     }
 
-    /// Writes of Services and of the edge's objects, by the API server's own count.
-    pub(super) fn writes(&self) -> Result<f64> {
+    /// Provider calls: writes of load balancers and of shared node sets.
+    pub(super) fn provider_calls(&self) -> Result<f64> {
+        self.requests(&["edgeloadbalancers", "edgenodesets"])
+    }
+
+    pub(super) fn writes(&self) -> Result<Writes> {
+        let objects = self.requests(&["services", "edgeloadbalancers", "edgenodesets", "addresspools"])?;
+        Ok(Writes { objects, events: self.requests(&["events"])? })
+    }
+
+    /// Requests that write these resources, by the API server's own count.
+    fn requests(&self, resources: &[&str]) -> Result<f64> {
         let request = http::Request::get("/metrics").body(Vec::new())?;
         let text = self.runtime.block_on(self.client.request_text(request))?;
         let counts = |line: &&str| {
@@ -143,10 +157,43 @@ impl World {
             };
             line.starts_with("apiserver_request_total{")
                 && has("verb", &["POST", "PUT", "PATCH", "APPLY", "DELETE"])
-                && has("resource", &["services", "edgeloadbalancers", "edgenodesets", "addresspools"])
+                && has("resource", resources)
         };
         let value = |line: &str| line.rsplit(' ').next().and_then(|number| number.parse::<f64>().ok());
         Ok(text.lines().filter(counts).filter_map(value).sum())
+    }
+}
+
+impl Cluster for World {
+    fn kubeconfig(&self) -> &Path {
+        self.server.kubeconfig()
+    }
+
+    fn create_services(&mut self) -> Result<()> {
+        let services: Api<Service> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let create = |number| create(&services, objects::unclassed(objects::service(number)));
+        self.runtime.block_on(
+            stream::iter(0..self.services)
+                .map(|number| Ok(create(number)))
+                .try_buffer_unordered(PARALLEL)
+                .try_for_each(|_| async { Ok(()) }),
+        )
+    }
+
+    fn add_node(&mut self) -> Result<()> {
+        World::add_node(self)
+    }
+
+    fn remove_node(&mut self) -> Result<()> {
+        World::remove_node(self)
+    }
+
+    fn writes(&self) -> Result<Writes> {
+        World::writes(self)
+    }
+
+    fn last_list(&self) -> Option<Instant> {
+        None
     }
 }
 
@@ -173,6 +220,14 @@ async fn install(client: &Client) -> Result<()> {
 fn is_established(crd: &CustomResourceDefinition) -> bool {
     let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.is_some_and(|list| list.iter().any(|c| c.type_ == "Established" && c.status == "True"))
+}
+
+async fn add_nodes(client: &Client, count: u32) -> Result<()> {
+    stream::iter(0..count)
+        .map(|number| Ok(add_node(client, number)))
+        .try_buffer_unordered(PARALLEL)
+        .try_collect()
+        .await
 }
 
 async fn add_node(client: &Client, number: u32) -> Result<()> {

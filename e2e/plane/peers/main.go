@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command aws-cloud-controller-manager is the AWS cloud provider of kubernetes/cloud-provider-aws, as its releases compose it, but
-// without the tagging controller, which is off by default.
+// without the tagging controller, which is off by default. With --cloud-provider=memory the same controllers have a provider that
+// answers at once.
 package main
 
 import (
@@ -9,7 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	cloudprovider "k8s.io/cloud-provider"
-	aws "k8s.io/cloud-provider-aws/pkg/providers/v1"
+	_ "k8s.io/cloud-provider-aws/pkg/providers/v1"
 	"k8s.io/cloud-provider/app"
 	"k8s.io/cloud-provider/app/config"
 	"k8s.io/cloud-provider/names"
@@ -31,11 +32,12 @@ func main() {
 	os.Exit(cli.Run(command))
 }
 
-// provider connects to AWS as --cloud-config says. The configuration names the cluster, so no AWS resource has to.
+// provider starts that of --cloud-provider as --cloud-config says. For AWS the configuration names the cluster, so no resource has to.
 func provider(completed *config.CompletedConfig) cloudprovider.Interface {
-	cloud, err := cloudprovider.InitCloudProvider(aws.ProviderName, completed.ComponentConfig.KubeCloudShared.CloudProvider.CloudConfigFile)
+	wanted := completed.ComponentConfig.KubeCloudShared.CloudProvider
+	cloud, err := cloudprovider.InitCloudProvider(wanted.Name, wanted.CloudConfigFile)
 	if err != nil || cloud == nil {
-		klog.Fatalf("no AWS provider: %v", err)
+		klog.Fatalf("no provider %q: %v", wanted.Name, err)
 	}
 	if !cloud.HasClusterID() {
 		klog.Fatal("the configuration has no KubernetesClusterID")

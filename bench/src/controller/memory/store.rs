@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The objects of the API server in memory, as their JSON, with versions, watches, and the patches that the controller sends. Pure but
+//! The objects of the API server in memory, as their JSON, with versions, watches, and the patches that the controllers send. Pure but
 //! for the channels of the watches.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -114,11 +114,13 @@ impl Store {
     }
 
     fn write(&mut self, resource: &str, name: &str, object: Value) -> Bytes {
-        let bytes = self.put(resource, name, object);
-        if let Some(collection) = self.collections.get_mut(resource) {
-            collection.writes += 1;
-        }
-        bytes
+        self.count_write(resource);
+        self.put(resource, name, object)
+    }
+
+    /// Counts a request that changes an object, without the change.
+    pub(super) fn count_write(&mut self, resource: &str) {
+        self.collections.entry(resource.to_owned()).or_default().writes += 1;
     }
 
     /// A list, or a page of it.
@@ -130,9 +132,11 @@ impl Store {
         if end < all.len() {
             metadata["continue"] = json!(end.to_string());
         }
-        let mut text =
-            format!("{{\"kind\":\"List\",\"apiVersion\":\"v1\",\"metadata\":{metadata},\"items\":[")
-                .into_bytes();
+        let mut text = format!(
+            "{{\"kind\":\"{}List\",\"apiVersion\":\"v1\",\"metadata\":{metadata},\"items\":[",
+            kind(resource)
+        )
+        .into_bytes();
         for (index, object) in all.skip(from).take(end - from).enumerate() {
             if index > 0 {
                 text.push(b',');
@@ -156,7 +160,7 @@ impl Store {
         if with_objects {
             self.last_list = Some(Instant::now());
             first.extend(collection.objects.values().map(|object| line("ADDED", object)));
-            let end = json!({"kind": "List", "apiVersion": "v1", "metadata": {
+            let end = json!({"kind": kind(resource), "apiVersion": "v1", "metadata": {
                 "resourceVersion": self.version.to_string(), "annotations": {"k8s.io/initial-events-end": "true"},
             }});
             first.push(line("BOOKMARK", end.to_string().as_bytes()));
@@ -168,6 +172,15 @@ impl Store {
         let later =
             futures::stream::unfold(receiver, |mut lines| async { Some((lines.recv().await?, lines)) });
         futures::stream::iter(first).chain(later).boxed()
+    }
+}
+
+/// The kind of the peer's objects, whose client checks it.
+fn kind(resource: &str) -> &'static str {
+    match resource {
+        "services" => "Service",
+        "nodes" => "Node",
+        _ => "",
     }
 }
 
@@ -183,7 +196,7 @@ fn parse(object: &[u8]) -> Value {
     serde_json::from_slice(object).unwrap_or_default()
 }
 
-/// A merge patch (RFC 7396), and the two lists that strategic patches of the controller merge.
+/// A merge patch (RFC 7396), and the two lists that strategic patches of the controllers merge.
 fn merge(object: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *object = patch.clone();
@@ -193,6 +206,8 @@ fn merge(object: &mut Value, patch: &Value) {
         match (key.as_str(), change) {
             // Preconditions, which the caller has checked.
             ("uid" | "resourceVersion", _) => {}
+            // The order of a list of a strategic patch.
+            (directive, _) if directive.starts_with('$') => {}
             (_, Value::Null) => {
                 object.as_object_mut().map(|fields| fields.remove(key));
             }
@@ -269,6 +284,18 @@ mod tests {
     }
 
     #[test]
+    fn objects_of_a_watch_end_with_a_bookmark_of_their_kind() {
+        let mut store = Store::default();
+        let kinds = |watch: &mut BoxStream<'static, Bytes>| {
+            let lines = std::iter::from_fn(|| watch.next().now_or_never()?).map(|line| parse(&line));
+            lines.map(|line| format!("{} {}", line["type"], line["object"]["kind"])).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&mut store.watch("services", 0, true)), [r#""BOOKMARK" "Service""#]);
+        store.put("nodes", "a", json!({"kind": "Node", "metadata": {"name": "a"}}));
+        assert_eq!(kinds(&mut store.watch("nodes", 0, true)), [r#""ADDED" "Node""#, r#""BOOKMARK" "Node""#]);
+    }
+
+    #[test]
     fn patches_merge_lists_and_check_versions() {
         let mut store = Store::default();
         store.put("services", "a", object("a"));
@@ -276,8 +303,12 @@ mod tests {
             |store: &mut Store, patch: Value| store.patch("services", "a", &patch).map(|bytes| parse(&bytes));
         let first = json!({"metadata": {"uid": "u", "finalizers": ["f"]}, "status": {"conditions": [{"type": "A", "status": "False"}]}});
         patch(&mut store, first).unwrap();
-        let second = json!({"metadata": {"finalizers": ["f", "g"]}, "status": {"conditions": [{"type": "A", "status": "True"}]}});
+        let second = json!({
+            "metadata": {"$setElementOrder/finalizers": ["f", "g"], "finalizers": ["f", "g"]},
+            "status": {"conditions": [{"type": "A", "status": "True"}]},
+        });
         let found = patch(&mut store, second).unwrap();
+        assert_eq!(found["metadata"].get("$setElementOrder/finalizers"), None);
         assert_eq!(found["metadata"]["finalizers"], json!(["f", "g"]));
         assert_eq!(found["status"]["conditions"], json!([{"type": "A", "status": "True"}]));
         let stale = json!({"metadata": {"resourceVersion": "1"}});
