@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! UDP on load balancers with IPv6, which takes prefixes for source NAT.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -284,7 +285,7 @@ async fn changes_of_others_are_repaired() {
     pause().await;
     // A listener of somebody else needs it.
     let foreign = cloud.cloud().listeners.into_values().next().unwrap();
-    let udp = Forward { port: 99, protocol: "UDP".to_owned(), tags: Default::default(), ..foreign };
+    let udp = Forward { port: 99, protocol: "UDP".to_owned(), tags: BTreeMap::default(), ..foreign };
     cloud.change(|cloud| drop(cloud.listeners.insert("listener/theirs".to_owned(), udp)));
     pause().await;
     let outcome = apply(&aws, &without, Compare::InPlace).await.unwrap();
