@@ -48,6 +48,8 @@ PANELS_AFTER_FAULT = {"Failed provider calls": CALLS + '{result!="ok"}'}
 PANELS_NOT_IN_LAB = {
     "AWS requests": "the lab's provider is the edge",
     "Duration of AWS requests (p99)": "the lab's provider is the edge",
+    "Rate of AWS budgets": "the lab's provider is the edge",
+    "Wait because of AWS budgets (p99)": "the lab's provider is the edge",
 }
 # Alerts that may be true in a lab: what the suite did before remains visible for a while.
 TRUE_IN_LAB = {

@@ -59,12 +59,16 @@ pub(crate) struct AppliedState {
     pub(crate) frozen_until: Option<Instant>,
     /// When the provider may accept refused targets.
     pub(crate) retry_refused_at: Option<Instant>,
+    /// Whether the last read of the targets' health failed.
+    pub(crate) is_health_failing: bool,
     /// The targets' health at the last read.
     pub(crate) health: Option<HealthSummary>,
     /// When that read began; `None` before the first, and after a failed one.
     pub(crate) health_read_at: Option<Instant>,
     /// When to read it again; `None` if the provider notifies.
     pub(crate) health_due_at: Option<Instant>,
+    /// When nodes without an agent will have had the time to get one.
+    pub(crate) agents_due_at: Option<Instant>,
     /// Since when the Service has had no usable endpoint.
     no_endpoints_since: Option<Instant>,
     /// When to compare everything with the provider, although nothing is known to have changed.
@@ -105,8 +109,15 @@ impl AppliedState {
         let release = self.hold.next_release();
         let alarm = self.no_endpoints_since.map(|since| since + ENDPOINTS_GRACE);
         let alarm = alarm.filter(|_| !self.published.contains_key(SERVE));
-        let due =
-            [self.retry_refused_at, self.health_due_at, self.compare_at, self.frozen_until, release, alarm];
+        let due = [
+            self.retry_refused_at,
+            self.health_due_at,
+            self.compare_at,
+            self.frozen_until,
+            self.agents_due_at,
+            release,
+            alarm,
+        ];
         due.into_iter().flatten().min()
     }
 
@@ -125,6 +136,7 @@ impl AppliedState {
         self.is_paused = true;
         (self.in_place, self.retry_refused_at, self.frozen_until) = (None, None, None);
         (self.health_due_at, self.compare_at, self.no_endpoints_since) = (None, None, None);
+        self.agents_due_at = None;
         self.hold = RemovalHold::default();
     }
 

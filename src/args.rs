@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Also manage Services without loadBalancerClass; no other controller may then manage them
     #[arg(long, env = "STEERAGE_SERVE_UNSET_CLASS")]
     serve_unset_class: bool,
-    /// Also manage Services with these classes of other controllers, such as service.k8s.aws/nlb; these must not manage them any more
+    /// Also manage Services with these classes of other controllers, such as service.k8s.aws/nlb. Stop those controllers first
     #[arg(
         long,
         env = "STEERAGE_SERVE_CLASSES",
@@ -390,7 +390,9 @@ async fn new_provider(
             match checked {
                 Err(error @ Error::Denied(_)) => anyhow::bail!("AWS refuses the controller: {error}"),
                 // Traffic does not need the controller, and AWS may answer soon.
-                Err(error) => tracing::warn!(%error, "AWS does not answer; starting all the same"),
+                Err(error) => {
+                    tracing::warn!(%error, "AWS not reached, or no credentials found; starting, and retrying each call");
+                }
                 Ok(()) => {}
             }
             Arc::new(aws)

@@ -261,7 +261,7 @@ mod tests {
         let (action, details) = planned(answers, true).await;
         assert_eq!(action, Action::Unknown);
         assert!(details.contains("AWS failed"), "{details}");
-        let (action, details) = planned(vec![Err(Error::Denied("no".to_owned()))], true).await;
+        let (action, details) = planned(vec![Err(Error::denied("no"))], true).await;
         assert_eq!(action, Action::Unknown);
         assert!(details.contains("denied permission: no"), "a second try changes nothing: {details}");
     }

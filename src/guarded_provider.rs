@@ -113,6 +113,6 @@ impl GuardedProvider {
 pub(crate) async fn within_deadline<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     tokio::time::timeout(DEADLINE, call).await.unwrap_or_else(|_| {
         let deadline = duration::display(DEADLINE);
-        Err(Error::Unavailable(format!("The provider did not answer within {deadline}. Steerage retries.")))
+        Err(Error::Unavailable(format!("The provider did not finish within {deadline}. Steerage retries.")))
     })
 }

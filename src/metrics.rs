@@ -93,7 +93,11 @@ impl Metrics {
             "Time that a provider call waits because of --provider-qps",
             provider_budget_wait,
         );
-        registry.register("workqueue_depth", "Serialisation keys that wait for a worker", workqueue_depth);
+        registry.register(
+            "workqueue_depth",
+            "Load balancers that are due and wait for a worker",
+            workqueue_depth,
+        );
         registry.register("leader", "1 while this process holds the Lease", leader);
         registry.register("load_balancers", "Load balancers that this process manages", load_balancers);
         registry.register(

@@ -9,8 +9,8 @@ use std::time::Duration;
 use steerage_watch::Backoff;
 use tokio::time::Instant;
 
-/// An urgent request may pass an older one for at most this long.
-const STARVATION_LIMIT: Duration = Duration::from_secs(2);
+/// Of so many tasks that start while others wait too, one is not urgent: nothing starves.
+const NORMAL_EVERY: u32 = 8;
 
 /// What the queue holds for a key.
 pub(crate) trait Request {
@@ -18,6 +18,13 @@ pub(crate) trait Request {
     fn merge(&mut self, other: Self);
     /// Whether this request passes those that are not urgent.
     fn is_urgent(&self) -> bool;
+}
+
+/// Which requests may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    All,
+    Urgent,
 }
 
 /// The result of a task, with the request to repeat where there is one.
@@ -49,13 +56,15 @@ pub(crate) struct Queue<R> {
     normal: BTreeSet<(Instant, String)>,
     /// What is not due yet, when it was added.
     delayed: BTreeSet<(Instant, String)>,
+    /// Urgent tasks that started since one that is not, while such a one waited.
+    passed: u32,
     backoff: Backoff,
 }
 
 impl<R: Request> Queue<R> {
     pub(crate) fn new(backoff: Backoff) -> Self {
         let (urgent, normal, delayed) = Default::default();
-        Self { slots: BTreeMap::new(), urgent, normal, delayed, backoff }
+        Self { slots: BTreeMap::new(), urgent, normal, delayed, passed: 0, backoff }
     }
 
     /// The number of keys that are due and wait for a worker.
@@ -91,14 +100,21 @@ impl<R: Request> Queue<R> {
         }
     }
 
-    /// The next key that is due. It counts as running until [`Queue::finish`].
-    pub(crate) fn start_next(&mut self, now: Instant) -> Option<(String, R)> {
+    /// The next key that is due, of those that `which` allows. It counts as running until [`Queue::finish`].
+    pub(crate) fn start_next(&mut self, which: Which, now: Instant) -> Option<(String, R)> {
         self.promote(now);
         let due = |set: &BTreeSet<(Instant, String)>| set.first().filter(|(due, _)| *due <= now).cloned();
-        let (_, key) = match (due(&self.urgent), due(&self.normal)) {
-            (Some(urgent), Some(normal)) if normal.0 + STARVATION_LIMIT >= urgent.0 => urgent,
-            (Some(_), Some(normal)) => normal,
-            (urgent, normal) => urgent.or(normal)?,
+        let normal = due(&self.normal).filter(|_| which == Which::All);
+        let (_, key) = match (due(&self.urgent), normal) {
+            (Some(urgent), Some(_)) if self.passed + 1 < NORMAL_EVERY => {
+                self.passed += 1;
+                urgent
+            }
+            (_, Some(normal)) => {
+                self.passed = 0;
+                normal
+            }
+            (urgent, None) => urgent?,
         };
         let (_, request, failures) = self.remove_waiting(&key)?;
         let state = SlotState::Running { next: None, reset_backoff: false };
@@ -134,10 +150,11 @@ impl<R: Request> Queue<R> {
         self.insert_waiting(key, now + delay, request, failures, now);
     }
 
-    /// When the next key is due.
-    pub(crate) fn next_due(&self) -> Option<Instant> {
-        let sets = [&self.urgent, &self.normal, &self.delayed];
-        sets.into_iter().filter_map(|set| set.first()).map(|(due, _)| *due).min()
+    /// When the next key is due, of those that `which` allows, or may be.
+    pub(crate) fn next_due(&self, which: Which) -> Option<Instant> {
+        let normal = (which == Which::All).then_some(&self.normal);
+        let sets = [&self.urgent, &self.delayed].into_iter().chain(normal);
+        sets.filter_map(|set| set.first()).map(|(due, _)| *due).min()
     }
 
     /// Moves what has become due to the others that wait for a worker.

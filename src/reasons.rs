@@ -53,7 +53,7 @@ reasons! {
         NO_TARGETS = "NoTargets";
         /// No target passes its health check.
         TARGETS_UNHEALTHY = "TargetsUnhealthy";
-        /// The provider has not reported the health of the targets yet.
+        /// The provider has not reported the health of the targets, or it cannot be read.
         HEALTH_UNKNOWN = "HealthUnknown";
     }
 
@@ -62,7 +62,7 @@ reasons! {
         AS_EXPECTED = "AsExpected";
         /// The provider cannot use some targets; it uses the others.
         TARGETS_REFUSED = "TargetsRefused";
-        /// The Service is labelled for the agent, and some nodes have no agent.
+        /// The Service is labelled for the agent, and some nodes that are older than 5m have no agent.
         NODES_WITHOUT_AGENT = "NodesWithoutAgent";
         /// No eligible node can serve the Service; ineligible nodes stay targets.
         ONLY_INELIGIBLE_NODES = "OnlyIneligibleNodes";
@@ -72,7 +72,7 @@ reasons! {
         AFFINITY_NOT_SUPPORTED = "AffinityNotSupported";
         /// A watch is stale; the last targets are kept.
         TARGETS_FROZEN = "TargetsFrozen";
-        /// The requested configuration is unsupported; the previous load balancer is kept.
+        /// The requested configuration is unsupported; the previous load balancer is kept. One of another controller is not adopted.
         UNSUPPORTED_CHANGE = "UnsupportedChange";
         /// An annotation `steerage.dev/…` is unknown, and ignored.
         ANNOTATION_IGNORED = "AnnotationIgnored";

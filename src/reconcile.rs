@@ -3,7 +3,7 @@
 //!
 //! Called by the workers, at most once at a time for each serialisation key.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use steerage_model::Service;
@@ -33,6 +33,11 @@ mod teardown;
 
 /// The shortest wait for what is due, also if a reconcile ended before it got to it.
 const MIN_WAIT: Duration = Duration::from_secs(1);
+
+/// Wait before a call that the provider refused because there were too many.
+const THROTTLED_RETRY: Duration = Duration::from_secs(10);
+/// Throttling concerns many load balancers at once: at most one is logged in this time.
+const THROTTLING_LOGGED_EVERY: Duration = Duration::from_secs(1);
 
 /// Why a reconcile could not be completed.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +74,8 @@ pub(crate) struct Reconciler {
     pub(crate) pod_gates: Option<Arc<PodGates>>,
     /// Whether Services are patched to what their legacy annotations request.
     pub(crate) migrate_legacy_annotations: bool,
+    /// When throttling was last logged.
+    pub(crate) throttling_logged: Mutex<Option<Instant>>,
 }
 
 impl Reconciler {
@@ -196,9 +203,22 @@ impl Reconciler {
                 ("refused", done)
             }
             Err(ReconcileError::Provider(error)) => {
-                let after = if let Error::Throttled { after, .. } = &error { *after } else { None };
+                // Not after the backoff: that of many failures goes on for minutes after the provider takes calls again.
+                let after = match &error {
+                    Error::Throttled { after, .. } => Some(after.unwrap_or(THROTTLED_RETRY)),
+                    _ => None,
+                };
                 let retry_in = after.map(|after| duration::rounded(after).to_string());
-                tracing::warn!(%service, %error, retry_in, "load balancer not programmed; retrying");
+                let is_news = after.is_none() || self.is_throttling_news();
+                match (is_news, is_deletion) {
+                    (true, true) => {
+                        tracing::warn!(%service, %error, retry_in, "load balancer not deleted; keeping the finalizer and retrying");
+                    }
+                    (true, false) => {
+                        tracing::warn!(%service, %error, retry_in, "load balancer not programmed; retrying");
+                    }
+                    (false, _) => tracing::debug!(%service, %error, retry_in, "throttled; retrying"),
+                }
                 ("failed", ReconcileOutcome::Failed(after, again))
             }
             Err(ReconcileError::Write(error)) => {
@@ -217,6 +237,16 @@ impl Reconciler {
         };
         self.metrics.reconciled(label);
         outcome
+    }
+
+    /// Whether throttling was not logged a moment ago.
+    fn is_throttling_news(&self) -> bool {
+        let mut logged = self.throttling_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_news = logged.is_none_or(|at| at.elapsed() >= THROTTLING_LOGGED_EVERY);
+        if is_news {
+            *logged = Some(Instant::now());
+        }
+        is_news
     }
 
     fn events<'a>(&'a self, service: &'a Service) -> ServiceRecorder<'a> {

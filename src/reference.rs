@@ -89,7 +89,7 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
         (
             names::FINALIZER,
             "finalizer on a Service",
-            "Set on Services of Steerage's class before anything is created, and removed after all is deleted",
+            "Set on Services with a class, the controller's own or one of `--serve-classes`, before anything is created, and removed after all is deleted",
         ),
         (
             names::UPSTREAM_FINALIZER,
@@ -163,10 +163,14 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
             "The provider limits calls",
             "Nothing: Steerage retries at the rate that the provider allows",
         ),
-        (Error::Denied(text()), "The credentials lack a right", "Grant the rights that the message names"),
+        (
+            Error::Denied(text()),
+            "The credentials lack a right, or the provider does not accept them",
+            "Grant the rights that the message names; or check the source of the credentials and the clock",
+        ),
         (
             Error::Unavailable(text()),
-            "The provider failed or did not answer",
+            "The provider failed or did not answer, or no credentials were found",
             "Nothing if it passes: Steerage retries. Otherwise check the connection to the provider",
         ),
     ];

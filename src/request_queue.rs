@@ -10,7 +10,7 @@ use steerage_watch::Backoff;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::queue::{Queue, ReconcileOutcome, Request};
+use crate::queue::{Queue, ReconcileOutcome, Request, Which};
 
 /// Why a load balancer is reconciled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -116,9 +116,9 @@ impl RequestQueue {
         inner.nodes_changed = false;
     }
 
-    /// The next key that is due, with its requests.
-    pub(crate) fn start_next(&self) -> Option<(String, RequestBatch)> {
-        self.lock().queue.start_next(Instant::now())
+    /// The next key that is due, with its requests, of those that `which` allows.
+    pub(crate) fn start_next(&self, which: Which) -> Option<(String, RequestBatch)> {
+        self.lock().queue.start_next(which, Instant::now())
     }
 
     /// Records the end of a key's task.
@@ -126,9 +126,9 @@ impl RequestQueue {
         self.lock().queue.finish(key, outcome, Instant::now(), fastrand::f64());
     }
 
-    /// When the next key is due.
-    pub(crate) fn next_due(&self) -> Option<Instant> {
-        self.lock().queue.next_due()
+    /// When the next key is due, of those that `which` allows, or may be.
+    pub(crate) fn next_due(&self, which: Which) -> Option<Instant> {
+        self.lock().queue.next_due(which)
     }
 
     /// The number of keys that wait.

@@ -54,8 +54,13 @@ pub(crate) fn refused_targets(
         .collect();
     let more = count.saturating_sub(shown.len());
     let rest = if more > 0 { format!("; and {more} more") } else { String::new() };
-    (count > 0)
-        .then(|| (reasons::TARGETS_REFUSED, format!("Some targets are not used: {}{rest}", shown.join("; "))))
+    (count > 0).then(|| {
+        let message = format!(
+            "Not used as targets: {}{rest}. The others are used. Fix what each reason names; Steerage tries again.",
+            shown.join("; ")
+        );
+        (reasons::TARGETS_REFUSED, message)
+    })
 }
 
 /// What the status follows from.
@@ -176,7 +181,8 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
             ("False", why(reasons::TARGETS_UNHEALTHY, message))
         }
         _ => {
-            let message = "The provider has not reported the health of the targets yet.";
+            let message = "The health of the targets is not known: the provider has not reported it, or it cannot be read. Traffic is not \
+                           affected. See the controller's log.";
             ("Unknown", why(reasons::HEALTH_UNKNOWN, message))
         }
     }

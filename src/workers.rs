@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::orphans::OrphanTracker;
-use crate::queue::{ReconcileOutcome, Request as _};
+use crate::queue::{ReconcileOutcome, Request as _, Which};
 use crate::reconcile::Reconciler;
 use crate::request_queue::{ReconcileRequest, RequestBatch, RequestQueue};
 
@@ -184,7 +184,7 @@ impl Workers {
 
     fn start_tasks(&mut self) {
         while self.tasks.len() < self.options.workers
-            && let Some((key, batch)) = self.requests.start_next()
+            && let Some((key, batch)) = self.requests.start_next(self.startable())
         {
             let (reconciler, requests) = (Arc::clone(&self.reconciler), batch.clone());
             let task =
@@ -193,6 +193,13 @@ impl Workers {
         }
         let depth = i64::try_from(self.requests.depth()).unwrap_or(i64::MAX);
         self.reconciler.metrics.workqueue_depth.set(depth);
+    }
+
+    /// Some workers are left to urgent requests: the others may all wait for a cloud that takes no more changes, while it would remove
+    /// a dead node.
+    fn startable(&self) -> Which {
+        let normal = self.running.values().filter(|(_, batch)| !batch.is_urgent()).count();
+        if normal + self.options.workers / 4 < self.options.workers { Which::All } else { Which::Urgent }
     }
 
     fn on_task_end(&mut self, ended: Result<(Id, TaskResult), JoinError>) {
@@ -263,7 +270,8 @@ impl Workers {
 
     /// When the next key is due, if a worker is free for it, or the next shared set.
     fn next_due(&self) -> Option<Instant> {
-        let request = (self.tasks.len() < self.options.workers).then(|| self.requests.next_due()).flatten();
+        let is_free = self.tasks.len() < self.options.workers;
+        let request = is_free.then(|| self.requests.next_due(self.startable())).flatten();
         let set = self.sets.values().min().filter(|_| self.set_write.is_none()).copied();
         request.into_iter().chain(set).min()
     }
@@ -310,7 +318,7 @@ mod tests {
 
     /// The owners whose deletion is requested.
     fn requested(requests: &RequestQueue) -> Vec<String> {
-        let mut found: Vec<_> = std::iter::from_fn(|| requests.start_next())
+        let mut found: Vec<_> = std::iter::from_fn(|| requests.start_next(Which::All))
             .flat_map(|(_, RequestBatch(batch))| batch)
             .filter(|(_, request)| request.exists_at_provider)
             .map(|(owner, _)| owner.uid)

@@ -7,7 +7,10 @@ the life of a target's health above all, is not made up here: who probes targets
 """
 
 import io
+import itertools
 import sys
+import threading
+import time
 from collections import defaultdict
 from ipaddress import ip_address, ip_network
 
@@ -18,22 +21,32 @@ from moto.ec2.models.security_groups import SecurityGroupBackend
 from moto.ec2.responses.security_groups import SecurityGroups
 from moto.elbv2 import exceptions as errors
 from moto.elbv2 import models
+from moto.elbv2.responses import ELBV2Response
 from moto.moto_server.werkzeug_app import create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 Backend = models.ELBv2Backend
 Group = models.FakeTargetGroup
 NLB_PROTOCOLS = ("TCP", "UDP", "TCP_UDP", "TLS")
-# Target groups and security groups of a load balancer that was just deleted: AWS releases them only a little later.
-held = set()
+# Until when AWS holds target groups and security groups of a load balancer that was just deleted, in seconds of the monotonic clock.
+held = {}
+# How long, in seconds: AWS takes some for a target group, and minutes for a security group.
+TARGET_GROUP_RELEASE = 3
+SECURITY_GROUP_RELEASE = 8
 # State and reason of targets, by target group and id, as somebody who probes them says; with None, moto's own are shown.
 health = None
+# For prefixes of AWS's choice.
+prefix_numbers = itertools.count(1)
 # Calls that may have changed something.
 writes = 0
 
 
 def error(code, message):
     return models.RESTError(code, message)
+
+
+def is_held(group):
+    return time.monotonic() < held.get(group, 0)
 
 
 def groups_of(listener):
@@ -70,6 +83,82 @@ def create_load_balancer(original, self, name, *args, **kwargs):
     return made
 
 
+def refuse_source_nat(balancer_type, ip_address_type, enabled):
+    if enabled == "on" and (balancer_type != "network" or ip_address_type != "dualstack"):
+        raise error("InvalidConfigurationRequest", "A prefix for IPv6 source NAT needs a dualstack network load balancer")
+
+
+def set_source_nat(balancer, params):
+    """AWS chooses a prefix where a mapping has none, or asks for that."""
+    enabled = params.get("EnablePrefixForIpv6SourceNat", "off")
+    mappings = params.get("SubnetMappings", []) if enabled == "on" else []
+    chosen = {m["SubnetId"]: m.get("SourceNatIpv6Prefix", "auto_assigned") for m in mappings}
+    balancer.enable_prefix_for_ipv6_source_nat = enabled
+    balancer.source_nat_prefixes = {
+        subnet: f"2001:db8:aa:{next(prefix_numbers):x}::/80" if prefix == "auto_assigned" else prefix
+        for subnet, prefix in chosen.items()
+    }
+
+
+def availability_zones(self):
+    zones = [models.AvailabilityZone(subnet) for subnet in self.subnets]
+    for zone in zones:
+        prefix = getattr(self, "source_nat_prefixes", {}).get(zone.subnet_id)
+        zone.source_nat_ipv6_prefixes = [prefix] if prefix else []
+    return zones
+
+
+# moto knows nothing of source NAT.
+models.FakeLoadBalancer.enable_prefix_for_ipv6_source_nat = "off"
+models.FakeLoadBalancer.availability_zones = property(availability_zones)
+
+
+@correct(ELBV2Response)
+def create_load_balancer(original, self):
+    params = self._get_params()
+    refuse_source_nat(
+        params.get("Type"), params.get("IpAddressType", "ipv4"), params.get("EnablePrefixForIpv6SourceNat", "off")
+    )
+    answer = original(self)
+    made = next(b for b in self.elbv2_backend.load_balancers.values() if b.name == params["Name"])
+    set_source_nat(made, params)
+    return answer
+
+
+@correct(ELBV2Response)
+def set_subnets(original, self):
+    params = self._get_params()
+    balancer = self.elbv2_backend.load_balancers.get(params["LoadBalancerArn"])
+    if balancer:
+        enabled = params.get("EnablePrefixForIpv6SourceNat", "off")
+        refuse_source_nat(balancer.type, balancer.ip_address_type, enabled)
+        if enabled == "off" and balancer.enable_prefix_for_ipv6_source_nat == "on" and has_udp(balancer):
+            raise error("InvalidConfigurationRequest", "A listener with UDP needs the prefixes for IPv6 source NAT")
+    answer = original(self)
+    set_source_nat(balancer, params)
+    enabled = balancer.enable_prefix_for_ipv6_source_nat
+    return type(answer)({"AvailabilityZones": balancer.availability_zones, "EnablePrefixForIpv6SourceNat": enabled})
+
+
+def has_udp(balancer):
+    return any(listener.protocol.endswith("UDP") for listener in balancer.listeners.values())
+
+
+@correct(Backend)
+def set_ip_address_type(original, self, arn, ip_type):
+    # moto changes it whatever the listeners have.
+    balancer = self.load_balancers.get(arn)
+    if balancer and balancer.type == "network" and ip_type != balancer.ip_address_type:
+        used = [self.target_groups.get(g) for listener in balancer.listeners.values() for g in groups_of(listener)]
+        if ip_type == "dualstack" and has_udp(balancer):
+            raise error("InvalidConfigurationRequest", "A listener with UDP has targets with IPv4")
+        if ip_type == "ipv4" and any(group and group.ip_address_type == "ipv6" for group in used):
+            raise error("InvalidConfigurationRequest", "A target group has IPv6")
+        if ip_type == "ipv4" and balancer.enable_prefix_for_ipv6_source_nat == "on":
+            raise error("InvalidConfigurationRequest", "A prefix for IPv6 source NAT needs a dualstack load balancer")
+    return original(self, arn, ip_type)
+
+
 def activate(self):
     # moto reports active at once.
     self.describes_until_active = getattr(self, "describes_until_active", 0) - 1
@@ -85,8 +174,11 @@ def delete_load_balancer(original, self, arn):
     # moto releases the target groups and security groups at once.
     balancer = self.load_balancers.get(arn)
     if balancer:
-        held.update(g for listener in balancer.listeners.values() for g in groups_of(listener))
-        held.update(balancer.security_groups or [])
+        now = time.monotonic()
+        for group in (g for listener in balancer.listeners.values() for g in groups_of(listener)):
+            held[group] = now + TARGET_GROUP_RELEASE
+        for group in balancer.security_groups or []:
+            held[group] = now + SECURITY_GROUP_RELEASE
     return original(self, arn)
 
 
@@ -120,8 +212,7 @@ def set_subnets(original, self, arn, subnets, subnet_mappings):
 def delete_security_group(original, self, name=None, group_id=None):
     # moto deletes a group that a load balancer uses.
     balancers = models.elbv2_backends[self.account_id][self.region_name].load_balancers.values()
-    if group_id in held or any(group_id in (b.security_groups or []) for b in list(balancers)):
-        held.discard(group_id)
+    if is_held(group_id) or any(group_id in (b.security_groups or []) for b in list(balancers)):
         raise DependencyViolationError(f"resource {group_id} has a dependent object")
     return original(self, name, group_id)
 
@@ -150,19 +241,26 @@ def revoke_security_group_ingress(original, self):
 
 @correct(Backend)
 def delete_target_group(original, self, target_group_arn):
-    if target_group_arn in held:
-        held.discard(target_group_arn)
+    if is_held(target_group_arn):
         raise errors.ResourceInUseError("The target group is currently in use by a listener or a rule")
     return original(self, target_group_arn)
 
 
-def check_forward(backend, protocol, actions):
+def check_forward(backend, balancer, protocol, actions):
+    # moto takes each protocol with each IP family.
+    is_dual = balancer.ip_address_type == "dualstack"
+    needs_v6 = is_dual and protocol.endswith("UDP")
+    if needs_v6 and balancer.enable_prefix_for_ipv6_source_nat == "off":
+        raise error("InvalidConfigurationRequest", "UDP on a dualstack load balancer needs prefixes for IPv6 source NAT")
     for action in actions:
         group = backend.target_groups.get(action.get("TargetGroupArn"))
         if group is None:
             raise errors.TargetGroupNotFoundError()
         if group.protocol != protocol and (protocol, group.protocol) != ("TLS", "TCP"):
             raise error("IncompatibleProtocols", f"{protocol} listener, {group.protocol} target group")
+        has_v6 = group.ip_address_type == "ipv6"
+        if needs_v6 and not has_v6 or has_v6 and not is_dual:
+            raise error("InvalidConfigurationRequest", f"{protocol} on this load balancer needs targets of the other IP family")
 
 
 @correct(Backend)
@@ -171,7 +269,8 @@ def create_listener(original, self, load_balancer_arn, protocol, port, ssl_polic
     balancer = self.load_balancers.get(load_balancer_arn)
     if balancer and any(str(other.port) == str(port) for other in balancer.listeners.values()):
         raise errors.DuplicateListenerError()
-    check_forward(self, protocol, actions)
+    if balancer:
+        check_forward(self, balancer, protocol, actions)
     return original(self, load_balancer_arn, protocol, port, ssl_policy, certificate, actions, *args, **kwargs)
 
 
@@ -181,7 +280,8 @@ def modify_listener(original, self, arn, port=None, protocol=None, ssl_policy=No
     if protocol not in (None, *NLB_PROTOCOLS):
         raise error("UnsupportedProtocol", f"Protocol {protocol} is not supported")
     listener = self.describe_listeners(load_balancer_arn=None, listener_arns=[arn])[0]
-    check_forward(self, protocol or listener.protocol, actions or [])
+    balancer = self.load_balancers[listener.load_balancer_arn]
+    check_forward(self, balancer, protocol or listener.protocol, actions or [])
     changed = original(self, arn, port, None, ssl_policy, certificates, actions)
     changed.protocol = protocol or changed.protocol
     if certificates:
@@ -386,7 +486,8 @@ def snapshot():
     for arn, b in backend.load_balancers.items():
         subnets = sorted(subnet.id for subnet in b.subnets)
         security = sorted(groups[g].name if g in groups else "nothing" for g in b.security_groups or [])
-        yield f"load balancer {b.name}\t{[b.type, b.scheme, subnets, security, attributes(b.attrs), tags(arn)]}"
+        families = [b.ip_address_type, b.enable_prefix_for_ipv6_source_nat]
+        yield f"load balancer {b.name}\t{[b.type, b.scheme, families, subnets, security, attributes(b.attrs), tags(arn)]}"
         for listener in b.listeners.values():
             to = [names.get(g, "nothing") for g in groups_of(listener)]
             yield f"listener {b.name}:{listener.port}\t{[listener.protocol, to, tags(listener.arn)]}"
@@ -422,6 +523,8 @@ def set_health(lines):
     health = states
 
 
+# moto's models are not made for several threads: a call that reads a table fails while another one writes it.
+one_call = threading.Lock()
 # moto's own dispatcher takes half of a call's time: it looks for each of moto's services on the disk, for every call.
 services = {"ec2": create_backend_app("ec2"), "elasticloadbalancing": create_backend_app("elbv2")}
 
@@ -430,8 +533,13 @@ LOOKS = {"/test/snapshot": snapshot, "/test/targets": targets, "/test/writes": c
 
 
 def app(environ, start_response):
-    global writes
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    with one_call:
+        return answer(environ, body, start_response)
+
+
+def answer(environ, body, start_response):
+    global writes
     # Reads past the API, for tests that poll: moto needs milliseconds for every call.
     look = LOOKS.get(environ["PATH_INFO"])
     if look is None:

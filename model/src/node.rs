@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use ipnet::IpNet;
 
@@ -32,6 +33,8 @@ pub struct Node {
     pub autoscaler_taint: bool,
     /// `spec.unschedulable`: the node is cordoned.
     pub cordoned: bool,
+    /// `metadata.creationTimestamp`.
+    pub created: Option<SystemTime>,
     /// The agent that serves it.
     pub agent: Option<NodeAgent>,
 }

@@ -9,6 +9,7 @@ use steerage_watch::Backoff;
 
 use super::*;
 use crate::queue::ReconcileOutcome;
+use crate::queue::Which;
 use crate::removal_hold::{HoldMetrics, LONGEST_HOLD};
 use crate::request_queue::RequestBatch;
 
@@ -47,7 +48,7 @@ fn listed() -> ClusterIndex {
 }
 
 fn next(cluster: &ClusterIndex) -> Option<ReconcileRequest> {
-    let (key, RequestBatch(mut batch)) = cluster.requests.start_next()?;
+    let (key, RequestBatch(mut batch)) = cluster.requests.start_next(Which::All)?;
     cluster.requests.finish(&key, ReconcileOutcome::Done);
     let request = batch.remove(&owner()).expect("the Service's");
     assert!(batch.is_empty(), "{batch:?}");
@@ -86,7 +87,7 @@ fn only_a_changed_specification_ends_a_backoff() {
     let cluster = listed();
     let fail = |cluster: &ClusterIndex| {
         cluster.requests.add(&owner(), ReconcileRequest::default(), true);
-        let (key, batch) = cluster.requests.start_next().expect("due");
+        let (key, batch) = cluster.requests.start_next(Which::All).expect("due");
         cluster.requests.finish(&key, ReconcileOutcome::Failed(None, batch));
     };
     let mut state = crate::applied::AppliedState::default();

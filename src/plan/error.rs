@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why a Service cannot have the load balancer that it specifies.
 
-use steerage_model::{Family, Protocol};
+use steerage_model::{Family, Protocol, shown};
 
 use crate::reasons;
 
 /// A Service that cannot be planned as specified. `Display` says what is wrong, [`PlanError::remedy`] what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PlanError {
-    #[error("Annotation steerage.dev/steering has the unknown value `{0}`")]
+    #[error("Annotation steerage.dev/steering has the unknown value `{}`", shown(.0))]
     UnknownSteering(String),
     #[error("The provider does not support the steering {steering}")]
     SteeringNotSupported { steering: &'static str, supported: String },
     #[error("Annotation steerage.dev/steering is health-check, but the targets are pods, not nodes")]
     SteeringOfPods,
-    #[error("Annotation {name} has the invalid value `{value}`: {problem}")]
+    #[error("Annotation {name} has the invalid value `{}`: {problem}", shown(value))]
     InvalidAnnotation { name: &'static str, value: String, problem: String },
-    #[error("{field} contains `{value}`, which is not an IP address")]
+    #[error("{field} contains `{}`, which is not an IP address", shown(value))]
     InvalidRequestedAddress { field: &'static str, value: String },
     #[error(
         "Annotation steerage.dev/shared-load-balancer is set, but the provider cannot share a load balancer"

@@ -5,7 +5,7 @@
 //! therefore made once, and never over a later choice.
 
 use serde_json::{Value, json};
-use steerage_model::{Service, ServiceKind, TrafficPolicy, annotations};
+use steerage_model::{Service, ServiceKind, TrafficPolicy, annotations, shown};
 
 /// What the legacy annotations of a Service request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +47,7 @@ pub(crate) fn legacy_request(service: &Service) -> LegacyRequest {
 }
 
 fn invalid(name: &str, value: &str, remedy: &str) -> LegacyRequest {
+    let value = shown(value);
     let message = format!("Annotation {name} has the invalid value `{value}`. It is ignored. {remedy}.");
     LegacyRequest::Invalid(message)
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use steerage_model::{Service, annotations};
+use steerage_model::{Service, annotations, shown};
 
 use super::{Config, PlanError, has_pod_targets};
 
@@ -65,10 +65,8 @@ pub(super) fn check_node_labels(service: &Service, config: &Config) -> Result<()
 }
 
 fn invalid(service: &Service, name: &'static str, problem: String) -> PlanError {
-    /// Annotations may be long, and conditions are read by people.
-    const SHOWN: usize = 100;
-    let value = service.annotations.get(name).map(|value| value.chars().take(SHOWN).collect());
-    PlanError::InvalidAnnotation { name, value: value.unwrap_or_default(), problem }
+    let value = service.annotations.get(name).cloned().unwrap_or_default();
+    PlanError::InvalidAnnotation { name, value, problem }
 }
 
 fn parse(text: &str) -> Result<NodeLabels, String> {
@@ -76,8 +74,7 @@ fn parse(text: &str) -> Result<NodeLabels, String> {
     for item in text.split(',').map(str::trim) {
         let pair = item.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
         let Some((key, value)) = pair.filter(|(key, value)| is_key(key) && is_value(value)) else {
-            let shown: String = item.chars().take(70).collect();
-            return Err(format!("`{shown}` is no label; write key=value, separated by commas"));
+            return Err(format!("`{}` is no label; write key=value, separated by commas", shown(item)));
         };
         if labels.insert(key.to_owned(), value.to_owned()).is_some_and(|other| other != value) {
             return Err(format!("no node has two values of {key}"));

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use steerage_model::{Family, IneligibleReason, Node};
 use steerage_provider_api::{SharedSet, Target, TargetSet};
@@ -17,6 +18,9 @@ type Chosen = BTreeMap<Choice, Arc<[Arc<Target>]>>;
 
 /// Choices that are remembered. Whoever edits an annotation all the time uses up no more memory.
 const MAX_CHOICES: usize = 1000;
+
+/// A node that is younger may still be about to get its agent.
+const AGENT_GRACE: Duration = Duration::from_mins(5);
 
 /// All nodes as possible targets, prepared once for the plans of many Services.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +45,23 @@ pub(super) struct SharedTargets {
     pub(super) lacking: BTreeMap<Family, Vec<String>>,
 }
 
+/// An eligible node that has no agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeWithoutAgent {
+    pub(crate) node: String,
+    created: Option<SystemTime>,
+}
+
+impl NodeWithoutAgent {
+    /// For how long the node may still be about to get its agent; `None` if it should have one. Otherwise every node that joins would
+    /// change the status of all Services that need an agent.
+    pub(crate) fn grace(&self, now: SystemTime) -> Option<Duration> {
+        // A clock that is behind makes no node younger than new.
+        let age = now.duration_since(self.created?).unwrap_or_default();
+        AGENT_GRACE.checked_sub(age).filter(|rest| !rest.is_zero())
+    }
+}
+
 /// What all users of a shared set report of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SetExceptions {
@@ -48,7 +69,7 @@ pub(super) struct SetExceptions {
     /// All targets, if no node is eligible.
     pub(super) ineligible: Vec<(String, IneligibleReason)>,
     /// Eligible nodes that are no targets, because they have no agent.
-    pub(super) without_agent: Arc<[String]>,
+    pub(super) without_agent: Arc<[NodeWithoutAgent]>,
 }
 
 impl SharedTargets {
@@ -81,6 +102,7 @@ pub(super) struct NodeTarget {
     pub(super) target: Arc<Target>,
     pub(super) eligibility: Result<(), IneligibleReason>,
     pub(super) has_agent: bool,
+    created: Option<SystemTime>,
     pub(super) labels: Arc<BTreeMap<String, String>>,
 }
 
@@ -101,13 +123,16 @@ impl NodeTargets {
                     target: old.map_or_else(|| Arc::new(new), Arc::clone),
                     eligibility: node.eligibility(),
                     has_agent: node.agent.is_some(),
+                    created: node.created,
                     labels: Arc::clone(&node.labels),
                 };
                 (node.name.clone(), node_target)
             })
             .collect();
         let without_agent = by_name.values().filter(|node| node.eligibility.is_ok() && !node.has_agent);
-        let without_agent = without_agent.map(|node| node.target.node.clone()).collect();
+        let without_agent = without_agent
+            .map(|node| NodeWithoutAgent { node: node.target.node.clone(), created: node.created })
+            .collect();
         let mut agents = SharedTargets::new(by_name.values().filter(|node| node.has_agent));
         agents.exceptions.without_agent = without_agent;
         let eligible = SharedTargets::new(by_name.values());

@@ -9,7 +9,7 @@ use steerage_model::{EndpointSlice, Family, IneligibleReason, Service, TrafficPo
 use steerage_provider_api::{GroupTargets, SharedSet, Steering, Target, TargetSet};
 
 use super::node_change::NodeDependence;
-use super::node_targets::{NodeTarget, NodeTargets};
+use super::node_targets::{NodeTarget, NodeTargets, NodeWithoutAgent};
 use super::{Config, NodeLabels, PodTargets};
 
 /// What the plan needs of a Service's endpoints.
@@ -39,7 +39,7 @@ pub(crate) struct TargetPlan {
     /// Targets that are not eligible: no eligible node can serve the Service.
     pub(crate) ineligible: Vec<(String, IneligibleReason)>,
     /// Eligible nodes that cannot serve this Service because they have no agent.
-    pub(crate) without_agent: Arc<[String]>,
+    pub(crate) without_agent: Arc<[NodeWithoutAgent]>,
     /// Whether no node with the labels can serve the Service, so that others are targets.
     pub(crate) misses_labels: bool,
     /// Whether nodes are targets because of their endpoints.

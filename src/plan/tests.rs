@@ -2,7 +2,7 @@
 //! Plans of Services, table by table, and the properties of any plan.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -66,6 +66,22 @@ fn unsupported_services_are_refused_with_their_reason() {
     ] {
         assert_eq!(plan_of(&service, &config()).map_err(|error| error.reason()), Err(reason));
     }
+}
+
+/// An annotation may have 256 KiB, and conditions and logs repeat what is wrong.
+#[test]
+fn long_annotations_are_not_repeated_whole() {
+    let (long, mut refused) = ("x".repeat(200_000), 0);
+    for known in annotations::ALL {
+        let service = annotated(known.name, &long);
+        let mut told = Vec::from_iter(plan_of(&service, &config()).err().map(|error| error.to_string()));
+        if let LegacyRequest::Invalid(message) = legacy_request(&service) {
+            told.push(message);
+        }
+        assert!(told.iter().all(|message| message.len() < 1000), "{}", known.name);
+        refused += told.len();
+    }
+    assert!(refused > 6, "{refused}");
 }
 
 #[test]
@@ -207,7 +223,26 @@ fn other_modes_choose_all_eligible_nodes() {
     assert_eq!(shown(&cluster, &slices, &nodes, Steering::Api).0, "eligiblea*1,b*1");
     cluster.proxy_name = Some(names::PROXY_NAME.to_owned());
     let (list, plan) = shown(&cluster, &slices, &nodes, Steering::Api);
-    assert_eq!((list.as_str(), &*plan.without_agent), ("agentsa*1", &["b".to_owned()][..]));
+    assert_eq!(list, "agentsa*1");
+    assert!(matches!(&*plan.without_agent, [missing] if missing.node == "b"), "{plan:?}");
+}
+
+#[test]
+fn new_node_has_time_to_get_its_agent() {
+    let now = SystemTime::now();
+    let grace = |created: Option<SystemTime>| {
+        let nodes = [Node { created, ..node("a", |_| ()) }];
+        let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+        let mut labelled = service();
+        labelled.proxy_name = Some(names::PROXY_NAME.to_owned());
+        let (_, plan) = shown(&labelled, &[], &nodes, Steering::HealthCheck);
+        plan.without_agent[0].grace(now)
+    };
+    assert_eq!(grace(None), None);
+    assert_eq!(grace(Some(now)), Some(Duration::from_mins(5)));
+    assert_eq!(grace(Some(now - Duration::from_mins(2))), Some(Duration::from_mins(3)));
+    assert_eq!(grace(Some(now - Duration::from_mins(5))), None);
+    assert_eq!(grace(Some(now + Duration::from_hours(1))), Some(Duration::from_mins(5)));
 }
 
 #[test]

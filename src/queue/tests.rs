@@ -46,13 +46,16 @@ fn a_key_runs_once_at_a_time_and_later_requests_run_after_it() {
     let (mut queue, now) = queue();
     queue.add("a", ticket(1), false, now);
     queue.add("a", ticket(2), false, now);
-    assert_eq!(queue.start_next(now), Some(("a".to_owned(), Tickets([1, 2].into(), false))));
+    assert_eq!(queue.start_next(Which::All, now), Some(("a".to_owned(), Tickets([1, 2].into(), false))));
     queue.add("a", ticket(3), false, now);
-    assert_eq!(queue.start_next(now), None, "it is running");
+    assert_eq!(queue.start_next(Which::All, now), None, "it is running");
     queue.finish("a", ReconcileOutcome::Done, now, 1.0);
-    assert_eq!(queue.start_next(now), Some(("a".to_owned(), ticket(3))));
+    assert_eq!(queue.start_next(Which::All, now), Some(("a".to_owned(), ticket(3))));
     queue.finish("a", ReconcileOutcome::Done, now, 1.0);
-    assert_eq!((queue.start_next(now), queue.next_due(), queue.depth()), (None, None, 0));
+    assert_eq!(
+        (queue.start_next(Which::All, now), queue.next_due(Which::All), queue.depth()),
+        (None, None, 0)
+    );
 }
 
 #[test]
@@ -60,20 +63,20 @@ fn failures_back_off_and_success_resets_the_backoff() {
     let (mut queue, mut now) = queue();
     queue.add("a", ticket(1), false, now);
     for expected in [100, 200, 400, 800] {
-        let (_, request) = queue.start_next(now).expect("due");
+        let (_, request) = queue.start_next(Which::All, now).expect("due");
         queue.finish("a", ReconcileOutcome::Failed(None, request), now, 1.0);
-        let due = queue.next_due().expect("waits");
+        let due = queue.next_due(Which::All).expect("waits");
         assert_eq!(due - now, Duration::from_millis(expected));
-        assert_eq!(queue.start_next(due - Duration::from_millis(1)), None);
+        assert_eq!(queue.start_next(Which::All, due - Duration::from_millis(1)), None);
         now = due;
     }
-    queue.start_next(now).expect("due");
+    queue.start_next(Which::All, now).expect("due");
     queue.finish("a", ReconcileOutcome::Done, now, 1.0);
     queue.add("a", ticket(2), false, now);
-    let (_, request) = queue.start_next(now).expect("due");
+    let (_, request) = queue.start_next(Which::All, now).expect("due");
     queue.finish("a", ReconcileOutcome::Failed(None, request), now, 0.0);
     assert_eq!(
-        queue.next_due(),
+        queue.next_due(Which::All),
         Some(now + Duration::from_millis(50)),
         "from the start, with minimal jitter"
     );
@@ -83,16 +86,20 @@ fn failures_back_off_and_success_resets_the_backoff() {
 fn only_a_reset_ends_a_backoff_early() {
     let (mut queue, now) = queue();
     queue.add("a", ticket(1), false, now);
-    let (_, request) = queue.start_next(now).expect("due");
+    let (_, request) = queue.start_next(Which::All, now).expect("due");
     queue.finish("a", ReconcileOutcome::Failed(Some(SECOND), request), now, 1.0);
     queue.add("a", urgent(2), false, now);
-    assert_eq!(queue.start_next(now), None, "a moved endpoint does not end the provider's throttling");
+    assert_eq!(
+        queue.start_next(Which::All, now),
+        None,
+        "a moved endpoint does not end the provider's throttling"
+    );
     queue.add("a", ticket(3), true, now);
-    assert_eq!(queue.start_next(now), Some(("a".to_owned(), Tickets([1, 2, 3].into(), true))));
+    assert_eq!(queue.start_next(Which::All, now), Some(("a".to_owned(), Tickets([1, 2, 3].into(), true))));
     queue.add("a", ticket(4), true, now);
     queue.finish("a", ReconcileOutcome::Failed(None, ticket(3)), now, 1.0);
     assert_eq!(
-        queue.start_next(now),
+        queue.start_next(Which::All, now),
         Some(("a".to_owned(), Tickets([3, 4].into(), false))),
         "reset while it ran"
     );
@@ -102,30 +109,43 @@ fn only_a_reset_ends_a_backoff_early() {
 fn requeued_key_waits_unless_another_request_arrives() {
     let (mut queue, now) = queue();
     queue.add("a", ticket(1), false, now);
-    let (_, request) = queue.start_next(now).expect("due");
+    let (_, request) = queue.start_next(Which::All, now).expect("due");
     queue.finish("a", ReconcileOutcome::RequeueAfter(SECOND, request), now, 1.0);
-    assert_eq!(queue.next_due(), Some(now + SECOND));
+    assert_eq!(queue.next_due(Which::All), Some(now + SECOND));
     queue.add("a", ticket(2), false, now);
-    assert_eq!(queue.start_next(now), Some(("a".to_owned(), Tickets([1, 2].into(), false))));
+    assert_eq!(queue.start_next(Which::All, now), Some(("a".to_owned(), Tickets([1, 2].into(), false))));
 }
 
 #[test]
-fn urgent_requests_go_first_but_starve_no_other() {
+fn urgent_requests_pass_any_backlog_but_starve_no_other() {
+    let (mut queue, now) = queue();
+    for number in 0..100 {
+        queue.add(&format!("slow{number}"), ticket(number), false, now);
+    }
+    let later = now + Duration::from_mins(10);
+    for number in 0..100 {
+        queue.add(&format!("fast{number}"), urgent(number), false, later);
+    }
+    let started: Vec<_> = (0..114).map(|_| key(queue.start_next(Which::All, later)).expect("due")).collect();
+    let slow: Vec<_> =
+        (0..).zip(&started).filter(|(_, key)| key.starts_with("slow")).map(|(turn, _)| turn).collect();
+    assert_eq!(slow, (1..=14).map(|turn| turn * 8 - 1).collect::<Vec<_>>(), "{started:?}");
+}
+
+#[test]
+fn others_wait_while_only_urgent_requests_may_start() {
     let (mut queue, now) = queue();
     queue.add("slow", ticket(0), false, now);
-    queue.add("fast", urgent(1), false, now);
-    assert_eq!(key(queue.start_next(now)).as_deref(), Some("fast"));
-    queue.finish("fast", ReconcileOutcome::Done, now, 1.0);
-    for number in 2.. {
-        let later = now + Duration::from_millis(100) * number;
-        queue.add("fast", urgent(number), false, later);
-        let taken = key(queue.start_next(later)).expect("due");
-        queue.finish(&taken, ReconcileOutcome::Done, later, 1.0);
-        if taken == "slow" {
-            break;
-        }
-        assert!(later < now + STARVATION_LIMIT * 2, "starved");
-    }
+    assert_eq!((queue.start_next(Which::Urgent, now), queue.next_due(Which::Urgent)), (None, None));
+    queue.add("slow", urgent(1), false, now);
+    assert_eq!(queue.next_due(Which::Urgent), Some(now));
+    assert_eq!(key(queue.start_next(Which::Urgent, now)).as_deref(), Some("slow"), "it became urgent");
+    queue.add("later", ticket(2), false, now);
+    let (_, request) = queue.start_next(Which::All, now).expect("due");
+    queue.finish("later", ReconcileOutcome::RequeueAfter(SECOND, request), now, 1.0);
+    assert_eq!(queue.next_due(Which::Urgent), Some(now + SECOND), "nobody knows yet that it is not urgent");
+    assert_eq!(queue.start_next(Which::Urgent, now + SECOND), None);
+    assert_eq!(queue.next_due(Which::Urgent), None);
 }
 
 #[derive(Clone, Debug)]
@@ -162,7 +182,7 @@ proptest! {
                     asked.insert(number);
                     queue.add(&key.to_string(), Tickets([number].into(), urgent), reset, now);
                 }
-                Step::Take => if let Some((key, request)) = queue.start_next(now) {
+                Step::Take => if let Some((key, request)) = queue.start_next(Which::All, now) {
                     prop_assert!(running.iter().all(|(other, _)| *other != key), "{key} runs twice");
                     running.push((key, request));
                 },
@@ -183,9 +203,9 @@ proptest! {
             done.extend(request.0);
             queue.finish(&key, ReconcileOutcome::Done, now, 0.5);
         }
-        while let Some(due) = queue.next_due() {
+        while let Some(due) = queue.next_due(Which::All) {
             now = now.max(due);
-            let (key, request) = queue.start_next(now).expect("due");
+            let (key, request) = queue.start_next(Which::All, now).expect("due");
             done.extend(request.0);
             queue.finish(&key, ReconcileOutcome::Done, now, 0.5);
         }

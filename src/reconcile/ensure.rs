@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ensures the load balancer of a managed Service: finalizer, load balancer with its targets, status.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
@@ -69,14 +69,10 @@ impl Reconciler {
         let PlannedTargets { plan: targets, frozen, .. } = planned;
         let mut degraded: Vec<ReasonMessage> =
             frozen.map(|message| (reasons::TARGETS_FROZEN, message)).into_iter().collect();
-        if rejected.as_ref().is_some_and(|why| why.0 == ADOPTION_REFUSED) {
-            let message = "The load balancer that the Service publishes is of another controller, and is not adopted. Steerage does not \
-                           change its targets. The condition steerage.dev/Programmed says what to fix.";
-            degraded.push((reasons::UNSUPPORTED_CHANGE, message.to_owned()));
-        } else if rejected.is_some() && exists(service, applied) {
-            let message = "The requested configuration is unsupported. The load balancer keeps its previous one, and its \
-                           targets still follow the endpoints. The condition steerage.dev/Programmed says what to fix.";
-            degraded.push((reasons::UNSUPPORTED_CHANGE, message.to_owned()));
+        if let Some((reason, _)) = &rejected
+            && (*reason == ADOPTION_REFUSED || exists(service, applied))
+        {
+            degraded.push(unsupported_change(service, reason));
         }
         let unprogrammed = rejected.or_else(|| match &result {
             Err(ReconcileError::Provider(error)) => Some((error.reason(), error.to_string())),
@@ -112,7 +108,7 @@ impl Reconciler {
         let due = match self.provider.target_health(&owner).await {
             Ok(health) => {
                 applied.health = Some(HealthSummary::new(&health.targets));
-                applied.health_read_at = Some(began);
+                (applied.health_read_at, applied.is_health_failing) = (Some(began), false);
                 if let Some(gates) = self.gates_of(service) {
                     gates.record(&owner, &health.targets, began);
                 }
@@ -120,7 +116,12 @@ impl Reconciler {
             }
             Err(error) => {
                 applied.health_read_at = None;
-                tracing::debug!(service = %service.key, %error, "health of the targets not read; retrying");
+                // Once in an outage: health is read often.
+                if std::mem::replace(&mut applied.is_health_failing, true) {
+                    tracing::debug!(service = %service.key, %error, "health of the targets not read; retrying");
+                } else {
+                    tracing::warn!(service = %service.key, %error, "health of the targets not read; retrying");
+                }
                 Some(HEALTH_RETRY)
             }
         };
@@ -153,6 +154,9 @@ impl Reconciler {
     ) -> Result<(), ReconcileError> {
         let Snapshot { service, endpoints, .. } = snapshot;
         degraded.extend(self.degraded(service, applied, targets));
+        let now = SystemTime::now();
+        let grace = targets.without_agent.iter().filter_map(|missing| missing.grace(now)).min();
+        applied.agents_due_at = grace.map(|grace| Instant::now() + grace);
         // Pods that wait for their readiness gate are targets, though no endpoint takes traffic yet.
         let is_usable = endpoints.is_usable || targets.has_pods();
         let no_endpoints = (!is_usable).then(|| status::no_endpoints(service.has_selector));
@@ -215,8 +219,11 @@ impl Reconciler {
         let refused = status::refused_targets(&applied.refused_targets, applied.health.as_ref());
         let mut found: Vec<ReasonMessage> = refused.into_iter().collect();
         let list = |names: &mut dyn Iterator<Item = &str>| names.take(SHOWN).collect::<Vec<_>>().join(", ");
-        if !targets.without_agent.is_empty() {
-            let nodes = list(&mut targets.without_agent.iter().map(String::as_str));
+        let now = SystemTime::now();
+        let mut without_agent =
+            targets.without_agent.iter().filter(|missing| missing.grace(now).is_none()).peekable();
+        if without_agent.peek().is_some() {
+            let nodes = list(&mut without_agent.map(|missing| missing.node.as_str()));
             let (label, value) = (names::PROXY_NAME_LABEL, names::PROXY_NAME);
             let message = format!(
                 "The Service is labelled {label}={value}, but these nodes have no agent: {nodes}. They are not \
@@ -319,6 +326,22 @@ impl Reconciler {
     }
 }
 
+/// The result of a refusal for the load balancer that the Service publishes. If its class is not Steerage's, that one may still be another
+/// controller's: Steerage marks the Service before it knows.
+fn unsupported_change(service: &Service, reason: &str) -> ReasonMessage {
+    let may_be_foreign = service.class.is_none() || plan::served_class(service).is_some();
+    let result = if reason == ADOPTION_REFUSED {
+        "The load balancer that the Service publishes is of another controller, and is not adopted. Steerage does not change its targets."
+    } else if may_be_foreign {
+        "The requested configuration is unsupported. If the load balancer is Steerage's, it keeps its previous one, and its targets still \
+         follow the endpoints. If it is another controller's, it is not adopted, and Steerage does not change its targets."
+    } else {
+        "The requested configuration is unsupported. The load balancer keeps its previous one, and its targets still follow the endpoints."
+    };
+    let message = format!("{result} The condition steerage.dev/Programmed says what to fix.");
+    (reasons::UNSUPPORTED_CHANGE, message)
+}
+
 /// What is wrong, what happens now, what to do.
 fn plan_error(error: &PlanError, consequence: &str) -> ReasonMessage {
     (error.reason(), format!("{error}. {consequence}. {}.", error.remedy()))
@@ -357,6 +380,24 @@ mod tests {
                 written.iter().map(|body| &body["metadata"]["$deleteFromPrimitiveList/finalizers"]);
             let removes = removed.any(|finalizers| *finalizers == json!(["example.com/replaced"]));
             assert_eq!(removes, !is_incomplete, "{written:?}");
+        }
+    }
+
+    /// A Service of another controller is refused before its load balancer is adopted, and nobody changes the targets of that one.
+    #[test]
+    fn refusal_promises_targets_only_for_load_balancers_that_are_certainly_steerages() {
+        let told = |class: Option<&str>, reason: &str| {
+            let mut service = local_service();
+            service.class = class.map(str::to_owned);
+            super::unsupported_change(&service, reason).1
+        };
+        let own = told(Some("steerage.dev/edge"), "NoFreeAddress");
+        assert!(own.contains("its targets still follow") && !own.contains("another controller"), "{own}");
+        for class in [None, Some("service.k8s.aws/nlb")] {
+            let unsure = told(class, "UnknownAnnotation");
+            assert!(unsure.contains("If it is another controller's, it is not adopted"), "{unsure}");
+            let refused = told(class, "AdoptionRefused");
+            assert!(!refused.contains("still follow"), "{refused}");
         }
     }
 

@@ -171,6 +171,7 @@ pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconci
         resync_period: Duration::from_mins(10),
         pod_gates: None,
         migrate_legacy_annotations: false,
+        throttling_logged: std::sync::Mutex::default(),
     }
 }
 
@@ -277,7 +278,7 @@ impl Provider for Polled {
     async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
         self.applied.fetch_add(1, Ordering::AcqRel);
         if self.denies.load(Ordering::Acquire) {
-            return Err(Error::Denied("AddTags".to_owned()));
+            return Err(Error::denied("AddTags"));
         }
         self.take(&lb.nodes());
         let ip = "10.9.0.1".parse().ok();

@@ -127,8 +127,8 @@ fn unusable_targets_are_summarised() {
         refused_targets(&at_once, Some(&health(&[HealthState::Unused; 9]))).expect("some");
     assert_eq!(reason, "TargetsRefused");
     assert!(
-        message.starts_with("Some targets are not used: a: no address; node-0: why; ")
-            && message.ends_with("; and 5 more"),
+        message.starts_with("Not used as targets: a: no address; node-0: why; ")
+            && message.contains("; and 5 more. The others are used. "),
         "{message}"
     );
 }

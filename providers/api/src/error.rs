@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The errors of providers, by what the controller does next.
 
+use std::fmt;
 use std::time::Duration;
 
 /// The reason of [`Error::Invalid`] if the Service's load balancer is another controller's, and is not adopted: nobody changes its targets.
@@ -25,8 +26,9 @@ pub enum Error {
         /// The provider's message.
         message: String,
     },
-    /// The credentials lack a permission: retried, because permissions may be granted.
-    #[error("The provider denied permission: {0}. Grant it; Steerage retries.")]
+    /// The credentials lack a permission, or are not accepted: retried, because that may be corrected. [`Error::denied`] makes one for
+    /// a missing permission.
+    #[error("{0}")]
     Denied(String),
     /// The object changed concurrently: retried at once with its new version.
     #[error("Another client changed the same resource: {0}. Steerage retries.")]
@@ -43,6 +45,11 @@ impl Error {
     /// An [`Error::Invalid`].
     pub fn invalid(reason: &'static str, message: impl Into<String>) -> Self {
         Self::Invalid { reason, message: message.into() }
+    }
+
+    /// An [`Error::Denied`] for a missing permission, which the provider's text names.
+    pub fn denied(what: impl fmt::Display) -> Self {
+        Self::Denied(format!("The provider denied permission: {what}. Grant it; Steerage retries."))
     }
 
     /// The stable `CamelCase` reason for events, conditions and metrics.

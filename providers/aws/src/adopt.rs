@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Adopts the load balancer that another controller created for a Service: reads it, and marks it and what the other controller made of it
 //! as Steerage's. The usual steps follow: own target groups, switched listeners, and the other controller's groups leave. It changes
-//! nothing but tags, and nothing that `adoption` refuses.
+//! nothing but tags, and nothing that `adoption` refuses. Without the flag, it refuses a second load balancer beside that one.
 //!
 //! The load balancer gets its tags first: from then on it is found again after a restart, and deleted with its Service. A listener gets its
 //! tags after its group, so that no group is forgotten.
@@ -33,7 +33,10 @@ impl Aws {
         resources: &mut Resources,
     ) -> Result<(), Error> {
         if self.config.adopt.is_empty() {
-            return Ok(());
+            return match resources.balancer {
+                Some(_) => Ok(()),
+                None => self.check_unadopted(owner, published).await,
+            };
         }
         if resources.balancer.is_none() {
             let Some(found) = self.candidate(owner, wanted, published).await? else { return Ok(()) };
@@ -75,13 +78,33 @@ impl Aws {
         })
     }
 
-    /// The load balancer that the Service publishes, unless it has Steerage's name.
+    /// Refuses a second load balancer for a Service that publishes one which the flag would adopt. Costs a call only if the Service
+    /// publishes another host name than Steerage's.
+    pub(crate) async fn check_unadopted(&self, owner: &Owner, published: &[String]) -> Result<(), Error> {
+        let Some(found) = self.published_balancer(owner, published).await? else { return Ok(()) };
+        let mut tags = read_tags(&*self.client, std::slice::from_ref(&found.arn)).await?;
+        let tags = tags.remove(&found.arn).ok_or_else(|| not_visible(&found.arn))?;
+        adoption::check_unadopted(&self.config.cluster, owner, &found.name, &tags)
+    }
+
     async fn candidate(
         &self,
         owner: &Owner,
         wanted: &Desired,
         published: &[String],
     ) -> Result<Option<Candidate>, Error> {
+        match self.published_balancer(owner, published).await? {
+            Some(balancer) => Ok(Some(self.look(owner, wanted, balancer).await?)),
+            None => Ok(None),
+        }
+    }
+
+    /// The load balancer that the Service publishes, unless it has Steerage's name.
+    async fn published_balancer(
+        &self,
+        owner: &Owner,
+        published: &[String],
+    ) -> Result<Option<Balancer>, Error> {
         let own = names::load_balancer(&self.config.cluster, &owner.service);
         for hostname in published {
             let Some(Hostname { balancer: name, is_network }) = Hostname::parse(hostname) else { continue };
@@ -95,11 +118,11 @@ impl Aws {
                 found = self.client.all_balancers().await?.into_iter().find(is_it);
             }
             match found {
-                Some(balancer) => return Ok(Some(self.look(owner, wanted, balancer).await?)),
-                None if is_network => {}
+                Some(balancer) => return Ok(Some(balancer)),
+                None if is_network || self.config.adopt.is_empty() => {}
                 None => {
-                    let why = "No network or application load balancer has this host name: it is a classic one, or was deleted. If it was deleted, clear \
-                               status.loadBalancer of the Service; else create another Service, and move clients to it.";
+                    let why = "No network or application load balancer has this host name: it is a classic one, or was deleted. If it was \
+                               deleted, clear status.loadBalancer of the Service; else create another Service, and move clients to it.";
                     return Err(adoption::refused(name, why));
                 }
             }

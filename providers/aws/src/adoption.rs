@@ -13,7 +13,7 @@ use steerage_provider_cloud::{
     marks::{self, CLUSTER, CLUSTER_UID, Ownership},
 };
 
-use crate::annotations::{GROUP_ATTRIBUTES, IP_ADDRESS_TYPE, SECURITY_GROUPS};
+use crate::annotations::{GROUP_ATTRIBUTES, IP_ADDRESS_TYPE, SECURITY_GROUPS, SOURCE_NAT};
 use crate::attributes::PRESERVE;
 use crate::client::{Balancer, Tags};
 use crate::config::{Config, Peer};
@@ -21,7 +21,7 @@ use crate::desired::{Desired, DesiredGroup};
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::ip_address_type::IpAddressType;
 use crate::security_group::Security;
-use crate::{annotations, reasons, security_group_sync};
+use crate::{annotations, reasons, security_group_sync, source_nat_sync};
 
 /// Tag of cloud-provider-aws: followed by the cluster's name. Its value is `owned`.
 const CCM_CLUSTER_PREFIX: &str = "kubernetes.io/cluster/";
@@ -186,15 +186,38 @@ pub(crate) fn judge(
         ));
     };
     if !config.adopt.contains(&peer) {
-        return refuse(format!(
-            "It is of {0}, which --aws-adopt does not name. Stop {0} for this Service, then add {0} to --aws-adopt.",
-            peer.name()
-        ));
+        return Err(not_named(&balancer.name, peer));
     }
     if let Err(why) = check(config, &owner.service, wanted, found) {
         return refuse(why);
     }
     Ok(Verdict::Of(peer))
+}
+
+fn not_named(balancer: &str, peer: Peer) -> Error {
+    let why = format!(
+        "It is of {0}, which --aws-adopt does not name. Stop {0} for this Service, then add {0} to --aws-adopt. If another host name is \
+         wanted instead, clear status.loadBalancer of the Service.",
+        peer.name()
+    );
+    refused(balancer, &why)
+}
+
+/// Without the flag: refuses to create a second load balancer for a Service that publishes one of another controller with these tags, or
+/// one whose adoption began. Its clients would not follow to another host name.
+pub(crate) fn check_unadopted(
+    cluster: &ClusterId,
+    owner: &Owner,
+    balancer: &str,
+    tags: &Tags,
+) -> Result<(), Error> {
+    if marks::ownership(cluster, tags) == Ownership::Ours(owner.clone()) {
+        return Err(refused(balancer, "Its adoption is not complete. Set --aws-adopt again until it is."));
+    }
+    match maker(cluster, &owner.service, tags) {
+        Some(peer) if !is_marked(tags) => Err(not_named(balancer, peer)),
+        _ => Ok(()),
+    }
 }
 
 /// Says what the load balancer cannot become without a loss.
@@ -223,6 +246,21 @@ fn check(config: &Config, service: &Key, wanted: &Desired, found: &Candidate) ->
     if balancer.ip_address_type != wanted.ip_address_type && !wanted.says_ip_address_type {
         return Err(format!(
             "Its clients use IPv4 alone, but spec.ipFamilies has IPv6. Set annotation {IP_ADDRESS_TYPE} to ipv4 to keep that, or to dualstack."
+        ));
+    }
+    let has_udp = |listener: &ObservedListener| source_nat_sync::has_udp(&listener.protocol);
+    if balancer.ip_address_type != wanted.ip_address_type && listeners.iter().any(has_udp) {
+        return Err(format!(
+            "It has a listener with UDP, so AWS does not change over which IP families clients reach it. Set annotation {IP_ADDRESS_TYPE} to {}.",
+            balancer.ip_address_type.as_str()
+        ));
+    }
+    if balancer.source_nat.is_on()
+        && !wanted.source_nat.is_met_by(&balancer.source_nat)
+        && !wanted.says_source_nat
+    {
+        return Err(format!(
+            "It has prefixes for IPv6 source NAT, but no port of the Service has UDP. Set annotation {SOURCE_NAT} to on to keep them, or to off."
         ));
     }
     if balancer.scheme != Some(wanted.scheme) {

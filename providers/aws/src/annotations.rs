@@ -6,9 +6,13 @@ steerage_model::annotations! {
     SCHEME = "service.beta.kubernetes.io/aws-load-balancer-scheme", "`internal` or `internet-facing`";
     /// Older form of the scheme. A Service with both must request the same by both.
     INTERNAL = "service.beta.kubernetes.io/aws-load-balancer-internal", "`true` (internal) or `false` (internet-facing)";
-    /// Over which IP families clients reach the load balancer; without it, `dualstack` if `spec.ipFamilies` has IPv6. Targets are reached over the first of `spec.ipFamilies`; AWS translates packets of clients over the other, and these targets see an address of the load balancer instead of the client's. `dualstack` needs subnets with IPv6, and excludes ports with UDP.
+    /// Over which IP families clients reach the load balancer; without it, `dualstack` if `spec.ipFamilies` has IPv6. Targets are reached over the first of `spec.ipFamilies`; AWS translates packets of clients over the other, and these targets see an address of the load balancer instead of the client's. `dualstack` needs subnets with IPv6; ports with UDP need IPv6 first too.
     IP_ADDRESS_TYPE = "service.beta.kubernetes.io/aws-load-balancer-ip-address-type", "`ipv4` or `dualstack`";
-    /// Attributes of the load balancer. Only those that an annotation names are set, and repaired. One that is no longer named returns to AWS's default, other than with AWS's own controllers. Not taken: `ipv6.deny_all_igw_traffic` and `secondary_ips.auto_assigned.per_subnet`.
+    /// Whether a `dualstack` load balancer has a prefix of each subnet for source NAT; without it, `on` if a port has UDP or `…-source-nat-ipv6-prefixes` is set. `off` is refused then. AWS's own controller needs `on`.
+    SOURCE_NAT = "service.beta.kubernetes.io/aws-load-balancer-enable-prefix-for-ipv6-source-nat", "`on` or `off`";
+    /// The prefixes for source NAT of a `dualstack` load balancer, one for each subnet, in the order of `…-subnets`, which a given prefix needs. One of `/80` in the subnet's IPv6 range, or `auto_assigned`, which is the default: AWS chooses.
+    SOURCE_NAT_PREFIXES = "service.beta.kubernetes.io/aws-load-balancer-source-nat-ipv6-prefixes", "prefixes or `auto_assigned`, separated by commas";
+    /// Attributes of the load balancer. Only those that an annotation names are set, and repaired. One that is no longer named returns to AWS's default, unlike with AWS's own controllers. Not taken: `ipv6.deny_all_igw_traffic` and `secondary_ips.auto_assigned.per_subnet`.
     ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-attributes", "`key=value`, separated by commas";
     /// The attribute `load_balancing.cross_zone.enabled`. A contradiction to `…-attributes` is refused.
     CROSS_ZONE = "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled", "`true` or `false`";
@@ -22,9 +26,9 @@ steerage_model::annotations! {
     GROUP_ATTRIBUTES = "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes", "`key=value`, separated by commas";
     /// PROXY protocol version 2 on all ports. Refused while the health check asks for this Service, because no service proxy reads the header; otherwise the check of nodes becomes a TCP check. Pods must read the header on their health-check port too.
     PROXY_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "`*`";
-    /// What the targets are: `instance`, the nodes on their node ports, or `ip`, the pods. Pods need addresses in the VPC, as those of the Amazon VPC CNI. Their Service needs no node ports, its `externalTrafficPolicy` means nothing to clients from outside, and `steerage.dev/steering: health-check` is refused. Other than with AWS's own controllers, pods too see the client's address, unless `preserve_client_ip.enabled=false` in `…-target-group-attributes`.
+    /// What the targets are: `instance`, the nodes on their node ports, or `ip`, the pods. Pods need addresses in the VPC, as those of the Amazon VPC CNI. Their Service needs no node ports, its `externalTrafficPolicy` means nothing to clients from outside, and `steerage.dev/steering: health-check` is refused. Unlike with AWS's own controllers, pods too see the client's address, unless `preserve_client_ip.enabled=false` in `…-target-group-attributes`.
     TARGET_TYPE = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type", "`instance` (default) or `ip`";
-    /// As `steerage.dev/target-node-labels`. Other than with the AWS Load Balancer Controller, the Service keeps targets if no node has the labels.
+    /// As `steerage.dev/target-node-labels`. Unlike with the AWS Load Balancer Controller, the Service keeps targets if no node has the labels.
     TARGET_NODE_LABELS = "service.beta.kubernetes.io/aws-load-balancer-target-node-labels", "`key=value`, separated by commas";
     /// Protocol of the health check of pods; without it, `tcp`. Nodes are asked by HTTP for `/healthz` of their service proxy: other values are refused.
     CHECK_PROTOCOL = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "`tcp` or `http`";
@@ -66,8 +70,8 @@ steerage_model::annotations! {
     ICMP_FOR_PATH_MTU = "service.beta.kubernetes.io/aws-load-balancer-enable-icmp-for-path-mtu-discovery", "`on` or `off`";
     /// Prefix lists whose clients may connect, beside those of the source ranges; without ranges, these alone.
     PREFIX_LISTS = "service.beta.kubernetes.io/aws-load-balancer-security-group-prefix-lists", "IDs of prefix lists, separated by commas";
-    /// As `spec.loadBalancerSourceRanges`, which wins if a Service has both.
-    SOURCE_RANGES = "service.beta.kubernetes.io/load-balancer-source-ranges", "IPv4 ranges such as `192.0.2.0/24`, separated by commas";
+    /// As `spec.loadBalancerSourceRanges`, which wins if a Service has both. IPv6 ranges matter only where clients may use IPv6.
+    SOURCE_RANGES = "service.beta.kubernetes.io/load-balancer-source-ranges", "ranges such as `192.0.2.0/24` or `2001:db8::/32`, separated by commas";
     /// Further tags of the load balancer, its listeners and target groups, at most 36. One that is no longer named is removed; tags of others stay.
     TAGS = "service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags", "`key=value`, separated by commas";
 }

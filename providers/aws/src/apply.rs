@@ -7,22 +7,25 @@ use steerage_model::Family;
 use steerage_provider_api::{Compare, Error, Owner};
 use steerage_provider_cloud::marks::{self, Ownership};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use crate::client::{Balancer, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
 use crate::ip_address_type::IpAddressType;
-use crate::ip_address_type_sync::needs_ipv4;
 use crate::labels::Labels;
 use crate::observe::Resources;
+use crate::placement::Placed;
 use crate::provider::Aws;
 use crate::registered::RegisteredIds;
 use crate::security_group::Security;
+use crate::source_nat::SourceNat;
+use crate::source_nat_sync::brings_udp;
 use crate::state::ServiceState;
 use crate::targets::Limits;
 use crate::tls::Tls;
 use crate::wanted_targets::WantedTargets;
-use crate::{annotations, finish, reasons, security_group_sync, shared, targets};
+use crate::{annotations, finish, reasons, security_group_sync, shared, source_nat_sync, targets};
 
 /// How far the steps have come.
 pub(crate) enum Stepped {
@@ -86,6 +89,10 @@ impl Aws {
         tags.extend(wanted.shared.iter().map(|shared| (marks::SHARED.to_owned(), shared.clone())));
         tags.extend(wanted.listener_labels().all());
         let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
+        let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
+        for arn in leaving.map(|listener| listener.arn.clone()).collect::<Vec<_>>() {
+            self.step(owner, Step::DeleteListener { arn }, &balancer, &tags, resources, entry).await?;
+        }
         // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
         if wanted.groups.iter().any(|group| group.family == Family::V6) {
             self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
@@ -117,7 +124,9 @@ impl Aws {
         for step in of_groups {
             self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
-        self.register(wanted, targets, resources, entry).await?;
+        // Its lines name only the target group.
+        let span = tracing::warn_span!("targets", service = %owner.service);
+        self.register(wanted, targets, resources, entry).instrument(span).await?;
         // Slices may lack a changed port of pods for a moment. Where no node is wanted, none will come.
         let is_wanted = |name: &str, group: &ObservedGroup| {
             group.has_pods || targets.of(name, group).is_some_and(|wanted| !wanted.is_empty())
@@ -132,11 +141,21 @@ impl Aws {
             );
             return Err(Error::invalid(reasons::ALL_TARGETS_REFUSED, message));
         }
-        for step in others {
-            if wanted.ip_address_type == IpAddressType::Ipv4 && needs_ipv4(step) {
-                self.become_type(owner, IpAddressType::Ipv4, resources, entry).await?;
+        for step in source_nat_sync::in_order(others, wanted, &balancer) {
+            if brings_udp(step) {
+                self.become_type(owner, wanted.ip_address_type, resources, entry).await?;
+                if wanted.ip_address_type == IpAddressType::DualStack {
+                    self.enable_source_nat(owner, wanted, resources, entry).await?;
+                }
             }
-            self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
+            let done = self.step(owner, step.clone(), &balancer, &tags, resources, entry).await;
+            if let (Err(Error::Invalid { .. }), Some(known)) = (&done, &mut resources.balancer)
+                && brings_udp(step)
+            {
+                // Somebody may have turned it off: the next call looks.
+                known.source_nat = SourceNat::Off;
+            }
+            done?;
         }
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
@@ -215,15 +234,21 @@ impl Aws {
                 service = %owner.service, shared = wanted.shared, name = wanted.name, scheme = wanted.scheme.as_str(),
                 "creating load balancer"
             );
+            let subnets = self.resolved(wanted).await?.mappings()?;
+            let prefixes = self.given_prefixes(wanted).await?;
+            let placed: Placed = subnets.iter().cloned().collect();
+            let source_nat =
+                wanted.source_nat.change(&SourceNat::Off, &placed, &prefixes).unwrap_or_default();
             let new = NewBalancer {
                 name: wanted.name.clone(),
                 scheme: wanted.scheme,
                 ip_address_type: wanted.ip_address_type,
-                subnets: self.resolved(wanted).await?.mappings()?,
+                source_nat,
+                subnets,
                 security_groups: self.ensure_security_groups(owner, wanted, entry).await?,
             };
             self.note_change();
-            entry.written = Some(Instant::now());
+            (entry.written, entry.subnets.written) = (Some(Instant::now()), Some(Instant::now()));
             let tags = match &wanted.shared {
                 Some(shared) => labelled(&marks::of_shared(&self.config.cluster, shared), &wanted.labels),
                 None => labelled(tags, &wanted.labels),
@@ -250,12 +275,13 @@ impl Aws {
                     if matches!(error, Error::Invalid { .. }) {
                         self.drop_security_group(owner, entry).await;
                     }
-                    return Err(error);
+                    return Err(self.name_lacking_ipv6(error, wanted.ip_address_type, &placed).await);
                 }
             };
             // AWS may show requested addresses, and the group, only later.
-            let NewBalancer { subnets, security_groups, .. } = new;
-            let made = Balancer { placed: subnets.into_iter().collect(), security_groups, ..made };
+            let NewBalancer { security_groups, source_nat, .. } = new;
+            let source_nat = made.source_nat.or_requested(source_nat);
+            let made = Balancer { placed, security_groups, source_nat, ..made };
             entry.unproven.insert(made.arn.clone());
             resources.balancer = Some(made.clone());
             (resources.balancer_tags, resources.balancer_attributes) = (tags, BTreeMap::new());
@@ -285,12 +311,10 @@ impl Aws {
         resources: &mut Resources,
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
-        let Some(balancer) = resources.balancer.as_mut().filter(|found| found.ip_address_type != kind) else {
-            return Ok(());
-        };
-        self.set_ip_address_type(owner, &balancer.arn, kind, entry).await?;
-        balancer.ip_address_type = kind;
-        Ok(())
+        match resources.balancer.as_mut().filter(|found| found.ip_address_type != kind) {
+            Some(balancer) => self.set_ip_address_type(owner, balancer, kind, entry).await,
+            None => Ok(()),
+        }
     }
 
     async fn add_certificates(

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use steerage_model::shown;
 use steerage_provider_api::Error;
 use steerage_provider_cloud::annotation::{self, Pair};
 
@@ -187,7 +188,7 @@ fn read(annotations: &Annotations, name: &str, table: &'static [Attribute]) -> R
             });
         };
         known.check(&value).map_err(|right| {
-            let problem = format!("sets the attribute {key} to the wrong value `{value}`");
+            let problem = format!("sets the attribute {key} to the wrong value `{}`", shown(&value));
             annotation::invalid(name, &problem, &format!("Use {right}."))
         })?;
         values.insert(known.key, value);
@@ -204,13 +205,16 @@ fn add_alias(
 ) -> Result<(), Error> {
     let Some(value) = annotations.get(alias).map(|value| value.trim()) else { return Ok(()) };
     known.check(value).map_err(|right| {
-        annotation::invalid(alias, &format!("has the wrong value `{value}`"), &format!("Use {right}."))
+        let problem = format!("has the wrong value `{}`", shown(value));
+        annotation::invalid(alias, &problem, &format!("Use {right}."))
     })?;
     match values.insert(known.key, value.to_owned()) {
         Some(other) if other != value => Err(annotation::conflict(
             &format!(
-                "Annotation {alias} sets the attribute {} to `{value}`, and {list} to `{other}`.",
-                known.key
+                "Annotation {alias} sets the attribute {} to `{}`, and {list} to `{}`.",
+                known.key,
+                shown(value),
+                shown(&other)
             ),
             "Keep only one of them.",
         )),
@@ -257,7 +261,7 @@ impl GroupWishes {
         let mut values = read(annotations, GROUP_ATTRIBUTES, OF_GROUPS)?;
         if let Some(ports) = annotations.get(PROXY_PROTOCOL).map(|text| text.trim()) {
             if ports != "*" {
-                let problem = format!("has the unsupported value `{ports}`");
+                let problem = format!("has the unsupported value `{}`", shown(ports));
                 return Err(annotation::invalid(
                     PROXY_PROTOCOL,
                     &problem,

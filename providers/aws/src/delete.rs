@@ -17,6 +17,8 @@ use crate::state::{Condemned, CondemnedSecurityGroups, ServiceState};
 
 /// AWS releases a security group some minutes after its load balancer. After this time, something else uses it.
 const SECURITY_GROUP_RELEASE_TIMEOUT: Duration = Duration::from_mins(10);
+/// Shortest time between the deletion of a load balancer and the first try to delete its security group: AWS would refuse it.
+const SECURITY_GROUP_RELEASE: Duration = Duration::from_secs(10);
 /// Longest time between two tries to delete a security group.
 const MAX_RELEASE_POLL: Duration = Duration::from_mins(5);
 
@@ -49,7 +51,10 @@ fn in_use(id: &str) -> Error {
 /// When to try again to delete a security group, and whether AWS should have released it by now.
 pub(crate) fn retry_after(in_use_since: Option<Instant>) -> (Duration, bool) {
     let since = in_use_since.map(|since| since.elapsed()).unwrap_or_default();
-    ((since / 4).clamp(RELEASE_POLL, MAX_RELEASE_POLL), since >= SECURITY_GROUP_RELEASE_TIMEOUT)
+    let is_overdue = since >= SECURITY_GROUP_RELEASE_TIMEOUT;
+    // Not long after the time at which the user is told.
+    let rest = if is_overdue { MAX_RELEASE_POLL } else { SECURITY_GROUP_RELEASE_TIMEOUT - since };
+    ((since / 2).min(MAX_RELEASE_POLL).min(rest).max(RELEASE_POLL), is_overdue)
 }
 
 impl Aws {
@@ -151,6 +156,7 @@ impl Aws {
                 entry.adopted = None;
             }
             condemned.balancer = None;
+            condemned.balancer_deleted = Some(Instant::now());
             if !condemned.groups.is_empty() {
                 return Ok(Some(RELEASE_POLL));
             }
@@ -161,7 +167,7 @@ impl Aws {
             entry.written = Some(Instant::now());
             if !self.client.delete_group(arn).await? {
                 // Without one of its own, a load balancer uses it that no read had shown: the next call reads everything.
-                if !condemned.had_balancer {
+                if condemned.balancer_deleted.is_none() {
                     entry.condemned = None;
                     (entry.resources, entry.complete) = (None, None);
                 }
@@ -197,9 +203,13 @@ impl Aws {
         if let Some(ids) = read {
             condemned.security_groups = CondemnedSecurityGroups::Ids { ids, in_use_since: None };
         }
+        let released = condemned.balancer_deleted.map(|deleted| deleted + SECURITY_GROUP_RELEASE);
         let CondemnedSecurityGroups::Ids { ids, in_use_since } = &mut condemned.security_groups else {
             return Ok(None);
         };
+        if let Some(released) = released.filter(|at| !ids.is_empty() && *at > Instant::now()) {
+            return Ok(Some(released - Instant::now()));
+        }
         while let Some(id) = ids.first() {
             if !self.delete_security_group(&owner, id, in_use_since).await? {
                 let (wait, is_overdue) = retry_after(*in_use_since);
@@ -212,6 +222,7 @@ impl Aws {
         }
         Ok(None)
     }
+
     /// Tries to delete a security group. False while something uses it.
     pub(crate) async fn delete_security_group(
         &self,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use steerage_model::{Family, Protocol};
+use steerage_model::{Family, Protocol, shown};
 use steerage_provider_api::{Error, GroupKey, Listener, LoadBalancer, PodPort};
 use steerage_provider_cloud::annotation;
 
@@ -11,10 +11,11 @@ use crate::attributes::{GroupWishes, OF_BALANCERS, OF_GROUPS, PRESERVE, Values};
 use crate::client::Balancer;
 use crate::config::{Config, Scheme};
 use crate::health_check::HealthCheckSettings;
-use crate::ip_address_type::{IpAddressType, ip_families};
+use crate::ip_address_type::{IpAddressType, has_udp, ip_families};
 use crate::labels::Labels;
 use crate::placement::{self, Placement};
 use crate::security_group::{self, Security};
+use crate::source_nat::{self, SourceNatWish};
 use crate::tls::{Tls, TlsWishes};
 use crate::{annotations, attributes, health_check, labels, names, peers, reasons, shared};
 
@@ -71,6 +72,9 @@ pub(crate) struct Desired {
     pub(crate) shared: Option<String>,
     pub(crate) scheme: Scheme,
     pub(crate) ip_address_type: IpAddressType,
+    pub(crate) source_nat: SourceNatWish,
+    /// Whether an annotation says if it has source NAT.
+    pub(crate) says_source_nat: bool,
     pub(crate) placement: Placement,
     pub(crate) security: Security,
     /// The same while the load balancer still has IPv6 that is no longer wanted.
@@ -114,7 +118,10 @@ pub(crate) fn desired(config: &Config, lb: &LoadBalancer) -> Result<Desired, Err
     let Some((shared, merged)) = shared::merged(config, lb)? else { return own(config, lb) };
     let name = names::shared_load_balancer(&config.cluster, &shared);
     shared::check_families(&merged)?;
-    Ok(Desired { name, shared: Some(shared), ..own(config, &merged)? })
+    let of_one = own(config, &merged)?;
+    let is_needed = of_one.says_source_nat || of_one.source_nat != SourceNatWish::Off;
+    let source_nat = if is_needed { of_one.source_nat } else { SourceNatWish::AsItIs };
+    Ok(Desired { name, shared: Some(shared), source_nat, ..of_one })
 }
 
 /// The same for a load balancer of one Service.
@@ -175,12 +182,16 @@ pub(crate) fn own(config: &Config, lb: &LoadBalancer) -> Result<Desired, Error> 
     let is_ipv4 = families.of_clients == IpAddressType::Ipv4;
     let with_v6 =
         is_ipv4.then(|| security_group::security(lb, ports, IpAddressType::DualStack, backend).ok());
+    let placement = placement::placement(config, (scheme, families.of_clients), &lb.annotations)?;
+    let source_nat = source_nat::wish(lb, families.of_clients, has_udp(lb), placement.named())?;
     Ok(Desired {
         name: names::load_balancer(&config.cluster, &lb.owner.service),
         shared: None,
         scheme,
         ip_address_type: families.of_clients,
-        placement: placement::placement(config, scheme, &lb.annotations)?,
+        source_nat,
+        says_source_nat: lb.annotations.contains_key(annotations::SOURCE_NAT),
+        placement,
         security,
         with_v6: with_v6.flatten(),
         says_ip_address_type: lb.annotations.contains_key(annotations::IP_ADDRESS_TYPE),
@@ -257,8 +268,9 @@ fn annotated_scheme(
 ) -> Result<Option<Scheme>, Error> {
     let Some(text) = lb.annotations.get(name).map(|text| text.trim()) else { return Ok(None) };
     parse(text).map(Some).ok_or_else(|| {
+        let value = shown(text);
         let message = format!(
-            "Annotation {name} has the unknown value `{text}`. No load balancer is created or changed. Use {values}."
+            "Annotation {name} has the unknown value `{value}`. No load balancer is created or changed. Use {values}."
         );
         Error::invalid(reasons::UNKNOWN_SCHEME, message)
     })
@@ -413,6 +425,27 @@ pub(crate) mod tests {
 
     fn reason(lb: &LoadBalancer) -> &'static str {
         desired(&config(), lb).unwrap_err().reason()
+    }
+
+    /// An annotation may have 256 KiB, and conditions and logs repeat what is wrong.
+    #[test]
+    fn long_annotations_are_not_repeated_whole() {
+        let long = "x".repeat(200_000);
+        let known = annotations::ALL.iter().chain(steerage_model::annotations::ALL);
+        let mut refused = 0;
+        for name in known.map(|known| known.name).filter(|name| *name != annotations::IP_ADDRESS_TYPE) {
+            for value in [long.clone(), format!("{long},{long}"), format!("{long}=1,{long}=1")] {
+                let port = [(Protocol::Tcp, 80, 30080)];
+                for mut lb in [planned(&port), planned_with_pods(&port)] {
+                    lb.annotations.insert(name.to_owned(), value.clone());
+                    if let Err(error) = desired(&config(), &lb) {
+                        assert!(error.to_string().len() < 1000, "{name}: {}", error.reason());
+                        refused += 1;
+                    }
+                }
+            }
+        }
+        assert!(refused > 100, "{refused}");
     }
 
     #[test]

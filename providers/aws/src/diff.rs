@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use steerage_model::Family;
+
 use crate::attributes::{self, OF_BALANCERS, OF_GROUPS, Values};
 use crate::client::Tags;
 use crate::desired::{Desired, DesiredGroup, MAX_LISTENERS};
@@ -17,6 +19,8 @@ pub(crate) struct ObservedGroup {
     pub(crate) arn: String,
     /// Whether its targets are pods, by address; otherwise they are instances.
     pub(crate) has_pods: bool,
+    /// Whether they are reached over IPv6.
+    pub(crate) is_ipv6: bool,
     pub(crate) health: HealthCheckSettings,
     /// Whether an HTTP check accepts only status 200. True for a TCP check.
     pub(crate) only_200: bool,
@@ -26,6 +30,11 @@ pub(crate) struct ObservedGroup {
 }
 
 impl ObservedGroup {
+    /// Over which IP family its targets are reached.
+    pub(crate) fn family(&self) -> Family {
+        if self.is_ipv6 { Family::V6 } else { Family::V4 }
+    }
+
     /// How long the connections of targets that leave may last; AWS's default if the attributes were not read.
     pub(crate) fn drain(&self) -> Duration {
         let seconds = self.attributes.get(attributes::DRAIN).and_then(|seconds| seconds.parse().ok());
@@ -271,6 +280,7 @@ mod tests {
                     let seen = ObservedGroup {
                         arn,
                         has_pods: group.has_pods(),
+                        is_ipv6: group.family == Family::V6,
                         health: group.health,
                         only_200: true,
                         attributes: BTreeMap::new(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use steerage_model::Ingress;
 use steerage_provider_api::{Error, Outcome, Progress};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use crate::client::{Balancer, CallError};
 use crate::diff::ObservedGroup;
@@ -66,8 +67,9 @@ impl Aws {
                 return Err(Error::invalid(reasons::LOAD_BALANCER_FAILED, message));
             }
             // What it has besides may be an old state: what was requested is known better.
-            let Balancer { placed, security_groups, ip_address_type, .. } = known.clone();
-            resources.balancer = Some(Balancer { placed, security_groups, ip_address_type, ..now });
+            let Balancer { placed, security_groups, ip_address_type, source_nat, .. } = known.clone();
+            resources.balancer =
+                Some(Balancer { placed, security_groups, ip_address_type, source_nat, ..now });
         }
         let active = resources.balancer.as_ref().filter(|b| b.active);
         Ok(active.map(|b| vec![Ingress { ip: None, hostname: Some(b.hostname.clone()), ip_mode: None }]))
@@ -87,8 +89,12 @@ impl Aws {
         let groups = || resources.iter().flat_map(|(_, resources)| &resources.groups);
         let mut refused = wanted.refused_nodes(groups().map(|(_, group)| group));
         let (mut held, mut exceeded) = (None::<Duration>, None);
+        // Its lines name only the target group.
+        let service = resources.as_ref().map(|(owner, _)| tracing::field::display(owner.service.clone()));
+        let span = tracing::warn_span!("targets", service);
         for (name, group) in groups() {
-            match self.converge_group(name, group, wanted, registered, refused_targets, limits).await {
+            let converged = self.converge_group(name, group, wanted, registered, refused_targets, limits);
+            match converged.instrument(span.clone()).await {
                 Ok(wait) => held = held.into_iter().chain(wait).min(),
                 // The other groups follow all the same.
                 Err(failure) if failure.is_quota() => exceeded = exceeded.or(Some(failure)),

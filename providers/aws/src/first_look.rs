@@ -88,6 +88,7 @@ fn shows(listed: &Listed, wanted: &Desired) -> bool {
     balancer.failed.is_none()
         && balancer.scheme == Some(wanted.scheme)
         && balancer.ip_address_type == wanted.ip_address_type
+        && wanted.source_nat.is_met_by(&balancer.source_nat)
         && wanted.placement.check(&balancer.placed).is_ok()
         && security_group_sync::check(wanted, balancer).is_ok()
         && wanted.labels.are_on(&listed.balancer_tags)

@@ -5,7 +5,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use steerage_model::annotations as common;
+use steerage_model::{annotations as common, shown};
 use steerage_provider_api::{Error, GroupKey, HealthCheck, HealthProtocol, LoadBalancer, TargetGroup};
 use steerage_provider_cloud::annotation;
 
@@ -63,7 +63,7 @@ fn read(
     let Some(text) = lb.annotations.get(name).map(|text| text.trim()) else { return Ok(None) };
     let value = text.parse().ok().filter(|value| range.contains(value)).ok_or_else(|| {
         let advice = format!("Use a whole number from {} to {}, without a unit.", range.start(), range.end());
-        annotation::invalid(name, &format!("has the wrong value `{text}`"), &advice)
+        annotation::invalid(name, &format!("has the wrong value `{}`", shown(text)), &advice)
     })?;
     if lb.annotations.contains_key(own) && value != planned {
         return Err(annotation::conflict(
@@ -89,12 +89,12 @@ fn read_pod_check(lb: &LoadBalancer, protocol: &str, check: &mut HealthCheckSett
         }
         Some("http") => check.path = Some(path.unwrap_or("/").to_owned()),
         Some(other) => {
-            let problem = format!("has the unsupported value `{other}`");
+            let problem = format!("has the unsupported value `{}`", shown(other));
             return Err(annotation::invalid(CHECK_PROTOCOL, &problem, "Use tcp or http."));
         }
     }
     if let Some(path) = path.filter(|path| !path.starts_with('/') || path.len() > 1024) {
-        let problem = format!("has the wrong value `{path}`");
+        let problem = format!("has the wrong value `{}`", shown(path));
         return Err(annotation::invalid(
             CHECK_PATH,
             &problem,
@@ -106,7 +106,7 @@ fn read_pod_check(lb: &LoadBalancer, protocol: &str, check: &mut HealthCheckSett
         Some(port) => match port.parse() {
             Ok(port) if port != 0 => check.port = Some(port),
             _ => {
-                let problem = format!("has the wrong value `{port}`");
+                let problem = format!("has the wrong value `{}`", shown(port));
                 return Err(annotation::invalid(
                     CHECK_PORT,
                     &problem,

@@ -26,8 +26,8 @@ use crate::shared::Place;
 const EC2_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often a throttled list of EC2 is tried.
 const EC2_TRIES: u32 = 3;
-/// A list that takes longer begins again.
-const MAX_READING: Duration = Duration::from_mins(1);
+/// Lists begin again if AWS answered nothing for so long: something else may have changed meanwhile.
+const MAX_PAUSE: Duration = Duration::from_mins(2);
 
 /// The listed resources of one owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,7 +53,8 @@ pub(crate) struct Inventory {
 /// Lists that are being read. After a failure, as by throttling, the next try continues.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
-    started: Option<Instant>,
+    /// When the lists began, and when AWS last answered.
+    started: Option<(Instant, Instant)>,
     balancers: Option<Vec<Balancer>>,
     groups: Option<Vec<ListedGroup>>,
     security_groups: Option<Vec<SecurityGroup>>,
@@ -68,9 +69,9 @@ impl Reading {
     /// Lists load balancers and target groups. Reads the tags of those that may be this cluster's.
     pub(crate) async fn complete(&mut self, client: &dyn Calls, config: &Config) -> Result<Inventory, Error> {
         let cluster = &config.cluster;
-        if self.started.is_none_or(|started| started.elapsed() > MAX_READING) {
-            let ec2_failures = self.ec2_failures;
-            *self = Self { started: Some(Instant::now()), ec2_failures, ..Self::default() };
+        if self.started.is_none_or(|(_, answered)| answered.elapsed() > MAX_PAUSE) {
+            let (ec2_failures, now) = (self.ec2_failures, Instant::now());
+            *self = Self { started: Some((now, now)), ec2_failures, ..Self::default() };
         }
         // EC2 may need long for an answer, or give none.
         let is_asked = self.security_groups.is_none() && self.ec2_failures < EC2_TRIES;
@@ -84,7 +85,7 @@ impl Reading {
         }
         listed?;
         let Self { started, balancers, groups, security_groups, tags, .. } = std::mem::take(self);
-        let read = started.unwrap_or_else(Instant::now);
+        let read = started.map_or_else(Instant::now, |(began, _)| began);
         let mut inventory =
             Inventory::new(cluster, read, balancers.unwrap_or_default(), groups.unwrap_or_default(), &tags);
         inventory.add_security_groups(cluster, security_groups.unwrap_or_default());
@@ -97,6 +98,7 @@ impl Reading {
     async fn load_balancers(&mut self, client: &dyn Calls, config: &Config) -> Result<(), Error> {
         if self.balancers.is_none() {
             self.balancers = Some(client.all_balancers().await?);
+            self.note_answer();
         }
         if self.groups.is_none() {
             let mut groups = client.all_groups().await?;
@@ -108,6 +110,7 @@ impl Reading {
                 self.balancers.iter_mut().for_each(|all| all.retain(is_ours));
             }
             self.groups = Some(groups);
+            self.note_answer();
         }
         let balancers = self.balancers.iter().flatten().map(|b| &b.arn);
         let arns = balancers.chain(self.groups.iter().flatten().map(|g| &g.group.arn));
@@ -115,8 +118,15 @@ impl Reading {
         for some in rest.chunks(TAGS_BATCH) {
             self.tags.extend(read_tags(client, some).await?);
             self.asked.extend(some.iter().cloned());
+            self.note_answer();
         }
         Ok(())
+    }
+
+    fn note_answer(&mut self) {
+        if let Some((_, answered)) = &mut self.started {
+            *answered = Instant::now();
+        }
     }
 
     /// The load balancers do not wait for EC2: each Service reads its own group later. An account that throttles is asked some times more.
@@ -206,7 +216,8 @@ impl Inventory {
                 cluster = cluster.name,
                 count = other_clusters.len(),
                 example,
-                "AWS resources with this --aws-cluster-name have the UID of another cluster, or none; leaving them unchanged"
+                "AWS resources with this --aws-cluster-name have the UID of another cluster, or none; leaving them unchanged (see \"Copied and \
+                 restored clusters\" in docs/providers/aws.md)"
             );
         }
         inventory

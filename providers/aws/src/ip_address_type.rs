@@ -36,6 +36,10 @@ pub(crate) struct IpFamilies {
     pub(crate) of_targets: Family,
 }
 
+pub(crate) fn has_udp(lb: &LoadBalancer) -> bool {
+    lb.listeners.iter().any(|listener| listener.protocol == Protocol::Udp)
+}
+
 /// By the Service's families, or else by annotation.
 pub(crate) fn ip_families(lb: &LoadBalancer) -> Result<IpFamilies, Error> {
     let of_targets = lb.families.first().copied().unwrap_or(Family::V4);
@@ -54,7 +58,7 @@ pub(crate) fn ip_families(lb: &LoadBalancer) -> Result<IpFamilies, Error> {
             "Set the annotation to dualstack, or create the Service again with IPv4 first.",
         ));
     }
-    if of_clients == IpAddressType::DualStack && lb.listeners.iter().any(|f| f.protocol == Protocol::Udp) {
+    if of_clients == IpAddressType::DualStack && of_targets == Family::V4 && has_udp(lb) {
         let why = if text.is_some() {
             format!("Annotation {IP_ADDRESS_TYPE} is dualstack")
         } else {
@@ -62,11 +66,11 @@ pub(crate) fn ip_families(lb: &LoadBalancer) -> Result<IpFamilies, Error> {
         };
         return Err(annotation::conflict(
             &format!(
-                "{why}, but a port has UDP, which a dualstack load balancer takes only with prefixes for IPv6 source NAT. Steerage does \
-                 not request these yet."
+                "{why}, but a port has UDP and IPv4 is first in spec.ipFamilies: AWS takes UDP on a dualstack load balancer only for targets \
+                 with IPv6."
             ),
             &format!(
-                "Remove the UDP port, or set {IP_ADDRESS_TYPE} to ipv4 if IPv4 is first in spec.ipFamilies."
+                "Set {IP_ADDRESS_TYPE} to ipv4, move the UDP port to another Service, or create the Service again with IPv6 first."
             ),
         ));
     }
@@ -105,6 +109,12 @@ mod tests {
         ] {
             let wanted = IpFamilies { of_clients, of_targets };
             assert_eq!(read(families, annotation, Protocol::Tcp), Ok(wanted), "{families:?} {annotation:?}");
+            let with_udp = read(families, annotation, Protocol::Udp);
+            assert_eq!(
+                with_udp.is_ok(),
+                of_clients == Ipv4 || of_targets == V6,
+                "{families:?} {annotation:?}"
+            );
         }
     }
 

@@ -6,10 +6,11 @@ use steerage_provider_api::{Compare, Error, Outcome, Owner};
 use steerage_provider_cloud::Tried;
 use tokio::time::Instant;
 
-use crate::diff::Step;
+use crate::client::Balancer;
 use crate::ip_address_type::IpAddressType;
 use crate::provider::Aws;
 use crate::security_group_sync::{again_after, retry_wait};
+use crate::source_nat::{Prefixes, SourceNatWish};
 use crate::state::ServiceState;
 
 /// What is known of a load balancer's IP address type.
@@ -19,15 +20,6 @@ pub(crate) struct KnownIpAddressType {
     tried: Option<Tried<IpAddressType, IpAddressType>>,
     /// Calls in a row that failed.
     failures: u32,
-}
-
-/// Whether AWS refuses a step at a load balancer with IPv6.
-pub(crate) fn needs_ipv4(step: &Step) -> bool {
-    match step {
-        Step::CreateListener { protocol, .. } => protocol.ends_with("UDP"),
-        Step::SwitchListener { protocol, .. } => protocol.is_some_and(|protocol| protocol.ends_with("UDP")),
-        _ => false,
-    }
 }
 
 impl Aws {
@@ -41,7 +33,7 @@ impl Aws {
     ) {
         let wanted = entry.wanted.as_ref().filter(|(of, _)| of == owner);
         let Some(wanted) = wanted.map(|(_, wanted)| wanted.ip_address_type) else { return };
-        let Some(balancer) = entry.balancer(owner).cloned() else { return };
+        let Some(mut balancer) = entry.balancer(owner).cloned() else { return };
         let present = balancer.ip_address_type;
         if present == wanted {
             entry.ip_address_type = KnownIpAddressType::default();
@@ -50,15 +42,15 @@ impl Aws {
         let known = entry.ip_address_type.tried.as_ref().filter(|_| compare == Compare::Remembered);
         let result = match known.and_then(|known| known.result(&wanted, &present)) {
             Some(result) => result,
-            None => self.set_ip_address_type(owner, &balancer.arn, wanted, entry).await,
+            None => self.set_ip_address_type(owner, &mut balancer, wanted, entry).await,
         };
+        if let Some(known) = entry.balancer_mut(owner) {
+            *known = balancer;
+        }
         let known = &mut entry.ip_address_type;
         known.tried = Tried::new(wanted, present, result.as_ref().err());
         let Err(error) = result else {
             known.failures = 0;
-            if let Some(known) = entry.balancer_mut(owner) {
-                known.ip_address_type = wanted;
-            }
             return;
         };
         if matches!(error, Error::Invalid { .. }) {
@@ -75,17 +67,27 @@ impl Aws {
         }
     }
 
-    /// Sends the change.
+    /// Sends the change. Source NAT, which needs IPv6, ends before.
     pub(crate) async fn set_ip_address_type(
         &self,
         owner: &Owner,
-        balancer: &str,
+        balancer: &mut Balancer,
         kind: IpAddressType,
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
+        if kind == IpAddressType::Ipv4 {
+            let wish = SourceNatWish::Off;
+            self.change_source_nat(owner, &wish, &Prefixes::new(), balancer, entry).await?;
+        }
         tracing::info!(service = %owner.service, ip_address_type = kind.as_str(), "changing the load balancer");
         self.note_change();
         entry.written = Some(Instant::now());
-        Ok(self.client.set_ip_address_type(balancer, kind).await?)
+        match self.client.set_ip_address_type(&balancer.arn, kind).await {
+            Ok(()) => {
+                balancer.ip_address_type = kind;
+                Ok(())
+            }
+            Err(failure) => Err(self.name_lacking_ipv6(failure.into(), kind, &balancer.placed).await),
+        }
     }
 }

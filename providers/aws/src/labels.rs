@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use steerage_model::shown;
 use steerage_provider_api::Error;
 use steerage_provider_cloud::annotation::{self, Pair};
 
@@ -67,7 +68,7 @@ pub(crate) fn further_tags(annotations: &BTreeMap<String, String>) -> Result<Tag
         };
         return Err(annotation::invalid(
             TAGS,
-            &format!("has the tag {key}, {wrong}"),
+            &format!("has the tag {}, {wrong}", shown(&key)),
             "Correct or remove the tag.",
         ));
     }

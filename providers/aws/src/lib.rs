@@ -20,6 +20,7 @@ mod config;
 mod delete;
 mod desired;
 mod diff;
+mod entry;
 mod finish;
 mod first_look;
 mod health;
@@ -49,6 +50,8 @@ mod security_group_sync;
 mod shared;
 mod shared_sync;
 mod shared_use;
+mod source_nat;
+mod source_nat_sync;
 #[cfg(test)]
 mod standin;
 mod state;
@@ -74,5 +77,5 @@ const AWS: Cloud = Cloud { title: "AWS", name: "aws" };
 
 /// Registers the metrics of requests to AWS.
 pub fn api_metrics(registry: &mut Registry) -> ApiMetrics {
-    ApiMetrics::new(registry, AWS, client::APIS.map(|api| api.api))
+    ApiMetrics::new(registry, AWS, client::APIS.map(|api| api.api), &paced::documented_rates())
 }

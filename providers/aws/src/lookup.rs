@@ -9,11 +9,13 @@ use steerage_provider_api::Error;
 use steerage_provider_cloud::AfterFailure;
 use tokio::time::Instant;
 
+use crate::annotations::IP_ADDRESS_TYPE;
 use crate::desired::Desired;
+use crate::ip_address_type::IpAddressType;
 use crate::named_groups::{NameAndId, NamedGroups};
-use crate::placement::Placement;
+use crate::placement::{Placed, Placement};
 use crate::provider::Aws;
-use crate::subnets::Subnet;
+use crate::subnets::{Subnet, without_ipv6};
 
 /// A read is used for this time.
 pub(crate) const AGE: Duration = Duration::from_mins(1);
@@ -35,6 +37,32 @@ impl Aws {
     /// that wait for its answer one after the other would not follow their endpoints.
     pub(crate) async fn subnets_to_compare(&self) -> Result<Arc<[Subnet]>, Error> {
         self.subnets(AfterFailure::GiveUp).await
+    }
+
+    /// Adds to AWS's refusal of IPv6 which of the load balancer's subnets have none.
+    pub(crate) async fn name_lacking_ipv6(
+        &self,
+        refusal: Error,
+        kind: IpAddressType,
+        placed: &Placed,
+    ) -> Error {
+        let Error::Invalid { reason, message } = refusal else { return refusal };
+        if kind == IpAddressType::DualStack
+            && let Ok(all) = self.subnets_to_compare().await
+        {
+            let lacking = without_ipv6(&all, placed.keys());
+            if !lacking.is_empty() {
+                let lacking: Vec<&str> = lacking.into_iter().map(String::as_str).collect();
+                let lacking = lacking.join(", ");
+                return Error::invalid(
+                    reason,
+                    format!(
+                        "{message} Without an IPv6 range: {lacking}. Add one to each, choose other subnets, or set {IP_ADDRESS_TYPE} to ipv4."
+                    ),
+                );
+            }
+        }
+        Error::Invalid { reason, message }
     }
 
     async fn subnets(&self, after_failure: AfterFailure) -> Result<Arc<[Subnet]>, Error> {

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use steerage_model::shown;
 use steerage_provider_api::{Error, LoadBalancer};
 use steerage_provider_cloud::annotation;
 
@@ -79,15 +80,18 @@ impl NamedGroups {
             if is_id(item) {
                 return Ok(item.clone());
             }
+            let shown = shown(item);
             let mut ids = found.iter().filter(|(name, _)| name == item).map(|(_, id)| id);
             let problem = match (ids.next(), ids.next()) {
                 (Some(id), None) => return Ok(id.clone()),
-                (Some(one), Some(other)) => format!("is that of {one} and {other}"),
-                (None, _) => "is that of none".to_owned(),
+                (Some(one), Some(other)) => {
+                    format!("{one} and {other} of {vpc} both have the tag {NAME_TAG}=`{shown}`")
+                }
+                (None, _) => format!("no security group of {vpc} has the tag {NAME_TAG}=`{shown}`"),
             };
             let message = format!(
-                "Annotation {SECURITY_GROUPS} has the name `{item}`, which {problem} of the security groups of {vpc}, by their tag {NAME_TAG}. \
-                 An existing load balancer keeps its groups, and no new one is created. Use the name of one group, or its ID."
+                "Annotation {SECURITY_GROUPS} names `{shown}`, but {problem}. An existing load balancer keeps its groups, and no new one is \
+                 created. Use the name of one group, or its ID."
             );
             Err(Error::invalid(reasons::SECURITY_GROUPS_NOT_FOUND, message))
         };
@@ -136,7 +140,7 @@ mod tests {
     fn names_must_be_those_of_one_group() {
         let named = of("front end", NOTHING).unwrap().unwrap();
         for (found, part) in [
-            (found(&[("front", "sg-1")]), "none"),
+            (found(&[("front", "sg-1")]), "no security group of vpc-1"),
             (found(&[("front end", "sg-1"), ("front end", "sg-2")]), "sg-1 and sg-2"),
         ] {
             let error = named.ids("vpc-1", &found).unwrap_err();

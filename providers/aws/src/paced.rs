@@ -3,9 +3,11 @@
 //! together: changes must not use up what registrations need. `client` makes the calls.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use steerage_provider_cloud::{ApiMetrics, Budget, Rate};
+use tokio::time::Instant;
 
 use crate::attributes::Values;
 use crate::client::{
@@ -19,6 +21,7 @@ use crate::ip_address_type::IpAddressType;
 use crate::named_groups::NameAndId;
 use crate::placement::Placed;
 use crate::security_group::{NewSecurityGroup, Rule, SecurityGroup};
+use crate::source_nat::SourceNat;
 use crate::subnets::Subnet;
 use crate::target_id::TargetId;
 use crate::tls::Tls;
@@ -58,32 +61,58 @@ impl Kind {
     }
 }
 
+/// The budgets by their names in metrics, with the rates with which they begin.
+pub(crate) fn documented_rates() -> [(&'static str, Rate); Kind::ALL.len()] {
+    Kind::ALL.map(|kind| (kind.name(), kind.documented()))
+}
+
+/// A call that waits for its budget: counted also if it is refused or given up.
+struct Waiting<'a> {
+    metrics: &'a ApiMetrics,
+    kind: Kind,
+    since: Instant,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.metrics.budget_waited(self.kind.name(), self.since.elapsed());
+    }
+}
+
 /// Calls that wait for their budget.
 #[derive(Debug)]
 pub(crate) struct Paced<C> {
-    inner: C,
+    inner: Arc<C>,
     budgets: [Budget; Kind::ALL.len()],
     metrics: ApiMetrics,
 }
 
 impl<C> Paced<C> {
-    pub(crate) fn new(inner: C, metrics: ApiMetrics) -> Self {
+    pub(crate) fn new(inner: Arc<C>, metrics: ApiMetrics) -> Self {
         let budgets = Kind::ALL.map(|kind| Budget::new(kind.documented()));
-        let paced = Self { inner, budgets, metrics };
-        for kind in Kind::ALL {
-            paced.metrics.budget_rate(kind.name(), kind.documented().per_second);
+        Self { inner, budgets, metrics }
+    }
+
+    /// As if AWS had refused calls for some time.
+    #[cfg(test)]
+    pub(crate) fn slow_down(&self) {
+        for budget in &self.budgets {
+            budget.slow_down();
         }
-        paced
     }
 
     async fn ask<T>(&self, kind: Kind, call: impl Future<Output = Result<T>>) -> Result<T> {
         let budget = &self.budgets[kind as usize];
-        let waited = budget.take().await;
+        let waiting = Waiting { metrics: &self.metrics, kind, since: Instant::now() };
+        let taken = budget.take().await;
+        drop(waiting);
+        if let Err(used_up) = taken {
+            return Err(CallError::used_up(kind.name(), used_up));
+        }
         let answer = call.await;
         if answer.as_ref().is_err_and(CallError::is_throttled) {
             budget.throttled();
         }
-        self.metrics.budget_waited(kind.name(), waited);
         self.metrics.budget_rate(kind.name(), budget.per_second());
         answer
     }
@@ -110,7 +139,7 @@ paced!(BalancerCalls {
     Change create_balancer(wanted: &NewBalancer, tags: &Tags) -> Balancer;
     Change delete_balancer(arn: &str) -> ();
     Change set_security_groups(arn: &str, groups: &[String]) -> ();
-    Change set_subnets(arn: &str, subnets: &Placed) -> ();
+    Change set_subnets(arn: &str, subnets: &Placed, source_nat: Option<&SourceNat>) -> SourceNat;
     Change set_ip_address_type(arn: &str, kind: IpAddressType) -> ();
     Read balancer_attributes(arn: &str) -> BTreeMap<String, String>;
     Change set_balancer_attributes(arn: &str, attributes: &Values) -> ();

@@ -21,7 +21,6 @@ const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'st
 }
 
 const IPV6_ADDRESSES: &str = "AWS chooses the IPv6 addresses.";
-const IPV6_NAT: &str = "UDP to dualstack load balancers is not supported yet.";
 const CLASSIC: &str = "It concerns classic load balancers, which Steerage does not create.";
 const QUIC: &str = "QUIC is not supported.";
 
@@ -33,7 +32,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("aws-load-balancer-connection-draining-enabled", &[], CLASSIC),
     peer("aws-load-balancer-connection-draining-timeout", &[], CLASSIC),
     peer("aws-load-balancer-connection-idle-timeout", &[], CLASSIC),
-    peer("aws-load-balancer-enable-prefix-for-ipv6-source-nat", &["off"], IPV6_NAT),
     peer(
         "aws-load-balancer-enable-tcp-udp-listener",
         &["true"],
@@ -66,7 +64,6 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     ),
     peer("aws-load-balancer-quic-enabled-containers", &[], QUIC),
     peer("aws-load-balancer-quic-enabled-ports", &[], QUIC),
-    peer("aws-load-balancer-source-nat-ipv6-prefixes", &[], IPV6_NAT),
     peer(
         "aws-load-balancer-type",
         &["nlb", "external"],

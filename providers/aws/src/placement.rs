@@ -5,11 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
+use steerage_model::shown;
 use steerage_provider_api::Error;
 use steerage_provider_cloud::annotation;
 
 use crate::annotations::{EIP_ALLOCATIONS, PRIVATE_ADDRESSES, SUBNETS};
 use crate::config::{Config, Scheme};
+use crate::ip_address_type::IpAddressType;
 use crate::reasons;
 use crate::subnets::{self, Subnet};
 
@@ -37,6 +39,8 @@ enum Subnets {
 pub(crate) struct Placement {
     subnets: Subnets,
     scheme: Scheme,
+    /// Whether the load balancer has IPv6, so that each subnet needs it.
+    has_ipv6: bool,
     /// Whether the Service names the subnets; otherwise flag or tags do, which never take one from an existing load balancer.
     is_named: bool,
     /// The addresses that an annotation requests, one for each subnet; empty if none does.
@@ -66,8 +70,10 @@ fn addresses(
         ));
     }
     let parsed = |item: &String| {
-        let wrong =
-            || annotation::invalid(name, &format!("has the wrong value `{item}`"), &format!("Use {form}."));
+        let wrong = || {
+            let problem = format!("has the wrong value `{}`", shown(item));
+            annotation::invalid(name, &problem, &format!("Use {form}."))
+        };
         parse(item).ok_or_else(wrong)
     };
     items.iter().map(parsed).collect()
@@ -76,7 +82,7 @@ fn addresses(
 /// Reads the annotations.
 pub(crate) fn placement(
     config: &Config,
-    scheme: Scheme,
+    (scheme, of_clients): (Scheme, IpAddressType),
     annotations: &BTreeMap<String, String>,
 ) -> Result<Placement, Error> {
     let named = annotation::distinct(annotations, SUBNETS)?;
@@ -99,7 +105,8 @@ pub(crate) fn placement(
     let (elastic, private) = (elastic.transpose()?, private.transpose()?);
     let requested_by = if elastic.is_some() { EIP_ALLOCATIONS } else { PRIVATE_ADDRESSES };
     let addresses = elastic.or(private).unwrap_or_default();
-    let placement = Placement { subnets, scheme, is_named, addresses, requested_by };
+    let has_ipv6 = of_clients == IpAddressType::DualStack;
+    let placement = Placement { subnets, scheme, has_ipv6, is_named, addresses, requested_by };
     // The number of the flag's subnets is that of new load balancers only.
     if let Subnets::Ids(ids) | Subnets::Names(ids) = &placement.subnets
         && is_named
@@ -113,6 +120,27 @@ impl Placement {
     /// Whether the Service names the subnets.
     pub(crate) fn is_named(&self) -> bool {
         self.is_named
+    }
+
+    /// Whether the load balancer has IPv6.
+    pub(crate) fn has_ipv6(&self) -> bool {
+        self.has_ipv6
+    }
+
+    /// The number of subnets that the Service names.
+    pub(crate) fn named(&self) -> Option<usize> {
+        match &self.subnets {
+            Subnets::Ids(items) | Subnets::Names(items) if self.is_named => Some(items.len()),
+            _ => None,
+        }
+    }
+
+    /// The IDs of the subnets, in the Service's order. Empty as long as they are not resolved.
+    pub(crate) fn ids(&self) -> &[String] {
+        match &self.subnets {
+            Subnets::Ids(ids) => ids,
+            Subnets::Names(_) | Subnets::Offered => &[],
+        }
     }
 
     /// Whether the subnets of the VPC must be read to know the IDs.
@@ -141,7 +169,9 @@ impl Placement {
         let ids = match &self.subnets {
             Subnets::Ids(ids) => ids.clone(),
             Subnets::Names(names) => subnets::named(all, &config.vpc, names)?,
-            Subnets::Offered => subnets::offered(all, &config.vpc, self.scheme, &config.cluster.name)?,
+            Subnets::Offered => {
+                subnets::offered(all, &config.vpc, (self.scheme, self.has_ipv6), &config.cluster.name)?
+            }
         };
         Ok(Self { subnets: Subnets::Ids(ids), ..self.clone() })
     }
@@ -200,7 +230,7 @@ mod tests {
     fn read(scheme: Scheme, pairs: &[(&str, &str)]) -> Result<Placement, (&'static str, String)> {
         let annotations =
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let placement = placement(&config(), scheme, &annotations);
+        let placement = placement(&config(), (scheme, IpAddressType::Ipv4), &annotations);
         placement
             .and_then(|made| made.mappings().map(|_| made))
             .map_err(|error| (error.reason(), error.to_string()))
@@ -266,7 +296,8 @@ mod tests {
         let mut grown = config();
         grown.subnets.push("subnet-b".to_owned());
         let annotations = BTreeMap::from([(EIP_ALLOCATIONS.to_owned(), "eipalloc-1".to_owned())]);
-        let wanted = placement(&grown, Scheme::InternetFacing, &annotations).unwrap();
+        let kind = (Scheme::InternetFacing, IpAddressType::Ipv4);
+        let wanted = placement(&grown, kind, &annotations).unwrap();
         assert!(wanted.check(&placed).is_ok(), "a zone is added to the flag");
         assert_eq!(wanted.mappings().unwrap_err().reason(), "ConflictingAnnotations", "of a new one");
     }
@@ -279,6 +310,7 @@ mod tests {
             zone: id.to_owned(),
             tags,
             free: 9,
+            has_ipv6: false,
             is_on_outpost: false,
         };
         let all = [
@@ -289,7 +321,8 @@ mod tests {
         let of = |pairs: &[(&str, &str)]| {
             let annotations =
                 pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            placement(&by_tags, Scheme::Internal, &annotations).map_err(|error| error.reason())
+            let kind = (Scheme::Internal, IpAddressType::Ipv4);
+            placement(&by_tags, kind, &annotations).map_err(|error| error.reason())
         };
         let offered = of(&[]).unwrap();
         assert!(offered.needs_lookup());

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,9 +21,10 @@ use steerage_provider_api::{
 use steerage_provider_cloud::{ApiMetrics, Keyed, Recent};
 use tokio::time::Instant;
 
-use crate::client::{Calls, Client};
+use crate::client::{CallError, Calls, Client};
 use crate::config::Config;
 use crate::desired::{Desired, desired};
+use crate::entry::Entry;
 use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
 use crate::ip_address_type::IpAddressType;
@@ -45,20 +46,16 @@ pub(crate) const RELEASE_POLL: Duration = Duration::from_secs(5);
 /// When the provider starts, one list serves the first comparisons and `owned` for this time.
 const LIST_AGE: Duration = Duration::from_secs(30);
 
-#[derive(Default)]
-struct Lists {
-    /// What existed when this process started. Each Service's part is taken out by its first call.
-    inventory: Option<Inventory>,
-    reading: Reading,
-}
-
 /// The AWS provider.
 pub struct Aws {
     pub(crate) config: Config,
     pub(crate) client: Arc<dyn Calls>,
     services: Keyed<Key, ServiceState>,
-    lists: tokio::sync::Mutex<Lists>,
-    pub(crate) subnets: Recent<[Subnet]>,
+    /// What existed when this process started. Each Service's part is taken out by its first call.
+    inventory: Mutex<Option<Inventory>>,
+    /// The list that is being read. It is not needed for what the inventory knows.
+    reading: tokio::sync::Mutex<Reading>,
+    pub(crate) subnets: Recent<[Subnet], CallError>,
     pub(crate) group_names: Mutex<KnownGroupNames>,
     /// One for each shared load balancer: its Services change it one after the other.
     pub(crate) shared_uses: Keyed<String, SharedUse>,
@@ -89,7 +86,7 @@ impl Aws {
         }
         let sdk = loader.load().await;
         let client = Self::client(&config, &sdk, metrics.clone());
-        Self::over(config, Arc::new(Paced::new(client, metrics)))
+        Self::over(config, Arc::new(Paced::new(Arc::new(client), metrics)))
     }
 
     /// Makes one read of each API. [`Error::Denied`] if AWS does not accept the credentials, or does not let them read load balancers:
@@ -99,7 +96,7 @@ impl Aws {
         self.client.balancer_named(&name).await?;
         if let Err(failure) = self.client.subnets(&self.config.vpc).await {
             let error = Error::from(failure);
-            tracing::warn!(%error, "EC2 does not return the subnets; load balancers are not created");
+            tracing::warn!(%error, "EC2 subnets not readable; Services without subnet IDs get no load balancer until they are");
         }
         Ok(())
     }
@@ -122,7 +119,8 @@ impl Aws {
             client,
             to_reconcile: (to_reconcile, Mutex::new(Some(receiver))),
             services: Keyed::default(),
-            lists: tokio::sync::Mutex::default(),
+            inventory: Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
             subnets: Recent::new(lookup::AGE),
             group_names: Mutex::default(),
             shared_uses: Keyed::default(),
@@ -143,18 +141,16 @@ impl Aws {
         self.services.len()
     }
 
-    async fn entry(&self, service: &Key) -> Result<tokio::sync::OwnedMutexGuard<ServiceState>, Error> {
-        let mut entry = self.services.lock(service, ServiceState::default).await;
+    async fn entry(&self, service: &Key) -> Result<Entry, Error> {
+        let mut entry = Entry::new(self.services.lock(service, ServiceState::default).await);
         self.first_call.get_or_init(Instant::now);
         if !entry.initialized {
-            let mut lists = self.lists.lock().await;
-            let Lists { inventory, reading } = &mut *lists;
-            let inventory = match inventory {
-                Some(inventory) => inventory,
-                none => none.insert(reading.complete(&*self.client, &self.config).await?),
-            };
+            self.ensure_inventory().await?;
             let balancer = names::load_balancer(&self.config.cluster, service);
-            let found = first_look(inventory, service, &balancer);
+            let found = match &mut *self.inventory() {
+                Some(inventory) => first_look(inventory, service, &balancer),
+                None => return Err(Error::Unavailable("the list of the start is missing".to_owned())),
+            };
             for (owner, groups) in found.security_groups {
                 let wanted = new_security_group(&self.config, &owner);
                 let known = SecurityGroup::choose(groups, &wanted, &found.attached);
@@ -169,18 +165,34 @@ impl Aws {
         Ok(entry)
     }
 
+    fn inventory(&self) -> MutexGuard<'_, Option<Inventory>> {
+        self.inventory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the list of the start. Later lists, which take long, hold up nobody.
+    async fn ensure_inventory(&self) -> Result<(), Error> {
+        if self.inventory().is_some() {
+            return Ok(());
+        }
+        let mut reading = self.reading.lock().await;
+        if self.inventory().is_none() {
+            let read = reading.complete(&*self.client, &self.config).await?;
+            *self.inventory() = Some(read);
+        }
+        Ok(())
+    }
+
     fn listed_place(&self, owner: &Owner) -> Option<Place> {
         self.listed_places.lock().unwrap_or_else(PoisonError::into_inner).get(owner).cloned()
     }
 
     /// The owners of everything at AWS, and the list that says so if it was read for this.
     async fn list_owned(&self) -> Result<(Vec<Owner>, Option<Inventory>), Error> {
-        let mut lists = self.lists.lock().await;
-        let Lists { inventory, reading } = &mut *lists;
-        let is_first = inventory.is_none();
+        let mut reading = self.reading.lock().await;
+        let is_first = self.inventory().is_none();
         if !is_first
             && !self.is_changed.load(Ordering::Relaxed)
-            && let Some(inventory) = inventory.as_mut().filter(|i| i.read.elapsed() < LIST_AGE)
+            && let Some(inventory) = self.inventory().as_mut().filter(|i| i.read.elapsed() < LIST_AGE)
             && let Some(owners) = inventory.owners.take()
         {
             return Ok((owners, None));
@@ -189,7 +201,7 @@ impl Aws {
         let owners = read.owners.take().unwrap_or_default();
         *self.listed_places.lock().unwrap_or_else(PoisonError::into_inner) = read.shared_places();
         if is_first {
-            *inventory = Some(read);
+            *self.inventory() = Some(read);
             return Ok((owners, None));
         }
         Ok((owners, Some(read)))
@@ -242,6 +254,9 @@ impl Aws {
         if finished.is_ok() && has_v6 && outcome.incomplete.is_none() {
             // Clients learn of IPv6 when it serves.
             self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
+        }
+        if finished.is_ok() && has_v6 {
+            self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
         }
         finished.map(|_| outcome)
     }
@@ -362,14 +377,19 @@ impl Provider for Aws {
     /// Only what is refused without a call is known, and what would be adopted.
     async fn preview(&self, lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
         let wanted = desired(&self.config, lb)?;
-        if self.config.adopt.is_empty() || wanted.shared.is_some() {
+        let published = &lb.published_hostnames;
+        if published.is_empty() || wanted.shared.is_some() {
             return Ok(None);
         }
         let entry = self.entry(&lb.owner.service).await?;
         if matches!(&entry.first_look, FirstLook::Owned(_, listed) if listed.balancer.is_some()) {
             return Ok(None);
         }
-        let adopted = self.preview_adoption(&lb.owner, &wanted, &lb.published_hostnames).await?;
+        if self.config.adopt.is_empty() {
+            self.check_unadopted(&lb.owner, published).await?;
+            return Ok(None);
+        }
+        let adopted = self.preview_adoption(&lb.owner, &wanted, published).await?;
         Ok(adopted.map(|adopted| vec![adopted]))
     }
 

@@ -161,9 +161,10 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         ADOPTION_REFUSED,
-        "With `--aws-adopt`: the load balancer that the Service has in its status is not one that can be adopted without a loss. Nothing is \
-         changed in AWS, and its targets do not follow the endpoints.",
-        "As the message says. If a new load balancer with another host name is wanted, clear `status.loadBalancer` of the Service.",
+        "The load balancer that the Service has in its status is another controller's. It cannot be adopted without a loss, or `--aws-adopt` \
+         does not name that controller. Nothing is changed in AWS, and its targets do not follow the endpoints.",
+        "As the message says. If a new load balancer with another host name is wanted, clear the status: `kubectl patch service -n NAMESPACE \
+         NAME --subresource=status --type=merge -p '{\"status\":{\"loadBalancer\":null}}'`.",
     ),
     (
         LOAD_BALANCER_FAILED,

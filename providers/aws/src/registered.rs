@@ -124,12 +124,15 @@ impl RegisteredIds {
 
     /// Ends the doubts of a failed call, if it surely changed nothing.
     pub(crate) fn restore(&mut self, before: BTreeSet<TargetId>, failure: &CallError) {
+        // It may have been sent long after it was noted.
+        self.written = Some(Instant::now());
         if !failure.leaves_open() {
             self.doubtful = before;
         }
     }
 
     pub(crate) fn set_registered(&mut self, ids: &[TargetId]) {
+        self.written = Some(Instant::now());
         for id in ids {
             self.doubtful.remove(id);
             self.ids.insert(id.clone(), HealthState::Initial);
@@ -138,6 +141,7 @@ impl RegisteredIds {
     }
 
     pub(crate) fn set_deregistered(&mut self, ids: &[TargetId]) {
+        self.written = Some(Instant::now());
         for id in ids {
             self.doubtful.remove(id);
             self.ids.remove(id);
@@ -183,5 +187,37 @@ impl RegisteredIds {
     /// Nothing waits.
     pub(crate) fn release(&mut self) {
         self.held = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A call waits for its budget for longer than reads are old, and the read after it shows the state before it.
+    #[tokio::test(start_paused = true)]
+    async fn a_late_call_is_newer_than_the_read_after_it() {
+        let settle = Duration::from_secs(10);
+        let target = |name: &str| RegisteredTarget {
+            id: TargetId::of(name, Some(80)),
+            state: HealthState::Healthy,
+            reason: String::new(),
+        };
+        let (stays, leaves) = (target("i-1"), target("i-2"));
+        let mut known = RegisteredIds::of(&[stays.clone(), leaves.clone()]);
+        known.doubt(&[leaves.id.clone()]);
+        tokio::time::advance(2 * settle).await;
+        known.set_deregistered(&[leaves.id.clone()]);
+        known.refresh(&[stays.clone(), leaves.clone()], settle);
+        assert!(known.has(&stays.id) && !known.has(&leaves.id));
+        let comes = target("i-3");
+        known.doubt(&[comes.id.clone()]);
+        tokio::time::advance(2 * settle).await;
+        known.set_registered(&[comes.id.clone()]);
+        known.refresh(&[stays.clone()], settle);
+        assert!(known.has(&comes.id));
+        tokio::time::advance(settle).await;
+        known.refresh(&[stays], settle);
+        assert!(!known.has(&comes.id), "somebody else removed it");
     }
 }

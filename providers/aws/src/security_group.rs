@@ -9,6 +9,7 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use steerage_model::shown;
 use steerage_provider_api::{Error, LoadBalancer, Owner};
 use steerage_provider_cloud::annotation;
 
@@ -203,8 +204,8 @@ fn rules(protocols: &[(&'static str, u16)], sources: &BTreeSet<&Source>) -> BTre
 fn no_backend() -> Error {
     let message = format!(
         "Annotation {MANAGE_BACKEND_RULES} is true, but Steerage changes no security group of nodes, and has no group that nodes admit: \
-         its flag --aws-backend-security-group is not set. No load balancer is created or changed. Remove the annotation, or ask who \
-         runs Steerage for the flag."
+         its flag --aws-backend-security-group is not set. No load balancer is created or changed. Remove the annotation, or ask the \
+         operator of Steerage for the flag."
     );
     Error::invalid(reasons::ANNOTATION_NOT_SUPPORTED, message)
 }
@@ -228,7 +229,7 @@ fn switch(lb: &LoadBalancer, name: &str, (on, off): (&str, &str)) -> Result<bool
     match lb.annotations.get(name).map(|text| text.trim()) {
         Some(text) if text == on => Ok(true),
         Some(text) if text != off => {
-            let problem = format!("has the wrong value `{text}`");
+            let problem = format!("has the wrong value `{}`", shown(text));
             Err(annotation::invalid(name, &problem, &format!("Use {on} or {off}.")))
         }
         _ => Ok(false),
@@ -261,7 +262,7 @@ fn prefix_lists(lb: &LoadBalancer) -> Result<Vec<String>, Error> {
         if item.starts_with("pl-") {
             return Ok(item.to_owned());
         }
-        let problem = format!("has the wrong value `{item}`");
+        let problem = format!("has the wrong value `{}`", shown(item));
         Err(annotation::invalid(
             PREFIX_LISTS,
             &problem,
@@ -280,11 +281,11 @@ fn annotation_ranges(lb: &LoadBalancer) -> Result<Vec<IpNet>, Error> {
     // An empty item is no range: a list of them would admit everybody.
     let parsed = |item: &str| {
         item.trim().parse().map_err(|_| {
-            let problem = format!("has the wrong value `{item}`");
+            let problem = format!("has the wrong value `{}`", shown(item));
             annotation::invalid(
                 SOURCE_RANGES,
                 &problem,
-                "Use ranges such as 192.0.2.0/24, separated by commas.",
+                "Use ranges such as 192.0.2.0/24 or 2001:db8::/32, separated by commas.",
             )
         })
     };

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use steerage_model::annotations::SHARED_LOAD_BALANCER;
-use steerage_model::{Family, Key, Protocol};
+use steerage_model::{Family, Key, Protocol, shown};
 use steerage_provider_api::{
     Error, GroupKey, HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner, TargetGroup, TargetSet,
     Targets,
@@ -18,7 +18,7 @@ use steerage_provider_cloud::annotation;
 use crate::annotations::{
     ACCESS_LOG_BUCKET, ACCESS_LOG_ENABLED, ACCESS_LOG_PREFIX, ATTRIBUTES, CROSS_ZONE, DISABLE_SECURITY_GROUP,
     EIP_ALLOCATIONS, ICMP_FOR_PATH_MTU, INTERNAL, IP_ADDRESS_TYPE, MANAGE_BACKEND_RULES, PRIVATE_ADDRESSES,
-    SCHEME, SECURITY_GROUPS, SUBNETS, TAGS,
+    SCHEME, SECURITY_GROUPS, SOURCE_NAT, SOURCE_NAT_PREFIXES, SUBNETS, TAGS,
 };
 use crate::config::Config;
 use crate::desired;
@@ -30,6 +30,8 @@ const OF_THE_WHOLE: &[&str] = &[
     SCHEME,
     INTERNAL,
     IP_ADDRESS_TYPE,
+    SOURCE_NAT,
+    SOURCE_NAT_PREFIXES,
     ATTRIBUTES,
     CROSS_ZONE,
     ACCESS_LOG_ENABLED,
@@ -160,6 +162,7 @@ pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(Strin
     let shared = config.shared_load_balancers.get(name).filter(|shared| shared.permits(namespace));
     let Some(shared) = shared else {
         // Whether it exists is not for everyone.
+        let name = shown(name);
         let message = format!(
             "The namespace {namespace} may not use a shared load balancer `{name}`, or none of this name exists. Nothing of this Service is \
              created or changed but its targets. Ask the operator of Steerage to permit it (--aws-shared-load-balancers), or remove the \

@@ -3,6 +3,7 @@
 //! deletes a load balancer that nobody uses. `shared` decides what is wanted, `shared_use` remembers.
 
 use std::collections::BTreeSet;
+use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -13,19 +14,52 @@ use tokio::time::Instant;
 use crate::client::Balancer;
 use crate::desired::Desired;
 use crate::inventory::Inventory;
+use crate::ip_address_type::IpAddressType;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
 use crate::shared::{self, Place};
 use crate::shared_use::SharedUse;
 use crate::state::ServiceState;
+use crate::targets::Limits;
+use crate::wanted_targets::WantedTargets;
 
 /// A Service waits for this time while another one changes the load balancer, and then makes room for others.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// Then it tries again after this time.
+const BUSY_POLL: Duration = Duration::from_secs(2);
 /// A shared load balancer without any target group stays for this time: a Service may be about to use it.
 const UNUSED_AFTER: Duration = Duration::from_mins(10);
 /// A Service that is deleted waits this long for the end of its load balancer. Later, lists show that nobody uses it.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A change of a shared load balancer. One that is abandoned may have changed something until then.
+struct Change {
+    used: OwnedMutexGuard<SharedUse>,
+    is_over: bool,
+}
+
+impl Deref for Change {
+    type Target = SharedUse;
+
+    fn deref(&self) -> &SharedUse {
+        &self.used
+    }
+}
+
+impl DerefMut for Change {
+    fn deref_mut(&mut self) -> &mut SharedUse {
+        &mut self.used
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.used.written = Instant::now();
+        }
+    }
+}
 
 /// Everything is as it was; call again.
 pub(crate) fn again(after: Duration) -> Outcome {
@@ -58,23 +92,22 @@ impl Aws {
         compare: Compare,
     ) -> Result<Outcome, Error> {
         let owner = &lb.owner;
-        let is_in_place =
-            entry.is_complete(owner, &wanted) && !entry.must_verify() && entry.subnets.tried.is_some();
+        let is_in_place = entry.is_complete(owner, &wanted)
+            && !entry.must_verify()
+            && entry.subnets.tried.is_some()
+            && (wanted.ip_address_type == IpAddressType::Ipv4 || entry.source_nat.tried.is_some());
         if compare == Compare::Remembered && is_in_place {
             return self.apply_wanted(lb, wanted, entry, compare).await;
         }
-        let Some(mut used) = self.lock_shared(shared, LOCK_PATIENCE).await else {
-            // Nothing that the Service's status should say.
-            return Err(Error::Conflict(format!(
-                "another Service changes the shared load balancer {shared}"
-            )));
+        let Some(used) = self.lock_shared(shared, LOCK_PATIENCE).await else {
+            return self.follow_targets(lb, &wanted, entry).await;
         };
         if let Some(wait) = self.check_place(owner, Place::Shared(shared.to_owned()), entry).await? {
             return Ok(again(wait));
         }
-        // An abandoned call may have changed something.
-        let (written, started) = (used.written, Instant::now());
-        used.written = started;
+        let started = Instant::now();
+        let mut used = Change { used, is_over: false };
+        entry.others_wrote = Some(used.written);
         entry.subnets.added = entry.subnets.added.max(Some(used.zone_added));
         let was_known = entry.resources.is_some();
         let mut outcome = self.apply_wanted(lb, wanted.clone(), entry, compare).await;
@@ -83,7 +116,10 @@ impl Aws {
             (entry.resources, entry.complete) = (None, None);
             outcome = self.apply_wanted(lb, wanted.clone(), entry, Compare::InPlace).await;
         }
-        used.written = entry.written.map_or(written, |own| own.max(written));
+        if entry.written.is_some_and(|own| own >= started) {
+            used.written = Instant::now();
+        }
+        used.is_over = true;
         used.zone_added = entry.subnets.added.map_or(used.zone_added, |own| own.max(used.zone_added));
         for (arn, port) in std::mem::take(&mut entry.freed) {
             self.free(&mut used, arn, port);
@@ -97,6 +133,29 @@ impl Aws {
         }
         used.wait_for(owner, waits_for);
         outcome
+    }
+
+    /// Another Service changes the load balancer, which can take a minute. The targets of this one follow meanwhile.
+    async fn follow_targets(
+        &self,
+        lb: &LoadBalancer,
+        wanted: &Desired,
+        entry: &mut ServiceState,
+    ) -> Result<Outcome, Error> {
+        if entry.resources.as_ref().is_none_or(|(known, _)| *known != lb.owner) {
+            return Ok(again(BUSY_POLL));
+        }
+        let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
+        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
+        let (refused, _) = self.converge_targets(entry, &targets, limits).await?;
+        let is_complete = entry.is_complete(&lb.owner, wanted);
+        let Some(complete) = entry.complete.as_mut().filter(|_| is_complete) else {
+            return Ok(Outcome { refused, ..again(BUSY_POLL) });
+        };
+        // Only a comparison waits: nothing that the Service's status should say.
+        complete.verify = Some(Instant::now());
+        let ingress = complete.ingress.clone().unwrap_or_default();
+        Ok(Outcome { ingress, refused, retry_refused: Some(BUSY_POLL), ..Outcome::done() })
     }
 
     /// Calls those who wait for the port of a listener that was deleted.

@@ -24,6 +24,7 @@ use crate::observe::Resources;
 use crate::registered::RegisteredIds;
 use crate::security_group::{Rule, Security, SecurityGroup};
 use crate::shared::Place;
+use crate::source_nat_sync::{KnownSourceNat, has_udp};
 use crate::subnet_sync::KnownPlacement;
 use crate::target_id::TargetNames;
 use crate::targets::RefusedTargets;
@@ -87,6 +88,10 @@ pub(crate) struct ServiceState {
     pub(crate) ip_address_type: KnownIpAddressType,
     /// What is known of the load balancer's subnets.
     pub(crate) subnets: KnownPlacement,
+    /// What is known of the load balancer's source NAT.
+    pub(crate) source_nat: KnownSourceNat,
+    /// When a Service last changed the shared load balancer before the present call.
+    pub(crate) others_wrote: Option<Instant>,
     /// Calls in a row whose security groups were not in place in the end.
     pub(crate) security_failures: u32,
     /// When a security group was last created, or that was tried.
@@ -135,8 +140,8 @@ pub(crate) struct Condemned {
     pub(crate) is_final: bool,
     /// Name and ARN of the load balancer.
     pub(crate) balancer: Option<(String, String)>,
-    /// Whether there was one, which uses the groups for seconds after its deletion.
-    pub(crate) had_balancer: bool,
+    /// When it was deleted: AWS releases its groups later. `None` if there was none.
+    pub(crate) balancer_deleted: Option<Instant>,
     /// ARNs of target groups by name.
     pub(crate) groups: BTreeMap<String, String>,
     /// The security groups, which go last.
@@ -168,7 +173,7 @@ impl Condemned {
             owner: owner.clone(),
             is_final: false,
             security_groups: CondemnedSecurityGroups::none(),
-            had_balancer: resources.balancer.is_some(),
+            balancer_deleted: None,
             balancer: resources.balancer.as_ref().map(|b| (b.name.clone(), b.arn.clone())),
             groups: resources.groups.iter().map(|(name, group)| (name.clone(), group.arn.clone())).collect(),
         }
@@ -203,6 +208,16 @@ impl ServiceState {
     pub(crate) fn balancer_mut(&mut self, owner: &Owner) -> Option<&mut Balancer> {
         let known = self.resources.as_mut().filter(|(known, _)| known == owner);
         known.and_then(|(_, resources)| resources.balancer.as_mut())
+    }
+
+    /// Whether the owner's load balancer may have a listener with UDP, whoever made it. A list shows none.
+    pub(crate) fn may_have_udp(&self, owner: &Owner) -> bool {
+        let is_read = self.complete.as_ref().is_some_and(|complete| complete.verify.is_none());
+        let known = self.resources.as_ref().filter(|(known, _)| known == owner && is_read);
+        known.is_none_or(|(_, resources)| {
+            let mut all = resources.listeners.iter().chain(&resources.foreign_listeners);
+            all.any(|listener| has_udp(&listener.protocol))
+        })
     }
 
     /// Whether the owner's load balancer has other security groups than Steerage's, because an annotation names them.

@@ -9,7 +9,9 @@ use steerage_provider_cloud::Tried;
 use tokio::time::Instant;
 
 use crate::client::Balancer;
+use crate::desired::Desired;
 use crate::finish::ACTIVE_POLL;
+use crate::ip_address_type::IpAddressType;
 use crate::placement::{Placed, Placement};
 use crate::provider::Aws;
 use crate::registered::MAX_HOLD;
@@ -25,6 +27,8 @@ pub(crate) struct KnownPlacement {
     pub(crate) tried: Option<Tried<Placement, Placed>>,
     /// When a zone was last added: AWS needs minutes until it serves.
     pub(crate) added: Option<Instant>,
+    /// When a call last changed them, or the prefixes for source NAT: a read may show an older state for a while.
+    pub(crate) written: Option<Instant>,
     /// Calls in a row that failed.
     failures: u32,
 }
@@ -39,7 +43,8 @@ impl Aws {
         outcome: &mut Outcome,
     ) {
         let wanted = entry.wanted.as_ref().filter(|(of, _)| of == owner);
-        let Some(wanted) = wanted.map(|(_, wanted)| wanted.placement.clone()) else { return };
+        let Some(all_wanted) = wanted.map(|(_, wanted)| wanted.clone()) else { return };
+        let wanted = all_wanted.placement.clone();
         let Some(balancer) = entry.balancer(owner).cloned() else { return };
         // What no annotation names is compared with the rest that the lists of the start do not show.
         if !wanted.is_named() && entry.complete.as_ref().is_some_and(|complete| complete.verify.is_some()) {
@@ -48,7 +53,7 @@ impl Aws {
         let known = entry.subnets.tried.as_ref().filter(|_| compare == Compare::Remembered);
         let result = match known.and_then(|known| known.result(&wanted, &balancer.placed)) {
             Some(result) => result.map(|()| None),
-            None => self.place(owner, &wanted, balancer, entry).await,
+            None => self.place(owner, &all_wanted, balancer, entry).await,
         };
         let placed = entry.balancer(owner).map(|balancer| balancer.placed.clone()).unwrap_or_default();
         let known = &mut entry.subnets;
@@ -77,18 +82,17 @@ impl Aws {
     async fn place(
         &self,
         owner: &Owner,
-        wanted: &Placement,
+        all_wanted: &Desired,
         mut balancer: Balancer,
         entry: &mut ServiceState,
     ) -> Result<Option<Duration>, Error> {
+        let wanted = &all_wanted.placement;
         if !wanted.may_differ(&balancer.placed) {
             return Ok(None);
         }
         if matches!(entry.places.get(owner), Some(Place::Shared(_))) {
             // Another Service may have changed the zones.
-            let now = self.client.balancer_at(&balancer.arn).await?;
-            balancer.placed =
-                now.ok_or_else(|| Error::Conflict("the load balancer no longer exists".to_owned()))?.placed;
+            self.reread_subnets(owner, &mut balancer, entry).await?;
             remember(owner, entry, &balancer);
         }
         let all = match self.subnets_to_compare().await {
@@ -115,10 +119,14 @@ impl Aws {
             };
             let subnets: Vec<&String> = placed.keys().collect();
             tracing::info!(service = %owner.service, ?subnets, "changing the subnets of the load balancer");
+            let prefixes = self.given_prefixes(all_wanted).await?;
+            let source_nat = balancer.source_nat.with_subnets(&placed, &prefixes);
+            let has_v6 = balancer.ip_address_type == IpAddressType::DualStack;
             self.note_change();
-            entry.written = Some(Instant::now());
-            self.client.set_subnets(&balancer.arn, &placed).await?;
-            balancer.placed = placed;
+            (entry.written, entry.subnets.written) = (Some(Instant::now()), Some(Instant::now()));
+            let changed =
+                self.client.set_subnets(&balancer.arn, &placed, has_v6.then_some(&source_nat)).await?;
+            (balancer.placed, balancer.source_nat) = (placed, changed);
             remember(owner, entry, &balancer);
         }
         Ok(None)
@@ -143,7 +151,8 @@ impl Aws {
         if now.active && now.placed == balancer.placed {
             return Ok(None);
         }
-        remember(owner, entry, &Balancer { placed: now.placed, ..balancer.clone() });
+        let Balancer { placed, source_nat, .. } = now;
+        remember(owner, entry, &Balancer { placed, source_nat, ..balancer.clone() });
         Ok(Some(ACTIVE_POLL))
     }
 }
@@ -151,5 +160,6 @@ impl Aws {
 fn remember(owner: &Owner, entry: &mut ServiceState, balancer: &Balancer) {
     if let Some(known) = entry.balancer_mut(owner) {
         known.placed.clone_from(&balancer.placed);
+        known.source_nat.clone_from(&balancer.source_nat);
     }
 }

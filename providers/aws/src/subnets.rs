@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use steerage_model::shown;
 use steerage_provider_api::Error;
 
 use crate::annotations::SUBNETS;
@@ -28,6 +29,8 @@ pub(crate) struct Subnet {
     pub(crate) tags: Tags,
     /// Addresses that are free.
     pub(crate) free: u32,
+    /// Whether it has an IPv6 range.
+    pub(crate) has_ipv6: bool,
     /// Whether it is on an Outpost, where no network load balancer is.
     pub(crate) is_on_outpost: bool,
 }
@@ -47,14 +50,17 @@ pub(crate) fn named(all: &[Subnet], vpc: &str, names: &[String]) -> Result<Vec<S
             return Ok(name.clone());
         }
         let mut found = all.iter().filter(|subnet| subnet.tags.get(NAME_TAG) == Some(name));
+        let shown = shown(name);
         let problem = match (found.next(), found.next()) {
             (Some(subnet), None) => return Ok(subnet.id.clone()),
-            (Some(one), Some(other)) => format!("is that of {} and {}", one.id, other.id),
-            (None, _) => "is that of none".to_owned(),
+            (Some(one), Some(other)) => {
+                format!("{} and {} of {vpc} both have the tag {NAME_TAG}=`{shown}`", one.id, other.id)
+            }
+            (None, _) => format!("no subnet of {vpc} has the tag {NAME_TAG}=`{shown}`"),
         };
         let message = format!(
-            "Annotation {SUBNETS} has the name `{name}`, which {problem} of the subnets of {vpc}, by their tag {NAME_TAG}. No load balancer \
-             is created or changed. Use the name of one subnet, or its ID."
+            "Annotation {SUBNETS} names `{shown}`, but {problem}. No load balancer is created or changed. Use the name of one subnet, or \
+             its ID."
         );
         Err(Error::invalid(reasons::SUBNETS_NOT_FOUND, message))
     };
@@ -80,17 +86,18 @@ fn is_for(subnet: &Subnet, cluster: &str) -> Option<bool> {
 }
 
 /// The IDs of the subnets that tags offer for load balancers of this scheme: one for each zone, in the order of the zones. Of several in
-/// a zone, one whose tags name the cluster comes first, and then the one with the lowest ID.
+/// a zone, one with IPv6 comes first if the load balancer `has_ipv6`, then one whose tags name the cluster, and then the one with the
+/// lowest ID.
 pub(crate) fn offered(
     all: &[Subnet],
     vpc: &str,
-    scheme: Scheme,
+    (scheme, has_ipv6): (Scheme, bool),
     cluster: &str,
 ) -> Result<Vec<String>, Error> {
     let role = role_tag(scheme);
     let has_role =
         |subnet: &&Subnet| subnet.tags.get(role).is_some_and(|value| matches!(value.as_str(), "" | "1"));
-    let mut chosen: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
+    let mut chosen: BTreeMap<&str, (bool, bool, &str)> = BTreeMap::new();
     let mut without_room = Vec::new();
     for subnet in all.iter().filter(has_role).filter(|subnet| !subnet.is_on_outpost) {
         let Some(names_cluster) = is_for(subnet, cluster) else { continue };
@@ -98,7 +105,7 @@ pub(crate) fn offered(
             without_room.push(subnet.id.as_str());
             continue;
         }
-        let offer = (!names_cluster, subnet.id.as_str());
+        let offer = (has_ipv6 && !subnet.has_ipv6, !names_cluster, subnet.id.as_str());
         let best = chosen.entry(&subnet.zone).or_insert(offer);
         *best = offer.min(*best);
     }
@@ -119,7 +126,13 @@ pub(crate) fn offered(
         );
         return Err(Error::invalid(reasons::SUBNETS_NOT_FOUND, message));
     }
-    Ok(chosen.into_values().map(|(_, id)| id.to_owned()).collect())
+    Ok(chosen.into_values().map(|(_, _, id)| id.to_owned()).collect())
+}
+
+/// Those of the subnets with these IDs that have no IPv6 range. Unknown ones may have one.
+pub(crate) fn without_ipv6<'a>(all: &[Subnet], ids: impl Iterator<Item = &'a String>) -> Vec<&'a String> {
+    let lacks = |id: &&String| all.iter().any(|subnet| subnet.id == **id && !subnet.has_ipv6);
+    ids.filter(lacks).collect()
 }
 
 #[cfg(test)]
@@ -130,11 +143,12 @@ mod tests {
 
     fn subnet(id: &str, zone: &str, tags: &[(&str, &str)]) -> Subnet {
         let tags = tags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        Subnet { id: id.to_owned(), zone: zone.to_owned(), tags, free: 200, is_on_outpost: false }
+        let (id, zone) = (id.to_owned(), zone.to_owned());
+        Subnet { id, zone, tags, free: 200, has_ipv6: false, is_on_outpost: false }
     }
 
     fn find(all: &[Subnet], scheme: Scheme) -> Result<Vec<String>, String> {
-        offered(all, "vpc-1", scheme, "prod").map_err(|error| {
+        offered(all, "vpc-1", (scheme, false), "prod").map_err(|error| {
             assert_eq!(error.reason(), "SubnetsNotFound");
             error.to_string()
         })
@@ -153,6 +167,27 @@ mod tests {
         ];
         assert_eq!(find(&all, Scheme::Internal).unwrap(), ["subnet-3", "subnet-4"]);
         assert_eq!(find(&all, Scheme::InternetFacing).unwrap(), ["subnet-5"]);
+    }
+
+    #[test]
+    fn subnets_with_ipv6_come_first_for_load_balancers_that_have_it() {
+        let with_v6 = |subnet: Subnet| Subnet { has_ipv6: true, ..subnet };
+        let all = [
+            subnet("subnet-1", "a", &[(INTERNAL, "1"), ("kubernetes.io/cluster/prod", "shared")]),
+            with_v6(subnet("subnet-2", "a", &[(INTERNAL, "1")])),
+            with_v6(subnet("subnet-3", "a", &[(INTERNAL, "0")])),
+            subnet("subnet-4", "b", &[(INTERNAL, "1")]),
+        ];
+        for (has_ipv6, chosen, lacking) in [
+            (false, ["subnet-1", "subnet-4"], &["subnet-1", "subnet-4"][..]),
+            (true, ["subnet-2", "subnet-4"], &["subnet-4"]),
+        ] {
+            let found = offered(&all, "vpc-1", (Scheme::Internal, has_ipv6), "prod").unwrap();
+            assert_eq!(found, chosen);
+            assert_eq!(without_ipv6(&all, found.iter()), lacking);
+        }
+        let unknown = "subnet-9".to_owned();
+        assert!(without_ipv6(&all, [&unknown].into_iter()).is_empty());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steerage_model::Protocol;
+use steerage_model::{Protocol, shown};
 use steerage_provider_api::{Error, Listener};
 use steerage_provider_cloud::annotation;
 
@@ -92,7 +92,7 @@ fn certificates(annotations: &BTreeMap<String, String>) -> Result<Vec<String>, E
     let is_arn =
         |item: &String| item.starts_with("arn:") && (item.contains(":acm:") || item.contains(":iam:"));
     let problem = if let Some(wrong) = found.iter().find(|item| !is_arn(item)) {
-        format!("names the certificate `{wrong}`, which is not an ARN of ACM or IAM")
+        format!("names the certificate `{}`, which is not an ARN of ACM or IAM", shown(wrong))
     } else if found.is_empty() {
         "is empty".to_owned()
     } else if found.len() > MAX_CERTIFICATES {
@@ -119,7 +119,7 @@ fn ports(text: &str, listeners: &[Listener]) -> Result<Option<BTreeSet<u16>>, Er
         let is_it = |port: &&Listener| port.name == item || port.port.to_string() == item;
         let found: Vec<&Listener> = listeners.iter().filter(is_it).collect();
         if found.is_empty() {
-            let problem = format!("names the port `{item}`, which the Service does not have");
+            let problem = format!("names the port `{}`, which the Service does not have", shown(item));
             return Err(annotation::invalid(
                 SSL_PORTS,
                 &problem,
@@ -154,7 +154,7 @@ impl TlsWishes {
         let one_of = |name: &'static str, default: &'static str, values: &[&str]| {
             let value = get(name).unwrap_or(default);
             let wrong = || {
-                let problem = format!("has the wrong value `{value}`");
+                let problem = format!("has the wrong value `{}`", shown(value));
                 annotation::invalid(name, &problem, &format!("Use {}.", values.join(" or ")))
             };
             if values.contains(&value) { Ok(value.to_owned()) } else { Err(wrong()) }
@@ -163,7 +163,7 @@ impl TlsWishes {
         let alpn = one_of(ALPN_POLICY, "None", ALPN_POLICIES)?;
         let policy = get(SSL_POLICY).unwrap_or(DEFAULT_POLICY).to_owned();
         if policy.is_empty() || policy.contains(|c: char| !c.is_ascii_alphanumeric() && c != '-') {
-            let problem = format!("has the wrong value `{policy}`");
+            let problem = format!("has the wrong value `{}`", shown(&policy));
             return Err(annotation::invalid(
                 SSL_POLICY,
                 &problem,

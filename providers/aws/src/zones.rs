@@ -12,7 +12,7 @@ use crate::annotations::SUBNETS;
 use crate::config::Config;
 use crate::placement::{Placed, Placement};
 use crate::reasons;
-use crate::subnets::Subnet;
+use crate::subnets::{Subnet, without_ipv6};
 
 /// The next change: all subnets that the load balancer has afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,13 @@ pub(crate) fn next(
     }
     // Without any offer, it keeps what it has.
     let offered = wanted.resolved(config, all).and_then(|offered| offered.mappings()).unwrap_or_default();
-    Ok(offers(offered.into_iter().map(|(id, _)| id), placed, all))
+    let mut offered: Vec<String> = offered.into_iter().map(|(id, _)| id).collect();
+    if wanted.has_ipv6() {
+        // AWS takes no zone without IPv6: the others come all the same.
+        let lacking: Vec<String> = without_ipv6(all, offered.iter()).into_iter().cloned().collect();
+        offered.retain(|id| !lacking.contains(id));
+    }
+    Ok(offers(offered.into_iter(), placed, all))
 }
 
 fn zone_of<'a>(id: &str, all: &'a [Subnet]) -> Option<&'a str> {
@@ -97,6 +103,7 @@ mod tests {
     use crate::client::Tags;
     use crate::config::Scheme;
     use crate::desired::tests::config;
+    use crate::ip_address_type::IpAddressType;
     use crate::placement::{Address, placement};
 
     /// `subnet-a1` and `subnet-a2` are in the zone `a`.
@@ -106,6 +113,7 @@ mod tests {
             zone: id["subnet-".len()..][..1].to_owned(),
             tags: Tags::from([("kubernetes.io/role/internal-elb".to_owned(), "1".to_owned())]),
             free: 100,
+            has_ipv6: !id.starts_with("subnet-b"),
             is_on_outpost: false,
         };
         ["subnet-a1", "subnet-a2", "subnet-b1", "subnet-b2", "subnet-c1"].map(subnet).into()
@@ -129,7 +137,7 @@ mod tests {
         let is_public = annotations.contains_key(EIP_ALLOCATIONS);
         let scheme = if is_public { Scheme::InternetFacing } else { Scheme::Internal };
         let config = with_flag(flag);
-        let wanted = placement(&config, scheme, &annotations).unwrap();
+        let wanted = placement(&config, (scheme, IpAddressType::Ipv4), &annotations).unwrap();
         next(&config, &wanted, placed, &subnets()).map_err(|error| (error.reason(), error.to_string()))
     }
 
@@ -216,8 +224,21 @@ mod tests {
     }
 
     #[test]
+    fn zones_without_ipv6_are_not_added_to_load_balancers_that_have_it() {
+        for flag in [&[][..], &["subnet-a1", "subnet-b1", "subnet-c1"]] {
+            let kind = (Scheme::Internal, IpAddressType::DualStack);
+            let wanted = placement(&with_flag(flag), kind, &BTreeMap::new()).unwrap();
+            let change =
+                |present: &[&str]| next(&with_flag(flag), &wanted, &placed(present), &subnets()).unwrap();
+            assert_eq!(change(&["subnet-a1"]), Some(added(&["subnet-a1", "subnet-c1"])));
+            assert_eq!(change(&["subnet-a1", "subnet-c1"]), None);
+        }
+    }
+
+    #[test]
     fn nothing_offered_changes_nothing() {
-        let wanted = placement(&with_flag(&[]), Scheme::InternetFacing, &BTreeMap::new()).unwrap();
+        let kind = (Scheme::InternetFacing, IpAddressType::Ipv4);
+        let wanted = placement(&with_flag(&[]), kind, &BTreeMap::new()).unwrap();
         assert_eq!(next(&with_flag(&[]), &wanted, &placed(&["subnet-a1"]), &subnets()).unwrap(), None);
     }
 

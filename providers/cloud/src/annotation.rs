@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use steerage_model::shown;
 use steerage_provider_api::Error;
 
 use crate::reasons;
@@ -30,7 +31,8 @@ pub fn conflict(problem: &str, advice: &str) -> Error {
 
 /// An unknown key, with the nearest of those that are known.
 pub fn unknown_key<'a>(name: &str, key: &str, known: impl Iterator<Item = &'a str>) -> Error {
-    let nearest = known.min_by_key(|known| strsim::levenshtein(key, known)).unwrap_or_default();
+    let key = shown(key);
+    let nearest = known.min_by_key(|known| strsim::levenshtein(&key, known)).unwrap_or_default();
     let problem = format!("names the unknown attribute {key}. The nearest known one is {nearest}");
     invalid(name, &problem, "Correct or remove the attribute.")
 }
@@ -49,7 +51,7 @@ pub fn distinct(annotations: &BTreeMap<String, String>, name: &str) -> Result<Op
     }
     let mut seen = BTreeSet::new();
     if let Some(item) = all.iter().find(|item| !seen.insert(*item)) {
-        return Err(invalid(name, &format!("names `{item}` twice"), "Keep one."));
+        return Err(invalid(name, &format!("names `{}` twice", shown(item)), "Keep one."));
     }
     Ok(Some(all))
 }
@@ -63,12 +65,12 @@ pub fn pairs(annotations: &BTreeMap<String, String>, name: &str) -> Result<Vec<P
         if key.is_empty() {
             return Err(invalid(
                 name,
-                &format!("has the item `{item}`, which is not key=value"),
+                &format!("has the item `{}`, which is not key=value", shown(item)),
                 "Correct the item. Commas separate items.",
             ));
         }
         if pairs.iter().any(|pair| pair.key == key) {
-            return Err(invalid(name, &format!("has the key {key} twice"), "Keep one."));
+            return Err(invalid(name, &format!("has the key {} twice", shown(key)), "Keep one."));
         }
         pairs.push(Pair { key: key.to_owned(), value: value.to_owned() });
     }

@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::Cloud;
+use crate::{Cloud, Rate};
 
 /// The code of a request that the cloud carries out.
 const OK: &str = "200";
@@ -87,10 +87,21 @@ impl Default for ApiMetrics {
 }
 
 impl ApiMetrics {
-    /// Registers the metrics. They begin with zero for every action, so that an alert does not miss the first request of a process.
-    pub fn new(registry: &mut Registry, cloud: Cloud, apis: impl IntoIterator<Item = Api>) -> Self {
+    /// Registers the metrics. They begin with zero for every action, so that an alert does not miss the first request of a process, and
+    /// with the rate of every budget.
+    pub fn new(
+        registry: &mut Registry,
+        cloud: Cloud,
+        apis: impl IntoIterator<Item = Api>,
+        budgets: &[(&'static str, Rate)],
+    ) -> Self {
         let Cloud { title, name } = cloud;
         let metrics = Self::default();
+        for (budget, rate) in budgets {
+            drop(metrics.budget_waits.get_or_create(&ByBudget { budget }));
+            metrics.budget_rate(budget, rate.per_second);
+        }
+        let budgets = budgets.iter().map(|(budget, _)| *budget).collect::<Vec<_>>().join(", ");
         for api in apis {
             for action in api.actions {
                 let (api, action) = (api.name, (*action).to_owned());
@@ -114,12 +125,12 @@ impl ApiMetrics {
         );
         registry.register(
             format!("{name}_api_budget_wait_seconds"),
-            format!("Time that calls waited because {title} limits their rate, by budget"),
+            format!("Time that calls waited because {title} limits their rate, by budget: {budgets}"),
             metrics.budget_waits.clone(),
         );
         registry.register(
             format!("{name}_api_budget_rate"),
-            format!("Calls per second that {title} takes, by budget: the documented rate, or what throttling taught"),
+            format!("Calls per second that {title} takes, as documented or as throttling taught, by budget: {budgets}"),
             metrics.budget_rates.clone(),
         );
         metrics
@@ -194,7 +205,8 @@ mod tests {
             Api { name: "ELBv2", actions: &["AddTags", "CreateListener"] },
             Api { name: "EC2", actions: &["CreateSecurityGroup"] },
         ];
-        let metrics = ApiMetrics::new(&mut registry, cloud, apis);
+        let metrics =
+            ApiMetrics::new(&mut registry, cloud, apis, &[("changes", Rate { burst: 20, per_second: 3.0 })]);
         let took = Duration::from_millis(30);
         metrics.requested("ELBv2", "AddTags", RequestResult::Refused(Some("Throttling"), 400), took);
         encode(&mut text, &registry).unwrap();
@@ -208,6 +220,8 @@ mod tests {
         }
         has("aws_api_requests_total{api=\"ELBv2\",action=\"AddTags\",code=\"Throttling\"} 1\n");
         has("aws_api_request_duration_seconds_bucket{le=\"0.04\",api=\"ELBv2\",action=\"AddTags\"} 1\n");
+        has("aws_api_budget_rate{budget=\"changes\"} 3.0\n");
+        has("aws_api_budget_wait_seconds_count{budget=\"changes\"} 0\n");
         has("aws_api_request_duration_seconds_bucket{le=\"0.02\",api=\"ELBv2\",action=\"AddTags\"} 0\n");
     }
 }

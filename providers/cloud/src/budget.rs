@@ -2,7 +2,8 @@
 //! How many calls of one kind a cloud takes. A cloud shares its limits between all programs of an account, and an account may have other
 //! limits than the documented ones. So a budget begins with these, and learns from what the cloud refuses.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -24,33 +25,88 @@ pub struct Rate {
     pub per_second: f64,
 }
 
+/// A caller that would have to wait longer does something else meanwhile.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A timer that is so late says that the process was stopped meanwhile: it may no longer be the one that makes changes.
+const OVERSLEPT: Duration = Duration::from_secs(2);
+
+/// No call may be made for longer than a caller waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsedUp {
+    /// After which time a call probably may be made.
+    pub after: Duration,
+}
+
 /// The calls of one kind. Callers get their turn in the order in which they ask.
 #[derive(Debug)]
-pub struct Budget(Mutex<Bucket>);
+pub struct Budget {
+    bucket: Mutex<Bucket>,
+    /// Who has it is next.
+    turn: tokio::sync::Mutex<()>,
+    /// Callers that wait, with the next one.
+    waiting: AtomicU32,
+}
+
+/// A caller that waits, until it is dropped.
+struct Place<'a>(&'a AtomicU32);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 impl Budget {
     /// A budget that begins with the documented rate.
     pub fn new(documented: Rate) -> Self {
-        Self(Mutex::new(Bucket::new(documented, Instant::now())))
+        let bucket = Mutex::new(Bucket::new(documented, Instant::now()));
+        Self { bucket, turn: tokio::sync::Mutex::default(), waiting: AtomicU32::new(0) }
     }
 
-    /// Waits until one call may be made, and returns how long that took.
-    pub async fn take(&self) -> Duration {
-        let wait = self.0.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now());
-        if !wait.is_zero() {
-            tokio::time::sleep(wait).await;
+    /// Waits until one call may be made, ten seconds at most. A caller that goes away or is refused uses up nothing.
+    pub async fn take(&self) -> Result<(), UsedUp> {
+        let before = self.waiting.fetch_add(1, Ordering::Relaxed);
+        let _place = Place(&self.waiting);
+        let expected = self.bucket().expected(before, Instant::now());
+        if expected > PATIENCE {
+            return Err(UsedUp { after: expected });
         }
-        wait
+        let turn = async {
+            let _turn = self.turn.lock().await;
+            let mut has_waited = before > 0;
+            loop {
+                // Again after each wait: the rate may be another one by then.
+                let Some(wait) = self.bucket().take(has_waited, Instant::now()) else { return Ok(()) };
+                let due = Instant::now() + wait;
+                tokio::time::sleep_until(due).await;
+                if due.elapsed() > OVERSLEPT {
+                    return Err(UsedUp { after: PATIENCE });
+                }
+                has_waited = true;
+            }
+        };
+        let in_time = tokio::time::timeout(PATIENCE, turn).await;
+        in_time.unwrap_or(Err(UsedUp { after: PATIENCE }))
     }
 
     /// The cloud refused a call because there were too many.
     pub fn throttled(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).throttled(Instant::now());
+        self.bucket().throttled(Instant::now());
+    }
+
+    /// As after a long time in which the cloud refused calls.
+    pub fn slow_down(&self) {
+        let mut bucket = self.bucket();
+        (bucket.rate, bucket.tokens) = (bucket.documented.per_second * LEAST, 0.0);
     }
 
     /// Calls per second, as far as it is known now.
     pub fn per_second(&self) -> f64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).rate
+        self.bucket().rate
+    }
+
+    fn bucket(&self) -> MutexGuard<'_, Bucket> {
+        self.bucket.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -60,30 +116,49 @@ struct Bucket {
     documented: Rate,
     /// Calls per second.
     rate: f64,
-    /// Calls that may be made at once; negative while calls wait.
+    /// Calls that may be made at once.
     tokens: f64,
     /// When `tokens` was that.
     at: Instant,
+    /// When the last call was made.
+    made: Instant,
     throttled: Option<Instant>,
 }
 
 impl Bucket {
     fn new(documented: Rate, now: Instant) -> Self {
         let (rate, tokens) = (documented.per_second, f64::from(documented.burst));
-        Self { documented, rate, tokens, at: now, throttled: None }
+        Self { documented, rate, tokens, at: now, made: now, throttled: None }
     }
 
-    /// After which time the call may be made. It counts as made.
-    fn take(&mut self, now: Instant) -> Duration {
+    fn refill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
         self.at = self.at.max(now);
-        self.tokens = (self.tokens + passed * self.rate).min(f64::from(self.documented.burst)) - 1.0;
-        if self.tokens >= 0.0 {
-            return Duration::ZERO;
+        self.tokens = (self.tokens + passed * self.rate).min(f64::from(self.documented.burst));
+    }
+
+    /// Makes a call, or returns after which time one may be made.
+    fn take(&mut self, has_waited: bool, now: Instant) -> Option<Duration> {
+        self.refill(now);
+        // A timer is a little early or late, and sums of fractions are not exact.
+        if self.tokens < 0.999 {
+            return Some(Duration::from_secs_f64((1.0 - self.tokens) / self.rate));
         }
-        let grown = self.rate + self.documented.per_second * GROWTH * passed.min(1.0);
-        self.rate = grown.min(self.documented.per_second * MOST);
-        Duration::from_secs_f64(-self.tokens / self.rate)
+        self.tokens = (self.tokens - 1.0).max(0.0);
+        if has_waited {
+            let passed = now.saturating_duration_since(self.made).as_secs_f64().min(1.0);
+            let grown = self.rate + self.documented.per_second * GROWTH * passed;
+            self.rate = grown.min(self.documented.per_second * MOST);
+        }
+        self.made = now;
+        None
+    }
+
+    /// After which time a call behind so many others may be made.
+    fn expected(&mut self, before: u32, now: Instant) -> Duration {
+        self.refill(now);
+        let missing = f64::from(before) + 1.0 - self.tokens;
+        Duration::from_secs_f64(missing.max(0.0) / self.rate)
     }
 
     fn throttled(&mut self, now: Instant) {
@@ -91,16 +166,18 @@ impl Bucket {
         if self.throttled.is_some_and(is_same) {
             return;
         }
+        self.refill(now);
         self.throttled = Some(now);
         self.rate = (self.rate / 2.0).max(self.documented.per_second * LEAST);
         // The cloud has no burst left either.
-        self.tokens = self.tokens.min(0.0);
-        self.at = self.at.max(now);
+        self.tokens = self.tokens.min(1.0);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -108,17 +185,25 @@ mod tests {
     const RATE: Rate = Rate { burst: 3, per_second: 10.0 };
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn millis(waits: impl Iterator<Item = Duration>) -> Vec<u128> {
-        waits.map(|wait| wait.as_millis()).collect()
+    /// Makes so many calls as soon as each may be made. Returns when, in milliseconds.
+    fn made(bucket: &mut Bucket, calls: usize, mut now: Instant) -> Vec<u128> {
+        let (start, mut made) = (now, Vec::new());
+        while made.len() < calls {
+            match bucket.take(false, now) {
+                Some(wait) => now += wait,
+                None => made.push((now - start).as_millis()),
+            }
+        }
+        made
     }
 
     #[test]
     fn a_burst_passes_and_later_calls_are_spaced() {
         let now = Instant::now();
         let mut bucket = Bucket::new(RATE, now);
-        assert_eq!(millis((0..5).map(|_| bucket.take(now))), [0, 0, 0, 100, 200]);
+        assert_eq!(made(&mut bucket, 5, now), [0, 0, 0, 100, 200]);
         let later = now + 60 * SECOND;
-        assert_eq!(millis((0..4).map(|_| bucket.take(later))), [0, 0, 0, 100], "a quiet time saves a burst");
+        assert_eq!(made(&mut bucket, 4, later), [0, 0, 0, 100], "a quiet time saves a burst");
     }
 
     #[test]
@@ -128,7 +213,7 @@ mod tests {
         for _ in 0..16 {
             bucket.throttled(now);
         }
-        assert_eq!(bucket.take(now).as_millis(), 200, "no burst, and half of the rate");
+        assert_eq!(made(&mut bucket, 2, now), [0, 200], "no burst, and half of the rate");
         bucket.throttled(now + SECOND);
         assert!((bucket.rate - 2.5).abs() < 0.1, "{}", bucket.rate);
         for second in 2..100 {
@@ -137,30 +222,102 @@ mod tests {
         assert!((bucket.rate - 10.0 / 16.0).abs() < 0.01, "{}", bucket.rate);
     }
 
-    /// An account with twice the limit: the budget finds it, and a smaller one too.
-    #[test]
-    fn learned_rate_follows_the_real_limit() {
-        for real in [4.0, 20.0] {
-            let mut now = Instant::now();
-            let (mut bucket, mut cloud, mut late) = (Bucket::new(RATE, now), 3.0_f64, 0);
-            let start = now;
-            let mut served = 0;
-            while now < start + 600 * SECOND {
-                let wait = bucket.take(now);
-                now += wait;
-                cloud = (cloud + wait.as_secs_f64() * real).min(3.0);
-                if cloud < 1.0 {
-                    bucket.throttled(now);
-                    late += 1;
-                    continue;
+    /// A cloud with a limit of its own, asked by so many callers, each again as soon as it has an answer. Returns the calls that it took
+    /// and those that it refused in ten minutes, as shares of what it allows.
+    async fn shares(real: f64, callers: usize) -> (f64, f64) {
+        const TIME: Duration = Duration::from_mins(10);
+        let (budget, cloud) = (Arc::new(Budget::new(RATE)), Arc::new(Mutex::new((3.0_f64, Instant::now()))));
+        let counts = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..callers {
+            let (budget, cloud, counts) = (Arc::clone(&budget), Arc::clone(&cloud), Arc::clone(&counts));
+            tasks.spawn(async move {
+                loop {
+                    if let Err(UsedUp { after }) = budget.take().await {
+                        tokio::time::sleep(after).await;
+                        continue;
+                    }
+                    let is_refused = {
+                        let (tokens, at) = &mut *cloud.lock().unwrap();
+                        *tokens = (*tokens + at.elapsed().as_secs_f64() * real).min(3.0);
+                        *at = Instant::now();
+                        let is_refused = *tokens < 1.0;
+                        *tokens -= if is_refused { 0.0 } else { 1.0 };
+                        is_refused
+                    };
+                    tokio::time::sleep(Duration::from_millis(80)).await;
+                    counts[usize::from(is_refused)].fetch_add(1, Ordering::Relaxed);
+                    if is_refused {
+                        budget.throttled();
+                    }
                 }
-                cloud -= 1.0;
-                served += 1;
-            }
-            let per_second = f64::from(served) / 600.0;
-            assert!(per_second > real * 0.6, "{per_second} of {real}");
-            assert!(f64::from(late) < f64::from(served) * 0.05, "{late} throttled, {served} served");
+            });
         }
+        tokio::time::sleep(TIME).await;
+        tasks.shutdown().await;
+        let share =
+            |index: usize| f64::from(counts[index].load(Ordering::Relaxed)) / (real * TIME.as_secs_f64());
+        (share(0), share(1))
+    }
+
+    /// An account with twice the limit: the budget finds it, and a smaller one too.
+    #[tokio::test(start_paused = true)]
+    async fn learned_rate_follows_the_real_limit() {
+        for callers in [1, 16, 64] {
+            for real in [4.0, 10.0, 20.0] {
+                // One caller alone is limited by the time that its calls take.
+                let real = if callers == 1 { real / 2.0 } else { real };
+                let (served, refused) = shares(real, callers).await;
+                assert!(served > 0.6, "{callers} callers: {served} of {real}");
+                assert!(refused < 0.1, "{callers} callers: {refused} of {real} refused");
+            }
+        }
+    }
+
+    /// Another program uses everything up for two minutes. Callers that give up take nothing with them.
+    #[tokio::test(start_paused = true)]
+    async fn calls_are_made_soon_after_throttling_ends() {
+        let budget = Arc::new(Budget::new(RATE));
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..16 {
+            let budget = Arc::clone(&budget);
+            tasks.spawn(async move {
+                loop {
+                    let call = async {
+                        while budget.take().await.is_ok() {
+                            budget.throttled();
+                        }
+                    };
+                    let _ = tokio::time::timeout(Duration::from_secs(7), call).await;
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            });
+        }
+        tokio::time::sleep(Duration::from_mins(2)).await;
+        tasks.shutdown().await;
+        assert!(budget.per_second() < 1.0, "{}", budget.per_second());
+        let start = Instant::now();
+        for _ in 0..5 {
+            budget.take().await.unwrap();
+        }
+        assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_would_wait_for_long_is_told_when_to_come_again() {
+        let budget = Arc::new(Budget::new(RATE));
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..120 {
+            let budget = Arc::clone(&budget);
+            tasks.spawn(async move { (budget.take().await, Instant::now()) });
+        }
+        let start = Instant::now();
+        let all = tasks.join_all().await;
+        let refused: Vec<_> = all.iter().filter_map(|(taken, _)| taken.err()).collect();
+        assert!((15..=20).contains(&refused.len()), "{refused:?}");
+        assert!(refused.iter().all(|used_up| used_up.after > PATIENCE), "{refused:?}");
+        assert!(all.iter().all(|(_, at)| *at <= start + PATIENCE));
+        assert_eq!(budget.waiting.load(Ordering::Relaxed), 0);
     }
 
     proptest! {
@@ -173,7 +330,7 @@ mod tests {
                 if is_throttled {
                     bucket.throttled(now);
                 } else {
-                    bucket.take(now);
+                    bucket.take(true, now);
                 }
                 prop_assert!((10.0 * LEAST..=10.0 * MOST).contains(&bucket.rate));
                 prop_assert!(bucket.tokens <= 3.0);

@@ -18,6 +18,8 @@ pub enum Meaning {
     Denied,
     /// The cloud does not accept the credentials.
     BadCredentials,
+    /// The source of the credentials gave none: nothing was sent.
+    NoCredentials,
     /// Somebody changed the resource meanwhile, or a read showed an old state.
     Conflict,
     /// The cloud forbids it for this resource, as with deletion protection.
@@ -49,11 +51,18 @@ impl Failure<'_> {
         let Cloud { title, name } = self.cloud;
         match meaning {
             Meaning::Throttled(after) => Error::Throttled { after, message: self.to_string() },
-            Meaning::Denied => Error::Denied(self.to_string()),
+            Meaning::Denied => Error::denied(self),
             // The cloud's message is left out: for a wrong signature AWS's quotes the signed request with the session token.
             Meaning::BadCredentials => Error::Denied(format!(
-                "{}: {}: {title} does not accept the credentials",
+                "{title} does not accept the credentials ({}: {}). Nothing is changed. Check the source of the credentials and the clock; \
+                 Steerage retries.",
                 self.call, self.code
+            )),
+            // Not `Denied`: an outage of the source looks the same, and passes.
+            Meaning::NoCredentials => Error::Unavailable(format!(
+                "No credentials for {title} ({}: {}). Nothing is changed. Check the identity of the controller and that it may be used; \
+                 Steerage retries.",
+                self.call, self.message
             )),
             Meaning::Conflict => Error::Conflict(self.to_string()),
             Meaning::Forbidden => self.refused(
@@ -135,7 +144,19 @@ mod tests {
 
     #[test]
     fn refused_credentials_show_nothing_of_the_request() {
-        let told = error(Meaning::BadCredentials).to_string();
-        assert!(told.contains("CreateListener") && !told.contains("SECRET"), "{told}");
+        let told = error(Meaning::BadCredentials);
+        assert_eq!(
+            told.to_string(),
+            "AWS does not accept the credentials (ELBv2 CreateListener: Code). Nothing is changed. Check the source of the credentials and \
+             the clock; Steerage retries."
+        );
+        assert_eq!(told.reason(), "ProviderDenied");
+    }
+
+    #[test]
+    fn missing_credentials_are_retried_and_told_apart() {
+        let told = error(Meaning::NoCredentials);
+        assert!(told.to_string().starts_with("No credentials for AWS (ELBv2 CreateListener: "), "{told}");
+        assert_eq!(told.reason(), Error::UNAVAILABLE);
     }
 }

@@ -20,7 +20,7 @@ mod refusals;
 mod tried;
 
 pub use api_metrics::{Api, ApiMetrics, RequestResult};
-pub use budget::{Budget, Rate};
+pub use budget::{Budget, Rate, UsedUp};
 pub use keyed::Keyed;
 pub use marks::ClusterId;
 pub use peers::{PeerAnnotation, PeerAnnotations};

@@ -17,37 +17,40 @@ pub enum AfterFailure {
     GiveUp,
 }
 
-/// The result of a read of something that hardly changes. One read at a time is made, and used for a while by all.
+/// The result of a read of something that hardly changes. One read at a time is made, and used for a while by all. Those who waited for a
+/// read that failed have its failure too: one after the other, their own reads would take as long as the cloud's silence times their
+/// number.
 #[derive(Debug)]
-pub struct Recent<T: ?Sized> {
+pub struct Recent<T: ?Sized, E> {
     age: Duration,
-    /// When it was last read; without a value if that failed.
-    last: Mutex<Option<(Instant, Option<Arc<T>>)>>,
+    /// When it was last read, and what came of it.
+    last: Mutex<Option<(Instant, Result<Arc<T>, E>)>>,
 }
 
-impl<T: ?Sized> Recent<T> {
+impl<T: ?Sized, E: Clone> Recent<T, E> {
     /// Nothing is read yet. A read is used for the time `age`.
     pub fn new(age: Duration) -> Self {
         Self { age, last: Mutex::default() }
     }
 
     /// The value as it was last read, or else as `read` returns it. `None` if a read failed a moment ago and the caller gives up.
-    pub async fn get<E>(
+    pub async fn get(
         &self,
         after_failure: AfterFailure,
         read: impl Future<Output = Result<Arc<T>, E>>,
     ) -> Result<Option<Arc<T>>, E> {
+        let asked = Instant::now();
         let mut last = self.last.lock().await;
         match &*last {
-            Some((at, value)) if at.elapsed() < self.age => match (value, after_failure) {
-                (Some(value), _) => return Ok(Some(Arc::clone(value))),
-                (None, AfterFailure::GiveUp) => return Ok(None),
-                (None, AfterFailure::Retry) => {}
-            },
+            Some((at, Ok(value))) if at.elapsed() < self.age => return Ok(Some(Arc::clone(value))),
+            Some((at, Err(_))) if at.elapsed() < self.age && after_failure == AfterFailure::GiveUp => {
+                return Ok(None);
+            }
+            Some((at, Err(failure))) if *at > asked => return Err(failure.clone()),
             _ => {}
         }
         let found = read.await;
-        *last = Some((Instant::now(), found.as_ref().ok().map(Arc::clone)));
+        *last = Some((Instant::now(), found.clone()));
         found.map(Some)
     }
 }
@@ -61,7 +64,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_read_serves_for_its_age_and_a_failure_only_those_that_retry() {
         let age = Duration::from_mins(1);
-        let (recent, reads) = (Recent::<u32>::new(age), Cell::new(0));
+        let (recent, reads) = (Recent::<u32, &'static str>::new(age), Cell::new(0));
         let read = |result: Result<u32, &'static str>| {
             let reads = &reads;
             async move {
@@ -78,5 +81,26 @@ mod tests {
         assert_eq!(reads.get(), 2);
         tokio::time::advance(age).await;
         assert_eq!(recent.get(give_up, read(Ok(2))).await, Ok(Some(Arc::new(2))));
+    }
+
+    /// The cloud says nothing for ten seconds, then refuses.
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_a_read_that_fails_does_not_wait_for_another() {
+        let recent = Recent::<u32, &'static str>::new(Duration::from_mins(1));
+        let silent = || async {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            Err("down")
+        };
+        let start = Instant::now();
+        let (retry, give_up) = (AfterFailure::Retry, AfterFailure::GiveUp);
+        let all = tokio::join!(
+            recent.get(retry, silent()),
+            recent.get(retry, silent()),
+            recent.get(give_up, silent()),
+            recent.get(retry, silent())
+        );
+        assert_eq!(all, (Err("down"), Err("down"), Ok(None), Err("down")));
+        assert_eq!(start.elapsed(), Duration::from_secs(10));
+        assert_eq!(recent.get(retry, async { Ok(Arc::new(1)) }).await, Ok(Some(Arc::new(1))));
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use steerage_model::Family;
+use steerage_model::{Family, shown};
 use steerage_provider_api::Error;
 
 use crate::address_set::next;
@@ -80,7 +80,8 @@ fn allowed<'a>(pools: &'a [Pool], request: Request<'_>) -> Result<Vec<&'a Pool>,
     match wanted {
         Some(name) if allowed.is_empty() => {
             let message = format!(
-                "AddressPool `{name}` does not exist. {} Create it, or name one of: {}.",
+                "AddressPool `{}` does not exist. {} Create it, or name one of: {}.",
+                shown(name),
                 result(request),
                 names(pools)
             );

@@ -56,7 +56,7 @@ impl From<Failure> for Error {
         };
         let message = status.message.clone();
         match status.code {
-            401 | 403 => Self::Denied(message),
+            401 | 403 => Self::denied(message),
             // Another program changed the object, or created one of that name.
             404 | 409 => Self::Conflict(message),
             429 => {

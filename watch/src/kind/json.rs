@@ -19,6 +19,7 @@ pub(super) struct Meta {
     #[serde(default)]
     pub(super) uid: String,
     pub(super) generation: Option<i64>,
+    pub(super) creation_timestamp: Option<String>,
     pub(super) deletion_timestamp: Option<IgnoredAny>,
     #[serde(default, deserialize_with = "or_default")]
     pub(super) finalizers: Vec<String>,

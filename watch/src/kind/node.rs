@@ -2,7 +2,9 @@
 //! Nodes.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use jiff::Timestamp;
 use serde::Deserialize;
 use steerage_model::{Key, Node, NodeAgent, names};
 
@@ -69,6 +71,10 @@ impl Kind for Nodes {
             deleting: metadata.deletion_timestamp.is_some(),
             autoscaler_taint: spec.taints.iter().any(|taint| taint.key == names::AUTOSCALER_TAINT),
             cordoned: spec.unschedulable.unwrap_or(false),
+            created: metadata
+                .creation_timestamp
+                .and_then(|text| text.parse::<Timestamp>().ok())
+                .map(SystemTime::from),
             agent: annotations.remove(names::AGENT_MODE).map(|mode| NodeAgent {
                 mode,
                 version: annotations.remove(names::AGENT_VERSION).unwrap_or_default(),

@@ -16,6 +16,6 @@ mod types;
 pub use client::Client;
 pub use error::{Error, Refusal};
 pub use types::{
-    Filter, Instance, IpPermission, IpRange, Ipv6Range, NewSecurityGroup, PrefixListId, SecurityGroup,
-    Subnet, Tag,
+    AssociationState, Filter, Instance, IpPermission, IpRange, Ipv6Association, Ipv6Range, NewSecurityGroup,
+    PrefixListId, SecurityGroup, Subnet, Tag,
 };

@@ -126,9 +126,37 @@ pub struct Subnet {
     pub available_ip_address_count: u32,
     /// The outpost that it is on.
     pub outpost_arn: Option<String>,
+    /// Its IPv6 ranges.
+    #[serde(rename = "ipv6CidrBlockAssociationSet", deserialize_with = "listed")]
+    pub ipv6_ranges: Vec<Ipv6Association>,
     /// Its tags.
     #[serde(rename = "tagSet", deserialize_with = "listed")]
     pub tags: Vec<Tag>,
+}
+
+/// An IPv6 range of a subnet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Ipv6Association {
+    /// The range.
+    pub ipv6_cidr_block: String,
+    /// Whether the subnet has it, or will, or had it.
+    pub ipv6_cidr_block_state: AssociationState,
+}
+
+impl Ipv6Association {
+    /// Whether the subnet has the range.
+    pub fn is_associated(&self) -> bool {
+        self.ipv6_cidr_block_state.state == "associated"
+    }
+}
+
+/// The state of a range of a subnet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AssociationState {
+    /// Such as `associated` or `disassociated`.
+    pub state: String,
 }
 
 /// An instance.

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 use elb::types::{
-    AvailabilityZone, IpAddressType as SdkIpAddressType, LoadBalancer, LoadBalancerAttribute,
-    LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum, SubnetMapping,
+    AvailabilityZone, EnablePrefixForIpv6SourceNatEnum, IpAddressType as SdkIpAddressType, LoadBalancer,
+    LoadBalancerAttribute, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum,
+    SubnetMapping,
 };
 
 use super::{BalancerCalls, CallError, Client, Result, Tags, elb, empty, sdk_tags, unless_not_found};
@@ -14,6 +15,7 @@ use crate::attributes::Values;
 use crate::config::Scheme;
 use crate::ip_address_type::IpAddressType;
 use crate::placement::{Address, Placed};
+use crate::source_nat::SourceNat;
 
 /// A load balancer, as described by AWS.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +35,7 @@ pub(crate) struct Balancer {
     pub(crate) is_network: bool,
     /// Over which IP families clients reach it.
     pub(crate) ip_address_type: IpAddressType,
+    pub(crate) source_nat: SourceNat,
 }
 
 /// A load balancer to create.
@@ -41,6 +44,7 @@ pub(crate) struct NewBalancer {
     pub(crate) name: String,
     pub(crate) scheme: Scheme,
     pub(crate) ip_address_type: IpAddressType,
+    pub(crate) source_nat: SourceNat,
     /// One for each availability zone, with the address that is requested there.
     pub(crate) subnets: Vec<(String, Option<Address>)>,
     /// The IDs of its security groups. Without one, it can never get one.
@@ -81,7 +85,10 @@ impl BalancerCalls for Client {
             .r#type(LoadBalancerTypeEnum::Network)
             .scheme(scheme)
             .ip_address_type(SdkIpAddressType::from(wanted.ip_address_type.as_str()))
-            .set_subnet_mappings(Some(wanted.subnets.iter().map(mapping).collect()))
+            .set_enable_prefix_for_ipv6_source_nat(
+                wanted.source_nat.is_on().then(|| enable(&wanted.source_nat)),
+            )
+            .set_subnet_mappings(Some(mappings(wanted.subnets.iter().cloned(), &wanted.source_nat)))
             .set_security_groups(groups)
             .set_tags(Some(sdk_tags(tags)));
         let made = call.send().await.map_err(CallError::of("CreateLoadBalancer"))?;
@@ -100,10 +107,22 @@ impl BalancerCalls for Client {
         answer.map(drop).map_err(CallError::of("SetSecurityGroups"))
     }
 
-    async fn set_subnets(&self, arn: &str, subnets: &Placed) -> Result<()> {
-        let mappings = subnets.clone().into_iter().map(|subnet| mapping(&subnet)).collect();
-        let call = self.elb.set_subnets().load_balancer_arn(arn).set_subnet_mappings(Some(mappings));
-        call.send().await.map(drop).map_err(CallError::of("SetSubnets"))
+    async fn set_subnets(
+        &self,
+        arn: &str,
+        subnets: &Placed,
+        source_nat: Option<&SourceNat>,
+    ) -> Result<SourceNat> {
+        let requested = source_nat.cloned().unwrap_or_default();
+        let call = self
+            .elb
+            .set_subnets()
+            .load_balancer_arn(arn)
+            .set_enable_prefix_for_ipv6_source_nat(source_nat.map(enable))
+            .set_subnet_mappings(Some(mappings(subnets.clone(), &requested)));
+        let answer = call.send().await.map_err(CallError::of("SetSubnets"))?;
+        let zones = answer.availability_zones.unwrap_or_default();
+        Ok(shown(answer.enable_prefix_for_ipv6_source_nat.as_ref(), &zones).or_requested(requested))
     }
 
     async fn set_ip_address_type(&self, arn: &str, kind: IpAddressType) -> Result<()> {
@@ -154,13 +173,34 @@ impl BalancerCalls for Client {
     }
 }
 
-fn mapping((subnet, address): &(String, Option<Address>)) -> SubnetMapping {
-    let mapping = SubnetMapping::builder().subnet_id(subnet);
-    match address {
-        None => mapping.build(),
-        Some(Address::Elastic(id)) => mapping.allocation_id(id).build(),
-        Some(Address::Private(ip)) => mapping.private_ipv4_address(ip.to_string()).build(),
+fn mappings(
+    subnets: impl IntoIterator<Item = (String, Option<Address>)>,
+    source_nat: &SourceNat,
+) -> Vec<SubnetMapping> {
+    let one = |(subnet, address): (String, Option<Address>)| {
+        let prefix = source_nat.prefix(&subnet);
+        let mapping = SubnetMapping::builder().subnet_id(subnet).set_source_nat_ipv6_prefix(prefix);
+        match address {
+            None => mapping.build(),
+            Some(Address::Elastic(id)) => mapping.allocation_id(id).build(),
+            Some(Address::Private(ip)) => mapping.private_ipv4_address(ip.to_string()).build(),
+        }
+    };
+    subnets.into_iter().map(one).collect()
+}
+
+fn enable(source_nat: &SourceNat) -> EnablePrefixForIpv6SourceNatEnum {
+    EnablePrefixForIpv6SourceNatEnum::from(source_nat.as_str())
+}
+
+/// The source NAT that AWS shows.
+fn shown(enabled: Option<&EnablePrefixForIpv6SourceNatEnum>, zones: &[AvailabilityZone]) -> SourceNat {
+    if enabled != Some(&EnablePrefixForIpv6SourceNatEnum::On) {
+        return SourceNat::Off;
     }
+    let prefix = |zone: &AvailabilityZone| zone.source_nat_ipv6_prefixes().first()?.parse().ok();
+    let prefixes = zones.iter().filter_map(|zone| Some((zone.subnet_id.clone()?, prefix(zone)?)));
+    SourceNat::On(prefixes.collect())
 }
 
 /// A subnet of a load balancer. AWS shows an allocation or a private address only if it was requested.
@@ -176,7 +216,9 @@ fn balancer(found: LoadBalancer) -> Balancer {
     let state = found.state.unwrap_or_else(|| elb::types::LoadBalancerState::builder().build());
     let failed = (state.code == Some(LoadBalancerStateEnum::Failed))
         .then(|| state.reason.unwrap_or_else(|| "AWS gave no reason".to_owned()));
+    let zones = found.availability_zones.unwrap_or_default();
     Balancer {
+        source_nat: shown(found.enable_prefix_for_ipv6_source_nat.as_ref(), &zones),
         arn: found.load_balancer_arn.unwrap_or_default(),
         name: found.load_balancer_name.unwrap_or_default(),
         hostname: found.dns_name.unwrap_or_default().to_ascii_lowercase(),
@@ -186,7 +228,7 @@ fn balancer(found: LoadBalancer) -> Balancer {
             Some(LoadBalancerStateEnum::Active | LoadBalancerStateEnum::ActiveImpaired)
         ),
         failed,
-        placed: found.availability_zones.unwrap_or_default().into_iter().filter_map(placed).collect(),
+        placed: zones.into_iter().filter_map(placed).collect(),
         scheme: found.scheme.and_then(|s| Scheme::parse(s.as_str())),
         security_groups: found.security_groups.unwrap_or_default().into_iter().collect(),
         vpc: found.vpc_id.unwrap_or_default(),

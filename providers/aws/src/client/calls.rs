@@ -15,6 +15,7 @@ use crate::ip_address_type::IpAddressType;
 use crate::named_groups::NameAndId;
 use crate::placement::Placed;
 use crate::security_group::{NewSecurityGroup, Rule, SecurityGroup};
+use crate::source_nat::SourceNat;
 use crate::subnets::Subnet;
 use crate::target_id::TargetId;
 use crate::tls::Tls;
@@ -43,8 +44,14 @@ pub(crate) trait BalancerCalls: Send + Sync + 'static {
     /// Replaces the security groups. AWS refuses it for a load balancer that has none.
     async fn set_security_groups(&self, arn: &str, groups: &[String]) -> Result<()>;
     /// Replaces the subnets, each with the address that was requested for it. AWS adds and removes zones, but changes no address, and no
-    /// zone takes another subnet in the call that removes the present one.
-    async fn set_subnets(&self, arn: &str, subnets: &Placed) -> Result<()>;
+    /// zone takes another subnet in the call that removes the present one. AWS takes source NAT only with IPv6, and turns it off where it is
+    /// left out, unless a listener has UDP. Returns what it is then.
+    async fn set_subnets(
+        &self,
+        arn: &str,
+        subnets: &Placed,
+        source_nat: Option<&SourceNat>,
+    ) -> Result<SourceNat>;
     /// Changes over which IP families clients reach it. AWS refuses IPv4 alone while a target group has IPv6.
     async fn set_ip_address_type(&self, arn: &str, kind: IpAddressType) -> Result<()>;
     async fn balancer_attributes(&self, arn: &str) -> Result<BTreeMap<String, String>>;

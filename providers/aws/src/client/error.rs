@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Errors of calls, and the provider error that each becomes.
 
+use std::error::Error as StdError;
 use std::fmt::Debug;
+use std::time::Duration;
 
+use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
-use steerage_model::chain;
+use steerage_model::{chain, shortened};
 use steerage_provider_api::Error;
+use steerage_provider_cloud::UsedUp;
 use steerage_provider_cloud::failure::{Failure, Meaning};
 
 use super::{APIS, ELBV2};
@@ -14,18 +18,35 @@ use crate::AWS;
 /// EC2 appends some thousand encoded characters to a refusal.
 const ENCODED: &str = "Encoded authorization failure message";
 
+/// The code of a call that was not sent because the source of the credentials gave none. No code of AWS.
+const NO_CREDENTIALS: &str = "NoCredentials";
+
+/// Characters of AWS's message that are shown: some repeat what was sent.
+const SHOWN: usize = 600;
+
 pub(crate) type Result<T, E = CallError> = std::result::Result<T, E>;
 
 /// A failed call.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CallError {
     action: &'static str,
-    /// Code from AWS; empty if AWS did not reply.
+    /// Code from AWS, or [`NO_CREDENTIALS`]; empty if AWS did not reply.
     code: String,
     message: String,
+    /// When to make a call that was not made.
+    after: Option<Duration>,
 }
 
+/// The code of a call that was not made, because AWS would refuse it.
+const USED_UP: &str = "RateUsedUp";
+
 impl CallError {
+    /// A call that was not made.
+    pub(crate) fn used_up(budget: &'static str, UsedUp { after }: UsedUp) -> Self {
+        let message = "the rate of calls that AWS takes is used up".to_owned();
+        Self { action: budget, code: USED_UP.to_owned(), message, after: Some(after) }
+    }
+
     /// Turns the error of the call `action` into a `CallError`.
     pub(super) fn of<E, R>(action: &'static str) -> impl FnOnce(SdkError<E, R>) -> Self
     where
@@ -33,26 +54,26 @@ impl CallError {
         R: Debug + 'static,
     {
         move |error| {
-            let code = error.code().unwrap_or_default().to_owned();
+            let code = error.code().unwrap_or_else(|| code_without_answer(&error)).to_owned();
             // The chain contains nothing of the request, so no secret.
             let message = error.message().map_or_else(|| chain(&error), str::to_owned);
-            Self { action, code, message }
+            Self { action, code, message, after: None }
         }
     }
 
     /// Turns the error of the call `action` to EC2 into a `CallError`.
     pub(super) fn of_ec2(action: &'static str) -> impl FnOnce(steerage_ec2::Error) -> Self {
         move |error| {
-            let code = error.code().unwrap_or_default().to_owned();
+            let code = error.code().unwrap_or_else(|| code_without_answer(&error)).to_owned();
             let message = error.message().map_or_else(|| chain(&error), str::to_owned);
-            Self { action, code, message }
+            Self { action, code, message, after: None }
         }
     }
 
     /// A failure that a stand-in makes up. Without a code, AWS did not answer.
     #[cfg(test)]
     pub(crate) fn made_up(action: &'static str, code: &str, message: impl Into<String>) -> Self {
-        Self { action, code: code.to_owned(), message: message.into() }
+        Self { action, code: code.to_owned(), message: message.into(), after: None }
     }
 
     pub(crate) fn is(&self, code: &str) -> bool {
@@ -67,9 +88,9 @@ impl CallError {
         )
     }
 
-    /// Whether there were too many calls.
+    /// Whether AWS had too many calls.
     pub(crate) fn is_throttled(&self) -> bool {
-        matches!(self.meaning(), Meaning::Throttled(_))
+        self.code != USED_UP && matches!(self.meaning(), Meaning::Throttled(_))
     }
 
     /// Whether a quota is used up.
@@ -103,13 +124,18 @@ impl From<CallError> for Error {
 
 impl CallError {
     fn error(&self, meaning: Meaning) -> Error {
+        if self.code == USED_UP {
+            let message = format!("{} (budget {})", self.message, self.action);
+            return Error::Throttled { after: self.after, message };
+        }
         let message = self.message.split(ENCODED).next().unwrap_or_default().trim_end_matches([' ', '.']);
-        let call = format!("{} {}", api_of(self.action), self.action);
-        Failure { cloud: AWS, call: &call, code: &self.code, message }.error(meaning)
+        let (call, message) = (format!("{} {}", api_of(self.action), self.action), shortened(message, SHOWN));
+        Failure { cloud: AWS, call: &call, code: &self.code, message: &message }.error(meaning)
     }
 
     fn meaning(&self) -> Meaning {
         match self.code.as_str() {
+            USED_UP => Meaning::Throttled(self.after),
             "Throttling" | "ThrottlingException" | "RequestLimitExceeded" | "TooManyRequestsException" => {
                 Meaning::Throttled(None)
             }
@@ -123,6 +149,7 @@ impl CallError {
             | "MissingAuthenticationToken"
             | "AuthFailure"
             | "OptInRequired" => Meaning::BadCredentials,
+            NO_CREDENTIALS => Meaning::NoCredentials,
             // An Elastic IP address that something else uses.
             "ResourceInUse" if matches!(self.action, "CreateLoadBalancer" | "SetSubnets") => {
                 Meaning::Rejected
@@ -168,6 +195,18 @@ impl CallError {
     }
 }
 
+/// What stands for AWS's code where AWS did not reply.
+fn code_without_answer(error: &(dyn StdError + 'static)) -> &'static str {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.is::<CredentialsError>() {
+            return NO_CREDENTIALS;
+        }
+        cause = error.source();
+    }
+    ""
+}
+
 /// The name of the API that has this action.
 fn api_of(action: &str) -> &'static str {
     APIS.iter().map(|api| api.api).find(|api| api.actions.contains(&action)).unwrap_or(ELBV2.api).name
@@ -202,7 +241,7 @@ where
 
 /// The error for an answer without the created object.
 pub(super) fn empty(action: &'static str) -> CallError {
-    CallError { action, code: String::new(), message: "AWS returned an empty answer".to_owned() }
+    CallError { action, code: String::new(), message: "AWS returned an empty answer".to_owned(), after: None }
 }
 
 #[cfg(test)]
@@ -210,12 +249,11 @@ mod tests {
     use super::*;
 
     fn error(code: &str) -> Error {
-        CallError { action: "CreateListener", code: code.to_owned(), message: "token=SECRET".to_owned() }
-            .into()
+        CallError::made_up("CreateListener", code, "token=SECRET").into()
     }
 
     fn error_of(action: &'static str, code: &str) -> Error {
-        CallError { action, code: code.to_owned(), message: String::new() }.into()
+        CallError::made_up(action, code, "").into()
     }
 
     #[test]

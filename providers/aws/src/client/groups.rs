@@ -132,6 +132,7 @@ fn observed_group(found: &TargetGroup) -> (String, ObservedGroup) {
     let seen = ObservedGroup {
         arn: found.target_group_arn.clone().unwrap_or_default(),
         has_pods: found.target_type == Some(TargetTypeEnum::Ip),
+        is_ipv6: found.ip_address_type == Some(TargetGroupIpAddressTypeEnum::Ipv6),
         health: HealthCheckSettings {
             path: http.then(|| found.health_check_path.clone().unwrap_or_default()),
             port: found.health_check_port.as_deref().and_then(|port| port.parse().ok()),

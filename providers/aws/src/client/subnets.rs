@@ -21,6 +21,7 @@ fn subnet(found: steerage_ec2::Subnet) -> Subnet {
         zone: found.availability_zone,
         tags: ec2_tags(found.tags),
         free: found.available_ip_address_count,
+        has_ipv6: found.ipv6_ranges.iter().any(steerage_ec2::Ipv6Association::is_associated),
         is_on_outpost: found.outpost_arn.is_some(),
     }
 }

@@ -14,6 +14,7 @@ use crate::attributes::Values;
 use crate::client::{Balancer, BalancerCalls, CallError, NewBalancer, Result, TAGS_BATCH, Tags};
 use crate::ip_address_type::IpAddressType;
 use crate::placement::Placed;
+use crate::source_nat::SourceNat;
 
 impl StandIn {
     fn balancer(&self, arn: &str, found: &NetworkLb, now: Instant) -> Balancer {
@@ -29,6 +30,7 @@ impl StandIn {
             vpc: found.vpc.clone(),
             is_network: found.is_network,
             ip_address_type: found.ip_address_type,
+            source_nat: found.source_nat.clone(),
         }
     }
 }
@@ -62,6 +64,25 @@ fn refused_subnets(cloud: &Cloud, present: &Placed, wanted: &Placed) -> Option<(
         }
     }
     None
+}
+
+/// Why AWS refuses this source NAT.
+fn refused_source_nat(
+    cloud: &Cloud,
+    (arn, found): (&str, &NetworkLb),
+    requested: &SourceNat,
+    subnets: &Placed,
+) -> Option<&'static str> {
+    match requested {
+        SourceNat::Off if found.source_nat.is_on() && cloud.has_udp(arn) => Some("a listener has UDP"),
+        SourceNat::On(_) if found.ip_address_type == IpAddressType::Ipv4 => {
+            Some("source NAT needs dualstack")
+        }
+        SourceNat::On(given) if given.keys().any(|id| !subnets.contains_key(id)) => {
+            Some("a prefix is for another subnet")
+        }
+        SourceNat::Off | SourceNat::On(_) => None,
+    }
 }
 
 /// Of these messages, only that about target groups names the ARN.
@@ -118,7 +139,20 @@ impl BalancerCalls for StandIn {
                 let message = format!("Security group '{group}' does not exist");
                 return Err(CallError::made_up(action, "InvalidSecurityGroup", message));
             }
-            let made = NetworkLb::new(wanted.clone(), tags.clone(), now);
+            if wanted.source_nat.is_on() && wanted.ip_address_type == IpAddressType::Ipv4 {
+                return Err(CallError::made_up(
+                    action,
+                    "InvalidConfigurationRequest",
+                    "source NAT needs dualstack",
+                ));
+            }
+            if wanted.ip_address_type == IpAddressType::DualStack
+                && let Some(message) = cloud.lacks_ipv6(wanted.subnets.iter().map(|(id, _)| id))
+            {
+                return Err(CallError::made_up(action, "InvalidSubnet", message));
+            }
+            let mut made = NetworkLb::new(wanted.clone(), tags.clone(), now);
+            made.source_nat = cloud.assigned(&wanted.source_nat, &made.placed);
             let arn = cloud.arn("loadbalancer/net", name);
             let answer = self.balancer(&arn, &made, now);
             cloud.balancers.insert(arn, made);
@@ -171,7 +205,12 @@ impl BalancerCalls for StandIn {
         .await
     }
 
-    async fn set_subnets(&self, arn: &str, subnets: &Placed) -> Result<()> {
+    async fn set_subnets(
+        &self,
+        arn: &str,
+        subnets: &Placed,
+        source_nat: Option<&SourceNat>,
+    ) -> Result<SourceNat> {
         let action = "SetSubnets";
         self.write(action, Kind::Mutation, arn.to_owned(), |cloud, _| {
             let Some(found) = cloud.balancers.get(arn) else {
@@ -180,10 +219,21 @@ impl BalancerCalls for StandIn {
             if let Some((code, message)) = refused_subnets(cloud, &found.placed, subnets) {
                 return Err(CallError::made_up(action, code, message));
             }
+            if found.ip_address_type == IpAddressType::DualStack
+                && let Some(message) = cloud.lacks_ipv6(subnets.keys())
+            {
+                return Err(CallError::made_up(action, "InvalidSubnet", message));
+            }
+            let requested = source_nat.cloned().unwrap_or_default();
+            if let Some(message) = refused_source_nat(cloud, (arn, found), &requested, subnets) {
+                return Err(CallError::made_up(action, "InvalidConfigurationRequest", message));
+            }
+            let assigned = cloud.assigned(&requested, subnets);
             if let Some(found) = cloud.balancers.get_mut(arn) {
                 found.placed.clone_from(subnets);
+                found.source_nat.clone_from(&assigned);
             }
-            Ok(())
+            Ok(assigned)
         })
         .await
     }
@@ -200,9 +250,15 @@ impl BalancerCalls for StandIn {
                 let message = "a target group has the IP address type ipv6";
                 return Err(CallError::made_up(action, "InvalidConfigurationRequest", message));
             }
-            let mut used = cloud.listeners.values().filter(|listener| listener.balancer == arn);
-            if kind == IpAddressType::DualStack && used.any(|listener| listener.protocol.ends_with("UDP")) {
-                let message = "a listener has UDP";
+            let refused = match cloud.balancers.get(arn) {
+                Some(found) if kind == found.ip_address_type => None,
+                Some(found) if found.source_nat.is_on() => Some("source NAT needs dualstack"),
+                // Its targets have IPv4.
+                Some(_) if cloud.has_udp(arn) => Some("a listener has UDP"),
+                Some(found) if kind == IpAddressType::DualStack => cloud.lacks_ipv6(found.placed.keys()),
+                _ => None,
+            };
+            if let Some(message) = refused {
                 return Err(CallError::made_up(action, "InvalidConfigurationRequest", message));
             }
             match cloud.balancers.get_mut(arn) {

@@ -2,8 +2,10 @@
 //! The state of the stand-in, and what follows from it and the clock.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
+use ipnet::Ipv6Net;
 use steerage_provider_api::HealthState;
 use tokio::time::Instant;
 
@@ -12,6 +14,7 @@ use crate::health_check::HealthCheckSettings;
 use crate::ip_address_type::IpAddressType;
 use crate::placement::Placed;
 use crate::security_group::SecurityGroup;
+use crate::source_nat::SourceNat;
 use crate::subnets::Subnet;
 use crate::tls::Tls;
 
@@ -73,10 +76,12 @@ pub(crate) struct NetworkLb {
     pub(crate) vpc: String,
     pub(crate) is_network: bool,
     pub(crate) ip_address_type: IpAddressType,
+    /// With a prefix for each subnet, given or AWS's choice.
+    pub(crate) source_nat: SourceNat,
 }
 
 impl NetworkLb {
-    /// A new load balancer, with AWS's attributes.
+    /// A new load balancer, with AWS's attributes, and without prefixes of AWS's choice.
     pub(crate) fn new(made: NewBalancer, tags: Tags, created: Instant) -> Self {
         let attributes = [
             ("access_logs.s3.bucket", ""),
@@ -92,7 +97,19 @@ impl NetworkLb {
             (made.security_groups.clone(), made.subnets.iter().cloned().collect());
         // As the subnets, which the stand-in does not place.
         let (vpc, is_network, ip_address_type) = ("vpc-1".to_owned(), true, made.ip_address_type);
-        Self { made, tags, created, attributes, security_groups, placed, vpc, is_network, ip_address_type }
+        let source_nat = made.source_nat.clone();
+        Self {
+            made,
+            tags,
+            created,
+            attributes,
+            security_groups,
+            placed,
+            vpc,
+            is_network,
+            ip_address_type,
+            source_nat,
+        }
     }
 }
 
@@ -195,6 +212,32 @@ impl Cloud {
     pub(crate) fn arn(&mut self, kind: &str, name: &str) -> String {
         self.made += 1;
         format!("arn:aws:elasticloadbalancing:us-east-1:1:{kind}/{name}/{:016x}", self.made)
+    }
+
+    /// What AWS makes of the source NAT that a call requests: where no prefix is given it chooses one, never the same again.
+    pub(crate) fn assigned(&mut self, requested: &SourceNat, subnets: &Placed) -> SourceNat {
+        let SourceNat::On(given) = requested else { return SourceNat::Off };
+        let assign = |id: &String| {
+            let prefix = given.get(id).copied().unwrap_or_else(|| {
+                self.made += 1;
+                let address = Ipv6Addr::from(0x2001_0db8_00aa_0000_0000 << 48 | u128::from(self.made) << 48);
+                Ipv6Net::new_assert(address, 80)
+            });
+            (id.clone(), prefix)
+        };
+        SourceNat::On(subnets.keys().map(assign).collect())
+    }
+
+    /// Why AWS gives a load balancer in these subnets no IPv6. Of those that no test made, nothing is known.
+    pub(crate) fn lacks_ipv6<'a>(&self, ids: impl Iterator<Item = &'a String>) -> Option<&'static str> {
+        let mut known = ids.filter_map(|id| self.subnets.iter().find(|subnet| subnet.id == *id));
+        known.any(|subnet| !subnet.has_ipv6).then_some("a subnet has no IPv6 range")
+    }
+
+    /// Whether a listener of the load balancer has UDP.
+    pub(crate) fn has_udp(&self, balancer: &str) -> bool {
+        let mut used = self.listeners.values().filter(|listener| listener.balancer == balancer);
+        used.any(|listener| listener.protocol.ends_with("UDP"))
     }
 
     /// A new ID of a security group.

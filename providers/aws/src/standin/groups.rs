@@ -17,7 +17,8 @@ use crate::health_check::HealthCheckSettings;
 fn observed(arn: &str, found: &Group) -> ObservedGroup {
     let health = found.health.clone();
     let (attributes, tags) = (BTreeMap::new(), Tags::new());
-    ObservedGroup { arn: arn.to_owned(), has_pods: found.has_pods, health, only_200: true, attributes, tags }
+    let (has_pods, is_ipv6) = (found.has_pods, found.is_ipv6);
+    ObservedGroup { arn: arn.to_owned(), has_pods, is_ipv6, health, only_200: true, attributes, tags }
 }
 
 /// The attributes of a new group.

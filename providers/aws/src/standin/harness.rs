@@ -24,6 +24,7 @@ use crate::desired::desired;
 use crate::desired::tests::config;
 use crate::ip_address_type::IpAddressType;
 use crate::security_group::SecurityGroup;
+use crate::source_nat::SourceNat;
 use crate::tls::Tls;
 
 const FOREIGN: &str = "somebody";
@@ -90,12 +91,16 @@ pub(super) fn snapshot(cloud: &Cloud) -> Snapshot {
     let security_group =
         |id: &String| cloud.security_groups.get(id).map_or("none", |found| &found.name).to_owned();
     let balancers = cloud.balancers.values().map(|found| {
-        // Both may have changed since.
+        // All of it may have changed since.
         let made =
             NewBalancer { security_groups: BTreeSet::new(), subnets: Vec::new(), ..found.made.clone() };
+        // Prefixes may be AWS's choice.
+        let (ip_address_type, source_nat) = (found.ip_address_type, SourceNat::Off);
+        let made = NewBalancer { ip_address_type, source_nat, ..made };
+        let nat = found.source_nat.as_str();
         let attached: BTreeSet<String> = found.security_groups.iter().map(security_group).collect();
         let content =
-            format!("{made:?} {:?} {attached:?} {:?} {:?}", found.placed, found.attributes, found.tags);
+            format!("{made:?} {nat} {:?} {attached:?} {:?} {:?}", found.placed, found.attributes, found.tags);
         (format!("load balancer {}", made.name), content)
     });
     let listeners = cloud.listeners.values().map(|found| {
@@ -162,6 +167,7 @@ impl Harness for OnStandIn {
             let made = NewBalancer {
                 name,
                 ip_address_type: IpAddressType::Ipv4,
+                source_nat: SourceNat::Off,
                 scheme: wanted.scheme,
                 subnets,
                 security_groups,

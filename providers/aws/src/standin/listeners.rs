@@ -37,10 +37,14 @@ fn check_group(
     if found.protocol != protocol && (protocol, found.protocol.as_str()) != ("TLS", "TCP") {
         return refuse("IncompatibleProtocols", format!("{protocol} listener, {} group", found.protocol));
     }
-    let is_dual_stack = |found: &NetworkLb| found.ip_address_type == IpAddressType::DualStack;
-    if cloud.balancers.get(balancer).is_some_and(is_dual_stack) {
-        if protocol.ends_with("UDP") {
-            return refuse("InvalidConfigurationRequest", "UDP needs IPv6 source NAT".to_owned());
+    let is_dual_stack = |found: &&NetworkLb| found.ip_address_type == IpAddressType::DualStack;
+    if let Some(dual) = cloud.balancers.get(balancer).filter(is_dual_stack) {
+        let has_udp = protocol.ends_with("UDP");
+        if has_udp && !dual.source_nat.is_on() {
+            return refuse("InvalidConfigurationRequest", "UDP needs source NAT".to_owned());
+        }
+        if has_udp && !found.is_ipv6 {
+            return refuse("InvalidConfigurationRequest", "UDP needs targets with IPv6".to_owned());
         }
     } else if found.is_ipv6 {
         return refuse("InvalidConfigurationRequest", "the load balancer has no IPv6".to_owned());

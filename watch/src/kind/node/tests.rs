@@ -12,7 +12,7 @@ fn project(json: &Value) -> (Node, Vec<String>) {
 fn node_is_projected_completely() {
     let (node, notes) = project(&json!({
         "metadata": {
-            "name": "n1", "deletionTimestamp": "2026-01-02T00:00:00Z",
+            "name": "n1", "creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": "2026-01-02T00:00:00Z",
             "labels": { "topology.kubernetes.io/zone": "z1", "node.kubernetes.io/exclude-from-external-load-balancers": "" },
             "annotations": {
                 "steerage.dev/agent-mode": "labelled", "steerage.dev/agent-version": "0.1.0", "volumes.kubernetes.io/x": "true"
@@ -47,6 +47,7 @@ fn node_is_projected_completely() {
         deleting: true,
         autoscaler_taint: true,
         cordoned: true,
+        created: Some(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_767_225_600)),
         agent: Some(NodeAgent { mode: "labelled".into(), version: "0.1.0".into() }),
     };
     assert_eq!(node, want);

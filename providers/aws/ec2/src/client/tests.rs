@@ -13,7 +13,7 @@ use aws_smithy_runtime_api::client::http::{
 };
 
 use super::*;
-use crate::types::{IpRange, Ipv6Range, PrefixListId};
+use crate::types::{AssociationState, IpRange, Ipv6Association, Ipv6Range, PrefixListId};
 
 type Requests = Vec<HttpRequest>;
 type Answers = VecDeque<(u16, &'static str)>;
@@ -248,8 +248,10 @@ async fn subnets_and_instances_are_read() {
     let subnets = "<DescribeSubnetsResponse><subnetSet>\
         <item><subnetId>subnet-1</subnetId><availabilityZone>eu-central-1a</availabilityZone>\
         <availableIpAddressCount>251</availableIpAddressCount>\
+        <ipv6CidrBlockAssociationSet><item><associationId>a</associationId><ipv6CidrBlock>2001:db8::/64</ipv6CidrBlock>\
+        <ipv6CidrBlockState><state>associated</state></ipv6CidrBlockState></item></ipv6CidrBlockAssociationSet>\
         <tagSet><item><key>kubernetes.io/role/elb</key><value>1</value></item></tagSet></item>\
-        <item><subnetId>subnet-2</subnetId><outpostArn>arn</outpostArn></item>\
+        <item><subnetId>subnet-2</subnetId><outpostArn>arn</outpostArn><ipv6CidrBlockAssociationSet/></item>\
         </subnetSet></DescribeSubnetsResponse>";
     let instances = "<DescribeInstancesResponse><reservationSet>\
         <item><instancesSet><item><instanceId>i-1</instanceId><privateIpAddress>10.0.0.1</privateIpAddress></item></instancesSet></item>\
@@ -262,9 +264,14 @@ async fn subnets_and_instances_are_read() {
         availability_zone: "eu-central-1a".to_owned(),
         available_ip_address_count: 251,
         outpost_arn: None,
+        ipv6_ranges: vec![Ipv6Association {
+            ipv6_cidr_block: "2001:db8::/64".to_owned(),
+            ipv6_cidr_block_state: AssociationState { state: "associated".to_owned() },
+        }],
         tags: vec![tag("kubernetes.io/role/elb", "1")],
     };
     assert_eq!(found[0], first);
+    assert!(found[0].ipv6_ranges[0].is_associated() && found[1].ipv6_ranges.is_empty());
     assert_eq!((found[1].outpost_arn.as_deref(), found.len()), (Some("arn"), 2));
     let found = client.describe_instances(&["i-1".to_owned(), "i-2".to_owned()]).await.unwrap();
     let found: Vec<_> =

@@ -8,7 +8,8 @@ use std::time::Duration;
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;
-use aws_credential_types::provider::SharedCredentialsProvider;
+use aws_credential_types::provider::error::CredentialsError;
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
 use aws_smithy_runtime_api::client::http::{
     HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
 };
@@ -66,7 +67,10 @@ impl HttpConnector for MadeUp {
 }
 
 /// A client that gets these answers, in this order, and the registry of its metrics.
-fn client(answers: impl Into<VecDeque<Answer>>, credentials: Option<Credentials>) -> (Client, Registry) {
+fn client(
+    answers: impl Into<VecDeque<Answer>>,
+    credentials: Option<impl ProvideCredentials + 'static>,
+) -> (Client, Registry) {
     let answers = MadeUp(Arc::new(Mutex::new(answers.into())));
     let mut sdk = SdkConfig::builder()
         .behavior_version(BehaviorVersion::latest())
@@ -185,7 +189,41 @@ async fn request_without_an_answer_counts_as_timeout_with_its_duration() {
 
 #[tokio::test]
 async fn request_without_credentials_is_not_sent_and_counts_as_other() {
-    let (client, registry) = client([], None);
+    let (client, registry) = client([], None::<Credentials>);
     client.delete_listener("arn").await.unwrap_err();
+    assert_eq!(counted(&registry), ["DeleteListener other 1"]);
+}
+
+/// As a role that may not be assumed.
+#[derive(Debug)]
+struct Refusing;
+
+impl ProvideCredentials for Refusing {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::ready(Err(CredentialsError::provider_error("no such role")))
+    }
+}
+
+#[tokio::test]
+async fn failure_of_the_credentials_source_is_named_and_nothing_is_open() {
+    let (client, registry) = client([], Some(Refusing));
+    let failures = [
+        client.delete_listener("arn").await.unwrap_err(),
+        client.delete_security_group("sg-1").await.unwrap_err(),
+    ];
+    for (failure, call) in failures.into_iter().zip(["ELBv2 DeleteListener", "EC2 DeleteSecurityGroup"]) {
+        assert!(!failure.leaves_open(), "{failure:?}");
+        let error = steerage_provider_api::Error::from(failure);
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("No credentials for AWS ({call}: ")), "{text}");
+        assert!(text.contains("no such role"), "{text}");
+        assert_eq!(error.reason(), "ProviderUnavailable");
+    }
+    let (client, _) = self::client([Answer::NoConnection], Some(test_credentials()));
+    let failure = client.delete_listener("arn").await.unwrap_err();
+    assert!(failure.leaves_open() && !failure.is("NoCredentials"));
     assert_eq!(counted(&registry), ["DeleteListener other 1"]);
 }

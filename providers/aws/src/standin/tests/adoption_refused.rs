@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use steerage_model::Family;
 use steerage_provider_api::{Compare, LoadBalancer, Provider as _};
+use steerage_provider_cloud::marks;
 
 use super::driver::{apply, changes, delete, standin, wanted};
 use super::peers::{ALBC, CCM, NAME, adopting, planted, service, tags_of};
-use crate::annotations::{PRIVATE_ADDRESSES, SECURITY_GROUPS};
+use crate::annotations::{IP_ADDRESS_TYPE, PRIVATE_ADDRESSES, SECURITY_GROUPS, SOURCE_NAT};
 use crate::client::Tags;
 use crate::config::{Peer, Scheme};
 use crate::desired::tests::config;
 use crate::ip_address_type::IpAddressType;
+use crate::source_nat::{Prefixes, SourceNat};
 use crate::standin::balancers::hostname;
 use crate::standin::cloud::NetworkLb;
 use crate::standin::harness::snapshot;
@@ -91,6 +93,24 @@ async fn wishes_that_an_existing_load_balancer_cannot_meet_are_refused() {
     assert!(with_v6.contains("clients use IPv4 alone"), "{with_v6}");
     let addressed = refusal(&cloud, &[CCM], &annotated(PRIVATE_ADDRESSES, "10.0.0.7")).await;
     assert!(addressed.contains("addresses"), "{addressed}");
+    let dual = LoadBalancer { families: vec![Family::V6], ..annotated(IP_ADDRESS_TYPE, "dualstack") };
+    cloud.change(|cloud| {
+        cloud.listeners.values_mut().for_each(|found| "TCP_UDP".clone_into(&mut found.protocol))
+    });
+    let with_udp = refusal(&cloud, &[CCM], &dual).await;
+    assert!(with_udp.contains("a listener with UDP") && with_udp.contains("to ipv4"), "{with_udp}");
+    cloud
+        .change(|cloud| cloud.listeners.values_mut().for_each(|found| "TCP".clone_into(&mut found.protocol)));
+    change(&cloud, |found| {
+        found.ip_address_type = IpAddressType::DualStack;
+        found.source_nat = SourceNat::On(Prefixes::new());
+    });
+    let source_nat = refusal(&cloud, &[CCM], &dual).await;
+    assert!(source_nat.contains("source NAT"), "{source_nat}");
+    let mut kept = dual;
+    kept.annotations.insert(SOURCE_NAT.to_owned(), "on".to_owned());
+    apply(&adopting(&cloud, &[CCM]), &kept, Compare::Remembered).await.unwrap();
+    assert!(cloud.cloud().balancers.values().all(|found| found.source_nat.is_on()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -160,22 +180,44 @@ async fn classic_load_balancer_is_refused_and_one_that_is_gone_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_flag_nothing_is_adopted_and_no_call_is_added() {
-    let made = |published: bool| async move {
+async fn without_the_flag_no_second_load_balancer_is_created_beside_a_published_one() {
+    for peer in [CCM, ALBC] {
+        let cloud = planted(7, peer, &[(80, 30080)]).await;
+        let lb = service(&[(80, 30080)]);
+        let said = refusal(&cloud, &[], &lb).await;
+        let advice = format!("add {} to --aws-adopt", peer.name());
+        assert!(said.contains(&advice) && said.contains("clear status.loadBalancer"), "{said}");
+        // The flag is removed before the first listener switched.
+        let marks = marks::of_owner(&config().cluster, &lb.owner);
+        change(&cloud, |found| found.tags.extend(marks));
+        assert!(refusal(&cloud, &[], &lb).await.contains("not complete"));
+    }
+}
+
+/// A published host name alone, and one of somebody else's load balancer, keep nobody from a new one.
+#[tokio::test(start_paused = true)]
+async fn without_the_flag_load_balancers_of_others_stay_and_a_new_one_is_created() {
+    let made = |tags: Option<Tags>| async move {
         let cloud = planted(7, CCM, &[(80, 30080)]).await;
+        let lb = if tags.is_some() { service(&[(80, 30080)]) } else { wanted(&[(80, 30080)], &[0, 1]) };
+        cloud.change(|cloud| retag(cloud, &tags.unwrap_or_default()));
+        tokio::time::sleep(Duration::from_mins(1)).await;
         let theirs = snapshot(&cloud.cloud());
-        let lb = if published { service(&[(80, 30080)]) } else { wanted(&[(80, 30080)], &[0, 1]) };
         let aws = adopting(&cloud, &[]);
-        cloud.take_calls();
+        assert!(aws.owned().await.unwrap().is_empty());
         assert_eq!(aws.preview(&lb).await.unwrap(), None);
+        cloud.take_calls();
         apply(&aws, &lb, Compare::Remembered).await.unwrap();
         apply(&aws, &lb, Compare::InPlace).await.unwrap();
         let now = snapshot(&cloud.cloud());
         assert!(theirs.iter().all(|(name, content)| now.get(name) == Some(content)));
         assert_eq!(cloud.cloud().balancers.len(), 2);
-        cloud.take_calls().iter().map(|call| call.name).collect::<Vec<_>>()
+        cloud.take_calls().len()
     };
-    assert_eq!(made(true).await, made(false).await);
+    let unpublished = made(None).await;
+    for tags in [tags_of(CCM, &config().cluster.name, "shop/other"), tags_of(ALBC, "other", "shop/web")] {
+        assert_eq!(made(Some(tags)).await, unpublished + 2, "one look-up and its tags");
+    }
 }
 
 #[tokio::test(start_paused = true)]

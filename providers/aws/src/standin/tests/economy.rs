@@ -8,8 +8,8 @@ use steerage_model::Key;
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Progress, Provider as _};
 
 use super::driver::{apply, delete, provider, standin, wanted};
-use crate::standin::StandIn;
 use crate::standin::faults::Faults;
+use crate::standin::{Delays, StandIn};
 
 const SERVICES: usize = 100;
 
@@ -20,7 +20,10 @@ fn service(index: usize) -> LoadBalancer {
 
 /// An account with this many Services in place.
 async fn filled(services: usize) -> Arc<StandIn> {
-    let cloud = standin(1);
+    filled_with(standin(1), services).await
+}
+
+async fn filled_with(cloud: Arc<StandIn>, services: usize) -> Arc<StandIn> {
     let aws = provider(&cloud);
     for index in 0..services {
         apply(&aws, &service(index), Compare::Remembered).await.unwrap();
@@ -92,6 +95,34 @@ async fn throttled_lists_continue_where_they_stopped() {
     let (of_ec2, calls) = (of_ec2.len(), calls.len());
     assert!(tries > 1 && calls < 12 + tries, "{calls} calls in {tries} tries");
     assert_eq!(of_ec2, 1, "in {tries} tries");
+}
+
+/// The list of each resync takes long, and a Service that this process does not know yet does not wait for it.
+#[tokio::test(start_paused = true)]
+async fn later_lists_hold_up_no_service() {
+    let cloud = filled(SERVICES).await;
+    let aws = provider(&cloud);
+    aws.owned().await.unwrap();
+    aws.note_change();
+    let new = service(SERVICES).owner;
+    tokio::select! {
+        biased;
+        listed = aws.owned() => panic!("the list was first: {listed:?}"),
+        health = aws.target_health(&new) => assert_eq!(health.unwrap().targets, []),
+    }
+}
+
+/// A throttled account with very many resources: the lists need more time than a try has, and more than a minute.
+#[tokio::test(start_paused = true)]
+async fn slow_lists_end_after_some_tries() {
+    let delays = Delays { call: Duration::from_secs(25), ..Delays::real() };
+    let cloud = filled_with(Arc::new(StandIn::new(delays, 1)), SERVICES).await;
+    let (aws, mut tries) = (provider(&cloud), 1);
+    while tokio::time::timeout(Duration::from_mins(1), aws.owned()).await.is_err() {
+        tries += 1;
+        assert!(tries < 20, "{} calls", cloud.take_calls().len());
+    }
+    assert!(tries > 2, "{tries}");
 }
 
 /// Somebody changed an attribute and a listener while no provider ran. Lists do not show it.

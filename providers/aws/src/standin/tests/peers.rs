@@ -17,6 +17,7 @@ use crate::desired::tests::config;
 use crate::health_check::HealthCheckSettings;
 use crate::ip_address_type::IpAddressType;
 use crate::security_group::SecurityGroup;
+use crate::source_nat::SourceNat;
 use crate::standin::balancers::hostname;
 use crate::standin::cloud::{Forward, Group, NetworkLb, Registration};
 use crate::standin::{Cloud, StandIn};
@@ -87,6 +88,7 @@ fn plant(cloud: &mut Cloud, peer: Peer, ports: &[(u16, u16)]) {
     let made = NewBalancer {
         name: NAME.to_owned(),
         ip_address_type: IpAddressType::Ipv4,
+        source_nat: SourceNat::Off,
         scheme: Scheme::Internal,
         subnets: vec![("subnet-a".to_owned(), None)],
         security_groups: BTreeSet::new(),

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum as _;
-use steerage_model::{Affinity, Key, Protocol};
-use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _};
+use steerage_model::{Affinity, Family, Key, Protocol};
+use steerage_provider_api::{Compare, GroupKey, LoadBalancer, Owner, Provider as _};
 use steerage_provider_cloud::marks;
 
 use super::driver::{apply, delete, set, standin};
@@ -22,6 +22,7 @@ use crate::config::{Peer, Scheme};
 use crate::desired::tests::{config, planned, planned_with_pods};
 use crate::ip_address_type::IpAddressType;
 use crate::names;
+use crate::source_nat::SourceNat;
 use crate::standin::cloud::{Forward, Group, NetworkLb};
 use crate::standin::faults::Faults;
 use crate::standin::harness::{pod_address, snapshot};
@@ -85,6 +86,9 @@ fn wish(random: &mut fastrand::Rng, owner: &Owner) -> LoadBalancer {
         planned(&ports).with_nodes(set(&targets))
     };
     lb.owner = owner.clone();
+    if lb.groups.iter().all(|group| !matches!(group.key, GroupKey::Pods(_))) {
+        lb.families = families(random, &lb);
+    }
     let port = random.u16(32000..32002);
     let affinity = random.bool().then_some(Affinity { timeout: Duration::from_mins(1) });
     for group in &mut lb.groups {
@@ -111,6 +115,18 @@ fn wish(random: &mut fastrand::Rng, owner: &Owner) -> LoadBalancer {
     lb
 }
 
+/// IP families that a Service may have. With UDP and both, IPv6 is first. That the first one changes takes a detour over another type of
+/// Service.
+fn families(random: &mut fastrand::Rng, lb: &LoadBalancer) -> Vec<Family> {
+    use Family::{V4, V6};
+    match random.u8(0..6) {
+        0 => vec![V6],
+        1 => vec![V6, V4],
+        2 if lb.listeners.iter().all(|listener| listener.protocol == Protocol::Tcp) => vec![V4, V6],
+        _ => vec![V4],
+    }
+}
+
 /// A load balancer of others with a listener, under the prefix of this cluster's names; and what annotations name.
 fn plant_foreign(cloud: &StandIn) {
     super::named_groups::plant(cloud, 80..=82);
@@ -124,6 +140,7 @@ fn plant_foreign(cloud: &StandIn) {
         let made = NewBalancer {
             name,
             ip_address_type: IpAddressType::Ipv4,
+            source_nat: SourceNat::Off,
             scheme: Scheme::Internal,
             subnets,
             security_groups,

@@ -152,6 +152,50 @@ async fn group_costs_two_calls_when_created_and_two_when_deleted() {
     assert_empty(&cloud, "deleted");
 }
 
+/// AWS releases the target group and the security group before the first try to delete each.
+#[tokio::test(start_paused = true)]
+async fn deletion_costs_five_calls() {
+    let release = Duration::from_secs(4);
+    let cloud = Arc::new(StandIn::new(Delays { lag: Duration::ZERO, release, ..Delays::real() }, 1));
+    start_instances(&cloud, 2);
+    let (aws, lb) = (provider(&cloud), from(&[]));
+    aws.owned().await.unwrap();
+    apply(&aws, &lb, Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.take_calls();
+    delete(&aws, &lb.owner).await.unwrap();
+    let calls: Vec<_> = cloud.take_calls().iter().map(|call| call.name).collect();
+    assert_eq!(
+        calls,
+        [
+            "DescribeTags",
+            "DeleteLoadBalancer",
+            "DeleteTargetGroup",
+            "DescribeSecurityGroups",
+            "DeleteSecurityGroup"
+        ]
+    );
+    assert_empty(&cloud, "deleted");
+}
+
+/// AWS releases a security group minutes after its load balancer.
+#[tokio::test(start_paused = true)]
+async fn late_release_costs_few_tries() {
+    let release = Duration::from_mins(2);
+    let cloud = Arc::new(StandIn::new(Delays { lag: Duration::ZERO, release, ..Delays::real() }, 1));
+    start_instances(&cloud, 2);
+    let (aws, lb) = (provider(&cloud), from(&[]));
+    apply(&aws, &lb, Compare::Remembered).await.unwrap();
+    pause().await;
+    // The target groups would be in use as long.
+    cloud.change(|cloud| cloud.listeners.clear());
+    cloud.take_calls();
+    delete(&aws, &lb.owner).await.unwrap();
+    let tries = cloud.take_calls().iter().filter(|call| call.name == "DeleteSecurityGroup").count();
+    assert!((2..=9).contains(&tries), "{tries}");
+    assert_empty(&cloud, "deleted");
+}
+
 #[tokio::test(start_paused = true)]
 async fn changed_source_ranges_open_before_they_close() {
     let (cloud, mut aws) = in_place(&from(&[]), Quotas::default()).await;

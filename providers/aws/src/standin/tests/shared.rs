@@ -32,8 +32,13 @@ const FILE: &str = r#"{
 }"#;
 
 pub(super) fn provider(cloud: &Arc<StandIn>) -> Aws {
+    Aws::over(config_of_web(), Arc::clone(cloud) as _)
+}
+
+/// With the shared load balancers of these tests.
+pub(super) fn config_of_web() -> Config {
     let shared_load_balancers = shared::read(FILE, &config()).unwrap();
-    Aws::over(Config { shared_load_balancers, ..config() }, Arc::clone(cloud) as _)
+    Config { shared_load_balancers, ..config() }
 }
 
 /// A Service of this name with one port, at the shared load balancer.

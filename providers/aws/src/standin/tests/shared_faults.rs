@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
-use steerage_provider_api::{
-    ADOPTION_REFUSED, Compare, Error, LoadBalancer, Outcome, Progress, Provider as _,
-};
+use steerage_provider_api::{ADOPTION_REFUSED, Compare, LoadBalancer, Outcome, Progress, Provider as _};
 
 use super::driver::{apply, changes, delete, pause, set, standin, standin_with};
 use super::security_groups::assert_empty;
@@ -217,7 +215,17 @@ async fn slow_change_of_one_service_holds_up_no_other() {
     changes(&cloud);
     aws.apply(&moved, Compare::Remembered).await.unwrap();
     assert!(changes(&cloud).contains(&"RegisterTargets"));
-    assert!(matches!(aws.apply(&b, Compare::InPlace).await, Err(Error::Conflict(_))));
+    for (lb, compare) in [(&b, Compare::InPlace), (&moved, Compare::Remembered), (&b, Compare::InPlace)] {
+        let outcome = aws.apply(lb, compare).await.unwrap();
+        assert_eq!((outcome.progress, outcome.ingress.len()), (Progress::Done, 1));
+        assert!(changes(&cloud).contains(&"RegisterTargets"));
+        assert_eq!(outcome.retry_refused, Some(Duration::from_secs(2)), "the comparison comes later");
+    }
+    // A change of the structure waits, and the targets follow meanwhile.
+    let mut changed = moved.clone();
+    changed.listeners[0].port = 444;
+    assert!(matches!(aws.apply(&changed, Compare::Remembered).await.unwrap().progress, Progress::Again(_)));
+    assert_eq!(changes(&cloud), ["RegisterTargets", "DeregisterTargets"]);
     assert_eq!(aws.delete(&a.owner).await.unwrap(), Progress::Again(Duration::from_secs(1)));
 }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use steerage_model::Family;
 use steerage_provider_api::{Compare, LoadBalancer, Provider as _};
 
 use super::driver::{apply, changes, set, standin, wanted};
@@ -36,7 +37,8 @@ fn add(cloud: &StandIn, id: &str, tag: (&str, &str)) {
     cloud.change(|cloud| {
         let tags = Tags::from([(tag.0.to_owned(), tag.1.to_owned())]);
         let zone = format!("zone of {id}");
-        cloud.subnets.push(Subnet { id: id.to_owned(), zone, tags, free: 200, is_on_outpost: false });
+        let (id, has_ipv6) = (id.to_owned(), id.contains("v6"));
+        cloud.subnets.push(Subnet { id, zone, tags, free: 200, has_ipv6, is_on_outpost: false });
     });
 }
 
@@ -142,4 +144,41 @@ async fn ports_and_targets_change_while_ec2_does_not_answer() {
     cloud.fail_ec2(None);
     changes(&cloud);
     apply(&aws, &lb, Compare::InPlace).await.unwrap();
+}
+
+/// A load balancer with IPv6 gets subnets that have it, and a refusal names the others.
+#[tokio::test(start_paused = true)]
+async fn subnets_without_ipv6_are_named() {
+    let cloud = standin(1);
+    let aws = by_tags(&cloud);
+    add(&cloud, "subnet-1", (INTERNAL, "1"));
+    add(&cloud, "subnet-v6-2", (INTERNAL, "1"));
+    wait_for_reads().await;
+    let dual = || LoadBalancer { families: vec![Family::V4, Family::V6], ..named(0, "") };
+    let error = apply(&aws, &dual(), Compare::Remembered).await.unwrap_err();
+    let message = error.to_string();
+    assert_eq!(error.reason(), "RejectedByProvider");
+    assert!(message.contains("Without an IPv6 range: subnet-1."), "{message}");
+    assert!(cloud.cloud().balancers.is_empty());
+    // Another subnet in that zone has it.
+    cloud.change(|cloud| {
+        let zone = cloud.subnets[0].zone.clone();
+        cloud.subnets.push(Subnet { id: "subnet-v6-3".to_owned(), zone, ..cloud.subnets[1].clone() });
+    });
+    wait_for_reads().await;
+    apply(&aws, &dual(), Compare::Remembered).await.unwrap();
+    let both = vec![vec!["subnet-v6-2".to_owned(), "subnet-v6-3".to_owned()]];
+    assert_eq!(placed(&cloud), both);
+    // A zone without it is not added, and holds up no other.
+    add(&cloud, "subnet-4", (INTERNAL, "1"));
+    wait_for_reads().await;
+    let outcome = apply(&aws, &dual(), Compare::InPlace).await.unwrap();
+    assert_eq!((placed(&cloud), outcome.incomplete), (both, None));
+    // An existing load balancer keeps its type.
+    let v4 = |subnets: &str| LoadBalancer { families: vec![Family::V4], ..named(1, subnets) };
+    apply(&aws, &v4("subnet-1,subnet-v6-2"), Compare::Remembered).await.unwrap();
+    wait_for_reads().await;
+    let dual = LoadBalancer { families: vec![Family::V4, Family::V6], ..v4("subnet-1,subnet-v6-2") };
+    let (reason, message) = apply(&aws, &dual, Compare::Remembered).await.unwrap().incomplete.unwrap();
+    assert!(reason == "RejectedByProvider" && message.contains("IPv6 range: subnet-1."), "{message}");
 }

@@ -29,6 +29,7 @@ pub(super) fn plant(cloud: &StandIn) {
         zone: zone.to_owned(),
         tags: Tags::from([("Name".to_owned(), id.replacen("subnet-", "name-", 1))]),
         free: 200,
+        has_ipv6: true,
         is_on_outpost: false,
     };
     let all = [("subnet-a", "a"), ("subnet-a2", "a"), ("subnet-b", "b"), ("subnet-c", "c")];

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Calls that wait for their budget: what was changed counts from when it was sent, not from when it was asked for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steerage_provider_api::{Compare, Error, Provider as _};
+use steerage_provider_cloud::ApiMetrics;
+
+use super::driver::{apply, delete, pause, standin};
+use super::shared::{config_of_web, has_ports, sharing, watch};
+use crate::Aws;
+use crate::paced::Paced;
+use crate::standin::StandIn;
+
+fn paced(cloud: &Arc<StandIn>) -> (Aws, Arc<Paced<StandIn>>) {
+    let calls = Arc::new(Paced::new(Arc::clone(cloud), ApiMetrics::default()));
+    (Aws::over(config_of_web(), Arc::clone(&calls) as _), calls)
+}
+
+/// One Service comes to a shared load balancer while the last other one leaves, and every change waits for some seconds. Reads do not
+/// show the new listener at once.
+#[tokio::test(start_paused = true)]
+async fn load_balancer_is_not_deleted_under_a_listener_that_was_late() {
+    for seed in 0..40 {
+        let cloud = standin(seed);
+        let (aws, calls) = paced(&cloud);
+        let (last, new) = (sharing("web", "a", 80), sharing("web", "b", 443));
+        apply(&aws, &last, Compare::Remembered).await.unwrap();
+        pause().await;
+        calls.slow_down();
+        watch(&cloud, "shop/b");
+        let leaving = async {
+            tokio::time::sleep(Duration::from_secs(seed)).await;
+            delete(&aws, &last.owner).await
+        };
+        let (come, left) = tokio::join!(apply(&aws, &new, Compare::Remembered), leaving);
+        assert!(come.is_ok() && left.is_ok(), "seed {seed}: {come:?} {left:?}");
+        assert_eq!(cloud.violations(), Vec::<String>::new(), "seed {seed}");
+        has_ports(&cloud, &[(443, "shop/b")], "the new one");
+    }
+}
+
+/// What is known of the load balancer stays known, so that the next try continues where this one stopped.
+#[tokio::test(start_paused = true)]
+async fn refused_wait_is_throttling_and_forgets_nothing() {
+    let cloud = standin(1);
+    let (aws, calls) = paced(&cloud);
+    let lb = sharing("web", "a", 80);
+    apply(&aws, &lb, Compare::Remembered).await.unwrap();
+    pause().await;
+    calls.slow_down();
+    cloud.take_calls();
+    let mut moved = lb.clone();
+    moved.listeners[0].port = 81;
+    let mut tries = 0;
+    while let Err(error) = aws.apply(&moved, Compare::Remembered).await {
+        assert!(
+            matches!(error, Error::Throttled { after: Some(after), .. } if after >= Duration::from_secs(10)),
+            "{error}"
+        );
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        tries += 1;
+        assert!(tries < 20);
+    }
+    let reads = cloud.take_calls().iter().filter(|call| !call.kind.is_write()).count();
+    assert!(reads <= 1, "{reads} reads in {tries} tries");
+}
