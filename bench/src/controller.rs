@@ -31,7 +31,7 @@ use crate::host;
 use program::Programs;
 use results::Results;
 
-/// The name of a result of both API servers' measurements.
+/// The name of a result of both programs.
 const HANGING: &str = "a node joins while one Service's provider calls hang: time until the provider has the nodes, for the others";
 
 /// Which API server the controller has.

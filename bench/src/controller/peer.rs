@@ -127,5 +127,5 @@ fn restart(cluster: &impl Cluster, programs: &Programs, scale: &Scale, number: u
 }
 
 fn add_unreached(results: &mut Results, metric: &str, programs: &Programs) {
-    results.add_bound(Who::Peer, metric, "s", Duration::as_secs_f64(&programs.limit));
+    results.add_bound(Who::Peer, metric, "s", programs.limit.as_secs_f64());
 }
