@@ -433,7 +433,7 @@ pub(crate) mod tests {
         let long = "x".repeat(200_000);
         let known = annotations::ALL.iter().chain(steerage_model::annotations::ALL);
         let mut refused = 0;
-        for name in known.map(|known| known.name).filter(|name| *name != annotations::IP_ADDRESS_TYPE) {
+        for name in known.map(|known| known.name) {
             for value in [long.clone(), format!("{long},{long}"), format!("{long}=1,{long}=1")] {
                 let port = [(Protocol::Tcp, 80, 30080)];
                 for mut lb in [planned(&port), planned_with_pods(&port)] {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The IP families of a load balancer: of its clients, and of its targets. Pure.
 
-use steerage_model::{Family, Protocol};
+use steerage_model::{Family, Protocol, shown};
 use steerage_provider_api::{Error, LoadBalancer};
 use steerage_provider_cloud::annotation;
 
@@ -45,7 +45,7 @@ pub(crate) fn ip_families(lb: &LoadBalancer) -> Result<IpFamilies, Error> {
     let of_targets = lb.families.first().copied().unwrap_or(Family::V4);
     let text = lb.annotations.get(IP_ADDRESS_TYPE).map(|text| text.trim());
     let annotated = text.map(|text| {
-        let problem = || format!("has the wrong value `{text}`");
+        let problem = || format!("has the wrong value `{}`", shown(text));
         IpAddressType::parse(text)
             .ok_or_else(|| annotation::invalid(IP_ADDRESS_TYPE, &problem(), "Use ipv4 or dualstack."))
     });

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use ipnet::Ipv6Net;
+use steerage_model::shown;
 use steerage_provider_api::{Error, LoadBalancer};
 use steerage_provider_cloud::annotation;
 
@@ -131,7 +132,7 @@ pub(crate) fn wish(
         Some("on") => Some(true),
         Some("off") => Some(false),
         Some(text) => {
-            let problem = format!("has the wrong value `{text}`");
+            let problem = format!("has the wrong value `{}`", shown(text));
             return Err(annotation::invalid(SOURCE_NAT, &problem, "Use on or off."));
         }
     };
@@ -189,7 +190,7 @@ fn prefixes(lb: &LoadBalancer) -> Result<Option<Vec<Option<Ipv6Net>>>, Error> {
             .ok()
             .filter(|found: &Ipv6Net| found.prefix_len() == PREFIX_LENGTH && found.network() == found.addr());
         prefix.map(Some).ok_or_else(|| {
-            let problem = format!("has the wrong value `{item}`");
+            let problem = format!("has the wrong value `{}`", shown(item));
             let advice = format!("Use prefixes such as 2001:db8:0:1:2::/80, or {AUTO_ASSIGNED}.");
             annotation::invalid(SOURCE_NAT_PREFIXES, &problem, &advice)
         })

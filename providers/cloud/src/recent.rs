@@ -24,8 +24,10 @@ pub enum AfterFailure {
 pub struct Recent<T: ?Sized, E> {
     age: Duration,
     /// When it was last read, and what came of it.
-    last: Mutex<Option<(Instant, Result<Arc<T>, E>)>>,
+    last: Mutex<Option<LastRead<T, E>>>,
 }
+
+type LastRead<T, E> = (Instant, Result<Arc<T>, E>);
 
 impl<T: ?Sized, E: Clone> Recent<T, E> {
     /// Nothing is read yet. A read is used for the time `age`.

@@ -47,7 +47,7 @@ fn node_is_projected_completely() {
         deleting: true,
         autoscaler_taint: true,
         cordoned: true,
-        created: Some(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_767_225_600)),
+        created: Some(std::time::UNIX_EPOCH + std::time::Duration::from_hours(24 * 20_454)),
         agent: Some(NodeAgent { mode: "labelled".into(), version: "0.1.0".into() }),
     };
     assert_eq!(node, want);

@@ -95,7 +95,7 @@ async fn wishes_that_an_existing_load_balancer_cannot_meet_are_refused() {
     assert!(addressed.contains("addresses"), "{addressed}");
     let dual = LoadBalancer { families: vec![Family::V6], ..annotated(IP_ADDRESS_TYPE, "dualstack") };
     cloud.change(|cloud| {
-        cloud.listeners.values_mut().for_each(|found| "TCP_UDP".clone_into(&mut found.protocol))
+        cloud.listeners.values_mut().for_each(|found| "TCP_UDP".clone_into(&mut found.protocol));
     });
     let with_udp = refusal(&cloud, &[CCM], &dual).await;
     assert!(with_udp.contains("a listener with UDP") && with_udp.contains("to ipv4"), "{with_udp}");

@@ -13,7 +13,7 @@ use super::shared::{self, sharing};
 use super::zones;
 use crate::Aws;
 use crate::annotations::{IP_ADDRESS_TYPE, SOURCE_NAT, SOURCE_NAT_PREFIXES, SUBNETS};
-use crate::client::BalancerCalls as _;
+use crate::client::{BalancerCalls as _, Tags};
 use crate::desired::tests::planned;
 use crate::ip_address_type::IpAddressType;
 use crate::source_nat::{Prefixes, SourceNat};
@@ -284,7 +284,7 @@ async fn changes_of_others_are_repaired() {
     pause().await;
     // A listener of somebody else needs it.
     let foreign = cloud.cloud().listeners.into_values().next().unwrap();
-    let udp = Forward { port: 99, protocol: "UDP".to_owned(), tags: Default::default(), ..foreign };
+    let udp = Forward { port: 99, protocol: "UDP".to_owned(), tags: Tags::new(), ..foreign };
     cloud.change(|cloud| drop(cloud.listeners.insert("listener/theirs".to_owned(), udp)));
     pause().await;
     let outcome = apply(&aws, &without, Compare::InPlace).await.unwrap();
