@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The peer through the controller's measurements: the upstream service controller, with a provider that answers at once.
 //!
-//! It starts before there are Services. After any other start its queue holds every node, and it compares all load balancers for
-//! each, so that a change of one node could not be measured.
+//! It starts before there are Services. After any other start its queue holds every node, and for each it compares all load balancers
+//! that it knows by then, so that a change of one node could not be measured.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
