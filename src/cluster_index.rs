@@ -95,6 +95,8 @@ struct ChangedService {
     owner: Option<Owner>,
     fingerprint: Option<u64>,
     is_ours: bool,
+    /// Whether its status has an address or a hostname.
+    is_published: bool,
 }
 
 impl ClusterIndex {
@@ -124,9 +126,10 @@ impl ClusterIndex {
     }
 
     pub(crate) fn on_slice(&self, event: Event<EndpointSlice>) {
-        let request =
-            ReconcileRequest { endpoints_changed: Some(Instant::now()), ..ReconcileRequest::default() };
+        let endpoints_changed = Some(Instant::now());
         for changed in self.apply(|index| index.apply_slice(event)) {
+            let is_published = changed.is_published;
+            let request = ReconcileRequest { endpoints_changed, is_published, ..ReconcileRequest::default() };
             for owner in self.owners_of(&changed) {
                 self.requests.add(&owner, request.clone(), false);
             }
@@ -162,6 +165,7 @@ impl ClusterIndex {
                 owner: service.map(owner_of),
                 fingerprint: service.map(plan::fingerprint),
                 is_ours: service.is_some_and(|service| self.is_ours(service)),
+                is_published: service.is_some_and(|service| !service.ingress.is_empty()),
                 key,
             }
         };

@@ -140,7 +140,8 @@ impl<R: Request> Queue<R> {
             (ReconcileOutcome::RequeueAfter(after, request), false) => (request, after, 0),
             (ReconcileOutcome::Failed(_, request), true) if reset_backoff => (request, Duration::ZERO, 0),
             (ReconcileOutcome::Failed(after, request), _) => {
-                let failures = failures.saturating_add(1);
+                // A wait that the task asks for says nothing about the next failure.
+                let failures = if after.is_some() { failures.max(1) } else { failures.saturating_add(1) };
                 (request, after.unwrap_or_else(|| self.backoff.delay(failures, jitter)), failures)
             }
         };

@@ -17,6 +17,8 @@ use crate::queue::{Queue, ReconcileOutcome, Request, Which};
 pub(crate) struct ReconcileRequest {
     /// When the first endpoint changed that its targets do not reflect yet.
     pub(crate) endpoints_changed: Option<Instant>,
+    /// Clients use the load balancer: the Service publishes it.
+    pub(crate) is_published: bool,
     /// A node changed that is, was or should be a target: connections may go to one that is dead.
     pub(crate) nodes_changed: bool,
     /// Compare everything, with the provider too, instead of only what changed.
@@ -27,8 +29,13 @@ pub(crate) struct ReconcileRequest {
 
 impl ReconcileRequest {
     /// A request to compare everything.
-    pub(crate) const FULL: Self =
-        Self { endpoints_changed: None, nodes_changed: false, full: true, exists_at_provider: false };
+    pub(crate) const FULL: Self = Self {
+        endpoints_changed: None,
+        is_published: false,
+        nodes_changed: false,
+        full: true,
+        exists_at_provider: false,
+    };
 }
 
 impl Request for ReconcileRequest {
@@ -37,14 +44,15 @@ impl Request for ReconcileRequest {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
+        self.is_published |= other.is_published;
         self.nodes_changed |= other.nodes_changed;
         self.full |= other.full;
         self.exists_at_provider |= other.exists_at_provider;
     }
 
-    /// Clients notice late targets. What else there is to do, such as comparisons, comes after them.
+    /// Clients notice late targets. What else there is to do, such as comparisons and new load balancers, comes after them.
     fn is_urgent(&self) -> bool {
-        self.endpoints_changed.is_some() || self.nodes_changed
+        self.endpoints_changed.is_some() && self.is_published || self.nodes_changed
     }
 }
 

@@ -83,6 +83,19 @@ fn failures_back_off_and_success_resets_the_backoff() {
 }
 
 #[test]
+fn waits_that_tasks_ask_for_do_not_add_to_the_backoff() {
+    let (mut queue, mut now) = queue();
+    queue.add("a", ticket(1), false, now);
+    for after in std::iter::repeat_n(Some(SECOND), 20).chain([None]) {
+        let (_, request) = queue.start_next(Which::All, now).expect("due");
+        queue.finish("a", ReconcileOutcome::Failed(after, request), now, 1.0);
+        let due = queue.next_due(Which::All).expect("waits");
+        assert_eq!(due - now, after.unwrap_or(Duration::from_millis(200)));
+        now = due;
+    }
+}
+
+#[test]
 fn only_a_reset_ends_a_backoff_early() {
     let (mut queue, now) = queue();
     queue.add("a", ticket(1), false, now);

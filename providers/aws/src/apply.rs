@@ -89,14 +89,6 @@ impl Aws {
         tags.extend(wanted.shared.iter().map(|shared| (marks::SHARED.to_owned(), shared.clone())));
         tags.extend(wanted.listener_labels().all());
         let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
-        let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
-        for arn in leaving.map(|listener| listener.arn.clone()).collect::<Vec<_>>() {
-            self.step(owner, Step::DeleteListener { arn }, &balancer, &tags, resources, entry).await?;
-        }
-        // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
-        if wanted.groups.iter().any(|group| group.family == Family::V6) {
-            self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
-        }
         if let Some(taken) =
             resources.foreign_listeners.iter().find(|f| wanted.listeners.iter().any(|w| w.port == f.port))
         {
@@ -109,6 +101,14 @@ impl Aws {
                 taken.port, balancer.name
             );
             return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
+        }
+        let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
+        for arn in leaving.map(|listener| listener.arn.clone()).collect::<Vec<_>>() {
+            self.step(owner, Step::DeleteListener { arn }, &balancer, &tags, resources, entry).await?;
+        }
+        // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
+        if wanted.groups.iter().any(|group| group.family == Family::V6) {
+            self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
         }
         for step in steps(wanted, &resources.groups, &resources.listeners, resources.foreign_listeners.len())
         {

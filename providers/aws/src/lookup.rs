@@ -67,11 +67,7 @@ impl Aws {
 
     async fn subnets(&self, after_failure: AfterFailure) -> Result<Arc<[Subnet]>, Error> {
         let read = async { self.client.subnets(&self.config.vpc).await.map(Arc::<[Subnet]>::from) };
-        self.subnets.get(after_failure, read).await?.ok_or_else(|| {
-            Error::Unavailable(
-                "EC2 did not return the subnets of the VPC a moment ago. Steerage retries.".to_owned(),
-            )
-        })
+        Ok(self.subnets.get(after_failure, read).await?)
     }
 
     /// The IDs of the security groups that an annotation names.

@@ -221,6 +221,7 @@ impl Aws {
         let mut limits = Limits { compare, settle: self.config.settle, may_hold: false };
         entry.wanted = Some((lb.owner.clone(), wanted.clone()));
         let mut compare_rules = compare;
+        let was_complete = entry.is_complete(&lb.owner, &wanted);
         let structured = if self.compare_with_list(&lb.owner, &wanted, entry) {
             // The list has the rules too.
             (limits.compare, compare_rules) = (Compare::Remembered, Compare::Remembered);
@@ -238,7 +239,15 @@ impl Aws {
             Ok(Some(wait)) => return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() }),
             // The targets are set next, apart from the structure, and so are the rules.
             Err(error @ Error::Invalid { .. }) => return Err(error),
-            Err(error) => Err(error),
+            Err(error) => {
+                let is_known = entry.resources.as_ref().is_some_and(|(known, _)| *known == lb.owner);
+                if matches!(error, Error::Throttled { .. }) && was_complete && is_known {
+                    // Only a comparison waits, and registrations have a budget of their own.
+                    let limits = Limits { compare: Compare::Remembered, ..limits };
+                    self.converge_targets(entry, &targets, limits).await?;
+                }
+                Err(error)
+            }
         };
         let mut outcome = finished.as_ref().cloned().unwrap_or_else(|_| Outcome::done());
         let owner = &lb.owner;

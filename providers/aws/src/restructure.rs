@@ -121,6 +121,14 @@ impl Aws {
             entry.put_back(owner, resources, &error);
             return Err(error);
         }
+        if wanted.shared.is_some()
+            && self.config.adopt.is_empty()
+            && resources.groups.is_empty()
+            && let Err(error) = self.check_unadopted(owner, published).await
+        {
+            entry.put_back(owner, resources, &error);
+            return Err(error);
+        }
         if wanted.shared.is_some() && !self.config.adopt.is_empty() {
             let hostname = resources.balancer.as_ref().map(|balancer| balancer.hostname.as_str());
             let is_other = |found: &String| hostname.is_none_or(|own| !own.eq_ignore_ascii_case(found));

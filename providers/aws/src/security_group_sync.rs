@@ -400,6 +400,12 @@ pub(crate) fn retry_wait(failures: u32) -> Duration {
     RELEASE_POLL.saturating_mul(1 << failures.min(5)).min(MAX_RETRY)
 }
 
+/// Compares again after this time. Nothing that the Service's status should say.
+pub(crate) fn compare_soon(entry: &mut ServiceState, outcome: &mut Outcome, wait: Duration) {
+    entry.must_compare = true;
+    outcome.retry_refused = Some(outcome.retry_refused.map_or(wait, |other| other.min(wait)));
+}
+
 /// Calls again after this time, or earlier if the outcome says so.
 pub(crate) fn again_after(outcome: &mut Outcome, wait: Duration) {
     outcome.progress = match outcome.progress {

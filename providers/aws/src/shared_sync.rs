@@ -14,7 +14,6 @@ use tokio::time::Instant;
 use crate::client::Balancer;
 use crate::desired::Desired;
 use crate::inventory::Inventory;
-use crate::ip_address_type::IpAddressType;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
@@ -25,7 +24,7 @@ use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
 
 /// A Service waits for this time while another one changes the load balancer, and then makes room for others.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_PATIENCE: Duration = Duration::from_millis(100);
 /// Then it tries again after this time.
 const BUSY_POLL: Duration = Duration::from_secs(2);
 /// A shared load balancer without any target group stays for this time: a Service may be about to use it.
@@ -94,13 +93,14 @@ impl Aws {
         let owner = &lb.owner;
         let is_in_place = entry.is_complete(owner, &wanted)
             && !entry.must_verify()
+            && !entry.must_compare
             && entry.subnets.tried.is_some()
-            && (wanted.ip_address_type == IpAddressType::Ipv4 || entry.source_nat.tried.is_some());
+            && (!entry.has_ipv6(owner) || entry.source_nat.tried.is_some());
         if compare == Compare::Remembered && is_in_place {
             return self.apply_wanted(lb, wanted, entry, compare).await;
         }
         let Some(used) = self.lock_shared(shared, LOCK_PATIENCE).await else {
-            return self.follow_targets(lb, &wanted, entry).await;
+            return self.follow_targets(lb, &wanted, entry, compare).await;
         };
         if let Some(wait) = self.check_place(owner, Place::Shared(shared.to_owned()), entry).await? {
             return Ok(again(wait));
@@ -108,6 +108,8 @@ impl Aws {
         let started = Instant::now();
         let mut used = Change { used, is_over: false };
         entry.others_wrote = Some(used.written);
+        let must_compare = std::mem::take(&mut entry.must_compare);
+        let compare = if must_compare { Compare::InPlace } else { compare };
         entry.subnets.added = entry.subnets.added.max(Some(used.zone_added));
         let was_known = entry.resources.is_some();
         let mut outcome = self.apply_wanted(lb, wanted.clone(), entry, compare).await;
@@ -120,6 +122,8 @@ impl Aws {
             used.written = Instant::now();
         }
         used.is_over = true;
+        entry.must_compare |= must_compare && outcome.is_err();
+        entry.incomplete = outcome.as_ref().ok().and_then(|outcome| outcome.incomplete.clone());
         used.zone_added = entry.subnets.added.map_or(used.zone_added, |own| own.max(used.zone_added));
         for (arn, port) in std::mem::take(&mut entry.freed) {
             self.free(&mut used, arn, port);
@@ -135,27 +139,29 @@ impl Aws {
         outcome
     }
 
-    /// Another Service changes the load balancer, which can take a minute. The targets of this one follow meanwhile.
+    /// Another Service changes the load balancer, which can take a minute. The targets of this one follow meanwhile, if its structure is
+    /// in place.
     async fn follow_targets(
         &self,
         lb: &LoadBalancer,
         wanted: &Desired,
         entry: &mut ServiceState,
+        compare: Compare,
     ) -> Result<Outcome, Error> {
-        if entry.resources.as_ref().is_none_or(|(known, _)| *known != lb.owner) {
+        entry.must_compare |= compare == Compare::InPlace;
+        // The targets of another structure may be none of the present one.
+        if !entry.is_complete(&lb.owner, wanted) {
             return Ok(again(BUSY_POLL));
         }
         let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
         let (refused, _) = self.converge_targets(entry, &targets, limits).await?;
-        let is_complete = entry.is_complete(&lb.owner, wanted);
-        let Some(complete) = entry.complete.as_mut().filter(|_| is_complete) else {
+        let Some(ingress) = entry.complete.as_ref().and_then(|complete| complete.ingress.clone()) else {
             return Ok(Outcome { refused, ..again(BUSY_POLL) });
         };
         // Only a comparison waits: nothing that the Service's status should say.
-        complete.verify = Some(Instant::now());
-        let ingress = complete.ingress.clone().unwrap_or_default();
-        Ok(Outcome { ingress, refused, retry_refused: Some(BUSY_POLL), ..Outcome::done() })
+        let incomplete = entry.incomplete.clone();
+        Ok(Outcome { ingress, refused, incomplete, retry_refused: Some(BUSY_POLL), ..Outcome::done() })
     }
 
     /// Calls those who wait for the port of a listener that was deleted.
@@ -212,7 +218,7 @@ impl Aws {
         entry: &mut ServiceState,
     ) -> Result<Option<Duration>, Error> {
         let Some(mut used) = self.lock_shared(shared, LOCK_PATIENCE).await else {
-            return Ok(Some(LOCK_PATIENCE));
+            return Ok(Some(BUSY_POLL));
         };
         if let Some(wait) = entry.unsettled(self.config.settle) {
             // Reads may not show what was just created.

@@ -14,8 +14,7 @@ use crate::diff::{ObservedListener, Step};
 use crate::ip_address_type::IpAddressType;
 use crate::observe::Resources;
 use crate::provider::Aws;
-use crate::security_group_sync::{again_after, retry_wait};
-use crate::shared::Place;
+use crate::security_group_sync::{again_after, compare_soon, retry_wait};
 use crate::source_nat::{Prefixes, SourceNat, SourceNatWish};
 use crate::state::ServiceState;
 
@@ -110,11 +109,18 @@ impl Aws {
         let Some(mut balancer) = entry.balancer(owner).filter(has_v6).cloned() else { return };
         if wish == SourceNatWish::Off && balancer.source_nat.is_on() && entry.may_have_udp(owner) {
             // Of somebody else, whose listener AWS would not leave without it; or the listeners were not read yet.
+            entry.source_nat.tried = Tried::new(wish, balancer.source_nat, None);
             return;
         }
         let known = entry.source_nat.tried.as_ref().filter(|_| compare == Compare::Remembered);
         let result = match known.and_then(|known| known.result(&wish, &balancer.source_nat)) {
             Some(result) => result,
+            None if entry.is_just_changed(owner, self.config.settle) => {
+                if wish.change(&balancer.source_nat, &balancer.placed, &Prefixes::new()).is_some() {
+                    again_after(outcome, self.config.settle);
+                }
+                return compare_soon(entry, outcome, self.config.settle);
+            }
             None => match self.given_prefixes(wanted).await {
                 Ok(prefixes) => self.change_source_nat(owner, &wish, &prefixes, &mut balancer, entry).await,
                 Err(error) => Err(error),
@@ -180,12 +186,11 @@ impl Aws {
         balancer: &mut Balancer,
         entry: &ServiceState,
     ) -> Result<(), Error> {
-        let is_recent = |at: Option<Instant>| at.is_some_and(|at| at.elapsed() < self.config.settle);
-        if matches!(entry.places.get(owner), Some(Place::Shared(_))) && is_recent(entry.others_wrote) {
+        if entry.is_just_changed(owner, self.config.settle) {
             let message = "another Service changed the shared load balancer a moment ago";
             return Err(Error::Conflict(message.to_owned()));
         }
-        if is_recent(entry.subnets.written) {
+        if entry.subnets.written.is_some_and(|at| at.elapsed() < self.config.settle) {
             return Ok(());
         }
         let now = self.client.balancer_at(&balancer.arn).await?;

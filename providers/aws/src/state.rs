@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use crate::client::Balancer;
 use crate::desired::Desired;
 use crate::inventory::Listed;
+use crate::ip_address_type::IpAddressType;
 use crate::ip_address_type_sync::KnownIpAddressType;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
@@ -50,6 +51,10 @@ pub(crate) struct ServiceState {
     pub(crate) names: BTreeSet<String>,
     /// Where the resources of each owner are; of those that are not here, nothing is known to exist.
     pub(crate) places: BTreeMap<Owner, Place>,
+    /// Whether everything must be compared as soon as no other Service changes the shared load balancer.
+    pub(crate) must_compare: bool,
+    /// Why a part of a Service at a shared load balancer is not in place, from its last change.
+    pub(crate) incomplete: Option<(&'static str, String)>,
     /// Listeners that the last change deleted, with their ports.
     pub(crate) freed: Vec<(String, u16)>,
     /// Since when everything of a deleted owner is gone from a shared load balancer.
@@ -196,6 +201,17 @@ impl ServiceState {
     pub(crate) fn is_complete(&self, owner: &Owner, wanted: &Desired) -> bool {
         self.resources.as_ref().is_some_and(|(known, _)| known == owner)
             && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
+    }
+
+    /// Whether the owner's load balancer is known to have IPv6.
+    pub(crate) fn has_ipv6(&self, owner: &Owner) -> bool {
+        self.balancer(owner).is_some_and(|found| found.ip_address_type == IpAddressType::DualStack)
+    }
+
+    /// Whether another Service changed the shared load balancer a moment ago: reads may show it as it was before.
+    pub(crate) fn is_just_changed(&self, owner: &Owner, settle: Duration) -> bool {
+        matches!(self.places.get(owner), Some(Place::Shared(_)))
+            && self.others_wrote.is_some_and(|at| at.elapsed() < settle)
     }
 
     /// The owner's load balancer, as far as it is known.

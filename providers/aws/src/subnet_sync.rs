@@ -15,7 +15,7 @@ use crate::ip_address_type::IpAddressType;
 use crate::placement::{Placed, Placement};
 use crate::provider::Aws;
 use crate::registered::MAX_HOLD;
-use crate::security_group_sync::{again_after, retry_wait};
+use crate::security_group_sync::{again_after, compare_soon, retry_wait};
 use crate::shared::Place;
 use crate::state::ServiceState;
 use crate::zones::{self, ZoneChange};
@@ -53,6 +53,14 @@ impl Aws {
         let known = entry.subnets.tried.as_ref().filter(|_| compare == Compare::Remembered);
         let result = match known.and_then(|known| known.result(&wanted, &balancer.placed)) {
             Some(result) => result.map(|()| None),
+            None if wanted.may_differ(&balancer.placed)
+                && entry.is_just_changed(owner, self.config.settle) =>
+            {
+                if !wanted.needs_lookup() {
+                    again_after(outcome, self.config.settle);
+                }
+                return compare_soon(entry, outcome, self.config.settle);
+            }
             None => self.place(owner, &all_wanted, balancer, entry).await,
         };
         let placed = entry.balancer(owner).map(|balancer| balancer.placed.clone()).unwrap_or_default();

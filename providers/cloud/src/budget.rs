@@ -71,11 +71,15 @@ impl Budget {
         if expected > PATIENCE {
             return Err(UsedUp { after: expected });
         }
+        let asked = Instant::now();
         let turn = async {
             let _turn = self.turn.lock().await;
             let mut has_waited = before > 0;
             loop {
                 // Again after each wait: the rate may be another one by then.
+                if asked.elapsed() > PATIENCE + OVERSLEPT {
+                    return Err(UsedUp { after: PATIENCE });
+                }
                 let Some(wait) = self.bucket().take(has_waited, Instant::now()) else { return Ok(()) };
                 let due = Instant::now() + wait;
                 tokio::time::sleep_until(due).await;
@@ -94,10 +98,11 @@ impl Budget {
         self.bucket().throttled(Instant::now());
     }
 
-    /// As after a long time in which the cloud refused calls.
+    /// As after a long time in which the cloud refused calls: at first not even one may be made.
     pub fn slow_down(&self) {
         let mut bucket = self.bucket();
-        (bucket.rate, bucket.tokens) = (bucket.documented.per_second * LEAST, 0.0);
+        bucket.refill(Instant::now());
+        (bucket.rate, bucket.tokens) = (bucket.documented.per_second * LEAST, -1.0);
     }
 
     /// Calls per second, as far as it is known now.
@@ -317,6 +322,22 @@ mod tests {
         assert!(refused.iter().all(|used_up| used_up.after > PATIENCE), "{refused:?}");
         assert!(all.iter().all(|(_, at)| *at <= start + PATIENCE));
         assert_eq!(budget.waiting.load(Ordering::Relaxed), 0);
+    }
+
+    /// The process is stopped for half a minute while callers wait: none of them makes its call then.
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_was_stopped_makes_no_call_that_it_waited_for() {
+        let budget = Arc::new(Budget::new(RATE));
+        budget.slow_down();
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..5 {
+            let budget = Arc::clone(&budget);
+            tasks.spawn(async move { budget.take().await });
+        }
+        tokio::task::yield_now().await;
+        tokio::time::advance(Duration::from_secs(30)).await;
+        assert!(tasks.join_all().await.iter().all(Result::is_err));
+        assert_eq!(budget.take().await, Ok(()), "who asks later");
     }
 
     proptest! {

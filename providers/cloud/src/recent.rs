@@ -13,7 +13,7 @@ use tokio::time::Instant;
 pub enum AfterFailure {
     /// It reads again.
     Retry,
-    /// It goes without. A thousand callers that wait for a cloud's failure one after the other would do nothing else.
+    /// It takes that failure. A thousand callers that wait for a cloud's failure one after the other would do nothing else.
     GiveUp,
 }
 
@@ -35,25 +35,26 @@ impl<T: ?Sized, E: Clone> Recent<T, E> {
         Self { age, last: Mutex::default() }
     }
 
-    /// The value as it was last read, or else as `read` returns it. `None` if a read failed a moment ago and the caller gives up.
+    /// The value as it was last read, or else as `read` returns it. If a read failed a moment ago and the caller gives up, its failure.
     pub async fn get(
         &self,
         after_failure: AfterFailure,
         read: impl Future<Output = Result<Arc<T>, E>>,
-    ) -> Result<Option<Arc<T>>, E> {
+    ) -> Result<Arc<T>, E> {
         let asked = Instant::now();
         let mut last = self.last.lock().await;
         match &*last {
-            Some((at, Ok(value))) if at.elapsed() < self.age => return Ok(Some(Arc::clone(value))),
-            Some((at, Err(_))) if at.elapsed() < self.age && after_failure == AfterFailure::GiveUp => {
-                return Ok(None);
+            Some((at, Ok(value))) if at.elapsed() < self.age => return Ok(Arc::clone(value)),
+            Some((at, Err(failure)))
+                if *at > asked || at.elapsed() < self.age && after_failure == AfterFailure::GiveUp =>
+            {
+                return Err(failure.clone());
             }
-            Some((at, Err(failure))) if *at > asked => return Err(failure.clone()),
             _ => {}
         }
         let found = read.await;
         *last = Some((Instant::now(), found.clone()));
-        found.map(Some)
+        found
     }
 }
 
@@ -76,13 +77,13 @@ mod tests {
         };
         let give_up = AfterFailure::GiveUp;
         assert_eq!(recent.get(give_up, read(Err("down"))).await, Err("down"));
-        assert_eq!(recent.get(give_up, read(Ok(1))).await, Ok(None));
+        assert_eq!(recent.get(give_up, read(Ok(1))).await, Err("down"));
         assert_eq!(reads.get(), 1);
-        assert_eq!(recent.get(AfterFailure::Retry, read(Ok(1))).await, Ok(Some(Arc::new(1))));
-        assert_eq!(recent.get(give_up, read(Ok(2))).await, Ok(Some(Arc::new(1))));
+        assert_eq!(recent.get(AfterFailure::Retry, read(Ok(1))).await, Ok(Arc::new(1)));
+        assert_eq!(recent.get(give_up, read(Ok(2))).await, Ok(Arc::new(1)));
         assert_eq!(reads.get(), 2);
         tokio::time::advance(age).await;
-        assert_eq!(recent.get(give_up, read(Ok(2))).await, Ok(Some(Arc::new(2))));
+        assert_eq!(recent.get(give_up, read(Ok(2))).await, Ok(Arc::new(2)));
     }
 
     /// The cloud says nothing for ten seconds, then refuses.
@@ -101,8 +102,8 @@ mod tests {
             recent.get(give_up, silent()),
             recent.get(retry, silent())
         );
-        assert_eq!(all, (Err("down"), Err("down"), Ok(None), Err("down")));
+        assert_eq!(all, (Err("down"), Err("down"), Err("down"), Err("down")));
         assert_eq!(start.elapsed(), Duration::from_secs(10));
-        assert_eq!(recent.get(retry, async { Ok(Arc::new(1)) }).await, Ok(Some(Arc::new(1))));
+        assert_eq!(recent.get(retry, async { Ok(Arc::new(1)) }).await, Ok(Arc::new(1)));
     }
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, Error, Provider as _};
 use steerage_provider_cloud::ApiMetrics;
 
-use super::driver::{apply, delete, pause, standin};
+use super::driver::{apply, changes, delete, pause, set, standin};
 use super::shared::{config_of_web, has_ports, sharing, watch};
 use crate::Aws;
 use crate::paced::Paced;
 use crate::standin::StandIn;
+use crate::standin::faults::{Fault, Faults};
 
 fn paced(cloud: &Arc<StandIn>) -> (Aws, Arc<Paced<StandIn>>) {
     let calls = Arc::new(Paced::new(Arc::clone(cloud), ApiMetrics::default()));
@@ -63,6 +64,22 @@ async fn refused_wait_is_throttling_and_forgets_nothing() {
         tries += 1;
         assert!(tries < 20);
     }
+    assert!(tries > 0);
     let reads = cloud.take_calls().iter().filter(|call| !call.kind.is_write()).count();
     assert!(reads <= 1, "{reads} reads in {tries} tries");
+}
+
+/// AWS takes no reads, so that a comparison cannot be made. Registrations have a limit of their own.
+#[tokio::test(start_paused = true)]
+async fn targets_follow_while_a_comparison_is_throttled() {
+    let cloud = standin(1);
+    let (aws, _) = paced(&cloud);
+    let lb = sharing("web", "a", 80);
+    apply(&aws, &lb, Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.take_calls();
+    cloud.set_faults(Faults::Once("DescribeListeners", Fault::Code("Throttling")));
+    let error = aws.apply(&lb.with_nodes(set(&[2, 3])), Compare::InPlace).await.unwrap_err();
+    assert!(matches!(error, Error::Throttled { .. }), "{error}");
+    assert!(changes(&cloud).contains(&"RegisterTargets"));
 }
