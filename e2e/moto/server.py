@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""moto's server at an address and port (by default a free port of 127.0.0.1), with ELBv2 and EC2's security groups corrected where
-moto differs from AWS. The first line that it prints is its port.
+"""moto's server at an address and port, with ELBv2 and EC2's security groups corrected where
+moto differs from AWS. Two more arguments: for how many seconds AWS holds target groups and security groups after the deletion of their
+load balancer. The first line that it prints is its port.
 
 Each correction names what moto 5.2.5 does instead. Without them a wrong provider would pass, or a right one would fail. What moto lacks altogether,
 the life of a target's health above all, is not made up here: who probes targets, as a lab's load balancer does, sets it.
@@ -30,9 +31,8 @@ Group = models.FakeTargetGroup
 NLB_PROTOCOLS = ("TCP", "UDP", "TCP_UDP", "TLS")
 # Until when AWS holds target groups and security groups of a load balancer that was just deleted, in seconds of the monotonic clock.
 held = {}
-# How long, in seconds: AWS takes some for a target group, and minutes for a security group.
-TARGET_GROUP_RELEASE = 3
-SECURITY_GROUP_RELEASE = 8
+host, port = sys.argv[1], int(sys.argv[2])
+target_group_release, security_group_release = map(float, sys.argv[3:])
 # State and reason of targets, by target group and id, as somebody who probes them says; with None, moto's own are shown.
 health = None
 # For prefixes of AWS's choice.
@@ -176,9 +176,9 @@ def delete_load_balancer(original, self, arn):
     if balancer:
         now = time.monotonic()
         for group in (g for listener in balancer.listeners.values() for g in groups_of(listener)):
-            held[group] = now + TARGET_GROUP_RELEASE
+            held[group] = now + target_group_release
         for group in balancer.security_groups or []:
-            held[group] = now + SECURITY_GROUP_RELEASE
+            held[group] = now + security_group_release
     return original(self, arn)
 
 
@@ -567,7 +567,6 @@ class Quiet(WSGIRequestHandler):
         pass
 
 
-host, port = sys.argv[1:] or ("127.0.0.1", 0)
-server = make_server(host, int(port), app, threaded=True, request_handler=Quiet)
+server = make_server(host, port, app, threaded=True, request_handler=Quiet)
 print(server.port, flush=True)
 server.serve_forever()

@@ -4,7 +4,7 @@
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use steerage_requirements::requires;
-use steerage_testmoto::Server;
+use steerage_testmoto::{Release, Server};
 
 use crate::support::{Cluster, eventually};
 
@@ -64,7 +64,7 @@ fn plant(
 async fn service_of_another_controller_keeps_its_load_balancer_and_goes_with_it() {
     requires!(KubeApiserver, Moto);
     let cluster = Cluster::new("adopt", 1).await;
-    let moto = Server::start().expect("moto");
+    let moto = Server::start(Release::USUAL).expect("moto");
     let (vpc, subnets) = moto.network().expect("network");
     let instance = moto.instances(&subnets[0], 1).expect("instances").remove(0);
     cluster.provider_id("node-a", &format!("aws:///us-east-1a/{instance}")).await;

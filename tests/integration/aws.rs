@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use steerage_provider_conformance::{Proxy, Upstream};
 use steerage_requirements::requires;
-use steerage_testmoto::{Server, classify};
+use steerage_testmoto::{Release, Server, classify};
 
 use crate::support::{Cluster, eventually};
 
@@ -20,7 +20,7 @@ fn registered(moto: &Server, uid: &str) -> BTreeSet<String> {
 async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_health_check_steering() {
     requires!(KubeApiserver, Moto);
     let cluster = Cluster::new("cloud", 1).await;
-    let moto = Server::start().expect("moto");
+    let moto = Server::start(Release::USUAL).expect("moto");
     let (vpc, subnets) = moto.network().expect("network");
     let instances = moto.instances(&subnets[0], 2).expect("instances");
     for (node, instance) in ["node-a", "node-b"].into_iter().zip(&instances) {

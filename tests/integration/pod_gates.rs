@@ -11,7 +11,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use steerage_requirements::requires;
-use steerage_testmoto::Server;
+use steerage_testmoto::{Release, Server};
 
 use crate::support::{Cluster, Controller, answered, eventually, parse};
 
@@ -28,7 +28,7 @@ struct Gates {
 impl Gates {
     async fn new(name: &str) -> Self {
         let cluster = Cluster::new(name, 1).await;
-        let moto = Server::start().expect("moto");
+        let moto = Server::start(Release::USUAL).expect("moto");
         let (vpc, subnets) = moto.network().expect("network");
         let endpoint = format!("http://{}", moto.addr());
         let flags = [

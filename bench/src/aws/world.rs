@@ -11,7 +11,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use steerage_testmoto::{Server as Moto, peer};
+use steerage_testmoto::{Release, Server as Moto, peer};
 use steerage_testserver::Server;
 use tokio::runtime::Runtime;
 
@@ -60,7 +60,7 @@ impl World {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let server = Server::start()?;
         let client = runtime.block_on(server.client())?;
-        let moto = Moto::start()?;
+        let moto = Moto::start(Release::USUAL)?;
         let (vpc, subnets) = moto.network()?;
         let group = moto.security_group(&vpc, "nodes")?;
         let member = |number: usize| {

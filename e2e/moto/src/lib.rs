@@ -10,12 +10,31 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Deref;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use steerage_provider_conformance::{CallKind, Request};
 
 /// State and reason of each target, by the ARN of its target group and its id.
 pub type TargetStates = BTreeMap<String, BTreeMap<String, (String, String)>>;
+
+/// For how long AWS holds groups after their load balancer was deleted.
+#[derive(Clone, Copy, Debug)]
+pub struct Release {
+    /// Target groups.
+    pub target_group: Duration,
+    /// Security groups.
+    pub security_group: Duration,
+}
+
+impl Release {
+    /// Less than with AWS, where it is seconds and minutes, but long enough that a test sees who tries too early.
+    pub const USUAL: Self =
+        Self { target_group: Duration::from_secs(3), security_group: Duration::from_secs(8) };
+    /// For tests that delete many load balancers.
+    pub const QUICK: Self =
+        Self { target_group: Duration::from_millis(100), security_group: Duration::from_millis(200) };
+}
 
 /// A running moto server, with the corrections of `server.py`.
 #[derive(Debug)]
@@ -41,15 +60,17 @@ impl Drop for Server {
 
 impl Server {
     /// Starts it on a free port of loopback.
-    pub fn start() -> anyhow::Result<Self> {
-        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)))
+    pub fn start(release: Release) -> anyhow::Result<Self> {
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), release)
     }
 
     /// Starts it at an address of the calling thread's network namespace; with port 0, on a free port.
-    pub fn start_at(listen: SocketAddr) -> anyhow::Result<Self> {
+    pub fn start_at(listen: SocketAddr, release: Release) -> anyhow::Result<Self> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/server.py");
         let mut command = Command::new(steerage_requirements::moto_python().map_err(anyhow::Error::msg)?);
         command.args([script, &listen.ip().to_string(), &listen.port().to_string()]);
+        command
+            .args([release.target_group, release.security_group].map(|time| time.as_secs_f64().to_string()));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         die_with_parent(&mut command);
         let mut child = command.spawn().context("start moto")?;

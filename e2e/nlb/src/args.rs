@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Parser;
 use ipnet::Ipv4Net;
-use steerage_testmoto::Server;
+use steerage_testmoto::{Release, Server};
 
 use crate::account::{self, Ranges, publish};
 use crate::addresses::Addresses;
@@ -50,7 +50,7 @@ impl Args {
     pub fn run(self) -> Result<()> {
         let Self { listen, vpc, node_subnet, pod_subnet, balancer_subnet, nodes, folder } = self;
         // On this thread, since moto ends with the one that started it.
-        let moto = Server::start_at(listen)?;
+        let moto = Server::start_at(listen, Release::USUAL)?;
         let ranges = Ranges { vpc, pods: pod_subnet, nodes: node_subnet, balancers: balancer_subnet };
         let account = account::create(&moto, ranges, &nodes)?;
         let hosts = folder.join("hosts");

@@ -120,10 +120,14 @@ pub struct Config {
     pub adopt: BTreeSet<Peer>,
     /// Time after which every read shows a change. AWS promises none.
     pub settle: Duration,
+    /// Shortest time between the deletion of a load balancer and the first try to delete its security group.
+    pub security_group_release: Duration,
 }
 
 /// `ELBv2` usually shows a change within a second.
 const SETTLE: Duration = Duration::from_secs(10);
+/// Earlier, AWS would refuse.
+const SECURITY_GROUP_RELEASE: Duration = Duration::from_secs(10);
 
 /// A missing or invalid flag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -196,6 +200,7 @@ impl Config {
             shared_load_balancers: SharedLoadBalancers::new(),
             adopt: aws_adopt.into_iter().collect(),
             settle: SETTLE,
+            security_group_release: SECURITY_GROUP_RELEASE,
         };
         let Some(file) = aws_shared_load_balancers.filter(|file| !file.as_os_str().is_empty()) else {
             return Ok(config);

@@ -17,8 +17,6 @@ use crate::state::{Condemned, CondemnedSecurityGroups, ServiceState};
 
 /// AWS releases a security group some minutes after its load balancer. After this time, something else uses it.
 const SECURITY_GROUP_RELEASE_TIMEOUT: Duration = Duration::from_mins(10);
-/// Shortest time between the deletion of a load balancer and the first try to delete its security group: AWS would refuse it.
-const SECURITY_GROUP_RELEASE: Duration = Duration::from_secs(10);
 /// Longest time between two tries to delete a security group.
 const MAX_RELEASE_POLL: Duration = Duration::from_mins(5);
 
@@ -204,7 +202,7 @@ impl Aws {
         if let Some(ids) = read {
             condemned.security_groups = CondemnedSecurityGroups::Ids { ids, in_use_since: None };
         }
-        let released = condemned.balancer_deleted.map(|deleted| deleted + SECURITY_GROUP_RELEASE);
+        let released = condemned.balancer_deleted.map(|deleted| deleted + self.config.security_group_release);
         let CondemnedSecurityGroups::Ids { ids, in_use_since } = &mut condemned.security_groups else {
             return Ok(None);
         };

@@ -16,7 +16,7 @@ use steerage_ec2 as ec2;
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _, Target};
 use steerage_provider_aws::{ApiMetrics, Aws, ClusterId, Config, Scheme};
 use steerage_provider_conformance::{Call, CannedResponse, Harness, Proxy, Snapshot, Upstream};
-use steerage_testmoto::{Server, classify, parameters};
+use steerage_testmoto::{Release, Server, classify, parameters};
 
 const FOREIGN: &str = "somebody";
 
@@ -35,7 +35,7 @@ pub(crate) struct Moto {
 impl Moto {
     /// Starts moto with a VPC, two subnets and instances. The last instance is stopped.
     pub(crate) async fn start(instances: usize) -> anyhow::Result<Self> {
-        let server = Server::start()?;
+        let server = Server::start(Release::QUICK)?;
         let (vpc, subnets) = server.network()?;
         let instances = server.instances(&subnets[0], instances)?;
         server.stop(instances.last().context("no instance")?)?;
@@ -61,6 +61,7 @@ impl Moto {
             adopt: BTreeSet::new(),
             // moto shows every change at once.
             settle: Duration::ZERO,
+            security_group_release: Duration::from_millis(300),
         };
         let elb = elb::Client::from_conf(elb);
         Ok(Self { server, proxy, sdk, elb, ec2, config, instances })
