@@ -41,8 +41,8 @@ pub enum Expression {
         /// Lowest value.
         offset: u32,
     },
-    /// Jenkins hash of a concatenation, scaled to 0 ≤ hash < modulus. The seed is explicit: without one the kernel chooses
-    /// a seed for each load of the rule, which would move every flow.
+    /// Jenkins hash of a concatenation, scaled to `modulus` values from `offset` on. The seed is explicit: without one the
+    /// kernel chooses a seed for each load of the rule, which would move every flow.
     Jhash {
         /// Input.
         of: Vec<Expression>,
@@ -50,6 +50,8 @@ pub enum Expression {
         modulus: u32,
         /// Seed.
         seed: u32,
+        /// Lowest value.
+        offset: u32,
     },
     /// The kernel's symmetric hash of the flow, 0 ≤ hash < modulus. Its seed changes with every boot.
     Symhash {

@@ -54,7 +54,7 @@
 //!         .equals_bytes(&Expression::Meta(Meta::Protocol), &0x0800_u16.to_be_bytes())
 //!         .map("slots", &[
 //!             Expression::daddr(Family::Ip),
-//!             Expression::Jhash { of: vec![Expression::saddr(Family::Ip), Expression::sport()], modulus: 64, seed: 1 },
+//!             Expression::Jhash { of: vec![Expression::saddr(Family::Ip), Expression::sport()], modulus: 64, seed: 1, offset: 0 },
 //!         ])
 //!         .forward(Family::Ip, index));
 //! # }

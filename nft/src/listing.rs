@@ -80,13 +80,15 @@ impl Nft {
     /// After a set has grown, the kernel moves its elements to a larger hash table in the background. A listing then lacks
     /// elements without an error. So a set that may have grown is listed until two listings agree.
     pub fn rows(&mut self, table: &Table, set: &str, shape: RowShape) -> Result<Rows, Error> {
-        let list = |nft: &mut Self| {
-            let mut found = Rows::new(shape);
-            let complete = nft.dump_elements(table, set, |m| decode::rows(m, &mut found))?;
-            found.sort();
-            Ok(complete.then_some(found))
-        };
-        self.list_until_stable(list, Rows::len)
+        self.list_until_stable(|nft| nft.rows_once(table, set, shape), Rows::len)
+    }
+
+    /// Like [`Nft::rows`], by a single listing: for a set that has not grown for some 100 ms. `None` if a change interrupted it.
+    pub fn rows_once(&mut self, table: &Table, set: &str, shape: RowShape) -> Result<Option<Rows>, Error> {
+        let mut found = Rows::new(shape);
+        let complete = self.dump_elements(table, set, |m| decode::rows(m, &mut found))?;
+        found.sort();
+        Ok(complete.then_some(found))
     }
 
     /// Lists until two listings agree. `list` returns `None` if it was interrupted.

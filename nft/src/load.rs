@@ -44,7 +44,7 @@ impl Expression {
             }),
             Self::Random { modulus, offset } => numgen(out, at, *modulus, 1, *offset),
             Self::Increment { modulus, offset } => numgen(out, at, *modulus, 0, *offset),
-            Self::Jhash { of, modulus, seed } => {
+            Self::Jhash { of, modulus, seed, offset } => {
                 let words = load_all(of, at, out);
                 write_expression(out, "hash", |e| {
                     e.attr_u32(1, at.wire());
@@ -52,6 +52,9 @@ impl Expression {
                     e.attr_u32(3, words * 4);
                     e.attr_u32(4, *modulus);
                     e.attr_u32(5, *seed);
+                    if *offset > 0 {
+                        e.attr_u32(6, *offset);
+                    }
                     e.attr_u32(7, 0);
                 });
             }

@@ -405,7 +405,12 @@ fn by_hash(fields: &FlowFields) -> Vec<Rule> {
 }
 
 fn slot(class: usize, mask: u32, kind: u32, hashed: Vec<Expression>) -> Rule {
-    let hash = Expression::Jhash { of: hashed, modulus: SIZES.get(class).copied().unwrap_or(1), seed: SEED };
+    let hash = Expression::Jhash {
+        of: hashed,
+        modulus: SIZES.get(class).copied().unwrap_or(1),
+        seed: SEED,
+        offset: 0,
+    };
     Rule::new()
         .equals(&mark().masked((mask | TARGET).to_ne_bytes().to_vec()), Field::Number(kind))
         .set_mark(&mark_of(&slot_map(class), vec![mark(), hash]))

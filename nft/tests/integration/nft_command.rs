@@ -23,8 +23,12 @@ fn load(family: Family, address: Field, here: DataType) {
     let slot = [here, DataType::InetProto, DataType::InetService, DataType::Mark];
     let key = || vec![Expression::daddr(family), Expression::l4proto(), Expression::dport()];
     let with = |last: Expression| key().into_iter().chain([last]).collect::<Vec<_>>();
-    let hash =
-        Expression::Jhash { of: vec![Expression::saddr(family), Expression::sport()], modulus: 64, seed: 7 };
+    let hash = Expression::Jhash {
+        of: vec![Expression::saddr(family), Expression::sport()],
+        modulus: 64,
+        seed: 7,
+        offset: 0,
+    };
     let original = |family| {
         vec![
             Expression::Ct(Ct::Destination(family, Direction::Original)),
@@ -148,7 +152,12 @@ fn nft_command_lists_nested_lookup() {
             client.push(Expression::saddr(family));
             let mut sticky = key();
             sticky.insert(0, Expression::MapWord { map: "affinity".to_owned(), key: client.clone() });
-            let hash = Expression::Jhash { of: vec![Expression::daddr(family)], modulus: u32::MAX, seed: 9 };
+            let hash = Expression::Jhash {
+                of: vec![Expression::daddr(family)],
+                modulus: u32::MAX,
+                seed: 9,
+                offset: 0,
+            };
             let affinity = Set::new("affinity", &client_types).maps_to(&[DataType::Mark]);
             let mut batch = Batch::new();
             batch
@@ -206,6 +215,7 @@ fn nft_command_lists_ingress_forwarding() {
             of: vec![Expression::saddr(Family::Ip), Expression::sport()],
             modulus: 64,
             seed: 0x5eed,
+            offset: 0,
         };
         let rule = Rule::new()
             .equals_bytes(&Expression::Meta(Meta::Protocol), &0x0800_u16.to_be_bytes())
