@@ -10,7 +10,7 @@ use steerage_nft::{Error, Row};
 
 use crate::kernel::{FAMILIES, KernelTable, read_table};
 use crate::plan::Desired;
-use crate::rules::{BaseRuleset, Elements, LOCAL_OFFSET, Ruleset, SetId, all_elements, difference};
+use crate::rules::{BaseRuleset, Elements, LOCAL_OFFSET, Ruleset, SetId, difference};
 
 /// A comparison as text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub fn compare(ruleset: &Ruleset, all: bool) -> Result<Comparison, Error> {
     for (model, family) in FAMILIES {
         let base_ruleset = BaseRuleset::new(family, ruleset.config());
         let kernel = read_table(model, &base_ruleset)?;
-        let wanted = all_elements(ruleset.desired(), model);
+        let wanted = ruleset.all_elements(model);
         comparison.table(family.name(), &base_ruleset, &wanted, kernel.as_ref(), all);
     }
     let _ = writeln!(comparison.text, "{} difference(s)", comparison.differences);
@@ -158,7 +158,9 @@ fn describe(id: SetId, row: Row<'_>) -> String {
     if let Some(end) = row.end {
         let _ = write!(text, " to {}", fields(id, end));
     }
-    if let Some((target, port)) =
+    if let Some(list) = row.data.and_then(|data| <[u8; 4]>::try_from(data).ok()) {
+        let _ = write!(text, " -> list {:08x}", u32::from_ne_bytes(list));
+    } else if let Some((target, port)) =
         row.data.and_then(|data| data.split_at_checked(data.len().saturating_sub(4)))
     {
         let _ = write!(text, " -> {} {}", addr(target), number(port, u16::from_be_bytes));
@@ -189,7 +191,12 @@ fn fields(id: SetId, key: &[u8]) -> String {
                 None => format!("{} slot {slot}", frontend(key)),
             }
         }
-        SetId::Sticky | SetId::StickyLocal => {
+        SetId::Endpoints => {
+            let (list, slot) = key.split_at_checked(4).unwrap_or_default();
+            let [list, slot] = [list, slot].map(|word| word.try_into().map_or(0, u32::from_ne_bytes));
+            format!("list {list:08x} slot {slot}")
+        }
+        SetId::Sticky(_) => {
             let (hash, key) = key.split_at_checked(4).unwrap_or_default();
             format!("{} endpoint {:08x}", frontend(key), hash.try_into().map_or(0, u32::from_ne_bytes))
         }

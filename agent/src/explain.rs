@@ -206,7 +206,7 @@ impl ExplainContext<'_> {
             explanation.why = "the traffic policy is Local, and no endpoint on this node is usable".into();
             return;
         }
-        explanation.verdict = PacketVerdict::Forwarded(Arc::clone(targets));
+        explanation.verdict = PacketVerdict::Forwarded(Arc::clone(&targets.list));
         explanation.masqueraded = match (action.masquerade, explanation.origin) {
             (Masquerade::All, _) | (_, PacketOrigin::Host) => true,
             (Masquerade::NotPods, PacketOrigin::Outside) => self.recognises_pods(frontend.family()),

@@ -13,7 +13,7 @@ use steerage_agent::input::Input;
 use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::node_annotations::{keep_annotated, node_agent};
-use steerage_agent::rules::Ruleset;
+use steerage_agent::rules::{Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_process::{Component, Process};
 use steerage_watch::events::Recorder;
@@ -71,6 +71,7 @@ impl Args {
         let cleaner = FlowCleaner::start(count).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
         let mut ruleset = Ruleset::default();
+        ruleset.set_seed(flow_seed(&node));
         ruleset.set_unassigned(settings.unassigned(&Store::default()));
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(debug_socket.serve(inputs.clone()));

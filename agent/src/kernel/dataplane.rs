@@ -4,7 +4,7 @@
 use steerage_nft::{Error, Monitor, Nft};
 
 use super::{FAMILIES, FamilyTable, watch_foreign};
-use crate::rules::{Difference, KernelState, Ruleset, all_elements};
+use crate::rules::{Difference, KernelState, Ruleset};
 
 /// A successful write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,6 +66,14 @@ impl Dataplane {
         self.state = KernelState::Unknown;
     }
 
+    /// Has `ruleset` take over the long lists as the kernel has them. Without that a first write changes their order, but no more.
+    pub fn adopt_lists(&mut self, ruleset: &mut Ruleset) -> Result<(), Error> {
+        for table in &mut self.tables {
+            ruleset.adopt(table.model(), &table.lists()?);
+        }
+        Ok(())
+    }
+
     /// Writes `difference`, which led to `ruleset`; compares everything where the difference or the kernel's state is not known.
     /// After an error the state is unknown. No packet meets a family that was written in part: each family is one transaction,
     /// and a new table gets its base chains last.
@@ -97,7 +105,7 @@ impl Dataplane {
         let mut written = Written { full: true, ..Written::default() };
         let mut generations = Vec::new();
         for table in &mut self.tables {
-            let wanted = all_elements(ruleset.desired(), table.model());
+            let wanted = ruleset.all_elements(table.model());
             let (elements, step) = table.synchronise(ruleset.config(), &wanted)?;
             written.elements += elements;
             generations.push(step);

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use steerage_model::Family;
-use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, Table};
+use steerage_nft::{Batch, Data, Element, Error, Nft, Rows, RuleInfo, Table};
 
-use super::inspect::read_elements;
+use super::inspect::{read_elements, read_matching};
 use super::load::{add_chains, load};
-use crate::rules::{BaseRuleset, Changes, Elements, RulesetConfig, TABLE, difference};
+use crate::rules::{
+    BaseRuleset, Changes, Elements, KernelLists, RulesetConfig, SetId, TABLE, difference, kernel_lists,
+};
 
 /// Remaining affinity that is still taken over. Less may round to zero ticks of the kernel's clock, and such an element would
 /// never expire.
@@ -30,12 +32,24 @@ pub struct FamilyTable {
     table: Table,
     /// The rules as listed right after the last write.
     written: Option<ChainRules>,
+    /// This process has written the table.
+    has_written: bool,
+    /// The generation of the ruleset and the long lists' endpoints in it, as read for the first write.
+    endpoints: Option<(u32, Rows)>,
 }
 
 impl FamilyTable {
     /// The table of `family`; does no I/O.
     pub fn new(nft: Nft, model: Family, family: steerage_nft::Family) -> Self {
-        Self { nft, model, family, table: Table::new(family, TABLE), written: None }
+        Self {
+            nft,
+            model,
+            family,
+            table: Table::new(family, TABLE),
+            written: None,
+            has_written: false,
+            endpoints: None,
+        }
     }
 
     /// Its address family.
@@ -46,6 +60,20 @@ impl FamilyTable {
     /// The netlink port that identifies this program's changes.
     pub fn port(&self) -> Result<u32, Error> {
         self.nft.port()
+    }
+
+    /// The long lists as the predecessor left them; none if there is no such map, or others commit just now.
+    pub fn lists(&mut self) -> Result<KernelLists, Error> {
+        let endpoints = SetId::Endpoints;
+        if self.nft.table(&self.table)?.is_none() || !self.nft.sets(&self.table)?.contains(&endpoints.name())
+        {
+            return Ok(KernelLists::new());
+        }
+        let generation = self.nft.generation()?;
+        let rows = self.nft.rows_once(&self.table, &endpoints.name(), endpoints.row_shape(self.model))?;
+        let lists = rows.as_ref().map(kernel_lists).unwrap_or_default();
+        self.endpoints = rows.map(|rows| (generation, rows));
+        Ok(lists)
     }
 
     /// Writes a difference in one transaction.
@@ -64,7 +92,14 @@ impl FamilyTable {
         wanted: &Elements,
     ) -> Result<(usize, (u32, u32)), Error> {
         let base_ruleset = BaseRuleset::new(self.family, config);
-        let (table, written) = (self.table.clone(), self.written.as_ref());
+        let endpoints = self.endpoints.take();
+        let before = Before {
+            is_predecessors: !self.has_written,
+            written: self.written.as_ref(),
+            endpoints: endpoints.as_ref(),
+        };
+        self.has_written = true;
+        let table = self.table.clone();
         let mut count = 0;
         if self.nft.table(&table)?.is_none() {
             let generations = load(&mut self.nft, &table, &base_ruleset, wanted)?;
@@ -73,7 +108,7 @@ impl FamilyTable {
         }
         let mut is_replaced = false;
         let repaired = self.nft.transact(|nft| {
-            let Repair { batch, elements, replaces } = repair(nft, &table, &base_ruleset, wanted, written)?;
+            let Repair { batch, elements, replaces } = repair(nft, &table, &base_ruleset, wanted, before)?;
             (count, is_replaced) = (elements, replaces);
             Ok::<_, Error>(batch)
         });
@@ -112,6 +147,17 @@ impl FamilyTable {
     }
 }
 
+/// What is known of the table before a repair reads it.
+#[derive(Clone, Copy)]
+struct Before<'a> {
+    /// Another process wrote it last.
+    is_predecessors: bool,
+    /// The rules as listed right after the last write of this process.
+    written: Option<&'a ChainRules>,
+    /// A generation of the ruleset, and the long lists' endpoints in it.
+    endpoints: Option<&'a (u32, Rows)>,
+}
+
 /// What makes a table match.
 struct Repair {
     batch: Batch,
@@ -127,7 +173,7 @@ fn repair(
     table: &Table,
     base_ruleset: &BaseRuleset,
     wanted: &Elements,
-    written: Option<&ChainRules>,
+    before: Before<'_>,
 ) -> Result<Repair, Error> {
     let mut batch = Batch::new();
     let Some(info) = nft.table(table)? else {
@@ -160,7 +206,8 @@ fn repair(
     for chain in &base_ruleset.chains {
         let found_rules: Vec<_> = rules.iter().filter(|rule| rule.chain == chain.name).collect();
         let digest = found_rules.first().and_then(|rule| rule.comment.as_deref());
-        let unchanged = written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));
+        let unchanged =
+            before.written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));
         if digest != Some(chain.digest.as_str()) || found_rules.len() != chain.rules.len() || !unchanged {
             tracing::info!(%table, chain = chain.name, "chain differs; rewriting it");
             batch.flush_chain(table, &chain.name);
@@ -169,7 +216,16 @@ fn repair(
             }
         }
     }
-    let kernel = read_elements(nft, table, base_ruleset, wanted.family(), &sets)?;
+    let known = match before.endpoints {
+        Some((generation, rows)) if *generation == nft.generation()? => Some((SetId::Endpoints, rows)),
+        _ => None,
+    };
+    // What the predecessor wrote is older than this process, so no set grows just now.
+    let kernel = if before.is_predecessors {
+        read_matching(nft, table, base_ruleset, wanted, &sets, known)?
+    } else {
+        read_elements(nft, table, base_ruleset, wanted.family(), &sets)?
+    };
     let changes = difference(&kernel, wanted);
     append(&mut batch, table, &changes);
     // Sets of unused timeouts, after the chains that mentioned them were rewritten.

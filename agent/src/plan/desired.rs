@@ -57,6 +57,8 @@ pub struct Affected {
     pub cluster_addresses: BTreeSet<IpAddr>,
     /// Endpoints on this node.
     pub hairpins: BTreeSet<IpAddr>,
+    /// Services whose endpoints may change.
+    pub services: BTreeSet<Key>,
 }
 
 impl Desired {
@@ -76,8 +78,11 @@ impl Desired {
 
     /// Everything whose elements [`Desired::update`] with the same plans may change.
     pub fn affected_by(&self, updates: &BTreeMap<Key, ServicePlan>) -> Affected {
-        let mut affected =
-            Affected { frontends: self.frontends_of(updates).collect(), ..Affected::default() };
+        let mut affected = Affected {
+            frontends: self.frontends_of(updates).collect(),
+            services: updates.keys().cloned().collect(),
+            ..Affected::default()
+        };
         for (key, new) in updates {
             if let Some(old) = self.services.get(key) {
                 affected.cluster_addresses.extend(&old.cluster_addresses);
@@ -191,8 +196,12 @@ impl Desired {
 
     /// What happens to packets to a frontend.
     pub fn action(&self, frontend: &Frontend) -> Option<&Action> {
-        let claims = self.owners.get(frontend)?;
-        self.served(frontend, claims).map(|(_, action)| action)
+        self.served_at(frontend).map(|(_, action)| action)
+    }
+
+    /// The Service that is served at a frontend, and what happens to packets to it.
+    pub fn served_at(&self, frontend: &Frontend) -> Option<&(Key, Action)> {
+        self.served(frontend, self.owners.get(frontend)?)
     }
 
     /// The claim that is served, if any may be.
@@ -215,11 +224,9 @@ impl Desired {
         self.owners.len()
     }
 
-    /// All frontends in order, each with its action.
-    pub fn actions(&self) -> impl Iterator<Item = (&Frontend, &Action)> {
-        self.owners
-            .iter()
-            .filter_map(|(frontend, claims)| Some((frontend, &self.served(frontend, claims)?.1)))
+    /// All frontends in order, each with its Service and action.
+    pub fn actions(&self) -> impl Iterator<Item = (&Frontend, &(Key, Action))> {
+        self.owners.iter().filter_map(|(frontend, claims)| Some((frontend, self.served(frontend, claims)?)))
     }
 
     /// All cluster addresses.

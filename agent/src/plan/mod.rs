@@ -5,6 +5,7 @@
 
 mod affinity;
 mod desired;
+mod endpoints;
 mod policy_transition;
 mod service;
 
@@ -15,6 +16,7 @@ use ipnet::IpNet;
 use steerage_model::{Family, Key, Protocol};
 
 pub use desired::{Affected, Desired, Shadowed};
+pub use endpoints::{Endpoints, Selection};
 pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};
 pub use service::{plan_service, serves};
 
@@ -64,10 +66,12 @@ pub enum Role {
 pub struct Action {
     /// What the frontend is to its Service.
     pub role: Role,
+    /// The number of the Service's port.
+    pub port: u16,
     /// The endpoints to send them to; without any they are dropped.
-    pub targets: Arc<[SocketAddr]>,
+    pub targets: Endpoints,
     /// External policy Local: the endpoints for clients outside this node, which are its local ones.
-    pub local: Option<Arc<[SocketAddr]>>,
+    pub local: Option<Endpoints>,
     /// Reject them: no endpoint in the cluster is usable.
     pub reject: bool,
     /// Which source addresses are replaced.

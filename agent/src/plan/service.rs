@@ -13,7 +13,7 @@ use steerage_model::{
 use steerage_watch::Index;
 
 use super::affinity::timeout_class;
-use super::{Action, Frontend, HealthPort, Masquerade, Role, ServicePlan};
+use super::{Action, Endpoints, Frontend, HealthPort, Masquerade, Role, Selection, ServicePlan};
 use crate::local_node::LocalNode;
 
 /// Whether this agent serves the Service: one labelled for it, and in place of kube-proxy also an unlabelled one.
@@ -83,14 +83,16 @@ fn port_frontends(
 ) -> Vec<(Frontend, Action)> {
     let cluster = sockets(&cluster_backends(all, &local_node.node, local_node.zone.as_deref()));
     let local = sockets(&local_backends(all, &local_node.node));
+    let local = Endpoints { selection: Selection::Local, list: local };
     let serving: Vec<_> = all.iter().filter(|b| b.endpoint.serving || b.endpoint.ready).copied().collect();
     let serving = sockets(&serving);
     // Nearly always, and there are many.
     let serving = if serving == cluster { Arc::clone(&cluster) } else { serving };
     let base = Action {
         role: Role::ClusterIp,
+        port: port.port,
         reject: cluster.is_empty() && local.is_empty(),
-        targets: Arc::clone(&cluster),
+        targets: Endpoints { selection: Selection::Cluster, list: cluster },
         local: None,
         masquerade: Masquerade::NotPods,
         sources: None,
@@ -99,7 +101,7 @@ fn port_frontends(
     };
     let internal = match service.internal_policy {
         TrafficPolicy::Cluster => base.clone(),
-        TrafficPolicy::Local => Action { targets: Arc::clone(&local), ..base.clone() },
+        TrafficPolicy::Local => Action { targets: local.clone(), ..base.clone() },
     };
     let external = match service.external_policy {
         TrafficPolicy::Cluster => Action { masquerade: Masquerade::All, ..base },

@@ -6,7 +6,7 @@
 use steerage_nft::{Family, RowShape, Set};
 
 use super::chains::RuleBuilder;
-use super::layout::{SetId, affinity_name, affinity_set, classes};
+use super::layout::{LONG, SHORT, SetId, Side, affinity_name, affinity_set};
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, digest};
 
 /// All chains and sets of one family.
@@ -38,10 +38,13 @@ impl BaseRuleset {
             SetId::ClusterAddresses,
             SetId::Hairpins,
             SetId::Affine,
-            SetId::Sticky,
-            SetId::StickyLocal,
+            SetId::Endpoints,
         ];
-        filled.extend(classes().map(SetId::Slots));
+        filled.extend((1..=SHORT).map(SetId::Slots));
+        for side in Side::ALL {
+            filled.extend([SetId::Sticky(side), SetId::Lists(side)]);
+            filled.extend(LONG.map(|class| SetId::Long(side, class)));
+        }
         let constant: Vec<_> = filled.iter().map(|id| (id.name(), id.set(family))).collect();
         let version = digest("steerage layout", &(&constant, base_chains()));
         let (mut sets, mut affinity_maps) = (constant, Vec::new());

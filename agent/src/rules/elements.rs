@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
-use steerage_model::Family;
+use steerage_model::{Family, Key};
 use steerage_nft::{Field, Rows};
 
 use super::hash::endpoint_hash;
-use super::layout::{LOCAL_OFFSET, SetId};
-use super::slots;
+use super::layout::{LOCAL_OFFSET, SetId, Side, long_class};
+use super::long_lists::{LongList, LongLists};
 use crate::plan::{Action, Affected, Desired, Frontend, Masquerade};
 
 /// Elements of one family, by set, each set in order.
@@ -36,6 +36,11 @@ impl Elements {
         if !rows.is_empty() {
             self.sets.insert(id, rows);
         }
+    }
+
+    /// The elements of a set, if it has any.
+    pub fn of_set(&self, id: SetId) -> Option<&Rows> {
+        self.sets.get(&id)
     }
 
     /// Set by set.
@@ -102,12 +107,20 @@ pub fn difference(old: &Elements, new: &Elements) -> Changes {
 }
 
 /// All elements of one family for the things named in `affected`, as they are desired now.
-pub fn affected_elements(desired: &Desired, affected: &Affected, family: Family) -> Elements {
+pub(super) fn affected_elements(
+    desired: &Desired,
+    lists: &LongLists,
+    affected: &Affected,
+    family: Family,
+) -> Elements {
     let mut elements = Elements::new(family);
     for frontend in affected.frontends.iter().filter(|frontend| frontend.family() == family) {
-        if let Some(action) = desired.action(frontend) {
-            elements_of(frontend, action, &mut elements);
+        if let Some((service, action)) = desired.served_at(frontend) {
+            elements_of(frontend, service, action, lists, &mut elements);
         }
+    }
+    for list in affected.services.iter().flat_map(|service| lists.of(service, family)) {
+        elements_of_list(list, &mut elements);
     }
     let addresses = affected.cluster_addresses.iter().filter(|addr| desired.is_cluster_address(addr));
     let hairpins = affected.hairpins.iter().filter(|addr| desired.is_hairpin(addr));
@@ -116,10 +129,14 @@ pub fn affected_elements(desired: &Desired, affected: &Affected, family: Family)
 }
 
 /// All elements of one family.
-pub fn all_elements(desired: &Desired, family: Family) -> Elements {
+pub(super) fn all_elements(desired: &Desired, lists: &LongLists, family: Family) -> Elements {
     let mut elements = Elements::new(family);
-    for (frontend, action) in desired.actions().filter(|(frontend, _)| frontend.family() == family) {
-        elements_of(frontend, action, &mut elements);
+    let actions = desired.actions().filter(|(frontend, _)| frontend.family() == family);
+    for (frontend, (service, action)) in actions {
+        elements_of(frontend, service, action, lists, &mut elements);
+    }
+    for list in lists.all(family) {
+        elements_of_list(list, &mut elements);
     }
     shared_elements(desired.cluster_addresses(), desired.hairpins(), &mut elements);
     elements.sorted()
@@ -140,8 +157,16 @@ fn shared_elements(
     }
 }
 
-/// The elements of one frontend, unordered.
-fn elements_of(frontend: &Frontend, action: &Action, out: &mut Elements) {
+/// The elements of a long list, in order.
+fn elements_of_list(list: &LongList, out: &mut Elements) {
+    let endpoints = out.of(SetId::Endpoints);
+    for (slot, target) in (0..).zip(&list.slots) {
+        endpoints.push_entry(&[Field::Number(list.number), Field::Number(slot)], &end(*target));
+    }
+}
+
+/// The elements of one frontend of a Service, unordered.
+fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &LongLists, out: &mut Elements) {
     let key = [frontend.addr.into(), Field::Proto(frontend.protocol.number()), Field::Port(frontend.port)];
     let [a, b, c] = key;
     let mut member = |id: SetId| out.of(id).push_key(&key);
@@ -175,20 +200,24 @@ fn elements_of(frontend: &Frontend, action: &Action, out: &mut Elements) {
             out.of(SetId::Sources).push_range(&[a, b, c, first.into()], &[a, b, c, last.into()]);
         }
     }
-    let lists = [
-        (0, SetId::Sticky, Some(&action.targets)),
-        (LOCAL_OFFSET, SetId::StickyLocal, action.local.as_ref()),
-    ];
-    for (offset, sticky, targets) in lists {
+    let sides =
+        [(Side::Cluster, 0, Some(&action.targets)), (Side::Local, LOCAL_OFFSET, action.local.as_ref())];
+    for (side, offset, targets) in sides {
         let Some(targets) = targets.filter(|targets| !targets.is_empty()) else { continue };
-        let class = out.of(SetId::Slots(slots::class(targets.len())));
-        for (slot, target) in (offset..).zip(slots::table(targets)) {
-            class.push_entry(&[a, b, c, Field::Number(slot)], &end(target));
+        if let Some(list) = lists.get(service, frontend, action, targets) {
+            out.of(SetId::Lists(side)).push_entry(&key, &[Field::Number(list.number)]);
+            out.of(SetId::Long(side, long_class(list.slots.len()))).push_key(&key);
+        } else {
+            let count = u32::try_from(targets.len()).unwrap_or(u32::MAX);
+            let slots = out.of(SetId::Slots(count));
+            for (slot, target) in (offset..).zip(targets.iter()) {
+                slots.push_entry(&[a, b, c, Field::Number(slot)], &end(*target));
+            }
         }
         if action.affinity.is_some() {
             for target in targets.iter() {
-                let hash = Field::Number(endpoint_hash(target.ip()));
-                out.of(sticky).push_entry(&[hash, a, b, c], &end(*target));
+                let hash = Field::Number(endpoint_hash(*target));
+                out.of(SetId::Sticky(side)).push_entry(&[hash, a, b, c], &end(*target));
             }
         }
     }

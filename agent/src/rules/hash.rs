@@ -2,22 +2,27 @@
 //! Bob Jenkins' lookup3 hash as the kernel's `jhash()` computes it (include/linux/jhash.h), so that user space computes the same
 //! hashes as rules.
 
-use std::net::IpAddr;
+use std::net::SocketAddr;
+
+use steerage_nft::{Field, concat};
 
 /// Seed of an endpoint's hash in affinity maps.
 pub(crate) const ENDPOINT_SEED: u32 = 0x5743_1e55;
 /// The number of hash values: all of 32 bits but the last.
 pub(crate) const ENDPOINT_MODULUS: u32 = u32::MAX;
 
-/// What `jhash saddr mod ENDPOINT_MODULUS seed ENDPOINT_SEED` gives for an address.
-pub fn endpoint_hash(addr: IpAddr) -> u32 {
-    let hash = match addr {
-        IpAddr::V4(addr) => jhash(&addr.octets(), ENDPOINT_SEED),
-        IpAddr::V6(addr) => jhash(&addr.octets(), ENDPOINT_SEED),
-    };
+/// What `jhash ip daddr . th dport mod ENDPOINT_MODULUS seed ENDPOINT_SEED` gives for an endpoint.
+pub fn endpoint_hash(endpoint: SocketAddr) -> u32 {
+    let hash = jhash(&concat(&[endpoint.ip().into(), Field::Port(endpoint.port())]), ENDPOINT_SEED);
     // The kernel's reciprocal_scale().
     let scaled = (u64::from(hash) * u64::from(ENDPOINT_MODULUS)) >> 32;
     u32::try_from(scaled).unwrap_or_default()
+}
+
+/// The seed of a node's hashes of flows: the same after a restart, and another one on each node, so that nodes and load balancers
+/// choose independently.
+pub fn flow_seed(node: &str) -> u32 {
+    jhash(node.as_bytes(), ENDPOINT_SEED)
 }
 
 /// The kernel's `jhash()`.

@@ -5,18 +5,44 @@ use steerage_nft::{DataType, Family, RowShape, Set};
 
 /// The name of our table in each family.
 pub const TABLE: &str = "steerage";
-/// Up to this number of endpoints, a map of exactly that many slots.
-pub(crate) const EXACT: u32 = 8;
-/// Sizes of slot tables for more endpoints: powers of two.
-pub(crate) const LARGE: [u32; 3] = [128, 1024, 8192];
+/// A frontend with up to this number of endpoints has its own slots, in the map for exactly that number.
+pub(crate) const SHORT: u32 = 8;
+/// Classes of lists with more endpoints: the least that holds them is less than four times their number.
+pub(crate) const LONG: [u32; 6] = [16, 64, 256, 1024, 4096, 16_384];
+/// The number of endpoints of the longest list. Further ones get no traffic.
+pub(crate) const LONGEST: u32 = 16_384;
 /// The slots of a frontend's local list start here.
 pub const LOCAL_OFFSET: u32 = 1 << 16;
 /// Clients per affinity timeout. Further ones have no affinity.
 const AFFINITY_SIZE: u32 = 1 << 18;
 
-/// The sizes of all classes of maps.
-pub(crate) fn classes() -> impl Iterator<Item = u32> {
-    (1..=EXACT).chain(LARGE)
+/// One of the two lists of endpoints that a frontend may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Side {
+    /// For everybody, or under external policy Local for clients on this node.
+    Cluster,
+    /// Under external policy Local, for clients outside this node.
+    Local,
+}
+
+impl Side {
+    /// Both.
+    pub(crate) const ALL: [Self; 2] = [Self::Cluster, Self::Local];
+
+    /// How the names of its chains and sets end.
+    pub(crate) fn suffix(self) -> &'static str {
+        match self {
+            Self::Cluster => "",
+            Self::Local => "-local",
+        }
+    }
+}
+
+/// The class of a list with this many endpoints.
+pub(crate) fn long_class(endpoints: usize) -> u32 {
+    LONG.into_iter()
+        .find(|class| usize::try_from(*class).is_ok_and(|class| class >= endpoints))
+        .unwrap_or(LONGEST)
 }
 
 /// A set or map that the agent fills.
@@ -45,11 +71,15 @@ pub enum SetId {
     /// Frontends with affinity of one timeout, in seconds.
     AffineFor(u32),
     /// Endpoints that a client may keep: hash of the endpoint, and frontend.
-    Sticky,
-    /// The same for the local list.
-    StickyLocal,
-    /// Endpoints of frontends with a table of this size: frontend and slot.
+    Sticky(Side),
+    /// Endpoints of frontends with this number of them: frontend and slot.
     Slots(u32),
+    /// Frontends with long lists: the number of the list.
+    Lists(Side),
+    /// Frontends with long lists of one class.
+    Long(Side, u32),
+    /// Endpoints of long lists: number of the list and slot.
+    Endpoints,
 }
 
 impl SetId {
@@ -67,9 +97,11 @@ impl SetId {
             Self::Hairpins => "hairpins".to_owned(),
             Self::Affine => "affine".to_owned(),
             Self::AffineFor(seconds) => format!("affine-{seconds}"),
-            Self::Sticky => "sticky".to_owned(),
-            Self::StickyLocal => "sticky-local".to_owned(),
-            Self::Slots(class) => format!("slots-{class}"),
+            Self::Sticky(side) => format!("sticky{}", side.suffix()),
+            Self::Slots(count) => format!("slots-{count}"),
+            Self::Lists(side) => format!("lists{}", side.suffix()),
+            Self::Long(side, class) => format!("long{}-{class}", side.suffix()),
+            Self::Endpoints => "endpoints".to_owned(),
         }
     }
 
@@ -84,8 +116,10 @@ impl SetId {
             Self::ClusterAddresses => Set::new(name, &[addr]),
             Self::Hairpins => Set::new(name, &[addr, addr]),
             Self::Sources => Set::new(name, &[a, b, c, addr]).interval(),
-            Self::Sticky | Self::StickyLocal => Set::new(name, &[DataType::Mark, a, b, c]).maps_to(&ends),
+            Self::Sticky(_) => Set::new(name, &[DataType::Mark, a, b, c]).maps_to(&ends),
             Self::Slots(_) => Set::new(name, &[a, b, c, DataType::Mark]).maps_to(&ends),
+            Self::Lists(_) => Set::new(name, &frontend).maps_to(&[DataType::Mark]),
+            Self::Endpoints => Set::new(name, &[DataType::Mark, DataType::Mark]).maps_to(&ends),
             _ => Set::new(name, &frontend),
         }
     }
@@ -102,9 +136,9 @@ impl SetId {
             Self::ClusterAddresses => plain(addr),
             Self::Hairpins => plain(2 * addr),
             Self::Sources => RowShape { range: true, ..plain(frontend + addr) },
-            Self::Sticky | Self::StickyLocal | Self::Slots(_) => {
-                RowShape { data: addr + 4, ..plain(frontend + 4) }
-            }
+            Self::Sticky(_) | Self::Slots(_) => RowShape { data: addr + 4, ..plain(frontend + 4) },
+            Self::Lists(_) => RowShape { data: 4, ..plain(frontend) },
+            Self::Endpoints => RowShape { data: addr + 4, ..plain(8) },
             _ => plain(frontend),
         }
     }

@@ -3,10 +3,10 @@
 //! maps for everything that varies. Pure; `crate::kernel` writes it.
 //!
 //! Each family has a table `steerage`. Packets to a cluster address are the agent's, and so are packets to another frontend: a
-//! key (address, protocol, port) of the set `frontends`. The endpoints of a frontend are in one of the maps `slots-N`, by their
-//! number: the key is the frontend and a random number below N. Up to eight endpoints have a map of exactly their number; more
-//! share slot tables, filled evenly. A frontend of external policy Local has a second list in the same maps, at numbers from
-//! [`LOCAL_OFFSET`] on.
+//! key (address, protocol, port) of the set `frontends`. Up to eight endpoints of a frontend are in one of the maps `slots-N`, by
+//! their number: the key is the frontend and a hash of the flow below N. A frontend of external policy Local has a second list in
+//! the same maps, at numbers from [`LOCAL_OFFSET`] on. More endpoints are in the map `endpoints`, in a list that all frontends of the
+//! Service's port share: `lists` has its number, and a set `long-N` tells the range of hashes.
 //!
 //! Lookups are not atomic to a packet: it may pass one map before a commit and the next one after it. So the packet walks all
 //! maps twice. If it has no endpoint then, it is dropped, or rejected at a port of a cluster address that no Service has. No packet
@@ -17,14 +17,15 @@ mod chains;
 mod elements;
 mod hash;
 mod layout;
+mod long_lists;
 mod ruleset;
 mod ruleset_chain;
-mod slots;
 
 pub use base_ruleset::BaseRuleset;
-pub use elements::{Changes, Elements, affected_elements, all_elements, difference};
-pub use hash::endpoint_hash;
-pub use layout::{LOCAL_OFFSET, SetId, TABLE};
+pub use elements::{Changes, Elements, difference};
+pub use hash::{endpoint_hash, flow_seed};
+pub use layout::{LOCAL_OFFSET, SetId, Side, TABLE};
+pub use long_lists::{KernelLists, kernel_lists};
 pub use ruleset::{Difference, KernelState, Ruleset, StaleFlows};
 pub use ruleset_chain::{RulesetChain, RulesetConfig};
 

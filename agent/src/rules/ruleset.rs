@@ -9,7 +9,9 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_model::{Family, Key, Protocol};
 
-use super::{Changes, Elements, RulesetConfig, affected_elements, difference};
+use super::elements::{affected_elements, all_elements};
+use super::long_lists::{KernelLists, LongLists};
+use super::{Changes, Elements, RulesetConfig, difference};
 use crate::local_node::LocalPods;
 use crate::plan::{Action, Affected, Desired, Frontend, ServicePlan, Shadowed};
 
@@ -49,6 +51,7 @@ impl Difference {
 #[derive(Debug, Clone, Default)]
 pub struct Ruleset {
     desired: Desired,
+    lists: LongLists,
     config: RulesetConfig,
     /// UDP frontends whose action changed since [`Ruleset::take_stale_flows`].
     changed_udp: BTreeSet<Frontend>,
@@ -74,6 +77,11 @@ impl Ruleset {
         changed
     }
 
+    /// Sets the seed of the hashes of flows, before the first write.
+    pub fn set_seed(&mut self, seed: u32) {
+        self.config.seed = seed;
+    }
+
     /// Sets the networks in which only frontends may be reached. Returns whether they changed: then everything has to be
     /// compared.
     pub fn set_unassigned(&mut self, networks: Vec<IpNet>) -> bool {
@@ -86,7 +94,18 @@ impl Ruleset {
     pub fn stage(&mut self, updates: BTreeMap<Key, ServicePlan>) {
         let frontends = updates.values().flat_map(|plan| &plan.frontends).map(|(frontend, _)| *frontend);
         self.changed_udp.extend(frontends.filter(is_udp));
+        self.lists.update(&updates);
         self.desired.update(updates);
+    }
+
+    /// Takes over the order of endpoints that the kernel's long lists have: then the first write need not change it.
+    pub fn adopt(&mut self, family: Family, lists: &KernelLists) {
+        self.lists.adopt(family, lists);
+    }
+
+    /// All elements of a family.
+    pub fn all_elements(&self, family: Family) -> Elements {
+        all_elements(&self.desired, &self.lists, family)
     }
 
     /// Replaces the plans of some Services, and says what to write. No difference is computed while the kernel's state is
@@ -101,6 +120,7 @@ impl Ruleset {
             .filter(is_udp)
             .map(|frontend| (frontend, self.desired.action(&frontend).cloned()))
             .collect();
+        self.lists.update(&updates);
         self.desired.update(updates);
         let changed = |(frontend, old): (Frontend, Option<Action>)| {
             (self.desired.action(&frontend) != old.as_ref()).then_some(frontend)
@@ -133,7 +153,7 @@ impl Ruleset {
     }
 
     fn elements(&self, affected: &Affected) -> [Elements; 2] {
-        [Family::V4, Family::V6].map(|family| affected_elements(&self.desired, affected, family))
+        [Family::V4, Family::V6].map(|family| affected_elements(&self.desired, &self.lists, affected, family))
     }
 }
 

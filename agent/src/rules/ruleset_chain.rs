@@ -25,6 +25,8 @@ pub struct RulesetConfig {
     pub timeouts: BTreeSet<u32>,
     /// Networks of both families whose addresses serve nothing but Services.
     pub unassigned: Vec<IpNet>,
+    /// Seed of the hashes of flows that choose endpoints. Each node has its own, and keeps it.
+    pub seed: u32,
 }
 
 /// A chain with its rules.

@@ -10,7 +10,7 @@ use steerage_nft::Rows;
 
 use super::*;
 use crate::local_node::LocalPods;
-use crate::plan::{Action, Desired, Frontend, Masquerade, Role, ServicePlan};
+use crate::plan::{Action, Endpoints, Frontend, Masquerade, Role, Selection, ServicePlan};
 
 fn target(n: u8) -> SocketAddr {
     SocketAddr::new(IpAddr::from([10, 244, 0, n]), 8080)
@@ -24,8 +24,9 @@ fn action(targets: &[u8], local: Option<&[u8]>) -> Action {
     let list = |numbers: &[u8]| -> Arc<[SocketAddr]> { numbers.iter().map(|n| target(*n)).collect() };
     Action {
         role: Role::Assigned,
-        targets: list(targets),
-        local: local.map(list),
+        port: 80,
+        targets: Endpoints { selection: Selection::Cluster, list: list(targets) },
+        local: local.map(|local| Endpoints { selection: Selection::Local, list: list(local) }),
         reject: targets.is_empty(),
         masquerade: Masquerade::All,
         sources: None,
@@ -34,12 +35,16 @@ fn action(targets: &[u8], local: Option<&[u8]>) -> Action {
     }
 }
 
+/// The plan of one Service with these frontends.
+fn service(frontends: Vec<(Frontend, Action)>) -> BTreeMap<Key, ServicePlan> {
+    [(Key::new("n", "s"), ServicePlan { frontends, ..ServicePlan::default() })].into()
+}
+
 /// What the plan of one Service with this one frontend comes to.
 fn elements(action: Action) -> Elements {
-    let mut desired = Desired::default();
-    let plan = ServicePlan { frontends: vec![(frontend(1), action)], ..ServicePlan::default() };
-    desired.update([(Key::new("n", "s"), plan)].into());
-    all_elements(&desired, Family::V4)
+    let mut ruleset = Ruleset::default();
+    ruleset.stage(service(vec![(frontend(1), action)]));
+    ruleset.all_elements(Family::V4)
 }
 
 fn names(elements: &Elements) -> BTreeMap<String, usize> {
@@ -77,9 +82,38 @@ fn a_frontend_becomes_elements() {
             ("sticky-local", 9),
             ("restricted", 1),
             ("sources", 2),
-            ("slots-128", 256),
+            ("lists", 1),
+            ("lists-local", 1),
+            ("long-16", 1),
+            ("long-local-16", 1),
+            ("endpoints", 18),
         ])
     );
+}
+
+#[test]
+fn frontends_of_a_port_share_a_long_list() {
+    let many: Vec<u8> = (1..=100).collect();
+    let mut ruleset = Ruleset::default();
+    let local = action(&many, Some(&many[..50]));
+    let mut internal = action(&many[..50], None);
+    internal.targets.selection = Selection::Local;
+    ruleset.stage(service(vec![
+        (frontend(1), local.clone()),
+        (frontend(2), local),
+        (frontend(3), action(&many, None)),
+        (frontend(4), internal),
+    ]));
+    let counts = names(&ruleset.all_elements(Family::V4));
+    let of = |set: &str| counts.get(set).copied().unwrap_or_default();
+    assert_eq!(of("endpoints"), 150, "each list once");
+    assert_eq!((of("lists"), of("lists-local")), (4, 2));
+    assert_eq!((of("long-256"), of("long-64"), of("long-local-64")), (3, 1, 2));
+    let other = frontend(5);
+    let mut more = service(vec![(other, action(&many, None))]);
+    more = more.into_values().map(|plan| (Key::new("n", "t"), plan)).collect();
+    ruleset.stage(more);
+    assert_eq!(names(&ruleset.all_elements(Family::V4))["endpoints"], 250, "another Service has its own");
 }
 
 #[test]
@@ -87,9 +121,62 @@ fn one_endpoint_less_is_a_small_change() {
     let elements = |targets: &[u8]| elements(action(targets, None));
     assert_eq!(difference(&elements(&[1, 2, 3]), &elements(&[1, 3])).count(), 5);
     assert!(difference(&elements(&[1, 2]), &elements(&[1, 2])).is_empty());
-    let many: Vec<u8> = (1..=60).collect();
-    let changes = difference(&elements(&many), &elements(&many[1..]));
-    assert!(changes.count() < 2 * 1024 / 4, "{}", changes.count());
+}
+
+#[test]
+fn a_changed_endpoint_of_a_long_list_costs_three_elements() {
+    let many: Vec<u8> = (1..=100).collect();
+    let with = |numbers: &[u8]| service((1..5).map(|n| (frontend(n), action(numbers, None))).collect());
+    let mut ruleset = Ruleset::default();
+    ruleset.stage(with(&many));
+    let mut changes = |numbers: &[u8]| match ruleset.update(with(numbers), KernelState::InSync) {
+        Difference::Elements([v4, _]) => v4.count(),
+        Difference::Full => panic!("chains do not change"),
+    };
+    assert_eq!(changes(&many), 0);
+    assert_eq!(changes(&many[1..]), 3, "the last endpoint moves to the slot of the first");
+    assert_eq!(changes(&many), 1, "the new one has the last slot");
+    assert_eq!(
+        changes(&many[..63]),
+        37 + 2 + 4 * 2,
+        "the list shrinks, one endpoint moves, and each frontend changes its set"
+    );
+}
+
+#[test]
+fn a_new_process_takes_over_the_order_of_the_kernels_lists() {
+    let many: Vec<u8> = (1..=100).collect();
+    let plan = |numbers: &[u8]| service(vec![(frontend(1), action(numbers, None))]);
+    let mut old = Ruleset::default();
+    old.stage(plan(&many));
+    let _ = old.update(plan(&many[10..]), KernelState::InSync);
+    let kernel = old.all_elements(Family::V4);
+    let mut new = Ruleset::default();
+    new.stage(plan(&many[10..]));
+    assert!(!difference(&kernel, &new.all_elements(Family::V4)).is_empty(), "its own order is another one");
+    let endpoints = kernel.sets().find(|(id, _)| **id == SetId::Endpoints).unwrap().1;
+    new.adopt(Family::V4, &kernel_lists(endpoints));
+    assert!(difference(&kernel, &new.all_elements(Family::V4)).is_empty());
+}
+
+proptest! {
+    /// What the rules choose, computed: no endpoint gets much less than its share, however many there are.
+    #[test]
+    fn long_lists_are_even(count in 9_u32..2000) {
+        let class = super::layout::long_class(count as usize);
+        prop_assert!(count > class / 4 && count <= class, "the first quarter is full");
+        let (n, m) = (f64::from(count), f64::from(class));
+        let (mut left, mut first, mut last) = (1.0_f64, 0.0, 0.0);
+        for (tries, modulus) in [(6, m), (5, m / 2.0), (1, m / 4.0)] {
+            for _ in 0..tries {
+                first += left / modulus;
+                last += if modulus >= n { left / modulus } else { 0.0 };
+                left *= 1.0 - n.min(modulus) / modulus;
+            }
+        }
+        prop_assert!(left.abs() < 1e-9, "every flow finds an endpoint");
+        prop_assert!(first * n < 1.01 && last * n > 0.98, "{} and {} of the mean", first * n, last * n);
+    }
 }
 
 #[test]
@@ -100,6 +187,7 @@ fn configuration_changes_only_the_chains_that_mention_it() {
         pods: LocalPods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd44::/64".parse().unwrap()]),
         timeouts: [60].into(),
         unassigned: vec!["192.0.2.0/24".parse().unwrap()],
+        ..RulesetConfig::default()
     });
     assert_eq!(plain.version, configured.version);
     let digests = |base_ruleset: &BaseRuleset| -> BTreeMap<String, String> {
@@ -161,26 +249,30 @@ proptest! {
     /// Written difference by difference, the kernel holds what one full load would give, whoever claims what when.
     #[test]
     fn any_sequence_of_updates_equals_the_full_load(worlds in worlds()) {
-        let mut desired = Desired::default();
+        let mut ruleset = Ruleset::default();
         let mut kernel = KernelElements::new();
         for world in &worlds {
             let mut updates = plans(world);
-            for gone in desired.services() {
+            for gone in ruleset.desired().services() {
                 updates.entry(gone.clone()).or_default();
             }
-            let affected = desired.affected_by(&updates);
-            let old = affected_elements(&desired, &affected, Family::V4);
-            desired.update(updates);
-            let changes = difference(&old, &affected_elements(&desired, &affected, Family::V4));
+            let Difference::Elements([changes, _]) = ruleset.update(updates, KernelState::InSync) else {
+                panic!("chains do not change");
+            };
             for (key, data) in held(changes.delete.iter()) {
                 prop_assert_eq!(kernel.remove(&key), Some(data), "what is deleted was there");
             }
             for (key, data) in held(changes.add.iter()) {
                 prop_assert_eq!(kernel.insert(key, data), None, "what is added was not there");
             }
-            let mut fresh = Desired::default();
-            fresh.update(plans(world));
-            let fresh = all_elements(&fresh, Family::V4);
+            let mut fresh = Ruleset::default();
+            fresh.stage(plans(world));
+            // Only the order of long lists depends on their history.
+            let written = ruleset.all_elements(Family::V4);
+            for (_, endpoints) in written.sets().filter(|(id, _)| **id == SetId::Endpoints) {
+                fresh.adopt(Family::V4, &kernel_lists(endpoints));
+            }
+            let fresh = fresh.all_elements(Family::V4);
             prop_assert_eq!(fresh.len(), kernel.len(), "no element twice");
             prop_assert_eq!(&kernel, &held(fresh.sets()));
         }

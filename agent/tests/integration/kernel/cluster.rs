@@ -149,12 +149,13 @@ pub(crate) fn plans(world: &World, gone: impl IntoIterator<Item = Key>) -> BTree
 pub(crate) struct Proxy {
     pub(crate) ruleset: Ruleset,
     pub(crate) dataplane: Dataplane,
+    has_written: bool,
 }
 
 impl Proxy {
     /// Opens the writer in the network namespace of the calling thread.
     pub(crate) fn open() -> Self {
-        Self { ruleset: Ruleset::default(), dataplane: Dataplane::open().unwrap() }
+        Self { ruleset: Ruleset::default(), dataplane: Dataplane::open().unwrap(), has_written: false }
     }
 
     /// Writes these plans.
@@ -167,6 +168,11 @@ impl Proxy {
             self.dataplane.mark_out_of_sync();
         }
         let difference = self.ruleset.update(updates, self.dataplane.state());
-        self.dataplane.write(&self.ruleset, &difference)
+        if !self.has_written {
+            self.dataplane.adopt_lists(&mut self.ruleset)?;
+        }
+        let written = self.dataplane.write(&self.ruleset, &difference)?;
+        self.has_written = true;
+        Ok(written)
     }
 }

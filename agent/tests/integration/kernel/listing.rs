@@ -30,7 +30,9 @@ fn everything() -> World {
     let ranged = Spec { sources, shared: 24, ..rich.clone() };
     let nowhere = Spec { here: 0, elsewhere: 0, shared: 25, ..rich.clone() };
     let barred = Spec { internal: TrafficPolicy::Local, ..plain(1) };
+    let long = Spec { here: 10, first: 2000, shared: 26, ..local.clone() };
     world.extend([
+        (27, long),
         (20, rich),
         (21, local),
         (22, sticky),
@@ -86,7 +88,9 @@ fn nft_command_lists_every_kind_of_element() {
                 wanted.insert((family.name().to_owned(), set), count);
             }
         }
-        let slots = [1, 2, 3, 4, 5, 6, 7, 8, 128, 1024, 8192].map(|class| format!("slots-{class}"));
+        let slots = (1..=8).map(|count| format!("slots-{count}"));
+        let long = [16, 64, 256].map(|class| format!("long-{class}"));
+        let slots: Vec<_> = slots.chain(long).collect();
         let named = [
             "affine",
             "affine-7200",
@@ -98,7 +102,16 @@ fn nft_command_lists_every_kind_of_element() {
             "sources",
             "split",
         ];
-        let more = ["sticky", "sticky-local", "affinity-7200", "affinity-10800"];
+        let more = [
+            "sticky",
+            "sticky-local",
+            "affinity-7200",
+            "affinity-10800",
+            "lists",
+            "lists-local",
+            "long-local-16",
+            "endpoints",
+        ];
         for set in slots.iter().map(String::as_str).chain(named).chain(more) {
             assert!(wanted[&("ip6".to_owned(), set.to_owned())] > 0, "nothing in {set}: {wanted:?}");
         }

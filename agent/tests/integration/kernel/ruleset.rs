@@ -17,8 +17,8 @@ pub(crate) fn nft(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The whole ruleset as JSON, one line an object, with nothing in it that depends on how it came about: no handles, and
-/// sets and elements in order.
+/// The whole ruleset as JSON, one line an object, with nothing in it that depends on how it came about: no handles, sets and
+/// elements in order, and so the endpoints of each long list.
 ///
 /// A list has several messages. If the kernel enlarges a hash table between them, its elements change places, and the list lacks some.
 /// So it is read until two lists in a row are equal.
@@ -47,7 +47,11 @@ fn listed() -> Vec<String> {
             forget_handles(&mut object);
             let kind = object.as_object().unwrap().keys().next().unwrap().clone();
             // Rules stand in the order in which they run; their place among the objects says it, so the chain goes first.
+            let is_lists = object[&kind]["name"] == "endpoints";
             if let Some(elements) = object[&kind]["elem"].as_array_mut() {
+                if is_lists {
+                    order_lists(elements);
+                }
                 elements.sort_by_key(Value::to_string);
             }
             let of = &object[&kind];
@@ -58,6 +62,31 @@ fn listed() -> Vec<String> {
     // Stable, so the rules of a chain keep their order.
     lines.sort_by(|(a, _), (b, _)| a.cmp(b));
     lines.into_iter().map(|(_, line)| line).collect()
+}
+
+/// Assigns the endpoints of each list to its slots in order. An element is `[{concat: [list, slot]}, {concat: [address, port]}]`.
+fn order_lists(elements: &mut [Value]) {
+    let mut lists: BTreeMap<String, (Vec<u64>, Vec<String>)> = BTreeMap::new();
+    let parts = |element: &Value| {
+        let key = &element[0]["concat"];
+        (key[0].to_string(), key[1].as_u64().unwrap(), element[1].to_string())
+    };
+    for (list, slot, endpoint) in elements.iter().map(parts) {
+        let (slots, endpoints) = lists.entry(list).or_default();
+        slots.push(slot);
+        endpoints.push(endpoint);
+    }
+    let ordered = lists.into_iter().flat_map(|(list, (mut slots, mut endpoints))| {
+        slots.sort_unstable();
+        endpoints.sort_unstable();
+        slots
+            .into_iter()
+            .zip(endpoints)
+            .map(move |(slot, endpoint)| Value::from(format!("{list} {slot} {endpoint}")))
+    });
+    for (element, text) in elements.iter_mut().zip(ordered.collect::<Vec<_>>()) {
+        *element = text;
+    }
 }
 
 /// Number of elements in `nft -j list ruleset`.

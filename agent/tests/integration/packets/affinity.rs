@@ -164,7 +164,7 @@ fn kernel_and_agent_hash_endpoints_equally() {
         let (ip, table) = if family == Family::V4 { ("10.1.0.2", "ip") } else { ("fd01::2", "ip6") };
         let text = world.sh_at(At::Node, &format!("nft list map {table} steerage affinity-10800"));
         // The kernel keeps the hash in host order, but nft prints it as if in network order.
-        let hash = format!("0x{:08x}", endpoint_hash(At::Far.addr(family)).to_be());
+        let hash = format!("0x{:08x}", endpoint_hash(At::Far.socket(family)).to_be());
         assert!(text.contains(ip) && text.contains(&hash), "{hash} in {text}");
     }
 }

@@ -13,6 +13,7 @@ use steerage_requirements::requires;
 use steerage_watch::Event;
 
 use crate::packets::cluster::{Cluster, FAMILIES, Way, local, place, service, slices, with_affinity};
+use crate::packets::long_lists::{answer_on_ports, on_ports};
 use crate::world::{At, World, ask_udp, udp_socket};
 
 /// `IPPROTO_RAW`: packets with their headers.
@@ -87,32 +88,6 @@ fn repeated_handshakes(world: &World, at: At) -> String {
     found.expect("the counter").1.to_owned()
 }
 
-/// Slices that lead to ports of the pods from 9000 on, one slice a port, so that there are many endpoints.
-fn on_ports(pods: &[At], count: u16) -> Vec<EndpointSlice> {
-    let of_port = |port: u16| {
-        slices(pods).into_iter().map(move |mut slice| {
-            slice.key = Key::new("shop", format!("{}-{port}", slice.key.name()));
-            for of in &mut slice.ports {
-                of.port = port;
-            }
-            slice
-        })
-    };
-    (9000..9000 + count).flat_map(of_port).collect()
-}
-
-/// Redirects those ports to the pods' servers.
-fn answer_on_ports(world: &World) {
-    for at in [At::Pod1, At::Far] {
-        world.sh_at(
-            at,
-            "nft add table inet ports; \
-             nft \"add chain inet ports in { type nat hook prerouting priority -100 ; }\"; \
-             nft add rule inet ports in meta l4proto { tcp, udp } th dport 9000-9099 redirect to :8080",
-        );
-    }
-}
-
 #[test]
 fn no_packet_is_lost_while_vip_changes_map_class() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
@@ -122,7 +97,7 @@ fn no_packet_is_lost_while_vip_changes_map_class() {
     let mut cluster = Cluster::new(&world, service(), &[]);
     cluster.set_slices(service(), on_ports(&pods, 1));
     let all = on_ports(&pods, 20);
-    // Endpoints: 2, 10, 40, 2, 18: maps 2, 128, 1024.
+    // Endpoints: 2, 10, 40, 2, 18: the map of 2, and lists of classes 16 and 64.
     under_traffic(&world, |change| {
         // Two slices a port, one for each family.
         let kept = [1, 5, 20, 1, 9][change as usize % 5] * 2;

@@ -9,6 +9,7 @@ mod cluster;
 mod entry;
 mod explain;
 mod life;
+mod long_lists;
 mod policies;
 mod sctp;
 mod unserved;
