@@ -14,6 +14,7 @@ use crate::aws;
 use crate::controller;
 use crate::host;
 use crate::measure::{self, Measure, Settings};
+use crate::objects::{ENDPOINTS, Shape};
 use crate::report::Report;
 use crate::subject::Programs;
 use crate::testbed::DriverNetns;
@@ -37,6 +38,15 @@ enum Command {
     Aws(aws::Flags),
 }
 
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+enum ShapeName {
+    /// Each Service has as many
+    #[default]
+    Even,
+    /// Most have three, one in a hundred has 100 to 300, one in a thousand 1,000 to 5,000
+    Tail,
+}
+
 #[derive(Debug, clap::Args)]
 struct Proxies {
     /// Run a short version: few Services and short measurements, some minutes in all
@@ -48,6 +58,12 @@ struct Proxies {
     /// Measure with these numbers of Services [default: 1,100,1000,10000,30000; with --quick 1,1000]
     #[arg(long, value_delimiter = ',', value_name = "COUNT,…")]
     services: Vec<u32>,
+    /// Give every Service this many endpoints [default: 3]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=5000))]
+    endpoints: Option<u32>,
+    /// Vary the number of endpoints: even, or the long tail of large clusters
+    #[arg(long, value_enum, default_value_t, conflicts_with = "endpoints")]
+    shape: ShapeName,
     /// Start and measure each program this many times with each number of Services [default: 5; with --quick 3]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     runs: Option<u16>,
@@ -87,8 +103,21 @@ impl Args {
 
 impl Proxies {
     fn run(self) -> Result<()> {
-        let Self { quick, json, services, runs, only, alone, changes, limit, period, agent, kube_proxy } =
-            self;
+        let Self {
+            quick,
+            json,
+            services,
+            endpoints,
+            shape,
+            runs,
+            only,
+            alone,
+            changes,
+            limit,
+            period,
+            agent,
+            kube_proxy,
+        } = self;
         let mut levels = match (services.is_empty(), quick) {
             (false, _) => services,
             (true, true) => vec![1, 1000],
@@ -101,6 +130,10 @@ impl Proxies {
         let measures = if only.is_empty() { Measure::value_variants().to_vec() } else { only };
         let settings = Settings {
             levels,
+            shape: match shape {
+                ShapeName::Even => Shape::Even(endpoints.unwrap_or(ENDPOINTS)),
+                ShapeName::Tail => Shape::Tail,
+            },
             runs: usize::from(runs.unwrap_or(if quick { 3 } else { 5 })),
             measures: measures.into_iter().collect(),
             subjects: if alone { vec![Who::Ours] } else { Who::ALL.to_vec() },

@@ -18,7 +18,7 @@ use steerage_testserver::{Options, Server};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-use crate::objects::{self, Side};
+use crate::objects::{self, Shape, Side};
 use crate::testbed::API;
 use crate::who::Who;
 
@@ -107,10 +107,10 @@ impl Cluster {
     }
 
     /// Creates numbered Services until `count` exist.
-    pub fn fill(&mut self, count: u32) -> Result<()> {
+    pub fn fill(&mut self, count: u32, shape: Shape) -> Result<()> {
         let present = u32::try_from(self.services.len())?;
         let client = &self.client;
-        let made = stream::iter(present..count).map(|number| make(client, number)).buffered(PARALLEL);
+        let made = stream::iter(present..count).map(|number| make(client, number, shape)).buffered(PARALLEL);
         let made: Vec<_> = self.runtime.block_on(made.try_collect())?;
         self.services.extend(made);
         Ok(())
@@ -191,21 +191,21 @@ async fn create_fixtures(client: &Client) -> Result<(ServiceAddresses, ServiceAd
     let status = Patch::Merge(objects::node_status());
     nodes.patch_status(objects::NODE_NAME, &PatchParams::default(), &status).await?;
     let (service, slice) = objects::probe()?;
-    let probe = create(client, &service, &slice, None).await?;
+    let probe = create(client, &service, &[slice], None).await?;
     let (service, slice) = objects::health()?;
-    let health = create(client, &service, &slice, Some(objects::vip(60_000))).await?;
+    let health = create(client, &service, &[slice], Some(objects::vip(60_000))).await?;
     Ok((probe, health))
 }
 
-async fn make(client: &Client, number: u32) -> Result<ServiceAddresses> {
+async fn make(client: &Client, number: u32, shape: Shape) -> Result<ServiceAddresses> {
     let balancer = objects::has_load_balancer(number).then(|| objects::vip(number));
-    create(client, &objects::service(number)?, &objects::slice(number)?, balancer).await
+    create(client, &objects::service(number)?, &objects::slices(shape, number)?, balancer).await
 }
 
 async fn create(
     client: &Client,
     service: &Service,
-    slice: &EndpointSlice,
+    slices_of_it: &[EndpointSlice],
     balancer: Option<Ipv4Addr>,
 ) -> Result<ServiceAddresses> {
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
@@ -219,10 +219,10 @@ async fn create(
         let status = Patch::Merge(objects::balancer_status(address));
         services.patch_status(&name, &PatchParams::default(), &status).await?;
     }
-    slices
-        .create(&PostParams::default(), slice)
-        .await
-        .with_context(|| format!("cannot make slice {name}"))?;
+    for slice in slices_of_it {
+        let made = slices.create(&PostParams::default(), slice).await;
+        made.with_context(|| format!("cannot make a slice of {name}"))?;
+    }
     let spec = made.spec.context("an empty Service")?;
     let cluster = spec.cluster_ip.context("no cluster address")?.parse()?;
     let node_port = spec.ports.and_then(|ports| ports.first()?.node_port);

@@ -11,8 +11,12 @@ use crate::testbed::{NODE, PODS, VIPS};
 
 /// Name of the node, in every testbed.
 pub const NODE_NAME: &str = "bench";
-/// Endpoints of each Service.
+/// Endpoints of the probe Service, and of a usual one.
 pub const ENDPOINTS: u32 = 3;
+/// Endpoints of an EndpointSlice, as Kubernetes' controller makes them.
+const SLICE: usize = 100;
+/// A Service with more endpoints changes one at a time.
+const FEW: u32 = 8;
 /// Every hundredth Service has an endpoint on the node, because a node has some hundred pods however many Services exist.
 const LOCAL: u32 = 100;
 /// The node of all other endpoints.
@@ -64,7 +68,40 @@ impl Side {
     }
 }
 
-/// Name of a numbered Service and of its EndpointSlice.
+/// How many endpoints the numbered Services have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Each has this many.
+    Even(u32),
+    /// Most have three, one in a hundred has 100 to 300, and one in a thousand 1,000 to 5,000.
+    Tail,
+}
+
+impl Shape {
+    /// The number of endpoints of a numbered Service.
+    pub fn endpoints(self, number: u32) -> u32 {
+        match self {
+            Self::Even(endpoints) => endpoints,
+            Self::Tail if number % 1000 == 501 => 1000 + number / 1000 * 1777 % 4001,
+            Self::Tail if number % 100 == 51 => 100 + number / 100 * 67 % 201,
+            Self::Tail => ENDPOINTS,
+        }
+    }
+
+    /// The endpoints of a numbered Service. No two Services and sides have one in common, with up to 30,000 Services in the tail.
+    pub fn addresses(self, number: u32, side: Side) -> Vec<Ipv4Addr> {
+        let endpoints = self.endpoints(number);
+        let of = |start: u32, index: u32, most: u32| start + (index * 2 + u32::from(side == Side::B)) * most;
+        let first = match self {
+            Self::Tail if endpoints >= 1000 => of(400_000, number / 1000, 5000),
+            Self::Tail if endpoints >= 100 => of(200_000, number / 100, 300),
+            Self::Even(_) | Self::Tail => of(256, number, endpoints),
+        };
+        (0..endpoints).map(|index| offset(PODS.0, first + index)).collect()
+    }
+}
+
+/// Name of a numbered Service and of its first EndpointSlice.
 pub fn name(number: u32) -> String {
     format!("s{number}")
 }
@@ -85,12 +122,6 @@ pub fn probe_addresses(side: Side) -> Vec<Ipv4Addr> {
     (0..ENDPOINTS).map(|index| offset(PODS.0, first + index)).collect()
 }
 
-/// The endpoints of a numbered Service.
-pub fn addresses(number: u32, side: Side) -> Vec<Ipv4Addr> {
-    let first = 256 + (number * 2 + u32::from(side == Side::B)) * ENDPOINTS;
-    (0..ENDPOINTS).map(|index| offset(PODS.0, first + index)).collect()
-}
-
 /// A numbered Service.
 pub fn service(number: u32) -> Result<Service, serde_json::Error> {
     let kind = if has_load_balancer(number) { "LoadBalancer" } else { "ClusterIP" };
@@ -100,19 +131,40 @@ pub fn service(number: u32) -> Result<Service, serde_json::Error> {
     }))
 }
 
-/// The EndpointSlice of a numbered Service.
-pub fn slice(number: u32) -> Result<EndpointSlice, serde_json::Error> {
+/// The EndpointSlices of a numbered Service.
+pub fn slices(shape: Shape, number: u32) -> Result<Vec<EndpointSlice>, serde_json::Error> {
     let ports = json!([{ "name": "", "port": port::ECHO, "protocol": "TCP" }]);
-    slice_of(&name(number), &ports, &numbered_endpoints(number, Side::A))
+    let service = name(number);
+    let addresses = shape.addresses(number, Side::A);
+    let slice = |(part, addresses): (usize, &[Ipv4Addr])| {
+        let name = if part == 0 { service.clone() } else { format!("{service}-{part}") };
+        let endpoints = numbered_endpoints(number, part == 0, addresses);
+        slice_of(&name, &service, &ports, &endpoints)
+    };
+    addresses.chunks(SLICE).enumerate().map(slice).collect()
 }
 
-/// The endpoints of a numbered Service, in the form of an EndpointSlice.
-pub fn numbered_endpoints(number: u32, side: Side) -> Value {
-    let local = |index: usize| index == 0 && number.is_multiple_of(LOCAL);
+/// The endpoints of the first EndpointSlice of a numbered Service after its change to a side: all of few, or else one.
+pub fn changed_endpoints(shape: Shape, number: u32, side: Side) -> Value {
+    let mut addresses = shape.addresses(number, side);
+    if shape.endpoints(number) > FEW {
+        let changed = addresses.first().copied();
+        addresses = shape.addresses(number, Side::A);
+        addresses.truncate(SLICE);
+        if let (Some(first), Some(changed)) = (addresses.first_mut(), changed) {
+            *first = changed;
+        }
+    }
+    numbered_endpoints(number, true, &addresses)
+}
+
+/// Endpoints of a numbered Service, in the form of an EndpointSlice.
+fn numbered_endpoints(number: u32, is_first: bool, addresses: &[Ipv4Addr]) -> Value {
+    let local = |index: usize| is_first && index == 0 && number.is_multiple_of(LOCAL);
     let to_endpoint = |(index, address): (usize, &Ipv4Addr)| {
         endpoint(*address, if local(index) { NODE_NAME } else { REMOTE_NODE })
     };
-    addresses(number, side).iter().enumerate().map(to_endpoint).collect()
+    addresses.iter().enumerate().map(to_endpoint).collect()
 }
 
 /// The Service for measuring first packets and throughput.
@@ -128,7 +180,7 @@ pub fn probe() -> Result<(Service, EndpointSlice), serde_json::Error> {
         { "name": "probe", "port": port::PROBE, "protocol": "UDP" },
         { "name": "sink", "port": port::SINK, "protocol": "TCP" },
     ]);
-    Ok((service, slice_of(PROBE, &ports, &endpoints(&probe_addresses(Side::A)))?))
+    Ok((service, slice_of(PROBE, PROBE, &ports, &endpoints(&probe_addresses(Side::A)))?))
 }
 
 /// The Service for measuring health checks.
@@ -141,7 +193,7 @@ pub fn health() -> Result<(Service, EndpointSlice), serde_json::Error> {
         },
     }))?;
     let ports = json!([{ "name": "", "port": port::ECHO, "protocol": "TCP" }]);
-    Ok((service, slice_of(HEALTH, &ports, &endpoints(&[offset(PODS.0, 48)]))?))
+    Ok((service, slice_of(HEALTH, HEALTH, &ports, &endpoints(&[offset(PODS.0, 48)]))?))
 }
 
 /// The endpoints of the health Service: one, or none.
@@ -183,9 +235,14 @@ fn endpoint(address: Ipv4Addr, node: &str) -> Value {
     })
 }
 
-fn slice_of(service: &str, ports: &Value, endpoints: &Value) -> Result<EndpointSlice, serde_json::Error> {
+fn slice_of(
+    name: &str,
+    service: &str,
+    ports: &Value,
+    endpoints: &Value,
+) -> Result<EndpointSlice, serde_json::Error> {
     build(&json!({
-        "metadata": { "name": service, "labels": {
+        "metadata": { "name": name, "labels": {
             "kubernetes.io/service-name": service,
             "endpointslice.kubernetes.io/managed-by": "bench.steerage.dev",
         } },
@@ -212,17 +269,19 @@ mod tests {
     #[test]
     fn addresses_are_unique() {
         let sides = [Side::A, Side::B];
-        let mut all: Vec<_> =
-            (0..30_000).flat_map(|number| sides.map(|side| addresses(number, side))).collect();
-        all.extend(sides.map(probe_addresses));
-        let flat: Vec<_> = all.into_iter().flatten().collect();
-        let unique: BTreeSet<_> = flat.iter().collect();
-        assert_eq!(unique.len(), flat.len());
-        let last = u32::from(PODS.0) + (1 << (32 - PODS.1));
-        assert!(
-            flat.iter().all(|address| u32::from(*address) < last),
-            "all addresses are in the pod network"
-        );
+        for (shape, services) in [(Shape::Even(3), 30_000), (Shape::Even(1000), 500), (Shape::Tail, 30_000)] {
+            let of = |number| sides.map(|side| shape.addresses(number, side));
+            let mut all: Vec<_> = (0..services).flat_map(of).collect();
+            all.extend(sides.map(probe_addresses));
+            let flat: Vec<_> = all.into_iter().flatten().collect();
+            let unique: BTreeSet<_> = flat.iter().collect();
+            assert_eq!(unique.len(), flat.len(), "{shape:?}");
+            let last = u32::from(PODS.0) + (1 << (32 - PODS.1));
+            assert!(
+                flat.iter().all(|address| u32::from(*address) < last),
+                "all addresses are in the pod network"
+            );
+        }
         assert!(u32::from(vip(30_000)) < u32::from(VIPS.0) + (1 << (32 - VIPS.1)));
     }
 
@@ -230,6 +289,30 @@ mod tests {
     fn one_in_ten_has_a_load_balancer() {
         assert_eq!((0..1000).filter(|number| has_load_balancer(*number)).count(), 100);
         assert_eq!(service(10).unwrap().spec.unwrap().type_.unwrap(), "LoadBalancer");
-        assert_eq!(slice(11).unwrap().endpoints.unwrap_or_default().len(), 3);
+        let sizes = |shape, number| -> Vec<usize> {
+            let slices = slices(shape, number).unwrap();
+            slices.into_iter().map(|slice| slice.endpoints.unwrap_or_default().len()).collect()
+        };
+        assert_eq!(sizes(Shape::Even(3), 11), [3]);
+        assert_eq!(sizes(Shape::Even(250), 11), [100, 100, 50]);
+    }
+
+    #[test]
+    fn the_tail_has_few_services_and_most_endpoints() {
+        let counts: Vec<_> = (0..10_000).map(|number| Shape::Tail.endpoints(number)).collect();
+        let between = |low, high| counts.iter().filter(|count| (low..=high).contains(*count)).count();
+        assert_eq!((between(3, 3), between(100, 300), between(1000, 5000)), (9890, 100, 10));
+        let long: u32 = counts.iter().filter(|count| **count > 3).sum();
+        assert!((40_000..60_000).contains(&long), "{long}");
+    }
+
+    #[test]
+    fn a_change_of_a_long_service_is_one_endpoint() {
+        let addresses = |side| -> BTreeSet<String> {
+            let of = changed_endpoints(Shape::Even(1000), 7, side);
+            of.as_array().unwrap().iter().map(|endpoint| endpoint["addresses"].to_string()).collect()
+        };
+        assert_eq!(addresses(Side::A).len(), 100);
+        assert_eq!(addresses(Side::A).difference(&addresses(Side::B)).count(), 1);
     }
 }

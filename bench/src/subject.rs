@@ -139,26 +139,41 @@ impl Running {
 
     /// Waits for the log lines about the initial lists of Services and EndpointSlices. Returns the time of the last one.
     pub fn listed(&self, within: Duration) -> Result<Instant> {
-        let deadline = self.begun + within;
-        let mut missing = match self.who {
-            Who::Ours => vec!["Services, slices and the node are listed"],
-            Who::Peer => vec!["controller=\"service config\"", "controller=\"endpoint slice config\""],
+        self.logged(
+            match self.who {
+                Who::Ours => vec!["Services, slices and the node are listed"],
+                Who::Peer => vec!["controller=\"service config\"", "controller=\"endpoint slice config\""],
+            },
+            "Caches are synced",
+            "the end of its initial list",
+            within,
+        )
+    }
+
+    /// Waits for the log line about the first write. Returns its time. Call it after [`Running::listed`].
+    pub fn written(&self, within: Duration) -> Result<Instant> {
+        let line = match self.who {
+            Who::Ours => "rules written for the first time",
+            // It is capitalised differently from mode to mode.
+            Who::Peer => "yncProxyRules complete",
         };
+        self.logged(vec![line], line, "its first write", within)
+    }
+
+    /// Waits for lines of the log that contain these words, and of kube-proxy also `mark`.
+    fn logged(&self, mut missing: Vec<&str>, mark: &str, what: &str, within: Duration) -> Result<Instant> {
+        let deadline = self.begun + within;
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok((when, line)) => {
-                    let counts = self.who == Who::Ours || line.contains("Caches are synced");
+                    let counts = self.who == Who::Ours || line.contains(mark);
                     missing.retain(|words| !(counts && line.contains(words)));
                     if missing.is_empty() {
                         return Ok(when);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    bail!(
-                        "{} did not log the end of its initial list; see {}",
-                        self.who.title(),
-                        self.log.display()
-                    )
+                    bail!("{} did not log {what}; see {}", self.who.title(), self.log.display())
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     bail!("{} ended:\n{}", self.who.title(), self.log_tail())

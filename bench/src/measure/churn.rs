@@ -9,7 +9,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::{Bench, Trial, first_packet};
 use crate::cluster::Slices;
-use crate::objects::{self, Side};
+use crate::objects::{self, Shape, Side};
 use crate::report::Better::{Less, More};
 use crate::report::percentile;
 
@@ -18,7 +18,8 @@ const PARALLEL: usize = 32;
 
 pub(super) fn measure(bench: &mut Bench<'_>, trial: &Trial<'_>) -> Result<()> {
     let (time, rate) = bench.settings.churn;
-    let changes = changes(bench.cluster.slices(), trial.level, bench.churn_changes, rate, time);
+    let changes =
+        changes(bench.cluster.slices(), trial.level, bench.settings.shape, bench.churn_changes, rate, time);
     let writer = bench.cluster.spawn(changes);
     let begun = Instant::now();
     // Start and duration of each probe change, and the CPU seconds so far.
@@ -67,6 +68,7 @@ pub(super) fn measure(bench: &mut Bench<'_>, trial: &Trial<'_>) -> Result<()> {
 async fn changes(
     slices: Slices,
     level: u32,
+    shape: Shape,
     first: u32,
     rate: u32,
     time: Duration,
@@ -86,7 +88,7 @@ async fn changes(
             (change % level, if (change / level).is_multiple_of(2) { Side::B } else { Side::A });
         let slices = slices.clone();
         under_way.spawn(async move {
-            slices.change(&objects::name(number), objects::numbered_endpoints(number, side)).await
+            slices.change(&objects::name(number), objects::changed_endpoints(shape, number, side)).await
         });
         made += 1;
     }

@@ -8,6 +8,7 @@ mod first_packet;
 mod health;
 mod idle;
 mod kernel;
+mod restart;
 mod start;
 mod throughput;
 
@@ -21,7 +22,7 @@ use clap::ValueEnum;
 
 use crate::cluster::Cluster;
 use crate::host;
-use crate::objects::{Side, service_port};
+use crate::objects::{Shape, Side, service_port};
 use crate::report::Report;
 use crate::subject::{Programs, Running};
 use crate::testbed::{At, DriverNetns, Testbed};
@@ -48,6 +49,8 @@ pub enum Measure {
     Churn,
     /// Kernel time of one endpoint change, for the agent only
     Kernel,
+    /// Time from the initial list of a new process to the end of its first write, with the rules of its predecessor in the kernel
+    Restart,
 }
 
 /// The extent of a benchmark.
@@ -55,6 +58,8 @@ pub enum Measure {
 pub struct Settings {
     /// Numbers of Services, ascending.
     pub levels: Vec<u32>,
+    /// How many endpoints the Services have.
+    pub shape: Shape,
     /// Trials of each program at each level.
     pub runs: usize,
     /// Measurements of each trial.
@@ -122,7 +127,7 @@ pub fn run(
     let mut number = 0;
     for level in &settings.levels {
         let begun = std::time::Instant::now();
-        bench.cluster.fill(*level)?;
+        bench.cluster.fill(*level, settings.shape)?;
         eprintln!("created {level} Services in {:.1} s", begun.elapsed().as_secs_f64());
         for run in 0..settings.runs {
             let mut order = settings.subjects.clone();
@@ -157,6 +162,9 @@ impl Bench<'_> {
         let group = running.end()?;
         if matches!(result, Ok(true)) {
             start::after_end(self, who, level, &group)?;
+            if self.settings.measures.contains(&Measure::Restart) {
+                restart::measure(self, who, testbed, level, number)?;
+            }
             if who == Who::Ours && self.settings.measures.contains(&Measure::Kernel) {
                 kernel::measure(self, testbed, level)?;
             }
@@ -183,7 +191,12 @@ impl Bench<'_> {
                 Measure::Throughput if full => throughput::measure(self, trial)?,
                 Measure::Churn if full => churn::measure(self, trial)?,
                 Measure::Idle if full => idle::measure(self, trial)?,
-                Measure::Start | Measure::Kernel | Measure::Throughput | Measure::Churn | Measure::Idle => {}
+                Measure::Start
+                | Measure::Kernel
+                | Measure::Restart
+                | Measure::Throughput
+                | Measure::Churn
+                | Measure::Idle => {}
             }
         }
         Ok(true)

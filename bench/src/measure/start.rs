@@ -76,7 +76,7 @@ pub(super) fn after_end(bench: &mut Bench<'_>, who: Who, level: u32, group: &Gro
     Ok(())
 }
 
-fn settle(group: &Group) {
+pub(super) fn settle(group: &Group) {
     let begun = Instant::now();
     let (mut used, mut since) = (group.cpu_seconds(), Instant::now());
     while since.elapsed() < QUIET && begun.elapsed() < MAX_SETTLE {
