@@ -24,7 +24,7 @@ use crate::health::{HealthCheckPorts, Listeners, ProxyHealth};
 use crate::input::Input;
 use crate::kernel::{Dataplane, FlowCleaner, Written, host_addresses};
 use crate::metrics::{Metrics, PendingMetrics};
-use crate::plan::{HealthPorts, ServicePlan, Shadowed, has_load_balancer};
+use crate::plan::{HealthPorts, RefusedExternalIp, ServicePlan, Shadowed, has_load_balancer};
 use crate::rules::{KernelState, Ruleset};
 use crate::settings::AgentSettings;
 use planner::Planner;
@@ -232,6 +232,11 @@ impl Agent {
         for Shadowed { service, by, frontend } in self.ruleset.take_shadowed() {
             tracing::warn!(%service, %by, %frontend, "another Service is served at a frontend of this Service");
         }
+        for RefusedExternalIp { service, addr, refusal } in self.ruleset.take_refused() {
+            tracing::warn!(%service, %addr, reason = %refusal, "external IP not served");
+        }
+        let refused = self.ruleset.desired().refused_count();
+        self.metrics.refused_external_ips.set(i64::try_from(refused).unwrap_or(i64::MAX));
         self.metrics.write_duration.observe(took.as_secs_f64());
         match result {
             Ok(written) => {

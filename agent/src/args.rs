@@ -128,6 +128,10 @@ struct AgentArgs {
     /// Do not list addresses at which a load balancer terminates connections (ipMode Proxy)
     #[arg(long, env = "STEERAGE_DROP_UNASSIGNED_VIPS", value_name = "RANGE,…", value_delimiter = ',')]
     drop_unassigned_vips: Vec<AddressRange>,
+    /// Serve no external IPs of Services: any user who may create a Service may name any address there. Without this flag those in
+    /// the networks of cluster IPs, of the node, of API servers, and of what other Services were assigned are not served
+    #[arg(long, env = "STEERAGE_DENY_SERVICE_EXTERNAL_IPS")]
+    deny_service_external_ips: bool,
     /// Serve the node's /healthz and /livez on these ports [default: 10356, and 10256 with --kube-proxy-replacement]
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT,…", value_delimiter = ',')]
     healthz_port: Vec<u16>,

@@ -226,11 +226,9 @@ impl ExplainContext<'_> {
         let frontend = explanation.query.frontend;
         let has_it = |service: &&Service| has_address(service, frontend.addr);
         let holders: Vec<_> = self.index.services().filter(has_it).collect();
-        explanation.notes.extend(holders.iter().map(|service| self.unserved_reason(service)));
-        if let Some(service) = self.desired().health_port_at(&frontend) {
-            explanation
-                .notes
-                .push(format!("it is the health-check port of {service}, where no external IP is served"));
+        explanation.notes.extend(holders.iter().map(|service| self.unserved_reason(service, frontend.addr)));
+        if let Some(service) = self.desired().reserved_at(&frontend) {
+            explanation.notes.push(format!("it belongs to {service}, so that no external IP is served here"));
         }
         if self.desired().is_cluster_address(&frontend.addr) {
             explanation.path.extend(["services", "to-cluster"]);
@@ -267,9 +265,13 @@ impl ExplainContext<'_> {
     }
 
     /// Why a Service that has the address has no frontend there.
-    fn unserved_reason(&self, service: &Service) -> String {
+    fn unserved_reason(&self, service: &Service, addr: IpAddr) -> String {
         let key = &service.key;
         if serves(service, self.local_node.kube_proxy_replacement) {
+            let refusal = self.local_node.external_ips.refusal(addr);
+            if let Some(refusal) = refusal.filter(|_| service.external_ips.contains(&addr)) {
+                return format!("{key} has the address as an external IP, which is not served: {refusal}");
+            }
             let port = |port: &ServicePort| format!("{}/{}", port.port, port.protocol);
             let ports: Vec<_> = service.ports.iter().map(port).collect();
             return format!("{key} has the address, and the ports {}", ports.join(", "));

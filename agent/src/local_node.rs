@@ -5,6 +5,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::plan::ExternalIps;
+
 /// This node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LocalNode {
@@ -18,6 +20,8 @@ pub struct LocalNode {
     pub node_port_addresses: Vec<IpAddr>,
     /// Serve all Services, not only those labelled for Steerage.
     pub kube_proxy_replacement: bool,
+    /// Which external IPs are served.
+    pub external_ips: ExternalIps,
 }
 
 /// How traffic from this node's pods is recognised.

@@ -31,6 +31,8 @@ pub struct Metrics {
     pub flows: Counter,
     /// Frontends served.
     pub frontends: Gauge,
+    /// External IPs that are not served.
+    pub refused_external_ips: Gauge,
     /// Health-check ports.
     pub health_ports: Gauge,
     /// Time of the last successful write, in seconds since 1970.
@@ -54,6 +56,7 @@ impl Metrics {
             foreign_changes: Counter::default(),
             flows: Counter::default(),
             frontends: Gauge::default(),
+            refused_external_ips: Gauge::default(),
             health_ports: Gauge::default(),
             last_write: Gauge::default(),
             kube_proxy: KubeProxyMetrics::default(),
@@ -67,6 +70,7 @@ impl Metrics {
             foreign_changes,
             flows,
             frontends,
+            refused_external_ips,
             health_ports,
             last_write,
             kube_proxy: _,
@@ -88,6 +92,11 @@ impl Metrics {
         );
         registry.register("udp_flows_deleted", "UDP flows deleted because their endpoint is gone", flows);
         registry.register("frontends", "Addresses with protocol and port that are served", frontends);
+        registry.register(
+            "refused_external_ips",
+            "External IPs of Services that are not served, because they are reserved or denied",
+            refused_external_ips,
+        );
         registry.register("health_ports", "Health-check node ports that are open", health_ports);
         registry.register_with_unit(
             "last_write_timestamp",

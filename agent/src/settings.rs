@@ -11,6 +11,7 @@ use steerage_watch::Store;
 
 use crate::kernel::host_addresses;
 use crate::local_node::{LocalNode, LocalPods};
+use crate::plan::ExternalIps;
 
 /// How to recognise traffic from local pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,11 +92,19 @@ pub struct AgentSettings {
     pub detect_local: DetectLocal,
     /// Networks whose addresses serve nothing but Services.
     pub unassigned: Vec<IpNet>,
+    /// Serve no external IPs.
+    pub deny_external_ips: bool,
 }
 
 impl AgentSettings {
     /// This node as its object describes it. `host` are the host's own addresses.
-    pub fn local_node(&self, node: &Node, host: &[IpAddr]) -> LocalNode {
+    pub fn local_node(
+        &self,
+        node: &Node,
+        host: &[IpAddr],
+        service_cidrs: &Store<ServiceCidr>,
+        api_servers: Vec<IpAddr>,
+    ) -> LocalNode {
         let addresses: Vec<_> = [Family::V4, Family::V6]
             .into_iter()
             .filter_map(|family| node.addresses.iter().copied().find(|addr| Family::of(*addr) == family))
@@ -107,7 +116,17 @@ impl AgentSettings {
                 host.iter().copied().filter(usable).collect()
             }
         };
+        let mut own = node.addresses.clone();
+        own.extend(&node_port_addresses);
+        own.sort_unstable();
+        own.dedup();
+        let mut cidrs: Vec<_> = service_cidrs.iter().flat_map(|cidr| &cidr.networks).copied().collect();
+        cidrs.sort_unstable();
+        cidrs.dedup();
+        let external_ips =
+            ExternalIps { denied: self.deny_external_ips, service_cidrs: cidrs, node: own, api_servers };
         LocalNode {
+            external_ips,
             node: self.node.clone(),
             zone: node.zone.clone(),
             addresses,
@@ -127,9 +146,10 @@ impl AgentSettings {
         }
     }
 
-    /// Networks whose addresses serve nothing but Services: those of flags and those of cluster IPs.
+    /// Networks whose addresses serve nothing but Services: those of flags and, without kube-proxy, those of cluster IPs.
     pub fn unassigned(&self, service_cidrs: &Store<ServiceCidr>) -> Vec<IpNet> {
         let given = service_cidrs.iter().flat_map(|cidr| &cidr.networks);
+        let given = given.filter(|_| self.kube_proxy_replacement);
         let all: BTreeSet<_> = self.unassigned.iter().chain(given).map(IpNet::trunc).collect();
         all.into_iter().collect()
     }
@@ -156,6 +176,7 @@ mod tests {
             node_port_addresses: node_ports.parse().unwrap(),
             detect_local: DetectLocal::NodeCidrs,
             unassigned: Vec::new(),
+            deny_external_ips: false,
         }
     }
 
@@ -170,7 +191,7 @@ mod tests {
             pod_cidrs: vec!["10.244.0.0/24".parse().unwrap()],
             ..Node::default()
         };
-        let local_node = settings("primary").local_node(&node, &[]);
+        let local_node = settings("primary").local_node(&node, &[], &Store::default(), Vec::new());
         assert_eq!(local_node.node_port_addresses, addrs(&["10.0.0.1", "fd00::1"]));
         assert_eq!(settings("primary").local_pods(&node), LocalPods::Networks(node.pod_cidrs));
     }
@@ -185,6 +206,8 @@ mod tests {
         }
         let settings = AgentSettings { unassigned: nets(&["192.0.2.0/24"]), ..settings("primary") };
         assert_eq!(settings.unassigned(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24", "fd00::/112"]));
+        let beside = AgentSettings { kube_proxy_replacement: false, ..settings.clone() };
+        assert_eq!(beside.unassigned(&cidrs), nets(&["192.0.2.0/24"]), "kube-proxy serves the others");
         cidrs.apply(Event::Delete { key: "a".to_owned(), version: String::new() }, |_, _| {});
         assert_eq!(settings.unassigned(&cidrs), nets(&["10.96.0.0/16", "192.0.2.0/24"]));
     }
@@ -211,7 +234,11 @@ mod tests {
     #[test]
     fn node_ports_are_served_on_allowed_addresses_except_loopback() {
         let host = addrs(&["127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "fd00::1"]);
-        let local_node = |flag: &str| settings(flag).local_node(&Node::default(), &host).node_port_addresses;
+        let local_node = |flag: &str| {
+            settings(flag)
+                .local_node(&Node::default(), &host, &Store::default(), Vec::new())
+                .node_port_addresses
+        };
         assert_eq!(local_node("0.0.0.0/0, ::/0"), addrs(&["10.0.0.1", "192.168.1.1", "fd00::1"]));
         assert_eq!(local_node("192.168.0.0/16"), addrs(&["192.168.1.1"]));
         assert!("eth0".parse::<NodePortAddresses>().is_err());

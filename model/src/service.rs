@@ -207,6 +207,8 @@ pub struct Service {
     pub finalizers: Vec<String>,
     /// Whether `metadata.deletionTimestamp` is set.
     pub deleting: bool,
+    /// `metadata.creationTimestamp`, in seconds since 1970; 0 if the object has none.
+    pub created: i64,
     /// `metadata.generation`, where the API server keeps one.
     pub generation: Option<i64>,
     /// `status.loadBalancer.ingress`.
@@ -240,6 +242,7 @@ impl Service {
             headless_label: false,
             finalizers: Vec::new(),
             deleting: false,
+            created: 0,
             generation: None,
             ingress: Vec::new(),
             conditions: Vec::new(),

@@ -83,6 +83,7 @@ pub(crate) fn fingerprint(service: &Service) -> u64 {
         finalizers: _,
         deleting,
         generation: _,
+        created: _,
         ingress: _,
         conditions: _,
     } = service;

@@ -51,6 +51,17 @@ impl Planner {
         self.own_node(settings)?.agent.as_ref()
     }
 
+    /// The addresses of the API servers, which they publish as the endpoints of the Service `kubernetes`.
+    fn api_servers(&self) -> Vec<IpAddr> {
+        let published = Key::new("default", "kubernetes");
+        let slices = self.index.slices(&published);
+        let mut addresses: Vec<_> =
+            slices.flat_map(|slice| &slice.endpoints).map(|endpoint| endpoint.addr).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        addresses
+    }
+
     fn own_node(&self, settings: &AgentSettings) -> Option<&Node> {
         self.index.node(&settings.node)
     }
@@ -62,9 +73,12 @@ impl Planner {
         settings: &AgentSettings,
         now: Instant,
     ) -> Option<BTreeMap<Key, ServicePlan>> {
-        let known = self
-            .own_node(settings)
-            .map(|node| (settings.local_node(node, &self.host_addresses), settings.local_pods(node)));
+        let known = self.own_node(settings).map(|node| {
+            let api_servers = self.api_servers();
+            let local_node =
+                settings.local_node(node, &self.host_addresses, &self.service_cidrs, api_servers);
+            (local_node, settings.local_pods(node))
+        });
         let (local_node, pods) = known.or_else(|| self.local_node.clone())?;
         let mut dirty = self.index.take_dirty().services;
         for key in &dirty {

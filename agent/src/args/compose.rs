@@ -34,6 +34,7 @@ impl Args {
             pod_bridge_interface,
             pod_interface_name_prefix,
             drop_unassigned_vips,
+            deny_service_external_ips,
             healthz_port,
             max_watch_silence,
             seccomp: _,
@@ -54,6 +55,7 @@ impl Args {
             node_port_addresses: nodeport_addresses,
             detect_local,
             unassigned: drop_unassigned_vips.into_iter().flat_map(|range| range.0).collect(),
+            deny_external_ips: deny_service_external_ips,
         };
         let Component { name, version, .. } = process.component();
         let first = process.readiness().task("rules");
@@ -87,9 +89,7 @@ impl Args {
             process.metrics().register("agent_watch", |registry| Watches::new(client.clone(), registry));
         follow(watches.services(), inputs.clone(), Input::Service);
         follow(watches.slices(), inputs.clone(), Input::Slice);
-        if kube_proxy_replacement {
-            follow(watches.dispensable().watch(ServiceCidrs), inputs.clone(), Input::ServiceCidr);
-        }
+        follow(watches.dispensable().watch(ServiceCidrs), inputs.clone(), Input::ServiceCidr);
         follow(watches.node(&node), inputs, Input::Node);
 
         let (ask, asked) = watch::channel(false);

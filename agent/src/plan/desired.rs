@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use steerage_model::Key;
 
-use super::{Action, Frontend, HealthPort, HealthPorts, Role, ServicePlan};
+use super::{Action, Frontend, HealthPort, HealthPorts, Refusal, RefusedExternalIp, Role, ServicePlan};
 
 /// Services that a frontend's owner leaves without it, and that are named.
 const NAMED: usize = 8;
@@ -16,12 +16,15 @@ const NAMED: usize = 8;
 #[derive(Debug, Clone, Default)]
 pub struct Desired {
     services: BTreeMap<Key, ServiceRecord>,
-    /// The Services with a frontend, sorted by role and key, each with its action. The first one owns it: all nodes agree.
+    /// The Services with a frontend, sorted by role, age and key, each with its action. The first one owns it: all nodes agree.
     owners: BTreeMap<Frontend, Vec<(Key, Action)>>,
-    /// Where health-check ports are served, with their Services. No external IP is served there.
+    /// Where no external IP is served, with the Services whose health-check port or assigned frontend is there.
     reserved: BTreeMap<Frontend, Vec<Key>>,
     /// What [`Desired::take_shadowed`] will return.
     shadowed: BTreeSet<Shadowed>,
+    /// What [`Desired::take_refused`] will return.
+    refused: BTreeSet<RefusedExternalIp>,
+    refused_count: usize,
     cluster_addresses: Counted<IpAddr>,
     hairpins: Counted<IpAddr>,
     timeouts: Counted<u32>,
@@ -35,6 +38,7 @@ struct ServiceRecord {
     hairpins: Box<[IpAddr]>,
     health: Option<HealthPort>,
     reserved: Box<[Frontend]>,
+    refused: Box<[(IpAddr, Refusal)]>,
 }
 
 /// A Service that is not served at one of its frontends, because another Service owns it.
@@ -109,6 +113,16 @@ impl Desired {
         std::mem::take(&mut self.shadowed)
     }
 
+    /// The external IPs that updates refused since the last call.
+    pub fn take_refused(&mut self) -> BTreeSet<RefusedExternalIp> {
+        std::mem::take(&mut self.refused)
+    }
+
+    /// The number of external IPs that are refused.
+    pub fn refused_count(&self) -> usize {
+        self.refused_count
+    }
+
     /// The Services that are not served at one of these frontends and their owners, each pair with its first frontend. Only the first
     /// few of a frontend: thousands may name one address.
     fn shadowed_at(&self, frontends: &BTreeSet<Frontend>) -> BTreeMap<(Key, Key), Frontend> {
@@ -128,8 +142,8 @@ impl Desired {
         found
     }
 
-    /// The Service whose health checks would get lost if these claims to a frontend were served. A Service's own external IP does
-    /// the same harm as that of another.
+    /// The Service whose health checks or traffic would get lost if these claims to a frontend were served. A Service's own external
+    /// IP does the same harm as that of another.
     fn reserved_by(&self, frontend: &Frontend, claims: &[(Key, Action)]) -> Option<&Key> {
         let (_, first) = claims.first()?;
         if first.role != Role::ExternalIp {
@@ -140,7 +154,9 @@ impl Desired {
 
     fn replace(&mut self, updates: BTreeMap<Key, ServicePlan>) {
         for (key, new) in updates {
-            if let Some(old) = self.services.remove(&key) {
+            let old = self.services.remove(&key);
+            if let Some(old) = &old {
+                self.refused_count -= old.refused.len();
                 old.frontends.iter().for_each(|frontend| self.remove_owner(frontend, &key));
                 old.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.remove(addr));
                 old.hairpins.iter().for_each(|addr| self.hairpins.remove(addr));
@@ -155,7 +171,16 @@ impl Desired {
                 hairpins: new.hairpins.into(),
                 health: new.health,
                 reserved: new.reserved.into(),
+                refused: new.refused.into(),
             };
+            let before = old.map(|old| old.refused).unwrap_or_default();
+            let refused = record.refused.iter().filter(|refused| !before.contains(refused));
+            self.refused.extend(refused.map(|(addr, refusal)| RefusedExternalIp {
+                service: key.clone(),
+                addr: *addr,
+                refusal: *refusal,
+            }));
+            self.refused_count += record.refused.len();
             for (frontend, action) in new.frontends {
                 self.add_owner(frontend, &key, action);
             }
@@ -171,7 +196,9 @@ impl Desired {
     fn add_owner(&mut self, frontend: Frontend, by: &Key, action: Action) {
         action.affinity.into_iter().for_each(|seconds| self.timeouts.add(seconds));
         let owners = self.owners.entry(frontend).or_insert_with(|| Vec::with_capacity(1));
-        let at = owners.partition_point(|(owner, other)| (other.role, owner) < (action.role, by));
+        let at = owners.partition_point(|(owner, other)| {
+            (other.role, other.created, owner) < (action.role, action.created, by)
+        });
         owners.insert(at, (by.clone(), action));
     }
 
@@ -209,8 +236,8 @@ impl Desired {
         claims.first().filter(|_| self.reserved_by(frontend, claims).is_none())
     }
 
-    /// The Service whose health-check port is served here, in place of an external IP.
-    pub fn health_port_at(&self, frontend: &Frontend) -> Option<&Key> {
+    /// The Service whose health-check port or assigned frontend is here, in place of an external IP.
+    pub fn reserved_at(&self, frontend: &Frontend) -> Option<&Key> {
         self.reserved.get(frontend)?.first()
     }
 

@@ -6,6 +6,7 @@
 mod affinity;
 mod desired;
 mod endpoints;
+mod external_ips;
 mod policy_transition;
 mod service;
 
@@ -17,6 +18,7 @@ use steerage_model::{Family, Key, Protocol};
 
 pub use desired::{Affected, Desired, Shadowed};
 pub use endpoints::{Endpoints, Selection};
+pub use external_ips::{ExternalIps, Refusal, RefusedExternalIp};
 pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};
 pub use service::{plan_service, serves};
 
@@ -49,8 +51,8 @@ pub enum Masquerade {
     Host,
 }
 
-/// What a frontend is to its Service. Of several Services with one frontend, that with the first role is served: a user may name any
-/// address in `externalIPs`, and the API server assigns the others.
+/// What a frontend is to its Service. Of several Services with one frontend, that with the first role is served, and of those the
+/// oldest: a user may name any address in `externalIPs`, and the API server assigns the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// A cluster IP.
@@ -66,6 +68,8 @@ pub enum Role {
 pub struct Action {
     /// What the frontend is to its Service.
     pub role: Role,
+    /// When the Service was created, in seconds since 1970.
+    pub created: i64,
     /// The number of the Service's port.
     pub port: u16,
     /// The endpoints to send them to; without any they are dropped.
@@ -106,9 +110,11 @@ pub struct ServicePlan {
     pub hairpins: Vec<IpAddr>,
     /// Its health-check port.
     pub health: Option<HealthPort>,
-    /// Where its health-check port is served. An external IP there would get the health checks: packets are translated before they
-    /// reach a socket.
+    /// Where no external IP is served: at its health-check port, because packets are translated before they reach a socket, and at the
+    /// frontends of a Service that another proxy serves, because that one comes later.
     pub reserved: Vec<Frontend>,
+    /// Its external IPs that are not served.
+    pub refused: Vec<(IpAddr, Refusal)>,
 }
 
 impl ServicePlan {

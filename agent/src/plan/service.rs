@@ -30,7 +30,7 @@ pub fn serves(service: &Service, kube_proxy_replacement: bool) -> bool {
 /// What this node should do for `service`.
 pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) -> ServicePlan {
     if !serves(service, local_node.kube_proxy_replacement) {
-        return ServicePlan::default();
+        return ServicePlan { reserved: assigned(service, local_node), ..ServicePlan::default() };
     }
     let mut plan = ServicePlan {
         cluster_addresses: service.cluster_ips.clone(),
@@ -51,6 +51,8 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
             frontends.extend(port_frontends(service, port, family, &all, local_node));
         }
     }
+    let refusal = |addr: &IpAddr| Some((*addr, local_node.external_ips.refusal(*addr)?));
+    plan.refused = service.external_ips.iter().filter_map(refusal).collect();
     // An address in two roles, such as a VIP that is also an external IP, is served in the first one.
     frontends.sort_by_key(|(_, action)| action.role);
     let mut seen = BTreeSet::new();
@@ -58,6 +60,22 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
     plan.frontends = frontends;
     plan.hairpins = hairpins.into_iter().collect();
     plan
+}
+
+/// What was assigned to a Service, as far as packets carry it.
+fn assigned(service: &Service, local_node: &LocalNode) -> Vec<Frontend> {
+    let is_real = service.kind != ServiceKind::ExternalName && !service.headless_label;
+    let vips = service.vips().filter(|_| service.kind == ServiceKind::LoadBalancer);
+    let addresses: Vec<_> = service.cluster_ips.iter().copied().chain(vips).filter(|_| is_real).collect();
+    let mut frontends = Vec::new();
+    for port in &service.ports {
+        let at = |addr: &IpAddr, number: u16| Frontend { addr: *addr, protocol: port.protocol, port: number };
+        frontends.extend(addresses.iter().map(|addr| at(addr, port.port)));
+        if let Some(number) = port.node_port.filter(|_| is_real) {
+            frontends.extend(local_node.node_port_addresses.iter().map(|addr| at(addr, number)));
+        }
+    }
+    frontends
 }
 
 fn families(service: &Service) -> BTreeSet<Family> {
@@ -90,6 +108,7 @@ fn port_frontends(
     let serving = if serving == cluster { Arc::clone(&cluster) } else { serving };
     let base = Action {
         role: Role::ClusterIp,
+        created: service.created,
         port: port.port,
         reject: cluster.is_empty() && local.is_empty(),
         targets: Endpoints { selection: Selection::Cluster, list: cluster },
@@ -121,7 +140,8 @@ fn port_frontends(
             frontends.push((at(addr, port.port), vip.clone()));
         }
     }
-    for addr in service.external_ips.iter().copied().filter(of_family) {
+    let served = |addr: &IpAddr| local_node.external_ips.refusal(*addr).is_none();
+    for addr in service.external_ips.iter().copied().filter(of_family).filter(served) {
         frontends.push((at(addr, port.port), external(Role::ExternalIp)));
     }
     if let Some(number) = port.node_port.filter(|_| service.kind != ServiceKind::ClusterIp) {

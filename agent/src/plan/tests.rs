@@ -50,6 +50,7 @@ fn local_node() -> LocalNode {
         addresses: vec![addr("10.0.0.1"), addr("fd00::1")],
         node_port_addresses: vec![addr("10.0.0.1"), addr("fd00::1")],
         kube_proxy_replacement: false,
+        external_ips: ExternalIps::default(),
     }
 }
 
@@ -300,6 +301,81 @@ fn external_ip_takes_nothing_from_another_service() {
             desired.update([(thief.key.clone(), plan(&thief, Vec::new()))].into());
             assert_eq!(desired.take_shadowed(), [].into(), "reported once");
             desired.update([(victim.key.clone(), ServicePlan::default())].into());
+            assert_eq!(desired.action(&frontend).map(|action| action.role), Some(Role::ExternalIp));
+        }
+    }
+}
+
+/// Whatever its name, and in whatever order the agent sees them.
+#[test]
+fn oldest_service_with_a_frontend_is_served() {
+    let mut services = ["a", "b", "c"].map(|name| external(name, "198.51.100.1", 80));
+    for (service, created) in services.iter_mut().zip([30, 10, 20]) {
+        service.created = created;
+    }
+    let [a, b, c] = &services;
+    let frontend = Frontend { addr: addr("198.51.100.1"), protocol: Protocol::Tcp, port: 80 };
+    for order in [[a, b, c], [c, b, a], [b, a, c]] {
+        let desired = desired_of(&order);
+        assert_eq!(desired.owners(&frontend).map(Key::name).collect::<Vec<_>>(), ["b", "c", "a"]);
+    }
+}
+
+#[test]
+fn reserved_external_ips_are_refused() {
+    let external_ips = ExternalIps {
+        denied: false,
+        service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd96::/112".parse().unwrap()],
+        node: vec![addr("10.0.0.1")],
+        api_servers: vec![addr("10.0.0.9")],
+    };
+    let mut node = LocalNode { external_ips, ..local_node() };
+    let mut service = external("a", "198.51.100.1", 80);
+    service.external_ips =
+        ["198.51.100.1", "10.96.7.7", "10.0.0.1", "10.0.0.9", "fd96::1"].map(addr).to_vec();
+    let mut index = Index::default();
+    index.apply_slice(Event::Apply(slice("a", both())));
+    let served = |plan: &ServicePlan| -> Vec<String> {
+        let external = plan.frontends.iter().filter(|(_, action)| action.role == Role::ExternalIp);
+        external.map(|(frontend, _)| frontend.addr.to_string()).collect()
+    };
+    let found = plan_service(&service, &index, &node);
+    assert_eq!(served(&found), ["198.51.100.1"]);
+    let refused = [
+        ("10.96.7.7", Refusal::ServiceCidr),
+        ("10.0.0.1", Refusal::Node),
+        ("10.0.0.9", Refusal::ApiServer),
+        ("fd96::1", Refusal::ServiceCidr),
+    ];
+    assert_eq!(found.refused, refused.map(|(at, why)| (addr(at), why)));
+
+    let mut desired = Desired::default();
+    desired.update([(service.key.clone(), found.clone())].into());
+    assert_eq!((desired.take_refused().len(), desired.refused_count()), (4, 4));
+    desired.update([(service.key.clone(), found)].into());
+    assert_eq!((desired.take_refused().len(), desired.refused_count()), (0, 4), "reported once");
+
+    node.external_ips.denied = true;
+    let found = plan_service(&service, &index, &node);
+    assert_eq!((served(&found).len(), found.refused.len()), (0, 5));
+    desired.update([(service.key.clone(), found)].into());
+    assert_eq!((desired.take_refused().len(), desired.refused_count()), (5, 5));
+    desired.update([(service.key, ServicePlan::default())].into());
+    assert_eq!(desired.refused_count(), 0);
+}
+
+/// The agent's rules come before kube-proxy's, so a labelled Service must not take what kube-proxy serves.
+#[test]
+fn external_ip_takes_nothing_from_a_service_of_another_proxy() {
+    let dns = Service { proxy_name: None, ..service("kube-dns") };
+    for (at, port) in [("10.96.0.1", 80), ("192.0.2.1", 80), ("10.0.0.1", 30080)] {
+        let thief = external("a", at, port);
+        let frontend = Frontend { addr: addr(at), protocol: Protocol::Tcp, port };
+        for order in [[&thief, &dns], [&dns, &thief]] {
+            let mut desired = desired_of(&order);
+            assert_eq!(desired.action(&frontend), None, "{at}:{port}");
+            assert_eq!(desired.reserved_at(&frontend), Some(&dns.key));
+            desired.update([(dns.key.clone(), ServicePlan::default())].into());
             assert_eq!(desired.action(&frontend).map(|action| action.role), Some(Role::ExternalIp));
         }
     }

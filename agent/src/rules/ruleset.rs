@@ -13,7 +13,7 @@ use super::elements::{affected_elements, all_elements};
 use super::long_lists::{KernelLists, LongLists};
 use super::{Changes, Elements, RulesetConfig, difference};
 use crate::local_node::LocalPods;
-use crate::plan::{Action, Affected, Desired, Frontend, ServicePlan, Shadowed};
+use crate::plan::{Action, Affected, Desired, Frontend, RefusedExternalIp, ServicePlan, Shadowed};
 
 /// UDP frontends, each with the endpoints whose flows may stay.
 pub type StaleFlows = BTreeMap<Frontend, Arc<[SocketAddr]>>;
@@ -150,6 +150,11 @@ impl Ruleset {
     /// The Services that lost a frontend to another one since the last call.
     pub fn take_shadowed(&mut self) -> BTreeSet<Shadowed> {
         self.desired.take_shadowed()
+    }
+
+    /// The external IPs that were refused since the last call.
+    pub fn take_refused(&mut self) -> BTreeSet<RefusedExternalIp> {
+        self.desired.take_refused()
     }
 
     fn elements(&self, affected: &Affected) -> [Elements; 2] {

@@ -24,6 +24,7 @@ fn action(targets: &[u8], local: Option<&[u8]>) -> Action {
     let list = |numbers: &[u8]| -> Arc<[SocketAddr]> { numbers.iter().map(|n| target(*n)).collect() };
     Action {
         role: Role::Assigned,
+        created: 0,
         port: 80,
         targets: Endpoints { selection: Selection::Cluster, list: list(targets) },
         local: local.map(|local| Endpoints { selection: Selection::Local, list: list(local) }),
@@ -222,6 +223,7 @@ fn plans(world: &World) -> BTreeMap<Key, ServicePlan> {
             .collect(),
         health: None,
         reserved: Vec::new(),
+        refused: Vec::new(),
     };
     world.iter().map(|(name, frontends)| (Key::new("n", name.to_string()), plan(frontends))).collect()
 }

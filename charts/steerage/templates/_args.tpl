@@ -63,6 +63,9 @@
 {{- if $agent.kubeProxyReplacement }}
 - --kube-proxy-replacement
 {{- end }}
+{{- if $agent.denyServiceExternalIPs }}
+- --deny-service-external-ips
+{{- end }}
 {{- with $agent.apiServer }}
 - --api-server={{ . }}
 {{- end }}

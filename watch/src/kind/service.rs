@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use jiff::Timestamp;
 use serde::Deserialize;
 use steerage_model::{
     Affinity, Condition, Family, Ingress, IpMode, Key, Service, ServiceKind, ServicePort, TargetPort,
@@ -48,6 +49,8 @@ impl Kind for Services {
         service.finalizers = metadata.finalizers;
         service.deleting = metadata.deletion_timestamp.is_some();
         service.generation = metadata.generation;
+        let created = metadata.creation_timestamp.and_then(|text| text.parse::<Timestamp>().ok());
+        service.created = created.map(Timestamp::as_second).unwrap_or_default();
         fill_spec(&mut service, spec, notes)?;
         fill_status(&mut service, status, notes);
         Ok(Some(service))

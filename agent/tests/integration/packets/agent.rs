@@ -48,6 +48,7 @@ impl<'a> Running<'a> {
             node_port_addresses,
             detect_local: DetectLocal::NodeCidrs,
             unassigned: Vec::new(),
+            deny_external_ips: false,
         };
         let enter = world.entering(At::Node);
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -103,6 +103,7 @@ pub(crate) fn place() -> LocalNode {
         addresses: own.clone(),
         node_port_addresses: own,
         kube_proxy_replacement: false,
+        ..LocalNode::default()
     }
 }
 

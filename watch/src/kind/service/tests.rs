@@ -83,6 +83,7 @@ fn service_is_projected_completely() {
     want.finalizers = vec!["steerage.dev/load-balancer".into()];
     want.deleting = true;
     want.generation = Some(3);
+    want.created = 1_767_225_600;
     let entry =
         |ip, hostname: Option<&str>, ip_mode| Ingress { ip, hostname: hostname.map(str::to_owned), ip_mode };
     want.ingress = vec![

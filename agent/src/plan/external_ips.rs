@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which external IPs are served. Any user may name any address in `externalIPs`, and thereby take what others send there
+//! (CVE-2020-8554). Pure.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use steerage_model::Key;
+
+/// The addresses at which no external IP is served.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExternalIps {
+    /// None is served at all.
+    pub denied: bool,
+    /// The networks of cluster IPs.
+    pub service_cidrs: Vec<IpNet>,
+    /// Addresses of this node.
+    pub node: Vec<IpAddr>,
+    /// Addresses of the API servers.
+    pub api_servers: Vec<IpAddr>,
+}
+
+/// Why an external IP is not served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refusal {
+    /// `--deny-service-external-ips`.
+    Denied,
+    /// It is in the networks of cluster IPs.
+    ServiceCidr,
+    /// This node has it.
+    Node,
+    /// An API server has it.
+    ApiServer,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Denied => "--deny-service-external-ips is set",
+            Self::ServiceCidr => "it is in a ServiceCIDR, whose addresses only the API server assigns",
+            Self::Node => "it is an address of this node",
+            Self::ApiServer => "it is the address of an API server",
+        })
+    }
+}
+
+/// An external IP of a Service that is not served.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RefusedExternalIp {
+    /// The Service.
+    pub service: Key,
+    /// The address.
+    pub addr: IpAddr,
+    /// Why.
+    pub refusal: Refusal,
+}
+
+impl ExternalIps {
+    /// Why an external IP is not served; `None` if it is.
+    pub fn refusal(&self, addr: IpAddr) -> Option<Refusal> {
+        let reasons = [
+            (self.denied, Refusal::Denied),
+            (self.service_cidrs.iter().any(|net| net.contains(&addr)), Refusal::ServiceCidr),
+            (self.node.contains(&addr), Refusal::Node),
+            (self.api_servers.contains(&addr), Refusal::ApiServer),
+        ];
+        reasons.into_iter().find(|(applies, _)| *applies).map(|(_, refusal)| refusal)
+    }
+}
