@@ -9,6 +9,10 @@ use std::time::Duration;
 use steerage_watch::Backoff;
 use tokio::time::Instant;
 
+use self::turns::Turns;
+
+mod turns;
+
 /// Of so many tasks that start while others wait too, one is not urgent: nothing starves.
 const NORMAL_EVERY: u32 = 8;
 
@@ -18,6 +22,8 @@ pub(crate) trait Request {
     fn merge(&mut self, other: Self);
     /// Whether this request passes those that are not urgent.
     fn is_urgent(&self) -> bool;
+    /// Requests of different groups take turns.
+    fn group(&self) -> &str;
 }
 
 /// Which requests may start.
@@ -39,6 +45,7 @@ pub(crate) enum ReconcileOutcome<R> {
 
 #[derive(Debug)]
 struct Slot<R> {
+    group: String,
     state: SlotState<R>,
     failures: u32,
 }
@@ -49,11 +56,19 @@ enum SlotState<R> {
     Running { next: Option<R>, reset_backoff: bool },
 }
 
+/// What a slot that waits is made of.
+struct Waiting<R> {
+    group: String,
+    due: Instant,
+    request: R,
+    failures: u32,
+}
+
 #[derive(Debug)]
 pub(crate) struct Queue<R> {
     slots: BTreeMap<String, Slot<R>>,
-    urgent: BTreeSet<(Instant, String)>,
-    normal: BTreeSet<(Instant, String)>,
+    urgent: Turns,
+    normal: Turns,
     /// What is not due yet, when it was added.
     delayed: BTreeSet<(Instant, String)>,
     /// Urgent tasks that started since one that is not, while such a one waited.
@@ -88,43 +103,46 @@ impl<R: Request> Queue<R> {
                 }
             }
             Some(SlotState::Waiting { .. }) => {
-                let Some((due, mut merged, failures)) = self.remove_waiting(key) else { return };
-                merged.merge(request);
-                let (due, failures) = match (reset_backoff, failures) {
-                    (false, 1..) => (due, failures),
-                    _ => (due.min(now), 0),
-                };
-                self.insert_waiting(key, due, merged, failures, now);
+                let Some(mut waiting) = self.remove_waiting(key) else { return };
+                waiting.request.merge(request);
+                if reset_backoff || waiting.failures == 0 {
+                    (waiting.due, waiting.failures) = (waiting.due.min(now), 0);
+                }
+                self.insert_waiting(key, waiting, now);
             }
-            None => self.insert_waiting(key, now, request, 0, now),
+            None => {
+                let group = request.group().to_owned();
+                self.insert_waiting(key, Waiting { group, due: now, request, failures: 0 }, now);
+            }
         }
     }
 
     /// The next key that is due, of those that `which` allows. It counts as running until [`Queue::finish`].
     pub(crate) fn start_next(&mut self, which: Which, now: Instant) -> Option<(String, R)> {
         self.promote(now);
-        let due = |set: &BTreeSet<(Instant, String)>| set.first().filter(|(due, _)| *due <= now).cloned();
-        let normal = due(&self.normal).filter(|_| which == Which::All);
-        let (_, key) = match (due(&self.urgent), normal) {
-            (Some(urgent), Some(_)) if self.passed + 1 < NORMAL_EVERY => {
+        let normal = self.normal.first().filter(|_| which == Which::All);
+        let turns = match (self.urgent.first(), normal) {
+            (Some(_), Some(_)) if self.passed + 1 < NORMAL_EVERY => {
                 self.passed += 1;
-                urgent
+                &mut self.urgent
             }
-            (_, Some(normal)) => {
+            (_, Some(_)) => {
                 self.passed = 0;
-                normal
+                &mut self.normal
             }
-            (urgent, None) => urgent?,
+            (_, None) => &mut self.urgent,
         };
-        let (_, request, failures) = self.remove_waiting(&key)?;
+        let key = turns.first()?.to_owned();
+        turns.end_turn();
+        let Waiting { group, request, failures, .. } = self.remove_waiting(&key)?;
         let state = SlotState::Running { next: None, reset_backoff: false };
-        self.slots.insert(key.clone(), Slot { state, failures });
+        self.slots.insert(key.clone(), Slot { group, state, failures });
         Some((key, request))
     }
 
     /// Records the end of a key's task.
     pub(crate) fn finish(&mut self, key: &str, outcome: ReconcileOutcome<R>, now: Instant, jitter: f64) {
-        let Some(Slot { state: SlotState::Running { next, reset_backoff }, failures }) =
+        let Some(Slot { group, state: SlotState::Running { next, reset_backoff }, failures }) =
             self.slots.remove(key)
         else {
             return;
@@ -132,7 +150,7 @@ impl<R: Request> Queue<R> {
         let (mut request, delay, failures) = match (outcome, next.is_some()) {
             (ReconcileOutcome::Done, _) => {
                 if let Some(next) = next {
-                    self.insert_waiting(key, now, next, 0, now);
+                    self.insert_waiting(key, Waiting { group, due: now, request: next, failures: 0 }, now);
                 }
                 return;
             }
@@ -148,14 +166,14 @@ impl<R: Request> Queue<R> {
         if let Some(next) = next {
             request.merge(next);
         }
-        self.insert_waiting(key, now + delay, request, failures, now);
+        self.insert_waiting(key, Waiting { group, due: now + delay, request, failures }, now);
     }
 
     /// When the next key is due, of those that `which` allows, or may be.
     pub(crate) fn next_due(&self, which: Which) -> Option<Instant> {
         let normal = (which == Which::All).then_some(&self.normal);
-        let sets = [&self.urgent, &self.delayed].into_iter().chain(normal);
-        sets.filter_map(|set| set.first()).map(|(due, _)| *due).min()
+        let due = [&self.urgent].into_iter().chain(normal).filter_map(Turns::first_due);
+        due.chain(self.delayed.first().map(|(due, _)| *due)).min()
     }
 
     /// Moves what has become due to the others that wait for a worker.
@@ -165,34 +183,35 @@ impl<R: Request> Queue<R> {
                 self.delayed.insert((due, key));
                 return;
             }
-            let is_urgent = self.slots.get(&key).is_some_and(
-                |slot| matches!(&slot.state, SlotState::Waiting { request, .. } if request.is_urgent()),
-            );
-            let set = if is_urgent { &mut self.urgent } else { &mut self.normal };
-            set.insert((due, key));
+            let Some(Slot { group, state: SlotState::Waiting { request, .. }, .. }) = self.slots.get(&key)
+            else {
+                continue;
+            };
+            let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
+            turns.insert(group, due, &key);
         }
     }
 
-    fn insert_waiting(&mut self, key: &str, due: Instant, request: R, failures: u32, now: Instant) {
-        let set = if due > now {
-            &mut self.delayed
-        } else if request.is_urgent() {
-            &mut self.urgent
+    fn insert_waiting(&mut self, key: &str, waiting: Waiting<R>, now: Instant) {
+        let Waiting { group, due, request, failures } = waiting;
+        if due > now {
+            self.delayed.insert((due, key.to_owned()));
         } else {
-            &mut self.normal
-        };
-        set.insert((due, key.to_owned()));
-        self.slots.insert(key.to_owned(), Slot { state: SlotState::Waiting { due, request }, failures });
+            let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
+            turns.insert(&group, due, key);
+        }
+        self.slots
+            .insert(key.to_owned(), Slot { group, state: SlotState::Waiting { due, request }, failures });
     }
 
-    fn remove_waiting(&mut self, key: &str) -> Option<(Instant, R, u32)> {
-        let Slot { state: SlotState::Waiting { due, request }, failures } = self.slots.remove(key)? else {
+    fn remove_waiting(&mut self, key: &str) -> Option<Waiting<R>> {
+        let Slot { group, state: SlotState::Waiting { due, request }, failures } = self.slots.remove(key)?
+        else {
             return None;
         };
-        let place = (due, key.to_owned());
-        let set = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
-        let _ = set.remove(&place) || self.delayed.remove(&place);
-        Some((due, request, failures))
+        let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
+        let _ = turns.remove(&group, due, key) || self.delayed.remove(&(due, key.to_owned()));
+        Some(Waiting { group, due, request, failures })
     }
 }
 

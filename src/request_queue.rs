@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::queue::{Queue, ReconcileOutcome, Request, Which};
 
 /// Why a load balancer is reconciled.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReconcileRequest {
     /// When the first endpoint changed that its targets do not reflect yet.
     pub(crate) endpoints_changed: Option<Instant>,
@@ -38,7 +38,7 @@ impl ReconcileRequest {
     };
 }
 
-impl Request for ReconcileRequest {
+impl ReconcileRequest {
     fn merge(&mut self, other: Self) {
         self.endpoints_changed = match (self.endpoints_changed, other.endpoints_changed) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -68,7 +68,12 @@ impl Request for RequestBatch {
     }
 
     fn is_urgent(&self) -> bool {
-        self.0.values().any(Request::is_urgent)
+        self.0.values().any(ReconcileRequest::is_urgent)
+    }
+
+    /// Namespaces take turns.
+    fn group(&self) -> &str {
+        self.0.keys().next().map_or("", |owner| owner.service.namespace())
     }
 }
 

@@ -20,6 +20,11 @@ impl Request for Tickets {
     fn is_urgent(&self) -> bool {
         self.1
     }
+
+    /// One of two.
+    fn group(&self) -> &str {
+        if self.0.first().is_some_and(|number| *number >= FLOOD) { "flood" } else { "usual" }
+    }
 }
 
 fn ticket(number: u32) -> Tickets {
@@ -39,6 +44,31 @@ fn queue() -> (Queue<Tickets>, Instant) {
 
 fn key(taken: Option<(String, Tickets)>) -> Option<String> {
     taken.map(|(key, _)| key)
+}
+
+/// Tickets from here on are of another group.
+const FLOOD: u32 = 1000;
+
+/// A tenant's thousand load balancers, or changes of endpoints, delay another tenant by one.
+#[test]
+fn groups_take_turns() {
+    for is_urgent in [false, true] {
+        let (mut queue, now) = queue();
+        let request = |number: u32| Tickets([number].into(), is_urgent);
+        for number in 0..FLOOD {
+            queue.add(&format!("flood-{number:04}"), request(FLOOD + number), false, now);
+        }
+        let started = |queue: &mut Queue<Tickets>, at| queue.start_next(Which::All, at).unwrap().0;
+        assert_eq!(started(&mut queue, now), "flood-0000");
+        let later = now + SECOND;
+        queue.add("a", request(1), false, later);
+        queue.add("b", request(2), false, later);
+        let mut order: Vec<_> = (0..5).map(|_| started(&mut queue, later)).collect();
+        assert!(order.iter().take(3).any(|key| key == "a"), "{order:?}");
+        order.sort_unstable();
+        assert_eq!(order, ["a", "b", "flood-0001", "flood-0002", "flood-0003"]);
+        assert_eq!(queue.depth(), 996);
+    }
 }
 
 #[test]
