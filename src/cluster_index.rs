@@ -131,7 +131,7 @@ impl ClusterIndex {
             let is_published = changed.is_published;
             let request = ReconcileRequest { endpoints_changed, is_published, ..ReconcileRequest::default() };
             for owner in self.owners_of(&changed) {
-                self.requests.add(&owner, request.clone(), false);
+                self.requests.add(&owner, request, false);
             }
         }
     }

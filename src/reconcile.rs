@@ -3,10 +3,11 @@
 //!
 //! Called by the workers, at most once at a time for each serialisation key.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use steerage_model::Service;
+use steerage_model::{Key, Service};
 use steerage_process::duration;
 use steerage_provider_api::{Error, Owner, Progress, SharedSet};
 use steerage_watch::Staleness;
@@ -36,8 +37,10 @@ const MIN_WAIT: Duration = Duration::from_secs(1);
 
 /// Wait before a call that the provider refused because there were too many.
 const THROTTLED_RETRY: Duration = Duration::from_secs(10);
-/// Throttling concerns many load balancers at once: at most one is logged in this time.
-const THROTTLING_LOGGED_EVERY: Duration = Duration::from_secs(1);
+/// The same for targets, for which clients wait. The provider's budget keeps the rate.
+const URGENT_THROTTLED_RETRY: Duration = Duration::from_secs(1);
+/// Throttling is repeated often: that of a load balancer is logged once in this time.
+const THROTTLING_LOGGED_EVERY: Duration = Duration::from_mins(1);
 
 /// Why a reconcile could not be completed.
 #[derive(Debug, thiserror::Error)]
@@ -74,8 +77,8 @@ pub(crate) struct Reconciler {
     pub(crate) pod_gates: Option<Arc<PodGates>>,
     /// Whether Services are patched to what their legacy annotations request.
     pub(crate) migrate_legacy_annotations: bool,
-    /// When throttling was last logged.
-    pub(crate) throttling_logged: Mutex<Option<Instant>>,
+    /// When the throttling of a Service was last logged.
+    pub(crate) throttling_logged: Mutex<BTreeMap<Key, Instant>>,
 }
 
 impl Reconciler {
@@ -96,7 +99,7 @@ impl Reconciler {
         let mut applied = known.unwrap_or_default();
         let counted = applied.conditions;
         let full = request.full || is_due(applied.compare_at) || applied.is_paused;
-        let request = &ReconcileRequest { full, ..request.clone() };
+        let request = &ReconcileRequest { full, ..*request };
         if full {
             applied.forget_pending_writes();
         }
@@ -176,7 +179,7 @@ impl Reconciler {
         let service = &owner.service;
         // A wait is repeated not in full: otherwise every event during it would compare everything. The provider forgets what it cannot
         // be sure of. A failure may come before the comparison, so it repeats the request as it is.
-        let again = request.clone();
+        let again = *request;
         let done = match due_at {
             Some(at) => ReconcileOutcome::RequeueAfter(
                 at.saturating_duration_since(Instant::now()).max(MIN_WAIT),
@@ -204,12 +207,13 @@ impl Reconciler {
             }
             Err(ReconcileError::Provider(error)) => {
                 // Not after the backoff: that of many failures goes on for minutes after the provider takes calls again.
+                let wait = if again.is_urgent() { URGENT_THROTTLED_RETRY } else { THROTTLED_RETRY };
                 let after = match &error {
-                    Error::Throttled { after, .. } => Some(after.unwrap_or(THROTTLED_RETRY)),
+                    Error::Throttled { after, .. } => Some(after.unwrap_or(wait)),
                     _ => None,
                 };
                 let retry_in = after.map(|after| duration::rounded(after).to_string());
-                let is_news = after.is_none() || self.is_throttling_news();
+                let is_news = after.is_none() || self.is_throttling_news(service);
                 match (is_news, is_deletion) {
                     (true, true) => {
                         tracing::warn!(%service, %error, retry_in, "load balancer not deleted; keeping the finalizer and retrying");
@@ -239,12 +243,13 @@ impl Reconciler {
         outcome
     }
 
-    /// Whether throttling was not logged a moment ago.
-    fn is_throttling_news(&self) -> bool {
+    /// Whether the throttling of a Service was not logged a moment ago.
+    fn is_throttling_news(&self, service: &Key) -> bool {
         let mut logged = self.throttling_logged.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_news = logged.is_none_or(|at| at.elapsed() >= THROTTLING_LOGGED_EVERY);
+        let is_news = logged.get(service).is_none_or(|at| at.elapsed() >= THROTTLING_LOGGED_EVERY);
         if is_news {
-            *logged = Some(Instant::now());
+            logged.retain(|_, at| at.elapsed() < THROTTLING_LOGGED_EVERY);
+            logged.insert(service.clone(), Instant::now());
         }
         is_news
     }

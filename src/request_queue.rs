@@ -51,7 +51,7 @@ impl ReconcileRequest {
     }
 
     /// Clients notice late targets. What else there is to do, such as comparisons and new load balancers, comes after them.
-    fn is_urgent(&self) -> bool {
+    pub(crate) fn is_urgent(&self) -> bool {
         self.endpoints_changed.is_some() && self.is_published || self.nodes_changed
     }
 }

@@ -41,7 +41,10 @@ impl Reconciler {
             return Ok(Progress::Done);
         }
         let events = self.events(service);
-        let deleting = (reasons::DELETING, "Deleting the load balancer.".to_owned());
+        let deleting = (
+            reasons::DELETING,
+            "Deleting the load balancer, or the Service's part of a shared one.".to_owned(),
+        );
         if applied.is_new_event("Delete", Some(&deleting)) {
             events.normal("Delete", deleting.0, &deleting.1);
         }
@@ -66,7 +69,11 @@ impl Reconciler {
         if !finalizers.is_empty() || service.annotations.contains_key(annotations::PROVIDER) {
             self.writer.remove_finalizers(service, &finalizers).await?;
         }
-        events.normal("Delete", reasons::DELETED, "Deleted the load balancer.");
+        events.normal(
+            "Delete",
+            reasons::DELETED,
+            "Deleted the load balancer, or the Service's part of a shared one.",
+        );
         Ok(Progress::Done)
     }
 }

@@ -197,6 +197,11 @@ impl Writer {
                 Step::TooMany => Err("rate limit of the object reached".to_owned()),
             };
             if let Err(error) = written {
+                if error.contains(NAMESPACE_TERMINATING) {
+                    // It takes no new objects, and its Events are deleted with it.
+                    tracing::debug!(object = %notice.subject, reason = notice.reason, "namespace terminating; event not written");
+                    continue;
+                }
                 self.dropped.inc();
                 tracing::warn!(
                     object = %notice.subject,
@@ -270,6 +275,9 @@ impl Writer {
         }
     }
 }
+
+/// What the API server's refusal says of a namespace that is being deleted (its plug-in `NamespaceLifecycle`).
+const NAMESPACE_TERMINATING: &str = "because it is being terminated";
 
 fn flatten<T>(result: Result<Result<T, kube::Error>, tokio::time::error::Elapsed>) -> Result<(), String> {
     match result {
