@@ -250,6 +250,8 @@ pub(super) struct Polled {
     is_slow: AtomicBool,
     /// Denies changes of the structure.
     denies: AtomicBool,
+    /// Throttles all changes.
+    throttles: AtomicBool,
     /// Whether a part of the load balancer is not in place.
     pub(super) is_incomplete: AtomicBool,
 }
@@ -280,6 +282,9 @@ impl Provider for Polled {
         if self.denies.load(Ordering::Acquire) {
             return Err(Error::denied("AddTags"));
         }
+        if self.throttles.load(Ordering::Acquire) {
+            return Err(Error::Throttled { after: None, message: "ModifyListener".to_owned() });
+        }
         self.take(&lb.nodes());
         let ip = "10.9.0.1".parse().ok();
         let done = Outcome {
@@ -297,6 +302,9 @@ impl Provider for Polled {
     }
 
     async fn set_targets(&self, _: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
+        if self.throttles.load(Ordering::Acquire) {
+            return Err(Error::Throttled { after: None, message: "DeregisterTargets".to_owned() });
+        }
         if let Some(nodes) = &targets.nodes {
             self.take(nodes);
         }
@@ -416,6 +424,31 @@ async fn targets_follow_while_the_structure_is_denied() {
     assert_eq!(reconcile("c").await, ("c".to_owned(), true));
     provider.denies.store(false, Ordering::Release);
     assert_eq!(reconcile("a").await, ("a".to_owned(), false));
+}
+
+/// Clients wait for targets, and the provider's budget keeps the rate.
+#[tokio::test(start_paused = true)]
+async fn throttled_targets_of_a_published_service_are_tried_again_soon() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    for name in ["a", "b"] {
+        let addresses = vec!["10.0.0.1".parse().expect("ip")];
+        let node = Node { name: name.to_owned(), addresses, ..Node::default() };
+        reconciler.cluster.on_node(Event::Apply(node));
+    }
+    reconciler.cluster.on_service(Event::Apply(local_service()));
+    set_endpoints(&reconciler, "a");
+    let usual = ReconcileRequest::default();
+    let done = reconciler.reconcile(&owner_of(&service()), &usual).await;
+    assert!(!matches!(done, ReconcileOutcome::Failed(..)));
+    provider.throttles.store(true, Ordering::Release);
+    set_endpoints(&reconciler, "b");
+    let changed = ReconcileRequest { endpoints_changed: Some(Instant::now()), is_published: true, ..usual };
+    for (request, seconds) in [(changed, 1), (ReconcileRequest::FULL, 10)] {
+        let outcome = reconciler.reconcile(&owner_of(&service()), &request).await;
+        let ReconcileOutcome::Failed(after, _) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(after, Some(Duration::from_secs(seconds)));
+    }
 }
 
 /// It is no failure: after these the controller waits longer and longer, also when endpoints change.

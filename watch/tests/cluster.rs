@@ -6,10 +6,11 @@
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::events::v1::Event as ApiEvent;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use steerage_model::{Key, TrafficPolicy};
@@ -143,6 +144,40 @@ async fn all_kinds_reach_the_index() {
         store.iter().all(|node| node.agent.as_ref().is_some_and(|agent| agent.mode == "labelled"))
     })
     .await;
+}
+
+/// The deletion of a tenant's namespace would otherwise look like lost Events to the operator.
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_a_terminating_namespace_are_not_counted_as_dropped() {
+    requires!(KubeApiserver);
+    let server = tokio::task::spawn_blocking(Server::shared).await.expect("thread");
+    let namespaces: Api<Namespace> = Api::all(server.client().await.expect("client"));
+    let named = |name: &str| -> Namespace { from(json!({ "metadata": { "name": name } })) };
+    namespaces.create(&PostParams::default(), &named("leaving")).await.expect("create");
+    // Nobody removes its finalizer here: it stays terminating.
+    namespaces.delete("leaving", &DeleteParams::default()).await.expect("delete");
+    let mut registry = Registry::default();
+    let (recorder, writer) = Recorder::new(own_client(server).await, "controller", "pod-1", &mut registry);
+    let writer = tokio::spawn(writer);
+    for namespace in ["leaving", "no-such-namespace"] {
+        let about = steerage_model::Service::new(Key::new(namespace, "web"));
+        let (subject, note) = (Subject::service(&about), "The load balancer is gone.".to_owned());
+        recorder.publish(Notice {
+            subject,
+            severity: Severity::Normal,
+            reason: "Deleted",
+            action: "Delete",
+            note,
+        });
+    }
+    drop(recorder);
+    tokio::time::timeout(SOON, writer).await.expect("ends").expect("task");
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("text");
+    assert!(
+        text.contains("events_dropped_total 1\n"),
+        "only that of the namespace which does not exist: {text}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
