@@ -76,6 +76,7 @@ RIGHTS = {
         "/services": "list watch",
         "/nodes": "list patch watch",
         "discovery.k8s.io/endpointslices": "list watch",
+        "networking.k8s.io/servicecidrs": "list watch",
         "events.k8s.io/events": "create patch",
     },
     "Role/steerage-controller": {
@@ -238,10 +239,11 @@ class Rights(unittest.TestCase):
         self.assertEqual({"pods": ["list", "watch"], "pods/status": ["patch"]}, of_pods(FULL_AWS))
         self.assertEqual({}, of_pods(AWS))
 
-    def test_an_agent_in_kube_proxy_s_place_knows_the_networks_of_services(self):
-        rules = render(SWITCHES)["ClusterRole/steerage-agent"]["rules"]
-        of_cidrs = [rule["verbs"] for rule in rules if "servicecidrs" in rule["resources"]]
-        self.assertEqual([["list", "watch"]], of_cidrs)
+    def test_external_ips_can_be_denied(self):
+        denied = {"agent": {"denyServiceExternalIPs": True}}
+        for values, count in (({}, 0), (denied, 1)):
+            agent = pod(render(values)["DaemonSet/steerage-agent"])["containers"][0]["args"]
+            self.assertEqual(count, agent.count("--deny-service-external-ips"))
 
     def test_every_container_is_confined(self):
         added = {"controller": None, "agent": ["NET_ADMIN"]}
