@@ -120,13 +120,17 @@ pub struct Config {
     pub adopt: BTreeSet<Peer>,
     /// Time after which every read shows a change. AWS promises none.
     pub settle: Duration,
-    /// Shortest time between the deletion of a load balancer and the first try to delete its security group.
+    /// Shortest time between the deletion of a load balancer and the first try to delete its target groups.
+    pub target_group_release: Duration,
+    /// The same for its security group.
     pub security_group_release: Duration,
 }
 
 /// `ELBv2` usually shows a change within a second.
 const SETTLE: Duration = Duration::from_secs(10);
 /// Earlier, AWS would refuse.
+const TARGET_GROUP_RELEASE: Duration = Duration::from_secs(5);
+/// The same.
 const SECURITY_GROUP_RELEASE: Duration = Duration::from_secs(10);
 
 /// A missing or invalid flag.
@@ -200,6 +204,7 @@ impl Config {
             shared_load_balancers: SharedLoadBalancers::new(),
             adopt: aws_adopt.into_iter().collect(),
             settle: SETTLE,
+            target_group_release: TARGET_GROUP_RELEASE,
             security_group_release: SECURITY_GROUP_RELEASE,
         };
         let Some(file) = aws_shared_load_balancers.filter(|file| !file.as_os_str().is_empty()) else {

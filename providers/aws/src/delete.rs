@@ -156,9 +156,11 @@ impl Aws {
             }
             condemned.balancer = None;
             condemned.balancer_deleted = Some(Instant::now());
-            if !condemned.groups.is_empty() {
-                return Ok(Some(RELEASE_POLL));
-            }
+        }
+        // Also if the Service's own changes bring it here sooner.
+        let released = condemned.balancer_deleted.map(|deleted| deleted + self.config.target_group_release);
+        if let Some(released) = released.filter(|at| !condemned.groups.is_empty() && *at > Instant::now()) {
+            return Ok(Some(released - Instant::now()));
         }
         while let Some((name, arn)) = condemned.groups.first_key_value() {
             tracing::info!(%service, name, "deleting target group");

@@ -57,7 +57,7 @@ async fn calls_of_one_service_are_within_bounds() {
         ("node out", [0; 2], [1, 2]),
         ("node back", [0; 2], [1, 2]),
         ("compare", [0; 2], [3, 3]),
-        ("delete", [0; 2], [7, 9]),
+        ("delete", [0; 2], [5, 6]),
     ];
     for (column, ports) in [1, 2].into_iter().enumerate() {
         let of = |targets: &[usize]| wanted(&moto, &format!("web-{ports}"), ports, targets);
