@@ -46,6 +46,14 @@ impl Identity {
         Self::of(self.pid).as_ref() == Some(self)
     }
 
+    /// Whether the process has released its files and sockets: its first thread may be a zombie while others still end.
+    fn ended(&self) -> bool {
+        let is_other =
+            |entry: fs::DirEntry| entry.file_name().to_str() != Some(self.pid.to_string().as_str());
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
+        !self.alive() && !threads.into_iter().any(is_other)
+    }
+
     /// Sends a signal, and waits until the process is gone when the signal is to end it.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         if !self.alive() {
@@ -54,12 +62,7 @@ impl Identity {
         send(self.pid, signal)?;
         if matches!(signal, Signal::SIGKILL | Signal::SIGTERM | Signal::SIGINT) {
             let hint = || format!("inspect process {}", self.pid);
-            return wait(
-                &format!("the end of process {}", self.pid),
-                GONE_WITHIN,
-                hint,
-                || Ok(!self.alive()),
-            );
+            return wait(&format!("the end of process {}", self.pid), GONE_WITHIN, hint, || Ok(self.ended()));
         }
         Ok(())
     }
@@ -215,5 +218,25 @@ mod tests {
         assert!(!identity.alive(), "a zombie does not run");
         child.wait().unwrap();
         assert!(ancestors().contains(&Pid::this().as_raw()));
+    }
+
+    /// A new API server could not listen: the first thread of the old one was a zombie, and others still held its sockets.
+    #[test]
+    fn a_process_has_ended_when_its_last_thread_has() {
+        let second_thread = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1.5,)).start(); \
+                             ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = Command::new("python3").args(["-c", second_thread]).spawn().unwrap();
+        let identity = Identity::of(child.id().try_into().unwrap()).unwrap();
+        let begun = std::time::Instant::now();
+        let since = |done: &dyn Fn() -> bool| {
+            while !done() && begun.elapsed() < GONE_WITHIN {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            begun.elapsed()
+        };
+        let zombie = since(&|| !identity.alive());
+        let ended = since(&|| identity.ended());
+        assert!(zombie + Duration::from_millis(500) < ended && ended < GONE_WITHIN, "{zombie:?}, {ended:?}");
+        child.wait().unwrap();
     }
 }
