@@ -223,6 +223,7 @@ mod tests {
     /// A new API server could not listen: the first thread of the old one was a zombie, and others still held its sockets.
     #[test]
     fn a_process_has_ended_when_its_last_thread_has() {
+        steerage_requirements::requires!(Program("python3"));
         let second_thread = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1.5,)).start(); \
                              ctypes.CDLL(None).pthread_exit(None)";
         let mut child = Command::new("python3").args(["-c", second_thread]).spawn().unwrap();
