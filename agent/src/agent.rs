@@ -223,8 +223,8 @@ impl Agent {
         // A large load takes its time in the kernel.
         let result = tokio::task::block_in_place(|| {
             let difference = self.ruleset.update(updates, kernel);
-            if self.first.is_some() {
-                self.dataplane.adopt_lists(&mut self.ruleset)?;
+            if kernel == KernelState::Unknown {
+                self.dataplane.adopt_lists(&mut self.ruleset);
             }
             self.dataplane.write(&self.ruleset, &difference)
         });

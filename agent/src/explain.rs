@@ -226,7 +226,7 @@ impl ExplainContext<'_> {
         let frontend = explanation.query.frontend;
         let has_it = |service: &&Service| has_address(service, frontend.addr);
         let holders: Vec<_> = self.index.services().filter(has_it).collect();
-        explanation.notes.extend(holders.iter().map(|service| self.unserved_reason(service, frontend.addr)));
+        explanation.notes.extend(holders.iter().map(|service| self.unserved_reason(service, &frontend)));
         if let Some(service) = self.desired().reserved_at(&frontend) {
             explanation.notes.push(format!("it belongs to {service}, so that no external IP is served here"));
         }
@@ -265,11 +265,11 @@ impl ExplainContext<'_> {
     }
 
     /// Why a Service that has the address has no frontend there.
-    fn unserved_reason(&self, service: &Service, addr: IpAddr) -> String {
+    fn unserved_reason(&self, service: &Service, frontend: &Frontend) -> String {
         let key = &service.key;
         if serves(service, self.local_node.kube_proxy_replacement) {
-            let refusal = self.local_node.external_ips.refusal(addr);
-            if let Some(refusal) = refusal.filter(|_| service.external_ips.contains(&addr)) {
+            let refusal = self.local_node.external_ips.refusal(frontend.addr, frontend.port);
+            if let Some(refusal) = refusal.filter(|_| service.external_ips.contains(&frontend.addr)) {
                 return format!("{key} has the address as an external IP, which is not served: {refusal}");
             }
             let port = |port: &ServicePort| format!("{}/{}", port.port, port.protocol);

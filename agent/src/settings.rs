@@ -2,7 +2,7 @@
 //! What flags say, and the [`LocalNode`] that follows from it and the Node object.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
@@ -94,6 +94,8 @@ pub struct AgentSettings {
     pub unassigned: Vec<IpNet>,
     /// Serve no external IPs.
     pub deny_external_ips: bool,
+    /// The API server as flags name it, if they do by its address.
+    pub api_server: Option<SocketAddr>,
 }
 
 impl AgentSettings {
@@ -103,7 +105,7 @@ impl AgentSettings {
         node: &Node,
         host: &[IpAddr],
         service_cidrs: &Store<ServiceCidr>,
-        api_servers: Vec<IpAddr>,
+        api_servers: Vec<SocketAddr>,
     ) -> LocalNode {
         let addresses: Vec<_> = [Family::V4, Family::V6]
             .into_iter()
@@ -116,15 +118,15 @@ impl AgentSettings {
                 host.iter().copied().filter(usable).collect()
             }
         };
-        let mut own = node.addresses.clone();
-        own.extend(&node_port_addresses);
-        own.sort_unstable();
-        own.dedup();
         let mut cidrs: Vec<_> = service_cidrs.iter().flat_map(|cidr| &cidr.networks).copied().collect();
         cidrs.sort_unstable();
         cidrs.dedup();
-        let external_ips =
-            ExternalIps { denied: self.deny_external_ips, service_cidrs: cidrs, node: own, api_servers };
+        let external_ips = ExternalIps {
+            denied: self.deny_external_ips,
+            service_cidrs: cidrs,
+            node: node.addresses.clone(),
+            api_servers,
+        };
         LocalNode {
             external_ips,
             node: self.node.clone(),
@@ -177,6 +179,7 @@ mod tests {
             detect_local: DetectLocal::NodeCidrs,
             unassigned: Vec::new(),
             deny_external_ips: false,
+            api_server: None,
         }
     }
 

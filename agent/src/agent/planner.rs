@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's index, and the plans computed from it. Called by the loop alone; does no I/O.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-use steerage_model::{Key, Node, NodeAgent, ServiceCidr};
+use steerage_model::{Endpoint, Key, Node, NodeAgent, ServiceCidr};
 use steerage_watch::{Event, Index, Store};
 
 use crate::local_node::{LocalNode, LocalPods};
@@ -21,6 +21,8 @@ pub(super) struct Planner {
     /// This node as it was planned with last. It outlives the Node object: the machine may still run.
     pub(super) local_node: Option<(LocalNode, LocalPods)>,
     pub(super) transitions: PolicyTransitions,
+    /// Where API servers listen, or did.
+    api_servers: BTreeSet<SocketAddr>,
     service_cidrs: Store<ServiceCidr>,
     service_cidrs_changed: bool,
 }
@@ -51,15 +53,15 @@ impl Planner {
         self.own_node(settings)?.agent.as_ref()
     }
 
-    /// The addresses of the API servers, which they publish as the endpoints of the Service `kubernetes`.
-    fn api_servers(&self) -> Vec<IpAddr> {
-        let published = Key::new("default", "kubernetes");
-        let slices = self.index.slices(&published);
-        let mut addresses: Vec<_> =
-            slices.flat_map(|slice| &slice.endpoints).map(|endpoint| endpoint.addr).collect();
-        addresses.sort_unstable();
-        addresses.dedup();
-        addresses
+    /// Notes where API servers listen: they publish it as the endpoints of the Service `kubernetes`. One that leaves, because it ends or
+    /// restarts, stays reserved: an external IP in its place would keep the agent from ever seeing it again.
+    fn note_api_servers(&mut self) {
+        for slice in self.index.slices(&Key::new("default", "kubernetes")) {
+            for port in &slice.ports {
+                let at = |endpoint: &Endpoint| SocketAddr::new(endpoint.addr, port.port);
+                self.api_servers.extend(slice.endpoints.iter().map(at));
+            }
+        }
     }
 
     fn own_node(&self, settings: &AgentSettings) -> Option<&Node> {
@@ -73,8 +75,9 @@ impl Planner {
         settings: &AgentSettings,
         now: Instant,
     ) -> Option<BTreeMap<Key, ServicePlan>> {
+        self.note_api_servers();
         let known = self.own_node(settings).map(|node| {
-            let api_servers = self.api_servers();
+            let api_servers = self.api_servers.iter().copied().chain(settings.api_server).collect();
             let local_node =
                 settings.local_node(node, &self.host_addresses, &self.service_cidrs, api_servers);
             (local_node, settings.local_pods(node))

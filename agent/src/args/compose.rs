@@ -56,6 +56,7 @@ impl Args {
             detect_local,
             unassigned: drop_unassigned_vips.into_iter().flat_map(|range| range.0).collect(),
             deny_external_ips: deny_service_external_ips,
+            api_server: client_args.api_server.as_ref().and_then(|server| server.to_string().parse().ok()),
         };
         let Component { name, version, .. } = process.component();
         let first = process.readiness().task("rules");

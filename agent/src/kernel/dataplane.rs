@@ -66,12 +66,17 @@ impl Dataplane {
         self.state = KernelState::Unknown;
     }
 
-    /// Has `ruleset` take over the long lists as the kernel has them. Without that a first write changes their order, but no more.
-    pub fn adopt_lists(&mut self, ruleset: &mut Ruleset) -> Result<(), Error> {
+    /// Has `ruleset` take over the long lists as the kernel has them: those of a predecessor, or what another program wrote. Without
+    /// that a write changes their order, but no more.
+    pub fn adopt_lists(&mut self, ruleset: &mut Ruleset) {
         for table in &mut self.tables {
-            ruleset.adopt(table.model(), &table.lists()?);
+            match table.lists() {
+                Ok(lists) => ruleset.adopt(table.model(), &lists),
+                Err(error) => {
+                    tracing::debug!(family = %table.model(), %error, "long lists not read; their order may change");
+                }
+            }
         }
-        Ok(())
     }
 
     /// Writes `difference`, which led to `ruleset`; compares everything where the difference or the kernel's state is not known.

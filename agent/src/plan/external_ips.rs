@@ -3,7 +3,7 @@
 //! (CVE-2020-8554). Pure.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use steerage_model::Key;
@@ -17,8 +17,8 @@ pub struct ExternalIps {
     pub service_cidrs: Vec<IpNet>,
     /// Addresses of this node.
     pub node: Vec<IpAddr>,
-    /// Addresses of the API servers.
-    pub api_servers: Vec<IpAddr>,
+    /// Where API servers listen.
+    pub api_servers: Vec<SocketAddr>,
 }
 
 /// Why an external IP is not served.
@@ -30,7 +30,7 @@ pub enum Refusal {
     ServiceCidr,
     /// This node has it.
     Node,
-    /// An API server has it.
+    /// An API server listens there.
     ApiServer,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Refusal {
             Self::Denied => "--deny-service-external-ips is set",
             Self::ServiceCidr => "it is in a ServiceCIDR, whose addresses only the API server assigns",
             Self::Node => "it is an address of this node",
-            Self::ApiServer => "it is the address of an API server",
+            Self::ApiServer => "an API server listens there",
         })
     }
 }
@@ -57,13 +57,13 @@ pub struct RefusedExternalIp {
 }
 
 impl ExternalIps {
-    /// Why an external IP is not served; `None` if it is.
-    pub fn refusal(&self, addr: IpAddr) -> Option<Refusal> {
+    /// Why an external IP is not served at a port; `None` if it is.
+    pub fn refusal(&self, addr: IpAddr, port: u16) -> Option<Refusal> {
         let reasons = [
             (self.denied, Refusal::Denied),
             (self.service_cidrs.iter().any(|net| net.contains(&addr)), Refusal::ServiceCidr),
             (self.node.contains(&addr), Refusal::Node),
-            (self.api_servers.contains(&addr), Refusal::ApiServer),
+            (self.api_servers.contains(&SocketAddr::new(addr, port)), Refusal::ApiServer),
         ];
         reasons.into_iter().find(|(applies, _)| *applies).map(|(_, refusal)| refusal)
     }

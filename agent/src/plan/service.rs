@@ -51,7 +51,11 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
             frontends.extend(port_frontends(service, port, family, &all, local_node));
         }
     }
-    let refusal = |addr: &IpAddr| Some((*addr, local_node.external_ips.refusal(*addr)?));
+    let refusal = |addr: &IpAddr| {
+        let mut refusals =
+            service.ports.iter().filter_map(|port| local_node.external_ips.refusal(*addr, port.port));
+        Some((*addr, refusals.next()?))
+    };
     plan.refused = service.external_ips.iter().filter_map(refusal).collect();
     // An address in two roles, such as a VIP that is also an external IP, is served in the first one.
     frontends.sort_by_key(|(_, action)| action.role);
@@ -140,7 +144,7 @@ fn port_frontends(
             frontends.push((at(addr, port.port), vip.clone()));
         }
     }
-    let served = |addr: &IpAddr| local_node.external_ips.refusal(*addr).is_none();
+    let served = |addr: &IpAddr| local_node.external_ips.refusal(*addr, port.port).is_none();
     for addr in service.external_ips.iter().copied().filter(of_family).filter(served) {
         frontends.push((at(addr, port.port), external(Role::ExternalIp)));
     }

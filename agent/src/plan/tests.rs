@@ -327,7 +327,7 @@ fn reserved_external_ips_are_refused() {
         denied: false,
         service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd96::/112".parse().unwrap()],
         node: vec![addr("10.0.0.1")],
-        api_servers: vec![addr("10.0.0.9")],
+        api_servers: vec!["10.0.0.9:80".parse().unwrap(), "198.51.100.1:6443".parse().unwrap()],
     };
     let mut node = LocalNode { external_ips, ..local_node() };
     let mut service = external("a", "198.51.100.1", 80);

@@ -169,7 +169,7 @@ impl Proxy {
         }
         let difference = self.ruleset.update(updates, self.dataplane.state());
         if !self.has_written {
-            self.dataplane.adopt_lists(&mut self.ruleset)?;
+            self.dataplane.adopt_lists(&mut self.ruleset);
         }
         let written = self.dataplane.write(&self.ruleset, &difference)?;
         self.has_written = true;

@@ -49,6 +49,7 @@ impl<'a> Running<'a> {
             detect_local: DetectLocal::NodeCidrs,
             unassigned: Vec::new(),
             deny_external_ips: false,
+            api_server: None,
         };
         let enter = world.entering(At::Node);
         let runtime = tokio::runtime::Builder::new_multi_thread()

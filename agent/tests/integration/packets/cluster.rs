@@ -186,7 +186,7 @@ impl Cluster {
         }
         let difference = self.ruleset.update(updates, self.dataplane.state());
         if !std::mem::replace(&mut self.has_written, true) {
-            self.dataplane.adopt_lists(&mut self.ruleset).expect("read the lists");
+            self.dataplane.adopt_lists(&mut self.ruleset);
         }
         let Written { elements, full } = self.dataplane.write(&self.ruleset, &difference).expect("write");
         Applied { elements, full, udp: self.ruleset.take_stale_flows() }
