@@ -239,6 +239,11 @@ class Rights(unittest.TestCase):
         self.assertEqual({"pods": ["list", "watch"], "pods/status": ["patch"]}, of_pods(FULL_AWS))
         self.assertEqual({}, of_pods(AWS))
 
+    def test_an_agent_in_kube_proxy_s_place_knows_the_networks_of_services(self):
+        rules = render(SWITCHES)["ClusterRole/steerage-agent"]["rules"]
+        of_cidrs = [rule["verbs"] for rule in rules if "servicecidrs" in rule["resources"]]
+        self.assertEqual([["list", "watch"]], of_cidrs)
+
     def test_external_ips_can_be_denied(self):
         denied = {"agent": {"denyServiceExternalIPs": True}}
         for values, count in (({}, 0), (denied, 1)):

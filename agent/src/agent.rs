@@ -223,10 +223,7 @@ impl Agent {
         // A large load takes its time in the kernel.
         let result = tokio::task::block_in_place(|| {
             let difference = self.ruleset.update(updates, kernel);
-            if kernel == KernelState::Unknown {
-                self.dataplane.adopt_lists(&mut self.ruleset);
-            }
-            self.dataplane.write(&self.ruleset, &difference)
+            self.dataplane.write(&mut self.ruleset, &difference)
         });
         let took = started.elapsed();
         for Shadowed { service, by, frontend } in self.ruleset.take_shadowed() {

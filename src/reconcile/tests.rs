@@ -389,6 +389,15 @@ pub(super) fn local_service() -> Service {
     whole
 }
 
+/// Nodes with these names, a character each.
+pub(super) fn add_nodes(reconciler: &Reconciler, names: &str) {
+    for name in names.chars() {
+        let addresses = vec!["10.0.0.1".parse().expect("ip")];
+        let node = Node { name: name.to_string(), addresses, ..Node::default() };
+        reconciler.cluster.on_node(Event::Apply(node));
+    }
+}
+
 /// Its endpoints, one on each of these nodes.
 pub(super) fn set_endpoints(reconciler: &Reconciler, nodes: &str) {
     let endpoint = |node: char| Endpoint::ready([10, 2, 0, 1].into(), &node.to_string());
@@ -403,11 +412,7 @@ pub(super) fn set_endpoints(reconciler: &Reconciler, nodes: &str) {
 async fn targets_follow_while_the_structure_is_denied() {
     let provider = Arc::new(Polled::default());
     let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
-    for name in ["a", "b", "c"] {
-        let addresses = vec!["10.0.0.1".parse().expect("ip")];
-        let node = Node { name: name.to_owned(), addresses, ..Node::default() };
-        reconciler.cluster.on_node(Event::Apply(node));
-    }
+    add_nodes(&reconciler, "abc");
     reconciler.cluster.on_service(Event::Apply(local_service()));
     let reconcile = async |nodes: &str| {
         set_endpoints(&reconciler, nodes);
@@ -431,11 +436,7 @@ async fn targets_follow_while_the_structure_is_denied() {
 async fn throttled_targets_of_a_published_service_are_tried_again_soon() {
     let provider = Arc::new(Polled::default());
     let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
-    for name in ["a", "b"] {
-        let addresses = vec!["10.0.0.1".parse().expect("ip")];
-        let node = Node { name: name.to_owned(), addresses, ..Node::default() };
-        reconciler.cluster.on_node(Event::Apply(node));
-    }
+    add_nodes(&reconciler, "ab");
     reconciler.cluster.on_service(Event::Apply(local_service()));
     set_endpoints(&reconciler, "a");
     let usual = ReconcileRequest::default();
@@ -456,11 +457,7 @@ async fn throttled_targets_of_a_published_service_are_tried_again_soon() {
 async fn part_that_is_not_in_place_is_shown_and_delays_no_endpoint() {
     let provider = Arc::new(Polled::default());
     let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
-    for name in ["a", "b"] {
-        let addresses = vec!["10.0.0.1".parse().expect("ip")];
-        let node = Node { name: name.to_owned(), addresses, ..Node::default() };
-        reconciler.cluster.on_node(Event::Apply(node));
-    }
+    add_nodes(&reconciler, "ab");
     reconciler.cluster.on_service(Event::Apply(local_service()));
     let owner = owner_of(&service());
     for (is_incomplete, nodes) in [(true, "a"), (true, "b"), (true, "ab"), (false, "a")] {

@@ -66,9 +66,29 @@ impl Dataplane {
         self.state = KernelState::Unknown;
     }
 
+    /// Writes `difference`, which led to `ruleset`; compares everything where the difference or the kernel's state is not known.
+    /// After an error the state is unknown. No packet meets a family that was written in part: each family is one transaction,
+    /// and a new table gets its base chains last.
+    pub fn write(&mut self, ruleset: &mut Ruleset, difference: &Difference) -> Result<Written, Error> {
+        // Unknown until the write is known to have worked.
+        let state = std::mem::replace(&mut self.state, KernelState::Unknown);
+        let (written, state) = match (difference, state) {
+            (Difference::Elements(_), KernelState::InSync) => {
+                (self.write_elements(difference)?, KernelState::InSync)
+            }
+            (_, KernelState::Unknown) => {
+                self.adopt_lists(ruleset);
+                self.write_all(ruleset)?
+            }
+            (Difference::Full, KernelState::InSync) => self.write_all(ruleset)?,
+        };
+        self.state = state;
+        Ok(written)
+    }
+
     /// Has `ruleset` take over the long lists as the kernel has them: those of a predecessor, or what another program wrote. Without
     /// that a write changes their order, but no more.
-    pub fn adopt_lists(&mut self, ruleset: &mut Ruleset) {
+    fn adopt_lists(&mut self, ruleset: &mut Ruleset) {
         for table in &mut self.tables {
             match table.lists() {
                 Ok(lists) => ruleset.adopt(table.model(), &lists),
@@ -77,22 +97,6 @@ impl Dataplane {
                 }
             }
         }
-    }
-
-    /// Writes `difference`, which led to `ruleset`; compares everything where the difference or the kernel's state is not known.
-    /// After an error the state is unknown. No packet meets a family that was written in part: each family is one transaction,
-    /// and a new table gets its base chains last.
-    pub fn write(&mut self, ruleset: &Ruleset, difference: &Difference) -> Result<Written, Error> {
-        // Unknown until the write is known to have worked.
-        let state = std::mem::replace(&mut self.state, KernelState::Unknown);
-        let (written, state) = match (difference, state) {
-            (Difference::Elements(_), KernelState::InSync) => {
-                (self.write_elements(difference)?, KernelState::InSync)
-            }
-            _ => self.write_all(ruleset)?,
-        };
-        self.state = state;
-        Ok(written)
     }
 
     fn write_elements(&mut self, difference: &Difference) -> Result<Written, Error> {

@@ -10,7 +10,7 @@ pub(crate) const SHORT: u32 = 8;
 /// Classes of lists with more endpoints: the least that holds them is less than four times their number.
 pub(crate) const LONG: [u32; 6] = [16, 64, 256, 1024, 4096, 16_384];
 /// The number of endpoints of the longest list. Further ones get no traffic.
-pub(crate) const LONGEST: u32 = 16_384;
+pub(crate) const LONGEST: u32 = LONG[LONG.len() - 1];
 /// The slots of a frontend's local list start here.
 pub const LOCAL_OFFSET: u32 = 1 << 16;
 /// Clients per affinity timeout. Further ones have no affinity.

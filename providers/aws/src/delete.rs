@@ -158,9 +158,9 @@ impl Aws {
             condemned.balancer_deleted = Some(Instant::now());
         }
         // Also if the Service's own changes bring it here sooner.
-        let released = condemned.balancer_deleted.map(|deleted| deleted + self.config.target_group_release);
-        if let Some(released) = released.filter(|at| !condemned.groups.is_empty() && *at > Instant::now()) {
-            return Ok(Some(released - Instant::now()));
+        let held = condemned.held_for(self.config.target_group_release);
+        if held.is_some() && !condemned.groups.is_empty() {
+            return Ok(held);
         }
         while let Some((name, arn)) = condemned.groups.first_key_value() {
             tracing::info!(%service, name, "deleting target group");
@@ -204,12 +204,12 @@ impl Aws {
         if let Some(ids) = read {
             condemned.security_groups = CondemnedSecurityGroups::Ids { ids, in_use_since: None };
         }
-        let released = condemned.balancer_deleted.map(|deleted| deleted + self.config.security_group_release);
+        let held = condemned.held_for(self.config.security_group_release);
         let CondemnedSecurityGroups::Ids { ids, in_use_since } = &mut condemned.security_groups else {
             return Ok(None);
         };
-        if let Some(released) = released.filter(|at| !ids.is_empty() && *at > Instant::now()) {
-            return Ok(Some(released - Instant::now()));
+        if held.is_some() && !ids.is_empty() {
+            return Ok(held);
         }
         while let Some(id) = ids.first() {
             if !self.delete_security_group(&owner, id, in_use_since).await? {

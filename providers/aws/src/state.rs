@@ -163,6 +163,12 @@ pub(crate) enum CondemnedSecurityGroups {
 }
 
 impl Condemned {
+    /// For how long AWS still holds groups that it releases so long after their load balancer; `None` if it does not.
+    pub(crate) fn held_for(&self, release: Duration) -> Option<Duration> {
+        let released = self.balancer_deleted? + release;
+        Some(released.saturating_duration_since(Instant::now())).filter(|wait| !wait.is_zero())
+    }
+
     /// Those of `owner`, including its security groups.
     pub(crate) fn all(owner: &Owner, resources: &Resources) -> Self {
         Self {

@@ -149,13 +149,12 @@ pub(crate) fn plans(world: &World, gone: impl IntoIterator<Item = Key>) -> BTree
 pub(crate) struct Proxy {
     pub(crate) ruleset: Ruleset,
     pub(crate) dataplane: Dataplane,
-    has_written: bool,
 }
 
 impl Proxy {
     /// Opens the writer in the network namespace of the calling thread.
     pub(crate) fn open() -> Self {
-        Self { ruleset: Ruleset::default(), dataplane: Dataplane::open().unwrap(), has_written: false }
+        Self { ruleset: Ruleset::default(), dataplane: Dataplane::open().unwrap() }
     }
 
     /// Writes these plans.
@@ -168,11 +167,6 @@ impl Proxy {
             self.dataplane.mark_out_of_sync();
         }
         let difference = self.ruleset.update(updates, self.dataplane.state());
-        if !self.has_written {
-            self.dataplane.adopt_lists(&mut self.ruleset);
-        }
-        let written = self.dataplane.write(&self.ruleset, &difference)?;
-        self.has_written = true;
-        Ok(written)
+        self.dataplane.write(&mut self.ruleset, &difference)
     }
 }

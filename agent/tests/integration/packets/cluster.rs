@@ -122,7 +122,6 @@ pub(crate) struct Cluster {
     pub(crate) dataplane: Dataplane,
     /// How local pods are detected.
     pub(crate) pods: LocalPods,
-    has_written: bool,
 }
 
 impl Cluster {
@@ -134,13 +133,8 @@ impl Cluster {
         index.apply_service(Event::InitDone);
         index.apply_slice(Event::InitDone);
         let by_network = LocalPods::Networks(pod_networks());
-        let mut cluster = Self {
-            index,
-            ruleset: Ruleset::default(),
-            dataplane: open(world),
-            pods: by_network,
-            has_written: false,
-        };
+        let mut cluster =
+            Self { index, ruleset: Ruleset::default(), dataplane: open(world), pods: by_network };
         cluster.set(service, pods);
         cluster
     }
@@ -149,7 +143,6 @@ impl Cluster {
     pub(crate) fn restart(&mut self, world: &World) -> Applied {
         self.ruleset = Ruleset::default();
         self.dataplane = open(world);
-        self.has_written = false;
         self.apply()
     }
 
@@ -185,10 +178,7 @@ impl Cluster {
             self.dataplane.mark_out_of_sync();
         }
         let difference = self.ruleset.update(updates, self.dataplane.state());
-        if !std::mem::replace(&mut self.has_written, true) {
-            self.dataplane.adopt_lists(&mut self.ruleset);
-        }
-        let Written { elements, full } = self.dataplane.write(&self.ruleset, &difference).expect("write");
+        let Written { elements, full } = self.dataplane.write(&mut self.ruleset, &difference).expect("write");
         Applied { elements, full, udp: self.ruleset.take_stale_flows() }
     }
 }
