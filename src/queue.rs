@@ -13,6 +13,8 @@ use self::turns::Turns;
 
 mod turns;
 
+/// A request that becomes urgent waits no longer than this for a repetition, however long the one that was not was to wait.
+const URGENT_WAIT: Duration = Duration::from_secs(1);
 /// Of so many tasks that start while others wait too, one is not urgent: nothing starves.
 const NORMAL_EVERY: u32 = 8;
 
@@ -92,7 +94,8 @@ impl<R: Request> Queue<R> {
         *self = Self::new(self.backoff);
     }
 
-    /// Adds a request. A key in backoff keeps its delay unless `reset_backoff`: the cause of the failure may be gone.
+    /// Adds a request. A key in backoff keeps its delay unless `reset_backoff`, since the cause of the failure may be gone, or unless the
+    /// request becomes urgent: then it is tried once soon.
     pub(crate) fn add(&mut self, key: &str, request: R, reset_backoff: bool, now: Instant) {
         match self.slots.get_mut(key).map(|slot| &mut slot.state) {
             Some(SlotState::Running { next, reset_backoff: reset }) => {
@@ -104,9 +107,12 @@ impl<R: Request> Queue<R> {
             }
             Some(SlotState::Waiting { .. }) => {
                 let Some(mut waiting) = self.remove_waiting(key) else { return };
+                let was_urgent = waiting.request.is_urgent();
                 waiting.request.merge(request);
                 if reset_backoff || waiting.failures == 0 {
                     (waiting.due, waiting.failures) = (waiting.due.min(now), 0);
+                } else if !was_urgent && waiting.request.is_urgent() {
+                    waiting.due = waiting.due.min(now + URGENT_WAIT);
                 }
                 self.insert_waiting(key, waiting, now);
             }

@@ -289,7 +289,8 @@ async fn reconcile(reconciler: &Reconciler, batch: RequestBatch) -> ReconcileOut
                 request
             }
             ReconcileOutcome::Failed(after, request) => {
-                failed = Some(failed.flatten().max(after));
+                // The shortest wait that one asks for: another one's must not delay it.
+                failed = Some(failed.flatten().into_iter().chain(after).min());
                 request
             }
         };

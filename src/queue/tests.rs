@@ -125,10 +125,34 @@ fn waits_that_tasks_ask_for_do_not_add_to_the_backoff() {
     }
 }
 
+/// A new load balancer whose comparison was throttled for long must not keep a dead node; nor may each change of its endpoints cost a
+/// call of a provider that refuses calls.
+#[test]
+fn a_request_that_becomes_urgent_is_tried_once_soon() {
+    for wait in [None, Some(10 * SECOND)] {
+        let (mut queue, now) = queue();
+        queue.add("a", ticket(1), false, now);
+        for _ in 0..10 {
+            let (_, request) = queue.start_next(Which::All, now + 60 * SECOND).expect("due");
+            queue.finish("a", ReconcileOutcome::Failed(wait, request), now, 1.0);
+        }
+        let due = queue.next_due(Which::All).expect("waits");
+        assert!(due >= now + 10 * SECOND);
+        queue.add("a", ticket(2), false, now);
+        assert_eq!(queue.next_due(Which::All), Some(due), "not urgent");
+        queue.add("a", urgent(3), false, now);
+        assert_eq!(queue.next_due(Which::All), Some(now + SECOND));
+        let (_, request) = queue.start_next(Which::All, now + SECOND).expect("due");
+        queue.finish("a", ReconcileOutcome::Failed(Some(10 * SECOND), request), now, 1.0);
+        queue.add("a", urgent(4), false, now);
+        assert_eq!(queue.next_due(Which::All), Some(now + 10 * SECOND), "it was urgent before");
+    }
+}
+
 #[test]
 fn only_a_reset_ends_a_backoff_early() {
     let (mut queue, now) = queue();
-    queue.add("a", ticket(1), false, now);
+    queue.add("a", urgent(1), false, now);
     let (_, request) = queue.start_next(Which::All, now).expect("due");
     queue.finish("a", ReconcileOutcome::Failed(Some(SECOND), request), now, 1.0);
     queue.add("a", urgent(2), false, now);
