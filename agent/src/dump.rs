@@ -201,9 +201,8 @@ fn fields(id: SetId, key: &[u8]) -> String {
             format!("{} endpoint {:08x}", frontend(key), hash.try_into().map_or(0, u32::from_ne_bytes))
         }
         SetId::Sources => {
-            let length = if key.len() > 16 { 16 } else { 4 };
-            let (key, source) = key.split_at_checked(key.len().saturating_sub(length)).unwrap_or_default();
-            format!("{} from {}", frontend(key), addr(source))
+            let (list, source) = key.split_at_checked(4).unwrap_or_default();
+            format!("list {:08x} {}", list.try_into().map_or(0, u32::from_ne_bytes), addr(source))
         }
         _ => frontend(key),
     }

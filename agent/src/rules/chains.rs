@@ -112,11 +112,10 @@ impl RuleBuilder<'_> {
 
     fn services(&self) -> Vec<Rule> {
         let key = self.frontend();
+        let list = Expression::MapWord { map: SetId::Restricted.name(), key: key.clone() };
         vec![
-            Rule::new()
-                .in_set(&SetId::Restricted.name(), &key)
-                .not_in_set(&SetId::Sources.name(), &self.frontend_and(Expression::saddr(self.family)))
-                .drop(),
+            // Without a list the first look-up ends the rule.
+            Rule::new().not_in_set(&SetId::Sources.name(), &[list, Expression::saddr(self.family)]).drop(),
             Rule::new().in_set(&SetId::Rejected.name(), &key).reject(Reject::PortUnreachable(self.family)),
             Rule::new().in_set(&SetId::Dropped.name(), &key).drop(),
             Rule::new().in_set(&SetId::Split.name(), &key).goto("to-split"),

@@ -11,6 +11,7 @@ use steerage_nft::{Field, Rows};
 use super::hash::endpoint_hash;
 use super::layout::{LOCAL_OFFSET, SetId, Side, long_class};
 use super::long_lists::{LongList, LongLists};
+use super::source_lists::{Networks, SourceLists};
 use crate::plan::{Action, Affected, Desired, Frontend, Masquerade};
 
 /// Elements of one family, by set, each set in order.
@@ -83,10 +84,25 @@ impl Changes {
         self.delete.is_empty() && self.add.is_empty()
     }
 
+    /// Splits off the lists of sources to add, if there are any. They are to be in the kernel before a frontend uses them: until Linux 6.17 a look-up in
+    /// a set of ranges finds new ones only some time after the other elements of the same transaction, and a client would be
+    /// dropped meanwhile.
+    pub fn split_lists(&mut self) -> Option<Self> {
+        let lists = self.add.remove_entry(&SetId::Sources)?;
+        Some(Self { add: [lists].into(), ..Self::default() })
+    }
+
     /// The number of elements to write.
     pub fn count(&self) -> usize {
         self.delete.values().chain(self.add.values()).map(Rows::len).sum()
     }
+}
+
+/// What several frontends share.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Lists {
+    pub(super) endpoints: LongLists,
+    pub(super) sources: SourceLists,
 }
 
 /// The difference from `old` to `new`, which are of one family.
@@ -109,8 +125,9 @@ pub fn difference(old: &Elements, new: &Elements) -> Changes {
 /// All elements of one family for the things named in `affected`, as they are desired now.
 pub(super) fn affected_elements(
     desired: &Desired,
-    lists: &LongLists,
+    lists: &Lists,
     affected: &Affected,
+    networks: &BTreeSet<Networks>,
     family: Family,
 ) -> Elements {
     let mut elements = Elements::new(family);
@@ -119,8 +136,13 @@ pub(super) fn affected_elements(
             elements_of(frontend, service, action, lists, &mut elements);
         }
     }
-    for list in affected.services.iter().flat_map(|service| lists.of(service, family)) {
+    for list in affected.services.iter().flat_map(|service| lists.endpoints.of(service, family)) {
         elements_of_list(list, &mut elements);
+    }
+    for networks in networks {
+        if let Some(number) = lists.sources.number(networks) {
+            elements_of_sources(number, networks, &mut elements);
+        }
     }
     let addresses = affected.cluster_addresses.iter().filter(|addr| desired.is_cluster_address(addr));
     let hairpins = affected.hairpins.iter().filter(|addr| desired.is_hairpin(addr));
@@ -129,14 +151,17 @@ pub(super) fn affected_elements(
 }
 
 /// All elements of one family.
-pub(super) fn all_elements(desired: &Desired, lists: &LongLists, family: Family) -> Elements {
+pub(super) fn all_elements(desired: &Desired, lists: &Lists, family: Family) -> Elements {
     let mut elements = Elements::new(family);
     let actions = desired.actions().filter(|(frontend, _)| frontend.family() == family);
     for (frontend, (service, action)) in actions {
         elements_of(frontend, service, action, lists, &mut elements);
     }
-    for list in lists.all(family) {
+    for list in lists.endpoints.all(family) {
         elements_of_list(list, &mut elements);
+    }
+    for (number, networks) in lists.sources.all() {
+        elements_of_sources(number, networks, &mut elements);
     }
     shared_elements(desired.cluster_addresses(), desired.hairpins(), &mut elements);
     elements.sorted()
@@ -165,8 +190,18 @@ fn elements_of_list(list: &LongList, out: &mut Elements) {
     }
 }
 
+/// The elements of a list of sources, if it is of the family of `out`.
+fn elements_of_sources(number: u32, networks: &[IpNet], out: &mut Elements) {
+    let family = out.family;
+    for net in networks.iter().filter(|net| Family::of(net.addr()) == family) {
+        let (first, last) = bounds(*net);
+        let number = Field::Number(number);
+        out.of(SetId::Sources).push_range(&[number, first.into()], &[number, last.into()]);
+    }
+}
+
 /// The elements of one frontend of a Service, unordered.
-fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &LongLists, out: &mut Elements) {
+fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &Lists, out: &mut Elements) {
     let key = [frontend.addr.into(), Field::Proto(frontend.protocol.number()), Field::Port(frontend.port)];
     let [a, b, c] = key;
     let mut member = |id: SetId| out.of(id).push_key(&key);
@@ -193,18 +228,14 @@ fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &Long
         member(SetId::Affine);
         member(SetId::AffineFor(seconds));
     }
-    if let Some(sources) = &action.sources {
-        member(SetId::Restricted);
-        for net in sources.iter() {
-            let (first, last) = bounds(*net);
-            out.of(SetId::Sources).push_range(&[a, b, c, first.into()], &[a, b, c, last.into()]);
-        }
+    if let Some(number) = action.sources.as_ref().and_then(|networks| lists.sources.number(networks)) {
+        out.of(SetId::Restricted).push_entry(&key, &[Field::Number(number)]);
     }
     let sides =
         [(Side::Cluster, 0, Some(&action.targets)), (Side::Local, LOCAL_OFFSET, action.local.as_ref())];
     for (side, offset, targets) in sides {
         let Some(targets) = targets.filter(|targets| !targets.is_empty()) else { continue };
-        if let Some(list) = lists.get(service, frontend, action, targets) {
+        if let Some(list) = lists.endpoints.get(service, frontend, action, targets) {
             out.of(SetId::Lists(side)).push_entry(&key, &[Field::Number(list.number)]);
             out.of(SetId::Long(side, long_class(list.slots.len()))).push_key(&key);
         } else {

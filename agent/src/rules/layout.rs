@@ -54,9 +54,9 @@ pub enum SetId {
     Rejected,
     /// Frontends of cluster addresses without an endpoint for this node: internal policy Local.
     Dropped,
-    /// Frontends with allowed sources.
+    /// Frontends with allowed sources: the number of the list.
     Restricted,
-    /// Allowed sources: frontend and range of source addresses.
+    /// Allowed sources: number of the list and range of source addresses.
     Sources,
     /// Frontends with a second list, of local endpoints.
     Split,
@@ -115,10 +115,10 @@ impl SetId {
         match self {
             Self::ClusterAddresses => Set::new(name, &[addr]),
             Self::Hairpins => Set::new(name, &[addr, addr]),
-            Self::Sources => Set::new(name, &[a, b, c, addr]).interval(),
+            Self::Sources => Set::new(name, &[DataType::Mark, addr]).interval(),
             Self::Sticky(_) => Set::new(name, &[DataType::Mark, a, b, c]).maps_to(&ends),
             Self::Slots(_) => Set::new(name, &[a, b, c, DataType::Mark]).maps_to(&ends),
-            Self::Lists(_) => Set::new(name, &frontend).maps_to(&[DataType::Mark]),
+            Self::Lists(_) | Self::Restricted => Set::new(name, &frontend).maps_to(&[DataType::Mark]),
             Self::Endpoints => Set::new(name, &[DataType::Mark, DataType::Mark]).maps_to(&ends),
             _ => Set::new(name, &frontend),
         }
@@ -135,9 +135,9 @@ impl SetId {
         match self {
             Self::ClusterAddresses => plain(addr),
             Self::Hairpins => plain(2 * addr),
-            Self::Sources => RowShape { range: true, ..plain(frontend + addr) },
+            Self::Sources => RowShape { range: true, ..plain(4 + addr) },
             Self::Sticky(_) | Self::Slots(_) => RowShape { data: addr + 4, ..plain(frontend + 4) },
-            Self::Lists(_) => RowShape { data: 4, ..plain(frontend) },
+            Self::Lists(_) | Self::Restricted => RowShape { data: 4, ..plain(frontend) },
             Self::Endpoints => RowShape { data: addr + 4, ..plain(8) },
             _ => plain(frontend),
         }

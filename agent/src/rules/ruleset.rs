@@ -9,8 +9,9 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_model::{Family, Key, Protocol};
 
-use super::elements::{affected_elements, all_elements};
-use super::long_lists::{KernelLists, LongLists};
+use super::elements::{Lists, affected_elements, all_elements};
+use super::long_lists::KernelLists;
+use super::source_lists::Networks;
 use super::{Changes, Elements, RulesetConfig, difference};
 use crate::local_node::LocalPods;
 use crate::plan::{Action, Affected, Desired, Frontend, RefusedExternalIp, ServicePlan, Shadowed};
@@ -51,7 +52,7 @@ impl Difference {
 #[derive(Debug, Clone, Default)]
 pub struct Ruleset {
     desired: Desired,
-    lists: LongLists,
+    lists: Lists,
     config: RulesetConfig,
     /// UDP frontends whose action changed since [`Ruleset::take_stale_flows`].
     changed_udp: BTreeSet<Frontend>,
@@ -94,13 +95,13 @@ impl Ruleset {
     pub fn stage(&mut self, updates: BTreeMap<Key, ServicePlan>) {
         let frontends = updates.values().flat_map(|plan| &plan.frontends).map(|(frontend, _)| *frontend);
         self.changed_udp.extend(frontends.filter(is_udp));
-        self.lists.update(&updates);
+        self.update_lists(&updates);
         self.desired.update(updates);
     }
 
     /// Takes over the order of endpoints that the kernel's long lists have: then the first write need not change it.
     pub fn adopt(&mut self, family: Family, lists: &KernelLists) {
-        self.lists.adopt(family, lists);
+        self.lists.endpoints.adopt(family, lists);
     }
 
     /// All elements of a family.
@@ -112,7 +113,8 @@ impl Ruleset {
     /// unknown.
     #[must_use]
     pub fn update(&mut self, updates: BTreeMap<Key, ServicePlan>, kernel: KernelState) -> Difference {
-        let affected = (kernel == KernelState::InSync).then(|| self.desired.affected_by(&updates));
+        let affected = (kernel == KernelState::InSync)
+            .then(|| (self.desired.affected_by(&updates), self.lists.sources.affected_by(&updates)));
         let old = affected.as_ref().map(|affected| self.elements(affected));
         let old_udp: BTreeMap<_, _> = self
             .desired
@@ -120,7 +122,7 @@ impl Ruleset {
             .filter(is_udp)
             .map(|frontend| (frontend, self.desired.action(&frontend).cloned()))
             .collect();
-        self.lists.update(&updates);
+        self.update_lists(&updates);
         self.desired.update(updates);
         let changed = |(frontend, old): (Frontend, Option<Action>)| {
             (self.desired.action(&frontend) != old.as_ref()).then_some(frontend)
@@ -157,8 +159,14 @@ impl Ruleset {
         self.desired.take_refused()
     }
 
-    fn elements(&self, affected: &Affected) -> [Elements; 2] {
-        [Family::V4, Family::V6].map(|family| affected_elements(&self.desired, &self.lists, affected, family))
+    fn update_lists(&mut self, updates: &BTreeMap<Key, ServicePlan>) {
+        self.lists.endpoints.update(updates);
+        self.lists.sources.update(updates);
+    }
+
+    fn elements(&self, (affected, networks): &(Affected, BTreeSet<Networks>)) -> [Elements; 2] {
+        [Family::V4, Family::V6]
+            .map(|family| affected_elements(&self.desired, &self.lists, affected, networks, family))
     }
 }
 

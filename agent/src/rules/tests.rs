@@ -117,6 +117,45 @@ fn frontends_of_a_port_share_a_long_list() {
     assert_eq!(names(&ruleset.all_elements(Family::V4))["endpoints"], 250, "another Service has its own");
 }
 
+fn nets(list: &[&str]) -> Option<Arc<[ipnet::IpNet]>> {
+    Some(list.iter().map(|net| net.parse().unwrap()).collect())
+}
+
+/// A thousand ports with a thousand networks are not a million elements, and a frontend's new list is in the kernel before the
+/// frontend uses it.
+#[test]
+fn frontends_share_lists_of_sources_which_are_written_first() {
+    let with = |name: &str, list: &[&str]| {
+        let restricted = Action { sources: nets(list), ..action(&[1], None) };
+        let frontends = (1..5).map(|n| (frontend(n), restricted.clone())).collect();
+        (Key::new("n", name), ServicePlan { frontends, ..ServicePlan::default() })
+    };
+    let (old, new) =
+        (["192.0.2.0/25", "198.51.100.7/32"], ["192.0.2.0/25", "203.0.113.0/24", "2001:db8::/32"]);
+    let mut ruleset = Ruleset::default();
+    ruleset.stage([with("a", &old), with("b", &old)].into());
+    let sources = |ruleset: &Ruleset| ruleset.all_elements(Family::V4).of_set(SetId::Sources).map(Rows::len);
+    assert_eq!(sources(&ruleset), Some(2));
+
+    let Difference::Elements([mut v4, v6]) = ruleset.update([with("a", &new)].into(), KernelState::InSync)
+    else {
+        panic!("chains do not change");
+    };
+    let first = v4.split_lists().expect("a new list");
+    assert_eq!(
+        (first.count(), first.add[&SetId::Sources].len()),
+        (2, 2),
+        "all of it, also what the old one has"
+    );
+    assert!(v4.add.contains_key(&SetId::Restricted) && v4.split_lists().is_none());
+    assert!(!v4.delete.contains_key(&SetId::Sources), "b uses the old list");
+    assert_eq!(v6.add[&SetId::Sources].len(), 1);
+    let _ = ruleset.update([(Key::new("n", "b"), ServicePlan::default())].into(), KernelState::InSync);
+    assert_eq!(sources(&ruleset), Some(2), "that of a");
+    let _ = ruleset.update([(Key::new("n", "a"), ServicePlan::default())].into(), KernelState::InSync);
+    assert_eq!(sources(&ruleset), None);
+}
+
 #[test]
 fn one_endpoint_less_is_a_small_change() {
     let elements = |targets: &[u8]| elements(action(targets, None));
