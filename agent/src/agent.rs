@@ -6,6 +6,7 @@
 
 mod health_ports;
 mod planner;
+mod unserved;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant as StdInstant};
@@ -24,10 +25,11 @@ use crate::health::{HealthCheckPorts, Listeners, ProxyHealth};
 use crate::input::Input;
 use crate::kernel::{Dataplane, FlowCleaner, Written, host_addresses};
 use crate::metrics::{Metrics, PendingMetrics};
-use crate::plan::{HealthPorts, RefusedExternalIp, ServicePlan, Shadowed, has_load_balancer};
+use crate::plan::{Budgets, HealthPorts, ServicePlan, has_load_balancer};
 use crate::rules::{KernelState, Ruleset};
 use crate::settings::AgentSettings;
 use planner::Planner;
+use unserved::UnservedReports;
 
 /// Limits of the delay after failed writes.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -72,6 +74,7 @@ struct LoopState {
     backoff: Backoff,
     ports: health_ports::PortState,
     pending: PendingMetrics,
+    unserved: UnservedReports,
 }
 
 impl Agent {
@@ -82,7 +85,7 @@ impl Agent {
         shutdown: CancellationToken,
     ) -> anyhow::Result<()> {
         let mut state = LoopState {
-            planner: Planner::new(self.settings.host_addresses()),
+            planner: Planner::new(self.settings.host_addresses(), Budgets::new(self.settings.element_limits)),
             listed: false,
             host_addresses_changed: false,
             foreign_change: false,
@@ -90,6 +93,7 @@ impl Agent {
             backoff: Backoff::new(RETRY_DELAYS.0, RETRY_DELAYS.1),
             ports: health_ports::PortState::default(),
             pending: PendingMetrics::default(),
+            unserved: UnservedReports::default(),
         };
         loop {
             let deadline = self.next_deadline(&state);
@@ -226,14 +230,11 @@ impl Agent {
             self.dataplane.write(&mut self.ruleset, &difference)
         });
         let took = started.elapsed();
-        for Shadowed { service, by, frontend } in self.ruleset.take_shadowed() {
-            tracing::warn!(%service, %by, %frontend, "another Service is served at a frontend of this Service");
-        }
-        for RefusedExternalIp { service, addr, refusal } in self.ruleset.take_refused() {
-            tracing::warn!(%service, %addr, reason = %refusal, "external IP not served");
-        }
-        let refused = self.ruleset.desired().refused_count();
-        self.metrics.refused_external_ips.set(i64::try_from(refused).unwrap_or(i64::MAX));
+        let index = &state.planner.index;
+        state.unserved.report(&mut self.ruleset, index, &self.settings.node, &self.recorder);
+        let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
+        self.metrics.refused_external_ips.set(count(self.ruleset.desired().refused_count()));
+        self.metrics.reduced_services.set(count(self.ruleset.desired().reduced_count()));
         self.metrics.write_duration.observe(took.as_secs_f64());
         match result {
             Ok(written) => {

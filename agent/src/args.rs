@@ -13,7 +13,7 @@ use steerage_agent::debug_socket::{DebugSocket, send_command};
 use steerage_agent::explain::PacketQuery;
 use steerage_agent::kernel::clean_up;
 use steerage_agent::node_annotations::remove_annotations;
-use steerage_agent::plan::Frontend;
+use steerage_agent::plan::{Frontend, LEAST_ELEMENTS};
 use steerage_agent::sandbox::{FilterMode, SandboxError, confine};
 use steerage_agent::settings::{AddressRange, NodePortAddresses};
 use steerage_model::names;
@@ -132,6 +132,26 @@ struct AgentArgs {
     /// the networks of cluster IPs, of the node, of API servers, and of what other Services were assigned are not served
     #[arg(long, env = "STEERAGE_DENY_SERVICE_EXTERNAL_IPS")]
     deny_service_external_ips: bool,
+    /// Let a Service have this many elements of nftables sets and maps on this node: about one for each endpoint of each port, and ten
+    /// for each address and port. One that needs more is served with a part of its endpoints, an event and a metric
+    #[arg(
+        long,
+        env = "STEERAGE_MAX_SERVICE_ELEMENTS",
+        value_name = "N",
+        default_value = "100000",
+        value_parser = elements
+    )]
+    max_service_elements: usize,
+    /// Let the Services of a namespace together have this many elements. If they need more, the largest are served with a part of
+    /// their endpoints. A million elements take about 70 MB of the kernel's memory, and more than twice that in the agent
+    #[arg(
+        long,
+        env = "STEERAGE_MAX_NAMESPACE_ELEMENTS",
+        value_name = "N",
+        default_value = "1000000",
+        value_parser = elements
+    )]
+    max_namespace_elements: usize,
     /// Serve the node's /healthz and /livez on these ports [default: 10356, and 10256 with --kube-proxy-replacement]
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT,…", value_delimiter = ',')]
     healthz_port: Vec<u16>,
@@ -232,6 +252,14 @@ fn watch_silence(text: &str) -> Result<Duration, String> {
         return Ok(limit);
     }
     Err("a quiet watch may bring no data for nearly five minutes: use 0s, or at least 5m".to_owned())
+}
+
+fn elements(text: &str) -> Result<usize, String> {
+    let count = text.parse().map_err(|error| format!("{error}"))?;
+    if count < LEAST_ELEMENTS {
+        return Err(format!("every Service needs some: at least {LEAST_ELEMENTS}"));
+    }
+    Ok(count)
 }
 
 /// The name of a network interface, or the beginning of one.

@@ -159,6 +159,12 @@ impl ExplainContext<'_> {
         if let Some((service, (role, port))) = owner.and_then(|s| Some((s, frontend_role(s, &frontend)?))) {
             explanation.service = Some((service.key.clone(), role));
             explanation.endpoints = self.endpoints(service, port, frontend.family());
+            explanation.notes.extend(self.desired().reduced(&service.key).map(|reduced| {
+                format!(
+                    "{} needs {} elements of nftables, and may have {}: at most {} of its endpoints are used on this node",
+                    service.key, reduced.needs, reduced.limit, reduced.endpoints
+                )
+            }));
         }
         explanation.path.push("services");
         explanation.affinity = action.affinity;
@@ -268,6 +274,11 @@ impl ExplainContext<'_> {
     fn unserved_reason(&self, service: &Service, frontend: &Frontend) -> String {
         let key = &service.key;
         if serves(service, self.local_node.kube_proxy_replacement) {
+            if self.desired().reduced(key).is_some_and(|reduced| reduced.frontends > 0) {
+                return format!(
+                    "{key} needs more elements of nftables than it may have: some of its ports are not served"
+                );
+            }
             let refusal = self.local_node.external_ips.refusal(frontend.addr, frontend.port);
             if let Some(refusal) = refusal.filter(|_| service.external_ips.contains(&frontend.addr)) {
                 return format!("{key} has the address as an external IP, which is not served: {refusal}");

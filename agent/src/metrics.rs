@@ -33,6 +33,8 @@ pub struct Metrics {
     pub frontends: Gauge,
     /// External IPs that are not served.
     pub refused_external_ips: Gauge,
+    /// Services that need more elements than they may have.
+    pub reduced_services: Gauge,
     /// Health-check ports.
     pub health_ports: Gauge,
     /// Time of the last successful write, in seconds since 1970.
@@ -57,6 +59,7 @@ impl Metrics {
             flows: Counter::default(),
             frontends: Gauge::default(),
             refused_external_ips: Gauge::default(),
+            reduced_services: Gauge::default(),
             health_ports: Gauge::default(),
             last_write: Gauge::default(),
             kube_proxy: KubeProxyMetrics::default(),
@@ -71,6 +74,7 @@ impl Metrics {
             flows,
             frontends,
             refused_external_ips,
+            reduced_services,
             health_ports,
             last_write,
             kube_proxy: _,
@@ -96,6 +100,11 @@ impl Metrics {
             "refused_external_ips",
             "External IPs of Services that are not served, because they are reserved or denied",
             refused_external_ips,
+        );
+        registry.register(
+            "reduced_services",
+            "Services of which only a part of the endpoints is served, because they need more elements than they may have",
+            reduced_services,
         );
         registry.register("health_ports", "Health-check node ports that are open", health_ports);
         registry.register_with_unit(

@@ -11,7 +11,7 @@ use steerage_watch::Store;
 
 use crate::kernel::host_addresses;
 use crate::local_node::{LocalNode, LocalPods};
-use crate::plan::ExternalIps;
+use crate::plan::{ElementLimits, ExternalIps};
 
 /// How to recognise traffic from local pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,6 +96,8 @@ pub struct AgentSettings {
     pub deny_external_ips: bool,
     /// The API server as flags name it, if they do by its address.
     pub api_server: Option<SocketAddr>,
+    /// What a Service and a namespace may have of the kernel's memory.
+    pub element_limits: ElementLimits,
 }
 
 impl AgentSettings {
@@ -180,6 +182,7 @@ mod tests {
             unassigned: Vec::new(),
             deny_external_ips: false,
             api_server: None,
+            element_limits: ElementLimits::default(),
         }
     }
 

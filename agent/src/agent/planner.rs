@@ -9,7 +9,8 @@ use steerage_model::{Endpoint, Key, Node, NodeAgent, ServiceCidr};
 use steerage_watch::{Event, Index, Store};
 
 use crate::local_node::{LocalNode, LocalPods};
-use crate::plan::{PolicyTransitions, ServicePlan, plan_service};
+use crate::plan::{Budgets, PolicyTransitions, ServicePlan, plan_service};
+use crate::rules::flow_seed;
 use crate::settings::AgentSettings;
 
 /// Everything that plans depend on.
@@ -21,6 +22,8 @@ pub(super) struct Planner {
     /// This node as it was planned with last. It outlives the Node object: the machine may still run.
     pub(super) local_node: Option<(LocalNode, LocalPods)>,
     pub(super) transitions: PolicyTransitions,
+    /// What each Service may have of the kernel's memory.
+    budgets: Budgets,
     /// Where API servers listen, or did.
     api_servers: BTreeSet<SocketAddr>,
     service_cidrs: Store<ServiceCidr>,
@@ -28,8 +31,8 @@ pub(super) struct Planner {
 }
 
 impl Planner {
-    pub(super) fn new(host_addresses: Vec<IpAddr>) -> Self {
-        Self { host_addresses, ..Self::default() }
+    pub(super) fn new(host_addresses: Vec<IpAddr>, budgets: Budgets) -> Self {
+        Self { host_addresses, budgets, ..Self::default() }
     }
 
     pub(super) fn on_service_cidr(&mut self, event: Event<ServiceCidr>) {
@@ -68,8 +71,8 @@ impl Planner {
         self.index.node(&settings.node)
     }
 
-    /// The plans of Services that may have changed since the last call: all, if this node changed. `None` while this node is not
-    /// known.
+    /// The plans of Services that may have changed since the last call: all, if this node changed, and those whose share of their
+    /// namespace's budget changed. `None` while this node is not known.
     pub(super) fn plan(
         &mut self,
         settings: &AgentSettings,
@@ -91,11 +94,19 @@ impl Planner {
         if self.local_node.as_ref().is_none_or(|(old, old_pods)| *old != local_node || *old_pods != pods) {
             dirty.extend(self.index.services().map(|service| service.key.clone()));
         }
-        let updates = dirty.into_iter().map(|key| {
+        let mut updates = BTreeMap::new();
+        for key in dirty {
             let plan = self.plan_one(&key, &local_node);
-            (key, plan)
-        });
-        let updates = updates.collect();
+            self.budgets.set(&key, plan.cost());
+            updates.insert(key, plan);
+        }
+        for key in self.budgets.settle() {
+            updates.entry(key).or_insert_with_key(|key| self.plan_one(key, &local_node));
+        }
+        let seed = flow_seed(&settings.node);
+        for (key, plan) in &mut updates {
+            plan.reduced = plan.reduce(self.budgets.limit(key), seed);
+        }
         self.local_node = Some((local_node, pods));
         Some(updates)
     }

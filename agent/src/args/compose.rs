@@ -13,6 +13,7 @@ use steerage_agent::input::Input;
 use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::node_annotations::{keep_annotated, node_agent};
+use steerage_agent::plan::ElementLimits;
 use steerage_agent::rules::{Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_process::{Component, Process};
@@ -35,6 +36,8 @@ impl Args {
             pod_interface_name_prefix,
             drop_unassigned_vips,
             deny_service_external_ips,
+            max_service_elements,
+            max_namespace_elements,
             healthz_port,
             max_watch_silence,
             seccomp: _,
@@ -56,6 +59,10 @@ impl Args {
             detect_local,
             unassigned: drop_unassigned_vips.into_iter().flat_map(|range| range.0).collect(),
             deny_external_ips: deny_service_external_ips,
+            element_limits: ElementLimits {
+                service: max_service_elements,
+                namespace: max_namespace_elements,
+            },
             api_server: client_args.api_server.as_ref().and_then(|server| server.to_string().parse().ok()),
         };
         let Component { name, version, .. } = process.component();

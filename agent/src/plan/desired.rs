@@ -7,7 +7,10 @@ use std::net::IpAddr;
 
 use steerage_model::Key;
 
-use super::{Action, Frontend, HealthPort, HealthPorts, Refusal, RefusedExternalIp, Role, ServicePlan};
+use super::{
+    Action, Frontend, HealthPort, HealthPorts, Reduced, ReducedService, Refusal, RefusedExternalIp, Role,
+    ServicePlan,
+};
 
 /// Services that a frontend's owner leaves without it, and that are named.
 const NAMED: usize = 8;
@@ -25,6 +28,9 @@ pub struct Desired {
     /// What [`Desired::take_refused`] will return.
     refused: BTreeSet<RefusedExternalIp>,
     refused_count: usize,
+    /// What [`Desired::take_reduced`] will return.
+    reduced: BTreeSet<ReducedService>,
+    reduced_count: usize,
     cluster_addresses: Counted<IpAddr>,
     hairpins: Counted<IpAddr>,
     timeouts: Counted<u32>,
@@ -39,6 +45,7 @@ struct ServiceRecord {
     health: Option<HealthPort>,
     reserved: Box<[Frontend]>,
     refused: Box<[(IpAddr, Refusal)]>,
+    reduced: Option<Reduced>,
 }
 
 /// A Service that is not served at one of its frontends, because another Service owns it.
@@ -118,6 +125,21 @@ impl Desired {
         std::mem::take(&mut self.refused)
     }
 
+    /// The Services that updates reduced, or reduced otherwise, since the last call.
+    pub fn take_reduced(&mut self) -> BTreeSet<ReducedService> {
+        std::mem::take(&mut self.reduced)
+    }
+
+    /// The number of Services that are reduced.
+    pub fn reduced_count(&self) -> usize {
+        self.reduced_count
+    }
+
+    /// How a Service is reduced.
+    pub fn reduced(&self, key: &Key) -> Option<Reduced> {
+        self.services.get(key)?.reduced
+    }
+
     /// The number of external IPs that are refused.
     pub fn refused_count(&self) -> usize {
         self.refused_count
@@ -157,6 +179,7 @@ impl Desired {
             let old = self.services.remove(&key);
             if let Some(old) = &old {
                 self.refused_count -= old.refused.len();
+                self.reduced_count -= usize::from(old.reduced.is_some());
                 old.frontends.iter().for_each(|frontend| self.remove_owner(frontend, &key));
                 old.cluster_addresses.iter().for_each(|addr| self.cluster_addresses.remove(addr));
                 old.hairpins.iter().for_each(|addr| self.hairpins.remove(addr));
@@ -172,8 +195,13 @@ impl Desired {
                 health: new.health,
                 reserved: new.reserved.into(),
                 refused: new.refused.into(),
+                reduced: new.reduced,
             };
-            let before = old.map(|old| old.refused).unwrap_or_default();
+            let (before, old_reduced) = old.map(|old| (old.refused, old.reduced)).unwrap_or_default();
+            self.reduced_count += usize::from(record.reduced.is_some());
+            if let Some(reduced) = record.reduced.filter(|reduced| old_reduced.as_ref() != Some(reduced)) {
+                self.reduced.insert(ReducedService { service: key.clone(), reduced });
+            }
             let refused = record.refused.iter().filter(|refused| !before.contains(refused));
             self.refused.extend(refused.map(|(addr, refusal)| RefusedExternalIp {
                 service: key.clone(),

@@ -4,6 +4,7 @@
 //! Pure: from the model's index and this node's place in the cluster. `crate::rules` turns it into elements of kernel maps.
 
 mod affinity;
+mod budget;
 mod desired;
 mod endpoints;
 mod external_ips;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_model::{Family, Key, Protocol};
 
+pub use budget::{Budgets, ElementLimits, LEAST_ELEMENTS, Reduced, ReducedService};
 pub use desired::{Affected, Desired, Shadowed};
 pub use endpoints::{Endpoints, Selection};
 pub use external_ips::{ExternalIps, Refusal, RefusedExternalIp};
@@ -115,6 +117,8 @@ pub struct ServicePlan {
     pub reserved: Vec<Frontend>,
     /// Its external IPs that are not served.
     pub refused: Vec<(IpAddr, Refusal)>,
+    /// It needs more elements than it may have.
+    pub reduced: Option<Reduced>,
 }
 
 impl ServicePlan {

@@ -44,11 +44,12 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
     let mut frontends = Vec::new();
     let mut hairpins = BTreeSet::new();
     for family in families(service) {
+        let allowed = sources(service, family, local_node);
         for port in &service.ports {
             let all = backends(index.slices(&service.key), family, &port.name, port.protocol);
             hairpins
                 .extend(all.iter().filter(|b| b.endpoint.is_on(&local_node.node)).map(|b| b.endpoint.addr));
-            frontends.extend(port_frontends(service, port, family, &all, local_node));
+            frontends.extend(port_frontends(service, port, family, &all, allowed.as_ref(), local_node));
         }
     }
     let refusal = |addr: &IpAddr| {
@@ -101,6 +102,7 @@ fn port_frontends(
     port: &ServicePort,
     family: Family,
     all: &[Backend<'_>],
+    allowed: Option<&Arc<[IpNet]>>,
     local_node: &LocalNode,
 ) -> Vec<(Frontend, Action)> {
     let cluster = sockets(&cluster_backends(all, &local_node.node, local_node.zone.as_deref()));
@@ -131,7 +133,7 @@ fn port_frontends(
         TrafficPolicy::Local => Action { masquerade: Masquerade::Host, local: Some(local), ..base },
     };
     let external = |role| Action { role, ..external.clone() };
-    let vip = Action { sources: sources(service, family, local_node), ..external(Role::Assigned) };
+    let vip = Action { sources: allowed.cloned(), ..external(Role::Assigned) };
 
     let at = |addr: IpAddr, number: u16| Frontend { addr, protocol: port.protocol, port: number };
     let of_family = |addr: &IpAddr| Family::of(*addr) == family;

@@ -19,6 +19,7 @@ mod elements;
 mod hash;
 mod layout;
 mod long_lists;
+mod reduce;
 mod ruleset;
 mod ruleset_chain;
 mod source_lists;

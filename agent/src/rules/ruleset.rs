@@ -14,7 +14,9 @@ use super::long_lists::KernelLists;
 use super::source_lists::Networks;
 use super::{Changes, Elements, RulesetConfig, difference};
 use crate::local_node::LocalPods;
-use crate::plan::{Action, Affected, Desired, Frontend, RefusedExternalIp, ServicePlan, Shadowed};
+use crate::plan::{
+    Action, Affected, Desired, Frontend, ReducedService, RefusedExternalIp, ServicePlan, Shadowed,
+};
 
 /// UDP frontends, each with the endpoints whose flows may stay.
 pub type StaleFlows = BTreeMap<Frontend, Arc<[SocketAddr]>>;
@@ -152,6 +154,11 @@ impl Ruleset {
     /// The Services that lost a frontend to another one since the last call.
     pub fn take_shadowed(&mut self) -> BTreeSet<Shadowed> {
         self.desired.take_shadowed()
+    }
+
+    /// The Services that were reduced since the last call.
+    pub fn take_reduced(&mut self) -> BTreeSet<ReducedService> {
+        self.desired.take_reduced()
     }
 
     /// The external IPs that were refused since the last call.

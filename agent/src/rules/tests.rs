@@ -263,6 +263,7 @@ fn plans(world: &World) -> BTreeMap<Key, ServicePlan> {
         health: None,
         reserved: Vec::new(),
         refused: Vec::new(),
+        reduced: None,
     };
     world.iter().map(|(name, frontends)| (Key::new("n", name.to_string()), plan(frontends))).collect()
 }

@@ -11,7 +11,7 @@ use steerage_agent::input::Input;
 use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::node_annotations::node_agent;
-use steerage_agent::plan::POLICY_GRACE_PERIOD;
+use steerage_agent::plan::{ElementLimits, POLICY_GRACE_PERIOD};
 use steerage_agent::rules::Ruleset;
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_model::{Endpoint, EndpointSlice, Family, Node, Protocol, Service, ServiceKind};
@@ -50,6 +50,7 @@ impl<'a> Running<'a> {
             unassigned: Vec::new(),
             deny_external_ips: false,
             api_server: None,
+            element_limits: ElementLimits::default(),
         };
         let enter = world.entering(At::Node);
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reports what is not served as a Service requests it: in the log, and by events on the Service. Called by the loop after each write.
+
+use std::time::Duration;
+
+use steerage_model::{Key, Service};
+use steerage_watch::Index;
+use steerage_watch::events::{Notice, Recorder, Severity, Subject};
+use tokio::time::Instant;
+
+use crate::plan::{Reduced, ReducedService, RefusedExternalIp, Shadowed};
+use crate::rules::Ruleset;
+
+/// Events that may be published at once, and the time in which one more may be. All nodes see the same Services: a tenant with many
+/// of them must not fill the API server. The log has all.
+const BURST: u32 = 10;
+const REFILL: Duration = Duration::from_mins(1);
+/// Nodes publish within this time, and not all in one second.
+const SPREAD: Duration = Duration::from_secs(30);
+
+/// Limits the events.
+#[derive(Debug)]
+pub(super) struct UnservedReports {
+    left: u32,
+    /// When the last one was added.
+    filled: Instant,
+}
+
+impl Default for UnservedReports {
+    fn default() -> Self {
+        Self { left: BURST, filled: Instant::now() }
+    }
+}
+
+impl UnservedReports {
+    /// Reports what the last update of `ruleset` left unserved.
+    pub(super) fn report(&mut self, ruleset: &mut Ruleset, index: &Index, node: &str, recorder: &Recorder) {
+        for Shadowed { service, by, frontend } in ruleset.take_shadowed() {
+            tracing::warn!(%service, %by, %frontend, "another Service is served at a frontend of this Service");
+        }
+        for RefusedExternalIp { service, addr, refusal } in ruleset.take_refused() {
+            tracing::warn!(
+                %service, %addr, reason = %refusal,
+                "external IP not served; use a node port or a load balancer, or remove it"
+            );
+            let note = format!("Node {node} does not serve the external IP {addr}: {refusal}.");
+            self.publish(recorder, index.service(&service), "ExternalIPNotServed", note);
+        }
+        for ReducedService { service, reduced } in ruleset.take_reduced() {
+            let Reduced { needs, limit, endpoints, frontends } = reduced;
+            tracing::warn!(
+                %service, needs, limit, endpoints, frontends_left_out = frontends,
+                "Service needs more elements than its namespace may have; serving a part of its endpoints"
+            );
+            self.publish(recorder, index.service(&service), "ServiceTooLarge", note(node, &service, reduced));
+        }
+    }
+
+    fn publish(
+        &mut self,
+        recorder: &Recorder,
+        service: Option<&Service>,
+        reason: &'static str,
+        note: String,
+    ) {
+        let Some(service) = service.filter(|_| self.may_publish(Instant::now())) else { return };
+        let (subject, recorder) = (Subject::service(service), recorder.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(SPREAD.mul_f64(fastrand::f64())).await;
+            recorder.publish(Notice { subject, severity: Severity::Warning, reason, action: "Serve", note });
+        });
+    }
+
+    fn may_publish(&mut self, now: Instant) -> bool {
+        while self.left < BURST && now.duration_since(self.filled) >= REFILL {
+            self.left += 1;
+            self.filled += REFILL;
+        }
+        if self.left == BURST {
+            self.filled = now;
+        }
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
+    }
+}
+
+fn note(node: &str, service: &Key, Reduced { needs, limit, endpoints, frontends }: Reduced) -> String {
+    let left_out = match frontends {
+        0 => String::new(),
+        frontends => format!(", and {frontends} of its addresses and ports not at all"),
+    };
+    format!(
+        "Node {node} serves at most {endpoints} endpoint(s) of each port{left_out}: the Service needs {needs} elements of \
+         nftables, and may have {limit} as a part of what namespace {} may have. Use fewer ports or endpoints, or raise \
+         --max-service-elements and --max-namespace-elements of the agent.",
+        service.namespace()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_limited() {
+        let mut reports = UnservedReports::default();
+        let start = Instant::now() + REFILL;
+        let mut published = |now| (0..100).filter(|_| reports.may_publish(now)).count();
+        assert_eq!(published(start), 10);
+        assert_eq!(published(start + REFILL / 2), 0);
+        assert_eq!(published(start + REFILL), 1);
+        assert_eq!(published(start + 100 * REFILL), 10);
+        assert_eq!(published(start + 100 * REFILL), 0);
+    }
+
+    #[test]
+    fn note_says_what_is_left_out() {
+        let reduced = Reduced { needs: 129_000, limit: 100_000, endpoints: 95, frontends: 0 };
+        let note = |reduced| note("a", &Key::new("shop", "web"), reduced);
+        assert!(
+            note(reduced).starts_with("Node a serves at most 95 endpoint(s) of each port: the Service needs")
+        );
+        let reduced = Reduced { endpoints: 1, frontends: 12, ..reduced };
+        assert!(note(reduced).contains("each port, and 12 of its addresses and ports not at all: "));
+    }
+}
