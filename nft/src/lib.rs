@@ -101,7 +101,7 @@ pub use monitor::{Change, Monitor, ObjectKind};
 /// The error numbers in [`KernelError`].
 pub use nix::errno::Errno;
 pub use rows::{Row, RowShape, Rows};
-pub use rule::{DynamicOp, Reject, Rule};
+pub use rule::{DynamicOp, Limit, Reject, Rule};
 pub use set::{Data, Element, Set};
 pub use table::{Chain, ChainPolicy, ChainType, Family, Hook, Table};
 pub use verdict::Verdict;

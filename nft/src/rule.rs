@@ -36,6 +36,29 @@ pub enum DynamicOp {
     Delete = 2,
 }
 
+/// A rate of packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    /// So many packets
+    pub packets: u64,
+    /// in so many seconds. `nft` knows second, minute, hour, day and week.
+    pub unit: u64,
+    /// So many at once.
+    pub burst: u32,
+    /// Matches what exceeds the rate, instead of what does not.
+    pub over: bool,
+}
+
+impl Limit {
+    fn write(self, e: &mut Writer) {
+        e.attr_u64(1, self.packets);
+        e.attr_u64(2, self.unit);
+        e.attr_u32(3, self.burst);
+        e.attr_u32(4, 0);
+        e.attr_u32(5, u32::from(self.over));
+    }
+}
+
 /// A rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rule {
@@ -77,6 +100,12 @@ impl Rule {
     #[must_use]
     pub fn has_none(self, expression: Expression, bits: u32) -> Self {
         self.compare(&expression.masked(bits.to_ne_bytes().to_vec()), 0, &[0; 4])
+    }
+
+    /// Matches if any of the bits is set in an expression of 1 byte.
+    #[must_use]
+    pub fn has_any_byte(self, expression: Expression, bits: u8) -> Self {
+        self.compare(&expression.masked(vec![bits]), 1, &[0])
     }
 
     /// Matches if the concatenation is an element of the set, or a key of the map.
@@ -190,6 +219,23 @@ impl Rule {
         self
     }
 
+    /// Keeps an element with a limit of its own in a dynamic set, and matches as the limit does. Matches nothing while the set is full.
+    #[must_use]
+    pub fn dynamic_limit(mut self, set: &str, key: &[Expression], timeout: Duration, limit: Limit) -> Self {
+        load_all(key, Register::FIRST, &mut self.expressions);
+        write_expression(&mut self.expressions, "dynset", |e| {
+            e.attr_str(1, set);
+            e.attr_u32(3, DynamicOp::Update as u32);
+            e.attr_u32(4, Register::FIRST.wire());
+            e.attr_u64(6, milliseconds(timeout));
+            e.nest(7, |expression| {
+                expression.attr_str(1, "limit");
+                expression.nest(2, |e| limit.write(e));
+            });
+        });
+        self
+    }
+
     /// Rejects the packet: drops it and informs the sender.
     #[must_use]
     pub fn reject(mut self, how: Reject) -> Self {
@@ -221,13 +267,8 @@ impl Rule {
     /// Matches at most `packets` per second, with bursts of at most `burst`.
     #[must_use]
     pub fn limit_per_second(mut self, packets: u64, burst: u32) -> Self {
-        write_expression(&mut self.expressions, "limit", |e| {
-            e.attr_u64(1, packets);
-            e.attr_u64(2, 1);
-            e.attr_u32(3, burst);
-            e.attr_u32(4, 0);
-            e.attr_u32(5, 0);
-        });
+        let limit = Limit { packets, unit: 1, burst, over: false };
+        write_expression(&mut self.expressions, "limit", |e| limit.write(e));
         self
     }
 

@@ -196,14 +196,14 @@ fn repair(
     chains.sort_unstable();
     wanted_chains.sort_unstable();
     let sets = nft.sets(table)?;
-    if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || chains != wanted_chains {
-        let affinity = affinity(nft, table, base_ruleset, &sets);
-        let clients: usize = affinity.iter().map(|(_, clients)| clients.len()).sum();
-        tracing::info!(%table, clients, "table has another layout; replacing it");
+    let missing: Vec<_> = wanted_chains.iter().filter(|name| !chains.contains(name)).collect();
+    let is_addable = chains.iter().all(|name| wanted_chains.contains(name))
+        && missing.iter().all(|name| BaseRuleset::is_optional(name));
+    if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || !is_addable {
+        let clients = affinity(nft, table, base_ruleset, &sets);
+        tracing::info!(%table, clients = clients.len(), "table has another layout; replacing it");
         replace(&mut batch, table, base_ruleset, wanted);
-        for (map, clients) in &affinity {
-            batch.add_elements(table, map, clients);
-        }
+        batch.add_elements(table, &base_ruleset.affinity.0, &clients);
         return Ok(Repair { batch, elements: wanted.len(), replaces: true });
     }
 
@@ -214,7 +214,10 @@ fn repair(
     }
     let rules = nft.rules(table)?;
     let found = by_chain(&rules);
-    for chain in &base_ruleset.chains {
+    let (new, existing): (Vec<_>, Vec<_>) =
+        base_ruleset.chains.iter().partition(|chain| missing.contains(&&chain.name));
+    add_chains(&mut batch, table, new);
+    for chain in existing {
         let found_rules: Vec<_> = rules.iter().filter(|rule| rule.chain == chain.name).collect();
         let digest = found_rules.first().and_then(|rule| rule.comment.as_deref());
         let unchanged =
@@ -239,41 +242,37 @@ fn repair(
     };
     let changes = difference(&kernel, wanted);
     append(&mut batch, table, &changes);
-    // Sets of unused timeouts, after the chains that mentioned them were rewritten.
+    // Sets that others added, after the chains that mentioned them were rewritten.
     for name in sets.iter().filter(|name| !base_ruleset.sets.iter().any(|(wanted, _)| wanted == *name)) {
         batch.delete_set(table, name);
     }
     Ok(Repair { batch, elements: changes.count(), replaces: false })
 }
 
-/// Affinity to take over from a table of another layout, from maps of the same names and lengths. An entry with another meaning
+/// Affinity to take over from a table of another layout, from a map of the same name and lengths. An entry with another meaning
 /// matches no endpoint, and its first lookup deletes it.
-fn affinity(
-    nft: &mut Nft,
-    table: &Table,
-    base_ruleset: &BaseRuleset,
-    sets: &[String],
-) -> Vec<(String, Vec<Element>)> {
-    let mut found = Vec::new();
-    for (map, shape) in base_ruleset.affinity_maps.iter().filter(|(map, _)| sets.contains(map)) {
-        let fits = |element: &Element| {
-            let length = match &element.data {
-                Some(Data::Value(value)) => value.len(),
-                Some(Data::Verdict(_)) | None => 0,
-            };
-            let lengths = (element.key.len(), element.key_end.is_some(), length);
-            lengths == (shape.key, shape.range, shape.data)
-                && element.timeout.is_some_and(|left| left >= MIN_AFFINITY)
+fn affinity(nft: &mut Nft, table: &Table, base_ruleset: &BaseRuleset, sets: &[String]) -> Vec<Element> {
+    let (map, shape) = &base_ruleset.affinity;
+    if !sets.contains(map) {
+        return Vec::new();
+    }
+    let fits = |element: &Element| {
+        let length = match &element.data {
+            Some(Data::Value(value)) => value.len(),
+            Some(Data::Verdict(_)) | None => 0,
         };
-        match nft.expiring(table, map) {
-            Ok(clients) => found.push((map.clone(), clients.into_iter().filter(fits).collect())),
-            // Rules matter more.
-            Err(error) => {
-                tracing::warn!(%table, map, %error, "affinity not readable; clients may change endpoints");
-            }
+        let lengths = (element.key.len(), element.key_end.is_some(), length);
+        lengths == (shape.key, shape.range, shape.data)
+            && element.timeout.is_some_and(|left| left >= MIN_AFFINITY)
+    };
+    match nft.expiring(table, map) {
+        Ok(clients) => clients.into_iter().filter(fits).collect(),
+        // Rules matter more.
+        Err(error) => {
+            tracing::warn!(%table, map, %error, "affinity not readable; clients may change endpoints");
+            Vec::new()
         }
     }
-    found
 }
 
 /// Replaces the table in one transaction.

@@ -33,7 +33,8 @@ pub struct Desired {
     reduced_count: usize,
     cluster_addresses: Counted<IpAddr>,
     hairpins: Counted<IpAddr>,
-    timeouts: Counted<u32>,
+    /// Frontends with affinity.
+    affine: usize,
 }
 
 /// A Service's plan without the actions, which are stored once, with the frontends.
@@ -222,7 +223,7 @@ impl Desired {
     }
 
     fn add_owner(&mut self, frontend: Frontend, by: &Key, action: Action) {
-        action.affinity.into_iter().for_each(|seconds| self.timeouts.add(seconds));
+        self.affine += usize::from(action.affinity.is_some());
         let owners = self.owners.entry(frontend).or_insert_with(|| Vec::with_capacity(1));
         let at = owners.partition_point(|(owner, other)| {
             (other.role, other.created, owner) < (action.role, action.created, by)
@@ -242,7 +243,7 @@ impl Desired {
         let Some(owners) = self.owners.get_mut(frontend) else { return };
         if let Some(at) = owners.iter().position(|(owner, _)| owner == by) {
             let (_, action) = owners.remove(at);
-            action.affinity.iter().for_each(|seconds| self.timeouts.remove(seconds));
+            self.affine -= usize::from(action.affinity.is_some());
         }
         if owners.is_empty() {
             self.owners.remove(frontend);
@@ -320,9 +321,9 @@ impl Desired {
         self.services.iter().filter_map(with_port).collect()
     }
 
-    /// The affinity timeouts in use, in seconds.
-    pub fn timeouts(&self) -> BTreeSet<u32> {
-        self.timeouts.all().collect()
+    /// Whether a Service has affinity.
+    pub fn has_affinity(&self) -> bool {
+        self.affine > 0
     }
 }
 

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_model::{Family, Key, Protocol};
 
+pub use affinity::AFFINITY_TIMEOUTS;
 pub use budget::{Budgets, ElementLimits, LEAST_ELEMENTS, Reduced, ReducedService};
 pub use desired::{Affected, Desired, Shadowed};
 pub use endpoints::{Endpoints, Selection};
@@ -84,7 +85,7 @@ pub struct Action {
     pub masquerade: Masquerade,
     /// The allowed source networks; `None`: all.
     pub sources: Option<Arc<[IpNet]>>,
-    /// Seconds for which a client keeps its endpoint: one of a few classes.
+    /// Seconds for which a client keeps its endpoint, one of [`AFFINITY_TIMEOUTS`].
     pub affinity: Option<u32>,
     /// UDP: the endpoints of either list whose flows are kept.
     pub serving: Arc<[SocketAddr]>,

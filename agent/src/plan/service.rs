@@ -12,7 +12,7 @@ use steerage_model::{
 };
 use steerage_watch::Index;
 
-use super::affinity::timeout_class;
+use super::affinity::affinity_timeout;
 use super::{Action, Endpoints, Frontend, HealthPort, Masquerade, Role, Selection, ServicePlan};
 use crate::local_node::LocalNode;
 
@@ -121,7 +121,7 @@ fn port_frontends(
         local: None,
         masquerade: Masquerade::NotPods,
         sources: None,
-        affinity: service.affinity.map(|affinity| timeout_class(affinity.timeout.as_secs())),
+        affinity: service.affinity.map(|affinity| affinity_timeout(affinity.timeout.as_secs())),
         serving,
     };
     let internal = match service.internal_policy {

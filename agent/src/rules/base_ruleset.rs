@@ -5,9 +5,11 @@
 
 use steerage_nft::{Family, RowShape, Set};
 
+use super::affinity::{AFFINITY, BASE_CHAINS, dynamic_sets};
 use super::chains::RuleBuilder;
-use super::layout::{LONG, SHORT, SetId, Side, affinity_name, affinity_set};
+use super::layout::{LONG, SHORT, SetId, Side};
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, digest};
+use crate::plan::AFFINITY_TIMEOUTS;
 
 /// All chains and sets of one family.
 #[derive(Debug, Clone)]
@@ -16,8 +18,8 @@ pub struct BaseRuleset {
     pub filled: Vec<SetId>,
     /// All sets to create, with their names.
     pub sets: Vec<(String, Set)>,
-    /// The affinity maps, which packets fill, with the lengths of their elements.
-    pub affinity_maps: Vec<(String, RowShape)>,
+    /// The map of clients' endpoints, which packets fill, with the lengths of its elements.
+    pub affinity: (String, RowShape),
     /// The chains; a chain comes before those that jump to it.
     pub chains: Vec<RulesetChain>,
     /// A digest of constant sets and base chains: the comment of the table.
@@ -25,6 +27,11 @@ pub struct BaseRuleset {
 }
 
 impl BaseRuleset {
+    /// Whether a chain may be missing in a table of this version: it is added when it is needed.
+    pub fn is_optional(chain: &str) -> bool {
+        BASE_CHAINS.iter().any(|(name, _)| *name == chain)
+    }
+
     /// For `Family::Ip` or `Family::Ip6`.
     pub fn new(family: Family, config: &RulesetConfig) -> Self {
         let mut filled = vec![
@@ -38,24 +45,21 @@ impl BaseRuleset {
             SetId::ClusterAddresses,
             SetId::Hairpins,
             SetId::Affine,
+            SetId::Namespaces,
             SetId::Endpoints,
         ];
+        filled.extend(AFFINITY_TIMEOUTS.map(SetId::AffineFor));
         filled.extend((1..=SHORT).map(SetId::Slots));
         for side in Side::ALL {
             filled.extend([SetId::Sticky(side), SetId::Lists(side)]);
             filled.extend(LONG.map(|class| SetId::Long(side, class)));
         }
-        let constant: Vec<_> = filled.iter().map(|id| (id.name(), id.set(family))).collect();
-        let version = digest("steerage layout", &(&constant, base_chains()));
-        let (mut sets, mut affinity_maps) = (constant, Vec::new());
-        for seconds in &config.timeouts {
-            filled.push(SetId::AffineFor(*seconds));
-            sets.push((SetId::AffineFor(*seconds).name(), SetId::AffineFor(*seconds).set(family)));
-            let set = affinity_set(family, *seconds);
-            affinity_maps.push((affinity_name(*seconds), set.row_shape()));
-            sets.push((affinity_name(*seconds), set));
-        }
+        let dynamic = dynamic_sets(family);
+        let shape = |(name, set): &(String, Set)| (name == AFFINITY).then(|| set.row_shape());
+        let affinity = dynamic.iter().find_map(shape).unwrap_or(RowShape { key: 0, range: false, data: 0 });
+        let sets: Vec<_> = filled.iter().map(|id| (id.name(), id.set(family))).chain(dynamic).collect();
+        let version = digest("steerage layout", &(&sets, base_chains()));
         let chains = RuleBuilder { family, config }.chains();
-        Self { filled, sets, affinity_maps, chains, version }
+        Self { filled, sets, affinity: (AFFINITY.to_owned(), affinity), chains, version }
     }
 }

@@ -2,13 +2,11 @@
 //! The rules of the base ruleset, chain by chain.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use ipnet::IpNet;
-use steerage_nft::{Chain, Ct, Direction, DynamicOp, Expression, Family, FibAddress, Meta, Reject, Rule};
+use steerage_nft::{Chain, Ct, Direction, Expression, Family, FibAddress, Meta, Reject, Rule};
 
-use super::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED};
-use super::layout::{LOCAL_OFFSET, LONG, SHORT, SetId, Side, affinity_name};
+use super::layout::{LOCAL_OFFSET, LONG, SHORT, SetId, Side};
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, with_digest};
 use crate::local_node::LocalPods;
 
@@ -31,7 +29,9 @@ impl RuleBuilder<'_> {
             .map(|(side, class)| (SetId::Long(side, class).name(), self.long(side, class)))
             .chain(
                 [
+                    ("keep", self.keep()),
                     ("remember", self.remember()),
+                    ("propose", self.propose()),
                     ("recall-cluster", self.recall(Side::Cluster)),
                     ("recall-local", self.recall(Side::Local)),
                     ("to-cluster", self.endpoints(Side::Cluster)),
@@ -50,16 +50,19 @@ impl RuleBuilder<'_> {
         for ((name, chain), rules) in names.into_iter().zip(base_chains()).zip(rules) {
             chains.push(with_digest(name, chain, rules));
         }
+        if self.config.affinity {
+            chains.extend(self.remembering_chains());
+        }
         chains
     }
 
     /// The packet's destination.
-    fn frontend(&self) -> Vec<Expression> {
+    pub(super) fn frontend(&self) -> Vec<Expression> {
         vec![Expression::daddr(self.family), Expression::l4proto(), Expression::dport()]
     }
 
     /// The destination of the connection's first packet.
-    fn original_frontend(&self) -> Vec<Expression> {
+    pub(super) fn original_frontend(&self) -> Vec<Expression> {
         vec![
             Expression::Ct(Ct::Destination(self.family, Direction::Original)),
             Expression::l4proto(),
@@ -193,61 +196,9 @@ impl RuleBuilder<'_> {
         Expression::Jhash { of: flow, modulus, seed: self.config.seed.wrapping_add(attempt), offset }
     }
 
-    /// Sends a client to its last endpoint if the frontend still has that; else forgets it.
-    fn recall(&self, side: Side) -> Vec<Rule> {
-        let sticky = SetId::Sticky(side);
-        let client = self.frontend_and(Expression::saddr(self.family));
-        let mut rules = Vec::new();
-        for seconds in &self.config.timeouts {
-            let affinity = affinity_name(*seconds);
-            let mut key = vec![Expression::MapWord { map: affinity.clone(), key: client.clone() }];
-            key.extend(self.frontend());
-            let affine = SetId::AffineFor(*seconds).name();
-            rules.push(
-                Rule::new().in_set(&affine, &self.frontend()).map(&sticky.name(), &key).dnat(self.family),
-            );
-            let anything = [Expression::Meta(Meta::Mark)];
-            rules.push(Rule::new().in_set(&affine, &self.frontend()).dynamic(
-                DynamicOp::Delete,
-                &affinity,
-                &client,
-                &anything,
-                None,
-            ));
-        }
-        rules.push(Rule::new().return_());
-        rules
-    }
-
-    /// Records a client's endpoint; each new connection restarts the timeout.
-    fn remember(&self) -> Vec<Rule> {
-        let mut client = self.original_frontend();
-        client.push(Expression::Ct(Ct::Source(self.family, Direction::Original)));
-        let endpoint = Expression::Jhash {
-            of: vec![Expression::daddr(self.family), Expression::dport()],
-            modulus: ENDPOINT_MODULUS,
-            seed: ENDPOINT_SEED,
-            offset: 0,
-        };
-        let note = |seconds: &u32| {
-            let timeout = Some(Duration::from_secs((*seconds).into()));
-            let endpoint = std::slice::from_ref(&endpoint);
-            Rule::new().in_set(&SetId::AffineFor(*seconds).name(), &self.original_frontend()).dynamic(
-                DynamicOp::Update,
-                &affinity_name(*seconds),
-                &client,
-                endpoint,
-                timeout,
-            )
-        };
-        let mut rules: Vec<_> = self.config.timeouts.iter().map(note).collect();
-        rules.push(Rule::new().return_());
-        rules
-    }
-
     /// Base chain input: first packets to an endpoint in the host's own network, which never reach postrouting.
     fn to_host(&self) -> Vec<Rule> {
-        vec![self.of_affine_frontend().jump("remember")]
+        vec![self.of_affine_frontend().jump("propose")]
     }
 
     fn of_affine_frontend(&self) -> Rule {
@@ -283,7 +234,7 @@ impl RuleBuilder<'_> {
         let original = self.original_frontend();
         let ends = [Expression::saddr(self.family), Expression::daddr(self.family)];
         let mut rules = vec![
-            self.of_affine_frontend().jump("remember"),
+            self.of_affine_frontend().jump("propose"),
             Rule::new().in_set(&SetId::Hairpins.name(), &ends).masquerade_random(),
             Rule::new().in_set(&SetId::Masqueraded.name(), &original).masquerade_random(),
         ];

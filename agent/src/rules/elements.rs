@@ -11,6 +11,7 @@ use steerage_nft::{Field, Rows};
 use super::hash::endpoint_hash;
 use super::layout::{LOCAL_OFFSET, SetId, Side, long_class};
 use super::long_lists::{LongList, LongLists};
+use super::namespaces::Namespaces;
 use super::source_lists::{Networks, SourceLists};
 use crate::plan::{Action, Affected, Desired, Frontend, Masquerade};
 
@@ -103,6 +104,7 @@ impl Changes {
 pub(super) struct Lists {
     pub(super) endpoints: LongLists,
     pub(super) sources: SourceLists,
+    pub(super) namespaces: Namespaces,
 }
 
 /// The difference from `old` to `new`, which are of one family.
@@ -227,6 +229,9 @@ fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &List
     if let Some(seconds) = action.affinity {
         member(SetId::Affine);
         member(SetId::AffineFor(seconds));
+        if let Some(number) = lists.namespaces.number(service.namespace()) {
+            out.of(SetId::Namespaces).push_entry(&key, &[Field::Number(number)]);
+        }
     }
     if let Some(number) = action.sources.as_ref().and_then(|networks| lists.sources.number(networks)) {
         out.of(SetId::Restricted).push_entry(&key, &[Field::Number(number)]);

@@ -13,8 +13,6 @@ pub(crate) const LONG: [u32; 6] = [16, 64, 256, 1024, 4096, 16_384];
 pub(crate) const LONGEST: u32 = LONG[LONG.len() - 1];
 /// The slots of a frontend's local list start here.
 pub const LOCAL_OFFSET: u32 = 1 << 16;
-/// Clients per affinity timeout. Further ones have no affinity.
-const AFFINITY_SIZE: u32 = 1 << 18;
 
 /// One of the two lists of endpoints that a frontend may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,6 +68,8 @@ pub enum SetId {
     Affine,
     /// Frontends with affinity of one timeout, in seconds.
     AffineFor(u32),
+    /// Frontends with affinity: the number of the namespace.
+    Namespaces,
     /// Endpoints that a client may keep: hash of the endpoint, and frontend.
     Sticky(Side),
     /// Endpoints of frontends with this number of them: frontend and slot.
@@ -97,6 +97,7 @@ impl SetId {
             Self::Hairpins => "hairpins".to_owned(),
             Self::Affine => "affine".to_owned(),
             Self::AffineFor(seconds) => format!("affine-{seconds}"),
+            Self::Namespaces => "namespaces".to_owned(),
             Self::Sticky(side) => format!("sticky{}", side.suffix()),
             Self::Slots(count) => format!("slots-{count}"),
             Self::Lists(side) => format!("lists{}", side.suffix()),
@@ -118,7 +119,9 @@ impl SetId {
             Self::Sources => Set::new(name, &[DataType::Mark, addr]).interval(),
             Self::Sticky(_) => Set::new(name, &[DataType::Mark, a, b, c]).maps_to(&ends),
             Self::Slots(_) => Set::new(name, &[a, b, c, DataType::Mark]).maps_to(&ends),
-            Self::Lists(_) | Self::Restricted => Set::new(name, &frontend).maps_to(&[DataType::Mark]),
+            Self::Lists(_) | Self::Restricted | Self::Namespaces => {
+                Set::new(name, &frontend).maps_to(&[DataType::Mark])
+            }
             Self::Endpoints => Set::new(name, &[DataType::Mark, DataType::Mark]).maps_to(&ends),
             _ => Set::new(name, &frontend),
         }
@@ -137,27 +140,13 @@ impl SetId {
             Self::Hairpins => plain(2 * addr),
             Self::Sources => RowShape { range: true, ..plain(4 + addr) },
             Self::Sticky(_) | Self::Slots(_) => RowShape { data: addr + 4, ..plain(frontend + 4) },
-            Self::Lists(_) | Self::Restricted => RowShape { data: 4, ..plain(frontend) },
+            Self::Lists(_) | Self::Restricted | Self::Namespaces => RowShape { data: 4, ..plain(frontend) },
             Self::Endpoints => RowShape { data: addr + 4, ..plain(8) },
             _ => plain(frontend),
         }
     }
 }
 
-/// The map that packets fill: frontend and client, to the hash of the client's endpoint.
-pub(crate) fn affinity_name(seconds: u32) -> String {
-    format!("affinity-{seconds}")
-}
-
-pub(crate) fn affinity_set(family: Family, seconds: u32) -> Set {
-    let addr = address_type(family);
-    Set::new(affinity_name(seconds), &[addr, DataType::InetProto, DataType::InetService, addr])
-        .maps_to(&[DataType::Mark])
-        .expiring(None)
-        .dynamic()
-        .size(AFFINITY_SIZE)
-}
-
-fn address_type(family: Family) -> DataType {
+pub(super) fn address_type(family: Family) -> DataType {
     if family == Family::Ip6 { DataType::Ipv6Addr } else { DataType::Ipv4Addr }
 }

@@ -11,8 +11,8 @@ use std::net::{IpAddr, SocketAddr};
 use steerage_model::{Family, Key, Protocol};
 use steerage_nft::{Row, Rows};
 
-use super::hash::jhash;
 use super::layout::{LONGEST, SHORT};
+use super::numbers::Numbers;
 use crate::plan::{Action, Endpoints, Frontend, Selection, ServicePlan};
 
 /// The slots of lists in the kernel, by the numbers of the lists. `None` is a slot without an endpoint.
@@ -72,7 +72,7 @@ pub(super) struct LongList {
 #[derive(Debug, Clone, Default)]
 pub(super) struct LongLists {
     services: BTreeMap<Key, BTreeMap<ListId, LongList>>,
-    numbers: BTreeSet<u32>,
+    numbers: Numbers,
 }
 
 impl LongLists {
@@ -109,13 +109,13 @@ impl LongLists {
             old.retain(|id, list| {
                 let stays = wanted.contains_key(id);
                 if !stays {
-                    self.numbers.remove(&list.number);
+                    self.numbers.give_back(list.number);
                 }
                 stays
             });
             for (id, endpoints) in wanted {
                 let list = old.entry(id).or_insert_with(|| LongList {
-                    number: free_number(&mut self.numbers, service, id),
+                    number: self.numbers.take(&format!("{service} {id:?}")),
                     slots: Vec::new(),
                 });
                 let slots: Vec<_> = list.slots.iter().copied().map(Some).collect();
@@ -153,16 +153,6 @@ fn wanted(plan: &ServicePlan) -> BTreeMap<ListId, &Endpoints> {
 
 fn is_long(endpoints: &[SocketAddr]) -> bool {
     u32::try_from(endpoints.len()).is_ok_and(|count| count > SHORT)
-}
-
-/// A number that no list has. It depends on the names alone, except where two of them have the same hash: a new process finds the
-/// numbers of its predecessor.
-fn free_number(numbers: &mut BTreeSet<u32>, service: &Key, id: ListId) -> u32 {
-    let mut number = jhash(format!("{service} {id:?}").as_bytes(), 0);
-    while !numbers.insert(number) {
-        number = number.wrapping_add(1);
-    }
-    number
 }
 
 /// Puts `wanted` into as many slots, starting from `old`: an endpoint that stays keeps its slot where it can, so a change of one

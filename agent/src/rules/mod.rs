@@ -13,12 +13,15 @@
 //! maps twice. If it has no endpoint then, it is dropped, or rejected at a port of a cluster address that no Service has. No packet
 //! to a frontend leaves untranslated.
 
+mod affinity;
 mod base_ruleset;
 mod chains;
 mod elements;
 mod hash;
 mod layout;
 mod long_lists;
+mod namespaces;
+mod numbers;
 mod reduce;
 mod ruleset;
 mod ruleset_chain;

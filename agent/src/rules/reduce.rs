@@ -13,7 +13,7 @@ use super::layout::{LONGEST, SHORT};
 use crate::plan::{Action, Endpoints, Reduced, ServicePlan};
 
 /// Elements of a frontend besides its endpoints, at most: it is in so many sets.
-const FRONTEND: usize = 7;
+const FRONTEND: usize = 8;
 /// Elements of a frontend for each long list that it shares.
 const SHARED: usize = 2;
 /// The part of the limit that a Service's endpoints on this node, and each list of its sources, may take.

@@ -131,9 +131,7 @@ impl Ruleset {
         };
         self.changed_udp.extend(old_udp.into_iter().filter_map(changed));
 
-        let timeouts = self.desired.timeouts();
-        if timeouts != self.config.timeouts {
-            self.config.timeouts = timeouts;
+        if self.desired.has_affinity() && !std::mem::replace(&mut self.config.affinity, true) {
             return Difference::Full;
         }
         let (Some(affected), Some([old_v4, old_v6])) = (affected, old) else { return Difference::Full };
@@ -169,6 +167,7 @@ impl Ruleset {
     fn update_lists(&mut self, updates: &BTreeMap<Key, ServicePlan>) {
         self.lists.endpoints.update(updates);
         self.lists.sources.update(updates);
+        self.lists.namespaces.update(updates);
     }
 
     fn elements(&self, (affected, networks): &(Affected, BTreeSet<Networks>)) -> [Elements; 2] {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A chain with its rules and their digest, the base chains, and what the rules depend on. [`super::chains`] makes the rules.
 
-use std::collections::BTreeSet;
-
 use ipnet::IpNet;
 use steerage_nft::{Chain, ChainType, Hook, Rule};
 
@@ -21,8 +19,8 @@ const INPUT: i32 = 100;
 pub struct RulesetConfig {
     /// How traffic from local pods is recognised.
     pub pods: LocalPods,
-    /// Affinity timeouts in use, in seconds.
-    pub timeouts: BTreeSet<u32>,
+    /// A Service has affinity, or had: then packets of established connections are looked at.
+    pub affinity: bool,
     /// Networks of both families whose addresses serve nothing but Services.
     pub unassigned: Vec<IpNet>,
     /// Seed of the hashes of flows that choose endpoints. Each node has its own, and keeps it.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_model::Key;
 
-use super::hash::jhash;
+use super::numbers::Numbers;
 use crate::plan::ServicePlan;
 
 /// Networks that Services allow, in order and without overlaps.
@@ -30,7 +30,7 @@ struct SourceList {
 #[derive(Debug, Clone, Default)]
 pub(super) struct SourceLists {
     lists: BTreeMap<Networks, SourceList>,
-    numbers: BTreeSet<u32>,
+    numbers: Numbers,
     services: BTreeMap<Key, BTreeSet<Networks>>,
 }
 
@@ -77,7 +77,7 @@ impl SourceLists {
         let list = self
             .lists
             .entry(Arc::clone(networks))
-            .or_insert_with(|| SourceList { number: free_number(numbers, networks), users: 0 });
+            .or_insert_with(|| SourceList { number: numbers.take(&format!("{networks:?}")), users: 0 });
         list.users += 1;
     }
 
@@ -85,7 +85,7 @@ impl SourceLists {
         let Some(list) = self.lists.get_mut(networks) else { return };
         list.users -= 1;
         if list.users == 0 {
-            self.numbers.remove(&list.number);
+            self.numbers.give_back(list.number);
             self.lists.remove(networks);
         }
     }
@@ -93,14 +93,4 @@ impl SourceLists {
 
 fn wanted(plan: &ServicePlan) -> BTreeSet<Networks> {
     plan.frontends.iter().filter_map(|(_, action)| action.sources.clone()).collect()
-}
-
-/// A number that no list has. It depends on the networks alone, except where two lists have the same hash: a new process finds most
-/// lists of its predecessor in place.
-fn free_number(numbers: &mut BTreeSet<u32>, networks: &[IpNet]) -> u32 {
-    let mut number = jhash(format!("{networks:?}").as_bytes(), 0);
-    while !numbers.insert(number) {
-        number = number.wrapping_add(1);
-    }
-    number
 }

@@ -79,6 +79,7 @@ fn a_frontend_becomes_elements() {
             ("masqueraded", 1),
             ("affine", 1),
             ("affine-30", 1),
+            ("namespaces", 1),
             ("sticky", 9),
             ("sticky-local", 9),
             ("restricted", 1),
@@ -225,7 +226,7 @@ fn configuration_changes_only_the_chains_that_mention_it() {
     let plain = base_ruleset(&RulesetConfig::default());
     let configured = base_ruleset(&RulesetConfig {
         pods: LocalPods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd44::/64".parse().unwrap()]),
-        timeouts: [60].into(),
+        affinity: true,
         unassigned: vec!["192.0.2.0/24".parse().unwrap()],
         ..RulesetConfig::default()
     });
@@ -236,10 +237,10 @@ fn configuration_changes_only_the_chains_that_mention_it() {
     let (plain, configured) = (digests(&plain), digests(&configured));
     let changed: Vec<_> =
         plain.iter().filter(|(name, of)| configured[*name] != **of).map(|(name, _)| name.as_str()).collect();
-    assert_eq!(
-        changed,
-        ["recall-cluster", "recall-local", "remember", "to-split", "translated", "unassigned"]
-    );
+    assert_eq!(changed, ["to-split", "translated", "unassigned"]);
+    let added: Vec<_> = configured.keys().filter(|name| !plain.contains_key(*name)).collect();
+    assert_eq!(added, ["remember-received", "remember-sent"]);
+    assert!(added.iter().all(|name| BaseRuleset::is_optional(name)));
 }
 
 /// Services by number, each with the frontends that it claims and their targets.
@@ -324,10 +325,7 @@ proptest! {
 #[test]
 fn rows_have_the_lengths_of_their_sets() {
     for (model, family) in [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)] {
-        for id in
-            BaseRuleset::new(family, &RulesetConfig { timeouts: [60].into(), ..RulesetConfig::default() })
-                .filled
-        {
+        for id in BaseRuleset::new(family, &RulesetConfig::default()).filled {
             assert_eq!(id.row_shape(model), id.set(family).row_shape(), "{}", id.name());
         }
     }

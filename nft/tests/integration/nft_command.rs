@@ -2,6 +2,7 @@
 //! `nft list ruleset`, as text and JSON, must work on everything that this crate can load: operators debug with it, and
 //! other programs on the host list the whole ruleset. Needs root and the `nft` command.
 
+use std::net::UdpSocket;
 use std::process::Command;
 use std::time::Duration;
 
@@ -191,6 +192,37 @@ fn nft_command_lists_nested_lookup() {
                 && text.contains("delete @affinity"),
             "{text}"
         );
+        nft(&["-j", "list", "ruleset"]);
+    });
+}
+
+/// Every key has a limit of its own, which begins with the whole burst.
+#[test]
+fn dynamic_limit_counts_each_key() {
+    requires!(NetworkNamespace, Program("nft"));
+    in_new_netns(|| {
+        nft(&["list", "ruleset"]);
+        assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+        let table = Table::new(Family::Ip, "test");
+        let limit = Limit { packets: 3, unit: 86_400, burst: 3, over: true };
+        let key = [Expression::dport()];
+        let met = Set::new("met", &[DataType::InetService]).expiring(None).dynamic().size(100);
+        let rule = Rule::new()
+            .equals(&Expression::l4proto(), Field::Proto(17))
+            .dynamic_limit("met", &key, Duration::from_hours(24), limit)
+            .drop();
+        let mut batch = Batch::new();
+        batch
+            .add_table(&table, None)
+            .add_set(&table, &met)
+            .add_chain(&table, &Chain::base("out", ChainType::Filter, Hook::Output, 0))
+            .add_rule(&table, "out", &rule);
+        Nft::open().unwrap().commit(batch).unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let sent = |port: u16| (0..10).filter(|_| socket.send_to(b"?", ("127.0.0.1", port)).is_ok()).count();
+        assert_eq!([sent(1001), sent(1002), sent(1001)], [3, 3, 0]);
+        let text = nft(&["list", "ruleset"]);
+        assert!(text.contains("limit rate over 3/day burst 3 packets"), "{text}");
         nft(&["-j", "list", "ruleset"]);
     });
 }

@@ -68,12 +68,17 @@ fn nft_command_lists_every_kind_of_element() {
         everywhere();
         let mut proxy = Proxy::open();
         proxy.write(plans(&everything(), []), &pod_networks()).unwrap();
-        // Clients whose endpoint is remembered: the maps that the kernel itself fills.
+        // Clients: the maps that the kernel itself fills. None of them gets an answer, so nobody is remembered.
         for (family, any) in [(Family::V4, "0.0.0.0:0"), (Family::V6, "[::]:0")] {
             for number in [22, 23] {
                 let socket = UdpSocket::bind(any).unwrap();
                 socket.send_to(b"?", SocketAddr::new(cluster_ip(family, number), 80)).unwrap();
             }
+        }
+        for (table, client) in
+            [("ip", "10.97.0.9 . tcp . 80 . 10.1.0.9"), ("ip6", "fd97::9 . tcp . 80 . fd01::9")]
+        {
+            nft(&[&format!("add element {table} steerage affinity {{ {client} timeout 3h : 0x1 }}")]);
         }
 
         // The kernel holds what is wanted, by its own listing: this is what `nft` has to show.
@@ -105,8 +110,9 @@ fn nft_command_lists_every_kind_of_element() {
         let more = [
             "sticky",
             "sticky-local",
-            "affinity-7200",
-            "affinity-10800",
+            "namespaces",
+            "affinity",
+            "candidates",
             "lists",
             "lists-local",
             "long-local-16",

@@ -2,14 +2,17 @@
 //! `sessionAffinity: ClientIP`: kept, refreshed, and ended by the timeout or with the endpoint.
 
 use std::collections::BTreeSet;
+use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
 
 use steerage_agent::rules::endpoint_hash;
 use steerage_model::{Family, Protocol};
 use steerage_requirements::requires;
 
 use crate::packets::cluster::{Cluster, FAMILIES, Way, local, service, with_affinity};
-use crate::world::{At, World};
+use crate::world::{At, World, ask_on};
 
 const LONG: Duration = Duration::from_hours(3);
 
@@ -21,6 +24,10 @@ fn answering(world: &World, from: At, way: Way, family: Family) -> BTreeSet<Stri
 
 fn at(name: &str) -> At {
     [At::Pod1, At::Pod2, At::Far, At::Node].into_iter().find(|at| at.name() == name).expect("a server")
+}
+
+fn table(family: Family) -> &'static str {
+    if family == Family::V4 { "ip" } else { "ip6" }
 }
 
 #[test]
@@ -59,7 +66,7 @@ fn client_keeps_endpoint_across_layout_change() {
     };
     let before = ask_all();
     let age = |family: &str| {
-        let text = world.sh_at(At::Node, &format!("nft list map {family} steerage affinity-10800"));
+        let text = world.sh_at(At::Node, &format!("nft list map {family} steerage affinity"));
         assert!(!text.contains("expires 3h"), "none begins anew: {text}");
         text.matches(" expires ").count()
     };
@@ -67,7 +74,7 @@ fn client_keeps_endpoint_across_layout_change() {
     // A client whose affinity is about to expire.
     let other = "10.97.0.9 . tcp . 80 . 10.1.0.9 timeout 3h expires 800ms : 0x1";
     for round in 0..3 {
-        world.sh_at(At::Node, &format!("nft \"add element ip steerage affinity-10800 {{ {other} }}\""));
+        world.sh_at(At::Node, &format!("nft \"add element ip steerage affinity {{ {other} }}\""));
         for family in ["ip", "ip6"] {
             // The element of a table with another layout.
             world.sh_at(At::Node, &format!("nft add chain {family} steerage other"));
@@ -86,6 +93,7 @@ fn affinity_ends_with_its_timeout() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let pods = [At::Pod1, At::Pod2, At::Far];
+    // Rounded up to the shortest timeout.
     let _cluster = Cluster::new(&world, with_affinity(service(), Duration::from_secs(1)), &pods);
     let mut seen = BTreeSet::new();
     for _ in 0..40 {
@@ -94,7 +102,7 @@ fn affinity_ends_with_its_timeout() {
         if seen.len() > 1 {
             return;
         }
-        std::thread::sleep(Duration::from_millis(1200));
+        std::thread::sleep(Duration::from_millis(5200));
     }
     panic!("always {seen:?}");
 }
@@ -127,6 +135,68 @@ fn new_connections_extend_affinity() {
         }
         last = asked;
     }
+}
+
+/// A browser opens several connections before the first one has carried anything.
+#[test]
+fn connections_that_a_client_opens_at_once_have_one_endpoint() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let _cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Pod1, At::Pod2, At::Far]);
+    for family in FAMILIES {
+        let to = Way::Vip.to(family);
+        let connect = || (0..12).map(|_| TcpStream::connect(to).expect("connect")).collect();
+        let mut streams: Vec<_> = world.run(At::Client, connect);
+        let text = world.sh_at(At::Node, &format!("nft list map {} steerage affinity", table(family)));
+        assert!(!text.contains("expires"), "nobody has sent anything: {text}");
+        let answers = streams.iter_mut().map(|stream| ask_on(stream).expect("an answer"));
+        let who: BTreeSet<_> =
+            answers.map(|answer| answer.split(' ').next().unwrap_or_default().to_owned()).collect();
+        assert_eq!(who.len(), 1, "{who:?}");
+    }
+}
+
+/// The checksum of TCP over IPv4 (RFC 9293).
+fn checksum(source: [u8; 4], to: [u8; 4], segment: &[u8]) -> u16 {
+    let length = u16::try_from(segment.len()).expect("short").to_be_bytes();
+    let pseudo = [&source[..], &to, &[0, 6], &length, segment].concat();
+    let sum: u32 = pseudo.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    !u16::try_from((sum & 0xffff) + (sum >> 16)).expect("two carries at most")
+}
+
+/// A first packet of a TCP connection from an address that is not the sender's.
+fn forged(source: [u8; 4], to: SocketAddrV4) -> Vec<u8> {
+    let mut segment =
+        [&[0x9c, 0x40][..], &to.port().to_be_bytes(), &[0; 8], &[0x50, 2, 0xff, 0xff, 0, 0, 0, 0]].concat();
+    let sum = checksum(source, to.ip().octets(), &segment);
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
+    let header = [0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0];
+    [&header[..], &source, &to.ip().octets(), &segment].concat()
+}
+
+#[test]
+fn forged_first_packets_leave_no_client_without_affinity() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let _cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Pod1, At::Pod2, At::Far]);
+    let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("an IPv4 address") };
+    let sent = world.run(At::Client, || {
+        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(socket2::Protocol::from(255))).unwrap();
+        let send = |n: &u16| {
+            let [a, b] = n.to_be_bytes();
+            socket.send_to(&forged([10, 200, a, b], to), &SocketAddr::V4(to).into()).is_ok()
+        };
+        (0..2000).filter(send).count()
+    });
+    assert!(sent > 1000, "{sent}");
+    let count = |map: &str| {
+        let text = world.sh_at(At::Node, &format!("nft list map ip steerage {map}"));
+        text.matches("expires").count()
+    };
+    assert!(count("candidates") > 1000, "the packets have arrived and were translated");
+    assert_eq!(count("affinity"), 0);
+    let first = answering(&world, At::Client, Way::Vip, Family::V4);
+    assert_eq!((first.len(), count("affinity")), (1, 1));
 }
 
 #[test]
@@ -162,7 +232,7 @@ fn kernel_and_agent_hash_endpoints_equally() {
         let _cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Far]);
         world.ask(At::Client, Way::Vip.to(family), Protocol::Tcp).expect("an answer");
         let (ip, table) = if family == Family::V4 { ("10.1.0.2", "ip") } else { ("fd01::2", "ip6") };
-        let text = world.sh_at(At::Node, &format!("nft list map {table} steerage affinity-10800"));
+        let text = world.sh_at(At::Node, &format!("nft list map {table} steerage affinity"));
         // The kernel keeps the hash in host order, but nft prints it as if in network order.
         let hash = format!("0x{:08x}", endpoint_hash(At::Far.socket(family)).to_be());
         assert!(text.contains(ip) && text.contains(&hash), "{hash} in {text}");
