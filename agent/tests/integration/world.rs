@@ -346,6 +346,8 @@ fn answer(exchange: std::io::Result<String>) -> Answer {
             ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied => Err(Lost::Refused),
             ErrorKind::TimedOut | ErrorKind::WouldBlock => Err(Lost::Silence),
             ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => Err(Lost::Unreachable),
+            // The standard library's words for a connection that ended between two of its calls.
+            _ if error.to_string().contains("POLLHUP") => Err(Lost::Refused),
             _ => panic!("{error}"),
         },
     }

@@ -32,7 +32,7 @@ const HEALTH_PORT: u16 = 31000;
 const SOON: Duration = Duration::from_secs(25);
 
 /// A running agent. Stops on drop.
-struct Running<'a> {
+pub(crate) struct Running<'a> {
     world: &'a World,
     inputs: mpsc::UnboundedSender<Input>,
     shutdown: CancellationToken,
@@ -42,6 +42,19 @@ struct Running<'a> {
 impl<'a> Running<'a> {
     /// Starts the agent without any listed objects.
     fn new(world: &'a World, node_port_addresses: NodePortAddresses) -> Self {
+        Self::start(world, node_port_addresses, ElementLimits::default())
+    }
+
+    /// The same, with these budgets.
+    pub(crate) fn with_limits(world: &'a World, element_limits: ElementLimits) -> Self {
+        Self::start(world, NodePortAddresses::Primary, element_limits)
+    }
+
+    fn start(
+        world: &'a World,
+        node_port_addresses: NodePortAddresses,
+        element_limits: ElementLimits,
+    ) -> Self {
         let settings = AgentSettings {
             node: "node".to_owned(),
             kube_proxy_replacement: false,
@@ -50,7 +63,7 @@ impl<'a> Running<'a> {
             unassigned: Vec::new(),
             deny_external_ips: false,
             api_server: None,
-            element_limits: ElementLimits::default(),
+            element_limits,
         };
         let enter = world.entering(At::Node);
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -97,7 +110,7 @@ impl<'a> Running<'a> {
     }
 
     /// Lists the node, a Service and its endpoints.
-    fn list(&self, service: Service, pods: &[At]) {
+    pub(crate) fn list(&self, service: Service, pods: &[At]) {
         self.send(Input::Node(Event::Init));
         self.node();
         self.send(Input::Node(Event::InitDone));
@@ -130,11 +143,11 @@ impl<'a> Running<'a> {
         }
     }
 
-    fn send(&self, input: Input) {
+    pub(crate) fn send(&self, input: Input) {
         self.inputs.send(input).expect("the agent runs");
     }
 
-    fn asks(&self, way: Way, family: Family) -> Result<String, Lost> {
+    pub(crate) fn asks(&self, way: Way, family: Family) -> Result<String, Lost> {
         self.world.ask(At::Client, way.to(family), Protocol::Tcp).map(|(who, _)| who)
     }
 
@@ -179,7 +192,7 @@ impl Drop for Running<'_> {
     }
 }
 
-fn soon(what: &str, mut check: impl FnMut() -> bool) {
+pub(crate) fn soon(what: &str, mut check: impl FnMut() -> bool) {
     let end = Instant::now() + SOON;
     while !check() {
         assert!(Instant::now() < end, "never: {what}");

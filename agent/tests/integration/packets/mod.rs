@@ -12,4 +12,5 @@ mod life;
 mod long_lists;
 mod policies;
 mod sctp;
+mod tenants;
 mod unserved;
