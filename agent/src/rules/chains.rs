@@ -233,6 +233,7 @@ impl RuleBuilder<'_> {
     fn translated(&self) -> Vec<Rule> {
         let original = self.original_frontend();
         let ends = [Expression::saddr(self.family), Expression::daddr(self.family)];
+        let to_itself = [Expression::daddr(self.family), Expression::daddr(self.family)];
         let mut rules = vec![
             self.of_affine_frontend().jump("propose"),
             Rule::new().in_set(&SetId::Hairpins.name(), &ends).masquerade_random(),
@@ -245,6 +246,14 @@ impl RuleBuilder<'_> {
         rules.extend(pods);
         rules.push(Self::sent_by_host().masquerade_random());
         rules.extend(outsiders);
+        // External policy Local, and still to another node: the policy was Cluster when the endpoint was chosen. That one would answer
+        // the client directly.
+        rules.push(
+            Rule::new()
+                .in_set(&SetId::Frontends.name(), &original)
+                .not_in_set(&SetId::Hairpins.name(), &to_itself)
+                .masquerade_random(),
+        );
         rules
     }
 }

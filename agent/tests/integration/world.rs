@@ -127,6 +127,9 @@ impl World {
             world.serve(at);
         }
         world.meet();
+        // The remote pod answers clients outside by another way, as on a real cluster: a packet that it gets with such a client's
+        // address is lost.
+        world.sh_at(At::Far, "ip route add blackhole 10.1.0.2; ip -6 route add blackhole fd01::2");
         world
     }
 
