@@ -200,7 +200,7 @@ fn fields(id: SetId, key: &[u8]) -> String {
             let (hash, key) = key.split_at_checked(4).unwrap_or_default();
             format!("{} endpoint {:08x}", frontend(key), hash.try_into().map_or(0, u32::from_ne_bytes))
         }
-        SetId::Sources => {
+        SetId::Sources(_) => {
             let (list, source) = key.split_at_checked(4).unwrap_or_default();
             format!("list {:08x} {}", list.try_into().map_or(0, u32::from_ne_bytes), addr(source))
         }

@@ -76,19 +76,8 @@ impl FamilyTable {
         Ok(lists)
     }
 
-    /// Writes a difference in one transaction, after one that adds lists of sources which frontends are about to use.
+    /// Writes a difference in one transaction.
     pub fn write(&mut self, changes: &Changes) -> Result<(), Error> {
-        if !changes.add.contains_key(&SetId::Sources) {
-            return self.commit(changes);
-        }
-        let mut rest = changes.clone();
-        if let Some(lists) = rest.split_lists() {
-            self.commit(&lists)?;
-        }
-        self.commit(&rest)
-    }
-
-    fn commit(&mut self, changes: &Changes) -> Result<(), Error> {
         let mut batch = Batch::new();
         append(&mut batch, &self.table, changes);
         self.nft.commit(batch)

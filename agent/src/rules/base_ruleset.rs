@@ -9,6 +9,7 @@ use super::affinity::{AFFINITY, BASE_CHAINS, dynamic_sets};
 use super::chains::RuleBuilder;
 use super::layout::{LONG, SHORT, SetId, Side};
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, digest};
+use super::source_lists::prefix_lengths;
 use crate::plan::AFFINITY_TIMEOUTS;
 
 /// All chains and sets of one family.
@@ -39,7 +40,6 @@ impl BaseRuleset {
             SetId::Rejected,
             SetId::Dropped,
             SetId::Restricted,
-            SetId::Sources,
             SetId::Split,
             SetId::Masqueraded,
             SetId::ClusterAddresses,
@@ -48,6 +48,7 @@ impl BaseRuleset {
             SetId::Namespaces,
             SetId::Endpoints,
         ];
+        filled.extend(prefix_lengths(family == Family::Ip6).map(SetId::Sources));
         filled.extend(AFFINITY_TIMEOUTS.map(SetId::AffineFor));
         filled.extend((1..=SHORT).map(SetId::Slots));
         for side in Side::ALL {

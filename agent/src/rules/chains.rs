@@ -4,10 +4,12 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use steerage_nft::{Chain, Ct, Direction, Expression, Family, FibAddress, Meta, Reject, Rule};
+use steerage_nft::{Chain, Ct, Direction, Expression, Family, FibAddress, Field, Meta, Reject, Rule};
 
 use super::layout::{LOCAL_OFFSET, LONG, SHORT, SetId, Side};
+use super::numbers::Numbers;
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, with_digest};
+use super::source_lists::prefix_lengths;
 use crate::local_node::LocalPods;
 
 /// Slots of a whole class that a flow tries.
@@ -37,6 +39,7 @@ impl RuleBuilder<'_> {
                     ("to-cluster", self.endpoints(Side::Cluster)),
                     ("to-local", self.endpoints(Side::Local)),
                     ("to-split", self.split()),
+                    ("check-source", self.check_source()),
                     ("services", self.services()),
                     ("unassigned", self.unassigned()),
                     ("translated", self.translated()),
@@ -115,15 +118,42 @@ impl RuleBuilder<'_> {
 
     fn services(&self) -> Vec<Rule> {
         let key = self.frontend();
-        let list = Expression::MapWord { map: SetId::Restricted.name(), key: key.clone() };
         vec![
-            // Without a list the first look-up ends the rule.
-            Rule::new().not_in_set(&SetId::Sources.name(), &[list, Expression::saddr(self.family)]).drop(),
+            self.restricted().jump("check-source"),
             Rule::new().in_set(&SetId::Rejected.name(), &key).reject(Reject::PortUnreachable(self.family)),
             Rule::new().in_set(&SetId::Dropped.name(), &key).drop(),
             Rule::new().in_set(&SetId::Split.name(), &key).goto("to-split"),
             Rule::new().goto("to-cluster"),
         ]
+    }
+
+    /// The number of the frontend's list of allowed sources.
+    fn source_list(&self) -> Expression {
+        Expression::MapWord { map: SetId::Restricted.name(), key: self.frontend() }
+    }
+
+    fn restricted(&self) -> Rule {
+        Rule::new().not_equals(&self.source_list(), Field::Number(Numbers::NONE))
+    }
+
+    /// Drops what no allowed network has sent.
+    fn check_source(&self) -> Vec<Rule> {
+        let is_v6 = self.family == Family::Ip6;
+        let mask = |length: u8| {
+            let v4 = u32::MAX.checked_shl(32_u32.saturating_sub(length.into())).unwrap_or_default();
+            let v6 = u128::MAX.checked_shl(128_u32.saturating_sub(length.into())).unwrap_or_default();
+            if is_v6 { v6.to_be_bytes().to_vec() } else { v4.to_be_bytes().to_vec() }
+        };
+        let allowed = |length: u8| {
+            let source = Expression::saddr(self.family).masked(mask(length));
+            Rule::new().in_set(&SetId::Sources(length).name(), &[self.source_list(), source]).return_()
+        };
+        // Twice: the list may have been exchanged for one that has the source's network in a set which the packet had already passed.
+        let mut rules: Vec<_> = (0..2).flat_map(|_| prefix_lengths(is_v6).map(allowed)).collect();
+        // Every source may have become allowed meanwhile.
+        rules.push(self.restricted().drop());
+        rules.push(Rule::new().return_());
+        rules
     }
 
     fn to_cluster_address(&self) -> Rule {

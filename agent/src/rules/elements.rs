@@ -2,7 +2,7 @@
 //! The elements of sets and maps for desired frontends, and the difference between two sets of elements. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use steerage_model::{Family, Key};
@@ -12,7 +12,7 @@ use super::hash::endpoint_hash;
 use super::layout::{LOCAL_OFFSET, SetId, Side, long_class};
 use super::long_lists::{LongList, LongLists};
 use super::namespaces::Namespaces;
-use super::source_lists::{Networks, SourceLists};
+use super::source_lists::{Networks, SourceLists, kernel_networks};
 use crate::plan::{Action, Affected, Desired, Frontend, Masquerade};
 
 /// Elements of one family, by set, each set in order.
@@ -83,14 +83,6 @@ impl Changes {
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.delete.is_empty() && self.add.is_empty()
-    }
-
-    /// Splits off the lists of sources to add, if there are any. They are to be in the kernel before a frontend uses them: until Linux 6.17 a look-up in
-    /// a set of ranges finds new ones only some time after the other elements of the same transaction, and a client would be
-    /// dropped meanwhile.
-    pub fn split_lists(&mut self) -> Option<Self> {
-        let lists = self.add.remove_entry(&SetId::Sources)?;
-        Some(Self { add: [lists].into(), ..Self::default() })
     }
 
     /// The number of elements to write.
@@ -195,10 +187,9 @@ fn elements_of_list(list: &LongList, out: &mut Elements) {
 /// The elements of a list of sources, if it is of the family of `out`.
 fn elements_of_sources(number: u32, networks: &[IpNet], out: &mut Elements) {
     let family = out.family;
-    for net in networks.iter().filter(|net| Family::of(net.addr()) == family) {
-        let (first, last) = bounds(*net);
-        let number = Field::Number(number);
-        out.of(SetId::Sources).push_range(&[number, first.into()], &[number, last.into()]);
+    let of_family = networks.iter().filter(|net| Family::of(net.addr()) == family);
+    for net in of_family.copied().flat_map(kernel_networks) {
+        out.of(SetId::Sources(net.prefix_len())).push_key(&[Field::Number(number), net.network().into()]);
     }
 }
 
@@ -261,18 +252,4 @@ fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &List
 
 fn end(target: SocketAddr) -> [Field; 2] {
     [target.ip().into(), Field::Port(target.port())]
-}
-
-/// First and last address of a network.
-fn bounds(net: IpNet) -> (IpAddr, IpAddr) {
-    match net {
-        IpNet::V4(net) => {
-            let host = !u32::from(net.netmask());
-            (net.network().into(), Ipv4Addr::from(u32::from(net.network()) | host).into())
-        }
-        IpNet::V6(net) => {
-            let host = !u128::from(net.netmask());
-            (net.network().into(), Ipv6Addr::from(u128::from(net.network()) | host).into())
-        }
-    }
 }

@@ -54,8 +54,8 @@ pub enum SetId {
     Dropped,
     /// Frontends with allowed sources: the number of the list.
     Restricted,
-    /// Allowed sources: number of the list and range of source addresses.
-    Sources,
+    /// Allowed sources with prefixes of one length: number of the list and the first address of the network.
+    Sources(u8),
     /// Frontends with a second list, of local endpoints.
     Split,
     /// Frontends that masquerade all clients.
@@ -90,7 +90,7 @@ impl SetId {
             Self::Rejected => "rejected".to_owned(),
             Self::Dropped => "dropped".to_owned(),
             Self::Restricted => "restricted".to_owned(),
-            Self::Sources => "sources".to_owned(),
+            Self::Sources(length) => format!("sources-{length}"),
             Self::Split => "split".to_owned(),
             Self::Masqueraded => "masqueraded".to_owned(),
             Self::ClusterAddresses => "cluster-addresses".to_owned(),
@@ -116,7 +116,7 @@ impl SetId {
         match self {
             Self::ClusterAddresses => Set::new(name, &[addr]),
             Self::Hairpins => Set::new(name, &[addr, addr]),
-            Self::Sources => Set::new(name, &[DataType::Mark, addr]).interval(),
+            Self::Sources(_) => Set::new(name, &[DataType::Mark, addr]),
             Self::Sticky(_) => Set::new(name, &[DataType::Mark, a, b, c]).maps_to(&ends),
             Self::Slots(_) => Set::new(name, &[a, b, c, DataType::Mark]).maps_to(&ends),
             Self::Lists(_) | Self::Restricted | Self::Namespaces => {
@@ -138,7 +138,7 @@ impl SetId {
         match self {
             Self::ClusterAddresses => plain(addr),
             Self::Hairpins => plain(2 * addr),
-            Self::Sources => RowShape { range: true, ..plain(4 + addr) },
+            Self::Sources(_) => plain(4 + addr),
             Self::Sticky(_) | Self::Slots(_) => RowShape { data: addr + 4, ..plain(frontend + 4) },
             Self::Lists(_) | Self::Restricted | Self::Namespaces => RowShape { data: 4, ..plain(frontend) },
             Self::Endpoints => RowShape { data: addr + 4, ..plain(8) },

@@ -7,7 +7,7 @@
 //! their number: the key is the frontend and a hash of the flow below N. A frontend of external policy Local has a second list in
 //! the same maps, at numbers from [`LOCAL_OFFSET`] on. More endpoints are in the map `endpoints`, in a list that all frontends of the
 //! Service's port share: `lists` has its number, and a set `long-N` tells the range of hashes. Likewise `restricted` has the number of
-//! a frontend's list of allowed sources in `sources`.
+//! a frontend's list of allowed sources in the sets `sources-N`.
 //!
 //! Lookups are not atomic to a packet: it may pass one map before a commit and the next one after it. So the packet walks all
 //! maps twice. If it has no endpoint then, it is dropped, or rejected at a port of a cluster address that no Service has. No packet

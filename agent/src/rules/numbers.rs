@@ -10,11 +10,14 @@ use super::hash::jhash;
 pub(super) struct Numbers(BTreeSet<u32>);
 
 impl Numbers {
-    /// A free number. It depends on the name alone, except where two names have the same hash: a new process finds the numbers of its
+    /// The number of nothing.
+    pub(super) const NONE: u32 = u32::MAX;
+
+    /// A free number, except [`Numbers::NONE`]. It depends on the name alone, except where two names have the same hash: a new process finds the numbers of its
     /// predecessor.
     pub(super) fn take(&mut self, name: &str) -> u32 {
         let mut number = jhash(name.as_bytes(), 0);
-        while !self.0.insert(number) {
+        while number == Self::NONE || !self.0.insert(number) {
             number = number.wrapping_add(1);
         }
         number

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 
 use super::hash::endpoint_hash;
 use super::layout::{LONGEST, SHORT};
+use super::source_lists::kernel_networks;
 use crate::plan::{Action, Endpoints, Reduced, ServicePlan};
 
 /// Elements of a frontend besides its endpoints, at most: it is in so many sets.
@@ -43,7 +44,8 @@ impl Cost {
         };
         let mut sources = BTreeMap::new();
         for (_, action) in &plan.frontends {
-            sources.extend(action.sources.iter().map(|networks| (networks.as_ptr(), networks.len())));
+            sources
+                .extend(action.sources.iter().map(|networks| (networks.as_ptr(), source_elements(networks))));
             for list in lists(action) {
                 let of_list = cost.lists.entry(list.as_ptr()).or_default();
                 of_list.length = list.len();
@@ -113,8 +115,15 @@ impl ServicePlan {
     fn keep_sources(&mut self, most: usize) {
         let mut kept: BTreeMap<*const IpNet, Arc<[IpNet]>> = BTreeMap::new();
         for (_, action) in &mut self.frontends {
-            if let Some(networks) = action.sources.as_mut().filter(|networks| networks.len() > most) {
-                let first = || networks.iter().take(most).copied().collect();
+            if let Some(networks) =
+                action.sources.as_mut().filter(|networks| source_elements(networks) > most)
+            {
+                let mut elements = 0;
+                let mut fits = |net: &&IpNet| {
+                    elements += kernel_networks(**net).count();
+                    elements <= most
+                };
+                let first = || networks.iter().take_while(|net| fits(net)).copied().collect();
                 *networks = Arc::clone(kept.entry(networks.as_ptr()).or_insert_with(first));
             }
         }
@@ -131,6 +140,10 @@ impl ServicePlan {
             }
         }
     }
+}
+
+fn source_elements(networks: &[IpNet]) -> usize {
+    networks.iter().map(|net| kernel_networks(*net).count()).sum()
 }
 
 fn lists(action: &Action) -> impl Iterator<Item = &Endpoints> {

@@ -2,8 +2,9 @@
 //! Lists of allowed sources. The kernel has each list once, under a number, for all frontends of all Services with these networks.
 //! Pure.
 //!
-//! A list never changes: a Service whose ranges change uses another one. So the kernel can have the new list before a frontend uses
-//! it, see [`Changes::first`](super::Changes::first).
+//! A network is an element of a plain set for its prefix length, which the rules try one after the other. A set of ranges
+//! (`pipapo`) would be one look-up, but each of its commits copies the ranges of all tenants, and until Linux 6.17 it finds new
+//! ranges only some time after the rest of their transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,6 +14,30 @@ use steerage_model::Key;
 
 use super::numbers::Numbers;
 use crate::plan::ServicePlan;
+
+/// The steps of prefix lengths, of IPv4 and of IPv6. A network of another length is several networks of the next one.
+const STEPS: [u8; 2] = [2, 4];
+/// Lengths that are tried first, of IPv4 and of IPv6.
+const USUAL: [[u8; 5]; 2] = [[32, 24, 16, 28, 8], [64, 128, 48, 32, 56]];
+
+/// The prefix lengths of networks in the kernel, in the order in which the rules try them.
+pub(super) fn prefix_lengths(is_v6: bool) -> impl Iterator<Item = u8> {
+    let (step, last, usual) = if is_v6 { (STEPS[1], 128, USUAL[1]) } else { (STEPS[0], 32, USUAL[0]) };
+    let mut lengths: Vec<u8> = (0..=last).step_by(step.into()).skip(1).collect();
+    lengths.sort_by_key(|length| {
+        (usual.iter().position(|usual| usual == length).unwrap_or(usual.len()), *length)
+    });
+    lengths.into_iter()
+}
+
+/// A network as the kernel has it: one network or several.
+pub(super) fn kernel_networks(net: IpNet) -> impl Iterator<Item = IpNet> {
+    let step = if net.addr().is_ipv6() { STEPS[1] } else { STEPS[0] };
+    let length = net.prefix_len().max(1).next_multiple_of(step);
+    let v4 = if let IpNet::V4(net) = net { net.subnets(length).ok() } else { None };
+    let v6 = if let IpNet::V6(net) = net { net.subnets(length).ok() } else { None };
+    v4.into_iter().flatten().map(IpNet::from).chain(v6.into_iter().flatten().map(IpNet::from))
+}
 
 /// Networks that Services allow, in order and without overlaps.
 pub(super) type Networks = Arc<[IpNet]>;
@@ -93,4 +118,37 @@ impl SourceLists {
 
 fn wanted(plan: &ServicePlan) -> BTreeSet<Networks> {
     plan.frontends.iter().filter_map(|(_, action)| action.sources.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn usual_lengths_are_tried_first() {
+        let lengths: Vec<_> = prefix_lengths(false).collect();
+        assert_eq!((lengths.len(), &lengths[..3]), (16, &[32, 24, 16][..]));
+        let lengths: Vec<_> = prefix_lengths(true).collect();
+        assert_eq!((lengths.len(), &lengths[..3]), (32, &[64, 128, 48][..]));
+    }
+
+    proptest! {
+        #[test]
+        fn networks_in_the_kernel_are_the_same_addresses(v4: u32, v6: u128, length in 0_u8..=128, is_v6: bool) {
+            let net = if is_v6 {
+                IpNet::new(IpAddr::V6(Ipv6Addr::from(v6)), length).expect("a length")
+            } else {
+                IpNet::new(IpAddr::V4(Ipv4Addr::from(v4)), length % 33).expect("a length")
+            };
+            let net = net.trunc();
+            let parts: Vec<_> = kernel_networks(net).collect();
+            prop_assert_eq!(IpNet::aggregate(&parts), [net]);
+            prop_assert!(parts.iter().all(|part| prefix_lengths(is_v6).any(|length| length == part.prefix_len())));
+            prop_assert!(parts.len() <= 1 << 4);
+        }
+    }
 }

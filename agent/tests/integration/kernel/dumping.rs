@@ -26,13 +26,13 @@ fn dump_marks_every_difference() {
         proxy.write(plans(&world, []), &pod_networks()).unwrap();
         let whole = compare(&proxy.ruleset, true).unwrap();
         assert_eq!(whole.differences, 0, "{}", whole.text);
-        let (_, number) = whole.text.split_once("=   sources: list ").expect("a list");
+        let (_, number) = whole.text.split_once("=   sources-24: list ").expect("a list");
         let number = number.split(' ').next().expect("its number");
         for line in [
             "=   frontends: 10.97.0.1 80/SCTP",
             "=   cluster-addresses: 10.96.0.1",
             "=   hairpins: fd00:f4::",
-            &format!("=   sources: list {number} 192.0.2.0 to list {number} 192.0.2.255"),
+            &format!("=   sources-24: list {number} 192.0.2.0"),
             &format!("=   restricted: 10.97.0.1 80/TCP -> list {number}"),
             "=   slots-1: 10.97.0.1 80/TCP local slot 0 -> 10.244.0.0 8080",
             "=   slots-2: fd00:60::1 80/UDP slot 1 -> fd00:f4::1 8080",

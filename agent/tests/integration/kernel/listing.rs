@@ -104,7 +104,7 @@ fn nft_command_lists_every_kind_of_element() {
             "masqueraded",
             "rejected",
             "restricted",
-            "sources",
+            "sources-32",
             "split",
         ];
         let more = [
@@ -121,8 +121,9 @@ fn nft_command_lists_every_kind_of_element() {
         for set in slots.iter().map(String::as_str).chain(named).chain(more) {
             assert!(wanted[&("ip6".to_owned(), set.to_owned())] > 0, "nothing in {set}: {wanted:?}");
         }
-        // One list for all frontends. The sources are IPv6 too, two nets of IPv4 against one.
-        assert_eq!(wanted[&("ip".to_owned(), "sources".to_owned())], 2);
+        // One list for all frontends.
+        let sources = |family: &str, length| wanted[&(family.to_owned(), format!("sources-{length}"))];
+        assert_eq!([sources("ip", 24), sources("ip", 32), sources("ip6", 32)], [1, 1, 1]);
         assert_eq!(counts_in_json(), wanted);
         assert_eq!(counts_in_text(), wanted);
         let text = nft(&["list", "ruleset"]);

@@ -101,6 +101,8 @@ fn local_pods_are_detected_by_network_or_interface() {
         expect(&world, At::Node, Way::Vip, &[At::Pod1, At::Far], Some(At::Node));
         world.sh_at(At::Node, "nft list ruleset; nft -j list ruleset");
     }
+    // Clients keep their addresses at cluster IPs, so the remote pod has to answer by the node.
+    world.sh_at(At::Far, "ip route del blackhole 10.1.0.2; ip -6 route del blackhole fd01::2");
     cluster.pods = LocalPods::default();
     cluster.apply();
     expect(&world, At::Pod2, Way::Vip, &[At::Pod1], Some(At::Pod2));
