@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's metrics. Names have the prefix `steerage_agent_`, except those of kube-proxy.
 
+mod drops;
 mod kubeproxy;
 mod pending;
 
+pub use drops::{register_dropped_packets, register_sample_dropped_packets};
 pub use kubeproxy::KubeProxyMetrics;
 pub use pending::PendingMetrics;
 

@@ -30,6 +30,8 @@ pub(crate) mod message {
     pub(crate) const DELSETELEM: u16 = 14;
     pub(crate) const NEWGEN: u16 = 15;
     pub(crate) const GETGEN: u16 = 16;
+    pub(crate) const NEWOBJ: u16 = 18;
+    pub(crate) const GETOBJ: u16 = 19;
 }
 
 /// Bytes of elements in one message, below the 64 KiB of an attribute.
@@ -44,6 +46,8 @@ mod set_flag {
     pub(super) const CONCAT: u32 = 0x80;
 }
 
+/// `NFT_OBJECT_COUNTER`
+pub(crate) const OBJECT_COUNTER: u32 = 1;
 /// Number of the data type of verdicts (`NFT_DATA_VERDICT`).
 const VERDICT_TYPE: u32 = 0xffff_ff00;
 
@@ -115,6 +119,16 @@ impl Batch {
                 let kind = if base.kind == ChainType::Nat { "nat" } else { "filter" };
                 m.attr_str(7, kind);
             }
+        })
+    }
+
+    /// Creates a counter that rules count into, see [`Rule::count`]. Nothing happens if it exists.
+    pub fn add_counter(&mut self, table: &Table, name: &str) -> &mut Self {
+        self.push(message::NEWOBJ, flag::CREATE, table, format!("add counter {name} to {table}"), |m| {
+            m.attr_str(1, &table.name);
+            m.attr_str(2, name);
+            m.attr_u32(3, OBJECT_COUNTER);
+            m.nest(4, |_| {});
         })
     }
 

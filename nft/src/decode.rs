@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::batch::OBJECT_COUNTER;
 use crate::info::{RuleInfo, TableInfo};
 use crate::rows::{Row, Rows};
 use crate::set::{Data, Element};
@@ -25,6 +26,14 @@ pub(crate) fn chain(message: &Message<'_>) -> Option<(String, String)> {
 /// A set's table and name.
 pub(crate) fn set(message: &Message<'_>) -> Option<(String, String)> {
     Some((message.attrs().string(1)?, message.attrs().string(2)?))
+}
+
+/// A counter's table and name, and its packets.
+pub(crate) fn counter(message: &Message<'_>) -> Option<(String, String, u64)> {
+    let attrs = message.attrs();
+    let is_counter = attrs.u32(3) == Some(OBJECT_COUNTER);
+    let packets = attrs.nested(4).u64(2).filter(|_| is_counter)?;
+    Some((attrs.string(1)?, attrs.string(2)?, packets))
 }
 
 /// A rule and its table.

@@ -4,6 +4,7 @@
 //! A dump spans several messages and is not atomic. The kernel marks one that a change interrupted; such a dump is repeated,
 //! a bounded number of times.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::batch::message;
@@ -50,6 +51,14 @@ impl Nft {
         let only = |m: &mut Writer| m.attr_str(1, &table.name);
         let all = self.dump(message::GETSET, table.family, "list sets", only, decode::set)?;
         Ok(all.into_iter().filter(|(of, _)| *of == table.name).map(|(_, name)| name).collect())
+    }
+
+    /// The counters of a table by name, with their packets. Nothing if there is no such table.
+    pub fn counters(&mut self, table: &Table) -> Result<BTreeMap<String, u64>, Error> {
+        let only = |m: &mut Writer| m.attr_str(1, &table.name);
+        let all = self.dump(message::GETOBJ, table.family, "list counters", only, decode::counter)?;
+        let of_table = all.into_iter().filter(|(of, ..)| *of == table.name);
+        Ok(of_table.map(|(_, name, packets)| (name, packets)).collect())
     }
 
     /// The elements of a set or map, without timeouts, sorted. Complete, see [`Nft::rows`].

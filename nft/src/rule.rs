@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use crate::batch::OBJECT_COUNTER;
 use crate::expression::Expression;
 use crate::field::{Field, concat};
 use crate::load::load_all;
@@ -250,6 +251,16 @@ impl Rule {
         write_expression(&mut self.expressions, "reject", |e| {
             e.attr_u32(1, kind);
             e.attr_u8(2, code);
+        });
+        self
+    }
+
+    /// Counts the packets that reach this statement into a counter of the table.
+    #[must_use]
+    pub fn count(mut self, counter: &str) -> Self {
+        write_expression(&mut self.expressions, "objref", |e| {
+            e.attr_u32(1, OBJECT_COUNTER);
+            e.attr_str(2, counter);
         });
         self
     }

@@ -11,7 +11,7 @@ use steerage_agent::health::{
 };
 use steerage_agent::input::Input;
 use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
-use steerage_agent::metrics::Metrics;
+use steerage_agent::metrics::{Metrics, register_dropped_packets};
 use steerage_agent::node_annotations::{keep_annotated, node_agent};
 use steerage_agent::plan::ElementLimits;
 use steerage_agent::rules::{Ruleset, flow_seed};
@@ -70,6 +70,7 @@ impl Args {
         let client = client(name, version, &client_args).await?;
         let metrics = process.metrics().register(name, Metrics::new);
         process.metrics().register_as("kubeproxy", |registry| metrics.kube_proxy.register(registry));
+        process.metrics().register(name, register_dropped_packets);
         let (recorder, writer) =
             process.metrics().register(name, |registry| Recorder::new(client.clone(), name, &node, registry));
         tokio::spawn(writer);
@@ -80,9 +81,7 @@ impl Args {
         };
         let cleaner = FlowCleaner::start(count).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
-        let mut ruleset = Ruleset::default();
-        ruleset.set_seed(flow_seed(&node));
-        ruleset.set_unassigned(settings.unassigned(&Store::default()));
+        let ruleset = empty_ruleset(&settings);
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(debug_socket.serve(inputs.clone()));
         let others = inputs.clone();
@@ -152,6 +151,22 @@ fn detection(
         ),
         DetectLocalMode::None => DetectLocal::Nothing,
     })
+}
+
+/// The configuration of the rules as far as flags say it.
+fn empty_ruleset(settings: &AgentSettings) -> Ruleset {
+    let mut ruleset = Ruleset::default();
+    ruleset.set_seed(flow_seed(&settings.node));
+    // kube-proxy does it where it runs.
+    ruleset.set_drop_invalid(settings.kube_proxy_replacement && !is_conntrack_liberal());
+    ruleset.set_unassigned(settings.unassigned(&Store::default()));
+    ruleset
+}
+
+/// Whether connection tracking places packets outside of the window, too (`nf_conntrack_tcp_be_liberal`).
+fn is_conntrack_liberal() -> bool {
+    let setting = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal");
+    setting.is_ok_and(|value| value.trim() != "0")
 }
 
 /// Passes a watch's events to the loop.

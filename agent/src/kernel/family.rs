@@ -201,6 +201,10 @@ fn repair(
             batch.add_set(table, set);
         }
     }
+    let counters = nft.counters(table)?;
+    for counter in base_ruleset.counters.iter().filter(|counter| !counters.contains_key(**counter)) {
+        batch.add_counter(table, counter);
+    }
     let rules = nft.rules(table)?;
     let found = by_chain(&rules);
     let (new, existing): (Vec<_>, Vec<_>) =
@@ -294,6 +298,9 @@ fn create(batch: &mut Batch, table: &Table, base_ruleset: &BaseRuleset, wanted: 
     batch.add_table(table, Some(&base_ruleset.version));
     for (_, set) in &base_ruleset.sets {
         batch.add_set(table, set);
+    }
+    for counter in base_ruleset.counters {
+        batch.add_counter(table, counter);
     }
     // The kernel walks a map whenever a rule is bound to it: rules come before elements.
     add_chains(batch, table, &base_ruleset.chains);

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use steerage_model::Family;
 use steerage_nft::{Error, Nft, Rows, Table};
 
-use crate::rules::{BaseRuleset, Elements, SetId, TABLE};
+use super::FAMILIES;
+use crate::rules::{BaseRuleset, DropReason, Elements, SetId, TABLE};
 
 /// A table in the kernel.
 #[derive(Debug, Clone)]
@@ -43,6 +44,34 @@ pub fn read_table(model: Family, base_ruleset: &BaseRuleset) -> Result<Option<Ke
     let sets = nft.sets(&table)?;
     let elements = read_elements(&mut nft, &table, base_ruleset, model, &sets)?;
     Ok(Some(KernelTable { layout: info.comment, chains, sets, elements }))
+}
+
+/// Packets that the rules of a family dropped or rejected for one reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DroppedPackets {
+    /// The family.
+    pub family: Family,
+    /// Why.
+    pub reason: DropReason,
+    /// The number since the table was created.
+    pub packets: u64,
+}
+
+/// Reads the counters in the network namespace of the calling thread. Nothing for a family that the kernel lacks.
+pub fn dropped_packets() -> Result<Vec<DroppedPackets>, Error> {
+    let mut found = Vec::new();
+    let mut nft = Nft::open()?;
+    for (model, family) in FAMILIES {
+        let counters = match nft.counters(&Table::new(family, TABLE)) {
+            Err(error) if error.is_unsupported() => continue,
+            counters => counters?,
+        };
+        found.extend(DropReason::ALL.into_iter().filter_map(|reason| {
+            let packets = *counters.get(reason.name())?;
+            Some(DroppedPackets { family: model, reason, packets })
+        }));
+    }
+    Ok(found)
 }
 
 /// Like [`read_elements`], but a single listing is enough of a set that holds what is `wanted`. `known` was read before.

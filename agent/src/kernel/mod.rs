@@ -13,7 +13,7 @@ pub use addresses::{AddressWatch, host_addresses};
 pub use dataplane::{Dataplane, Written};
 pub use family::FamilyTable;
 pub use flows::FlowCleaner;
-pub use inspect::{KernelTable, read_table};
+pub use inspect::{DroppedPackets, KernelTable, dropped_packets, read_table};
 pub use monitor::watch_foreign;
 
 use steerage_model::Family;

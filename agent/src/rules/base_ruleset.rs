@@ -6,7 +6,8 @@
 use steerage_nft::{Family, RowShape, Set};
 
 use super::affinity::{AFFINITY, BASE_CHAINS, dynamic_sets};
-use super::chains::RuleBuilder;
+use super::chains::{INVALID, RuleBuilder};
+use super::drops::DropReason;
 use super::layout::{LONG, SHORT, SetId, Side};
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, digest};
 use super::source_lists::prefix_lengths;
@@ -21,6 +22,8 @@ pub struct BaseRuleset {
     pub sets: Vec<(String, Set)>,
     /// The map of clients' endpoints, which packets fill, with the lengths of its elements.
     pub affinity: (String, RowShape),
+    /// The counters that rules count into.
+    pub counters: [&'static str; DropReason::ALL.len()],
     /// The chains; a chain comes before those that jump to it.
     pub chains: Vec<RulesetChain>,
     /// A digest of constant sets and base chains: the comment of the table.
@@ -30,7 +33,7 @@ pub struct BaseRuleset {
 impl BaseRuleset {
     /// Whether a chain may be missing in a table of this version: it is added when it is needed.
     pub fn is_optional(chain: &str) -> bool {
-        BASE_CHAINS.iter().any(|(name, _)| *name == chain)
+        chain == INVALID || BASE_CHAINS.iter().any(|(name, _)| *name == chain)
     }
 
     /// For `Family::Ip` or `Family::Ip6`.
@@ -59,8 +62,9 @@ impl BaseRuleset {
         let shape = |(name, set): &(String, Set)| (name == AFFINITY).then(|| set.row_shape());
         let affinity = dynamic.iter().find_map(shape).unwrap_or(RowShape { key: 0, range: false, data: 0 });
         let sets: Vec<_> = filled.iter().map(|id| (id.name(), id.set(family))).chain(dynamic).collect();
-        let version = digest("steerage layout", &(&sets, base_chains()));
+        let counters = DropReason::ALL.map(DropReason::name);
+        let version = digest("steerage layout", &(&sets, counters, base_chains()));
         let chains = RuleBuilder { family, config }.chains();
-        Self { filled, sets, affinity: (AFFINITY.to_owned(), affinity), chains, version }
+        Self { filled, sets, counters, affinity: (AFFINITY.to_owned(), affinity), chains, version }
     }
 }

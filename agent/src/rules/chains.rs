@@ -4,14 +4,19 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use steerage_nft::{Chain, Ct, Direction, Expression, Family, FibAddress, Field, Meta, Reject, Rule};
+use steerage_nft::{
+    Chain, ChainType, Ct, Direction, Expression, Family, FibAddress, Field, Hook, Meta, Reject, Rule,
+};
 
+use super::drops::DropReason;
 use super::layout::{LOCAL_OFFSET, LONG, SHORT, SetId, Side};
 use super::numbers::Numbers;
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, with_digest};
 use super::source_lists::prefix_lengths;
 use crate::local_node::LocalPods;
 
+/// The base chain of packets that connection tracking cannot place.
+pub(super) const INVALID: &str = "invalid";
 /// Slots of a whole class that a flow tries.
 const WHOLE_TRIES: u32 = 6;
 /// Slots of the first half of a class that it tries then.
@@ -53,10 +58,20 @@ impl RuleBuilder<'_> {
         for ((name, chain), rules) in names.into_iter().zip(base_chains()).zip(rules) {
             chains.push(with_digest(name, chain, rules));
         }
+        if self.config.drop_invalid {
+            let chain = Chain::base(INVALID, ChainType::Filter, Hook::Forward, 0);
+            chains.push(with_digest(INVALID, chain, vec![Self::invalid()]));
+        }
         if self.config.affinity {
             chains.extend(self.remembering_chains());
         }
         chains
+    }
+
+    /// A packet that connection tracking cannot place, such as one outside the window, is not translated back. With the address of its
+    /// pod it would reach a client that does not know the connection, and whose reset ends it (kubernetes#74839).
+    fn invalid() -> Rule {
+        Rule::new().has_any(Expression::Ct(Ct::State), Ct::INVALID).count(DropReason::Invalid.name()).drop()
     }
 
     /// The packet's destination.
@@ -120,8 +135,11 @@ impl RuleBuilder<'_> {
         let key = self.frontend();
         vec![
             self.restricted().jump("check-source"),
-            Rule::new().in_set(&SetId::Rejected.name(), &key).reject(Reject::PortUnreachable(self.family)),
-            Rule::new().in_set(&SetId::Dropped.name(), &key).drop(),
+            Rule::new()
+                .in_set(&SetId::Rejected.name(), &key)
+                .count(DropReason::NoEndpoint.name())
+                .reject(Reject::PortUnreachable(self.family)),
+            Rule::new().in_set(&SetId::Dropped.name(), &key).count(DropReason::NoLocalEndpoint.name()).drop(),
             Rule::new().in_set(&SetId::Split.name(), &key).goto("to-split"),
             Rule::new().goto("to-cluster"),
         ]
@@ -151,7 +169,7 @@ impl RuleBuilder<'_> {
         // Twice: the list may have been exchanged for one that has the source's network in a set which the packet had already passed.
         let mut rules: Vec<_> = (0..2).flat_map(|_| prefix_lengths(is_v6).map(allowed)).collect();
         // Every source may have become allowed meanwhile.
-        rules.push(self.restricted().drop());
+        rules.push(self.restricted().count(DropReason::SourceNotAllowed.name()).drop());
         rules.push(Rule::new().return_());
         rules
     }
@@ -195,10 +213,15 @@ impl RuleBuilder<'_> {
                 self.to_cluster_address()
                     .not_in_set(&SetId::Dropped.name(), &self.frontend())
                     .not_in_set(&SetId::Frontends.name(), &self.frontend())
+                    .count(DropReason::UnknownPort.name())
                     .reject(Reject::PortUnreachable(self.family)),
             ),
         }
-        rules.push(Rule::new().drop());
+        let reason = match side {
+            Side::Local => DropReason::NoLocalEndpoint,
+            Side::Cluster => DropReason::Changed,
+        };
+        rules.push(Rule::new().count(reason.name()).drop());
         rules
     }
 
@@ -241,7 +264,9 @@ impl RuleBuilder<'_> {
     /// balancer and nodes. Dropped here, it leaves no conntrack entry. An address of this host is answered by the host.
     fn unassigned(&self) -> Vec<Rule> {
         let elsewhere = |rule: Rule| {
-            rule.not_equals(&Expression::FibType(FibAddress::Destination), Expression::LOCAL).drop()
+            rule.not_equals(&Expression::FibType(FibAddress::Destination), Expression::LOCAL)
+                .count(DropReason::UnassignedAddress.name())
+                .drop()
         };
         let mut rules: Vec<_> =
             self.within(&Expression::daddr(self.family), &self.config.unassigned).map(elsewhere).collect();

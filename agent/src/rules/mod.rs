@@ -16,6 +16,7 @@
 mod affinity;
 mod base_ruleset;
 mod chains;
+mod drops;
 mod elements;
 mod hash;
 mod layout;
@@ -28,6 +29,7 @@ mod ruleset_chain;
 mod source_lists;
 
 pub use base_ruleset::BaseRuleset;
+pub use drops::DropReason;
 pub use elements::{Changes, Elements, difference};
 pub use hash::{endpoint_hash, flow_seed};
 pub use layout::{LOCAL_OFFSET, SetId, Side, TABLE};

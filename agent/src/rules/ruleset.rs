@@ -85,6 +85,11 @@ impl Ruleset {
         self.config.seed = seed;
     }
 
+    /// Has forwarded packets dropped that connection tracking cannot place, from the first write on.
+    pub fn set_drop_invalid(&mut self, drop_invalid: bool) {
+        self.config.drop_invalid = drop_invalid;
+    }
+
     /// Sets the networks in which only frontends may be reached. Returns whether they changed: then everything has to be
     /// compared.
     pub fn set_unassigned(&mut self, networks: Vec<IpNet>) -> bool {

@@ -23,6 +23,8 @@ pub struct RulesetConfig {
     pub affinity: bool,
     /// Networks of both families whose addresses serve nothing but Services.
     pub unassigned: Vec<IpNet>,
+    /// Drop forwarded packets that connection tracking cannot place, as kube-proxy does.
+    pub drop_invalid: bool,
     /// Seed of the hashes of flows that choose endpoints. Each node has its own, and keeps it.
     pub seed: u32,
 }

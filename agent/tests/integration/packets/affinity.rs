@@ -2,7 +2,7 @@
 //! `sessionAffinity: ClientIP`: kept, refreshed, and ended by the timeout or with the endpoint.
 
 use std::collections::BTreeSet;
-use std::net::{SocketAddr, SocketAddrV4, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
@@ -14,6 +14,8 @@ use steerage_requirements::requires;
 use crate::packets::cluster::{Cluster, FAMILIES, Way, local, service, with_affinity};
 use crate::world::{At, World, ask_on};
 
+/// Opens a connection.
+const SYN: u8 = 2;
 const LONG: Duration = Duration::from_hours(3);
 
 /// The pods that answer this number of new connections.
@@ -164,14 +166,15 @@ fn checksum(source: [u8; 4], to: [u8; 4], segment: &[u8]) -> u16 {
     !u16::try_from((sum & 0xffff) + (sum >> 16)).expect("two carries at most")
 }
 
-/// A first packet of a TCP connection from an address that is not the sender's.
-fn forged(source: [u8; 4], to: SocketAddrV4) -> Vec<u8> {
-    let mut segment =
-        [&[0x9c, 0x40][..], &to.port().to_be_bytes(), &[0; 8], &[0x50, 2, 0xff, 0xff, 0, 0, 0, 0]].concat();
-    let sum = checksum(source, to.ip().octets(), &segment);
+/// A packet with an empty TCP segment, from an address that need not be the sender's.
+pub(crate) fn segment(source: Ipv4Addr, to: SocketAddrV4, flags: u8) -> Vec<u8> {
+    let (from, at) = (source.octets(), to.ip().octets());
+    let header = [0x50, flags, 0xff, 0xff, 0, 0, 0, 0];
+    let mut segment = [&[0x9c, 0x40][..], &to.port().to_be_bytes(), &[0; 8], &header].concat();
+    let sum = checksum(from, at, &segment);
     segment[16..18].copy_from_slice(&sum.to_be_bytes());
     let header = [0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0];
-    [&header[..], &source, &to.ip().octets(), &segment].concat()
+    [&header[..], &from, &at, &segment].concat()
 }
 
 #[test]
@@ -184,7 +187,7 @@ fn forged_first_packets_leave_no_client_without_affinity() {
         let socket = Socket::new(Domain::IPV4, Type::RAW, Some(socket2::Protocol::from(255))).unwrap();
         let send = |n: &u16| {
             let [a, b] = n.to_be_bytes();
-            socket.send_to(&forged([10, 200, a, b], to), &SocketAddr::V4(to).into()).is_ok()
+            socket.send_to(&segment([10, 200, a, b].into(), to, SYN), &SocketAddr::V4(to).into()).is_ok()
         };
         (0..2000).filter(send).count()
     });

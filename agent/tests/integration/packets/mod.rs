@@ -6,6 +6,7 @@ mod affinity;
 mod agent;
 mod churn;
 mod cluster;
+mod drops;
 mod entry;
 mod explain;
 mod life;
