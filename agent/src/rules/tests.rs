@@ -119,15 +119,15 @@ fn frontends_of_a_port_share_a_long_list() {
     assert_eq!(names(&ruleset.all_elements(Family::V4))["endpoints"], 250, "another Service has its own");
 }
 
-fn nets(list: &[&str]) -> Option<Arc<[ipnet::IpNet]>> {
-    Some(list.iter().map(|net| net.parse().unwrap()).collect())
+fn nets(list: &[&str]) -> Arc<[ipnet::IpNet]> {
+    list.iter().map(|net| net.parse().unwrap()).collect()
 }
 
 /// A thousand ports with a thousand networks are not a million elements.
 #[test]
 fn frontends_share_lists_of_sources() {
     let with = |name: &str, list: &[&str]| {
-        let restricted = Action { sources: nets(list), ..action(&[1], None) };
+        let restricted = Action { sources: Some(nets(list)), ..action(&[1], None) };
         let frontends = (1..5).map(|n| (frontend(n), restricted.clone())).collect();
         (Key::new("n", name), ServicePlan { frontends, ..ServicePlan::default() })
     };
