@@ -2,7 +2,8 @@
 //! The unix socket on which the running agent replies to `steerage-agent explain` and `dump`. For root only; it changes nothing.
 //!
 //! Its name is in the abstract namespace, which the kernel keeps per network namespace and frees when the process ends, however
-//! that happens. So holding the name also proves that no other agent serves this network namespace.
+//! that happens. Any process of the host's network may take the name: then the agent goes without the socket, and a client that
+//! finds another user's process refuses it.
 
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -17,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::debug_request::{DebugCommand, DebugReply, DebugRequest};
 use crate::dump::compare;
 use crate::input::Input;
+use crate::instance_lock::InstanceLock;
 
 /// The name in the abstract namespace.
 const NAME: &str = "steerage-agent";
@@ -30,7 +32,7 @@ const COMPARISONS: u32 = 3;
 /// Why the socket cannot be opened or asked.
 #[derive(Debug, thiserror::Error)]
 pub enum DebugSocketError {
-    /// Another agent holds the name.
+    /// Another agent runs.
     #[error("another steerage-agent{} serves this network namespace; two would undo each other's work", in_process(*process))]
     Taken {
         /// Its process, if this process namespace shows it.
@@ -39,6 +41,12 @@ pub enum DebugSocketError {
     /// The socket failed.
     #[error("unix socket @{NAME}")]
     Socket(#[from] io::Error),
+    /// The lock failed.
+    #[error("cannot lock this network namespace")]
+    Lock(#[from] steerage_nft::Error),
+    /// The name belongs to a process that cannot be an agent.
+    #[error("the unix socket @{NAME} belongs to a process of user {0}, not to an agent")]
+    NotRoot(u32),
     /// No agent listens.
     #[error("no steerage-agent runs in this network namespace. Run this on the node, or in the agent's pod.")]
     NotRunning,
@@ -48,31 +56,49 @@ fn in_process(process: Option<i32>) -> String {
     process.map_or_else(String::new, |process| format!(" (process {process})"))
 }
 
-/// The open socket.
+/// The open socket, and the lock that lets one agent run.
 #[derive(Debug)]
 pub struct DebugSocket {
-    listener: UnixListener,
+    listener: Option<UnixListener>,
+    _lock: Option<InstanceLock>,
 }
 
 impl DebugSocket {
-    /// Takes the name in the network namespace of the calling thread.
+    /// Takes the lock and the name in the network namespace of the calling thread.
     pub fn open() -> Result<Self, DebugSocketError> {
+        let holder = holder();
+        let taken = || DebugSocketError::Taken { process: holder.and_then(|(_, process)| process) };
+        // Without tables that have owners only the name tells.
+        let lock = match InstanceLock::take() {
+            Ok(None) => return Err(taken()),
+            Ok(lock) => lock,
+            Err(error) if error.is_unsupported() => None,
+            Err(error) => return Err(error.into()),
+        };
         match UnixListener::bind_addr(&address()?) {
             Ok(listener) => {
                 listener.set_nonblocking(true)?;
-                Ok(Self { listener })
+                Ok(Self { listener: Some(listener), _lock: lock })
             }
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                Err(DebugSocketError::Taken { process: holder() })
-            }
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => match holder {
+                Some((user, _)) if user != own_user() && user != 0 => {
+                    tracing::warn!(
+                        user,
+                        "another user's process has the debug socket's name; continuing without explain and dump"
+                    );
+                    Ok(Self { listener: None, _lock: lock })
+                }
+                _ => Err(taken()),
+            },
             Err(error) => Err(error.into()),
         }
     }
 
     /// Serves one connection after the other until the receiver of `inputs` is gone.
     pub async fn serve(self, inputs: mpsc::UnboundedSender<Input>) {
-        let own = nix::unistd::geteuid().as_raw();
-        let listener = match tokio::net::UnixListener::from_std(self.listener) {
+        let own = own_user();
+        let Some(listener) = self.listener else { return inputs.closed().await };
+        let listener = match tokio::net::UnixListener::from_std(listener) {
             Ok(listener) => listener,
             Err(error) => {
                 return tracing::warn!(%error, "debug socket unavailable; continuing without explain and dump");
@@ -139,6 +165,10 @@ pub fn send_command(command: &DebugCommand) -> Result<String, DebugSocketError> 
         io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => DebugSocketError::NotRunning,
         _ => error.into(),
     })?;
+    let user = getsockopt(&stream, PeerCredentials).map_err(io::Error::from)?.uid();
+    if user != 0 && user != own_user() {
+        return Err(DebugSocketError::NotRoot(user));
+    }
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(command.to_line().as_bytes())?;
     stream.shutdown(std::net::Shutdown::Write)?;
@@ -151,11 +181,15 @@ fn address() -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(NAME)
 }
 
-/// The process that holds the name, if it still does and this process namespace shows it.
-fn holder() -> Option<i32> {
+fn own_user() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
+/// The user and the process that hold the name, if any do; the process if this process namespace shows it.
+fn holder() -> Option<(u32, Option<i32>)> {
     let stream = UnixStream::connect_addr(&address().ok()?).ok()?;
     let credentials = getsockopt(&stream, PeerCredentials).ok()?;
-    Some(credentials.pid()).filter(|process| *process > 0)
+    Some((credentials.uid(), Some(credentials.pid()).filter(|process| *process > 0)))
 }
 
 #[cfg(test)]
@@ -183,6 +217,38 @@ mod tests {
             let here = DebugSocket::open().unwrap();
             in_new_netns(open_twice);
             drop(here);
+        });
+    }
+
+    /// Runs `check` while a process of another user has the name.
+    fn with_a_stranger(check: impl FnOnce()) {
+        let script = "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); \
+                      s.bind(b'\\0steerage-agent'); s.listen(); print(flush=True); sys.stdin.read()";
+        let mut stranger = std::process::Command::new("python3")
+            .args(["-c", script])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0];
+        stranger.stdout.take().unwrap().read_exact(&mut ready).unwrap();
+        check();
+        drop(stranger.stdin.take());
+        stranger.wait().unwrap();
+    }
+
+    #[test]
+    fn another_users_process_neither_stops_an_agent_nor_answers_for_it() {
+        requires!(NetworkNamespace, Program("python3"));
+        in_new_netns(|| {
+            with_a_stranger(|| {
+                let command = DebugCommand::Dump { all: false };
+                assert!(matches!(send_command(&command), Err(DebugSocketError::NotRoot(65534))));
+                let agent = DebugSocket::open().unwrap();
+                let second = DebugSocket::open().unwrap_err();
+                assert!(matches!(second, DebugSocketError::Taken { .. }), "{second}");
+                drop(agent);
+            });
         });
     }
 

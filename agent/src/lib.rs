@@ -11,6 +11,7 @@ pub mod dump;
 pub mod explain;
 pub mod health;
 pub mod input;
+pub mod instance_lock;
 pub mod kernel;
 pub mod local_node;
 pub mod metrics;

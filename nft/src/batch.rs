@@ -46,6 +46,8 @@ mod set_flag {
     pub(super) const CONCAT: u32 = 0x80;
 }
 
+/// `NFT_TABLE_F_OWNER`
+const OWNED: u32 = 2;
 /// `NFT_OBJECT_COUNTER`
 pub(crate) const OBJECT_COUNTER: u32 = 1;
 /// Number of the data type of verdicts (`NFT_DATA_VERDICT`).
@@ -86,6 +88,15 @@ impl Batch {
             if let Some(comment) = comment {
                 m.attr(6, &comment_userdata(comment));
             }
+        })
+    }
+
+    /// Creates a table that only this connection can change, and that the kernel deletes with it. It must not exist. Since Linux 5.12.
+    pub fn add_owned_table(&mut self, table: &Table) -> &mut Self {
+        let flags = flag::CREATE | flag::EXCLUSIVE;
+        self.push(message::NEWTABLE, flags, table, format!("add owned table {table}"), |m| {
+            m.attr_str(1, &table.name);
+            m.attr_u32(2, OWNED);
         })
     }
 

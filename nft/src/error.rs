@@ -43,6 +43,11 @@ impl Error {
         matches!(self, Self::Kernel(error) if error.errno == Errno::ENOENT)
     }
 
+    /// Whether an object exists already, or belongs to another connection. Without `CAP_NET_ADMIN` everything seems to.
+    pub fn is_taken(&self) -> bool {
+        matches!(self, Self::Kernel(error) if matches!(error.errno, Errno::EEXIST | Errno::EPERM))
+    }
+
     /// Whether the kernel lacks what the request needs, such as a disabled family or an expression that is not built in.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Kernel(error) if matches!(error.errno, Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP))

@@ -21,6 +21,7 @@ pub(crate) mod flag {
     /// On a reply: a change interrupted the dump, which may be inconsistent.
     pub(crate) const DUMP_INTERRUPTED: u16 = 0x10;
     pub(crate) const DUMP: u16 = 0x300;
+    pub(crate) const EXCLUSIVE: u16 = 0x200;
     pub(crate) const CREATE: u16 = 0x400;
     pub(crate) const APPEND: u16 = 0x800;
     /// On an error: attributes of the extended acknowledgement follow.

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One agent in a network namespace. Two would undo each other's work.
+//!
+//! The lock is an empty table of nftables with an owner: only a process with `CAP_NET_ADMIN` can make it, and the kernel deletes it
+//! with its owner's socket, however the process ends. Any process of the host's network can take a unix socket's name.
+
+use steerage_nft::{Batch, Error, Nft, Table};
+
+use crate::kernel::FAMILIES;
+
+/// The name of the table.
+const NAME: &str = "steerage-agent-lock";
+
+/// The lock, until it is dropped.
+#[derive(Debug)]
+pub struct InstanceLock {
+    _owner: Nft,
+}
+
+impl InstanceLock {
+    /// Takes the lock in the network namespace of the calling thread. `None` if another process has it.
+    pub fn take() -> Result<Option<Self>, Error> {
+        let mut unsupported = None;
+        for (_, family) in FAMILIES {
+            let mut nft = Nft::open()?;
+            let mut batch = Batch::new();
+            let table = Table::new(family, NAME);
+            batch.add_owned_table(&table);
+            match nft.commit(batch) {
+                Ok(()) => return Ok(Some(Self { _owner: nft })),
+                // The listing fails without CAP_NET_ADMIN.
+                Err(error) if error.is_taken() => match nft.table(&table)? {
+                    Some(_) => return Ok(None),
+                    // Its owner has just ended.
+                    None => return Err(error),
+                },
+                // A kernel without the family, or before Linux 5.12.
+                Err(error) if error.is_unsupported() => unsupported = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        unsupported.map_or(Ok(None), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_requirements::{in_new_netns, requires};
+
+    use super::*;
+
+    #[test]
+    fn lock_is_held_once_per_network_namespace_and_freed() {
+        requires!(NetworkNamespace);
+        in_new_netns(|| {
+            let first = InstanceLock::take().unwrap();
+            assert!(first.is_some());
+            assert!(InstanceLock::take().unwrap().is_none());
+            in_new_netns(|| assert!(InstanceLock::take().unwrap().is_some()));
+            drop(first);
+            assert!(InstanceLock::take().unwrap().is_some());
+        });
+    }
+}
