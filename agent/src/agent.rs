@@ -197,13 +197,23 @@ impl Agent {
             return self.ruleset.stage(updates);
         }
         let kernel = self.dataplane.state();
-        let retry_due = state.retry.is_none_or(|at| Instant::now() >= at);
-        let idle = updates.is_empty() && (kernel == KernelState::InSync || !retry_due);
-        if idle && kernel == KernelState::InSync {
+        if state.retry.is_some_and(|at| Instant::now() < at) {
+            // A failed write waits. Each of its repetitions compares everything: changes must not make them more frequent.
+            self.withdraw_health(state, &updates);
+            self.ruleset.stage(updates);
+        } else if updates.is_empty() && kernel == KernelState::InSync {
             self.metrics.kube_proxy.settled();
-        }
-        if idle || self.write(state, updates, kernel) {
             self.ask_for_annotations(state);
+        } else if self.write(state, updates, kernel) {
+            self.ask_for_annotations(state);
+        }
+    }
+
+    /// Has health checks fail at once where the rules will serve less.
+    fn withdraw_health(&mut self, state: &LoopState, updates: &BTreeMap<Key, ServicePlan>) {
+        for (key, plan) in updates {
+            let balanced = state.planner.index.service(key).is_some_and(has_load_balancer);
+            self.ports.withdraw(key, plan.health.as_ref(), balanced);
         }
     }
 
@@ -215,10 +225,7 @@ impl Agent {
         updates: BTreeMap<Key, ServicePlan>,
         kernel: KernelState,
     ) -> bool {
-        for (key, plan) in &updates {
-            let balanced = state.planner.index.service(key).is_some_and(has_load_balancer);
-            self.ports.withdraw(key, plan.health.as_ref(), balanced);
-        }
+        self.withdraw_health(state, &updates);
         let health = updates.iter().filter_map(|(key, plan)| Some((key.clone(), plan.health.clone()?)));
         let health: HealthPorts = health.collect();
         self.proxy_health.queued();

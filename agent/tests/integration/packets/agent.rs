@@ -12,10 +12,10 @@ use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::node_annotations::node_agent;
 use steerage_agent::plan::{ElementLimits, POLICY_GRACE_PERIOD};
-use steerage_agent::rules::Ruleset;
+use steerage_agent::rules::{Ruleset, TABLE};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_model::{Endpoint, EndpointSlice, Family, Node, Protocol, Service, ServiceKind};
-use steerage_nft::Nft;
+use steerage_nft::{Batch, Nft, Table};
 use steerage_process::{Readiness, prometheus_client::registry::Registry};
 use steerage_requirements::requires;
 use steerage_watch::Event;
@@ -36,6 +36,7 @@ pub(crate) struct Running<'a> {
     world: &'a World,
     inputs: mpsc::UnboundedSender<Input>,
     shutdown: CancellationToken,
+    metrics: Metrics,
     runtime: Option<Runtime>,
 }
 
@@ -75,8 +76,10 @@ impl<'a> Running<'a> {
         let (inputs, queue) = mpsc::unbounded_channel();
         let shutdown = CancellationToken::new();
         let (sender, readdressed, stop) = (inputs.clone(), inputs.clone(), shutdown.clone());
+        let mut registry = Registry::default();
+        let metrics = Metrics::new(&mut registry);
+        let shared = metrics.clone();
         runtime.spawn(async move {
-            let mut registry = Registry::default();
             // No API server: the tests ignore the agent's events.
             let client =
                 kube::Client::try_from(kube::Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
@@ -101,12 +104,12 @@ impl<'a> Running<'a> {
                 listeners: Listeners::new(ports, proxy_health, server_runtime().unwrap()),
                 recorder,
                 annotations: (node_agent(false, "test"), watch::channel(false).0),
-                metrics: Metrics::new(&mut registry),
+                metrics: shared,
                 first: Some(Readiness::default().task("rules")),
             };
             agent.run(queue, stop).await.unwrap();
         });
-        Self { world, inputs, shutdown, runtime: Some(runtime) }
+        Self { world, inputs, shutdown, metrics, runtime: Some(runtime) }
     }
 
     /// Lists the node, a Service and its endpoints.
@@ -223,6 +226,38 @@ fn no_write_before_initial_lists() {
     agent.send(Input::Slice(Event::InitDone));
     soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
     agent.healthy(HEALTH_PORT, Some((200, 1)));
+}
+
+/// Each repetition of a failed write reads and writes everything.
+#[test]
+fn changes_do_not_repeat_failed_writes_more_often() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let owner = world.run(At::Node, || {
+        let mut owner = Nft::open().unwrap();
+        let mut batch = Batch::new();
+        batch.add_owned_table(&Table::new(steerage_nft::Family::Ip, TABLE));
+        owner.commit(batch).unwrap();
+        owner
+    });
+    let agent = running(&world);
+    agent.list(local(service()), &[At::Pod1]);
+    soon("a failure", || agent.metrics.failures.get() > 0);
+    let lists = [&[At::Pod1, At::Far][..], &[At::Pod2]];
+    let begun = Instant::now();
+    let mut changes = 0_u32;
+    while begun.elapsed() < Duration::from_secs(2) {
+        agent.endpoints(slices(lists[changes as usize % 2]));
+        changes += 1;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // After 0.1, 0.2, 0.4 and 0.8 s, with jitter.
+    let failures = agent.metrics.failures.get();
+    assert!(changes > 20 && failures <= 8, "{failures} failures with {changes} changes");
+    assert_eq!(agent.health(HEALTH_PORT, Family::V4), None, "never written");
+    agent.endpoints(slices(&[At::Pod2]));
+    drop(owner);
+    soon("the last change", || agent.asks(Way::Vip, Family::V4) == Ok("pod2".to_owned()));
 }
 
 #[test]
