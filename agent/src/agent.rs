@@ -283,7 +283,8 @@ impl Agent {
         }
         self.metrics.health_ports.set(i64::try_from(self.ports.count()).unwrap_or(i64::MAX));
         self.proxy_health.updated();
-        self.cleaner.clean(self.ruleset.take_stale_flows());
+        let stale = if full { self.ruleset.take_all_stale_flows() } else { self.ruleset.take_stale_flows() };
+        self.cleaner.clean(stale);
         if let Some(first) = self.first.take() {
             tracing::info!(elements, took = %duration::rounded(took), "rules written for the first time");
             first.done();

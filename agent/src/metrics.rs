@@ -14,6 +14,8 @@ use steerage_process::prometheus_client::metrics::gauge::Gauge;
 use steerage_process::prometheus_client::metrics::histogram::Histogram;
 use steerage_process::prometheus_client::registry::{Registry, Unit};
 
+use crate::kernel::FlowWalk;
+
 /// The agent's metrics. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -29,8 +31,10 @@ pub struct Metrics {
     pub write_duration: Histogram,
     /// Possible changes of the agent's tables by other programs.
     pub foreign_changes: Counter,
-    /// UDP flows deleted.
+    /// Conntrack entries deleted.
     pub flows: Counter,
+    /// Searches of conntrack, and those that failed.
+    pub flow_walks: [Counter; 2],
     /// Frontends served.
     pub frontends: Gauge,
     /// External IPs that are not served.
@@ -59,6 +63,7 @@ impl Metrics {
             write_duration: Histogram::new(times),
             foreign_changes: Counter::default(),
             flows: Counter::default(),
+            flow_walks: Default::default(),
             frontends: Gauge::default(),
             refused_external_ips: Gauge::default(),
             reduced_services: Gauge::default(),
@@ -74,6 +79,7 @@ impl Metrics {
             write_duration,
             foreign_changes,
             flows,
+            flow_walks: [walks, failed_walks],
             frontends,
             refused_external_ips,
             reduced_services,
@@ -96,7 +102,17 @@ impl Metrics {
             "Possible changes of the agent's tables by other programs",
             foreign_changes,
         );
-        registry.register("udp_flows_deleted", "UDP flows deleted because their endpoint is gone", flows);
+        registry.register(
+            "stale_flows_deleted",
+            "Conntrack entries deleted: UDP flows whose endpoint is gone, and what passed while rules were missing",
+            flows,
+        );
+        registry.register("conntrack_walks", "Searches of conntrack for stale flows", walks);
+        registry.register(
+            "conntrack_walk_failures",
+            "Failed searches of conntrack, which are repeated",
+            failed_walks,
+        );
         registry.register("frontends", "Addresses with protocol and port that are served", frontends);
         registry.register(
             "refused_external_ips",
@@ -116,5 +132,18 @@ impl Metrics {
             last_write,
         );
         metrics
+    }
+    /// Counts a search of conntrack.
+    pub fn walked(&self, walk: FlowWalk) {
+        let [walks, failed] = &self.flow_walks;
+        walks.inc();
+        match walk {
+            FlowWalk::Deleted(count) => {
+                self.flows.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
+            }
+            FlowWalk::Failed => {
+                failed.inc();
+            }
+        }
     }
 }

@@ -42,7 +42,28 @@ pub struct ConntrackEntry {
     /// IPS_*, see `Ct::DNAT`.
     pub status: u32,
     id: u32,
+    /// Of both directions, where it is not the default one.
     zone: Option<u16>,
+    /// One direction has a zone of its own.
+    has_direction_zone: bool,
+}
+
+impl ConntrackEntry {
+    /// An entry in the default zone, as for tests of what is decided about entries.
+    pub fn new(original: Tuple, reply: Tuple, status: u32) -> Self {
+        Self { original, reply, status, id: 0, zone: None, has_direction_zone: false }
+    }
+
+    /// The same in another zone.
+    #[must_use]
+    pub fn in_zone(self, zone: u16) -> Self {
+        Self { zone: Some(zone), ..self }
+    }
+
+    /// Whether both directions are in zone 0. Rules that do not mention zones see no others.
+    pub fn is_in_default_zone(&self) -> bool {
+        self.zone.unwrap_or(0) == 0 && !self.has_direction_zone
+    }
 }
 
 /// A connection to conntrack, in the network namespace in which it was opened.
@@ -151,6 +172,9 @@ pub(crate) fn entry(attrs: Attrs<'_>) -> Option<ConntrackEntry> {
         status: attrs.u32(3).unwrap_or(0),
         id: attrs.u32(12)?,
         zone: attrs.find(18).and_then(number),
+        has_direction_zone: [1, 2]
+            .iter()
+            .any(|direction| zone_of(attrs.nested(*direction)).is_some_and(|zone| zone != 0)),
     })
 }
 
@@ -168,6 +192,11 @@ fn tuple(attrs: Attrs<'_>) -> Option<Tuple> {
         destination: SocketAddr::new(address(2, 4)?, port(3)),
         protocol: *proto.find(1)?.first()?,
     })
+}
+
+/// `CTA_TUPLE_ZONE`
+fn zone_of(tuple: Attrs<'_>) -> Option<u16> {
+    tuple.find(3).and_then(number)
 }
 
 fn number(bytes: &[u8]) -> Option<u16> {

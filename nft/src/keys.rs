@@ -91,6 +91,8 @@ impl Ct {
     pub const RELATED: u32 = 4;
     /// Bit of [`Ct::State`]: the packet opens a connection.
     pub const NEW: u32 = 8;
+    /// Bit of [`Ct::Status`]: packets went both ways (`IPS_SEEN_REPLY`).
+    pub const SEEN_REPLY: u32 = 1 << 1;
     /// Bit of [`Ct::Status`]: packets went both ways, and the client's answered those of the server (`IPS_ASSURED`).
     pub const ASSURED: u32 = 1 << 2;
     /// Bit of [`Ct::Status`]: the source was translated (`IPS_SRC_NAT`).

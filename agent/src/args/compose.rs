@@ -75,11 +75,9 @@ impl Args {
             process.metrics().register(name, |registry| Recorder::new(client.clone(), name, &node, registry));
         tokio::spawn(writer);
 
-        let flows = metrics.flows.clone();
-        let count = move |deleted| {
-            flows.inc_by(u64::try_from(deleted).unwrap_or(u64::MAX));
-        };
-        let cleaner = FlowCleaner::start(count).context("cannot reach conntrack")?;
+        let counted = metrics.clone();
+        let cleaner =
+            FlowCleaner::start(move |walk| counted.walked(walk)).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
         let ruleset = empty_ruleset(&settings);
         let (inputs, queue) = mpsc::unbounded_channel();

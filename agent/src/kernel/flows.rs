@@ -1,25 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Deletes conntrack entries of UDP flows whose endpoint is gone, or that bypass the rules. They would live as long as the client
-//! keeps sending.
+//! Deletes conntrack entries of flows that the rules no longer lead where they lead: of UDP, those whose endpoint is gone and those
+//! that went untranslated, which would live as long as their client sends; of TCP and SCTP, handshakes that went untranslated, so
+//! that their repetition is translated.
 //!
-//! TCP is never touched, nor is a flow whose original destination is not a frontend of this agent. A thread of its own does the
-//! work, so that a full conntrack table delays no rule. The kernel hashes flows by their sources: to find those of a frontend it
-//! walks the whole table, which keeps a processor busy (11 ms with 262,144 buckets, however few flows). So the first change is
-//! cleaned up at once, and changes that follow soon are cleaned up together.
+//! No established connection of TCP or SCTP is ever touched, nor anything whose original destination is not a frontend of this agent,
+//! nor a flow in another conntrack zone, which the rules do not see. A thread of its own does the work, so that a full conntrack
+//! table delays no rule; [`super::flow_schedule`] says when.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Instant;
 
 use steerage_model::{Family, Protocol};
-use steerage_nft::{Conntrack, ConntrackEntry, Error};
+use steerage_nft::{Conntrack, ConntrackEntry, Ct, Error};
+use steerage_process::duration;
 
+use super::flow_schedule::FlowSchedule;
 use crate::plan::Frontend;
 use crate::rules::StaleFlows;
-
-/// Changes within this time after a clean-up are collected until none came for [`QUIET`], and for no longer than this.
-const COLLECT: Duration = Duration::from_secs(1);
-/// See [`COLLECT`].
-const QUIET: Duration = Duration::from_millis(50);
 
 /// Passes work to the cleaning thread.
 #[derive(Debug, Clone)]
@@ -27,29 +24,42 @@ pub struct FlowCleaner {
     work: Sender<StaleFlows>,
 }
 
+/// What the cleaning thread did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlowWalk {
+    /// It searched all of conntrack, and deleted so many entries.
+    Deleted(usize),
+    /// It failed, and will search again.
+    Failed,
+}
+
 impl FlowCleaner {
-    /// Starts the thread in the network namespace of the caller. `deleted` gets the number of deleted flows.
-    pub fn start(deleted: impl Fn(usize) + Send + 'static) -> Result<Self, Error> {
+    /// Starts the thread in the network namespace of the caller. `walked` hears of each search.
+    pub fn start(walked: impl Fn(FlowWalk) + Send + 'static) -> Result<Self, Error> {
         let mut conntrack = Conntrack::open()?;
         let (work, queue) = channel();
         let serve = move || {
-            let mut last = None;
-            while let Some(stale) = collect(&queue, last) {
-                match clean(&mut conntrack, &stale) {
-                    Ok(0) => {}
+            let mut schedule = FlowSchedule::default();
+            while wait(&queue, &mut schedule) {
+                let (begun, stale) = (Instant::now(), schedule.take());
+                let result = clean(&mut conntrack, &stale);
+                let retry_in = schedule.walked(begun, Instant::now(), result.is_ok());
+                match result {
                     Ok(count) => {
-                        tracing::info!(count, "stale UDP flows deleted");
-                        deleted(count);
+                        if count > 0 {
+                            tracing::info!(count, "stale conntrack entries deleted");
+                        }
+                        walked(FlowWalk::Deleted(count));
                     }
                     Err(error) => {
+                        let retry_in = retry_in.map(|delay| duration::rounded(delay).to_string());
                         tracing::warn!(
-                            %error,
-                            frontends = stale.len(),
-                            "stale UDP flows not deleted; they continue to a removed endpoint until they time out"
+                            %error, retry_in, frontends = stale.udp.len(),
+                            "stale conntrack entries not deleted; UDP clients of removed endpoints get no answer until then; retrying"
                         );
+                        walked(FlowWalk::Failed);
                     }
                 }
-                last = Some(Instant::now());
             }
         };
         std::thread::Builder::new()
@@ -59,7 +69,7 @@ impl FlowCleaner {
         Ok(Self { work })
     }
 
-    /// Deletes the flows of these frontends that lead to other endpoints than given.
+    /// Deletes what is stale at these frontends.
     pub fn clean(&self, stale: StaleFlows) {
         if !stale.is_empty() {
             // Cannot fail: the thread ends only with the last sender.
@@ -68,17 +78,22 @@ impl FlowCleaner {
     }
 }
 
-/// The next work; `None` once all senders are gone. `last` is the time of the last clean-up.
-fn collect(queue: &Receiver<StaleFlows>, last: Option<Instant>) -> Option<StaleFlows> {
-    let mut stale = queue.recv().ok()?;
-    let started = Instant::now();
-    let at_once = last.is_none_or(|last| started.saturating_duration_since(last) >= COLLECT);
+/// Collects work until some is due. False once all senders are gone.
+fn wait(queue: &Receiver<StaleFlows>, schedule: &mut FlowSchedule) -> bool {
     loop {
-        let rest = if at_once { Duration::ZERO } else { COLLECT.saturating_sub(started.elapsed()) };
-        match queue.recv_timeout(rest.min(QUIET)) {
-            // The later one of a frontend is right.
-            Ok(more) => stale.extend(more),
-            Err(_) => return Some(stale),
+        let now = Instant::now();
+        let received = match schedule.due() {
+            Some(due) if due <= now => queue.try_recv().map_err(|_| RecvTimeoutError::Timeout),
+            Some(due) => queue.recv_timeout(due - now),
+            None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match received {
+            Ok(stale) => schedule.add(stale, Instant::now()),
+            Err(RecvTimeoutError::Disconnected) => return false,
+            Err(RecvTimeoutError::Timeout) if schedule.due().is_some_and(|due| due <= Instant::now()) => {
+                return true;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
         }
     }
 }
@@ -87,7 +102,7 @@ fn collect(queue: &Receiver<StaleFlows>, last: Option<Instant>) -> Option<StaleF
 pub(crate) fn clean(conntrack: &mut Conntrack, stale: &StaleFlows) -> Result<usize, Error> {
     let mut deleted = 0;
     for (model, family) in super::FAMILIES {
-        if !stale.keys().any(|frontend| frontend.family() == model) {
+        if !stale.udp.keys().chain(&stale.handshakes).any(|frontend| frontend.family() == model) {
             continue;
         }
         let flows = match conntrack.entries(family, |flow| is_stale(flow, stale)) {
@@ -101,51 +116,67 @@ pub(crate) fn clean(conntrack: &mut Conntrack, stale: &StaleFlows) -> Result<usi
 
 fn is_stale(flow: &ConntrackEntry, stale: &StaleFlows) -> bool {
     let destination = flow.original.destination;
-    let frontend = Frontend { addr: destination.ip(), protocol: Protocol::Udp, port: destination.port() };
-    flow.original.protocol == Protocol::Udp.number()
-        && stale.get(&frontend).is_some_and(|serving| !serving.contains(&flow.reply.source))
+    let Some(protocol) = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+        .into_iter()
+        .find(|protocol| protocol.number() == flow.original.protocol)
+    else {
+        return false;
+    };
+    let frontend = Frontend { addr: destination.ip(), protocol, port: destination.port() };
+    if !flow.is_in_default_zone() {
+        return false;
+    }
+    match protocol {
+        Protocol::Udp => {
+            stale.udp.get(&frontend).is_some_and(|serving| !serving.contains(&flow.reply.source))
+        }
+        Protocol::Tcp | Protocol::Sctp => {
+            let is_translated = flow.status & Ct::DNAT != 0 || flow.reply.source != destination;
+            let is_answered = flow.status & Ct::SEEN_REPLY != 0;
+            !is_translated && !is_answered && stale.handshakes.contains(&frontend)
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use steerage_nft::Tuple;
 
     use super::*;
 
-    fn stale(port: u16) -> StaleFlows {
-        let frontend = Frontend { addr: [192, 0, 2, 1].into(), protocol: Protocol::Udp, port };
-        [(frontend, Arc::from([]))].into()
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
     }
 
     #[test]
-    fn first_change_is_cleaned_up_at_once_and_later_ones_together() {
-        let (work, queue) = channel();
-        let elapsed = |_| {
-            work.send(stale(1)).unwrap();
-            let started = Instant::now();
-            assert_eq!(collect(&queue, None).map(|found| found.len()), Some(1));
-            started.elapsed()
+    fn only_what_the_rules_no_longer_lead_there_is_stale() {
+        let frontend = |protocol| Frontend { addr: at("192.0.2.1:80").ip(), protocol, port: 80 };
+        let stale = StaleFlows {
+            udp: [(frontend(Protocol::Udp), Arc::from([at("10.0.0.1:53")]))].into(),
+            handshakes: [frontend(Protocol::Tcp)].into(),
         };
-        // One of several: the thread may have no core for as long.
-        assert!((0..10).map(elapsed).any(|elapsed| elapsed < QUIET), "at once");
-        let last = Instant::now();
-        (1..=20).for_each(|port| work.send(stale(port)).unwrap());
-        assert_eq!(collect(&queue, Some(last)).map(|found| found.len()), Some(20));
-        assert!(last.elapsed() >= QUIET);
-        // Endless changes do not delay the clean-up endlessly.
-        let enough = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !enough.load(Ordering::Relaxed) {
-                    work.send(stale(1)).unwrap();
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-            });
-            assert!(collect(&queue, Some(Instant::now())).is_some());
-            enough.store(true, Ordering::Relaxed);
-        });
-        drop(work);
-        while collect(&queue, None).is_some() {}
+        let flow = |protocol: Protocol, to: &str, server: &str, status: u32| {
+            let tuple = |source, destination| Tuple { source, destination, protocol: protocol.number() };
+            let client = at("203.0.113.9:1000");
+            ConntrackEntry::new(tuple(client, at(to)), tuple(at(server), client), status)
+        };
+        let (vip, dnat, answered) = ("192.0.2.1:80", Ct::DNAT, Ct::SEEN_REPLY);
+        for (flow, expected) in [
+            (flow(Protocol::Udp, vip, "10.0.0.1:53", dnat), false),
+            (flow(Protocol::Udp, vip, "10.0.0.2:53", dnat), true),
+            (flow(Protocol::Udp, vip, vip, 0), true),
+            (flow(Protocol::Udp, "192.0.2.1:81", "10.0.0.2:53", dnat), false),
+            (flow(Protocol::Tcp, vip, vip, 0), true),
+            (flow(Protocol::Tcp, vip, vip, answered), false),
+            (flow(Protocol::Tcp, vip, "10.0.0.2:53", dnat), false),
+            (flow(Protocol::Tcp, "192.0.2.1:81", "192.0.2.1:81", 0), false),
+            (flow(Protocol::Sctp, vip, vip, 0), false),
+        ] {
+            assert_eq!(is_stale(&flow, &stale), expected, "{flow:?}");
+            assert!(!is_stale(&flow.in_zone(7), &stale), "the rules do not see other zones");
+        }
     }
 }

@@ -4,6 +4,7 @@
 mod addresses;
 mod dataplane;
 mod family;
+mod flow_schedule;
 mod flows;
 mod inspect;
 mod load;
@@ -12,7 +13,7 @@ mod monitor;
 pub use addresses::{AddressWatch, host_addresses};
 pub use dataplane::{Dataplane, Written};
 pub use family::FamilyTable;
-pub use flows::FlowCleaner;
+pub use flows::{FlowCleaner, FlowWalk};
 pub use inspect::{DroppedPackets, KernelTable, dropped_packets, read_table};
 pub use monitor::watch_foreign;
 

@@ -27,6 +27,7 @@ mod reduce;
 mod ruleset;
 mod ruleset_chain;
 mod source_lists;
+mod stale_flows;
 
 pub use base_ruleset::BaseRuleset;
 pub use drops::DropReason;
@@ -34,8 +35,9 @@ pub use elements::{Changes, Elements, difference};
 pub use hash::{endpoint_hash, flow_seed};
 pub use layout::{LOCAL_OFFSET, SetId, Side, TABLE};
 pub use long_lists::{KernelLists, kernel_lists};
-pub use ruleset::{Difference, KernelState, Ruleset, StaleFlows};
+pub use ruleset::{Difference, KernelState, Ruleset};
 pub use ruleset_chain::{RulesetChain, RulesetConfig};
+pub use stale_flows::StaleFlows;
 
 #[cfg(test)]
 mod tests;

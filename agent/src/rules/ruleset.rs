@@ -3,7 +3,6 @@
 //! it; `crate::kernel` writes it; `explain` and `dump` read it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -12,14 +11,11 @@ use steerage_model::{Family, Key, Protocol};
 use super::elements::{Lists, affected_elements, all_elements};
 use super::long_lists::KernelLists;
 use super::source_lists::Networks;
-use super::{Changes, Elements, RulesetConfig, difference};
+use super::{Changes, Elements, RulesetConfig, StaleFlows, difference};
 use crate::local_node::LocalPods;
 use crate::plan::{
     Action, Affected, Desired, Frontend, ReducedService, RefusedExternalIp, ServicePlan, Shadowed,
 };
-
-/// UDP frontends, each with the endpoints whose flows may stay.
-pub type StaleFlows = BTreeMap<Frontend, Arc<[SocketAddr]>>;
 
 /// What is known of the kernel's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,7 +147,21 @@ impl Ruleset {
             let action = self.desired.action(&frontend);
             (frontend, action.map(|action| Arc::clone(&action.serving)).unwrap_or_default())
         };
-        std::mem::take(&mut self.changed_udp).into_iter().map(serving).collect()
+        let udp = std::mem::take(&mut self.changed_udp).into_iter().map(serving).collect();
+        StaleFlows { udp, ..StaleFlows::default() }
+    }
+
+    /// The same after a write that compared everything: the rules may have been missing, and any connection may have passed.
+    pub fn take_all_stale_flows(&mut self) -> StaleFlows {
+        let mut stale = self.take_stale_flows();
+        for (frontend, (_, action)) in self.desired.actions() {
+            if is_udp(frontend) {
+                stale.udp.insert(*frontend, Arc::clone(&action.serving));
+            } else if !action.reject {
+                stale.handshakes.insert(*frontend);
+            }
+        }
+        stale
     }
 
     /// The Services that lost a frontend to another one since the last call.

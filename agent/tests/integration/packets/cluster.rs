@@ -107,12 +107,12 @@ pub(crate) fn place() -> LocalNode {
     }
 }
 
-/// What a write did, and the UDP flows to clean up after it.
+/// What a write did, and the flows to clean up after it.
 #[derive(Debug)]
 pub(crate) struct Applied {
     pub(crate) elements: usize,
     pub(crate) full: bool,
-    pub(crate) udp: StaleFlows,
+    pub(crate) stale: StaleFlows,
 }
 
 /// An index and a data plane that follows it.
@@ -179,7 +179,8 @@ impl Cluster {
         }
         let difference = self.ruleset.update(updates, self.dataplane.state());
         let Written { elements, full } = self.dataplane.write(&mut self.ruleset, &difference).expect("write");
-        Applied { elements, full, udp: self.ruleset.take_stale_flows() }
+        let stale = if full { self.ruleset.take_all_stale_flows() } else { self.ruleset.take_stale_flows() };
+        Applied { elements, full, stale }
     }
 }
 

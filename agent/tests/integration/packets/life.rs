@@ -101,19 +101,19 @@ fn only_udp_flows_of_removed_endpoint_end() {
     let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
     for family in FAMILIES {
         let to = Way::Vip.to(family);
-        cleaner.clean(cluster.set(local(service()), &[At::Pod1]).udp);
+        cleaner.clean(cluster.set(local(service()), &[At::Pod1]).stale);
         let socket = world.run(At::Client, || udp_socket(to));
         assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
         // Another endpoint is added: the flow stays.
-        cleaner.clean(cluster.set(local(service()), &[At::Pod1, At::Pod2]).udp);
+        cleaner.clean(cluster.set(local(service()), &[At::Pod1, At::Pod2]).stale);
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
         let applied = cluster.set(local(service()), &[At::Pod2]);
-        assert!(applied.udp.keys().any(|frontend| frontend.addr == to.ip()));
-        cleaner.clean(applied.udp);
+        assert!(applied.stale.udp.keys().any(|frontend| frontend.addr == to.ip()));
+        cleaner.clean(applied.stale);
         eventually(|| ask_udp(&socket, to).is_ok_and(|(who, _)| who == "pod2"));
         // No endpoint at all: the flow goes too, and the client is told.
-        cleaner.clean(cluster.set(local(service()), &[]).udp);
+        cleaner.clean(cluster.set(local(service()), &[]).stale);
         eventually(|| ask_udp(&socket, to) == Err(crate::world::Lost::Refused));
         let mut conntrack = world.run(At::Node, || Conntrack::open().unwrap());
         let of = if family == Family::V4 { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
@@ -126,8 +126,9 @@ fn only_udp_flows_of_removed_endpoint_end() {
 fn untranslated_and_node_port_udp_flows_end_but_tcp_stays() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
-    let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
     for family in FAMILIES {
+        // A new one, which has nothing to search for again.
+        let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
         let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
         cluster.delete();
         // Sent before the Service exists: the flow passes untranslated and stays so.
@@ -136,7 +137,7 @@ fn untranslated_and_node_port_udp_flows_end_but_tcp_stays() {
         assert_eq!(ask_udp(&early, to), Err(Lost::Silence));
         let applied = cluster.set(local(service()), &[At::Pod1]);
         assert_eq!(ask_udp(&early, to), Err(Lost::Silence), "the flow is still there");
-        cleaner.clean(applied.udp);
+        cleaner.clean(applied.stale);
         eventually(|| ask_udp(&early, to).is_ok_and(|(who, _)| who == "pod1"));
 
         let to = Way::NodePort.to(family);
@@ -144,10 +145,42 @@ fn untranslated_and_node_port_udp_flows_end_but_tcp_stays() {
         assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
         let mut stream = world.run(At::Client, || TcpStream::connect(to).unwrap());
         assert!(ask_on(&mut stream).unwrap().starts_with("pod1 "));
-        cleaner.clean(cluster.set(local(service()), &[At::Pod2]).udp);
+        cleaner.clean(cluster.set(local(service()), &[At::Pod2]).stale);
         eventually(|| ask_udp(&socket, to).is_ok_and(|(who, _)| who == "pod2"));
         assert!(ask_on(&mut stream).unwrap().starts_with("pod1 "), "its endpoint still lives");
         cluster.delete();
+    }
+}
+
+/// `nft flush ruleset`, for example by a reload of Debian's nftables.service. What passes until the repair must not stay as it is.
+#[test]
+fn connections_that_began_without_rules_are_translated_after_the_repair() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
+    let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
+    for family in FAMILIES {
+        let to = Way::Vip.to(family);
+        let mut kept = world.run(At::Client, || TcpStream::connect(to).unwrap());
+        assert!(ask_on(&mut kept).unwrap().starts_with("pod1 "));
+        world.sh_at(At::Node, "nft flush ruleset");
+        let socket = world.run(At::Client, || udp_socket(to));
+        assert!(ask_udp(&socket, to).is_err());
+        std::thread::scope(|scope| {
+            let connect =
+                || world.run(At::Client, || TcpStream::connect_timeout(&to, Duration::from_secs(30)));
+            let early = scope.spawn(connect);
+            // Its first packet is on its way.
+            std::thread::sleep(Duration::from_millis(300));
+            cluster.dataplane.mark_out_of_sync();
+            let applied = cluster.apply();
+            assert!(applied.full);
+            cleaner.clean(applied.stale);
+            let mut early = early.join().expect("no panic").expect("a repetition is translated");
+            assert!(ask_on(&mut early).unwrap().starts_with("pod1 "));
+        });
+        eventually(|| ask_udp(&socket, to).is_ok_and(|(who, _)| who == "pod1"));
+        assert!(ask_on(&mut kept).unwrap().starts_with("pod1 "), "established connections stay");
     }
 }
 
@@ -166,8 +199,8 @@ fn terminating_endpoint_keeps_udp_flows_and_gets_no_new_ones() {
         (pod.ready, pod.serving, pod.terminating) = (false, true, true);
     }
     let applied = cluster.set_slices(local(service()), slices.clone());
-    assert!(!applied.udp.is_empty());
-    cleaner.clean(applied.udp);
+    assert!(!applied.stale.is_empty());
+    cleaner.clean(applied.stale);
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
     assert_eq!(world.ask(At::Client, to, Protocol::Udp).unwrap().0, "pod2");
@@ -175,7 +208,7 @@ fn terminating_endpoint_keeps_udp_flows_and_gets_no_new_ones() {
     for slice in &mut slices {
         slice.endpoints[0].serving = false;
     }
-    cleaner.clean(cluster.set_slices(local(service()), slices).udp);
+    cleaner.clean(cluster.set_slices(local(service()), slices).stale);
     eventually(|| ask_udp(&socket, to).is_ok_and(|(who, _)| who == "pod2"));
 }
 
@@ -228,7 +261,7 @@ fn next_write_repairs_failed_write() {
     assert!(result.is_err());
     assert_eq!(cluster.dataplane.state(), KernelState::Unknown);
     let applied = cluster.apply();
-    assert!(applied.full && !applied.udp.is_empty(), "the flows of the failed write are not forgotten");
+    assert!(applied.full && !applied.stale.is_empty(), "the flows of the failed write are not forgotten");
     let refused = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Udp);
     assert_eq!(refused, Err(crate::world::Lost::Refused));
 }

@@ -66,11 +66,11 @@ fn kill_at_any_time_loses_no_connection() {
         let reached = generation();
         drop(agent);
         let agent = scene.started("node");
-        assert_eq!(generation(), reached);
+        assert_eq!(generation(), reached + 1, "the lock, and nothing else");
         assert_eq!(agent.metric("steerage_agent_elements_written_total"), 0);
     });
     // The ruleset equals that of a single full load.
-    let listing = |scene: &Scene| scene.world.sh_at(At::Node, "nft list table ip steerage");
+    let listing = |scene: &Scene| scene.world.sh_at(At::Node, "nft -s list table ip steerage");
     let sorted = |text: String| {
         let mut words: Vec<_> =
             text.split([',', '{', '}', '\n']).map(|word| word.trim().to_owned()).collect();
@@ -195,7 +195,7 @@ fn full_conntrack_table_delays_no_rule() {
         assert_ne!(answer, Err(Lost::Refused));
         answer.is_ok_and(|(who, _)| who == "pod2")
     });
-    eventually("it is counted", || agent.metric("steerage_agent_udp_flows_deleted_total") > 0);
+    eventually("it is counted", || agent.metric("steerage_agent_stale_flows_deleted_total") > 0);
 }
 
 /// Sends datagrams to the client between changing ports, until nearly this many entries exist.
