@@ -200,9 +200,12 @@ impl Reconciler {
                 );
                 ("refused", done)
             }
-            // Only a change of the Service or of the configuration helps, and either adds a request.
+            // A change of the Service adds a request. The comparison of the resync asks the provider again.
             Err(ReconcileError::Provider(Error::Invalid { reason, message })) => {
-                tracing::warn!(%service, reason, message, "provider rejected the Service; waiting for a change");
+                tracing::warn!(
+                    %service, reason, message,
+                    "provider rejected the Service; keeping what exists, retrying at the next resync or when the Service changes"
+                );
                 ("refused", done)
             }
             Err(ReconcileError::Provider(error)) => {

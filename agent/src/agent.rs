@@ -230,7 +230,10 @@ impl Agent {
             tracing::warn!(%service, %by, %frontend, "another Service is served at a frontend of this Service");
         }
         for RefusedExternalIp { service, addr, refusal } in self.ruleset.take_refused() {
-            tracing::warn!(%service, %addr, reason = %refusal, "external IP not served");
+            tracing::warn!(
+                %service, %addr, reason = %refusal,
+                "external IP not served at one port of its Service or more; remove it from the Service, or run steerage-agent explain"
+            );
         }
         let refused = self.ruleset.desired().refused_count();
         self.metrics.refused_external_ips.set(i64::try_from(refused).unwrap_or(i64::MAX));

@@ -10,7 +10,7 @@ pub const ADOPTION_REFUSED: &str = "AdoptionRefused";
 /// A provider's error. Users see its message in events and conditions; it never contains a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The request is unsupported: not retried until the Service or the configuration changes.
+    /// The request is unsupported: retried when the Service changes, and at the next resync.
     #[error("{message}")]
     Invalid {
         /// A stable `CamelCase` reason, for example `NoFreeAddress`.
@@ -30,7 +30,7 @@ pub enum Error {
     /// a missing permission.
     #[error("{0}")]
     Denied(String),
-    /// The object changed concurrently: retried at once with its new version.
+    /// The object changed concurrently: retried with its new version after the backoff.
     #[error("Another client changed the same resource: {0}. Steerage retries.")]
     Conflict(String),
     /// Any error that may pass: retried with backoff.
