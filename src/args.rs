@@ -144,7 +144,8 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u16).range(1..)
     )]
     concurrent_service_syncs: u16,
-    /// Limit provider operations per second, with bursts of twice as many [default: 10000 for edge, whose operations mostly cost no request, 20 for a cloud]
+    /// Limit provider calls per second, with bursts of twice as many [default: 10000 for edge, whose calls mostly cost no request, 20 for a
+    /// cloud]
     #[arg(
         long,
         env = "STEERAGE_PROVIDER_QPS",
