@@ -18,12 +18,12 @@ pub enum Error {
         /// What is wrong, and what to do.
         message: String,
     },
-    /// The provider limits the rate of calls: retried later.
-    #[error("The provider limits calls: {message}. Steerage retries.")]
+    /// The provider limits the rate of calls: retried later. [`Error::throttled`] makes one with the provider's text.
+    #[error("{message}")]
     Throttled {
         /// When to retry, if the provider says so.
         after: Option<Duration>,
-        /// The provider's message.
+        /// What happened, and what happens now.
         message: String,
     },
     /// The credentials lack a permission, or are not accepted: retried, because that may be corrected. [`Error::denied`] makes one for
@@ -45,6 +45,11 @@ impl Error {
     /// An [`Error::Invalid`].
     pub fn invalid(reason: &'static str, message: impl Into<String>) -> Self {
         Self::Invalid { reason, message: message.into() }
+    }
+
+    /// An [`Error::Throttled`], with the provider's text.
+    pub fn throttled(after: Option<Duration>, what: impl fmt::Display) -> Self {
+        Self::Throttled { after, message: format!("The provider limits calls: {what}. Steerage retries.") }
     }
 
     /// An [`Error::Denied`] for a missing permission, which the provider's text names.

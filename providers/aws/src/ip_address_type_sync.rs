@@ -79,7 +79,7 @@ impl Aws {
             let wish = SourceNatWish::Off;
             self.change_source_nat(owner, &wish, &Prefixes::new(), balancer, entry).await?;
         }
-        tracing::info!(service = %owner.service, ip_address_type = kind.as_str(), "changing the load balancer");
+        tracing::info!(service = %owner.service, ip_address_type = kind.as_str(), "changing the IP address type of the load balancer");
         self.note_change();
         entry.written = Some(Instant::now());
         match self.client.set_ip_address_type(&balancer.arn, kind).await {

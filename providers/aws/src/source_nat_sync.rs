@@ -172,7 +172,7 @@ impl Aws {
         }
         self.reread_subnets(owner, balancer, entry).await?;
         let Some(to) = wish.change(&balancer.source_nat, &balancer.placed, prefixes) else { return Ok(()) };
-        tracing::info!(service = %owner.service, source_nat = to.as_str(), "changing the load balancer");
+        tracing::info!(service = %owner.service, source_nat = to.as_str(), "changing the source NAT of the load balancer");
         self.note_change();
         (entry.written, entry.subnets.written) = (Some(Instant::now()), Some(Instant::now()));
         balancer.source_nat = self.client.set_subnets(&balancer.arn, &balancer.placed, Some(&to)).await?;
