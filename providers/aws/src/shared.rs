@@ -161,7 +161,7 @@ pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(Strin
     let namespace = lb.owner.service.namespace();
     let shared = config.shared_load_balancers.get(name).filter(|shared| shared.permits(namespace));
     let Some(shared) = shared else {
-        // Whether it exists is not for everyone.
+        // Not told: a tenant must not learn which names exist.
         let name = shown(name);
         let message = format!(
             "The namespace {namespace} may not use a shared load balancer `{name}`, or none of this name exists. Nothing of this Service is \
@@ -182,7 +182,7 @@ pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(Strin
     Ok(Some((name.to_owned(), merged)))
 }
 
-/// Says that a port of the load balancer is another Service's. Whose is not for everyone.
+/// Says that a port of the load balancer is another Service's. Not told whose: a tenant must not learn the names of other Services.
 pub(crate) fn port_in_use(shared: &str, port: u16) -> Error {
     let message = format!(
         "Port {port} of the shared load balancer {shared} is another Service's, which requested it first. No port of this Service is \
