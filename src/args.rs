@@ -379,7 +379,8 @@ async fn new_provider(
             let aws = aws.with_vpc().await?;
             // Wrong flags fail before the API server has to answer.
             steerage_provider_aws::Config::new(aws.clone(), String::new())?;
-            let Some(uid) = cluster_uid::read(client, process.shutdown(), cluster_uid::PATIENCE).await?
+            let Some(uid) =
+                cluster_uid::read(client, process.shutdown(), cluster_uid::UID_READ_TIMEOUT).await?
             else {
                 return Ok(None);
             };

@@ -51,7 +51,7 @@ const ALL_NAMESPACES: &str = "*";
 
 /// Where the resources of a Service are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum LoadBalancerUse {
     /// At a load balancer of its own.
     #[default]
     Own,
@@ -202,14 +202,14 @@ pub(crate) fn publishes_another(hostname: &str) -> Error {
 }
 
 /// Says that a Service cannot change whether it shares a load balancer, and which.
-pub(crate) fn immutable(now: &Place, wanted: &Place) -> Error {
-    let shown = |place: &Place| match place {
-        Place::Own => "a load balancer of its own".to_owned(),
-        Place::Shared(name) => format!("the shared load balancer {name}"),
+pub(crate) fn immutable(now: &LoadBalancerUse, wanted: &LoadBalancerUse) -> Error {
+    let shown = |usage: &LoadBalancerUse| match usage {
+        LoadBalancerUse::Own => "a load balancer of its own".to_owned(),
+        LoadBalancerUse::Shared(name) => format!("the shared load balancer {name}"),
     };
     let back = match now {
-        Place::Own => format!("Remove the annotation {SHARED_LOAD_BALANCER}"),
-        Place::Shared(name) => format!("Set annotation {SHARED_LOAD_BALANCER} to {name}"),
+        LoadBalancerUse::Own => format!("Remove the annotation {SHARED_LOAD_BALANCER}"),
+        LoadBalancerUse::Shared(name) => format!("Set annotation {SHARED_LOAD_BALANCER} to {name}"),
     };
     let message = format!(
         "The Service has {} and requests {}. Its clients know the present hostname, so it is kept, and other changes of the Service \

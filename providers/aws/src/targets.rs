@@ -73,7 +73,7 @@ pub(crate) async fn add(
             return Ok(());
         }
         tracing::info!(group_arn = group, targets = ?batch, "registering targets");
-        let before = known.doubt(&batch);
+        let before = known.mark_unconfirmed(&batch);
         match client.register(group, &batch).await {
             Ok(()) => {
                 known.set_registered(&batch);
@@ -160,7 +160,7 @@ async fn remove(
     let Some(known) = registered.get_mut(group) else { return Ok(()) };
     for batch in ids.chunks(BATCH) {
         tracing::info!(group_arn = group, targets = ?batch, "deregistering targets");
-        let before = known.doubt(batch);
+        let before = known.mark_unconfirmed(batch);
         if let Err(failure) = client.deregister(group, batch).await {
             known.restore(before, &failure);
             return Err(failure);
