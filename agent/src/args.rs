@@ -129,7 +129,7 @@ struct AgentArgs {
     #[arg(long, env = "STEERAGE_DROP_UNASSIGNED_VIPS", value_name = "RANGE,…", value_delimiter = ',')]
     drop_unassigned_vips: Vec<AddressRange>,
     /// Serve no external IPs of Services: any user who may create a Service may name any address there. Without this flag an external
-    /// IP is still not served in a ServiceCIDR, at an address in this node's status, at an API server's address and port, or where
+    /// IP is still not served in a `ServiceCIDR`, at an address in this node's status, at an API server's address and port, or where
     /// another Service has an assigned address
     #[arg(long, env = "STEERAGE_DENY_SERVICE_EXTERNAL_IPS")]
     deny_service_external_ips: bool,
