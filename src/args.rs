@@ -134,7 +134,8 @@ pub(crate) struct Args {
     )]
     health_check_unhealthy_threshold: u32,
 
-    /// Reconcile this many load balancers at a time
+    /// Reconcile this many load balancers at a time. A quarter, rounded down, is kept for urgent requests: changed nodes, and changed
+    /// endpoints of Services with an address or hostname in their status
     #[arg(
         long,
         env = "STEERAGE_CONCURRENT_SERVICE_SYNCS",
@@ -143,7 +144,8 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u16).range(1..)
     )]
     concurrent_service_syncs: u16,
-    /// Limit provider operations per second, with bursts of twice as many [default: 10000 for edge, whose operations mostly cost no request, 20 for a cloud]
+    /// Limit provider calls per second, with bursts of twice as many [default: 10000 for edge, whose calls mostly cost no request, 20 for a
+    /// cloud]
     #[arg(
         long,
         env = "STEERAGE_PROVIDER_QPS",
@@ -377,7 +379,8 @@ async fn new_provider(
             let aws = aws.with_vpc().await?;
             // Wrong flags fail before the API server has to answer.
             steerage_provider_aws::Config::new(aws.clone(), String::new())?;
-            let Some(uid) = cluster_uid::read(client, process.shutdown(), cluster_uid::PATIENCE).await?
+            let Some(uid) =
+                cluster_uid::read(client, process.shutdown(), cluster_uid::UID_READ_TIMEOUT).await?
             else {
                 return Ok(None);
             };

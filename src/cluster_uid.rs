@@ -16,7 +16,7 @@ const NAMESPACE: &str = "kube-system";
 /// For one call.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// For all tries. A new API server or a new role may need some seconds.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+pub(crate) const UID_READ_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The UID; `None` if the process stops first. Fails after `patience`.
 pub(crate) async fn read(
@@ -97,7 +97,7 @@ mod tests {
     #[tokio::test]
     async fn failed_read_is_repeated() {
         let (client, asked) = answering(vec![status(503), namespace("u-1")]);
-        let uid = read(&client, &CancellationToken::new(), PATIENCE).await.unwrap();
+        let uid = read(&client, &CancellationToken::new(), UID_READ_TIMEOUT).await.unwrap();
         assert_eq!((uid.as_deref(), asked.load(Ordering::Relaxed)), (Some("u-1"), 2));
     }
 
@@ -117,6 +117,6 @@ mod tests {
         let (client, _) = answering(vec![status(503)]);
         let stop = CancellationToken::new();
         stop.cancel();
-        assert_eq!(read(&client, &stop, PATIENCE).await.unwrap(), None);
+        assert_eq!(read(&client, &stop, UID_READ_TIMEOUT).await.unwrap(), None);
     }
 }

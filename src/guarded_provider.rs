@@ -90,7 +90,7 @@ impl GuardedProvider {
     ) -> Result<T, Error> {
         let asked = Instant::now();
         self.rate_limiter.acquire().await;
-        self.metrics.budget_waited(asked.elapsed());
+        self.metrics.rate_limit_waited(asked.elapsed());
         if !self.leadership.is_held() {
             return Err(Error::Unavailable("this controller no longer holds the Lease".to_owned()));
         }
@@ -109,7 +109,7 @@ impl GuardedProvider {
     }
 }
 
-/// The answer to a call of the provider, or an error after the deadline.
+/// The answer to a provider call, or an error after the deadline.
 pub(crate) async fn within_deadline<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     tokio::time::timeout(DEADLINE, call).await.unwrap_or_else(|_| {
         let deadline = duration::display(DEADLINE);

@@ -35,7 +35,7 @@ pub(crate) struct Metrics {
     pub(crate) leader: Gauge,
     pub(crate) load_balancers: Gauge,
     pub(crate) orphaned_load_balancers: Gauge,
-    provider_budget_wait: Histogram,
+    provider_rate_limiter: Histogram,
     pub(crate) holds: HoldMetrics,
     pub(crate) pod_gates: PodGateMetrics,
     pub(crate) conditions: ConditionMetrics,
@@ -55,7 +55,7 @@ impl Metrics {
             leader: Gauge::default(),
             load_balancers: Gauge::default(),
             orphaned_load_balancers: Gauge::default(),
-            provider_budget_wait: call_histogram(),
+            provider_rate_limiter: call_histogram(),
             holds: HoldMetrics::new(registry),
             pod_gates: PodGateMetrics::new(registry),
             conditions: ConditionMetrics::new(registry),
@@ -68,19 +68,19 @@ impl Metrics {
             leader,
             load_balancers,
             orphaned_load_balancers,
-            provider_budget_wait,
+            provider_rate_limiter,
             holds: _,
             pod_gates: _,
             conditions: _,
         } = metrics.clone();
         // From zero on: otherwise an alert misses the first failure of a process.
-        for result in ["done", "again", "refused", "failed"] {
+        for result in ["done", "again", "rejected", "failed"] {
             reconciles.get_or_create(&ByResult { result }).inc_by(0);
         }
-        registry.register("reconciles", "Reconciles of one load balancer, by result", reconciles);
+        registry.register("reconciles", "Reconciles of one load balancer, by result: done, again (not complete yet), rejected (unsupported request), failed (retried)", reconciles);
         registry.register(
             "provider_call_duration_seconds",
-            "Duration of provider calls, by method and result",
+            "Duration of provider calls, by call (apply, set_targets, set_shared, delete, target_health, owned) and result: ok, or the reason of the error",
             calls,
         );
         registry.register(
@@ -89,9 +89,9 @@ impl Metrics {
             target_programming,
         );
         registry.register(
-            "provider_budget_wait_seconds",
+            "provider_rate_limiter_duration_seconds",
             "Time that a provider call waits because of --provider-qps",
-            provider_budget_wait,
+            provider_rate_limiter,
         );
         registry.register(
             "workqueue_depth",
@@ -112,8 +112,8 @@ impl Metrics {
         self.reconciles.get_or_create(&ByResult { result }).inc();
     }
 
-    pub(crate) fn budget_waited(&self, waited: Duration) {
-        self.provider_budget_wait.observe(waited.as_secs_f64());
+    pub(crate) fn rate_limit_waited(&self, waited: Duration) {
+        self.provider_rate_limiter.observe(waited.as_secs_f64());
     }
 
     /// `result` is `ok`, or the reason of the error.

@@ -14,7 +14,7 @@ use steerage_provider_api::{Owner, TargetHealth};
 use steerage_watch::Backoff;
 use steerage_watch::events::{Notice, Severity, Subject};
 use tokio::sync::Notify;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -90,7 +90,14 @@ pub(crate) async fn run(
     writer: PodWriter,
     stop: CancellationToken,
 ) {
-    let mut task = GateTask { reconciler, gates, writer, waits: BTreeMap::new(), writes: JoinSet::new() };
+    let mut task = GateTask {
+        reconciler,
+        gates,
+        writer,
+        waits: BTreeMap::new(),
+        writes: JoinSet::new(),
+        writing: BTreeMap::new(),
+    };
     loop {
         let is_waiting = task.look();
         tokio::select! {
@@ -101,12 +108,12 @@ pub(crate) async fn run(
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
-            Some(ended) = task.writes.join_next() => task.on_write_end(ended),
+            Some(ended) = task.writes.join_next_with_id() => task.on_write_end(ended),
             () = task.reconciler.cluster.pods_changed() => {}
             () = task.gates.changed.notified() => {}
             () = tokio::time::sleep(LOOK_AGAIN), if is_waiting => {}
         }
-        while let Some(ended) = task.writes.try_join_next() {
+        while let Some(ended) = task.writes.try_join_next_with_id() {
             task.on_write_end(ended);
         }
     }
@@ -148,6 +155,8 @@ struct GateTask {
     /// By the pod's UID.
     waits: BTreeMap<String, Wait>,
     writes: JoinSet<Written>,
+    /// The pod of each task in `writes`, to name the one whose task panicked.
+    writing: BTreeMap<Id, (Key, String)>,
 }
 
 impl GateTask {
@@ -182,21 +191,26 @@ impl GateTask {
             let Some(wait) = self.waits.get_mut(&pod.uid) else { continue };
             (wait.is_writing, wait.sent) = (true, Some(wanted.clone()));
             let (writer, pod) = (self.writer.clone(), pod.clone());
-            self.writes.spawn(async move {
+            let of = (pod.key.clone(), pod.uid.clone());
+            let task = self.writes.spawn(async move {
                 let result = writer.set(&pod, &wanted).await;
                 (pod, wanted, result)
             });
+            self.writing.insert(task.id(), of);
         }
         !waiting.is_empty()
     }
 
-    fn on_write_end(&mut self, ended: Result<Written, JoinError>) {
+    fn on_write_end(&mut self, ended: Result<(Id, Written), JoinError>) {
         let now = Instant::now();
+        let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+        let of = self.writing.remove(&id);
         let (pod, condition, result) = match ended {
-            Ok(written) => written,
+            Ok((_, written)) => written,
             Err(error) => {
-                tracing::error!(%error, "task that writes a readiness gate panicked; retrying");
-                for wait in self.waits.values_mut() {
+                let Some((pod, uid)) = of else { return };
+                tracing::error!(%pod, uid, %error, "task that writes a readiness gate panicked; retrying; report this as a bug");
+                if let Some(wait) = self.waits.get_mut(&uid) {
                     wait.is_writing = false;
                 }
                 return;

@@ -196,14 +196,17 @@ impl Reconciler {
             Err(ReconcileError::Provider(Error::Invalid { reason, message })) if is_deletion => {
                 tracing::warn!(
                     %service, reason, message,
-                    "provider refused the deletion; keeping the load balancer and the finalizer until the next resync"
+                    "provider rejected the deletion; keeping the load balancer and the finalizer until the next resync"
                 );
-                ("refused", done)
+                ("rejected", done)
             }
-            // Only a change of the Service or of the configuration helps, and either adds a request.
+            // A change of the Service adds a request. The comparison of the resync asks the provider again.
             Err(ReconcileError::Provider(Error::Invalid { reason, message })) => {
-                tracing::warn!(%service, reason, message, "provider rejected the Service; waiting for a change");
-                ("refused", done)
+                tracing::warn!(
+                    %service, reason, message,
+                    "provider rejected the Service; keeping what exists, retrying at the next resync or when the Service changes"
+                );
+                ("rejected", done)
             }
             Err(ReconcileError::Provider(error)) => {
                 // Not after the backoff: that of many failures goes on for minutes after the provider takes calls again.

@@ -207,17 +207,18 @@ impl Workers {
             Ok((_, TaskResult::Owned(owners))) => return self.on_listed(owners.as_deref()),
             Ok((_, TaskResult::SetWritten(retry))) => return self.on_set_write_end(retry),
             Err(error) if self.set_write.is_some_and(|(id, _)| id == error.id()) => {
-                tracing::error!(%error, "task that writes a shared set panicked; retrying");
+                let set = self.set_write.map(|(_, set)| set.as_str());
+                tracing::error!(set, %error, "task that writes a shared set panicked; retrying; report this as a bug");
                 return self.on_set_write_end(Some(SET_RETRY));
             }
             Ok((id, TaskResult::Reconciled(outcome))) => (id, outcome),
             Err(error) if self.listing == Some(error.id()) => {
-                tracing::error!(%error, "task panicked that lists the provider's load balancers; retrying");
+                tracing::error!(%error, "task panicked that lists the provider's load balancers; retrying; report this as a bug");
                 return self.on_listed(None);
             }
             Err(error) => {
                 let (key, requests) = self.running.get(&error.id()).cloned().unwrap_or_default();
-                tracing::error!(key, %error, "reconcile task panicked; retrying after the backoff");
+                tracing::error!(key, %error, "reconcile task panicked; retrying after the backoff; report this as a bug");
                 (error.id(), ReconcileOutcome::Failed(None, requests))
             }
         };

@@ -128,8 +128,9 @@ struct AgentArgs {
     /// Do not list addresses at which a load balancer terminates connections (ipMode Proxy)
     #[arg(long, env = "STEERAGE_DROP_UNASSIGNED_VIPS", value_name = "RANGE,…", value_delimiter = ',')]
     drop_unassigned_vips: Vec<AddressRange>,
-    /// Serve no external IPs of Services: any user who may create a Service may name any address there. Without this flag those in
-    /// the networks of cluster IPs, of the node, of API servers, and of what other Services were assigned are not served
+    /// Serve no external IPs of Services: any user who may create a Service may name any address there. Without this flag an external
+    /// IP is still not served in a `ServiceCIDR`, at an address in this node's status, at an API server's address and port, or where
+    /// another Service has an assigned address
     #[arg(long, env = "STEERAGE_DENY_SERVICE_EXTERNAL_IPS")]
     deny_service_external_ips: bool,
     /// Let a Service have this many elements of nftables sets and maps on this node: about one for each endpoint of each port, and ten

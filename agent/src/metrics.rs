@@ -116,7 +116,7 @@ impl Metrics {
         registry.register("frontends", "Addresses with protocol and port that are served", frontends);
         registry.register(
             "refused_external_ips",
-            "External IPs of Services that are not served, because they are reserved or denied",
+            "External IPs that are not served at one port of their Service or more, because they are reserved or denied",
             refused_external_ips,
         );
         registry.register(

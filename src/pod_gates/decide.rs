@@ -18,7 +18,7 @@ pub(super) const SLICES_GRACE: Duration = Duration::from_mins(2);
 /// An unhealthy pod is reported after this long. Healthy ones then cost two writes.
 pub(super) const UNHEALTHY_AFTER: Duration = Duration::from_mins(1);
 /// A pod waits for its load balancers for this long: while the provider fails, pods are replaced all the same, but slowly.
-pub(super) const PATIENCE: Duration = Duration::from_mins(10);
+pub(super) const GATE_TIMEOUT: Duration = Duration::from_mins(10);
 /// Services that a message names.
 const SHOWN: usize = 5;
 
@@ -87,7 +87,7 @@ pub(super) fn decide(
     let waited = now.saturating_duration_since(since);
     let of = |is_met, reason, message| GateCondition { is_met, reason, message };
     if services.is_empty() {
-        let is_over = waited >= grace && (is_current || waited >= PATIENCE);
+        let is_over = waited >= grace && (is_current || waited >= GATE_TIMEOUT);
         let message = "No Service of Steerage has the pod as a target.".to_owned();
         return is_over.then(|| of(true, reasons::NO_LOAD_BALANCER, message));
     }
@@ -97,8 +97,8 @@ pub(super) fn decide(
         let message = "The pod is healthy in every load balancer that has it as a target.".to_owned();
         return Some(of(true, reasons::TARGET_HEALTHY, message));
     }
-    if waited >= PATIENCE {
-        let minutes = PATIENCE.as_secs() / 60;
+    if waited >= GATE_TIMEOUT {
+        let minutes = GATE_TIMEOUT.as_secs() / 60;
         let message = format!(
             "The pod is not healthy after {minutes}m: {}. It becomes ready all the same. Check the Service, and the health check of its \
              targets.",

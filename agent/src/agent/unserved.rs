@@ -41,7 +41,7 @@ impl UnservedReports {
         for RefusedExternalIp { service, addr, refusal } in ruleset.take_refused() {
             tracing::warn!(
                 %service, %addr, reason = %refusal,
-                "external IP not served; use a node port or a load balancer, or remove it"
+                "external IP not served at one port of its Service or more; remove it from the Service, or run steerage-agent explain"
             );
             let note = format!("Node {node} does not serve the external IP {addr}: {refusal}.");
             self.publish(recorder, index.service(&service), "ExternalIPNotServed", note);

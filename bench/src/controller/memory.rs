@@ -26,7 +26,7 @@ use store::Store;
 
 use super::results::Writes;
 
-/// A call of the provider: a write of a load balancer or of a shared node set.
+/// A provider call: a write of a load balancer or of a shared node set.
 #[derive(Debug)]
 pub(super) struct ProviderCall {
     /// The object's name.
@@ -106,7 +106,7 @@ impl MemoryServer {
         self.store().last_list()
     }
 
-    /// All calls of the provider from now on.
+    /// All provider calls from now on.
     pub(super) fn provider_calls(&self) -> UnboundedReceiver<ProviderCall> {
         let (sender, receiver) = unbounded_channel();
         *lock(&self.shared.observer) = Some(sender);

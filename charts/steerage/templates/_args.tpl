@@ -29,7 +29,7 @@
 {{- with .Values.aws.vpcId }}
 - --aws-vpc-id={{ . }}
 {{- end }}
-{{- with .Values.aws.subnetIds }}
+{{- with .Values.aws.subnets }}
 - --aws-subnets={{ join "," . }}
 {{- end }}
 {{- with .Values.aws.backendSecurityGroup }}

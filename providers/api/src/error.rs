@@ -10,7 +10,7 @@ pub const ADOPTION_REFUSED: &str = "AdoptionRefused";
 /// A provider's error. Users see its message in events and conditions; it never contains a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The request is unsupported: not retried until the Service or the configuration changes.
+    /// The request is unsupported: retried when the Service changes, and at the next resync.
     #[error("{message}")]
     Invalid {
         /// A stable `CamelCase` reason, for example `NoFreeAddress`.
@@ -18,19 +18,19 @@ pub enum Error {
         /// What is wrong, and what to do.
         message: String,
     },
-    /// The provider limits the rate of calls: retried later.
-    #[error("The provider limits calls: {message}. Steerage retries.")]
+    /// The provider limits the rate of calls: retried later. [`Error::throttled`] makes one with the provider's text.
+    #[error("{message}")]
     Throttled {
         /// When to retry, if the provider says so.
         after: Option<Duration>,
-        /// The provider's message.
+        /// What happened, and what happens now.
         message: String,
     },
     /// The credentials lack a permission, or are not accepted: retried, because that may be corrected. [`Error::denied`] makes one for
     /// a missing permission.
     #[error("{0}")]
     Denied(String),
-    /// The object changed concurrently: retried at once with its new version.
+    /// The object changed concurrently: retried with its new version after the backoff.
     #[error("Another client changed the same resource: {0}. Steerage retries.")]
     Conflict(String),
     /// Any error that may pass: retried with backoff.
@@ -45,6 +45,11 @@ impl Error {
     /// An [`Error::Invalid`].
     pub fn invalid(reason: &'static str, message: impl Into<String>) -> Self {
         Self::Invalid { reason, message: message.into() }
+    }
+
+    /// An [`Error::Throttled`], with the provider's text.
+    pub fn throttled(after: Option<Duration>, what: impl fmt::Display) -> Self {
+        Self::Throttled { after, message: format!("The provider limits calls: {what}. Steerage retries.") }
     }
 
     /// An [`Error::Denied`] for a missing permission, which the provider's text names.

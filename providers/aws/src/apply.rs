@@ -342,7 +342,7 @@ impl Aws {
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
         if !matches!(step, Step::DeleteGroup { .. }) {
-            tracing::info!(service = %owner.service, ?step, "changing load balancer");
+            tracing::info!(service = %owner.service, %step, "changing load balancer");
             self.note_change();
             entry.written = Some(Instant::now());
         }

@@ -13,7 +13,7 @@ use crate::client::{CallError, read_tags};
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
-use crate::state::{Condemned, CondemnedSecurityGroups, ServiceState};
+use crate::state::{PendingDeletion, PendingSecurityGroups, ServiceState};
 
 /// AWS releases a security group some minutes after its load balancer. After this time, something else uses it.
 const SECURITY_GROUP_RELEASE_TIMEOUT: Duration = Duration::from_mins(10);
@@ -63,12 +63,12 @@ impl Aws {
         owner: &Owner,
         entry: &mut ServiceState,
     ) -> Result<Option<Duration>, Error> {
-        if entry.condemned.as_ref().is_some_and(|condemned| condemned.owner == *owner && !condemned.is_final)
+        if entry.deletion.as_ref().is_some_and(|pending| pending.owner == *owner && !pending.is_final)
             && let Some(wait) = self.execute(entry).await?
         {
             return Ok(Some(wait));
         }
-        if entry.condemned.as_ref().is_none_or(|condemned| condemned.owner != *owner) {
+        if entry.deletion.as_ref().is_none_or(|pending| pending.owner != *owner) {
             let resources = match self.to_delete(owner, entry).await? {
                 Ok(resources) => resources,
                 Err(wait) => return Ok(Some(wait)),
@@ -77,7 +77,7 @@ impl Aws {
                 (entry.resources, entry.complete) = (None, None);
                 entry.leaving.clear();
             }
-            entry.condemned = Some(Condemned::all(owner, &resources));
+            entry.deletion = Some(PendingDeletion::all(owner, &resources));
         }
         self.execute(entry).await
     }
@@ -137,9 +137,9 @@ impl Aws {
 
     /// Continues a deletion. Returns when to call again; `None` if nothing is left.
     pub(crate) async fn execute(&self, entry: &mut ServiceState) -> Result<Option<Duration>, Error> {
-        let Some(condemned) = &mut entry.condemned else { return Ok(None) };
-        let service = condemned.owner.service.clone();
-        if let Some((name, arn)) = &condemned.balancer {
+        let Some(pending) = &mut entry.deletion else { return Ok(None) };
+        let service = pending.owner.service.clone();
+        if let Some((name, arn)) = &pending.balancer {
             tracing::info!(%service, name, "deleting load balancer");
             self.note_change();
             entry.written = Some(Instant::now());
@@ -147,50 +147,50 @@ impl Aws {
                 let error = refused(failure, name, arn);
                 if matches!(error, Error::Invalid { .. }) {
                     // Nothing is deleted yet, and the Service may want it back.
-                    entry.condemned = None;
+                    entry.deletion = None;
                 }
                 return Err(error);
             }
             if entry.adopted.as_ref() == Some(arn) {
                 entry.adopted = None;
             }
-            condemned.balancer = None;
-            condemned.balancer_deleted = Some(Instant::now());
+            pending.balancer = None;
+            pending.balancer_deleted = Some(Instant::now());
         }
         // Also if the Service's own changes bring it here sooner.
-        let held = condemned.held_for(self.config.target_group_release);
-        if held.is_some() && !condemned.groups.is_empty() {
+        let held = pending.held_for(self.config.target_group_release);
+        if held.is_some() && !pending.groups.is_empty() {
             return Ok(held);
         }
-        while let Some((name, arn)) = condemned.groups.first_key_value() {
+        while let Some((name, arn)) = pending.groups.first_key_value() {
             tracing::info!(%service, name, "deleting target group");
             self.note_change();
             entry.written = Some(Instant::now());
             if !self.client.delete_group(arn).await? {
                 // Without one of its own, a load balancer uses it that no read had shown: the next call reads everything.
-                if condemned.balancer_deleted.is_none() {
-                    entry.condemned = None;
+                if pending.balancer_deleted.is_none() {
+                    entry.deletion = None;
                     (entry.resources, entry.complete) = (None, None);
                 }
                 return Ok(Some(RELEASE_POLL));
             }
             entry.registered.remove(arn);
             entry.names.remove(name);
-            condemned.groups.pop_first();
+            pending.groups.pop_first();
         }
         let wait = self.delete_security_groups(entry).await?;
         if wait.is_none() {
-            entry.condemned = None;
+            entry.deletion = None;
         }
         Ok(wait)
     }
 
     /// Deletes the security groups of a deletion. Returns when to call again.
     async fn delete_security_groups(&self, entry: &mut ServiceState) -> Result<Option<Duration>, Error> {
-        let Some(condemned) = &entry.condemned else { return Ok(None) };
-        let owner = condemned.owner.clone();
-        let read = match condemned.security_groups {
-            CondemnedSecurityGroups::Unread => {
+        let Some(pending) = &entry.deletion else { return Ok(None) };
+        let owner = pending.owner.clone();
+        let read = match pending.security_groups {
+            PendingSecurityGroups::Unread => {
                 // EC2 shows a new group later, and until then calls it missing when it should delete it.
                 if !entry.has_settled_security_groups(self.config.settle) {
                     return Ok(Some(self.config.settle));
@@ -198,14 +198,14 @@ impl Aws {
                 let found = self.security_groups_of_owner(&owner).await?.into_iter().map(|group| group.id);
                 Some(found.collect::<BTreeSet<String>>())
             }
-            CondemnedSecurityGroups::Ids { .. } => None,
+            PendingSecurityGroups::Ids { .. } => None,
         };
-        let Some(condemned) = &mut entry.condemned else { return Ok(None) };
+        let Some(pending) = &mut entry.deletion else { return Ok(None) };
         if let Some(ids) = read {
-            condemned.security_groups = CondemnedSecurityGroups::Ids { ids, in_use_since: None };
+            pending.security_groups = PendingSecurityGroups::Ids { ids, in_use_since: None };
         }
-        let held = condemned.held_for(self.config.security_group_release);
-        let CondemnedSecurityGroups::Ids { ids, in_use_since } = &mut condemned.security_groups else {
+        let held = pending.held_for(self.config.security_group_release);
+        let PendingSecurityGroups::Ids { ids, in_use_since } = &mut pending.security_groups else {
             return Ok(None);
         };
         if held.is_some() && !ids.is_empty() {

@@ -2,6 +2,7 @@
 //! The steps from the observed to the wanted resources. Pure. After every prefix of the steps, clients are still served.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Duration;
 
 use steerage_model::Family;
@@ -126,6 +127,62 @@ impl Step {
             Self::CreateGroup(_) | Self::ModifyHealth { .. } | Self::SetAttributes { .. } => true,
             Self::AddTags { of, .. } | Self::RemoveTags { of, .. } => matches!(of, Tagged::Group(_)),
             _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Tagged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Balancer => f.write_str("the load balancer"),
+            Self::Group(name) => write!(f, "target group {name}"),
+            Self::Listener(arn) => write!(f, "listener {arn}"),
+        }
+    }
+}
+
+/// For log lines: what is done to which resource.
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |keys: Vec<&str>| keys.join(", ");
+        let keys = |values: &Values| list(values.keys().copied().collect());
+        match self {
+            Self::CreateGroup(group) => write!(f, "create target group {}", group.name),
+            Self::ModifyHealth { arn, .. } => write!(f, "change the health check of target group {arn}"),
+            Self::SetAttributes { group, attributes } => {
+                write!(f, "set attributes of target group {group}: {}", keys(attributes))
+            }
+            Self::SetBalancerAttributes(attributes) => {
+                write!(f, "set attributes of the load balancer: {}", keys(attributes))
+            }
+            Self::AddTags { of, tags } => {
+                write!(f, "add tags to {of}: {}", list(tags.keys().map(String::as_str).collect()))
+            }
+            Self::RemoveTags { of, keys } => {
+                write!(f, "remove tags from {of}: {}", list(keys.iter().map(String::as_str).collect()))
+            }
+            Self::CreateListener { port, protocol, group, .. } => {
+                write!(f, "create listener {protocol} {port} to target group {group}")
+            }
+            Self::SwitchListener { arn, group, .. } => {
+                write!(f, "change listener {arn} to target group {group}")
+            }
+            Self::AddCertificates { arn, certificates } => {
+                write!(
+                    f,
+                    "add certificates to listener {arn}: {}",
+                    list(certificates.iter().map(String::as_str).collect())
+                )
+            }
+            Self::RemoveCertificates { arn, certificates } => {
+                write!(
+                    f,
+                    "remove certificates from listener {arn}: {}",
+                    list(certificates.iter().map(String::as_str).collect())
+                )
+            }
+            Self::DeleteListener { arn } => write!(f, "delete listener {arn}"),
+            Self::DeleteGroup { name, .. } => write!(f, "delete target group {name}"),
         }
     }
 }

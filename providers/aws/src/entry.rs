@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of a Service while one call of the provider has it. No I/O.
+//! The state of a Service while one provider call has it. No I/O.
 
 use std::ops::{Deref, DerefMut};
 

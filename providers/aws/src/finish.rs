@@ -149,7 +149,7 @@ impl Aws {
     /// replace them have a healthy target, within limits. Returns when to call again.
     async fn release_groups(&self, entry: &mut ServiceState) -> Result<Option<Duration>, Error> {
         let Some(oldest) = entry.leaving.values().min().copied() else { return Ok(None) };
-        let Some((_, resources)) = &mut entry.resources else { return Ok(Some(RELEASE_POLL)) };
+        let Some((owner, resources)) = &mut entry.resources else { return Ok(Some(RELEASE_POLL)) };
         let stay: Vec<&str> = resources
             .groups
             .iter()
@@ -180,7 +180,7 @@ impl Aws {
                     wait = Some(wait.map_or(rest, |other: Duration| other.min(rest)));
                     continue;
                 }
-                tracing::info!(name, "deleting target group that is no longer used");
+                tracing::info!(service = %owner.service, name, "deleting target group that is no longer used");
                 self.note_change();
                 entry.written = Some(Instant::now());
                 if !self.client.delete_group(&group.arn).await? {

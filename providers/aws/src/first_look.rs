@@ -20,7 +20,7 @@ use crate::inventory::{Inventory, Listed};
 use crate::provider::Aws;
 use crate::security_group::SecurityGroup;
 use crate::security_group_sync;
-use crate::shared::Place;
+use crate::shared::LoadBalancerUse;
 use crate::state::{Complete, FirstLook, ServiceState};
 
 /// The first Service reads the rest after this time, when the start is over.
@@ -37,7 +37,7 @@ pub(crate) struct FirstLookResult {
     /// IDs of the security groups that its load balancer has.
     pub(crate) attached: BTreeSet<String>,
     /// Where the resources of each owner are.
-    pub(crate) places: BTreeMap<Owner, Place>,
+    pub(crate) uses: BTreeMap<Owner, LoadBalancerUse>,
     /// ARN of its load balancer, if that has another name than Steerage's.
     pub(crate) adopted: Option<String>,
 }
@@ -53,7 +53,7 @@ pub(crate) fn first_look(inventory: &mut Inventory, service: &Key, balancer: &st
     let balancers = || found.values().filter_map(|listed| listed.balancer.as_ref());
     let attached = balancers().flat_map(|balancer| balancer.security_groups.iter().cloned()).collect();
     let adopted = balancers().find(|found| found.name != balancer).map(|found| found.arn.clone());
-    let places = found.iter().filter_map(|(owner, listed)| Some((owner.clone(), place(listed)?))).collect();
+    let uses = found.iter().filter_map(|(owner, listed)| Some((owner.clone(), use_of(listed)?))).collect();
     // An owner of whom only a security group is listed says nothing about load balancers.
     found.retain(|_, listed| *listed != Listed::default());
     let look = match found.pop_first() {
@@ -61,15 +61,19 @@ pub(crate) fn first_look(inventory: &mut Inventory, service: &Key, balancer: &st
         None if !inventory.has_name(balancer) => FirstLook::Nothing,
         _ => FirstLook::Unknown,
     };
-    FirstLookResult { look, names, security_groups, attached, places, adopted }
+    FirstLookResult { look, names, security_groups, attached, uses, adopted }
 }
 
 /// Where these resources are; `None` if the list does not tell.
-pub(crate) fn place(listed: &Listed) -> Option<Place> {
+pub(crate) fn use_of(listed: &Listed) -> Option<LoadBalancerUse> {
     let of_group = |group: &ListedGroup| {
-        group.group.tags.get(marks::SHARED).map_or(Place::Own, |name| Place::Shared(name.clone()))
+        group
+            .group
+            .tags
+            .get(marks::SHARED)
+            .map_or(LoadBalancerUse::Own, |name| LoadBalancerUse::Shared(name.clone()))
     };
-    listed.groups.first().map(of_group).or_else(|| listed.balancer.is_some().then_some(Place::Own))
+    listed.groups.first().map(of_group).or_else(|| listed.balancer.is_some().then_some(LoadBalancerUse::Own))
 }
 
 /// Whether the list shows the wanted structure, as far as it shows any.

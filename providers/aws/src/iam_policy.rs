@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the IAM policy of `docs/providers/aws.md`: it allows the calls of `client`, and nothing on resources of others.
+//! Tests the IAM policy of `docs/providers/aws-iam.md`: it allows the calls of `client`, and nothing on resources of others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -24,7 +24,7 @@ fn policy() -> Vec<Value> {
 
 /// The first policy below a heading.
 fn policy_below(heading: &str) -> Vec<Value> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/providers/aws.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/providers/aws-iam.md");
     let text = std::fs::read_to_string(path).unwrap();
     let section = text.split_once(&format!("\n{heading}\n")).unwrap().1;
     let json = section.split_once("```json").unwrap().1.split_once("```").unwrap().0;
@@ -218,7 +218,7 @@ fn nothing_is_allowed_that_is_not_called() {
 /// The further policy lets the controller mark what other controllers made for this cluster, and nothing else.
 #[test]
 fn adoption_reaches_only_what_other_controllers_made_for_the_cluster() {
-    let further = policy_below("### IAM policy for an adoption");
+    let further = policy_below("## IAM policy for an adoption");
     let listed: BTreeSet<String> =
         further.iter().flat_map(|statement| strings(&statement["Action"])).collect();
     assert_eq!(listed, BTreeSet::from([format!("{ELB}AddTags")]));

@@ -17,10 +17,10 @@ use tokio::time::Instant;
 
 use crate::client::{Balancer, Calls, ListedGroup, TAGS_BATCH, Tags, read_tags};
 use crate::config::Config;
-use crate::first_look::place;
+use crate::first_look::use_of;
 use crate::names;
 use crate::security_group::SecurityGroup;
-use crate::shared::Place;
+use crate::shared::LoadBalancerUse;
 
 /// Longest wait for the list of EC2, beside those of `ELBv2`.
 const EC2_TIMEOUT: Duration = Duration::from_secs(20);
@@ -216,8 +216,8 @@ impl Inventory {
                 cluster = cluster.name,
                 count = other_clusters.len(),
                 example,
-                "AWS resources with this --aws-cluster-name have the UID of another cluster, or none; leaving them unchanged (see \"Copied and \
-                 restored clusters\" in docs/providers/aws.md)"
+                "AWS resources with this --aws-cluster-name have the UID of another cluster, or none; leaving them unchanged (see \
+                 docs/providers/aws-restore.md)"
             );
         }
         inventory
@@ -234,9 +234,9 @@ impl Inventory {
     }
 
     /// Where the owners' resources are that are at shared load balancers.
-    pub(crate) fn shared_places(&self) -> HashMap<Owner, Place> {
-        let places = self.owned.iter().filter_map(|(owner, listed)| Some((owner.clone(), place(listed)?)));
-        places.filter(|(_, place)| *place != Place::Own).collect()
+    pub(crate) fn shared_uses(&self) -> HashMap<Owner, LoadBalancerUse> {
+        let uses = self.owned.iter().filter_map(|(owner, listed)| Some((owner.clone(), use_of(listed)?)));
+        uses.filter(|(_, usage)| *usage != LoadBalancerUse::Own).collect()
     }
 
     /// Takes out the resources of the Service, for each UID of the Service: they change from now on.

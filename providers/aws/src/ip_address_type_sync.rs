@@ -3,7 +3,7 @@
 //! clients need besides: AWS may refuse IPv6, for example because of a subnet, and everything else must follow all the same.
 
 use steerage_provider_api::{Compare, Error, Outcome, Owner};
-use steerage_provider_cloud::Tried;
+use steerage_provider_cloud::LastAttempt;
 use tokio::time::Instant;
 
 use crate::client::Balancer;
@@ -17,7 +17,7 @@ use crate::state::ServiceState;
 #[derive(Default)]
 pub(crate) struct KnownIpAddressType {
     /// The wish that was last tried, and the type that the load balancer had then.
-    tried: Option<Tried<IpAddressType, IpAddressType>>,
+    tried: Option<LastAttempt<IpAddressType, IpAddressType>>,
     /// Calls in a row that failed.
     failures: u32,
 }
@@ -48,7 +48,7 @@ impl Aws {
             *known = balancer;
         }
         let known = &mut entry.ip_address_type;
-        known.tried = Tried::new(wanted, present, result.as_ref().err());
+        known.tried = LastAttempt::new(wanted, present, result.as_ref().err());
         let Err(error) = result else {
             known.failures = 0;
             return;
@@ -79,7 +79,7 @@ impl Aws {
             let wish = SourceNatWish::Off;
             self.change_source_nat(owner, &wish, &Prefixes::new(), balancer, entry).await?;
         }
-        tracing::info!(service = %owner.service, ip_address_type = kind.as_str(), "changing the load balancer");
+        tracing::info!(service = %owner.service, ip_address_type = kind.as_str(), "changing the IP address type of the load balancer");
         self.note_change();
         entry.written = Some(Instant::now());
         match self.client.set_ip_address_type(&balancer.arn, kind).await {

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use steerage_provider_api::{Compare, Error, Owner};
-use steerage_provider_cloud::Tried;
+use steerage_provider_cloud::LastAttempt;
 use tokio::time::Instant;
 
 use crate::client::Balancer;
@@ -32,7 +32,7 @@ impl Aws {
         let result = self.attach_named(owner, named, balancer, entry).await;
         let attached = entry.balancer(owner).map(|balancer| balancer.security_groups.clone());
         let attached = attached.unwrap_or_default();
-        entry.named_groups = Tried::new(named.clone(), attached, result.as_ref().err());
+        entry.named_groups = LastAttempt::new(named.clone(), attached, result.as_ref().err());
         result?;
         // The list of the start may not have it, and an answer may be lost.
         if compare != Compare::Remembered && !entry.security_groups.contains_key(owner) {

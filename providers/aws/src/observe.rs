@@ -13,7 +13,7 @@ use crate::client::{Balancer, Calls, Tags, read_tags};
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::labels;
 use crate::names;
-use crate::shared::Place;
+use crate::shared::LoadBalancerUse;
 
 /// The resources of one owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub(crate) async fn read_all(
     cluster: &ClusterId,
     owner: &Owner,
     groups: &BTreeSet<String>,
-    place: &Place,
+    usage: &LoadBalancerUse,
     adopted: Option<&str>,
 ) -> Result<Observation, Error> {
     let mut balancer = match adopted {
@@ -82,9 +82,9 @@ pub(crate) async fn read_all(
         None => None,
     };
     if balancer.is_none() {
-        let name = match place {
-            Place::Own => names::load_balancer(cluster, &owner.service),
-            Place::Shared(shared) => names::shared_load_balancer(cluster, shared),
+        let name = match usage {
+            LoadBalancerUse::Own => names::load_balancer(cluster, &owner.service),
+            LoadBalancerUse::Shared(shared) => names::shared_load_balancer(cluster, shared),
         };
         balancer = client.balancer_named(&name).await?;
     }
@@ -110,7 +110,7 @@ pub(crate) async fn read_all(
         match ownership(&balancer.name, &balancer.arn)? {
             Ownership::Ours(found) if found == *owner => seen.mine.balancer = Some(balancer),
             Ownership::Ours(found) if found.service == owner.service => seen.stale.balancer = Some(balancer),
-            Ownership::Shared(found) if *place == Place::Shared(found.clone()) => {
+            Ownership::Shared(found) if *usage == LoadBalancerUse::Shared(found.clone()) => {
                 seen.mine.balancer = Some(balancer);
             }
             other => seen.foreign.push(not_owned(cluster, &balancer.name, &other)),
@@ -138,10 +138,10 @@ pub(crate) async fn read_all(
         seen.mine.balancer_tags = tags.get(&balancer.arn).cloned().unwrap_or_default();
         seen.mine.balancer_attributes =
             balancer_attributes(client, &balancer.arn, &seen.mine.balancer_tags).await?;
-        let whose = (*place != Place::Own).then_some(owner);
+        let whose = (*usage != LoadBalancerUse::Own).then_some(owner);
         let listeners = listeners(client, cluster, balancer, whose).await?;
         (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.unwrap_or_default();
-        if matches!(place, Place::Shared(_)) {
+        if matches!(usage, LoadBalancerUse::Shared(_)) {
             share_out(cluster, owner, &mut seen);
         }
     }
@@ -217,7 +217,7 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
             format!(
                 "The AWS resource {name} has this cluster's --aws-cluster-name `{cluster}`, but its tag {tag} is {found}, and the \
                  UID of this cluster is `{own}`. It is not changed. If this cluster is a copy, set another --aws-cluster-name \
-                 here. If this cluster replaces another one, follow \"Copied and restored clusters\" in docs/providers/aws.md: \
+                 here. If this cluster replaces another one, follow docs/providers/aws-restore.md: \
                  the tags {tag} and {} must change together, or the load balancer is deleted.",
                 marks::UID
             )

@@ -49,6 +49,17 @@ impl Kind {
         }
     }
 
+    /// For users.
+    fn title(self) -> &'static str {
+        match self {
+            Self::Read => "reads of ELBv2",
+            Self::Registration => "registrations at ELBv2",
+            Self::Change => "changes of ELBv2",
+            Self::Ec2Read => "reads of EC2",
+            Self::Ec2Change => "changes of EC2",
+        }
+    }
+
     fn documented(self) -> Rate {
         let (burst, per_second) = match self {
             Self::Read => (40, 10.0),
@@ -107,7 +118,7 @@ impl<C> Paced<C> {
         let taken = budget.take().await;
         drop(waiting);
         if let Err(used_up) = taken {
-            return Err(CallError::used_up(kind.name(), used_up));
+            return Err(CallError::used_up(kind.title(), used_up));
         }
         let answer = call.await;
         if answer.as_ref().is_err_and(CallError::is_throttled) {

@@ -32,7 +32,7 @@ use crate::lookup::{self, KnownGroupNames};
 use crate::observe::{self, Observation};
 use crate::paced::Paced;
 use crate::security_group::{SecurityGroup, new_security_group};
-use crate::shared::Place;
+use crate::shared::LoadBalancerUse;
 use crate::shared_sync::again;
 use crate::shared_use::SharedUse;
 use crate::state::{FirstLook, KnownSecurityGroup, ServiceState};
@@ -62,7 +62,7 @@ pub struct Aws {
     /// When this process was first asked for something: until then, another one may have changed what reads do not show yet.
     pub(crate) first_call: OnceLock<Instant>,
     /// Where the last list of AWS shows the resources of owners that share a load balancer.
-    listed_places: Mutex<HashMap<Owner, Place>>,
+    listed_uses: Mutex<HashMap<Owner, LoadBalancerUse>>,
     /// Shared load balancers that no target group uses, by ARN, and since when lists show that.
     pub(crate) unused_since: Mutex<HashMap<String, Instant>>,
     /// Owners for [`Provider::changes`], and the end that it takes.
@@ -125,7 +125,7 @@ impl Aws {
             group_names: Mutex::default(),
             shared_uses: Keyed::default(),
             first_call: OnceLock::new(),
-            listed_places: Mutex::default(),
+            listed_uses: Mutex::default(),
             unused_since: Mutex::default(),
             is_changed: AtomicBool::default(),
             next_verify: Mutex::new(Instant::now()),
@@ -159,7 +159,7 @@ impl Aws {
                     .extend(known.map(|group| (owner, KnownSecurityGroup::from_read(group))));
             }
             (entry.first_look, entry.names, entry.adopted) = (found.look, found.names, found.adopted);
-            entry.places = found.places;
+            entry.uses = found.uses;
             entry.initialized = true;
         }
         Ok(entry)
@@ -182,8 +182,8 @@ impl Aws {
         Ok(())
     }
 
-    fn listed_place(&self, owner: &Owner) -> Option<Place> {
-        self.listed_places.lock().unwrap_or_else(PoisonError::into_inner).get(owner).cloned()
+    fn listed_use(&self, owner: &Owner) -> Option<LoadBalancerUse> {
+        self.listed_uses.lock().unwrap_or_else(PoisonError::into_inner).get(owner).cloned()
     }
 
     /// The owners of everything at AWS, and the list that says so if it was read for this.
@@ -199,7 +199,7 @@ impl Aws {
         }
         let mut read = reading.complete(&*self.client, &self.config).await?;
         let owners = read.owners.take().unwrap_or_default();
-        *self.listed_places.lock().unwrap_or_else(PoisonError::into_inner) = read.shared_places();
+        *self.listed_uses.lock().unwrap_or_else(PoisonError::into_inner) = read.shared_uses();
         if is_first {
             *self.inventory() = Some(read);
             return Ok((owners, None));
@@ -271,9 +271,9 @@ impl Aws {
     }
 
     pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
-        let place = entry.places.get(owner).unwrap_or(&Place::Own);
-        let adopted = entry.adopted.as_deref().filter(|_| *place == Place::Own);
-        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names, place, adopted).await
+        let usage = entry.uses.get(owner).unwrap_or(&LoadBalancerUse::Own);
+        let adopted = entry.adopted.as_deref().filter(|_| *usage == LoadBalancerUse::Own);
+        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names, usage, adopted).await
     }
 }
 
@@ -318,7 +318,7 @@ impl Provider for Aws {
         let wanted = desired(&self.config, lb)?;
         let mut entry = self.entry(&lb.owner.service).await?;
         let Some(shared) = wanted.shared.clone() else {
-            if let Some(wait) = self.check_place(&lb.owner, Place::Own, &mut entry).await? {
+            if let Some(wait) = self.check_use(&lb.owner, LoadBalancerUse::Own, &mut entry).await? {
                 return Ok(again(wait));
             }
             return self.apply_wanted(lb, wanted, &mut entry, compare).await;
@@ -353,18 +353,18 @@ impl Provider for Aws {
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut guard = self.entry(&owner.service).await?;
-        if let Some(place) = self.listed_place(owner) {
-            guard.places.entry(owner.clone()).or_insert(place);
+        if let Some(usage) = self.listed_use(owner) {
+            guard.uses.entry(owner.clone()).or_insert(usage);
         }
-        let wait = match guard.places.get(owner).cloned() {
-            Some(Place::Shared(shared)) => self.leave_shared(owner, &shared, &mut guard).await?,
-            Some(Place::Own) | None => self.delete_all(owner, &mut guard).await?,
+        let wait = match guard.uses.get(owner).cloned() {
+            Some(LoadBalancerUse::Shared(shared)) => self.leave_shared(owner, &shared, &mut guard).await?,
+            Some(LoadBalancerUse::Own) | None => self.delete_all(owner, &mut guard).await?,
         };
         if let Some(wait) = wait {
             return Ok(Progress::Again(wait));
         }
-        (guard.left_shared, _) = (None, guard.places.remove(owner));
-        if guard.resources.is_none() && guard.names.is_empty() && guard.places.is_empty() {
+        (guard.left_shared, _) = (None, guard.uses.remove(owner));
+        if guard.resources.is_none() && guard.names.is_empty() && guard.uses.is_empty() {
             // Another Service of this name starts from nothing.
             self.services.remove(&owner.service);
         }

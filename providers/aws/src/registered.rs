@@ -26,7 +26,7 @@ pub(crate) struct RegisteredIds {
     /// With the state of the last read.
     ids: BTreeMap<TargetId, HealthState>,
     /// Targets of a call whose answer left open what it did.
-    doubtful: BTreeSet<TargetId>,
+    unconfirmed: BTreeSet<TargetId>,
     /// `None` for a new group, which no read may show yet.
     read: Option<Instant>,
     written: Option<Instant>,
@@ -43,7 +43,7 @@ impl RegisteredIds {
         let registered = targets.iter().filter(|t| t.state != HealthState::Draining);
         Self {
             ids: registered.map(|t| (t.id.clone(), t.state)).collect(),
-            doubtful: BTreeSet::new(),
+            unconfirmed: BTreeSet::new(),
             read: Some(Instant::now()),
             written: None,
             held: None,
@@ -85,12 +85,12 @@ impl RegisteredIds {
     }
 
     pub(crate) fn has(&self, id: &TargetId) -> bool {
-        self.ids.contains_key(id) && !self.doubtful.contains(id)
+        self.ids.contains_key(id) && !self.unconfirmed.contains(id)
     }
 
     /// The targets that are or may be registered, but not wanted.
     pub(crate) fn others(&self, wanted: &TargetNames) -> Vec<TargetId> {
-        let all: BTreeSet<&TargetId> = self.ids.keys().chain(&self.doubtful).collect();
+        let all: BTreeSet<&TargetId> = self.ids.keys().chain(&self.unconfirmed).collect();
         all.into_iter().filter(|id| !wanted.contains_key(*id)).cloned().collect()
     }
 
@@ -113,28 +113,28 @@ impl RegisteredIds {
         self.ids.is_empty()
     }
 
-    /// Notes a call with these targets that is about to be made, so that an abandoned one leaves them doubtful. Returns those that
-    /// were doubtful before.
-    pub(crate) fn doubt(&mut self, ids: &[TargetId]) -> BTreeSet<TargetId> {
-        let before = self.doubtful.clone();
-        self.doubtful.extend(ids.iter().cloned());
+    /// Notes a call with these targets that is about to be made, so that an abandoned one leaves them unconfirmed. Returns those that
+    /// were unconfirmed before.
+    pub(crate) fn mark_unconfirmed(&mut self, ids: &[TargetId]) -> BTreeSet<TargetId> {
+        let before = self.unconfirmed.clone();
+        self.unconfirmed.extend(ids.iter().cloned());
         self.written = Some(Instant::now());
         before
     }
 
-    /// Ends the doubts of a failed call, if it surely changed nothing.
+    /// Takes back the marks of a failed call, if it surely changed nothing.
     pub(crate) fn restore(&mut self, before: BTreeSet<TargetId>, failure: &CallError) {
         // It may have been sent long after it was noted.
         self.written = Some(Instant::now());
         if !failure.leaves_open() {
-            self.doubtful = before;
+            self.unconfirmed = before;
         }
     }
 
     pub(crate) fn set_registered(&mut self, ids: &[TargetId]) {
         self.written = Some(Instant::now());
         for id in ids {
-            self.doubtful.remove(id);
+            self.unconfirmed.remove(id);
             self.ids.insert(id.clone(), HealthState::Initial);
         }
         self.looked = None;
@@ -143,7 +143,7 @@ impl RegisteredIds {
     pub(crate) fn set_deregistered(&mut self, ids: &[TargetId]) {
         self.written = Some(Instant::now());
         for id in ids {
-            self.doubtful.remove(id);
+            self.unconfirmed.remove(id);
             self.ids.remove(id);
         }
     }
@@ -205,13 +205,13 @@ mod tests {
         };
         let (stays, leaves) = (target("i-1"), target("i-2"));
         let mut known = RegisteredIds::of(&[stays.clone(), leaves.clone()]);
-        known.doubt(std::slice::from_ref(&leaves.id));
+        known.mark_unconfirmed(std::slice::from_ref(&leaves.id));
         tokio::time::advance(2 * settle).await;
         known.set_deregistered(std::slice::from_ref(&leaves.id));
         known.refresh(&[stays.clone(), leaves.clone()], settle);
         assert!(known.has(&stays.id) && !known.has(&leaves.id));
         let comes = target("i-3");
-        known.doubt(std::slice::from_ref(&comes.id));
+        known.mark_unconfirmed(std::slice::from_ref(&comes.id));
         tokio::time::advance(2 * settle).await;
         known.set_registered(std::slice::from_ref(&comes.id));
         known.refresh(std::slice::from_ref(&stays), settle);

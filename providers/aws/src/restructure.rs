@@ -11,7 +11,7 @@ use crate::apply::Stepped;
 use crate::desired::Desired;
 use crate::observe::{self, Resources};
 use crate::provider::Aws;
-use crate::state::{Complete, Condemned, FirstLook, ServiceState};
+use crate::state::{Complete, FirstLook, PendingDeletion, ServiceState};
 use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
 use crate::{reasons, shared};
@@ -32,11 +32,11 @@ impl Aws {
         entry: &mut ServiceState,
         compare: Compare,
     ) -> Result<Result<Resources, Duration>, Error> {
-        if let Some(condemned) = &mut entry.condemned {
+        if let Some(pending) = &mut entry.deletion {
             // Wanted again, the new load balancer takes the security group, which AWS would not release for minutes. That of a predecessor
             // is deleted later, in nobody's way.
-            entry.has_predecessors |= condemned.owner != *owner;
-            condemned.keep_security_groups();
+            entry.has_predecessors |= pending.owner != *owner;
+            pending.keep_security_groups();
         }
         if let Some(wait) = self.execute(entry).await? {
             return Ok(Err(wait));
@@ -76,7 +76,7 @@ impl Aws {
                 entry.freed.push((listener.arn.clone(), listener.port));
             }
             entry.has_predecessors = true;
-            entry.condemned = Some(Condemned::replaced(owner, &seen.stale));
+            entry.deletion = Some(PendingDeletion::replaced(owner, &seen.stale));
             if let Some(wait) = self.execute(entry).await? {
                 return Ok(Err(wait));
             }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use steerage_provider_api::{Compare, Error, Outcome, Owner, Progress};
-use steerage_provider_cloud::{Tried, marks};
+use steerage_provider_cloud::{LastAttempt, marks};
 use tokio::time::Instant;
 
 use crate::annotations::{DISABLE_SECURITY_GROUP, SECURITY_GROUPS};
@@ -384,7 +384,7 @@ impl Aws {
             Ok(()) => Ok(()),
         };
         let has = entry.balancer(owner).map(|balancer| balancer.security_groups.clone()).unwrap_or_default();
-        entry.attached = Tried::new(id, has, done.as_ref().err());
+        entry.attached = LastAttempt::new(id, has, done.as_ref().err());
         done
     }
 

@@ -51,7 +51,7 @@ const ALL_NAMESPACES: &str = "*";
 
 /// Where the resources of a Service are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum LoadBalancerUse {
     /// At a load balancer of its own.
     #[default]
     Own,
@@ -161,7 +161,7 @@ pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(Strin
     let namespace = lb.owner.service.namespace();
     let shared = config.shared_load_balancers.get(name).filter(|shared| shared.permits(namespace));
     let Some(shared) = shared else {
-        // Whether it exists is not for everyone.
+        // Not told: a tenant must not learn which names exist.
         let name = shown(name);
         let message = format!(
             "The namespace {namespace} may not use a shared load balancer `{name}`, or none of this name exists. Nothing of this Service is \
@@ -182,7 +182,7 @@ pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(Strin
     Ok(Some((name.to_owned(), merged)))
 }
 
-/// Says that a port of the load balancer is another Service's. Whose is not for everyone.
+/// Says that a port of the load balancer is another Service's. Not told whose: a tenant must not learn the names of other Services.
 pub(crate) fn port_in_use(shared: &str, port: u16) -> Error {
     let message = format!(
         "Port {port} of the shared load balancer {shared} is another Service's, which requested it first. No port of this Service is \
@@ -202,14 +202,14 @@ pub(crate) fn publishes_another(hostname: &str) -> Error {
 }
 
 /// Says that a Service cannot change whether it shares a load balancer, and which.
-pub(crate) fn immutable(now: &Place, wanted: &Place) -> Error {
-    let shown = |place: &Place| match place {
-        Place::Own => "a load balancer of its own".to_owned(),
-        Place::Shared(name) => format!("the shared load balancer {name}"),
+pub(crate) fn immutable(now: &LoadBalancerUse, wanted: &LoadBalancerUse) -> Error {
+    let shown = |usage: &LoadBalancerUse| match usage {
+        LoadBalancerUse::Own => "a load balancer of its own".to_owned(),
+        LoadBalancerUse::Shared(name) => format!("the shared load balancer {name}"),
     };
     let back = match now {
-        Place::Own => format!("Remove the annotation {SHARED_LOAD_BALANCER}"),
-        Place::Shared(name) => format!("Set annotation {SHARED_LOAD_BALANCER} to {name}"),
+        LoadBalancerUse::Own => format!("Remove the annotation {SHARED_LOAD_BALANCER}"),
+        LoadBalancerUse::Shared(name) => format!("Set annotation {SHARED_LOAD_BALANCER} to {name}"),
     };
     let message = format!(
         "The Service has {} and requests {}. Its clients know the present hostname, so it is kept, and other changes of the Service \

@@ -17,20 +17,20 @@ use crate::inventory::Inventory;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
-use crate::shared::{self, Place};
+use crate::shared::{self, LoadBalancerUse};
 use crate::shared_use::SharedUse;
 use crate::state::ServiceState;
 use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
 
 /// A Service waits for this time while another one changes the load balancer, and then makes room for others.
-const LOCK_PATIENCE: Duration = Duration::from_millis(100);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// Then it tries again after this time.
 const BUSY_POLL: Duration = Duration::from_secs(2);
 /// A shared load balancer without any target group stays for this time: a Service may be about to use it.
 const UNUSED_AFTER: Duration = Duration::from_mins(10);
 /// A Service that is deleted waits this long for the end of its load balancer. Later, lists show that nobody uses it.
-const LEAVE_PATIENCE: Duration = Duration::from_secs(30);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A change of a shared load balancer. One that is abandoned may have changed something until then.
 struct Change {
@@ -99,10 +99,10 @@ impl Aws {
         if compare == Compare::Remembered && is_in_place {
             return self.apply_wanted(lb, wanted, entry, compare).await;
         }
-        let Some(used) = self.lock_shared(shared, LOCK_PATIENCE).await else {
+        let Some(used) = self.lock_shared(shared, LOCK_TIMEOUT).await else {
             return self.follow_targets(lb, &wanted, entry, compare).await;
         };
-        if let Some(wait) = self.check_place(owner, Place::Shared(shared.to_owned()), entry).await? {
+        if let Some(wait) = self.check_use(owner, LoadBalancerUse::Shared(shared.to_owned()), entry).await? {
             return Ok(again(wait));
         }
         let started = Instant::now();
@@ -181,15 +181,15 @@ impl Aws {
 
     /// Refuses a Service that has something at another load balancer than it requests. Returns when to call again if reads do not tell
     /// yet.
-    pub(crate) async fn check_place(
+    pub(crate) async fn check_use(
         &self,
         owner: &Owner,
-        wanted: Place,
+        wanted: LoadBalancerUse,
         entry: &mut ServiceState,
     ) -> Result<Option<Duration>, Error> {
-        if let Some(now) = entry.places.get(owner).filter(|now| **now != wanted).cloned() {
+        if let Some(now) = entry.uses.get(owner).filter(|now| **now != wanted).cloned() {
             let has_any = |found: &Resources| {
-                let has_balancer = now == Place::Own && found.balancer.is_some();
+                let has_balancer = now == LoadBalancerUse::Own && found.balancer.is_some();
                 has_balancer || !found.groups.is_empty() || !found.listeners.is_empty()
             };
             let known = entry.resources.as_ref().filter(|(known, _)| known == owner);
@@ -205,7 +205,7 @@ impl Aws {
             }
             (entry.resources, entry.complete) = (None, None);
         }
-        entry.places.insert(owner.clone(), wanted);
+        entry.uses.insert(owner.clone(), wanted);
         Ok(None)
     }
 
@@ -217,7 +217,7 @@ impl Aws {
         shared: &str,
         entry: &mut ServiceState,
     ) -> Result<Option<Duration>, Error> {
-        let Some(mut used) = self.lock_shared(shared, LOCK_PATIENCE).await else {
+        let Some(mut used) = self.lock_shared(shared, LOCK_TIMEOUT).await else {
             return Ok(Some(BUSY_POLL));
         };
         if let Some(wait) = entry.unsettled(self.config.settle) {
@@ -260,7 +260,7 @@ impl Aws {
         let has_groups = !seen.mine.foreign_groups.is_empty() || !seen.stale.groups.is_empty();
         let wait = used.unsettled(self.config.settle).or(has_groups.then_some(RELEASE_POLL));
         match wait {
-            Some(wait) if since.elapsed() < LEAVE_PATIENCE => Ok(Some(wait)),
+            Some(wait) if since.elapsed() < LEAVE_TIMEOUT => Ok(Some(wait)),
             Some(_) => Ok(None),
             None => self.delete_shared_balancer(shared, balancer).await.map(|()| None),
         }

@@ -5,7 +5,7 @@
 //! The call replaces the subnets too. So it names those that AWS shows at that moment, and never takes a zone away.
 
 use steerage_provider_api::{Compare, Error, Outcome, Owner};
-use steerage_provider_cloud::Tried;
+use steerage_provider_cloud::LastAttempt;
 use tokio::time::Instant;
 
 use crate::client::Balancer;
@@ -22,7 +22,7 @@ use crate::state::ServiceState;
 #[derive(Default)]
 pub(crate) struct KnownSourceNat {
     /// The wish that was last tried, and what the load balancer had then.
-    pub(crate) tried: Option<Tried<SourceNatWish, SourceNat>>,
+    pub(crate) tried: Option<LastAttempt<SourceNatWish, SourceNat>>,
     /// Calls in a row that failed.
     failures: u32,
 }
@@ -109,7 +109,7 @@ impl Aws {
         let Some(mut balancer) = entry.balancer(owner).filter(has_v6).cloned() else { return };
         if wish == SourceNatWish::Off && balancer.source_nat.is_on() && entry.may_have_udp(owner) {
             // Of somebody else, whose listener AWS would not leave without it; or the listeners were not read yet.
-            entry.source_nat.tried = Tried::new(wish, balancer.source_nat, None);
+            entry.source_nat.tried = LastAttempt::new(wish, balancer.source_nat, None);
             return;
         }
         let known = entry.source_nat.tried.as_ref().filter(|_| compare == Compare::Remembered);
@@ -127,7 +127,7 @@ impl Aws {
             },
         };
         let known = &mut entry.source_nat;
-        known.tried = Tried::new(wish, balancer.source_nat.clone(), result.as_ref().err());
+        known.tried = LastAttempt::new(wish, balancer.source_nat.clone(), result.as_ref().err());
         if let Some(known) = entry.balancer_mut(owner) {
             (known.placed, known.source_nat) = (balancer.placed, balancer.source_nat);
         }
@@ -172,7 +172,7 @@ impl Aws {
         }
         self.reread_subnets(owner, balancer, entry).await?;
         let Some(to) = wish.change(&balancer.source_nat, &balancer.placed, prefixes) else { return Ok(()) };
-        tracing::info!(service = %owner.service, source_nat = to.as_str(), "changing the load balancer");
+        tracing::info!(service = %owner.service, source_nat = to.as_str(), "changing the source NAT of the load balancer");
         self.note_change();
         (entry.written, entry.subnets.written) = (Some(Instant::now()), Some(Instant::now()));
         balancer.source_nat = self.client.set_subnets(&balancer.arn, &balancer.placed, Some(&to)).await?;

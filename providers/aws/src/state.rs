@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use steerage_model::Ingress;
 use steerage_provider_api::{Error, Owner};
-use steerage_provider_cloud::Tried;
+use steerage_provider_cloud::LastAttempt;
 use tokio::time::Instant;
 
 use crate::client::Balancer;
@@ -24,7 +24,7 @@ use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::registered::RegisteredIds;
 use crate::security_group::{Rule, Security, SecurityGroup};
-use crate::shared::Place;
+use crate::shared::LoadBalancerUse;
 use crate::source_nat_sync::{KnownSourceNat, has_udp};
 use crate::subnet_sync::KnownPlacement;
 use crate::target_id::TargetNames;
@@ -50,7 +50,7 @@ pub(crate) struct ServiceState {
     /// Names of target groups that may exist.
     pub(crate) names: BTreeSet<String>,
     /// Where the resources of each owner are; of those that are not here, nothing is known to exist.
-    pub(crate) places: BTreeMap<Owner, Place>,
+    pub(crate) uses: BTreeMap<Owner, LoadBalancerUse>,
     /// Whether everything must be compared as soon as no other Service changes the shared load balancer.
     pub(crate) must_compare: bool,
     /// Why a part of a Service at a shared load balancer is not in place, from its last change.
@@ -76,7 +76,7 @@ pub(crate) struct ServiceState {
     pub(crate) is_partial: bool,
     /// Names of target groups in `resources` that are no longer wanted, and since when.
     pub(crate) leaving: BTreeMap<String, Instant>,
-    pub(crate) condemned: Option<Condemned>,
+    pub(crate) deletion: Option<PendingDeletion>,
     /// The security groups of the Service's owners: of the present one, and of predecessors.
     pub(crate) security_groups: BTreeMap<Owner, KnownSecurityGroup>,
     /// Whether predecessors may have security groups that are not in `security_groups`.
@@ -86,9 +86,9 @@ pub(crate) struct ServiceState {
     /// What is wanted, from the last call that said so.
     pub(crate) wanted: Option<(Owner, Desired)>,
     /// The security groups that an annotation names, as last tried, and those that the load balancer had afterwards.
-    pub(crate) named_groups: Option<Tried<NamedGroups, BTreeSet<String>>>,
+    pub(crate) named_groups: Option<LastAttempt<NamedGroups, BTreeSet<String>>>,
     /// Steerage's own group as last attached or tried, and the groups that the load balancer had afterwards.
-    pub(crate) attached: Option<Tried<String, BTreeSet<String>>>,
+    pub(crate) attached: Option<LastAttempt<String, BTreeSet<String>>>,
     /// What is known of the load balancer's IP address type.
     pub(crate) ip_address_type: KnownIpAddressType,
     /// What is known of the load balancer's subnets.
@@ -139,7 +139,7 @@ pub(crate) struct Complete {
 
 /// Resources that are being deleted. Their tags proved whose they are.
 #[derive(Debug)]
-pub(crate) struct Condemned {
+pub(crate) struct PendingDeletion {
     pub(crate) owner: Owner,
     /// Whether they are all that the owner has; otherwise they make room for what the owner wants.
     pub(crate) is_final: bool,
@@ -150,19 +150,19 @@ pub(crate) struct Condemned {
     /// ARNs of target groups by name.
     pub(crate) groups: BTreeMap<String, String>,
     /// The security groups, which go last.
-    pub(crate) security_groups: CondemnedSecurityGroups,
+    pub(crate) security_groups: PendingSecurityGroups,
 }
 
 /// The security groups of a deletion.
 #[derive(Debug)]
-pub(crate) enum CondemnedSecurityGroups {
+pub(crate) enum PendingSecurityGroups {
     /// They must be read.
     Unread,
     /// Their IDs, and when AWS first refused to delete one because it is in use.
     Ids { ids: BTreeSet<String>, in_use_since: Option<Instant> },
 }
 
-impl Condemned {
+impl PendingDeletion {
     /// For how long AWS still holds groups that it releases so long after their load balancer; `None` if it does not.
     pub(crate) fn held_for(&self, release: Duration) -> Option<Duration> {
         let released = self.balancer_deleted? + release;
@@ -173,7 +173,7 @@ impl Condemned {
     pub(crate) fn all(owner: &Owner, resources: &Resources) -> Self {
         Self {
             is_final: true,
-            security_groups: CondemnedSecurityGroups::Unread,
+            security_groups: PendingSecurityGroups::Unread,
             ..Self::replaced(owner, resources)
         }
     }
@@ -183,7 +183,7 @@ impl Condemned {
         Self {
             owner: owner.clone(),
             is_final: false,
-            security_groups: CondemnedSecurityGroups::none(),
+            security_groups: PendingSecurityGroups::none(),
             balancer_deleted: None,
             balancer: resources.balancer.as_ref().map(|b| (b.name.clone(), b.arn.clone())),
             groups: resources.groups.iter().map(|(name, group)| (name.clone(), group.arn.clone())).collect(),
@@ -192,11 +192,11 @@ impl Condemned {
 
     /// Deletes no security group that is still there.
     pub(crate) fn keep_security_groups(&mut self) {
-        (self.is_final, self.security_groups) = (false, CondemnedSecurityGroups::none());
+        (self.is_final, self.security_groups) = (false, PendingSecurityGroups::none());
     }
 }
 
-impl CondemnedSecurityGroups {
+impl PendingSecurityGroups {
     fn none() -> Self {
         Self::Ids { ids: BTreeSet::new(), in_use_since: None }
     }
@@ -216,7 +216,7 @@ impl ServiceState {
 
     /// Whether another Service changed the shared load balancer a moment ago: reads may show it as it was before.
     pub(crate) fn is_just_changed(&self, owner: &Owner, settle: Duration) -> bool {
-        matches!(self.places.get(owner), Some(Place::Shared(_)))
+        matches!(self.uses.get(owner), Some(LoadBalancerUse::Shared(_)))
             && self.others_wrote.is_some_and(|at| at.elapsed() < settle)
     }
 

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use steerage_provider_api::{Compare, Error, Outcome, Owner};
-use steerage_provider_cloud::Tried;
+use steerage_provider_cloud::LastAttempt;
 use tokio::time::Instant;
 
 use crate::client::Balancer;
@@ -16,7 +16,7 @@ use crate::placement::{Placed, Placement};
 use crate::provider::Aws;
 use crate::registered::MAX_HOLD;
 use crate::security_group_sync::{again_after, compare_soon, retry_wait};
-use crate::shared::Place;
+use crate::shared::LoadBalancerUse;
 use crate::state::ServiceState;
 use crate::zones::{self, ZoneChange};
 
@@ -24,7 +24,7 @@ use crate::zones::{self, ZoneChange};
 #[derive(Default)]
 pub(crate) struct KnownPlacement {
     /// The wish that was last tried, and the subnets afterwards.
-    pub(crate) tried: Option<Tried<Placement, Placed>>,
+    pub(crate) tried: Option<LastAttempt<Placement, Placed>>,
     /// When a zone was last added: AWS needs minutes until it serves.
     pub(crate) added: Option<Instant>,
     /// When a call last changed them, or the prefixes for source NAT: a read may show an older state for a while.
@@ -65,7 +65,7 @@ impl Aws {
         };
         let placed = entry.balancer(owner).map(|balancer| balancer.placed.clone()).unwrap_or_default();
         let known = &mut entry.subnets;
-        known.tried = Tried::new(wanted, placed, result.as_ref().err());
+        known.tried = LastAttempt::new(wanted, placed, result.as_ref().err());
         match &result {
             Ok(None) | Err(Error::Invalid { .. }) => known.failures = 0,
             Ok(Some(wait)) => {
@@ -98,7 +98,7 @@ impl Aws {
         if !wanted.may_differ(&balancer.placed) {
             return Ok(None);
         }
-        if matches!(entry.places.get(owner), Some(Place::Shared(_))) {
+        if matches!(entry.uses.get(owner), Some(LoadBalancerUse::Shared(_))) {
             // Another Service may have changed the zones.
             self.reread_subnets(owner, &mut balancer, entry).await?;
             remember(owner, entry, &balancer);

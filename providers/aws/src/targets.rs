@@ -63,11 +63,17 @@ pub(crate) async fn add(
     let mut refusals = 0;
     while let Some(batch) = batches.pop() {
         if refusals >= MAX_REFUSALS {
-            tracing::warn!(group, "AWS refuses many targets; trying the others later");
+            let untried = batch.len() + batches.iter().map(Vec::len).sum::<usize>();
+            tracing::warn!(
+                group_arn = group,
+                refused = refusals,
+                untried,
+                "AWS refuses many targets of the group; trying the others at the next try"
+            );
             return Ok(());
         }
-        tracing::info!(group, targets = ?batch, "registering targets");
-        let before = known.doubt(&batch);
+        tracing::info!(group_arn = group, targets = ?batch, "registering targets");
+        let before = known.mark_unconfirmed(&batch);
         match client.register(group, &batch).await {
             Ok(()) => {
                 known.set_registered(&batch);
@@ -153,8 +159,8 @@ async fn remove(
 ) -> Result<(), CallError> {
     let Some(known) = registered.get_mut(group) else { return Ok(()) };
     for batch in ids.chunks(BATCH) {
-        tracing::info!(group, targets = ?batch, "deregistering targets");
-        let before = known.doubt(batch);
+        tracing::info!(group_arn = group, targets = ?batch, "deregistering targets");
+        let before = known.mark_unconfirmed(batch);
         if let Err(failure) = client.deregister(group, batch).await {
             known.restore(before, &failure);
             return Err(failure);

@@ -130,7 +130,9 @@ impl ApiMetrics {
         );
         registry.register(
             format!("{name}_api_budget_rate"),
-            format!("Calls per second that {title} takes, as documented or as throttling taught, by budget: {budgets}"),
+            format!(
+                "Calls per second that Steerage makes at most, by budget: {budgets}. Halved when {title} throttles, raised while calls wait"
+            ),
             metrics.budget_rates.clone(),
         );
         metrics

@@ -14,7 +14,7 @@ const GROWTH: f64 = 1.0 / 20.0;
 const LEAST: f64 = 1.0 / 16.0;
 const MOST: f64 = 8.0;
 /// Calls that were sent together are throttled together: that is one sign, not many.
-const SAME_SIGN: Duration = Duration::from_secs(1);
+const THROTTLE_WINDOW: Duration = Duration::from_secs(1);
 
 /// A documented limit: so many calls after a quiet time, and then so many per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,9 +26,9 @@ pub struct Rate {
 }
 
 /// A caller that would have to wait longer does something else meanwhile.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_BUDGET_WAIT: Duration = Duration::from_secs(10);
 /// A timer that is so late says that the process was stopped meanwhile: it may no longer be the one that makes changes.
-const OVERSLEPT: Duration = Duration::from_secs(2);
+const MAX_TIMER_DELAY: Duration = Duration::from_secs(2);
 
 /// No call may be made for longer than a caller waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +48,9 @@ pub struct Budget {
 }
 
 /// A caller that waits, until it is dropped.
-struct Place<'a>(&'a AtomicU32);
+struct WaitingCaller<'a>(&'a AtomicU32);
 
-impl Drop for Place<'_> {
+impl Drop for WaitingCaller<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -66,9 +66,9 @@ impl Budget {
     /// Waits until one call may be made, ten seconds at most. A caller that goes away or is refused uses up nothing.
     pub async fn take(&self) -> Result<(), UsedUp> {
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
-        let _place = Place(&self.waiting);
+        let _waiting = WaitingCaller(&self.waiting);
         let expected = self.bucket().expected(before, Instant::now());
-        if expected > PATIENCE {
+        if expected > MAX_BUDGET_WAIT {
             return Err(UsedUp { after: expected });
         }
         let asked = Instant::now();
@@ -77,20 +77,20 @@ impl Budget {
             let mut has_waited = before > 0;
             loop {
                 // Again after each wait: the rate may be another one by then.
-                if asked.elapsed() > PATIENCE + OVERSLEPT {
-                    return Err(UsedUp { after: PATIENCE });
+                if asked.elapsed() > MAX_BUDGET_WAIT + MAX_TIMER_DELAY {
+                    return Err(UsedUp { after: MAX_BUDGET_WAIT });
                 }
                 let Some(wait) = self.bucket().take(has_waited, Instant::now()) else { return Ok(()) };
                 let due = Instant::now() + wait;
                 tokio::time::sleep_until(due).await;
-                if due.elapsed() > OVERSLEPT {
-                    return Err(UsedUp { after: PATIENCE });
+                if due.elapsed() > MAX_TIMER_DELAY {
+                    return Err(UsedUp { after: MAX_BUDGET_WAIT });
                 }
                 has_waited = true;
             }
         };
-        let in_time = tokio::time::timeout(PATIENCE, turn).await;
-        in_time.unwrap_or(Err(UsedUp { after: PATIENCE }))
+        let in_time = tokio::time::timeout(MAX_BUDGET_WAIT, turn).await;
+        in_time.unwrap_or(Err(UsedUp { after: MAX_BUDGET_WAIT }))
     }
 
     /// The cloud refused a call because there were too many.
@@ -167,7 +167,7 @@ impl Bucket {
     }
 
     fn throttled(&mut self, now: Instant) {
-        let is_same = |at: Instant| now.saturating_duration_since(at) < SAME_SIGN;
+        let is_same = |at: Instant| now.saturating_duration_since(at) < THROTTLE_WINDOW;
         if self.throttled.is_some_and(is_same) {
             return;
         }
@@ -319,8 +319,8 @@ mod tests {
         let all = tasks.join_all().await;
         let refused: Vec<_> = all.iter().filter_map(|(taken, _)| taken.err()).collect();
         assert!((15..=20).contains(&refused.len()), "{refused:?}");
-        assert!(refused.iter().all(|used_up| used_up.after > PATIENCE), "{refused:?}");
-        assert!(all.iter().all(|(_, at)| *at <= start + PATIENCE));
+        assert!(refused.iter().all(|used_up| used_up.after > MAX_BUDGET_WAIT), "{refused:?}");
+        assert!(all.iter().all(|(_, at)| *at <= start + MAX_BUDGET_WAIT));
         assert_eq!(budget.waiting.load(Ordering::Relaxed), 0);
     }
 

@@ -50,7 +50,7 @@ impl Failure<'_> {
     pub fn error(&self, meaning: Meaning) -> Error {
         let Cloud { title, name } = self.cloud;
         match meaning {
-            Meaning::Throttled(after) => Error::Throttled { after, message: self.to_string() },
+            Meaning::Throttled(after) => Error::throttled(after, self),
             Meaning::Denied => Error::denied(self),
             // The cloud's message is left out: for a wrong signature AWS's quotes the signed request with the session token.
             Meaning::BadCredentials => Error::Denied(format!(

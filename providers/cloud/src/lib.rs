@@ -2,7 +2,7 @@
 //! What the providers of all clouds need, and none writes itself.
 //!
 //! These decide and do no I/O: [`names`] and [`marks`] say where resources are and whose, [`annotation`] and [`PeerAnnotations`] read
-//! what users request, [`failure`] turns a cloud's error into the provider's, [`Tried`] and [`Refusals`] keep what was refused from
+//! what users request, [`failure`] turns a cloud's error into the provider's, [`LastAttempt`] and [`Refusals`] keep what was refused from
 //! being asked again. [`Keyed`] lets one call at a time change an object, [`Recent`] shares a read, [`Budget`] paces calls, [`ApiMetrics`] counts requests.
 //! It makes no call to a cloud and knows no cloud's types; a provider of a cloud uses it, the edge's does not.
 
@@ -11,22 +11,22 @@ mod api_metrics;
 mod budget;
 pub mod failure;
 mod keyed;
+mod last_attempt;
 pub mod marks;
 pub mod names;
 mod peers;
 pub mod reasons;
 mod recent;
 mod refusals;
-mod tried;
 
 pub use api_metrics::{Api, ApiMetrics, RequestResult};
 pub use budget::{Budget, Rate, UsedUp};
 pub use keyed::Keyed;
+pub use last_attempt::LastAttempt;
 pub use marks::ClusterId;
 pub use peers::{PeerAnnotation, PeerAnnotations};
 pub use recent::{AfterFailure, Recent};
 pub use refusals::Refusals;
-pub use tried::Tried;
 
 /// A cloud, as messages, flags and metrics name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_read_serves_for_its_age_and_a_failure_only_those_that_retry() {
+    async fn failure_is_shared_with_callers_that_give_up_and_retrying_callers_read_again() {
         let age = Duration::from_mins(1);
         let (recent, reads) = (Recent::<u32, &'static str>::new(age), Cell::new(0));
         let read = |result: Result<u32, &'static str>| {

@@ -62,7 +62,7 @@ impl From<Failure> for Error {
             429 => {
                 let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
                 let after = (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)));
-                Self::Throttled { after, message }
+                Self::throttled(after, message)
             }
             400 | 422 => Self::invalid(REJECTED_BY_API_SERVER, message),
             _ => Self::Unavailable(format!("The API server failed: {message}. Steerage retries.")),

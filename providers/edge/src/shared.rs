@@ -185,7 +185,7 @@ impl Shared {
     }
 
     /// Writes the statuses of pools that differ, at most once in [`PACE`]: thousands of load balancers change one status. Does nothing
-    /// before the first call of the provider.
+    /// before the first provider call.
     pub(crate) async fn keep_pool_statuses(&self) {
         loop {
             self.stale_pools.notified().await;

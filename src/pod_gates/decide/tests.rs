@@ -89,8 +89,8 @@ fn reasons_follow_the_time() {
         (Some(reasons::TARGET_NOT_HEALTHY), unhealthy, UNHEALTHY_AFTER, None),
         // As after a restart.
         (Some(reasons::TARGET_NOT_HEALTHY), unhealthy, SECOND, None),
-        (Some(reasons::TARGET_NOT_HEALTHY), unhealthy, PATIENCE, timed_out),
-        (registering, missing, PATIENCE, timed_out),
+        (Some(reasons::TARGET_NOT_HEALTHY), unhealthy, GATE_TIMEOUT, timed_out),
+        (registering, missing, GATE_TIMEOUT, timed_out),
     ] {
         assert_eq!(decided(known, services, waited), wanted, "{known:?} {services:?} {waited:?}");
     }
@@ -102,7 +102,7 @@ fn stale_view_does_not_say_that_no_service_has_the_pod() {
     let at = |waited| {
         decide(&pod(None), &[], SERVICE_GRACE, since, since + waited, false).map(|found| found.reason)
     };
-    assert_eq!([at(SERVICE_GRACE), at(PATIENCE)], [None, Some(reasons::NO_LOAD_BALANCER)]);
+    assert_eq!([at(SERVICE_GRACE), at(GATE_TIMEOUT)], [None, Some(reasons::NO_LOAD_BALANCER)]);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn message_names_services_and_what_the_provider_says() {
     let read = health(&[(80, HealthState::Unhealthy)], since);
     let service = PodService { key: &key, addresses: &addresses, health: Some(&read) };
     let found =
-        decide(&pod(None), &[service], SERVICE_GRACE, since, since + PATIENCE, true).expect("a decision");
+        decide(&pod(None), &[service], SERVICE_GRACE, since, since + GATE_TIMEOUT, true).expect("a decision");
     let wanted =
         "10.0.0.1:80 of Service shop/web (Target.Reason), 10.0.0.1:81 of Service shop/web (not registered)";
     assert!(found.message.contains(wanted), "{}", found.message);
@@ -170,7 +170,7 @@ proptest! {
         let found = decide(&pod(known), &given, SERVICE_GRACE, since, since + waited, true);
         let is_met = found.as_ref().is_some_and(|found| found.is_met);
         let expected =
-            if services.is_empty() { waited >= SERVICE_GRACE } else { is_healthy || waited >= PATIENCE };
+            if services.is_empty() { waited >= SERVICE_GRACE } else { is_healthy || waited >= GATE_TIMEOUT };
         prop_assert_eq!(is_met, expected);
         if let Some(found) = found.filter(|found| !found.is_met) {
             prop_assert!(known != Some(reasons::TARGET_NOT_HEALTHY), "taken back: {:?}", found);

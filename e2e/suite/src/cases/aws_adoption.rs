@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Load balancers of cloud-provider-aws become Steerage's while clients use them: the real controller makes them, and the steps are
-//! those of docs/providers/aws.md.
+//! those of docs/providers/aws-adoption.md.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

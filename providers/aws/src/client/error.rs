@@ -41,10 +41,13 @@ pub(crate) struct CallError {
 const USED_UP: &str = "RateUsedUp";
 
 impl CallError {
-    /// A call that was not made.
-    pub(crate) fn used_up(budget: &'static str, UsedUp { after }: UsedUp) -> Self {
-        let message = "the rate of calls that AWS takes is used up".to_owned();
-        Self { action: budget, code: USED_UP.to_owned(), message, after: Some(after) }
+    /// A call of this kind, such as `reads of ELBv2`, that was not made.
+    pub(crate) fn used_up(kind: &'static str, UsedUp { after }: UsedUp) -> Self {
+        let message = format!(
+            "AWS's rate for {kind} is reached; the call was not sent. Steerage retries. If this lasts, look at \
+             steerage_controller_aws_api_budget_rate."
+        );
+        Self { action: kind, code: USED_UP.to_owned(), message, after: Some(after) }
     }
 
     /// Turns the error of the call `action` into a `CallError`.
@@ -125,8 +128,7 @@ impl From<CallError> for Error {
 impl CallError {
     fn error(&self, meaning: Meaning) -> Error {
         if self.code == USED_UP {
-            let message = format!("{} (budget {})", self.message, self.action);
-            return Error::Throttled { after: self.after, message };
+            return Error::Throttled { after: self.after, message: self.message.clone() };
         }
         let message = self.message.split(ENCODED).next().unwrap_or_default().trim_end_matches([' ', '.']);
         let (call, message) = (format!("{} {}", api_of(self.action), self.action), shortened(message, SHOWN));
@@ -340,6 +342,18 @@ mod tests {
         let shown = Error::from(failure).to_string();
         let wanted = "EC2 CreateSecurityGroup: UnauthorizedOperation: You are not authorized to perform this operation.";
         assert!(shown.contains(wanted) && !shown.contains("Encoded") && !shown.contains(".."), "{shown}");
+    }
+
+    #[test]
+    fn call_that_was_not_sent_names_its_kind_and_no_times() {
+        let used_up = UsedUp { after: Duration::from_secs(12) };
+        let error = Error::from(CallError::used_up("reads of ELBv2", used_up));
+        assert!(matches!(&error, Error::Throttled { after: Some(after), .. } if after.as_secs() == 12));
+        assert_eq!(
+            error.to_string(),
+            "AWS's rate for reads of ELBv2 is reached; the call was not sent. Steerage retries. If this lasts, look at \
+             steerage_controller_aws_api_budget_rate."
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The number of calls, counted by the proxy in front of moto. `docs/providers/aws.md` has the same numbers.
+//! The number of calls, counted by the proxy in front of moto. `docs/providers/aws-api-calls.md` has the same numbers.
 
 use std::time::Duration;
 

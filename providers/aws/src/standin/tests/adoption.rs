@@ -313,7 +313,7 @@ async fn tls_listener_to_pods_is_adopted_with_its_certificates() {
     assert_eq!((now.groups.len(), cloud.violations()), (1, Vec::new()));
 }
 
-/// `docs/providers/aws.md` has these numbers.
+/// `docs/providers/aws-adoption.md` has these numbers.
 #[tokio::test(start_paused = true)]
 async fn adoption_costs_calls_for_each_port() {
     let mut counts = Vec::new();
