@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The composition root: makes the agent's parts from the flags, connects them, and runs the loop.
 
+use std::time::Duration;
+
 use anyhow::{Context, bail};
 use futures::{Stream, StreamExt};
 use ipnet::IpNet;
@@ -22,6 +24,9 @@ use steerage_watch::{ServiceCidrs, Store, Watches, client};
 use tokio::sync::{mpsc, watch};
 
 use super::{AgentArgs, Args, DetectLocalMode, healthz_ports};
+
+/// Wait before a socket that failed is replaced.
+const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Args {
     pub(super) async fn compose(self, process: Process, debug_socket: DebugSocket) -> anyhow::Result<()> {
@@ -184,12 +189,16 @@ fn follow<E: Send + 'static>(
 
 /// Notifies the loop when addresses of this host change.
 fn watch_addresses(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
-    let watch = AddressWatch::open().context("cannot watch the host's addresses")?;
+    let mut watch = AddressWatch::open().context("cannot watch the host's addresses")?;
     tokio::spawn(async move {
         loop {
             if let Err(error) = watch.changed().await {
-                tracing::error!(%error, "host addresses no longer watched; restart the agent after changing them");
-                return;
+                tracing::warn!(%error, "changes of the host's addresses not seen; watching anew");
+                tokio::time::sleep(REOPEN_INTERVAL).await;
+                match AddressWatch::open() {
+                    Ok(another) => watch = another,
+                    Err(error) => tracing::warn!(%error, "cannot watch the host's addresses; trying again"),
+                }
             }
             if inputs.send(Input::HostAddresses).is_err() {
                 return;

@@ -140,7 +140,7 @@ impl Dataplane {
                 return Err(error);
             }
         };
-        watch_foreign(monitor, ports, callback.0)
+        watch_foreign(monitor, ports, Monitor::open, callback.0)
             .map_err(|_| Error::NoReply("start the thread of the monitor".to_owned()))?;
         let Some(table) = self.tables.last_mut() else { return Ok(KernelState::InSync) };
         let now = table.generation()?;
