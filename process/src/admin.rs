@@ -6,7 +6,6 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,8 +16,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 
+use crate::connection_limiter::ConnectionLimiter;
 use crate::{Metrics, Readiness};
 
 /// Why the administration server could not start.
@@ -38,8 +37,8 @@ pub enum AdminError {
 
 /// Maximum time for a client to send a request, and between two requests on one connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of open connections; more wait. It keeps clients from exhausting the process's file descriptors.
-const CONNECTIONS: usize = 64;
+/// Maximum time of a connection: a client may read slowly.
+const CONNECTION_TIMEOUT: Duration = Duration::from_mins(1);
 /// Delay after a failed accept: most likely no file descriptor is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -66,18 +65,19 @@ impl Admin {
 
     /// Serves until dropped.
     pub async fn serve(self, metrics: Metrics, readiness: Readiness) -> Infallible {
-        let slots = Arc::new(Semaphore::new(CONNECTIONS));
+        let connections = ConnectionLimiter::default().server();
         loop {
-            // The semaphore is never closed.
-            let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { continue };
             match self.listener.accept().await {
-                Ok((stream, _)) => {
-                    let (metrics, readiness) = (metrics.clone(), readiness.clone());
-                    tokio::spawn(async move {
-                        serve_connection(stream, metrics, readiness).await;
+                Ok((stream, client)) => connections.admit(client.ip(), |slot| {
+                    let connection = serve_connection(stream, metrics.clone(), readiness.clone());
+                    let task = async move {
+                        if tokio::time::timeout(CONNECTION_TIMEOUT, connection).await.is_err() {
+                            tracing::debug!("connection to the administration server took too long");
+                        }
                         drop(slot);
-                    });
-                }
+                    };
+                    tokio::spawn(task).abort_handle()
+                }),
                 Err(error) => {
                     tracing::warn!(%error, "administration server cannot accept a connection; retrying");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -221,6 +221,18 @@ mod tests {
         let error = Admin::bind(address).await.expect_err("busy");
         let text = steerage_model::chain(&error);
         assert!(text.contains(&address.to_string()) && text.contains("in use"), "{text}");
+    }
+
+    /// A pod that holds connections open must not make kubelet restart the process.
+    #[tokio::test]
+    async fn idle_connections_keep_no_probe_from_an_answer() {
+        let (address, _readiness) = start().await;
+        let mut idle = Vec::new();
+        for _ in 0..200 {
+            idle.push(TcpStream::connect(address).await.expect("connect"));
+        }
+        // It also holds of a client from the same address, whose connection is the newest.
+        assert!(ask(address, "GET /livez").await.starts_with("HTTP/1.1 200 "));
     }
 
     #[tokio::test(start_paused = true)]

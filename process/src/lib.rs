@@ -6,6 +6,7 @@
 
 pub mod admin;
 mod args;
+pub mod connection_limiter;
 pub mod duration;
 mod logging;
 mod metrics;

@@ -17,9 +17,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{Domain, Protocol, Socket, Type};
+use steerage_process::connection_limiter::ConnectionLimiter;
 use tokio::net::{TcpListener, TcpStream};
-
-use super::connection_limiter::ConnectionLimiter;
 
 /// Time for a request to arrive, and between two requests on one connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -55,7 +54,7 @@ where
     async move {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => server.admit(|slot| {
+                Ok((stream, client)) => server.admit(client.ip(), |slot| {
                     let connection = attend(stream, Arc::clone(&answer));
                     let task = async move {
                         connection.await;

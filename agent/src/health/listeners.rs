@@ -10,10 +10,10 @@ use http::header::HeaderValue;
 use http_body_util::Full;
 use serde::Serialize;
 use steerage_model::{Family, Key};
+use steerage_process::connection_limiter::ConnectionLimiter;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use super::connection_limiter::ConnectionLimiter;
 use super::http::{WEIGHT, json, listen, serve};
 use super::ports::{HealthCheckPorts, PortStatus, ProxyHealth};
 
@@ -146,10 +146,10 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
-    use super::super::connection_limiter::{MAX_PER_SERVER, MAX_TOTAL};
     use super::super::tests::free_ports;
     use super::*;
     use crate::plan::HealthPort;
+    use steerage_process::connection_limiter::{MAX_PER_SERVER, MAX_TOTAL};
 
     const LOOPBACKS: [&str; 2] = ["127.0.0.1", "::1"];
 

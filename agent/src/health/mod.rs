@@ -4,7 +4,6 @@
 //! Responses follow kube-proxy (pkg/proxy/healthcheck of Kubernetes 1.36). A count falls as soon as an endpoint is gone, and rises
 //! only after the rules that serve it are in the kernel.
 
-mod connection_limiter;
 mod http;
 mod listeners;
 mod node;

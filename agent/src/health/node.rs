@@ -14,8 +14,8 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use jiff::Timestamp;
 use serde::Serialize;
+use steerage_process::connection_limiter::ConnectionLimiter;
 
-use super::connection_limiter::ConnectionLimiter;
 use super::http::{json, listen, serve};
 use super::ports::ProxyHealth;
 use crate::metrics::KubeProxyMetrics;
