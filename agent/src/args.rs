@@ -8,10 +8,11 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args as Flags, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
+use steerage_agent::check::Level;
 use steerage_agent::debug_request::DebugCommand;
 use steerage_agent::debug_socket::{DebugSocket, send_command};
 use steerage_agent::explain::PacketQuery;
-use steerage_agent::kernel::clean_up;
+use steerage_agent::kernel::{clean_up, host_facts};
 use steerage_agent::node_annotations::remove_annotations;
 use steerage_agent::plan::{Frontend, LEAST_ELEMENTS};
 use steerage_agent::sandbox::{FilterMode, SandboxError, confine};
@@ -182,6 +183,9 @@ enum Command {
         #[arg(long, env = "NODE_NAME", value_name = "NAME", help_heading = "Agent")]
         node_name: Option<String>,
     },
+    /// Say what on this host is not as Services need it: kernel, kernel settings, conntrack, other programs' tables. Changes nothing.
+    /// Fails if Services cannot work
+    Check,
     /// Print what happens to a packet on this node, and why
     Explain {
         /// Explain a packet to this destination
@@ -203,6 +207,7 @@ impl Command {
     fn run(self) -> anyhow::Result<()> {
         let command = match self {
             Self::Cleanup { client, node_name } => return clean_up_node(node_name, &client),
+            Self::Check => return check(),
             Self::Dump { all } => DebugCommand::Dump { all },
             Self::Explain { to, from } => {
                 DebugCommand::Explain(PacketQuery::new(to, from).map_err(anyhow::Error::msg)?)
@@ -211,6 +216,18 @@ impl Command {
         print!("{}", send_command(&command)?);
         Ok(())
     }
+}
+
+fn check() -> anyhow::Result<()> {
+    let findings = host_facts()
+        .context("cannot reach nftables: run this as root on the node, or in the agent's pod")?
+        .findings();
+    for finding in &findings {
+        println!("{finding}");
+    }
+    let errors = findings.iter().filter(|finding| finding.level == Level::Error).count();
+    anyhow::ensure!(errors == 0, "{errors} error(s)");
+    Ok(())
 }
 
 /// Succeeds once the tables are deleted: the API server may stay unreachable.

@@ -9,7 +9,7 @@ use steerage_nft::{Batch, Error, Nft, Table};
 use crate::kernel::FAMILIES;
 
 /// The name of the table.
-const NAME: &str = "steerage-agent-lock";
+pub(crate) const NAME: &str = "steerage-agent-lock";
 
 /// The lock, until it is dropped.
 #[derive(Debug)]

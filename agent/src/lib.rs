@@ -5,6 +5,7 @@
 //! tables; [`kernel`] writes them; [`health`] answers load balancers; [`agent`] is the loop that joins them.
 
 pub mod agent;
+pub mod check;
 pub mod debug_request;
 pub mod debug_socket;
 pub mod dump;

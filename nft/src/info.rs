@@ -12,6 +12,19 @@ pub struct TableInfo {
     pub objects: u32,
 }
 
+/// A base chain, as listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BaseChainInfo {
+    /// Name of its table.
+    pub table: String,
+    /// Name of the chain.
+    pub name: String,
+    /// Where it hooks in.
+    pub hook: &'static str,
+    /// Its policy is to drop.
+    pub drops: bool,
+}
+
 /// A rule, as listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleInfo {

@@ -95,7 +95,7 @@ pub use conntrack::{Conntrack, ConntrackEntry, Tuple};
 pub use error::{Error, KernelError};
 pub use expression::Expression;
 pub use field::{DataType, Field, concat};
-pub use info::{RuleInfo, TableInfo};
+pub use info::{BaseChainInfo, RuleInfo, TableInfo};
 pub use keys::{Ct, Direction, FibAddress, Meta, PayloadBase};
 pub use monitor::{Change, Monitor, ObjectKind};
 /// The error numbers in [`KernelError`].

@@ -11,7 +11,7 @@ use crate::batch::message;
 use crate::connection::{ATTEMPTS, Nft};
 use crate::decode;
 use crate::error::Error;
-use crate::info::{RuleInfo, TableInfo};
+use crate::info::{BaseChainInfo, RuleInfo, TableInfo};
 use crate::rows::{RowShape, Rows};
 use crate::set::Element;
 use crate::table::{Family, Table};
@@ -37,6 +37,11 @@ impl Nft {
     pub fn chains(&mut self, table: &Table) -> Result<Vec<String>, Error> {
         let all = self.dump(message::GETCHAIN, table.family, "list chains", |_| {}, decode::chain)?;
         Ok(all.into_iter().filter(|(of, _)| *of == table.name).map(|(_, name)| name).collect())
+    }
+
+    /// The base chains of all tables of a family.
+    pub fn base_chains(&mut self, family: Family) -> Result<Vec<BaseChainInfo>, Error> {
+        self.dump(message::GETCHAIN, family, "list chains", |_| {}, decode::base_chain)
     }
 
     /// A table's rules, chain by chain, in order.

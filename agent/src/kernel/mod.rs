@@ -6,6 +6,7 @@ mod dataplane;
 mod family;
 mod flow_schedule;
 mod flows;
+mod host_facts;
 mod inspect;
 mod load;
 mod monitor;
@@ -14,6 +15,7 @@ pub use addresses::{AddressWatch, host_addresses};
 pub use dataplane::{Dataplane, Written};
 pub use family::FamilyTable;
 pub use flows::{FlowCleaner, FlowWalk};
+pub use host_facts::host_facts;
 pub use inspect::{DroppedPackets, KernelTable, dropped_packets, read_table};
 pub use monitor::watch_foreign;
 

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a host needs, and what on it gets in the way: `steerage-agent check` prints it. Pure; [`crate::kernel::host_facts`] reads the
+//! facts.
+
+use std::fmt;
+
+use steerage_model::Family;
+
+/// The oldest kernel that the rules are written for.
+const OLDEST: (u32, u32) = (5, 15);
+/// The share of conntrack's table, in percent, from which new connections are in danger.
+const NEARLY_FULL: u64 = 80;
+/// The tables of kube-proxy in nftables mode.
+const KUBE_PROXY: &str = "kube-proxy";
+
+/// What is known of a host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HostFacts {
+    /// As `uname -r` prints it.
+    pub kernel: String,
+    /// Whether the kernel takes the agent's rules, or why not.
+    pub rules: Vec<(Family, Result<(), String>)>,
+    /// Kernel settings by name, of those that exist.
+    pub settings: Vec<(&'static str, u64)>,
+    /// Base chains of other programs.
+    pub chains: Vec<ForeignChain>,
+    /// iptables of the old kind has tables, which nftables does not show.
+    pub has_legacy_iptables: bool,
+}
+
+/// A base chain of another program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignChain {
+    /// Such as `ip filter`.
+    pub table: String,
+    /// The name of the chain.
+    pub chain: String,
+    /// Where it hooks in, such as `forward`.
+    pub hook: &'static str,
+    /// It drops what none of its rules accepts.
+    pub drops: bool,
+}
+
+/// Kernel settings that [`HostFacts::settings`] may have.
+pub const SETTINGS: [&str; 6] = [
+    "net.ipv4.ip_forward",
+    "net.ipv6.conf.all.forwarding",
+    "net.ipv4.conf.all.rp_filter",
+    "net.bridge.bridge-nf-call-iptables",
+    "net.netfilter.nf_conntrack_count",
+    "net.netfilter.nf_conntrack_max",
+];
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// As it should be.
+    Good,
+    /// It may do harm.
+    Warning,
+    /// Services do not work.
+    Error,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Good => "ok",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        })
+    }
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad it is.
+    pub level: Level,
+    /// What it is, and what to do.
+    pub text: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<8}{}", self.level, self.text)
+    }
+}
+
+impl HostFacts {
+    fn setting(&self, name: &str) -> Option<u64> {
+        self.settings.iter().find(|(of, _)| *of == name).map(|(_, value)| *value)
+    }
+
+    /// What there is to say of the host, in a fixed order.
+    pub fn findings(&self) -> Vec<Finding> {
+        let mut found = vec![self.kernel()];
+        found.extend(self.rules.iter().map(|(family, result)| rules(*family, result)));
+        found.extend(self.forwarding());
+        found.extend(self.conntrack());
+        found.extend(self.others());
+        found
+    }
+
+    fn kernel(&self) -> Finding {
+        let mut numbers = self.kernel.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+        let version = (numbers.next(), numbers.next());
+        let (level, note) = match version {
+            (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < OLDEST => (
+                Level::Warning,
+                format!("; the rules are written for Linux {}.{} and later", OLDEST.0, OLDEST.1),
+            ),
+            _ => (Level::Good, String::new()),
+        };
+        Finding { level, text: format!("kernel {}{note}", self.kernel) }
+    }
+
+    fn forwarding(&self) -> Vec<Finding> {
+        let mut found = Vec::new();
+        for (name, level, what) in [
+            ("net.ipv4.ip_forward", Level::Error, "IPv4 packets to pods"),
+            ("net.ipv6.conf.all.forwarding", Level::Warning, "IPv6 packets to pods"),
+        ] {
+            match self.setting(name) {
+                Some(0) => found.push(Finding {
+                    level,
+                    text: format!("{name} is 0: the host drops {what}. Set it to 1 with sysctl"),
+                }),
+                Some(value) => found.push(Finding { level: Level::Good, text: format!("{name} is {value}") }),
+                None => {}
+            }
+        }
+        if self.setting("net.ipv4.conf.all.rp_filter") == Some(1) {
+            found.push(Finding {
+                level: Level::Warning,
+                text: "net.ipv4.conf.all.rp_filter is 1: a packet is dropped whose answer would leave by another interface. Set it to 2 \
+                       if the host has several"
+                    .to_owned(),
+            });
+        }
+        if self.setting("net.bridge.bridge-nf-call-iptables") == Some(0) {
+            found.push(Finding {
+                level: Level::Warning,
+                text: "net.bridge.bridge-nf-call-iptables is 0: if pods are on a bridge, they do not reach pods of the same node \
+                       through a Service. Set it to 1"
+                    .to_owned(),
+            });
+        }
+        found
+    }
+
+    fn conntrack(&self) -> Option<Finding> {
+        let count = self.setting("net.netfilter.nf_conntrack_count")?;
+        let max = self.setting("net.netfilter.nf_conntrack_max").filter(|max| *max > 0)?;
+        let text = format!("conntrack has {count} of {max} entries");
+        Some(if count.saturating_mul(100) >= max.saturating_mul(NEARLY_FULL) {
+            let text =
+                format!("{text}: soon new connections are dropped. Raise net.netfilter.nf_conntrack_max");
+            Finding { level: Level::Warning, text }
+        } else {
+            Finding { level: Level::Good, text }
+        })
+    }
+
+    fn others(&self) -> Vec<Finding> {
+        let mut found = Vec::new();
+        let is_kube_proxys = |chain: &&ForeignChain| chain.table.ends_with(KUBE_PROXY);
+        if let Some(chain) = self.chains.iter().find(is_kube_proxys) {
+            found.push(Finding {
+                level: Level::Warning,
+                text: format!(
+                    "table {} of kube-proxy: with --kube-proxy-replacement, end kube-proxy and run `kube-proxy --cleanup`, or it goes on \
+                     dropping by old rules. Without the flag it belongs there",
+                    chain.table
+                ),
+            });
+        }
+        for chain in self.chains.iter().filter(|chain| chain.drops) {
+            let ForeignChain { table, chain, hook, .. } = chain;
+            found.push(Finding {
+                level: Level::Warning,
+                text: format!(
+                    "chain {chain} of table {table} drops by default at {hook}: its rules have to accept traffic to pods and node ports"
+                ),
+            });
+        }
+        if self.has_legacy_iptables {
+            found.push(Finding {
+                level: Level::Warning,
+                text: "iptables-legacy has tables, which nftables does not show: look with `iptables-legacy-save`".to_owned(),
+            });
+        }
+        if found.is_empty() {
+            let text = "no other program drops by default, and no rules of kube-proxy".to_owned();
+            found.push(Finding { level: Level::Good, text });
+        }
+        found
+    }
+}
+
+fn rules(family: Family, result: &Result<(), String>) -> Finding {
+    match result {
+        Ok(()) => Finding { level: Level::Good, text: format!("the kernel takes the rules for {family}") },
+        Err(error) => Finding {
+            level: Level::Error,
+            text: format!(
+                "the kernel does not take the rules for {family}: {error}. It needs nf_tables with NAT, sets and hashes"
+            ),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> HostFacts {
+        HostFacts {
+            kernel: "6.1.0-28-amd64".to_owned(),
+            rules: vec![(Family::V4, Ok(())), (Family::V6, Ok(()))],
+            settings: SETTINGS.into_iter().zip([1, 1, 0, 1, 100, 1000]).collect(),
+            ..HostFacts::default()
+        }
+    }
+
+    fn set(name: &str, value: u64) -> HostFacts {
+        let mut facts = good();
+        facts.settings.iter_mut().find(|(of, _)| *of == name).expect("a setting").1 = value;
+        facts
+    }
+
+    #[test]
+    fn each_fault_is_found_and_a_good_host_has_none() {
+        assert!(
+            good().findings().iter().all(|finding| finding.level == Level::Good),
+            "{:?}",
+            good().findings()
+        );
+        let chain = |table: &str, drops| ForeignChain {
+            table: table.to_owned(),
+            chain: "FORWARD".to_owned(),
+            hook: "forward",
+            drops,
+        };
+        for (facts, level, part) in [
+            (HostFacts { kernel: "5.10.0".to_owned(), ..good() }, Level::Warning, "kernel 5.10.0; the rules"),
+            (HostFacts { kernel: "4.18.0".to_owned(), ..good() }, Level::Warning, "Linux 5.15"),
+            (
+                HostFacts { rules: vec![(Family::V4, Err("no nat".to_owned()))], ..good() },
+                Level::Error,
+                "IPv4: no nat",
+            ),
+            (set("net.ipv4.ip_forward", 0), Level::Error, "net.ipv4.ip_forward is 0"),
+            (set("net.ipv6.conf.all.forwarding", 0), Level::Warning, "IPv6 packets"),
+            (set("net.ipv4.conf.all.rp_filter", 1), Level::Warning, "rp_filter is 1"),
+            (set("net.bridge.bridge-nf-call-iptables", 0), Level::Warning, "bridge-nf-call-iptables is 0"),
+            (set("net.netfilter.nf_conntrack_count", 800), Level::Warning, "800 of 1000"),
+            (
+                HostFacts { chains: vec![chain("ip filter", true)], ..good() },
+                Level::Warning,
+                "FORWARD of table ip filter",
+            ),
+            (
+                HostFacts { chains: vec![chain("ip kube-proxy", false)], ..good() },
+                Level::Warning,
+                "--cleanup",
+            ),
+            (HostFacts { has_legacy_iptables: true, ..good() }, Level::Warning, "iptables-legacy-save"),
+        ] {
+            let found = facts.findings();
+            let bad: Vec<_> = found.iter().filter(|finding| finding.level > Level::Good).collect();
+            assert!(bad.len() == 1 && bad[0].level == level && bad[0].text.contains(part), "{part}: {bad:?}");
+        }
+        assert!(HostFacts { chains: vec![chain("ip nat", false)], ..good() }.findings() == good().findings());
+    }
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads what [`crate::check`] judges. Changes nothing: the rules are tried in a transaction that also takes them back.
+
+use std::fs;
+use std::path::Path;
+
+use steerage_nft::{Batch, Error, Nft, Table};
+
+use super::FAMILIES;
+use super::load::add_chains;
+use crate::check::{ForeignChain, HostFacts, SETTINGS};
+use crate::instance_lock;
+use crate::rules::{BaseRuleset, RulesetConfig, TABLE};
+
+/// The table in which the rules are tried.
+const TRIAL: &str = "steerage-check";
+
+/// The facts of the network namespace of the calling thread.
+pub fn host_facts() -> Result<HostFacts, Error> {
+    let mut nft = Nft::open()?;
+    let tried = |(model, family)| (model, try_rules(family).map_err(|error| error.to_string()));
+    let legacy = ["/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"];
+    Ok(HostFacts {
+        kernel: read("/proc/sys/kernel/osrelease").unwrap_or_default(),
+        rules: FAMILIES.map(tried).into(),
+        settings: SETTINGS.into_iter().filter_map(|name| Some((name, setting(name)?))).collect(),
+        chains: foreign_chains(&mut nft)?,
+        has_legacy_iptables: legacy.iter().any(|path| read(path).is_some_and(|names| !names.is_empty())),
+    })
+}
+
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn setting(name: &str) -> Option<u64> {
+    read(Path::new("/proc/sys").join(name.replace('.', "/")))?.parse().ok()
+}
+
+/// Has the kernel check all sets, chains and rules, and keep none of them.
+fn try_rules(family: steerage_nft::Family) -> Result<(), Error> {
+    let config = RulesetConfig { affinity: true, drop_invalid: true, ..RulesetConfig::default() };
+    let base_ruleset = BaseRuleset::new(family, &config);
+    let table = Table::new(family, TRIAL);
+    let mut batch = Batch::new();
+    batch.add_table(&table, None);
+    for (_, set) in &base_ruleset.sets {
+        batch.add_set(&table, set);
+    }
+    for counter in base_ruleset.counters {
+        batch.add_counter(&table, counter);
+    }
+    // Base chains would see packets for a moment.
+    add_chains(&mut batch, &table, base_ruleset.chains.iter().filter(|chain| !chain.chain.is_base()));
+    batch.delete_table(&table);
+    Nft::open()?.commit(batch)
+}
+
+fn foreign_chains(nft: &mut Nft) -> Result<Vec<ForeignChain>, Error> {
+    let mut found = Vec::new();
+    let families = FAMILIES.map(|(_, family)| family).into_iter().chain([steerage_nft::Family::Inet]);
+    for family in families {
+        let chains = match nft.base_chains(family) {
+            Err(error) if error.is_unsupported() => continue,
+            chains => chains?,
+        };
+        for chain in chains {
+            if chain.table == TABLE || chain.table == instance_lock::NAME {
+                continue;
+            }
+            let table = Table::new(family, chain.table).to_string();
+            found.push(ForeignChain { table, chain: chain.name, hook: chain.hook, drops: chain.drops });
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use steerage_requirements::{in_new_netns, requires};
+
+    use super::*;
+
+    fn nft(line: &str) {
+        assert!(Command::new("nft").arg(line).status().is_ok_and(|status| status.success()), "nft {line}");
+    }
+
+    #[test]
+    fn facts_are_read_and_nothing_is_left() {
+        requires!(NetworkNamespace, Program("nft"));
+        in_new_netns(|| {
+            nft("add table inet firewall");
+            nft("add chain inet firewall pass { type filter hook forward priority 0 ; policy drop ; }");
+            nft("add chain inet firewall plain");
+            nft(
+                "add table ip kube-proxy; add chain ip kube-proxy nat { type nat hook output priority -100 ; }",
+            );
+            let facts = host_facts().unwrap();
+            assert!(facts.rules.iter().all(|(_, result)| result.is_ok()), "{:?}", facts.rules);
+            assert!(!facts.kernel.is_empty() && facts.settings.iter().any(|(name, _)| *name == SETTINGS[0]));
+            let chains: Vec<_> = facts
+                .chains
+                .iter()
+                .map(|chain| (chain.table.as_str(), chain.chain.as_str(), chain.hook, chain.drops))
+                .collect();
+            let expected =
+                [("ip kube-proxy", "nat", "output", false), ("inet firewall", "pass", "forward", true)];
+            assert_eq!(chains, expected);
+            let left = Nft::open().unwrap().tables(steerage_nft::Family::Ip).unwrap();
+            assert_eq!(left.iter().map(|table| table.name.as_str()).collect::<Vec<_>>(), ["kube-proxy"]);
+        });
+    }
+}
