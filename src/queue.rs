@@ -15,6 +15,8 @@ mod turns;
 
 /// A request that becomes urgent waits no longer than this for a repetition, however long the one that was not was to wait.
 const URGENT_WAIT: Duration = Duration::from_secs(1);
+/// An urgent request that failed waits no longer than this.
+const URGENT_BACKOFF: Duration = Duration::from_secs(30);
 /// Of so many tasks that start while others wait too, one is not urgent: nothing starves.
 const NORMAL_EVERY: u32 = 8;
 
@@ -71,17 +73,22 @@ pub(crate) struct Queue<R> {
     slots: BTreeMap<String, Slot<R>>,
     urgent: Turns,
     normal: Turns,
+    /// The number of running tasks of each group that has some.
+    running: BTreeMap<String, usize>,
     /// What is not due yet, when it was added.
     delayed: BTreeSet<(Instant, String)>,
     /// Urgent tasks that started since one that is not, while such a one waited.
     passed: u32,
     backoff: Backoff,
+    /// The same for urgent requests: clients use their targets, which nothing else changes meanwhile.
+    urgent_backoff: Backoff,
 }
 
 impl<R: Request> Queue<R> {
     pub(crate) fn new(backoff: Backoff) -> Self {
-        let (urgent, normal, delayed) = Default::default();
-        Self { slots: BTreeMap::new(), urgent, normal, delayed, passed: 0, backoff }
+        let (slots, urgent, normal, running, delayed) = Default::default();
+        let urgent_backoff = backoff.at_most(URGENT_BACKOFF);
+        Self { slots, urgent, normal, running, delayed, passed: 0, backoff, urgent_backoff }
     }
 
     /// The number of keys that are due and wait for a worker.
@@ -142,8 +149,24 @@ impl<R: Request> Queue<R> {
         turns.end_turn();
         let Waiting { group, request, failures, .. } = self.remove_waiting(&key)?;
         let state = SlotState::Running { next: None, reset_backoff: false };
+        self.count_running(&group, |running| running + 1);
         self.slots.insert(key.clone(), Slot { group, state, failures });
         Some((key, request))
+    }
+
+    fn count_running(&mut self, group: &str, change: impl FnOnce(usize) -> usize) {
+        let running = change(self.running_of(group));
+        if running == 0 {
+            self.running.remove(group);
+        } else {
+            self.running.insert(group.to_owned(), running);
+        }
+        self.urgent.set_running(group, running);
+        self.normal.set_running(group, running);
+    }
+
+    fn running_of(&self, group: &str) -> usize {
+        self.running.get(group).copied().unwrap_or_default()
     }
 
     /// Records the end of a key's task.
@@ -153,6 +176,7 @@ impl<R: Request> Queue<R> {
         else {
             return;
         };
+        self.count_running(&group, |running| running.saturating_sub(1));
         let (mut request, delay, failures) = match (outcome, next.is_some()) {
             (ReconcileOutcome::Done, _) => {
                 if let Some(next) = next {
@@ -166,7 +190,8 @@ impl<R: Request> Queue<R> {
             (ReconcileOutcome::Failed(after, request), _) => {
                 // A wait that the task asks for says nothing about the next failure.
                 let failures = if after.is_some() { failures.max(1) } else { failures.saturating_add(1) };
-                (request, after.unwrap_or_else(|| self.backoff.delay(failures, jitter)), failures)
+                let backoff = if request.is_urgent() { self.urgent_backoff } else { self.backoff };
+                (request, after.unwrap_or_else(|| backoff.delay(failures, jitter)), failures)
             }
         };
         if let Some(next) = next {
@@ -194,7 +219,8 @@ impl<R: Request> Queue<R> {
                 continue;
             };
             let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
-            turns.insert(group, due, &key);
+            let running = self.running.get(group).copied().unwrap_or_default();
+            turns.insert(group, running, due, &key);
         }
     }
 
@@ -203,8 +229,9 @@ impl<R: Request> Queue<R> {
         if due > now {
             self.delayed.insert((due, key.to_owned()));
         } else {
+            let running = self.running_of(&group);
             let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
-            turns.insert(&group, due, key);
+            turns.insert(&group, running, due, key);
         }
         self.slots
             .insert(key.to_owned(), Slot { group, state: SlotState::Waiting { due, request }, failures });

@@ -71,6 +71,57 @@ fn groups_take_turns() {
     }
 }
 
+/// Tasks of a tenant that take long hold their workers. The next ones are of others until these have as many.
+#[test]
+fn group_with_few_running_tasks_is_next() {
+    for is_urgent in [false, true] {
+        let (mut queue, now) = queue();
+        let request = |number: u32| Tickets([number].into(), is_urgent);
+        for number in 0..FLOOD {
+            queue.add(&format!("flood-{number:04}"), request(FLOOD + number), false, now);
+        }
+        for _ in 0..12 {
+            queue.start_next(Which::All, now).expect("due");
+        }
+        let later = now + SECOND;
+        for number in 0..20 {
+            queue.add(&format!("usual-{number:02}"), request(number), false, later);
+        }
+        let groups: Vec<_> = (0..14).map(|_| queue.start_next(Which::All, later).expect("due").0).collect();
+        assert!(groups[..12].iter().all(|key| key.starts_with("usual")), "{groups:?}");
+        assert_eq!(
+            groups[12..].iter().filter(|key| key.starts_with("usual")).count(),
+            1,
+            "as many: in turns"
+        );
+        // One that ends makes room for its group.
+        queue.finish("flood-0000", ReconcileOutcome::Done, later, 1.0);
+        queue.finish("flood-0001", ReconcileOutcome::Done, later, 1.0);
+        assert!(queue.start_next(Which::All, later).expect("due").0.starts_with("flood"));
+    }
+}
+
+/// An outage of the provider that lasted long must not keep a dead node for minutes after its end.
+#[test]
+fn backoff_of_urgent_requests_is_short() {
+    let (mut queue, mut now) = queue();
+    for (name, ticket, longest) in [("a", ticket(1), 60), ("b", urgent(2), 30)] {
+        queue.add(name, ticket, false, now);
+        for _ in 0..20 {
+            let (_, request) = queue.start_next(Which::All, now).expect("due");
+            queue.finish(name, ReconcileOutcome::Failed(None, request), now, 1.0);
+            let due = queue.next_due(Which::All).expect("waits");
+            assert!(due - now <= longest * SECOND, "{name}: {:?}", due - now);
+            now = due;
+        }
+        let (_, request) = queue.start_next(Which::All, now).expect("due");
+        queue.finish(name, ReconcileOutcome::Failed(None, request), now, 1.0);
+        assert_eq!(queue.next_due(Which::All).map(|due| due - now), Some(longest * SECOND));
+        let (name, _) = queue.start_next(Which::All, now + longest * SECOND).expect("due");
+        queue.finish(&name, ReconcileOutcome::Done, now, 1.0);
+    }
+}
+
 #[test]
 fn a_key_runs_once_at_a_time_and_later_requests_run_after_it() {
     let (mut queue, now) = queue();

@@ -24,6 +24,13 @@ impl Backoff {
         Self { builder, max, failures: 0 }
     }
 
+    /// The same with delays of at most `max`.
+    #[must_use]
+    pub fn at_most(self, max: Duration) -> Self {
+        let max = self.max.min(max);
+        Self { builder: self.builder.with_max_delay(max), max, ..self }
+    }
+
     /// The delay after this many failures in a row; `jitter` from 0 to 1 chooses within its upper half. Pure, for users that count
     /// the failures of many keys.
     pub fn delay(&self, failures: u32, jitter: f64) -> Duration {
@@ -75,6 +82,15 @@ mod tests {
             assert_eq!(backoff.delay(failures, 1.0), whole);
             assert_eq!(backoff.delay(failures, 0.0), whole / 2);
         }
+    }
+
+    #[test]
+    fn longest_delay_can_be_lowered_only() {
+        let backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
+        let longest = |backoff: Backoff| backoff.delay(100, 1.0);
+        assert_eq!(longest(backoff.at_most(Duration::from_secs(30))), Duration::from_secs(30));
+        assert_eq!(longest(backoff.at_most(Duration::from_mins(5))), Duration::from_mins(1));
+        assert_eq!(backoff.at_most(Duration::from_secs(30)).delay(3, 1.0), Duration::from_secs(4));
     }
 
     #[test]
