@@ -168,6 +168,14 @@ impl AppliedState {
         }
     }
 
+    /// The load balancer is being deleted. If the Service wants it back before that is complete, the provider must make it again.
+    pub(crate) fn forget_load_balancer(&mut self) {
+        (self.in_place, self.accepted, self.accepted_pods) = (None, None, None);
+        (self.rejected, self.targets, self.retry_refused_at) = (None, None, None);
+        (self.health, self.health_read_at, self.health_due_at) = (None, None, None);
+        self.ingress.clear();
+    }
+
     /// Forgets which writes to the Service are pending, so that its status and finalizer are compared again.
     pub(crate) fn forget_pending_writes(&mut self) {
         self.written_status = None;

@@ -118,6 +118,7 @@ impl Reconciler {
                 (self.ensure(snapshot, &mut applied, request).await, true, true)
             }
             Some(snapshot) => {
+                applied.forget_load_balancer();
                 let result = self.tear_down(&snapshot.service, owner, &mut applied, exists).await;
                 (result, false, is_known)
             }

@@ -65,6 +65,10 @@ impl Reconciler {
         };
         let why = (error.reason(), error.to_string());
         applied.rejected = Some((lb, why.clone()));
+        // The provider may have rejected the structure before it looked at what follows with the targets, such as source ranges.
+        if let Some(given) = &mut applied.targets {
+            given.is_complete = false;
+        }
         let (kept, planned) = self.keep_structure(snapshot, applied, request).await;
         // The error ends the retries: only a change of the Service or of the configuration helps, and either adds a request.
         let result = match kept {

@@ -11,7 +11,7 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use steerage_model::{
-    Endpoint, EndpointSlice, Family, Ingress, IpMode, Node, Pod, PodGate, Protocol, ServicePort,
+    Endpoint, EndpointSlice, Family, Ingress, IpMode, Node, Pod, PodGate, Protocol, ServiceKind, ServicePort,
     TrafficPolicy,
 };
 use steerage_provider_api::{
@@ -250,8 +250,14 @@ pub(super) struct Polled {
     is_slow: AtomicBool,
     /// Denies changes of the structure.
     denies: AtomicBool,
+    /// Rejects the structure.
+    rejects: AtomicBool,
+    /// Calls that set targets alone.
+    targets_set: AtomicUsize,
     /// Throttles all changes.
     throttles: AtomicBool,
+    /// Deletions are in progress. Otherwise they never answer.
+    deletes: AtomicBool,
     /// Whether a part of the load balancer is not in place.
     pub(super) is_incomplete: AtomicBool,
 }
@@ -285,6 +291,9 @@ impl Provider for Polled {
         if self.throttles.load(Ordering::Acquire) {
             return Err(Error::Throttled { after: None, message: "ModifyListener".to_owned() });
         }
+        if self.rejects.load(Ordering::Acquire) {
+            return Err(Error::invalid("QuotaExceeded", "the quota"));
+        }
         self.take(&lb.nodes());
         let ip = "10.9.0.1".parse().ok();
         let done = Outcome {
@@ -302,6 +311,7 @@ impl Provider for Polled {
     }
 
     async fn set_targets(&self, _: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
+        self.targets_set.fetch_add(1, Ordering::AcqRel);
         if self.throttles.load(Ordering::Acquire) {
             return Err(Error::Throttled { after: None, message: "DeregisterTargets".to_owned() });
         }
@@ -318,6 +328,9 @@ impl Provider for Polled {
     }
 
     async fn delete(&self, _: &Owner) -> Result<Progress, Error> {
+        if self.deletes.load(Ordering::Acquire) {
+            return Ok(Progress::Again(Duration::from_secs(5)));
+        }
         pending().await
     }
 
@@ -429,6 +442,47 @@ async fn targets_follow_while_the_structure_is_denied() {
     assert_eq!(reconcile("c").await, ("c".to_owned(), true));
     provider.denies.store(false, Ordering::Release);
     assert_eq!(reconcile("a").await, ("a".to_owned(), false));
+}
+
+/// The provider may reject a structure before it looks at source ranges, which follow with the targets: each rejection hands these
+/// over again, but nothing else does.
+#[tokio::test(start_paused = true)]
+async fn rejected_change_hands_the_same_targets_over_again() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    add_nodes(&reconciler, "ab");
+    set_endpoints(&reconciler, "ab");
+    let reconcile = async |port: u16| {
+        let ports = vec![ServicePort::new("", Protocol::Tcp, port, Some(30080))];
+        let changed = Service { ports, ..local_service() };
+        reconciler.cluster.on_service(Event::Apply(changed));
+        reconciler.reconcile(&owner_of(&service()), &ReconcileRequest::default()).await;
+        provider.targets_set.load(Ordering::Acquire)
+    };
+    assert_eq!(reconcile(80).await, 0);
+    provider.rejects.store(true, Ordering::Release);
+    assert_eq!(reconcile(81).await, 1);
+    assert_eq!(reconcile(81).await, 1, "known to be rejected");
+    assert_eq!(reconcile(82).await, 2);
+}
+
+/// A Service that is of type LoadBalancer again before its load balancer is deleted gets another one.
+#[tokio::test(start_paused = true)]
+async fn service_that_returns_during_its_deletion_is_programmed_again() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    add_nodes(&reconciler, "a");
+    set_endpoints(&reconciler, "a");
+    let reconcile = async |is_load_balancer: bool| {
+        let kind = if is_load_balancer { ServiceKind::LoadBalancer } else { ServiceKind::ClusterIp };
+        reconciler.cluster.on_service(Event::Apply(Service { kind, ..local_service() }));
+        reconciler.reconcile(&owner_of(&local_service()), &ReconcileRequest::default()).await;
+        provider.applied.load(Ordering::Acquire)
+    };
+    assert_eq!(reconcile(true).await, 1);
+    provider.deletes.store(true, Ordering::Release);
+    assert_eq!(reconcile(false).await, 1);
+    assert_eq!(reconcile(true).await, 2);
 }
 
 /// Clients wait for targets, and the provider's budget keeps the rate.
