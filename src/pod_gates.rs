@@ -39,6 +39,8 @@ const HEALTH_READ_SHARE: Duration = Duration::from_millis(250);
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// At least this time between two looks: many pods change at once.
 const PAUSE: Duration = Duration::from_millis(100);
+/// And this many times as long as a look took, which holds the index: tenants may have many ports and pods.
+const PAUSE_FACTOR: u32 = 10;
 /// A written condition that the watch does not show is written again after this time.
 const WRITE_AGAIN: Duration = Duration::from_secs(30);
 /// Writes at a time.
@@ -99,11 +101,13 @@ pub(crate) async fn run(
         writing: BTreeMap::new(),
     };
     loop {
+        let began = Instant::now();
         let is_waiting = task.look();
+        let pause = PAUSE.max(began.elapsed() * PAUSE_FACTOR);
         tokio::select! {
             biased;
             () = stop.cancelled() => break,
-            () = tokio::time::sleep(PAUSE) => {}
+            () = tokio::time::sleep(pause) => {}
         }
         tokio::select! {
             biased;

@@ -90,6 +90,11 @@ pub(crate) fn waiting_pods<'a>(
     config: &Config,
 ) -> BTreeMap<&'a Key, (&'a Pod, BTreeSet<SocketAddr>)> {
     let mut waiting: BTreeMap<_, (_, BTreeSet<_>)> = BTreeMap::new();
+    let is_waiting = |endpoint| index.pod_behind(&service.key, endpoint).is_some_and(Pod::is_waiting);
+    // Once for all ports: most Services have none, and a tenant's may have many ports.
+    if !index.slices(&service.key).any(|slice| slice.endpoints.iter().any(is_waiting)) {
+        return waiting;
+    }
     for port in &service.ports {
         let key = pod_port(service, port);
         for (address, endpoint) in endpoints_of(service, port, &key, index, config) {
