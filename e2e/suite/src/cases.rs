@@ -18,6 +18,7 @@ mod meter;
 pub(crate) mod moves;
 mod source_address;
 mod steering;
+mod tenants;
 mod under_load;
 
 use std::sync::Arc;
@@ -98,6 +99,7 @@ fn all() -> Vec<Case> {
         KubeProxy Shared interoperation::policy_change_reaches_a_running_service,
         KubeProxy Shared interoperation::client_ip_affinity_keeps_the_backend,
         Agent Shared interoperation::address_without_a_service_is_silent,
+        Agent Own tenants::external_ips_take_nothing_from_others,
         KubeProxy Shared compatibility::legacy_annotation_gets_an_event_with_the_patch,
         KubeProxy Shared compatibility::migration_flag_migrates_legacy_services_once,
         KubeProxy Shared bad_input::address_outside_all_pools_is_rejected,
