@@ -21,13 +21,20 @@ AWS_BY_TAGS = {**AWS, "aws": {"clusterName": "test", "vpcId": "vpc-1"}}
 FULL_AWS = {"controller": {**AWS["controller"], "podReadinessGates": True}, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "backendSecurityGroup": "sg-1", "sharedLoadBalancers": {"web": {"namespaces": ["shop"], "annotations": {"service.beta.kubernetes.io/aws-load-balancer-security-groups": "sg-2"}}}, "adopt": ["cloud-provider-aws", "aws-load-balancer-controller"], "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
 SWITCHES = {
     "controller": {"defaultSteering": "api", "serveUnsetClass": True, "serveClasses": ["service.k8s.aws/nlb"], "migrateLegacyAnnotations": True, "replicas": 1},
-    "agent": {"kubeProxyReplacement": True, "apiServer": "[fd00::1]:6443", "maxUnavailable": 2},
+    "agent": {
+        "kubeProxyReplacement": True,
+        "apiServer": "[fd00::1]:6443",
+        "maxUnavailable": 2,
+        "masqueradeAll": True,
+        "metricsBindAddress": "none",
+        "kubeProxyConfigMap": "kube-proxy",
+    },
     "edge": {"serviceAccount": {"createTokenSecret": True}},
     "log": {"level": "debug", "format": "text"},
 }
 MONITORING = {
     "metrics": {
-        "podMonitor": {"enabled": True, "interval": "1m30s", "additionalLabels": {"release": "prometheus"}},
+        "podMonitor": {"enabled": True, "kubeProxyJob": True, "interval": "1m30s", "additionalLabels": {"release": "prometheus"}},
         "scrapeConfig": {"enabled": True, "edgeHosts": ["10.0.0.1:10359", "[fd00::1]:10359", "edge1.example.org:10359"]},
         "prometheusRule": {"enabled": True, "additionalLabels": {"release": "prometheus"}},
         "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Network"}},
@@ -42,6 +49,7 @@ INVALID = {
     "an unknown steering": {"controller": {"defaultSteering": "fused"}},
     "a port as text": {"controller": {"adminPort": "9580"}},
     "kube-proxy replacement without the API server": {"agent": {"kubeProxyReplacement": True}},
+    "kube-proxy's file beside kube-proxy": {"agent": {"kubeProxyConfigMap": "kube-proxy"}},
     "an API server without a port": {"agent": {"kubeProxyReplacement": True, "apiServer": "10.0.0.1"}},
     "a pool without addresses": {"edge": {"addressPools": [{"name": "default", "addresses": []}]}},
     "a pool without a name": {"edge": {"addressPools": [{"addresses": ["10.0.0.0/24"]}]}},
@@ -250,6 +258,23 @@ class Rights(unittest.TestCase):
             agent = pod(render(values)["DaemonSet/steerage-agent"])["containers"][0]["args"]
             self.assertEqual(count, agent.count("--deny-service-external-ips"))
 
+    def test_settings_of_kube_proxy_are_taken_over(self):
+        values = {
+            "agent": {
+                "kubeProxyReplacement": True,
+                "apiServer": "10.0.0.1:6443",
+                "kubeProxyConfigMap": "kube-proxy",
+                "masqueradeAll": True,
+                "metricsBindAddress": "0.0.0.0:10249",
+            }
+        }
+        spec = pod(render(values)["DaemonSet/steerage-agent"])
+        (container,) = spec["containers"]
+        for argument in ("--config=/etc/steerage/kube-proxy/config.conf", "--masquerade-all", "--metrics-bind-address=0.0.0.0:10249"):
+            self.assertIn(argument, container["args"])
+        self.assertEqual([{"name": "kube-proxy", "configMap": {"name": "kube-proxy"}}], spec["volumes"])
+        self.assertEqual("/etc/steerage/kube-proxy", container["volumeMounts"][0]["mountPath"])
+
     def test_every_container_is_confined(self):
         added = {"controller": None, "agent": ["NET_ADMIN"]}
         for values in VALID.values():
@@ -306,6 +331,17 @@ class Monitoring(unittest.TestCase):
             self.assertIn(endpoint["port"], ports)
             self.assertEqual(("1m30s", "prometheus"), (endpoint["interval"], monitor["metadata"]["labels"]["release"]))
         self.assertNotIn("PodMonitor/steerage-agent", render({**MONITORING, "agent": {"enabled": False}}))
+
+    def test_agents_are_scraped_as_kube_proxy_s_job_on_request(self):
+        spec = render(MONITORING)["PodMonitor/steerage-kube-proxy"]["spec"]
+        self.assertEqual(render(MONITORING)["PodMonitor/steerage-agent"]["spec"]["selector"], spec["selector"])
+        (endpoint,) = spec["podMetricsEndpoints"]
+        self.assertIn({"targetLabel": "job", "replacement": "kube-proxy"}, endpoint["relabelings"])
+        kept = endpoint["metricRelabelings"][0]["regex"]
+        for name, expected in (("kubeproxy_sync_proxy_rules_duration_seconds_bucket", True), ("steerage_agent_frontends", False)):
+            self.assertEqual(expected, bool(re.fullmatch(kept, name)), name)
+        plain = {"metrics": {"podMonitor": {"enabled": True}}}
+        self.assertNotIn("PodMonitor/steerage-kube-proxy", render(plain))
 
     def test_edge_hosts_are_scraped_as_one_job_of_steerage(self):
         spec = render(MONITORING)["ScrapeConfig/steerage-edge"]["spec"]

@@ -6,6 +6,9 @@ Prometheus scrapes the controllers, agents and edge hosts of a lab by the monito
 rules. Each metric selector of an alert must find samples. Each expression of the dashboard must have a result. What exists only
 after a fault is listed below with its reason; of it, the metric and its labels must exist. Of panels about another provider than
 the lab's, the generated reference must list the metric and its labels.
+
+The agents are also scraped as the job of kube-proxy, and must fill the dashboard and the alerts of kubernetes-mixin; what stays
+empty is listed in kubernetes-mixin.yaml and documented.
 """
 
 import argparse
@@ -27,6 +30,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "charts" / "steerage" / "files"
+MIXIN = ROOT / "e2e" / "kubernetes-mixin.yaml"
 NAMESPACE = "steerage-system"
 URL = "http://127.0.0.1:9090"
 # Seconds from the first scrapes until all expressions have results.
@@ -57,7 +61,7 @@ TRUE_IN_LAB = {
     "SteerageOrphanedLoadBalancers": "the suite deletes Services while the controller restarts; one may wait for its grace period",
 }
 
-# Served by the agent beside kube-proxy, too. Only under api steering does the controller follow endpoints, only under the other does
+# Served by the agent beside kube-proxy, too. An external IP that is a cluster IP is refused with an event, which the agent posts. Only under api steering does the controller follow endpoints, only under the other does
 # the edge ask each Service's own port.
 WORKLOAD = """
 apiVersion: v1
@@ -74,6 +78,7 @@ spec:
   type: LoadBalancer
   loadBalancerClass: steerage.dev/edge
   externalTrafficPolicy: Local
+  externalIPs: [EXTERNAL_IP]
   selector: {app: echo}
   ports: [{port: 80, targetPort: 8080}]
 ---
@@ -108,7 +113,7 @@ def monitors(edge_hosts):
     """The PodMonitors and the ScrapeConfig, as the chart renders them."""
     values = {
         "metrics": {
-            "podMonitor": {"enabled": True, "interval": SCRAPE_INTERVAL},
+            "podMonitor": {"enabled": True, "kubeProxyJob": True, "interval": SCRAPE_INTERVAL},
             "scrapeConfig": {"enabled": True, "edgeHosts": edge_hosts, "interval": SCRAPE_INTERVAL},
         }
     }
@@ -173,6 +178,9 @@ def scrape_job(monitor, pods):
         "metrics_path": endpoint["path"],
         "static_configs": list(discover(pod for pod in pods if pod["metadata"]["namespace"] in names)),
         "relabel_configs": relabel,
+        "metric_relabel_configs": [
+            {snake(key): value for key, value in rule.items()} for rule in endpoint.get("metricRelabelings", [])
+        ],
     }
 
 
@@ -256,6 +264,49 @@ def selectors(expression):
 def relaxed(selector):
     """The selector without the values of its matchers: the metric with these labels."""
     return re.sub(r'(\w+)(=~|!~|!=|=)"[^"]*"', r'\1!=""', selector)
+
+
+def mixin():
+    """kubernetes-mixin's expressions as Grafana and Prometheus evaluate them, with all instances chosen."""
+    text = MIXIN.read_text().replace("$cluster", "").replace("$instance", ".+").replace("$__rate_interval", RATE_INTERVAL)
+    return yaml.safe_load(text)
+
+
+def mixin_panels():
+    for panel in mixin()["panels"]:
+        for expression in panel["expressions"]:
+            yield panel["title"], expression
+
+
+def is_empty(expression):
+    return any(entry["part"] in expression for entry in mixin()["empty"])
+
+
+def mixin_rules():
+    """The same expressions as rules, of which promtool checks the syntax."""
+    rules = [{"alert": alert["alert"], "expr": alert["expression"]} for alert in mixin()["alerts"]]
+    rules += [{"record": f"mixin:panel_{number}", "expr": panel[1]} for number, panel in enumerate(mixin_panels())]
+    return {"groups": [{"name": "kubernetes-mixin", "rules": rules}]}
+
+
+def mixin_results():
+    """What must have a result: every panel but those that are documented as empty, and the metric of every alert."""
+    for title, expression in mixin_panels():
+        if not is_empty(expression):
+            yield f"kubernetes-mixin's panel {title!r}", expression, True
+    for alert in mixin()["alerts"]:
+        for selector in selectors(alert["expression"]):
+            yield f"kubernetes-mixin's alert {alert['alert']}", selector, False
+
+
+def mixin_problems():
+    """Alerts that are true although all is well, and panels that are listed as empty and are not."""
+    found = [f"kubernetes-mixin's alert {alert['alert']} is true" for alert in mixin()["alerts"] if query(alert["expression"])]
+    for title, expression in mixin_panels():
+        # A restart of the API server has responses of these kinds, too.
+        if is_empty(expression) and "rest_client" not in expression and query(expression):
+            found.append(f"kubernetes-mixin's panel {title!r} is listed as empty, and is not: {expression}")
+    return found
 
 
 def alerts():
@@ -342,6 +393,12 @@ def check_lists():
     stale += [title for title in PANELS_NOT_IN_LAB if title not in dict(panels)]
     if stale:
         raise Failure(f"excused, but used by no alert or panel: {', '.join(stale)}")
+    expressions = [expression for _, expression in mixin_panels()]
+    for entry in mixin()["empty"]:
+        if not any(entry["part"] in expression for expression in expressions):
+            raise Failure(f"{entry['part']} is listed as empty, but no expression has it")
+        if entry["reason"] not in " ".join((ROOT / entry["page"]).read_text().split()):
+            raise Failure(f"{entry['page']} does not say of {entry['part']}: {entry['reason']}")
     documented = documented_labels()
     for title, expression in panels:
         missing = list(undocumented(expression, documented)) if title in PANELS_NOT_IN_LAB else []
@@ -353,7 +410,12 @@ def check_targets(edges):
     """Each program is scraped, and every target answers."""
     targets = json.loads(get("/api/v1/targets", state="active") or '{"data": {"activeTargets": []}}')["data"]["activeTargets"]
     up = [target["labels"]["job"].rpartition("-")[2] for target in targets if target["health"] == "up"]
-    return len(up) == len(targets) and {"controller", "agent"} <= set(up) and up.count("edge") == edges
+    return (
+        len(up) == len(targets)
+        and {"controller", "agent"} <= set(up)
+        and up.count("edge") == edges
+        and sum(target["labels"]["job"] == "kube-proxy" for target in targets) == up.count("agent")
+    )
 
 
 def main():
@@ -380,9 +442,13 @@ def main():
     pods = [pod for pod in pods if "podIP" in pod["status"] and "deletionTimestamp" not in pod["metadata"]]
     jobs = [scrape_job(monitor, pods) for monitor in monitors(edges)]
     with tempfile.TemporaryDirectory(prefix="steerage-monitoring-") as folder, prometheus(Path(folder), jobs, arguments.log):
+        rules = Path(folder) / "kubernetes-mixin.yaml"
+        rules.write_text(yaml.safe_dump(mixin_rules()))
+        run("promtool", "check", "rules", rules)
         try:
             wait_for("a scrape of every program", lambda: check_targets(len(edges)), 30)
-            lab("kubectl", "apply", "-f", "-", input=WORKLOAD)
+            reserved = lab("kubectl", "get", "service", "-n", "default", "kubernetes", "-o", "jsonpath={.spec.clusterIP}")
+            lab("kubectl", "apply", "-f", "-", input=WORKLOAD.replace("EXTERNAL_IP", reserved))
             lab("kubectl", "apply", "-n", "monitoring-test", "-f", str(ROOT / "examples" / "echo.yaml"))
             lab("kubectl", "rollout", "status", "-n", "monitoring-test", "deployment/echo", "--timeout=60s")
             wait_until_empty(true_alerts)
@@ -394,12 +460,17 @@ def main():
             lab("start-apiserver")
             # Endpoints change, so that controller, agents and edges measure how long their work takes.
             lab("kubectl", "scale", "-n", "monitoring-test", "deployment/echo", "--replicas=3")
-            expected = list(expected_results())
+            expected = [*expected_results(), *mixin_results()]
             wait_until_empty(lambda: missing_results(expected))
+            wait_until_empty(mixin_problems)
         finally:
             lab("kubectl", "delete", "namespace", "monitoring-test", "--ignore-not-found", "--wait=false")
         count = sum(title not in PANELS_NOT_IN_LAB for title, _ in panel_expressions())
-    print(f"monitoring: {len(alerts())} alerts and {count} expressions of the dashboard have results ({time.monotonic() - started:.0f} s)")
+        of_mixin = sum(1 for _ in mixin_results())
+    print(
+        f"monitoring: {len(alerts())} alerts and {count} expressions of the dashboard have results, and so have {of_mixin} of "
+        f"kubernetes-mixin's ({time.monotonic() - started:.0f} s)"
+    )
 
 
 if __name__ == "__main__":

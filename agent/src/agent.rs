@@ -136,8 +136,11 @@ impl Agent {
                 if matches!(event, Event::Apply(_) | Event::Delete { .. }) {
                     self.metrics.kube_proxy.endpoints_changed();
                 }
-                if let Event::Apply(EndpointSlice { service, last_change_trigger: Some(at), .. }) = &event {
-                    state.pending.triggered(service, *at);
+                if let Event::Apply(EndpointSlice {
+                    service, family, last_change_trigger: Some(at), ..
+                }) = &event
+                {
+                    state.pending.triggered(service, *family, *at);
                 }
                 state.planner.index.apply_slice(event);
             }
@@ -229,7 +232,7 @@ impl Agent {
         let health = updates.iter().filter_map(|(key, plan)| Some((key.clone(), plan.health.clone()?)));
         let health: HealthPorts = health.collect();
         self.proxy_health.queued();
-        self.metrics.kube_proxy.queued();
+        self.metrics.kube_proxy.queued(self.dataplane.families());
         let started = StdInstant::now();
         // A large load takes its time in the kernel.
         let result = tokio::task::block_in_place(|| {
@@ -243,16 +246,18 @@ impl Agent {
         self.metrics.refused_external_ips.set(count(self.ruleset.desired().refused_count()));
         self.metrics.reduced_services.set(count(self.ruleset.desired().reduced_count()));
         self.metrics.write_duration.observe(took.as_secs_f64());
+        for write in self.dataplane.writes() {
+            self.metrics.kube_proxy.wrote(write);
+        }
         match result {
             Ok(written) => {
                 state.retry = None;
                 state.backoff.reset();
-                state.pending.written(&self.metrics.kube_proxy, written.full, took);
+                state.pending.written(&self.metrics.kube_proxy, self.dataplane.families());
                 self.written(written, &health, took);
             }
             Err(error) => {
                 self.metrics.failures.inc();
-                self.metrics.kube_proxy.failed();
                 let retry_in = state.backoff.next_delay();
                 tracing::error!(%error, retry_in = %duration::rounded(retry_in), "rules not written; retrying");
                 state.retry = Some(Instant::now() + retry_in);

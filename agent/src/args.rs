@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Flags and subcommands. [`compose`] puts the agent together from them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -12,6 +14,7 @@ use steerage_agent::check::Level;
 use steerage_agent::debug_request::DebugCommand;
 use steerage_agent::debug_socket::{DebugSocket, send_command};
 use steerage_agent::explain::PacketQuery;
+use steerage_agent::health::HealthAddress;
 use steerage_agent::kernel::{clean_up, host_facts};
 use steerage_agent::node_annotations::remove_annotations;
 use steerage_agent::plan::{Frontend, LEAST_ELEMENTS};
@@ -22,6 +25,7 @@ use steerage_process::{Component, EXIT_FAILED, ProcessArgs, duration, run};
 use steerage_watch::{ClientArgs, client};
 
 mod compose;
+mod config_file;
 
 /// Default address of the administration server.
 pub(crate) const ADMIN: SocketAddr =
@@ -29,6 +33,8 @@ pub(crate) const ADMIN: SocketAddr =
 /// Ports of the node's health: kube-proxy's, which is free where none runs, and the agent's, which load balancers of Services
 /// labelled for it use.
 const HEALTHZ_PORTS: [u16; 2] = [10256, 10356];
+/// Where kube-proxy serves its metrics by default.
+const KUBE_PROXY_METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 /// A quiet watch delivers a bookmark about once a minute, but after a restart of the API server perhaps none: then it is listed again
 /// after twice the longest silence of a watch. A shorter limit would fail healthy nodes.
 const MIN_WATCH_SILENCE: Duration = Duration::from_mins(5);
@@ -95,26 +101,26 @@ struct AgentArgs {
     /// service.kubernetes.io/service-proxy-name: steerage, beside kube-proxy
     #[arg(long, env = "STEERAGE_KUBE_PROXY_REPLACEMENT")]
     kube_proxy_replacement: bool,
-    /// Serve this node
-    #[arg(long, env = "NODE_NAME", required = true, value_name = "NAME")]
+    /// Take settings from kube-proxy's configuration file, where no flag says otherwise, and log what the agent does differently;
+    /// needs --kube-proxy-replacement
+    #[arg(long, env = "STEERAGE_CONFIG", value_name = "FILE", requires = "kube_proxy_replacement")]
+    config: Option<PathBuf>,
+    /// Serve this node; required, unless --config names it
+    #[arg(long, env = "NODE_NAME", required_unless_present = "config", value_name = "NAME")]
     node_name: Option<String>,
-    /// Serve node ports and health-check ports at these addresses of the host: `primary`, or comma-separated networks
-    #[arg(
-        long,
-        env = "STEERAGE_NODEPORT_ADDRESSES",
-        default_value = "primary",
-        value_name = "primary|CIDR,…"
-    )]
-    nodeport_addresses: NodePortAddresses,
-    /// Recognise traffic from local pods this way
-    #[arg(
-        long,
-        env = "STEERAGE_DETECT_LOCAL_MODE",
-        value_enum,
-        default_value = "node-cidr",
-        value_name = "MODE"
-    )]
-    detect_local_mode: DetectLocalMode,
+    /// Use this as the node's own address of its family, instead of that in the Node's status; no socket is bound to it
+    #[arg(long, env = "STEERAGE_BIND_ADDRESS", value_name = "IP")]
+    bind_address: Option<IpAddr>,
+    /// Serve node ports and health-check ports at these addresses of the host: `primary`, the node's first address of each family in
+    /// its status, or comma-separated networks. A family without a network has no node ports [default: primary]
+    #[arg(long, env = "STEERAGE_NODEPORT_ADDRESSES", value_name = "primary|CIDR,…")]
+    nodeport_addresses: Option<NodePortAddresses>,
+    /// Replace the source address of all clients of cluster IPs by the node's, also that of pods; some network plug-ins need it
+    #[arg(long, env = "STEERAGE_MASQUERADE_ALL")]
+    masquerade_all: bool,
+    /// Recognise traffic from local pods this way [default: node-cidr]
+    #[arg(long, env = "STEERAGE_DETECT_LOCAL_MODE", value_enum, value_name = "MODE")]
+    detect_local_mode: Option<DetectLocalMode>,
     /// Treat these networks as those of all pods; for --detect-local-mode cluster-cidr
     #[arg(long, env = "STEERAGE_CLUSTER_CIDR", value_delimiter = ',', value_name = "CIDR,…")]
     cluster_cidr: Vec<IpNet>,
@@ -154,9 +160,14 @@ struct AgentArgs {
         value_parser = elements
     )]
     max_namespace_elements: usize,
-    /// Serve the node's /healthz and /livez on these ports [default: 10356, and 10256 with --kube-proxy-replacement]
-    #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "PORT,…", value_delimiter = ',')]
-    healthz_port: Vec<u16>,
+    /// Serve the node's /healthz and /livez on these ports, of all addresses or of one [default: 10356, and 10256 with
+    /// --kube-proxy-replacement]
+    #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "[IP:]PORT,…", value_delimiter = ',')]
+    healthz_port: Vec<HealthAddress>,
+    /// Serve what --admin-address serves at this address, too, as kube-proxy does; `none` for nowhere [default: 127.0.0.1:10249 with
+    /// --kube-proxy-replacement, otherwise none]
+    #[arg(long, env = "STEERAGE_METRICS_BIND_ADDRESS", value_name = "IP:PORT")]
+    metrics_bind_address: Option<MetricsAddress>,
     /// Fail health checks after this long without watch data; 0s disables, else at least 5m. Disabled by default: the rules keep
     /// serving while the API server is unavailable, and no node would serve if all failed at once
     #[arg(
@@ -185,7 +196,11 @@ enum Command {
     },
     /// Say what on this host is not as Services need it: kernel, kernel settings, conntrack, other programs' tables. Changes nothing.
     /// Fails if Services cannot work
-    Check,
+    Check {
+        /// Print only what the agent would do about each field of this configuration file of kube-proxy
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
     /// Print what happens to a packet on this node, and why
     Explain {
         /// Explain a packet to this destination
@@ -207,7 +222,8 @@ impl Command {
     fn run(self) -> anyhow::Result<()> {
         let command = match self {
             Self::Cleanup { client, node_name } => return clean_up_node(node_name, &client),
-            Self::Check => return check(),
+            Self::Check { config: Some(path) } => return config_file::check(&path),
+            Self::Check { config: None } => return check(),
             Self::Dump { all } => DebugCommand::Dump { all },
             Self::Explain { to, from } => {
                 DebugCommand::Explain(PacketQuery::new(to, from).map_err(anyhow::Error::msg)?)
@@ -255,12 +271,33 @@ fn remove_node_annotations(node: Option<&str>, args: &ClientArgs) -> anyhow::Res
     })
 }
 
-fn healthz_ports(given: Vec<u16>, kube_proxy_replacement: bool) -> Vec<u16> {
-    let [kube_proxy, agent] = HEALTHZ_PORTS;
+fn healthz_ports(given: Vec<HealthAddress>, kube_proxy_replacement: bool) -> Vec<HealthAddress> {
+    let [kube_proxy, agent] = HEALTHZ_PORTS.map(HealthAddress::all);
     match (given.is_empty(), kube_proxy_replacement) {
         (false, _) => given,
         (true, true) => vec![kube_proxy, agent],
         (true, false) => vec![agent],
+    }
+}
+
+/// Where kube-proxy's metrics are, without a flag.
+fn metrics_address(given: Option<MetricsAddress>, kube_proxy_replacement: bool) -> Option<SocketAddr> {
+    let default = kube_proxy_replacement.then_some(KUBE_PROXY_METRICS);
+    given.map_or(default, |MetricsAddress(address)| address)
+}
+
+/// An address, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MetricsAddress(Option<SocketAddr>);
+
+impl FromStr for MetricsAddress {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        text.parse().map(|address| Self(Some(address))).map_err(|_| "neither IP:PORT nor none")
     }
 }
 
@@ -328,7 +365,28 @@ mod tests {
                     --api-server=10.77.0.2:6443 --node-name=a";
         let args = Args::parse_from(line.split_whitespace());
         assert_eq!((args.agent.kube_proxy_replacement, args.agent.node_name.as_deref()), (true, Some("a")));
-        assert_eq!(args.agent.nodeport_addresses, NodePortAddresses::Primary);
+        assert_eq!(args.agent.nodeport_addresses, None);
+    }
+
+    #[test]
+    fn configuration_file_is_for_the_replacement_of_kube_proxy() {
+        let parse = |line: &str| Args::try_parse_from(line.split_whitespace()).is_ok();
+        assert!(parse("steerage-agent --kube-proxy-replacement --config /etc/kube-proxy.yaml"));
+        assert!(!parse("steerage-agent --node-name a --config /etc/kube-proxy.yaml"));
+        assert!(
+            !parse("steerage-agent --kube-proxy-replacement"),
+            "without a file a flag has to name the node"
+        );
+    }
+
+    #[test]
+    fn metrics_are_where_kube_proxys_are_if_it_is_replaced() {
+        assert_eq!(metrics_address(None, true), Some(KUBE_PROXY_METRICS));
+        assert_eq!(metrics_address(None, false), None);
+        let given =
+            |text: &str| text.parse::<MetricsAddress>().map(|given| metrics_address(Some(given), true));
+        assert_eq!(given("0.0.0.0:10249"), Ok(Some("0.0.0.0:10249".parse().unwrap())));
+        assert_eq!((given("none"), given("").is_err(), given("10249").is_err()), (Ok(None), true, true));
     }
 
     #[test]
@@ -348,10 +406,12 @@ mod tests {
 
     #[test]
     fn node_health_is_served_on_the_ports_that_load_balancers_probe() {
-        assert_eq!(healthz_ports(Vec::new(), false), [10356], "kube-proxy serves the other one");
-        assert_eq!(healthz_ports(Vec::new(), true), [10256, 10356]);
-        let args = Args::parse_from(["steerage-agent", "--node-name=a", "--healthz-port=1,2"]);
-        assert_eq!(healthz_ports(args.agent.healthz_port, true), [1, 2]);
+        let all = HealthAddress::all;
+        assert_eq!(healthz_ports(Vec::new(), false), [all(10356)], "kube-proxy serves the other one");
+        assert_eq!(healthz_ports(Vec::new(), true), [all(10256), all(10356)]);
+        let args = Args::parse_from(["steerage-agent", "--node-name=a", "--healthz-port=1,127.0.0.1:2"]);
+        let local = HealthAddress { ip: Some(KUBE_PROXY_METRICS.ip()), port: 2 };
+        assert_eq!(healthz_ports(args.agent.healthz_port, true), [all(1), local]);
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub struct LocalNode {
     pub node_port_addresses: Vec<IpAddr>,
     /// Serve all Services, not only those labelled for Steerage.
     pub kube_proxy_replacement: bool,
+    /// Clients of cluster IPs get the node's source address, local pods too.
+    pub masquerade_all: bool,
     /// Which external IPs are served.
     pub external_ips: ExternalIps,
 }

@@ -138,8 +138,11 @@ impl Metrics {
         let [walks, failed] = &self.flow_walks;
         walks.inc();
         match walk {
-            FlowWalk::Deleted(count) => {
-                self.flows.inc_by(u64::try_from(count).unwrap_or(u64::MAX));
+            FlowWalk::Done(families) => {
+                for family in families {
+                    self.flows.inc_by(u64::try_from(family.deleted).unwrap_or(u64::MAX));
+                    self.kube_proxy.searched(&family);
+                }
             }
             FlowWalk::Failed => {
                 failed.inc();

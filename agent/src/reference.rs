@@ -16,7 +16,12 @@ fn reference_page_of_the_agent_is_current() -> anyhow::Result<()> {
     metrics.register("agent", steerage_agent::metrics::register_sample_dropped_packets);
     ours.kube_proxy.count_healthz(200);
     ours.kube_proxy.count_livez(200);
-    ours.kube_proxy.without_local_endpoints(0, 0);
+    let families = [steerage_model::Family::V4];
+    ours.kube_proxy.show(&families);
+    ours.kube_proxy.queued(&families);
+    ours.kube_proxy.synced(&families, []);
+    ours.kube_proxy.without_local_endpoints(&families, &std::collections::BTreeMap::new());
+    metrics.register_as("rest_client", steerage_watch::RequestMetrics::new).show_sample();
     steerage_reference::check(
         "agent.md",
         "The node agent: `steerage-agent`",
@@ -38,6 +43,11 @@ fn reference_page_of_the_agent_is_current() -> anyhow::Result<()> {
                         "200 while the rules are current and the node is eligible, otherwise 503, with JSON",
                     ),
                     ("the same", "/livez", "200 while the rules are current, otherwise 503"),
+                    (
+                        "with `--kube-proxy-replacement` also `127.0.0.1:10249`, or `--metrics-bind-address`",
+                        "/metrics, /healthz, /proxyMode",
+                        "what kube-proxy serves there: the metrics, `ok` and `nftables`",
+                    ),
                     (
                         "`spec.healthCheckNodePort` of each Service of policy Local",
                         "any",

@@ -90,6 +90,10 @@ pub struct AgentSettings {
     pub node_port_addresses: NodePortAddresses,
     /// See [`DetectLocal`].
     pub detect_local: DetectLocal,
+    /// Clients of cluster IPs get the node's source address, local pods too.
+    pub masquerade_all: bool,
+    /// The node's own address of its family, in place of that in the Node's status.
+    pub node_ip: Option<IpAddr>,
     /// Networks whose addresses serve nothing but Services.
     pub unassigned: Vec<IpNet>,
     /// Serve no external IPs.
@@ -109,9 +113,11 @@ impl AgentSettings {
         service_cidrs: &Store<ServiceCidr>,
         api_servers: Vec<SocketAddr>,
     ) -> LocalNode {
+        // As kube-proxy: the first of each family, and an external one only where the node has no internal one.
+        let given = || self.node_ip.iter().chain(&node.addresses).chain(&node.external_addresses).copied();
         let addresses: Vec<_> = [Family::V4, Family::V6]
             .into_iter()
-            .filter_map(|family| node.addresses.iter().copied().find(|addr| Family::of(*addr) == family))
+            .filter_map(|family| given().find(|addr| Family::of(*addr) == family))
             .collect();
         let node_port_addresses = match &self.node_port_addresses {
             NodePortAddresses::Primary => addresses.clone(),
@@ -126,7 +132,7 @@ impl AgentSettings {
         let external_ips = ExternalIps {
             denied: self.deny_external_ips,
             service_cidrs: cidrs,
-            node: node.addresses.clone(),
+            node: given().collect(),
             api_servers,
         };
         LocalNode {
@@ -136,6 +142,7 @@ impl AgentSettings {
             addresses,
             node_port_addresses,
             kube_proxy_replacement: self.kube_proxy_replacement,
+            masquerade_all: self.masquerade_all,
         }
     }
 
@@ -179,6 +186,8 @@ mod tests {
             kube_proxy_replacement: true,
             node_port_addresses: node_ports.parse().unwrap(),
             detect_local: DetectLocal::NodeCidrs,
+            masquerade_all: false,
+            node_ip: None,
             unassigned: Vec::new(),
             deny_external_ips: false,
             api_server: None,
@@ -200,6 +209,41 @@ mod tests {
         let local_node = settings("primary").local_node(&node, &[], &Store::default(), Vec::new());
         assert_eq!(local_node.node_port_addresses, addrs(&["10.0.0.1", "fd00::1"]));
         assert_eq!(settings("primary").local_pods(&node), LocalPods::Networks(node.pod_cidrs));
+    }
+
+    #[test]
+    fn node_addresses_are_internal_ones_then_external_ones() {
+        let node = |internal: &[&str], external: &[&str]| Node {
+            addresses: addrs(internal),
+            external_addresses: addrs(external),
+            ..Node::default()
+        };
+        for (node_ip, node, expected) in [
+            (None, node(&["10.0.0.1"], &["203.0.113.1", "2001:db8::1"]), addrs(&["10.0.0.1", "2001:db8::1"])),
+            (None, node(&[], &["203.0.113.1"]), addrs(&["203.0.113.1"])),
+            (None, node(&[], &[]), addrs(&[])),
+            (Some("10.9.0.1"), node(&["10.0.0.1", "fd00::1"], &[]), addrs(&["10.9.0.1", "fd00::1"])),
+        ] {
+            let node_ip = node_ip.map(|ip| ip.parse().unwrap());
+            let settings = AgentSettings { node_ip, ..settings("primary") };
+            let local_node = settings.local_node(&node, &[], &Store::default(), Vec::new());
+            assert_eq!(local_node.node_port_addresses, expected, "{node:?}");
+            for own in node.addresses.iter().chain(&node.external_addresses) {
+                assert!(local_node.external_ips.node.contains(own), "no Service takes {own}");
+            }
+        }
+    }
+
+    #[test]
+    fn networks_of_one_family_close_the_other() {
+        let host = addrs(&["10.0.0.1", "fd00::1"]);
+        let served = |flag: &str| {
+            let local_node =
+                settings(flag).local_node(&Node::default(), &host, &Store::default(), Vec::new());
+            local_node.node_port_addresses
+        };
+        assert_eq!(served("10.0.0.0/8"), addrs(&["10.0.0.1"]));
+        assert_eq!(served("10.0.0.0/8,::/0"), host);
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub struct Node {
     pub name: String,
     /// The internal addresses, in the order of the status.
     pub addresses: Vec<IpAddr>,
+    /// The external addresses, in the order of the status.
+    pub external_addresses: Vec<IpAddr>,
     /// `spec.providerID`.
     pub provider_id: Option<String>,
     /// The label `topology.kubernetes.io/zone`.

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The administration server: `/metrics`, `/livez`, `/readyz`. [`crate::run`] starts it before the body of the process.
+//! The administration server: `/metrics`, `/livez`, `/readyz`, and pages of a program's own. [`crate::run`] starts it before the
+//! body of the process.
 //!
 //! It is read-only, without authentication, and serves no secrets.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -42,6 +45,52 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_mins(1);
 /// Delay after a failed accept: most likely no file descriptor is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Wait before an address that is in use is tried again.
+const BIND_RETRY: Duration = Duration::from_secs(5);
+
+/// What the administration server answers. Clones share it.
+#[derive(Clone, Debug)]
+pub struct AdminPages {
+    /// For `/metrics`.
+    pub metrics: Metrics,
+    /// For `/readyz`.
+    pub readiness: Readiness,
+    /// Constant texts by path.
+    texts: Arc<Mutex<BTreeMap<&'static str, &'static str>>>,
+}
+
+impl AdminPages {
+    /// The pages of every process.
+    pub fn new(metrics: Metrics, readiness: Readiness) -> Self {
+        Self { metrics, readiness, texts: Arc::default() }
+    }
+
+    /// Serves a constant text at this path, from now on.
+    pub fn add(&self, path: &'static str, text: &'static str) {
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner).insert(path, text);
+    }
+
+    fn text(&self, path: &str) -> Option<&'static str> {
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner).get(path).copied()
+    }
+
+    /// Serves them at one more address. Retries while the address is in use.
+    pub async fn serve_at(self, address: SocketAddr) -> Infallible {
+        let mut warned = false;
+        loop {
+            match Admin::bind(address).await {
+                Ok(admin) => return admin.serve(self).await,
+                Err(AdminError::Bind { source: error, .. }) => {
+                    if !std::mem::replace(&mut warned, true) {
+                        tracing::warn!(%address, %error, "metrics not served at this address; retrying");
+                    }
+                    tokio::time::sleep(BIND_RETRY).await;
+                }
+            }
+        }
+    }
+}
+
 /// A bound administration server.
 #[derive(Debug)]
 pub struct Admin {
@@ -64,12 +113,12 @@ impl Admin {
     }
 
     /// Serves until dropped.
-    pub async fn serve(self, metrics: Metrics, readiness: Readiness) -> Infallible {
+    pub async fn serve(self, pages: AdminPages) -> Infallible {
         let connections = ConnectionLimiter::default().server();
         loop {
             match self.listener.accept().await {
                 Ok((stream, client)) => connections.admit(client.ip(), |slot| {
-                    let connection = serve_connection(stream, metrics.clone(), readiness.clone());
+                    let connection = serve_connection(stream, pages.clone());
                     let task = async move {
                         if tokio::time::timeout(CONNECTION_TIMEOUT, connection).await.is_err() {
                             tracing::debug!("connection to the administration server took too long");
@@ -102,9 +151,9 @@ async fn listen(
     }
 }
 
-async fn serve_connection(stream: TcpStream, metrics: Metrics, readiness: Readiness) {
+async fn serve_connection(stream: TcpStream, pages: AdminPages) {
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
-        let response = respond(request.method(), request.uri().path(), &metrics, &readiness);
+        let response = respond(request.method(), request.uri().path(), &pages);
         async move { Ok::<_, Infallible>(response) }
     });
     let served = http1::Builder::new()
@@ -117,7 +166,7 @@ async fn serve_connection(stream: TcpStream, metrics: Metrics, readiness: Readin
     }
 }
 
-fn respond(method: &Method, path: &str, metrics: &Metrics, readiness: &Readiness) -> Response<Full<Bytes>> {
+fn respond(method: &Method, path: &str, pages: &AdminPages) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -127,7 +176,7 @@ fn respond(method: &Method, path: &str, metrics: &Metrics, readiness: &Readiness
     match path {
         "/livez" => response(StatusCode::OK, TEXT, "ok\n".to_owned()),
         "/readyz" => {
-            let pending = readiness.pending();
+            let pending = pages.readiness.pending();
             if pending.is_empty() {
                 response(StatusCode::OK, TEXT, "ok\n".to_owned())
             } else {
@@ -135,11 +184,14 @@ fn respond(method: &Method, path: &str, metrics: &Metrics, readiness: &Readiness
                 response(StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
             }
         }
-        "/metrics" => match metrics.text() {
+        "/metrics" => match pages.metrics.text() {
             Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
             Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
         },
-        _ => response(StatusCode::NOT_FOUND, TEXT, "/metrics, /livez, /readyz\n".to_owned()),
+        path => match pages.text(path) {
+            Some(text) => response(StatusCode::OK, TEXT, text.to_owned()),
+            None => response(StatusCode::NOT_FOUND, TEXT, "/metrics, /livez, /readyz\n".to_owned()),
+        },
     }
 }
 
@@ -159,7 +211,7 @@ mod tests {
         let readiness = Readiness::default();
         let admin = Admin::bind("127.0.0.1:0".parse().expect("address")).await.expect("bind");
         let address = admin.address();
-        tokio::spawn(admin.serve(Metrics::new("test", "0"), readiness.clone()));
+        tokio::spawn(admin.serve(AdminPages::new(Metrics::new("test", "0"), readiness.clone())));
         (address, readiness)
     }
 
@@ -182,6 +234,26 @@ mod tests {
         services.done();
         nodes.done();
         assert!(ask(address, "GET /readyz").await.starts_with("HTTP/1.1 200 "));
+    }
+
+    #[tokio::test]
+    async fn pages_are_also_served_at_an_address_that_is_free_later() {
+        let pages = AdminPages::new(Metrics::new("test", "0"), Readiness::default());
+        pages.add("/mode", "fast");
+        let taken = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let address = taken.local_addr().expect("address");
+        let server = tokio::spawn(pages.clone().serve_at(address));
+        // Its first try finds the address in use.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        drop(taken);
+        while TcpStream::connect(address).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let text = ask(address, "GET /mode").await;
+        assert!(text.starts_with("HTTP/1.1 200 ") && text.ends_with("\r\n\r\nfast"), "{text}");
+        assert!(ask(address, "GET /nothing").await.starts_with("HTTP/1.1 404 "));
+        assert!(ask(address, "GET /metrics").await.contains("steerage_build_info"));
+        server.abort();
     }
 
     #[tokio::test]

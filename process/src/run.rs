@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::admin::Admin;
+use crate::admin::{Admin, AdminPages};
 use crate::logging::LoggingError;
 use crate::{Metrics, ProcessArgs, Readiness, duration, logging, termination};
 
@@ -44,8 +44,7 @@ pub struct Component {
 #[derive(Clone, Debug)]
 pub struct Process {
     component: Component,
-    readiness: Readiness,
-    metrics: Metrics,
+    pages: AdminPages,
     shutdown: CancellationToken,
     tasks: TaskTracker,
     failed: mpsc::UnboundedSender<anyhow::Error>,
@@ -57,8 +56,7 @@ impl Process {
         let (failed, failures) = mpsc::unbounded_channel();
         let process = Self {
             component,
-            readiness: Readiness::default(),
-            metrics: Metrics::new(component.name, component.version),
+            pages: AdminPages::new(Metrics::new(component.name, component.version), Readiness::default()),
             shutdown: CancellationToken::new(),
             tasks: TaskTracker::new(),
             failed,
@@ -73,12 +71,17 @@ impl Process {
 
     /// The tasks that `/readyz` waits for.
     pub fn readiness(&self) -> &Readiness {
-        &self.readiness
+        &self.pages.readiness
     }
 
     /// The metrics of `/metrics`.
     pub fn metrics(&self) -> &Metrics {
-        &self.metrics
+        &self.pages.metrics
+    }
+
+    /// What the administration server answers.
+    pub fn admin_pages(&self) -> &AdminPages {
+        &self.pages
     }
 
     /// Cancelled on a signal and on failure. Running work may end within the grace period.
@@ -156,7 +159,7 @@ where
             "starting"
         );
         let (process, failures) = Process::unsupervised(component);
-        let served = tokio::spawn(admin_server.serve(process.metrics.clone(), process.readiness.clone()));
+        let served = tokio::spawn(admin_server.serve(process.pages.clone()));
         let code =
             supervise(process.clone(), signals, failures, admin.shutdown_grace_period, body(process)).await;
         served.abort();
@@ -193,7 +196,7 @@ async fn supervise(
             None
         }
     };
-    let _not_ready = process.readiness.task("shutdown");
+    let _not_ready = process.pages.readiness.task("shutdown");
     process.shutdown.cancel();
     let forced = tokio::select! {
         result = &mut whole => {

@@ -7,8 +7,19 @@ use std::time::Duration;
 use clap::Args;
 use http::header::{HeaderValue, InvalidHeaderValue, USER_AGENT};
 use http::uri::{Authority, InvalidUriParts, PathAndQuery, Scheme};
+use http::{Request, Response};
+use kube::client::{Body, ClientBuilder, DynBody};
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use tower::BoxError;
+use tower::util::BoxService;
+
+mod requests;
+
+pub use requests::RequestMetrics;
+
+/// What sends the requests of a client.
+type Sender = BoxService<Request<Body>, Response<Box<DynBody>>, BoxError>;
 
 /// Flags of the connection to the API server.
 #[derive(Args, Clone, Debug, Default)]
@@ -65,10 +76,33 @@ const IN_CLUSTER_NAME: &str = "kubernetes.default.svc";
 ///
 /// It never retries: callers have deadlines and backoffs of their own.
 pub async fn client(component: &str, version: &str, args: &ClientArgs) -> Result<Client, ClientError> {
+    let (builder, _) = builder(component, version, args).await?;
+    Ok(builder.build())
+}
+
+/// The same client, whose requests `metrics` count.
+pub async fn counted_client(
+    component: &str,
+    version: &str,
+    args: &ClientArgs,
+    metrics: &RequestMetrics,
+) -> Result<Client, ClientError> {
+    let (builder, host) = builder(component, version, args).await?;
+    Ok(builder.with_layer(&metrics.layer(&host)).build())
+}
+
+/// The builder of a client, and the API server's host and port.
+async fn builder(
+    component: &str,
+    version: &str,
+    args: &ClientArgs,
+) -> Result<(ClientBuilder<Sender>, String), ClientError> {
     // Fails when a provider is already installed, which is equally good.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let config = config(component, version, args).await?;
-    Client::try_from(config).map_err(|error| ClientError::Build(Box::new(error)))
+    let host = config.cluster_url.authority().map_or("none", Authority::as_str).to_owned();
+    let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Build(Box::new(error)))?;
+    Ok((builder, host))
 }
 
 async fn config(component: &str, version: &str, args: &ClientArgs) -> Result<Config, ClientError> {

@@ -17,7 +17,7 @@ mod store;
 mod watcher;
 
 pub use backoff::Backoff;
-pub use client::{ClientArgs, ClientError, client};
+pub use client::{ClientArgs, ClientError, RequestMetrics, client, counted_client};
 pub use index::{Dirty, Index};
 pub use kind::{EndpointSlices, Kind, Malformed, Nodes, Pods, Selectors, ServiceCidrs, Services};
 pub use metrics::register_sample_metrics;

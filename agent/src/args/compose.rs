@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The composition root: makes the agent's parts from the flags, connects them, and runs the loop.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -9,7 +10,8 @@ use ipnet::IpNet;
 use steerage_agent::agent::Agent;
 use steerage_agent::debug_socket::DebugSocket;
 use steerage_agent::health::{
-    HealthCheckPorts, Listeners, ProxyHealth, allow_many_connections, serve_node_health, server_runtime,
+    HealthCheckPorts, Listeners, NodeHealth, ProxyHealth, allow_many_connections, serve_node_health,
+    server_runtime,
 };
 use steerage_agent::input::Input;
 use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
@@ -18,61 +20,31 @@ use steerage_agent::node_annotations::{keep_annotated, node_agent};
 use steerage_agent::plan::ElementLimits;
 use steerage_agent::rules::{Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
+use steerage_process::admin::AdminPages;
 use steerage_process::{Component, Process};
 use steerage_watch::events::Recorder;
-use steerage_watch::{ServiceCidrs, Store, Watches, client};
+use steerage_watch::{ClientArgs, RequestMetrics, ServiceCidrs, Store, Watches, counted_client};
 use tokio::sync::{mpsc, watch};
 
-use super::{AgentArgs, Args, DetectLocalMode, healthz_ports};
+use super::{AgentArgs, Args, DetectLocalMode, config_file, healthz_ports, metrics_address};
 
 /// Wait before a socket that failed is replaced.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Args {
     pub(super) async fn compose(self, process: Process, debug_socket: DebugSocket) -> anyhow::Result<()> {
-        let Self { command: _, process: _, client: client_args, agent } = self;
-        let AgentArgs {
-            kube_proxy_replacement,
-            node_name,
-            nodeport_addresses,
-            detect_local_mode,
-            cluster_cidr,
-            pod_bridge_interface,
-            pod_interface_name_prefix,
-            drop_unassigned_vips,
-            deny_service_external_ips,
-            max_service_elements,
-            max_namespace_elements,
-            healthz_port,
-            max_watch_silence,
-            seccomp: _,
-        } = agent;
-        allow_many_connections();
-        let node = node_name.context("--node-name is missing")?;
-        if kube_proxy_replacement && client_args.api_server.is_none() && client_args.kubeconfig.is_none() {
-            bail!(
-                "--kube-proxy-replacement needs --api-server or --kubeconfig: without kube-proxy nothing serves the API \
-                 server's cluster IP"
-            );
+        let Self { command: _, process: _, client: mut client_args, mut agent } = self;
+        if let Some(path) = agent.config.take() {
+            config_file::apply(&path, &mut agent, &mut client_args)?;
         }
-        let detect_local =
-            detection(detect_local_mode, cluster_cidr, pod_bridge_interface, pod_interface_name_prefix)?;
-        let settings = AgentSettings {
-            node: node.clone(),
-            kube_proxy_replacement,
-            node_port_addresses: nodeport_addresses,
-            detect_local,
-            unassigned: drop_unassigned_vips.into_iter().flat_map(|range| range.0).collect(),
-            deny_external_ips: deny_service_external_ips,
-            element_limits: ElementLimits {
-                service: max_service_elements,
-                namespace: max_namespace_elements,
-            },
-            api_server: client_args.api_server.as_ref().and_then(|server| server.to_string().parse().ok()),
-        };
+        allow_many_connections();
+        let settings = settings(agent.clone(), &client_args)?;
+        let AgentArgs { healthz_port, metrics_bind_address, max_watch_silence, .. } = agent;
+        let AgentSettings { node, kube_proxy_replacement, .. } = settings.clone();
         let Component { name, version, .. } = process.component();
         let first = process.readiness().task("rules");
-        let client = client(name, version, &client_args).await?;
+        let requests = process.metrics().register_as("rest_client", RequestMetrics::new);
+        let client = counted_client(name, version, &client_args, &requests).await?;
         let metrics = process.metrics().register(name, Metrics::new);
         process.metrics().register_as("kubeproxy", |registry| metrics.kube_proxy.register(registry));
         process.metrics().register(name, register_dropped_packets);
@@ -84,6 +56,7 @@ impl Args {
         let cleaner =
             FlowCleaner::start(move |walk| counted.walked(walk)).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
+        metrics.kube_proxy.show(dataplane.families());
         let ruleset = empty_ruleset(&settings);
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(debug_socket.serve(inputs.clone()));
@@ -111,9 +84,16 @@ impl Args {
             let longest = move || staleness.longest().map(|(_, silent)| silent);
             proxy_health.limit_watch_silence(max_watch_silence, longest);
         }
-        let node_ports = healthz_ports(healthz_port, kube_proxy_replacement);
         let servers = server_runtime().context("cannot start the health servers' thread")?;
-        servers.spawn(serve_node_health(node_ports, proxy_health.clone(), metrics.kube_proxy.clone()));
+        let node_health = NodeHealth {
+            proxy_health: proxy_health.clone(),
+            families: dataplane.families().to_vec(),
+            counts: metrics.kube_proxy.clone(),
+        };
+        let health_addresses = healthz_ports(healthz_port, kube_proxy_replacement);
+        servers.spawn(serve_node_health(health_addresses, node_health));
+        let kube_proxys = metrics_address(metrics_bind_address, kube_proxy_replacement);
+        serve_as_kube_proxy(process.admin_pages(), kube_proxys, kube_proxy_replacement);
 
         let listeners = Listeners::new(ports.clone(), proxy_health.clone(), servers);
         let agent = Agent {
@@ -130,6 +110,61 @@ impl Args {
             first: Some(first),
         };
         agent.run(queue, process.shutdown().clone()).await
+    }
+}
+
+/// The settings that flags and a file say.
+fn settings(flags: AgentArgs, client: &ClientArgs) -> anyhow::Result<AgentSettings> {
+    let AgentArgs {
+        kube_proxy_replacement,
+        config: _,
+        node_name,
+        bind_address,
+        nodeport_addresses,
+        masquerade_all,
+        detect_local_mode,
+        cluster_cidr,
+        pod_bridge_interface,
+        pod_interface_name_prefix,
+        drop_unassigned_vips,
+        deny_service_external_ips,
+        max_service_elements,
+        max_namespace_elements,
+        healthz_port: _,
+        metrics_bind_address: _,
+        max_watch_silence: _,
+        seccomp: _,
+    } = flags;
+    let node = node_name.context("--node-name is missing, and no file names the node")?;
+    if kube_proxy_replacement && client.api_server.is_none() && client.kubeconfig.is_none() {
+        bail!(
+            "--kube-proxy-replacement needs --api-server or --kubeconfig: without kube-proxy nothing serves the API \
+             server's cluster IP"
+        );
+    }
+    let mode = detect_local_mode.unwrap_or(DetectLocalMode::NodeCidr);
+    Ok(AgentSettings {
+        node,
+        kube_proxy_replacement,
+        node_port_addresses: nodeport_addresses.unwrap_or(NodePortAddresses::Primary),
+        detect_local: detection(mode, cluster_cidr, pod_bridge_interface, pod_interface_name_prefix)?,
+        masquerade_all,
+        node_ip: bind_address,
+        unassigned: drop_unassigned_vips.into_iter().flat_map(|range| range.0).collect(),
+        deny_external_ips: deny_service_external_ips,
+        element_limits: ElementLimits { service: max_service_elements, namespace: max_namespace_elements },
+        api_server: client.api_server.as_ref().and_then(|server| server.to_string().parse().ok()),
+    })
+}
+
+/// Serves at kube-proxy's address what it serves there, too.
+fn serve_as_kube_proxy(pages: &AdminPages, address: Option<SocketAddr>, kube_proxy_replacement: bool) {
+    if kube_proxy_replacement {
+        pages.add("/proxyMode", "nftables");
+    }
+    if let Some(address) = address {
+        pages.add("/healthz", "ok");
+        tokio::spawn(pages.clone().serve_at(address));
     }
 }
 

@@ -15,7 +15,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Handle};
 
 pub use listeners::Listeners;
-pub use node::serve_node_health;
+pub use node::{HealthAddress, NodeHealth, serve_node_health};
 pub use ports::{HealthCheckPorts, ProxyHealth};
 
 /// Starts a runtime of one thread for the health servers, for the life of the process. Their clients can keep one processor busy

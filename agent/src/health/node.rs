@@ -4,9 +4,10 @@
 //! Load balancers of Services with external policy Cluster probe `/healthz`. `/livez` says whether the data plane is current;
 //! `/healthz` also fails on a node that is being deleted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use jiff::Timestamp;
 use serde::Serialize;
+use steerage_model::Family;
 use steerage_process::connection_limiter::ConnectionLimiter;
 
 use super::http::{json, listen, serve};
@@ -23,28 +25,67 @@ use crate::metrics::KubeProxyMetrics;
 /// Time between two tries to open a busy port.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Serves on these ports of all addresses of both families, until dropped. Retries busy ports.
-pub async fn serve_node_health(ports: Vec<u16>, proxy_health: ProxyHealth, counts: KubeProxyMetrics) {
+/// Where the node's health is served: a port of all addresses, or of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HealthAddress {
+    /// The address; all of both families without one.
+    pub ip: Option<IpAddr>,
+    /// The port.
+    pub port: u16,
+}
+
+impl HealthAddress {
+    /// This port of all addresses.
+    pub fn all(port: u16) -> Self {
+        Self { ip: None, port }
+    }
+
+    fn sockets(&self) -> Vec<SocketAddr> {
+        let all = || vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let addresses = self.ip.map_or_else(all, |ip| vec![ip]);
+        addresses.into_iter().map(|ip| SocketAddr::new(ip, self.port)).collect()
+    }
+}
+
+impl FromStr for HealthAddress {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Ok(port) = text.parse() {
+            return Ok(Self::all(port));
+        }
+        let socket: SocketAddr = text.parse().map_err(|_| "neither PORT nor IP:PORT")?;
+        Ok(Self { ip: Some(socket.ip()), port: socket.port() })
+    }
+}
+
+/// What [`serve_node_health`] answers from. Clones share it.
+#[derive(Debug, Clone)]
+pub struct NodeHealth {
+    /// Whether load balancers may rely on this node.
+    pub proxy_health: ProxyHealth,
+    /// The families that this node serves.
+    pub families: Vec<Family>,
+    /// Counts answers.
+    pub counts: KubeProxyMetrics,
+}
+
+/// Serves at these addresses, until dropped. Retries busy ones.
+pub async fn serve_node_health(listen: Vec<HealthAddress>, health: NodeHealth) {
     let connections = ConnectionLimiter::default();
-    let unspecified = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
-    let addresses = ports.iter().flat_map(|port| unspecified.map(|addr| SocketAddr::new(addr, *port)));
-    let servers = addresses.map(|address| serve_on(address, &connections, &proxy_health, &counts));
+    let addresses: BTreeSet<_> = listen.iter().flat_map(HealthAddress::sockets).collect();
+    let servers = addresses.into_iter().map(|address| serve_on(address, &connections, &health));
     // None of them ends.
     futures::future::join_all(servers).await;
 }
 
-async fn serve_on(
-    address: SocketAddr,
-    connections: &ConnectionLimiter,
-    proxy_health: &ProxyHealth,
-    counts: &KubeProxyMetrics,
-) -> Infallible {
+async fn serve_on(address: SocketAddr, connections: &ConnectionLimiter, health: &NodeHealth) -> Infallible {
     let mut warned = false;
     loop {
         match listen(address) {
             Ok(listener) => {
-                let (proxy_health, counts) = (proxy_health.clone(), counts.clone());
-                return serve(listener, connections, move |path| respond(path, &proxy_health, &counts)).await;
+                let health = health.clone();
+                return serve(listener, connections, move |path| respond(path, &health)).await;
             }
             Err(error) if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) => {
                 tracing::info!(%address, "host lacks this address family; node health is not served on it");
@@ -68,7 +109,7 @@ struct Body {
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
     healthy: bool,
-    status: BTreeMap<&'static str, FamilyBody>,
+    status: BTreeMap<String, FamilyBody>,
 }
 
 #[derive(Serialize)]
@@ -78,7 +119,8 @@ struct FamilyBody {
     healthy: bool,
 }
 
-fn respond(path: &str, proxy_health: &ProxyHealth, counts: &KubeProxyMetrics) -> Response<Full<Bytes>> {
+fn respond(path: &str, health: &NodeHealth) -> Response<Full<Bytes>> {
+    let NodeHealth { proxy_health, families, counts } = health;
     let (node_eligible, fit) = match path {
         "/livez" => (None, true),
         "/healthz" => (Some(proxy_health.is_eligible()), proxy_health.is_eligible()),
@@ -100,7 +142,7 @@ fn respond(path: &str, proxy_health: &ProxyHealth, counts: &KubeProxyMetrics) ->
         current_time: text(Some(now)),
         node_eligible,
         healthy,
-        status: [("IPv4", family()), ("IPv6", family())].into(),
+        status: families.iter().map(|of| (of.to_string(), family())).collect(),
     };
     // Fails only for maps whose keys are not strings.
     let response = json(healthy && fit, serde_json::to_vec(&body).unwrap_or_default());
@@ -123,8 +165,16 @@ mod tests {
 
     use super::*;
 
+    fn node_health(proxy_health: &ProxyHealth) -> NodeHealth {
+        NodeHealth {
+            proxy_health: proxy_health.clone(),
+            families: vec![Family::V4],
+            counts: KubeProxyMetrics::default(),
+        }
+    }
+
     async fn ask(path: &str, proxy_health: &ProxyHealth) -> (u16, serde_json::Value) {
-        let response = respond(path, proxy_health, &KubeProxyMetrics::default());
+        let response = respond(path, &node_health(proxy_health));
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, serde_json::from_slice(&body).unwrap_or_default())
@@ -135,7 +185,8 @@ mod tests {
         let free = super::super::tests::free_ports(2);
         let proxy_health = ProxyHealth::default();
         proxy_health.set_eligible(true);
-        let server = tokio::spawn(serve_node_health(free.clone(), proxy_health, KubeProxyMetrics::default()));
+        let listen = free.iter().map(|port| HealthAddress::all(*port)).collect();
+        let server = tokio::spawn(serve_node_health(listen, node_health(&proxy_health)));
         for (port, host) in free.into_iter().flat_map(|port| ["127.0.0.1", "::1"].map(|host| (port, host))) {
             let mut stream = loop {
                 match tokio::net::TcpStream::connect((host, port)).await {
@@ -149,6 +200,20 @@ mod tests {
             assert!(answer[..length].starts_with(b"HTTP/1.1 200 "), "{host} {port}");
         }
         server.abort();
+    }
+
+    #[test]
+    fn health_addresses_are_ports_of_all_addresses_or_of_one() {
+        let sockets = |text: &str| {
+            let address = text.parse::<HealthAddress>().ok()?;
+            Some(address.sockets().iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(sockets("10256").as_deref(), Some("0.0.0.0:10256 [::]:10256"));
+        assert_eq!(sockets("0.0.0.0:1").as_deref(), Some("0.0.0.0:1"));
+        assert_eq!(sockets("[fd00::1]:1").as_deref(), Some("[fd00::1]:1"));
+        for bad in ["", "10.0.0.1", "host:1", "70000"] {
+            assert_eq!(sockets(bad), None, "{bad}");
+        }
     }
 
     #[tokio::test]
@@ -180,7 +245,8 @@ mod tests {
         let (status, body) = ask("/healthz", &proxy_health).await;
         assert_eq!((status, &body["nodeEligible"], &body["healthy"]), (200, &true.into(), &true.into()));
         assert_eq!(body["lastUpdated"], body["currentTime"]);
-        assert_eq!(body["status"]["IPv6"]["healthy"], true);
+        assert_eq!(body["status"].as_object().unwrap().len(), 1, "the node's families only");
+        assert_eq!(body["status"]["IPv4"]["healthy"], true);
         proxy_health.set_eligible(false);
         let (status, body) = ask("/healthz", &proxy_health).await;
         assert_eq!((status, &body["nodeEligible"], &body["healthy"]), (503, &false.into(), &true.into()));

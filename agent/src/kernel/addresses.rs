@@ -48,6 +48,11 @@ impl AddressWatch {
     }
 }
 
+/// Whether this host uses IPv6, as kube-proxy decides it: the kernel knows it, and no setting disables it for all interfaces.
+pub(super) fn has_ipv6() -> bool {
+    std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6").is_ok_and(|value| value.trim() != "1")
+}
+
 /// All addresses of this host's interfaces, except IPv6 link-local ones, which mean nothing without their link.
 pub fn host_addresses() -> Vec<IpAddr> {
     let interfaces = match nix::ifaddrs::getifaddrs() {

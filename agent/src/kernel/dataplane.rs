@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The writer: makes the kernel's tables hold what a [`Ruleset`] says. It decides nothing else.
 
+use std::time::{Duration, Instant};
+
+use steerage_model::Family;
 use steerage_nft::{Error, Monitor, Nft};
 
-use super::{FAMILIES, FamilyTable, watch_foreign};
+use super::{FAMILIES, FamilyTable, has_ipv6, watch_foreign};
 use crate::rules::{Difference, KernelState, Ruleset};
 
 /// A successful write.
@@ -15,10 +18,28 @@ pub struct Written {
     pub full: bool,
 }
 
+/// A write to the table of one family, successful or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FamilyWrite {
+    /// The family.
+    pub family: Family,
+    /// Everything was compared with the kernel.
+    pub full: bool,
+    /// Its time, with the reading that it needed.
+    pub took: Duration,
+    /// The table holds what it should.
+    pub worked: bool,
+    /// Nothing of a replaced table is left.
+    pub cleaned_up: bool,
+}
+
 /// The tables of this network namespace.
 #[derive(Debug)]
 pub struct Dataplane {
     tables: Vec<FamilyTable>,
+    families: Vec<Family>,
+    /// Of the last [`Dataplane::write`].
+    writes: Vec<FamilyWrite>,
     state: KernelState,
     /// Called on foreign changes; `None` once the monitor runs, or where none is required.
     on_foreign_change: Option<ForeignChangeCallback>,
@@ -33,11 +54,15 @@ impl std::fmt::Debug for ForeignChangeCallback {
 }
 
 impl Dataplane {
-    /// Opens netlink sockets in the network namespace of the calling thread. Writes nothing. A family that the kernel lacks is
-    /// left out.
+    /// Opens netlink sockets in the network namespace of the calling thread. Writes nothing. A family that the kernel lacks, or that
+    /// is disabled on this host, is left out.
     pub fn open() -> Result<Self, Error> {
         let mut tables = Vec::new();
         for (model, family) in FAMILIES {
+            if model == Family::V6 && !has_ipv6() {
+                tracing::info!("IPv6 is disabled on this host; its Services are not served");
+                continue;
+            }
             let mut nft = Nft::open()?;
             match nft.tables(family) {
                 Ok(_) => tables.push(FamilyTable::new(nft, model, family)),
@@ -47,13 +72,30 @@ impl Dataplane {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Self { tables, state: KernelState::Unknown, on_foreign_change: None })
+        let families = tables.iter().map(FamilyTable::model).collect();
+        Ok(Self {
+            tables,
+            families,
+            writes: Vec::new(),
+            state: KernelState::Unknown,
+            on_foreign_change: None,
+        })
     }
 
     /// Reports foreign changes of the tables, see [`watch_foreign`], from the first successful write on. Not earlier: while
     /// anybody listens, the kernel builds a message for each element of a load, which doubles its work.
     pub fn watch_foreign_changes(&mut self, changed: impl FnMut(bool) -> bool + Send + 'static) {
         self.on_foreign_change = Some(ForeignChangeCallback(Box::new(changed)));
+    }
+
+    /// The families that have a table.
+    pub fn families(&self) -> &[Family] {
+        &self.families
+    }
+
+    /// What the last [`Dataplane::write`] did. A family without differences is not written, nor one after another that failed.
+    pub fn writes(&self) -> &[FamilyWrite] {
+        &self.writes
     }
 
     /// What is known of the tables.
@@ -72,6 +114,7 @@ impl Dataplane {
     pub fn write(&mut self, ruleset: &mut Ruleset, difference: &Difference) -> Result<Written, Error> {
         // Unknown until the write is known to have worked.
         let state = std::mem::replace(&mut self.state, KernelState::Unknown);
+        self.writes.clear();
         let (written, state) = match (difference, state) {
             (Difference::Elements(_), KernelState::InSync) => {
                 (self.write_elements(difference)?, KernelState::InSync)
@@ -103,7 +146,16 @@ impl Dataplane {
         let mut written = Written::default();
         for table in &mut self.tables {
             if let Some(changes) = difference.of(table.model()) {
-                table.write(changes)?;
+                let begun = Instant::now();
+                let result = table.write(changes);
+                self.writes.push(FamilyWrite {
+                    family: table.model(),
+                    full: false,
+                    took: begun.elapsed(),
+                    worked: result.is_ok(),
+                    cleaned_up: true,
+                });
+                result?;
                 written.elements += changes.count();
             }
         }
@@ -115,7 +167,16 @@ impl Dataplane {
         let mut generations = Vec::new();
         for table in &mut self.tables {
             let wanted = ruleset.all_elements(table.model());
-            let (elements, step) = table.synchronise(ruleset.config(), &wanted)?;
+            let begun = Instant::now();
+            let result = table.synchronise(ruleset.config(), &wanted);
+            self.writes.push(FamilyWrite {
+                family: table.model(),
+                full: true,
+                took: begun.elapsed(),
+                worked: result.is_ok(),
+                cleaned_up: table.is_cleaned_up(),
+            });
+            let (elements, step) = result?;
             written.elements += elements;
             generations.push(step);
         }

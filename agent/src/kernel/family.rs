@@ -34,6 +34,8 @@ pub struct FamilyTable {
     written: Option<ChainRules>,
     /// This process has written the table.
     has_written: bool,
+    /// The last write replaced the table, and left chains that only the replacement needs.
+    has_handover: bool,
     /// The generation of the ruleset and the long lists' endpoints in it, as read for the first write.
     endpoints: Option<(u32, Rows)>,
 }
@@ -48,6 +50,7 @@ impl FamilyTable {
             table: Table::new(family, TABLE),
             written: None,
             has_written: false,
+            has_handover: false,
             endpoints: None,
         }
     }
@@ -55,6 +58,11 @@ impl FamilyTable {
     /// Its address family.
     pub fn model(&self) -> Family {
         self.model
+    }
+
+    /// Whether nothing is left of a replacement of the table.
+    pub fn is_cleaned_up(&self) -> bool {
+        !self.has_handover
     }
 
     /// The netlink port that identifies this program's changes.
@@ -99,6 +107,7 @@ impl FamilyTable {
             endpoints: endpoints.as_ref(),
         };
         self.has_written = true;
+        self.has_handover = false;
         let table = self.table.clone();
         let mut count = 0;
         if self.nft.table(&table)?.is_none() {
@@ -124,7 +133,9 @@ impl FamilyTable {
             repaired => repaired?,
         };
         if is_replaced {
+            self.has_handover = true;
             self.nft.commit(end_handover(&table, &base_ruleset))?;
+            self.has_handover = false;
             // The kernel skips generation 0.
             generations.1 = if generations.1 == 0 { 0 } else { generations.1.checked_add(1).unwrap_or(1) };
         }

@@ -8,7 +8,7 @@
 //! table delays no rule; [`super::flow_schedule`] says when.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use steerage_model::{Family, Protocol};
 use steerage_nft::{Conntrack, ConntrackEntry, Ct, Error};
@@ -25,12 +25,23 @@ pub struct FlowCleaner {
 }
 
 /// What the cleaning thread did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowWalk {
-    /// It searched all of conntrack, and deleted so many entries.
-    Deleted(usize),
+    /// It searched all of conntrack, of those families where something may be stale.
+    Done(Vec<FamilyWalk>),
     /// It failed, and will search again.
     Failed,
+}
+
+/// A search of the flows of one family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FamilyWalk {
+    /// The family.
+    pub family: Family,
+    /// The time that it took, with the deletions.
+    pub took: Duration,
+    /// The number of entries deleted.
+    pub deleted: usize,
 }
 
 impl FlowCleaner {
@@ -45,11 +56,12 @@ impl FlowCleaner {
                 let result = clean(&mut conntrack, &stale);
                 let retry_in = schedule.walked(begun, Instant::now(), result.is_ok());
                 match result {
-                    Ok(count) => {
+                    Ok(families) => {
+                        let count: usize = families.iter().map(|family| family.deleted).sum();
                         if count > 0 {
                             tracing::info!(count, "stale conntrack entries deleted");
                         }
-                        walked(FlowWalk::Deleted(count));
+                        walked(FlowWalk::Done(families));
                     }
                     Err(error) => {
                         let retry_in = retry_in.map(|delay| duration::rounded(delay).to_string());
@@ -98,20 +110,22 @@ fn wait(queue: &Receiver<StaleFlows>, schedule: &mut FlowSchedule) -> bool {
     }
 }
 
-/// Deletes stale flows; returns their number.
-pub(crate) fn clean(conntrack: &mut Conntrack, stale: &StaleFlows) -> Result<usize, Error> {
-    let mut deleted = 0;
+/// Deletes stale flows; returns what it did by family.
+fn clean(conntrack: &mut Conntrack, stale: &StaleFlows) -> Result<Vec<FamilyWalk>, Error> {
+    let mut walks = Vec::new();
     for (model, family) in super::FAMILIES {
         if !stale.udp.keys().chain(&stale.handshakes).any(|frontend| frontend.family() == model) {
             continue;
         }
+        let begun = Instant::now();
         let flows = match conntrack.entries(family, |flow| is_stale(flow, stale)) {
             Err(error) if model == Family::V6 && error.is_unsupported() => continue,
             flows => flows?,
         };
-        deleted += conntrack.delete(&flows)?;
+        let deleted = conntrack.delete(&flows)?;
+        walks.push(FamilyWalk { family: model, took: begun.elapsed(), deleted });
     }
-    Ok(deleted)
+    Ok(walks)
 }
 
 fn is_stale(flow: &ConntrackEntry, stale: &StaleFlows) -> bool {

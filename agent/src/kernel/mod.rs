@@ -12,13 +12,14 @@ mod load;
 mod monitor;
 
 pub use addresses::{AddressWatch, host_addresses};
-pub use dataplane::{Dataplane, Written};
+pub use dataplane::{Dataplane, FamilyWrite, Written};
 pub use family::FamilyTable;
-pub use flows::{FlowCleaner, FlowWalk};
+pub use flows::{FamilyWalk, FlowCleaner, FlowWalk};
 pub use host_facts::host_facts;
 pub use inspect::{DroppedPackets, KernelTable, dropped_packets, read_table};
 pub use monitor::watch_foreign;
 
+use addresses::has_ipv6;
 use steerage_model::Family;
 use steerage_nft::{Batch, Error, Nft, Table};
 

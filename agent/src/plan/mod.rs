@@ -8,6 +8,7 @@ mod budget;
 mod desired;
 mod endpoints;
 mod external_ips;
+mod local_gaps;
 mod policy_transition;
 mod service;
 
@@ -22,6 +23,7 @@ pub use budget::{Budgets, ElementLimits, LEAST_ELEMENTS, Reduced, ReducedService
 pub use desired::{Affected, Desired, Shadowed};
 pub use endpoints::{Endpoints, Selection};
 pub use external_ips::{ExternalIps, Refusal, RefusedExternalIp};
+pub use local_gaps::LocalGaps;
 pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};
 pub use service::{plan_service, serves};
 
@@ -46,9 +48,9 @@ impl Frontend {
 /// Which clients' source address is replaced by the node's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Masquerade {
-    /// All: external traffic under policy Cluster.
+    /// All: external traffic under policy Cluster, and with `--masquerade-all` traffic to a `ClusterIP`.
     All,
-    /// All but local pods: `ClusterIP`.
+    /// All but local pods: `ClusterIP` otherwise.
     NotPods,
     /// This host only: external traffic under policy Local keeps the client's address.
     Host,
@@ -120,19 +122,6 @@ pub struct ServicePlan {
     pub refused: Vec<(IpAddr, Refusal)>,
     /// It needs more elements than it may have.
     pub reduced: Option<Reduced>,
-}
-
-impl ServicePlan {
-    /// Whether policy Local finds endpoints, but none on this node: for internal, and for external traffic.
-    pub fn lacks_local(&self) -> [bool; 2] {
-        let any = |lacks: fn(&Action) -> bool| {
-            self.frontends.iter().any(|(_, action)| !action.reject && lacks(action))
-        };
-        [
-            any(|action| action.targets.is_empty()),
-            any(|action| action.local.as_ref().is_some_and(|l| l.is_empty())),
-        ]
-    }
 }
 
 /// Health-check ports by Service.

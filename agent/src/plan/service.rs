@@ -119,7 +119,7 @@ fn port_frontends(
         reject: cluster.is_empty() && local.is_empty(),
         targets: Endpoints { selection: Selection::Cluster, list: cluster },
         local: None,
-        masquerade: Masquerade::NotPods,
+        masquerade: if local_node.masquerade_all { Masquerade::All } else { Masquerade::NotPods },
         sources: None,
         affinity: service.affinity.map(|affinity| affinity_timeout(affinity.timeout.as_secs())),
         serving,

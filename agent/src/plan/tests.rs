@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -46,19 +46,21 @@ fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
 fn local_node() -> LocalNode {
     LocalNode {
         node: "here".to_owned(),
-        zone: None,
         addresses: vec![addr("10.0.0.1"), addr("fd00::1")],
         node_port_addresses: vec![addr("10.0.0.1"), addr("fd00::1")],
-        kube_proxy_replacement: false,
-        external_ips: ExternalIps::default(),
+        ..LocalNode::default()
     }
 }
 
-fn plan(service: &Service, endpoints: Vec<Endpoint>) -> ServicePlan {
+fn index_of(service: &Service, endpoints: Vec<Endpoint>) -> Index {
     let mut index = Index::default();
     index.apply_service(Event::Apply(service.clone()));
     index.apply_slice(Event::Apply(slice(service.key.name(), endpoints)));
-    plan_service(service, &index, &local_node())
+    index
+}
+
+fn plan(service: &Service, endpoints: Vec<Endpoint>) -> ServicePlan {
+    plan_service(service, &index_of(service, endpoints), &local_node())
 }
 
 fn both() -> Vec<Endpoint> {
@@ -92,6 +94,33 @@ fn which_services_are_served() {
     for (service, labelled, all) in cases {
         assert_eq!((serves(&service, false), serves(&service, true)), (labelled, all), "{service:?}");
     }
+}
+
+#[test]
+fn masquerade_all_concerns_cluster_ips_only() {
+    let mut local = service("web");
+    local.external_policy = TrafficPolicy::Local;
+    let index = index_of(&local, both());
+    let plan = plan_service(&local, &index, &LocalNode { masquerade_all: true, ..local_node() });
+    assert_eq!(action(&plan, "10.96.0.1:80").masquerade, Masquerade::All);
+    assert_eq!(action(&plan, "192.0.2.1:80").masquerade, Masquerade::Host, "policy Local keeps the client's");
+}
+
+#[test]
+fn ports_without_local_endpoints_are_counted_by_family() {
+    let mut local = service("web");
+    local.internal_policy = TrafficPolicy::Local;
+    let there = || vec![both().remove(1)];
+    let gap = BTreeSet::from([(Family::V4, Protocol::Tcp, 80)]);
+    let gaps = plan(&local, there()).local_gaps();
+    assert_eq!((&gaps.internal, gaps.count(Family::V4), gaps.count(Family::V6)), (&gap, (1, 0), (0, 0)));
+    local.external_policy = TrafficPolicy::Local;
+    assert_eq!(plan(&local, there()).local_gaps(), LocalGaps { internal: gap.clone(), external: gap });
+    assert!(plan(&local, both()).local_gaps().is_empty());
+    assert!(
+        plan(&local, Vec::new()).local_gaps().is_empty(),
+        "a Service without endpoints lacks no local ones"
+    );
 }
 
 #[test]

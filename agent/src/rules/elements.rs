@@ -13,7 +13,7 @@ use super::layout::{LOCAL_OFFSET, SetId, Side, long_class};
 use super::long_lists::{LongList, LongLists};
 use super::namespaces::Namespaces;
 use super::source_lists::{Networks, SourceLists, kernel_networks};
-use crate::plan::{Action, Affected, Desired, Frontend, Masquerade};
+use crate::plan::{Action, Affected, Desired, Frontend, Masquerade, Role};
 
 /// Elements of one family, by set, each set in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -199,7 +199,7 @@ fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &List
     let [a, b, c] = key;
     let mut member = |id: SetId| out.of(id).push_key(&key);
     // Frontends of cluster addresses are found by their addresses.
-    let on_cluster_address = action.masquerade == Masquerade::NotPods;
+    let on_cluster_address = action.role == Role::ClusterIp;
     if !on_cluster_address {
         member(SetId::Frontends);
     }

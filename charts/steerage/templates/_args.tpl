@@ -66,6 +66,15 @@
 {{- if $agent.denyServiceExternalIPs }}
 - --deny-service-external-ips
 {{- end }}
+{{- if $agent.masqueradeAll }}
+- --masquerade-all
+{{- end }}
+{{- with $agent.metricsBindAddress }}
+- --metrics-bind-address={{ . }}
+{{- end }}
+{{- if $agent.kubeProxyConfigMap }}
+- --config=/etc/steerage/kube-proxy/config.conf
+{{- end }}
 {{- with $agent.apiServer }}
 - --api-server={{ . }}
 {{- end }}

@@ -80,13 +80,31 @@ pub(super) fn exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
     items
 }
 
-/// Parses `text`, or adds a note that the value of `field` is left out.
-pub(super) fn parse_or_note<T: FromStr>(field: &str, text: &str, notes: &mut Vec<String>) -> Option<T> {
-    let parsed = text.trim().parse().ok();
+/// Parses an address or a network as the API server reads those in objects from before it was strict: 010.1.0.0/16 is 10.1.0.0/16.
+pub(super) fn address_or_note<T: FromStr>(field: &str, text: &str, notes: &mut Vec<String>) -> Option<T> {
+    let parsed = without_leading_zeros(text.trim()).parse().ok();
     if parsed.is_none() {
         notes.push(format!("{field}: ignoring the invalid value `{text}`"));
     }
     parsed
+}
+
+/// An IPv4 address or network without the zeros before the numbers of its address; anything else as it is.
+fn without_leading_zeros(text: &str) -> Cow<'_, str> {
+    let (address, length) = text.find('/').map_or((text, ""), |at| text.split_at(at));
+    // Nearly always.
+    if !address.contains('.')
+        || address.contains(':')
+        || !address.split('.').any(|n| n.starts_with('0') && n != "0")
+    {
+        return text.into();
+    }
+    let shorten = |number: &str| match number.trim_start_matches('0') {
+        "" if !number.is_empty() => "0".to_owned(),
+        rest => rest.to_owned(),
+    };
+    let numbers: Vec<String> = address.split('.').map(shorten).collect();
+    format!("{}{length}", numbers.join(".")).into()
 }
 
 /// Parses the protocol of a port, by default TCP, or adds a note that the port of `field` is left out.
@@ -98,6 +116,39 @@ pub(super) fn protocol_or_note(field: &str, text: Option<&str>, notes: &mut Vec<
         Some(other) => {
             notes.push(format!("{field}: ignoring a port with the unknown protocol `{other}`"));
             None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use ipnet::IpNet;
+
+    use super::*;
+
+    #[test]
+    fn leading_zeros_of_ipv4_are_decimal() {
+        let parse = |text: &str| {
+            let mut notes = Vec::new();
+            let address = address_or_note::<IpAddr>("f", text, &mut notes).map(|ip| ip.to_string());
+            let net = address_or_note::<IpNet>("f", text, &mut notes).map(|net| net.to_string());
+            address.or(net)
+        };
+        for (text, expected) in [
+            ("10.0.0.1", Some("10.0.0.1")),
+            (" 010.000.00.08 ", Some("10.0.0.8")),
+            ("010.1.0.0/16", Some("10.1.0.0/16")),
+            ("0.0.0.0/0", Some("0.0.0.0/0")),
+            ("fd00::01", Some("fd00::1")),
+            ("::ffff:10.0.0.1", Some("::ffff:10.0.0.1")),
+            ("10.0.0", None),
+            ("10.0..1", None),
+            ("0x10.0.0.1", None),
+            ("10.0.0.256", None),
+        ] {
+            assert_eq!(parse(text).as_deref(), expected, "{text}");
         }
     }
 }

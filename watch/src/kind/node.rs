@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use steerage_model::{Key, Node, NodeAgent, names};
 
-use super::json::{Meta, or_default, parse_or_note};
+use super::json::{Meta, address_or_note, or_default};
 use super::{Kind, Malformed, Selectors};
 
 /// Nodes: all, or one.
@@ -50,22 +50,27 @@ impl Kind for Nodes {
 
     fn project(json: &str, notes: &mut Vec<String>) -> Result<Option<Node>, Malformed> {
         let Wire { metadata, spec, status } = serde_json::from_str(json)?;
-        let internal = status.addresses.iter().filter(|address| address.kind == "InternalIP");
+        let mut addresses = |kind: &str| {
+            let of_kind = status.addresses.iter().filter(|address| address.kind == kind);
+            of_kind
+                .filter_map(|address| address_or_note("status.addresses", &address.address, notes))
+                .collect()
+        };
+        let (internal, external) = (addresses("InternalIP"), addresses("ExternalIP"));
         // Objects written before dual-stack have only the single field.
         let pod_cidrs =
             if spec.pod_cidrs.is_empty() { spec.pod_cidr.into_iter().collect() } else { spec.pod_cidrs };
         let labels = metadata.labels;
         let mut annotations = metadata.annotations.0;
         Ok(Some(Node {
-            addresses: internal
-                .filter_map(|address| parse_or_note("status.addresses", &address.address, notes))
-                .collect(),
+            addresses: internal,
+            external_addresses: external,
             provider_id: spec.provider_id.filter(|id| !id.is_empty()),
             zone: labels.get(names::ZONE_LABEL).filter(|zone| !zone.is_empty()).cloned(),
             pod_cidrs: pod_cidrs
                 .iter()
                 .filter(|cidr| !cidr.is_empty())
-                .filter_map(|cidr| parse_or_note("spec.podCIDRs", cidr, notes))
+                .filter_map(|cidr| address_or_note("spec.podCIDRs", cidr, notes))
                 .collect(),
             excluded: labels.get(names::EXCLUDE_LABEL).is_some_and(|v| Node::exclusion_label_excludes(v)),
             deleting: metadata.deletion_timestamp.is_some(),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use steerage_model::{Key, Pod, PodGate, names};
 
-use super::json::{Meta, or_default, parse_or_note};
+use super::json::{Meta, address_or_note, or_default};
 use super::{Kind, Malformed, Selectors};
 
 /// The pods with Steerage's readiness gate, of those with its label: so the API server sends no other pods.
@@ -55,7 +55,7 @@ impl Kind for Pods {
         let is_up = metadata.deletion_timestamp.is_none() && is_true("ContainersReady");
         let mut addresses = Vec::with_capacity(status.pod_ips.len());
         for PodIp { ip } in &status.pod_ips {
-            addresses.extend(parse_or_note::<IpAddr>("status.podIPs", ip, notes));
+            addresses.extend(address_or_note::<IpAddr>("status.podIPs", ip, notes));
         }
         Ok(Some(Pod {
             key: Key::new(metadata.namespace, metadata.name),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Services.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use steerage_model::{
     TrafficPolicy, names,
 };
 
-use super::json::{Meta, exact, or_default, parse_or_note, protocol_or_note};
+use super::json::{Meta, address_or_note, exact, or_default, protocol_or_note};
 use super::{Kind, Malformed};
 
 /// All Services.
@@ -64,9 +63,10 @@ fn fill_spec(service: &mut Service, spec: Spec, notes: &mut Vec<String>) -> Resu
     let cluster_ips =
         if spec.cluster_ips.is_empty() { spec.cluster_ip.into_iter().collect() } else { spec.cluster_ips };
     let cluster_ips = cluster_ips.iter().filter(|ip| !ip.is_empty() && *ip != "None");
-    service.cluster_ips = exact(cluster_ips.filter_map(|ip| parse_or_note("spec.clusterIPs", ip, notes)));
+    service.cluster_ips = exact(cluster_ips.filter_map(|ip| address_or_note("spec.clusterIPs", ip, notes)));
     let external_ips = spec.external_ips.iter();
-    service.external_ips = exact(external_ips.filter_map(|ip| parse_or_note("spec.externalIPs", ip, notes)));
+    service.external_ips =
+        exact(external_ips.filter_map(|ip| address_or_note("spec.externalIPs", ip, notes)));
     service.ports = exact(spec.ports.into_iter().filter_map(|p| port(p, notes)));
     service.external_policy =
         policy("spec.externalTrafficPolicy", spec.external_traffic_policy.as_deref(), notes);
@@ -84,11 +84,9 @@ fn fill_spec(service: &mut Service, spec: Spec, notes: &mut Vec<String>) -> Resu
 
 /// An empty list admits everybody. So a list of which no range can be read becomes ranges that no client has.
 fn source_ranges(texts: &[String], notes: &mut Vec<String>) -> Vec<IpNet> {
-    let parsed = texts.iter().filter_map(|text| {
-        // As the API server reads them in objects from before it was strict: 010.1.0.0/16 is 10.1.0.0/16.
-        let text = without_leading_zeros(text.trim());
-        parse_or_note::<IpNet>("spec.loadBalancerSourceRanges", &text, notes)
-    });
+    let parsed = texts
+        .iter()
+        .filter_map(|text| address_or_note::<IpNet>("spec.loadBalancerSourceRanges", text, notes));
     let ranges: Vec<IpNet> = parsed.map(|range| range.trunc()).collect();
     if ranges.is_empty() && !texts.is_empty() {
         notes.push(
@@ -101,22 +99,6 @@ fn source_ranges(texts: &[String], notes: &mut Vec<String>) -> Vec<IpNet> {
         ];
     }
     ranges
-}
-
-/// An IPv4 range without the zeros before its numbers; anything else as it is.
-fn without_leading_zeros(range: &str) -> Cow<'_, str> {
-    let Some((address, length)) = range.split_once('/').filter(|(address, _)| address.contains('.')) else {
-        return range.into();
-    };
-    if address.contains(':') {
-        return range.into();
-    }
-    let shorten = |number: &str| match number.trim_start_matches('0') {
-        "" if !number.is_empty() => "0".to_owned(),
-        rest => rest.to_owned(),
-    };
-    let numbers: Vec<String> = address.split('.').map(shorten).collect();
-    format!("{}/{length}", numbers.join(".")).into()
 }
 
 fn fill_status(service: &mut Service, status: Status, notes: &mut Vec<String>) {
@@ -198,7 +180,7 @@ fn port(wire: WirePort, notes: &mut Vec<String>) -> Option<ServicePort> {
 
 fn ingress(wire: WireIngress, notes: &mut Vec<String>) -> Option<Ingress> {
     let ip = wire.ip.filter(|ip| !ip.is_empty());
-    let ip = ip.and_then(|ip| parse_or_note::<IpAddr>("status.loadBalancer.ingress", &ip, notes));
+    let ip = ip.and_then(|ip| address_or_note::<IpAddr>("status.loadBalancer.ingress", &ip, notes));
     let hostname = wire.hostname.filter(|name| !name.is_empty());
     if ip.is_none() && hostname.is_none() {
         return None;

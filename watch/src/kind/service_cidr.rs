@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use steerage_model::{Key, ServiceCidr};
 
-use super::json::{Meta, or_default, parse_or_note};
+use super::json::{Meta, address_or_note, or_default};
 use super::{Kind, Malformed};
 
 /// All `ServiceCIDR`s. API servers serve them since Kubernetes 1.33.
@@ -33,7 +33,7 @@ impl Kind for ServiceCidrs {
     fn project(json: &str, notes: &mut Vec<String>) -> Result<Option<ServiceCidr>, Malformed> {
         let Wire { metadata, spec } = serde_json::from_str(json)?;
         let networks =
-            spec.cidrs.iter().filter_map(|cidr| parse_or_note("spec.cidrs", cidr, notes)).collect();
+            spec.cidrs.iter().filter_map(|cidr| address_or_note("spec.cidrs", cidr, notes)).collect();
         Ok(Some(ServiceCidr { name: metadata.name, networks }))
     }
 }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use steerage_model::{Endpoint, EndpointPort, EndpointSlice, Family, Hints, Key, PodRef, names};
 
-use super::json::{Meta, exact, or_default, parse_or_note, protocol_or_note};
+use super::json::{Meta, address_or_note, exact, or_default, protocol_or_note};
 use super::{Kind, Malformed, Selectors};
 
 /// All slices of Services that are not headless. They are never selected by the label that names a service proxy: only the label
@@ -76,7 +76,7 @@ fn endpoint(wire: WireEndpoint, family: Family, notes: &mut Vec<String>) -> Opti
         notes.push("endpoints: ignoring an endpoint without an address".to_owned());
         return None;
     };
-    let addr: IpAddr = parse_or_note("endpoints[].addresses", text, notes)?;
+    let addr: IpAddr = address_or_note("endpoints[].addresses", text, notes)?;
     if Family::of(addr) != family {
         notes.push(format!("endpoints[].addresses: ignoring `{text}`, which is not {family}"));
         return None;

@@ -61,6 +61,8 @@ impl<'a> Running<'a> {
             kube_proxy_replacement: false,
             node_port_addresses,
             detect_local: DetectLocal::NodeCidrs,
+            masquerade_all: false,
+            node_ip: None,
             unassigned: Vec::new(),
             deny_external_ips: false,
             api_server: None,

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use steerage_model::{Family, Protocol, TrafficPolicy};
 use steerage_requirements::requires;
 
-use crate::packets::cluster::{Cluster, FAMILIES, Way, local, place, pod_networks, service, slices};
+use crate::packets::cluster::{Cluster, FAMILIES, Way, key, local, place, pod_networks, service, slices};
 use crate::world::{At, Lost, World};
-use steerage_agent::local_node::LocalPods;
+use steerage_agent::local_node::{LocalNode, LocalPods};
+use steerage_agent::plan::plan_service;
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
@@ -64,6 +65,21 @@ fn cluster_ip_keeps_only_local_pod_addresses() {
     expect(&world, At::Pod2, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Pod2));
     expect(&world, At::Node, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Node));
     expect(&world, At::Client, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Node));
+}
+
+#[test]
+fn masquerade_all_hides_pods_at_cluster_ips_only() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
+    let all = LocalNode { masquerade_all: true, ..place() };
+    let plan = plan_service(&local(service()), &cluster.index, &all);
+    cluster.write([(key(), plan)].into());
+    for from in [At::Pod2, At::Node, At::Client] {
+        expect(&world, from, Way::ClusterIp, &[At::Pod1, At::Far], Some(At::Node));
+    }
+    expect(&world, At::Client, Way::Vip, &[At::Pod1], Some(At::Client));
+    expect(&world, At::Pod2, Way::Vip, &[At::Pod1, At::Far], Some(At::Pod2));
 }
 
 #[test]

@@ -50,14 +50,15 @@ fn second_agent_exits_and_first_answers_debug_requests() {
     }
 
     // What kube-proxy counts. The slice changes once after the start, and then has nothing here.
-    let programmed = "kubeproxy_network_programming_duration_seconds_count";
+    let programmed = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"}";
     assert_eq!(agent.metric(programmed), 0, "what the first list brings is no change");
     scene.service("web", vip, &json!({ "externalTrafficPolicy": "Local" }));
     scene.endpoints("web", "node", &[At::Far]);
-    let lacking = "kubeproxy_sync_proxy_rules_no_local_endpoints{traffic_policy=\"external\"}";
-    eventually("a Service without local endpoints is counted", || agent.metric(lacking) == 1);
+    let lacking =
+        "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\",ip_family=\"IPv4\"}";
+    eventually("both ports of a Service without local endpoints are counted", || agent.metric(lacking) == 2);
     eventually("the change of the slice is counted", || agent.metric(programmed) == 1);
-    assert!(agent.metric("kubeproxy_sync_proxy_rules_duration_seconds_count") >= 2);
+    assert!(agent.metric("kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}") >= 2);
     let pending = "kubeproxy_sync_proxy_rules_endpoint_changes_pending";
     eventually("and pending no more", || agent.metric(pending) == 0);
     scene.endpoints("web", "node", &[At::Pod1]);

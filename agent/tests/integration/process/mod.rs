@@ -6,6 +6,7 @@
 mod alone;
 mod faults;
 mod foreign;
+mod replacement;
 mod scene;
 mod service_cidrs;
 mod traffic;

@@ -259,9 +259,14 @@ impl Agent<'_> {
         self.child.try_wait().unwrap().is_none()
     }
 
-    fn get(&self, path: &str) -> Option<String> {
+    pub(crate) fn get(&self, path: &str) -> Option<String> {
+        self.get_at("127.0.0.1:10358", path)
+    }
+
+    /// The response of one of the agent's servers.
+    pub(crate) fn get_at(&self, address: &str, path: &str) -> Option<String> {
         self.scene.world.run(At::Node, || {
-            let mut stream = TcpStream::connect("127.0.0.1:10358").ok()?;
+            let mut stream = TcpStream::connect(address).ok()?;
             stream.set_read_timeout(Some(PATIENCE)).ok()?;
             write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").ok()?;
             let mut text = String::new();

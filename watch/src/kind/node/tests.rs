@@ -25,7 +25,7 @@ fn node_is_projected_completely() {
         },
         "status": {
             "addresses": [
-                { "type": "InternalIP", "address": "10.0.0.1" }, { "type": "ExternalIP", "address": "192.0.2.1" },
+                { "type": "InternalIP", "address": "10.0.0.1" }, { "type": "ExternalIP", "address": "192.0.2.01" },
                 { "type": "Hostname", "address": "n1" }, { "type": "InternalIP", "address": "fd00::1" }
             ],
             "conditions": [{ "type": "Ready", "status": "True" }], "images": [{ "names": ["x"] }]
@@ -35,6 +35,7 @@ fn node_is_projected_completely() {
     let want = Node {
         name: "n1".into(),
         addresses: vec!["10.0.0.1".parse().expect("address"), "fd00::1".parse().expect("address")],
+        external_addresses: vec!["192.0.2.1".parse().expect("address")],
         provider_id: Some("aws:///z1/i-1".into()),
         zone: Some("z1".into()),
         labels: std::sync::Arc::new(
