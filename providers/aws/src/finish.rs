@@ -85,8 +85,10 @@ impl Aws {
     ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
         let names = wanted.all();
         entry.refused_targets.retain(|id| names.contains_key(id));
-        let ServiceState { resources, registered, refused_targets, .. } = &mut *entry;
-        let groups = || resources.iter().flat_map(|(_, resources)| &resources.groups);
+        let ServiceState { resources, registered, refused_targets, unproven, .. } = &mut *entry;
+        // One whose tags were not read may be another's.
+        let is_ours = |(_, group): &(&String, &ObservedGroup)| !unproven.contains(&group.arn);
+        let groups = || resources.iter().flat_map(|(_, resources)| &resources.groups).filter(is_ours);
         let mut refused = wanted.refused_nodes(groups().map(|(_, group)| group));
         let (mut held, mut exceeded) = (None::<Duration>, None);
         // Its lines name only the target group.

@@ -32,6 +32,7 @@ use crate::lookup::{self, KnownGroupNames};
 use crate::observe::{self, Observation};
 use crate::paced::Paced;
 use crate::security_group::{SecurityGroup, new_security_group};
+use crate::security_group_sync::again_after;
 use crate::shared::LoadBalancerUse;
 use crate::shared_sync::again;
 use crate::shared_use::SharedUse;
@@ -221,7 +222,6 @@ impl Aws {
         let mut limits = Limits { compare, settle: self.config.settle, may_hold: false };
         entry.wanted = Some((lb.owner.clone(), wanted.clone()));
         let mut compare_rules = compare;
-        let was_complete = entry.is_complete(&lb.owner, &wanted);
         let structured = if self.compare_with_list(&lb.owner, &wanted, entry) {
             // The list has the rules too.
             (limits.compare, compare_rules) = (Compare::Remembered, Compare::Remembered);
@@ -234,40 +234,55 @@ impl Aws {
         } else {
             self.restructure(lb, wanted, &targets, entry, compare).await
         };
+        let is_in_place = matches!(structured, Ok(None));
         let finished = match structured {
             Ok(None) => self.finish(entry, &targets, limits).await,
-            Ok(Some(wait)) => return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() }),
+            Ok(Some(wait)) => self.follow(&lb.owner, entry, &targets).await.map(|()| again(wait)),
             // The targets are set next, apart from the structure, and so are the rules.
             Err(error @ Error::Invalid { .. }) => return Err(error),
-            Err(error) => {
-                let is_known = entry.resources.as_ref().is_some_and(|(known, _)| *known == lb.owner);
-                if matches!(error, Error::Throttled { .. }) && was_complete && is_known {
-                    // Only a comparison waits, and registrations have a budget of their own.
-                    let limits = Limits { compare: Compare::Remembered, ..limits };
-                    self.converge_targets(entry, &targets, limits).await?;
-                }
-                Err(error)
+            Err(error @ Error::Throttled { .. }) => {
+                self.follow(&lb.owner, entry, &targets).await.and(Err(error))
             }
+            Err(error) => Err(error),
         };
         let mut outcome = finished.as_ref().cloned().unwrap_or_else(|_| Outcome::done());
         let owner = &lb.owner;
-        if finished.is_ok() && !has_v6 {
+        let is_finished = is_in_place && finished.is_ok();
+        if is_finished && !has_v6 {
             // Clients keep their rules as long as they are told the addresses.
             self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
         }
-        // Sources that must not connect any more do not wait for ELBv2, as targets do not wait for EC2.
-        self.secure(owner, entry, compare_rules, &mut outcome).await;
-        if finished.is_ok() {
+        // Sources that must not connect any more wait neither for ELBv2, as targets do not wait for EC2, nor for a change of the structure.
+        if finished.is_err() || entry.is_known(owner) {
+            self.secure(owner, entry, compare_rules, &mut outcome).await;
+        }
+        if is_finished {
             self.sync_subnets(owner, entry, compare_rules, &mut outcome).await;
         }
-        if finished.is_ok() && has_v6 && outcome.incomplete.is_none() {
+        if is_finished && has_v6 && outcome.incomplete.is_none() {
             // Clients learn of IPv6 when it serves.
             self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
         }
-        if finished.is_ok() && has_v6 {
+        if is_finished && has_v6 {
             self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
         }
         finished.map(|_| outcome)
+    }
+
+    /// Sets the targets of the present groups while a change or a comparison of the structure waits: registrations have a budget of their
+    /// own. Nothing is done if the groups are unknown.
+    pub(crate) async fn follow(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        targets: &WantedTargets,
+    ) -> Result<(), Error> {
+        if entry.is_known(owner) {
+            let limits =
+                Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
+            self.converge_targets(entry, targets, limits).await?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
@@ -334,16 +349,17 @@ impl Provider for Aws {
             let seen = self.read(owner, entry).await?;
             entry.resources = Some((owner.clone(), seen.mine));
             entry.complete = None;
+            entry.unproven.clear();
         }
         let targets = WantedTargets::new(&self.config, &owner.service, targets);
         let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
-        let (refused, held) = self.converge_targets(entry, &targets, limits).await?;
-        let progress = held.map_or(Progress::Done, Progress::Again);
-        let mut outcome =
-            Outcome { progress, retry_refused: entry.retry_refused(), refused, ..Outcome::done() };
-        // Also where the structure is refused, a source may have to go.
+        let converged = self.converge_targets(entry, &targets, limits).await;
+        let mut outcome = Outcome { retry_refused: entry.retry_refused(), ..Outcome::done() };
+        // Also where the structure is refused, and where targets wait, a source may have to go.
         self.secure(owner, entry, Compare::Remembered, &mut outcome).await;
-        Ok(outcome)
+        let (refused, held) = converged?;
+        held.into_iter().for_each(|wait| again_after(&mut outcome, wait));
+        Ok(Outcome { refused, ..outcome })
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {

@@ -12,7 +12,6 @@ use crate::desired::Desired;
 use crate::observe::{self, Resources};
 use crate::provider::Aws;
 use crate::state::{Complete, FirstLook, PendingDeletion, ServiceState};
-use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
 use crate::{reasons, shared};
 
@@ -46,22 +45,23 @@ impl Aws {
             if compare == Compare::Remembered || unsettled.is_some() {
                 return Ok(Ok(known));
             }
+            // Reads change nothing: until they say more, targets follow in the groups that are known.
+            entry.resources = Some((owner.clone(), known.clone()));
             let is_leaving = |name: &str| entry.leaving.contains_key(name);
-            match observe::refresh(&*self.client, &known, is_leaving, wanted.compares_balancer()).await {
-                Ok(Some(resources)) => return Ok(Ok(resources)),
-                Ok(None) => {}
-                Err(error) => {
-                    entry.resources = Some((owner.clone(), known));
-                    return Err(error);
-                }
+            let refreshed =
+                observe::refresh(&*self.client, &known, is_leaving, wanted.compares_balancer()).await?;
+            if let Some(resources) = refreshed {
+                entry.resources = None;
+                return Ok(Ok(resources));
             }
         } else if let Some(wait) = unsettled {
             return Ok(Err(wait));
         }
+        let seen = self.read(owner, entry).await?;
+        entry.resources = None;
         entry.unproven.clear();
         entry.leaving.clear();
         entry.registered.retain(|_, known| !known.is_settled(self.config.settle));
-        let seen = self.read(owner, entry).await?;
         if let Some(message) = seen.foreign.first() {
             if seen.mine.balancer.is_none() {
                 self.drop_security_group(owner, entry).await;
@@ -147,10 +147,6 @@ impl Aws {
             }
             Ok(Stepped::Empty) => {
                 entry.resources = Some((owner.clone(), resources));
-                // The present groups follow meanwhile.
-                let settle = self.config.settle;
-                let limits = Limits { compare: Compare::Remembered, settle, may_hold: false };
-                self.converge_targets(entry, targets, limits).await?;
                 return Ok(Some(EMPTY_POLL));
             }
             Err(error) => {

@@ -139,8 +139,8 @@ impl Aws {
         outcome
     }
 
-    /// Another Service changes the load balancer, which can take a minute. The targets of this one follow meanwhile, if its structure is
-    /// in place.
+    /// Another Service changes the load balancer, which can take a minute. The targets of this one follow meanwhile in the groups that it
+    /// has.
     async fn follow_targets(
         &self,
         lb: &LoadBalancer,
@@ -149,11 +149,11 @@ impl Aws {
         compare: Compare,
     ) -> Result<Outcome, Error> {
         entry.must_compare |= compare == Compare::InPlace;
-        // The targets of another structure may be none of the present one.
+        let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         if !entry.is_complete(&lb.owner, wanted) {
+            self.follow(&lb.owner, entry, &targets).await?;
             return Ok(again(BUSY_POLL));
         }
-        let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
         let (refused, _) = self.converge_targets(entry, &targets, limits).await?;
         let Some(ingress) = entry.complete.as_ref().and_then(|complete| complete.ingress.clone()) else {

@@ -203,9 +203,14 @@ impl PendingSecurityGroups {
 }
 
 impl ServiceState {
+    /// Whether the owner's resources are known.
+    pub(crate) fn is_known(&self, owner: &Owner) -> bool {
+        self.resources.as_ref().is_some_and(|(known, _)| known == owner)
+    }
+
     /// Whether the owner's load balancer is known to have this structure.
     pub(crate) fn is_complete(&self, owner: &Owner, wanted: &Desired) -> bool {
-        self.resources.as_ref().is_some_and(|(known, _)| known == owner)
+        self.is_known(owner)
             && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
     }
 

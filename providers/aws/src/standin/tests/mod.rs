@@ -8,6 +8,7 @@ mod consistency;
 mod driver;
 mod dual_stack;
 mod economy;
+mod follow;
 mod late_calls;
 mod named_groups;
 mod options;
