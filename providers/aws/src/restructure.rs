@@ -31,6 +31,13 @@ impl Aws {
         entry: &mut ServiceState,
         compare: Compare,
     ) -> Result<Result<Resources, Duration>, Error> {
+        let is_kept = |pending: &PendingDeletion| {
+            pending.is_final && pending.owner == *owner && pending.balancer.is_some()
+        };
+        if entry.deletion.as_ref().is_some_and(is_kept) {
+            // The deletion was not sent, or its answer was lost. If the load balancer is still there, clients keep its hostname.
+            entry.deletion = None;
+        }
         if let Some(pending) = &mut entry.deletion {
             // Wanted again, the new load balancer takes the security group, which AWS would not release for minutes. That of a predecessor
             // is deleted later, in nobody's way.
