@@ -147,46 +147,48 @@ impl Aws {
         }
     }
 
-    /// Deletes target groups that no listener uses any more. Their connections live until then, so they stay until the groups that
-    /// replace them have a healthy target, within limits. Returns when to call again.
+    /// Deletes target groups that no listener uses any more. Their connections live until then, so each stays until the groups that
+    /// replace it have a healthy target, within limits. Returns when to call again.
     async fn release_groups(&self, entry: &mut ServiceState) -> Result<Option<Duration>, Error> {
-        let Some(oldest) = entry.leaving.values().min().copied() else { return Ok(None) };
+        if entry.leaving.is_empty() {
+            return Ok(None);
+        }
         let Some((owner, resources)) = &mut entry.resources else { return Ok(Some(RELEASE_POLL)) };
-        let stay: Vec<&str> = resources
-            .groups
-            .iter()
-            .filter(|(name, _)| !entry.leaving.contains_key(*name))
-            .map(|(_, group)| group.arn.as_str())
-            .collect();
-        if oldest.elapsed() < MAX_HOLD {
-            for arn in stay {
-                let Some(known) = entry.registered.get_mut(arn) else { continue };
+        let may_wait = |since: Instant| since.elapsed() < MAX_HOLD;
+        let mut is_undecided = false;
+        if entry.leaving.values().copied().any(may_wait) {
+            let stays = |name: &String| !entry.leaving.contains_key(name);
+            for (_, group) in resources.groups.iter().filter(|(name, _)| stays(name)) {
+                let Some(known) = entry.registered.get_mut(&group.arn) else { continue };
                 if known.needs_look(&entry.target_names) {
                     let settle = self.config.settle;
-                    known.look(&targets::listing(&*self.client, arn, known, settle).await?);
+                    known.look(&targets::listing(&*self.client, &group.arn, known, settle).await?);
                 }
                 if known.is_undecided() {
-                    return Ok(Some(HOLD_POLL));
+                    is_undecided = true;
+                    break;
                 }
             }
         }
-        let names: Vec<String> = entry.leaving.keys().cloned().collect();
-        let mut wait = None;
+        let mut waits = Vec::new();
         let prefix = names::prefix(&self.config.cluster);
-        for name in names {
+        for (name, since) in entry.leaving.clone() {
             if let Some(group) = resources.groups.get(&name) {
-                let since = entry.leaving.get(&name).map(Instant::elapsed).unwrap_or_default();
+                if is_undecided && may_wait(since) {
+                    waits.push(HOLD_POLL);
+                    continue;
+                }
                 // Of an adopted load balancer: its connections belong to clients that know of no change.
-                if !name.starts_with(&prefix) && since < group.drain() {
-                    let rest = group.drain().saturating_sub(since);
-                    wait = Some(wait.map_or(rest, |other: Duration| other.min(rest)));
+                let rest = group.drain().saturating_sub(since.elapsed());
+                if !name.starts_with(&prefix) && !rest.is_zero() {
+                    waits.push(rest);
                     continue;
                 }
                 tracing::info!(service = %owner.service, name, "deleting target group that is no longer used");
                 self.note_change();
                 entry.written = Some(Instant::now());
                 if !self.client.delete_group(&group.arn).await? {
-                    wait = Some(wait.map_or(RELEASE_POLL, |other| other.min(RELEASE_POLL)));
+                    waits.push(RELEASE_POLL);
                     continue;
                 }
                 entry.registered.remove(&group.arn);
@@ -195,7 +197,7 @@ impl Aws {
             entry.leaving.remove(&name);
             entry.names.remove(&name);
         }
-        Ok(wait)
+        Ok(waits.into_iter().min())
     }
 }
 
