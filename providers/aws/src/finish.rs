@@ -11,6 +11,7 @@ use tracing::Instrument as _;
 
 use crate::client::{Balancer, CallError};
 use crate::diff::ObservedGroup;
+use crate::groups_in_use::RetryDeletion;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::registered::{HOLD_POLL, MAX_HOLD, RegisteredIds};
@@ -184,11 +185,21 @@ impl Aws {
                     waits.push(rest);
                     continue;
                 }
-                tracing::info!(service = %owner.service, name, "deleting target group that is no longer used");
-                self.note_change();
-                entry.written = Some(Instant::now());
-                if !self.client.delete_group(&group.arn).await? {
-                    waits.push(RELEASE_POLL);
+                let mut retry = entry.groups_in_use.must_wait(&group.arn);
+                if retry.is_none() {
+                    tracing::info!(service = %owner.service, name, "deleting target group that is no longer used");
+                    entry.written = Some(Instant::now());
+                    retry = self.delete_group(&group.arn, &mut entry.groups_in_use).await?;
+                    if retry.is_some_and(|retry| retry.is_overdue) {
+                        tracing::warn!(
+                            service = %owner.service, name, group_arn = group.arn,
+                            "target group that is no longer used not deleted, because another load balancer uses it; retrying"
+                        );
+                    }
+                }
+                if let Some(RetryDeletion { after, is_overdue }) = retry {
+                    // Something else uses it. The Service has nothing to do with that.
+                    waits.extend((!is_overdue).then_some(after));
                     continue;
                 }
                 entry.registered.remove(&group.arn);

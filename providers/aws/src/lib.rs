@@ -23,6 +23,7 @@ mod diff;
 mod entry;
 mod finish;
 mod first_look;
+mod groups_in_use;
 mod health;
 mod health_check;
 #[cfg(test)]

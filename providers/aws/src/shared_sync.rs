@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::client::Balancer;
 use crate::desired::Desired;
+use crate::groups_in_use::in_use;
 use crate::inventory::Inventory;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
@@ -241,9 +242,8 @@ impl Aws {
         }
         for (name, group) in &seen.mine.groups {
             tracing::info!(service = %owner.service, name, "deleting target group");
-            self.note_change();
-            if !self.client.delete_group(&group.arn).await? {
-                return Ok(Some(RELEASE_POLL));
+            if let Some(retry) = self.delete_group(&group.arn, &mut entry.groups_in_use).await? {
+                return if retry.is_overdue { Err(in_use(name, &group.arn)) } else { Ok(Some(retry.after)) };
             }
             entry.registered.remove(&group.arn);
         }

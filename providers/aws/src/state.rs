@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::client::Balancer;
 use crate::desired::Desired;
+use crate::groups_in_use::GroupsInUse;
 use crate::inventory::Listed;
 use crate::ip_address_type::IpAddressType;
 use crate::ip_address_type_sync::KnownIpAddressType;
@@ -76,6 +77,7 @@ pub(crate) struct ServiceState {
     pub(crate) is_partial: bool,
     /// Names of target groups in `resources` that are no longer wanted, and since when.
     pub(crate) leaving: BTreeMap<String, Instant>,
+    pub(crate) groups_in_use: GroupsInUse,
     pub(crate) deletion: Option<PendingDeletion>,
     /// The security groups of the Service's owners: of the present one, and of predecessors.
     pub(crate) security_groups: BTreeMap<Owner, KnownSecurityGroup>,
@@ -327,6 +329,10 @@ impl ServiceState {
         let refused = self.retry_refused();
         let verify = self.complete.as_ref().and_then(|complete| complete.verify);
         let verify = verify.map(|at| at.saturating_duration_since(Instant::now()));
-        refused.into_iter().chain(verify).min()
+        let groups = self.resources.iter().flat_map(|(_, resources)| &resources.groups);
+        let leaving = groups.filter(|(name, _)| self.leaving.contains_key(*name));
+        let in_use = leaving.filter_map(|(_, group)| self.groups_in_use.must_wait(&group.arn));
+        let overdue = in_use.filter(|retry| retry.is_overdue).map(|retry| retry.after);
+        refused.into_iter().chain(verify).chain(overdue).min()
     }
 }

@@ -9,6 +9,7 @@ mod driver;
 mod dual_stack;
 mod economy;
 mod follow;
+mod groups_in_use;
 mod late_calls;
 mod named_groups;
 mod options;
