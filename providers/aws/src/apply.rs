@@ -110,6 +110,9 @@ impl Aws {
         if wanted.groups.iter().any(|group| group.family == Family::V6) {
             self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
         }
+        if !self.delete_spare_groups(owner, wanted, resources, entry).await? {
+            return Ok(Stepped::Unproven);
+        }
         for step in steps(wanted, &resources.groups, &resources.listeners, resources.foreign_listeners.len())
         {
             if matches!(step, Step::CreateGroup(_)) {
@@ -165,7 +168,7 @@ impl Aws {
 
     /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while
     /// AWS does not show them.
-    async fn prove(
+    pub(crate) async fn prove(
         &self,
         owner: &Owner,
         shared: Option<&String>,
@@ -349,8 +352,10 @@ impl Aws {
         match step {
             Step::CreateGroup(group) => {
                 let tags = labelled(tags, &group.labels);
+                entry.names.insert(group.name.clone());
                 let made = self.client.create_group(&group, &self.config.vpc, &tags).await?;
                 entry.unproven.insert(made.arn.clone());
+                entry.unused.insert(group.name.clone());
                 entry.registered.entry(made.arn.clone()).or_insert_with(RegisteredIds::new);
                 let has_pods = group.has_pods();
                 let seen = ObservedGroup { health: group.health, has_pods, only_200: true, tags, ..made };
@@ -387,11 +392,11 @@ impl Aws {
                     known.retain(|key, _| !keys.contains(key));
                 }
             }
-            Step::CreateListener { port, protocol, group, tls } => {
-                let group = arn_of(resources, &group)?;
+            Step::CreateListener { port, protocol, group: name, tls } => {
+                let group = arn_of(resources, &name)?;
                 let call =
                     self.client.create_listener(&balancer.arn, (port, protocol), tls.as_ref(), &group, tags);
-                let made = call.await?;
+                let made = entry.unless_refused(&name, call).await?;
                 let (group_arn, arn) = (Some(group), made.arn.clone());
                 let others = tls.as_ref().map(|tls| tls.others.clone()).unwrap_or_default();
                 resources.listeners.push(ObservedListener {
@@ -417,9 +422,10 @@ impl Aws {
                     }
                 }
             }
-            Step::SwitchListener { arn, protocol, group, tls } => {
-                let group = arn_of(resources, &group)?;
-                self.client.modify_listener(&arn, protocol, tls.as_ref(), &group).await?;
+            Step::SwitchListener { arn, protocol, group: name, tls } => {
+                let group = arn_of(resources, &name)?;
+                let call = self.client.modify_listener(&arn, protocol, tls.as_ref(), &group);
+                entry.unless_refused(&name, call).await?;
                 if let Some(listener) = resources.listeners.iter_mut().find(|f| f.arn == arn) {
                     listener.protocol = protocol.map_or_else(|| listener.protocol.clone(), str::to_owned);
                     listener.group_arn = Some(group);

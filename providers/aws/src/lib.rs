@@ -53,6 +53,7 @@ mod shared_sync;
 mod shared_use;
 mod source_nat;
 mod source_nat_sync;
+mod spare_groups;
 #[cfg(test)]
 mod standin;
 mod state;

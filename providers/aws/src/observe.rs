@@ -33,6 +33,12 @@ pub(crate) struct Resources {
 }
 
 impl Resources {
+    /// Whether a listener forwards to the target group.
+    pub(crate) fn uses(&self, group: &str) -> bool {
+        let mut all = self.listeners.iter().chain(&self.foreign_listeners);
+        all.any(|listener| listener.group_arn.as_deref() == Some(group))
+    }
+
     /// The tags of one of the resources; `None` if it is not there.
     pub(crate) fn tags_of(&mut self, arn: &str) -> Option<&mut Tags> {
         if self.balancer.as_ref().is_some_and(|balancer| balancer.arn == arn) {
@@ -239,7 +245,8 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
 
 /// Reads the known resources again, with two calls, and more if annotations set attributes of the load balancer, or
 /// several certificates, or name what only the load balancer itself shows (`with_balancer`). Returns `None` if a resource appeared or vanished; then `read_all` must
-/// read everything. Does not read the attributes of target groups. No listener needs the groups that are leaving.
+/// read everything. Does not read the attributes of target groups. No listener needs the groups that are leaving, or that none has used
+/// yet.
 pub(crate) async fn refresh(
     client: &dyn Calls,
     known: &Resources,
@@ -254,19 +261,22 @@ pub(crate) async fn refresh(
     let arns = |listeners: &[ObservedListener]| -> BTreeSet<String> {
         listeners.iter().map(|f| f.arn.clone()).collect()
     };
+    let is_used = |arn: &String| known.listeners.iter().any(|of| of.group_arn.as_ref() == Some(arn));
+    let is_spare = |name: &str, group: &ObservedGroup| is_leaving(name) || !is_used(&group.arn);
     let (ours, theirs) = (arns(&known.listeners), arns(&known.foreign_listeners));
     if arns(&listeners) != &ours | &theirs
         || !known
             .groups
             .iter()
-            .all(|(name, g)| is_leaving(name) || groups.get(name).is_some_and(|s| s.arn == g.arn))
+            .all(|(name, g)| is_spare(name, g) || groups.get(name).is_some_and(|s| s.arn == g.arn))
     {
         return Ok(None);
     }
     // Ignores groups that only a foreign listener uses.
     groups.retain(|name, _| known.groups.contains_key(name));
-    let leaving = known.groups.iter().filter(|(name, _)| is_leaving(name));
-    groups.extend(leaving.map(|(name, group)| (name.clone(), group.clone())));
+    for (name, group) in known.groups.iter().filter(|(name, group)| is_spare(name, group)) {
+        groups.entry(name.clone()).or_insert_with(|| group.clone());
+    }
     for (name, group) in &mut groups {
         if let Some(known) = known.groups.get(name) {
             (group.attributes, group.tags) = (known.attributes.clone(), known.tags.clone());

@@ -288,7 +288,10 @@ impl Aws {
     pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
         let usage = entry.uses.get(owner).unwrap_or(&LoadBalancerUse::Own);
         let adopted = entry.adopted.as_deref().filter(|_| *usage == LoadBalancerUse::Own);
-        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names, usage, adopted).await
+        // Others may have the names that are wanted.
+        let wanted = entry.wanted.iter().filter(|(of, _)| of == owner).flat_map(|(_, wanted)| &wanted.groups);
+        let names = wanted.map(|group| &group.name).chain(&entry.names).cloned().collect();
+        observe::read_all(&*self.client, &self.config.cluster, owner, &names, usage, adopted).await
     }
 }
 

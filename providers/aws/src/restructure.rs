@@ -66,8 +66,14 @@ impl Aws {
         }
         let seen = self.read(owner, entry).await?;
         entry.resources = None;
+        // The others were never created.
+        let is_there = |name: &String| {
+            seen.mine.groups.contains_key(name) || seen.stale.groups.contains_key(name)
+        };
+        entry.names.retain(is_there);
         entry.unproven.clear();
-        entry.leaving.clear();
+        let leaves = |name: &String| seen.mine.groups.get(name).is_some_and(|group| !seen.mine.uses(&group.arn));
+        entry.leaving.retain(|name, _| leaves(name));
         entry.registered.retain(|_, known| !known.is_settled(self.config.settle));
         if let Some(message) = seen.foreign.first() {
             if seen.mine.balancer.is_none() {
@@ -102,7 +108,6 @@ impl Aws {
     ) -> Result<Option<Duration>, Error> {
         let owner = &lb.owner;
         let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
-        entry.names.extend(wanted_names.iter().cloned());
         entry.leaving.retain(|name, _| !wanted_names.contains(name));
         // A failure leaves what the list said as it is.
         let listed =
@@ -145,6 +150,7 @@ impl Aws {
                 return Err(error);
             }
         }
+        entry.names.extend(resources.groups.keys().cloned());
         let is_created = resources.balancer.is_none();
         match self.apply_steps(owner, &wanted, targets, &mut resources, entry).await {
             Ok(Stepped::Done) => {}

@@ -15,7 +15,7 @@ use steerage_provider_api::{Error, Owner};
 use steerage_provider_cloud::LastAttempt;
 use tokio::time::Instant;
 
-use crate::client::Balancer;
+use crate::client::{Balancer, CallError};
 use crate::desired::Desired;
 use crate::groups_in_use::GroupsInUse;
 use crate::inventory::Listed;
@@ -77,6 +77,8 @@ pub(crate) struct ServiceState {
     pub(crate) is_partial: bool,
     /// Names of target groups in `resources` that are no longer wanted, and since when.
     pub(crate) leaving: BTreeMap<String, Instant>,
+    /// Names of target groups that this process created, and that no listener has used.
+    pub(crate) unused: BTreeSet<String>,
     pub(crate) groups_in_use: GroupsInUse,
     pub(crate) deletion: Option<PendingDeletion>,
     /// The security groups of the Service's owners: of the present one, and of predecessors.
@@ -315,8 +317,32 @@ impl ServiceState {
     pub(crate) fn put_back(&mut self, owner: &Owner, resources: Resources, error: &Error) {
         // A conflict shows that AWS has something else than what is known.
         if matches!(error, Error::Throttled { .. } | Error::Denied(_) | Error::Invalid { .. }) {
+            // Others do not exist.
+            self.names = resources.groups.keys().cloned().collect();
             self.resources = Some((owner.clone(), resources));
         }
+    }
+
+    /// The answer to a call that lets a listener use the target group of this name. Unless it was surely refused, the group was used.
+    pub(crate) async fn unless_refused<T>(
+        &mut self,
+        group: &str,
+        call: impl Future<Output = Result<T, CallError>>,
+    ) -> Result<T, CallError> {
+        let was_unused = self.unused.remove(group);
+        let answer = call.await;
+        if was_unused && answer.as_ref().is_err_and(|failure| !failure.leaves_open()) {
+            self.unused.insert(group.to_owned());
+        }
+        answer
+    }
+
+    /// The target group is deleted.
+    pub(crate) fn forget_group(&mut self, name: &str, arn: &str) {
+        self.registered.remove(arn);
+        self.leaving.remove(name);
+        self.unused.remove(name);
+        self.names.remove(name);
     }
 
     /// When AWS may accept refused targets.

@@ -17,6 +17,7 @@ mod order;
 mod peers;
 mod pods;
 mod quotas;
+mod refused;
 mod schedule;
 mod security_group_faults;
 mod security_groups;
