@@ -22,7 +22,6 @@ use crate::security_group::Security;
 use crate::source_nat::SourceNat;
 use crate::source_nat_sync::brings_udp;
 use crate::state::ServiceState;
-use crate::targets::Limits;
 use crate::tls::Tls;
 use crate::wanted_targets::WantedTargets;
 use crate::{annotations, finish, reasons, security_group_sync, shared, source_nat_sync, targets};
@@ -207,7 +206,7 @@ impl Aws {
     ) -> Result<(), Error> {
         let all = targets.all();
         entry.refused_targets.retain(|id| all.contains_key(id));
-        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
+        let limits = self.limits(entry, Compare::Remembered);
         for (name, group) in
             wanted.groups.iter().filter_map(|group| resources.groups.get_key_value(&group.name))
         {
@@ -325,8 +324,10 @@ impl Aws {
         listener: &str,
         certificates: BTreeSet<String>,
         resources: &mut Resources,
+        entry: &ServiceState,
     ) -> Result<(), Error> {
         for arn in certificates {
+            entry.check_time()?;
             self.client.add_certificate(listener, &arn).await?;
             if let Some(tls) = tls_of(resources, listener) {
                 tls.others.insert(arn);
@@ -345,6 +346,7 @@ impl Aws {
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
         if !matches!(step, Step::DeleteGroup { .. }) {
+            entry.check_time()?;
             tracing::info!(service = %owner.service, %step, "changing load balancer");
             self.note_change();
             entry.written = Some(Instant::now());
@@ -408,14 +410,15 @@ impl Aws {
                     ..made
                 });
                 if !others.is_empty() {
-                    self.add_certificates(&arn, others, resources).await?;
+                    self.add_certificates(&arn, others, resources, entry).await?;
                 }
             }
             Step::AddCertificates { arn, certificates } => {
-                self.add_certificates(&arn, certificates, resources).await?;
+                self.add_certificates(&arn, certificates, resources, entry).await?;
             }
             Step::RemoveCertificates { arn, certificates } => {
                 for certificate in certificates {
+                    entry.check_time()?;
                     self.client.remove_certificate(&arn, &certificate).await?;
                     if let Some(tls) = tls_of(resources, &arn) {
                         tls.others.remove(&certificate);

@@ -143,7 +143,8 @@ impl Aws {
     }
 
     async fn entry(&self, service: &Key) -> Result<Entry, Error> {
-        let mut entry = Entry::new(self.services.lock(service, ServiceState::default).await);
+        let began = Instant::now();
+        let mut entry = Entry::new(self.services.lock(service, ServiceState::default).await, began);
         self.first_call.get_or_init(Instant::now);
         if !entry.initialized {
             self.ensure_inventory().await?;
@@ -219,7 +220,7 @@ impl Aws {
         let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         entry.freed.clear();
         let has_v6 = wanted.ip_address_type == IpAddressType::DualStack;
-        let mut limits = Limits { compare, settle: self.config.settle, may_hold: false };
+        let mut limits = self.limits(entry, compare);
         entry.wanted = Some((lb.owner.clone(), wanted.clone()));
         let mut compare_rules = compare;
         let structured = if self.compare_with_list(&lb.owner, &wanted, entry) {
@@ -269,6 +270,11 @@ impl Aws {
         finished.map(|_| outcome)
     }
 
+    /// What a call may do with target groups.
+    pub(crate) fn limits(&self, entry: &ServiceState, compare: Compare) -> Limits {
+        Limits { compare, settle: self.config.settle, may_hold: false, until: entry.must_end() }
+    }
+
     /// Sets the targets of the present groups while a change or a comparison of the structure waits: registrations have a budget of their
     /// own. Nothing is done if the groups are unknown.
     pub(crate) async fn follow(
@@ -278,8 +284,7 @@ impl Aws {
         targets: &WantedTargets,
     ) -> Result<(), Error> {
         if entry.is_known(owner) {
-            let limits =
-                Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
+            let limits = self.limits(entry, Compare::Remembered);
             self.converge_targets(entry, targets, limits).await?;
         }
         Ok(())
@@ -355,7 +360,7 @@ impl Provider for Aws {
             entry.unproven.clear();
         }
         let targets = WantedTargets::new(&self.config, &owner.service, targets);
-        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
+        let limits = self.limits(entry, Compare::Remembered);
         let converged = self.converge_targets(entry, &targets, limits).await;
         let mut outcome = Outcome { retry_refused: entry.retry_refused(), ..Outcome::done() };
         // Also where the structure is refused, and where targets wait, a source may have to go.

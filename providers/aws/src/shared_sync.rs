@@ -21,7 +21,6 @@ use crate::reasons;
 use crate::shared::{self, LoadBalancerUse};
 use crate::shared_use::SharedUse;
 use crate::state::ServiceState;
-use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
 
 /// A Service waits for this time while another one changes the load balancer, and then makes room for others.
@@ -155,7 +154,7 @@ impl Aws {
             self.follow(&lb.owner, entry, &targets).await?;
             return Ok(again(BUSY_POLL));
         }
-        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
+        let limits = self.limits(entry, Compare::Remembered);
         let (refused, _) = self.converge_targets(entry, &targets, limits).await?;
         let Some(ingress) = entry.complete.as_ref().and_then(|complete| complete.ingress.clone()) else {
             return Ok(Outcome { refused, ..again(BUSY_POLL) });

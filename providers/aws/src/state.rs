@@ -31,6 +31,9 @@ use crate::subnet_sync::KnownPlacement;
 use crate::target_id::TargetNames;
 use crate::targets::RefusedTargets;
 
+/// A call makes no further calls to AWS after this time.
+const CALL_TIME: Duration = Duration::from_secs(40);
+
 /// What the list of the start says of a Service.
 #[derive(Debug, Default)]
 pub(crate) enum FirstLook {
@@ -47,6 +50,8 @@ pub(crate) enum FirstLook {
 #[derive(Default)]
 pub(crate) struct ServiceState {
     pub(crate) initialized: bool,
+    /// When the present call, or the last one, began.
+    pub(crate) began: Option<Instant>,
     pub(crate) first_look: FirstLook,
     /// Names of target groups that may exist.
     pub(crate) names: BTreeSet<String>,
@@ -304,6 +309,17 @@ impl ServiceState {
         if std::mem::take(&mut self.is_partial) {
             (self.resources, self.complete) = (None, None);
         }
+    }
+
+    /// When the present call must end. The caller gives it up after a minute, and an answer that is lost by then would make everything
+    /// unknown. A call that is made before may still wait ten seconds for its budget.
+    pub(crate) fn must_end(&self) -> Instant {
+        self.began.unwrap_or_else(Instant::now) + CALL_TIME
+    }
+
+    /// Refuses to make a further call to AWS if the present call must end: the next one continues.
+    pub(crate) fn check_time(&self) -> Result<(), CallError> {
+        if Instant::now() < self.must_end() { Ok(()) } else { Err(CallError::out_of_time()) }
     }
 
     /// Takes the resources out before a change. They stay unknown if the change is abandoned.
