@@ -39,6 +39,7 @@ mod named_groups_sync;
 mod names;
 mod observe;
 mod paced;
+mod partial_read;
 pub mod peers;
 mod placement;
 mod provider;

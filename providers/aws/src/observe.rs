@@ -13,6 +13,7 @@ use crate::client::{Balancer, Calls, Tags, read_tags};
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::labels;
 use crate::names;
+use crate::partial_read::Reader;
 use crate::shared::LoadBalancerUse;
 
 /// The resources of one owner.
@@ -76,13 +77,14 @@ pub(crate) struct Observation {
 /// Reads the load balancer, which is at the ARN `adopted` or has Steerage's name, its target groups and the target groups with the given
 /// names, and the tags of all of them.
 pub(crate) async fn read_all(
-    client: &dyn Calls,
+    reader: &mut Reader<'_>,
     cluster: &ClusterId,
     owner: &Owner,
     groups: &BTreeSet<String>,
     usage: &LoadBalancerUse,
     adopted: Option<&str>,
 ) -> Result<Observation, Error> {
+    let client = reader.client;
     let mut balancer = match adopted {
         Some(arn) => client.balancer_at(arn).await?,
         None => None,
@@ -100,7 +102,7 @@ pub(crate) async fn read_all(
     };
     for name in groups {
         if !found.contains_key(name)
-            && let Some(group) = client.group_named(name).await?
+            && let Some(group) = reader.group_named(name).await?
         {
             found.insert(name.clone(), group);
         }
@@ -137,7 +139,7 @@ pub(crate) async fn read_all(
         }
     }
     for group in seen.mine.groups.values_mut() {
-        group.attributes = client.attributes(&group.arn).await?;
+        group.attributes = reader.attributes(&group.arn).await?;
         group.tags = tags.get(&group.arn).cloned().unwrap_or_default();
     }
     if let Some(balancer) = &seen.mine.balancer {
@@ -145,12 +147,13 @@ pub(crate) async fn read_all(
         seen.mine.balancer_attributes =
             balancer_attributes(client, &balancer.arn, &seen.mine.balancer_tags).await?;
         let whose = (*usage != LoadBalancerUse::Own).then_some(owner);
-        let listeners = listeners(client, cluster, balancer, whose).await?;
+        let listeners = listeners(reader, cluster, balancer, whose).await?;
         (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.unwrap_or_default();
         if matches!(usage, LoadBalancerUse::Shared(_)) {
             share_out(cluster, owner, &mut seen);
         }
     }
+    reader.finish();
     Ok(seen)
 }
 
@@ -169,11 +172,12 @@ fn share_out(cluster: &ClusterId, owner: &Owner, seen: &mut Observation) {
 /// Our listeners of a load balancer, and those of others; `None` if it does not exist. Of a shared one, only the certificates of `whose`
 /// are read.
 async fn listeners(
-    client: &dyn Calls,
+    reader: &mut Reader<'_>,
     cluster: &ClusterId,
     balancer: &Balancer,
     whose: Option<&Owner>,
 ) -> Result<Option<(Vec<ObservedListener>, Vec<ObservedListener>)>, Error> {
+    let client = reader.client;
     let Some(mut listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
     let arns: Vec<String> = listeners.iter().map(|f| f.arn.clone()).collect();
     let tags = read_tags(client, &arns).await?;
@@ -182,7 +186,7 @@ async fn listeners(
         let is_read =
             marks::owner(cluster, &listener.tags).is_some_and(|of| whose.is_none_or(|whose| of == *whose));
         if let Some(tls) = listener.tls.as_mut().filter(|_| is_read) {
-            tls.others = client.other_certificates(&listener.arn).await?;
+            tls.others = reader.other_certificates(&listener.arn).await?;
         }
     }
     if let Some(new) = listeners.iter().find(|listener| !tags.contains_key(&listener.arn)) {
@@ -194,17 +198,18 @@ async fn listeners(
 
 /// Reads what a list does not show of these resources: attributes and listeners. Returns `None` if the load balancer is gone.
 pub(crate) async fn fill(
-    client: &dyn Calls,
+    reader: &mut Reader<'_>,
     cluster: &ClusterId,
     mut listed: Resources,
 ) -> Result<Option<Resources>, Error> {
     let Some(balancer) = &listed.balancer else { return Ok(None) };
-    let Some(listeners) = listeners(client, cluster, balancer, None).await? else { return Ok(None) };
+    let Some(listeners) = listeners(reader, cluster, balancer, None).await? else { return Ok(None) };
     (listed.listeners, listed.foreign_listeners) = listeners;
-    listed.balancer_attributes = balancer_attributes(client, &balancer.arn, &listed.balancer_tags).await?;
+    listed.balancer_attributes = balancer_attributes(reader.client, &balancer.arn, &listed.balancer_tags).await?;
     for group in listed.groups.values_mut() {
-        group.attributes = client.attributes(&group.arn).await?;
+        group.attributes = reader.attributes(&group.arn).await?;
     }
+    reader.finish();
     Ok(Some(listed))
 }
 
@@ -248,11 +253,12 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
 /// read everything. Does not read the attributes of target groups. No listener needs the groups that are leaving, or that none has used
 /// yet.
 pub(crate) async fn refresh(
-    client: &dyn Calls,
+    reader: &mut Reader<'_>,
     known: &Resources,
     is_leaving: impl Fn(&str) -> bool,
     with_balancer: bool,
 ) -> Result<Option<Resources>, Error> {
+    let client = reader.client;
     let Some(balancer) = known.balancer.clone() else { return Ok(None) };
     let balancer = if with_balancer { client.balancer_at(&balancer.arn).await? } else { Some(balancer) };
     let Some(balancer) = balancer else { return Ok(None) };
@@ -290,11 +296,12 @@ pub(crate) async fn refresh(
         if let (Some(tls), Some(known)) = (&mut listener.tls, &known.tls)
             && !known.others.is_empty()
         {
-            tls.others = client.other_certificates(&listener.arn).await?;
+            tls.others = reader.other_certificates(&listener.arn).await?;
         }
     }
     let (listeners, foreign_listeners) = listeners.into_iter().partition(|f| ours.contains(&f.arn));
     let balancer_attributes = balancer_attributes(client, &balancer.arn, &known.balancer_tags).await?;
+    reader.finish();
     let balancer = Some(balancer);
     Ok(Some(Resources {
         balancer,

@@ -31,6 +31,7 @@ use crate::ip_address_type::IpAddressType;
 use crate::lookup::{self, KnownGroupNames};
 use crate::observe::{self, Observation};
 use crate::paced::Paced;
+use crate::partial_read::Reader;
 use crate::security_group::{SecurityGroup, new_security_group};
 use crate::security_group_sync::again_after;
 use crate::shared::LoadBalancerUse;
@@ -290,13 +291,21 @@ impl Aws {
         Ok(())
     }
 
-    pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
+    /// Reads all resources of the owner. A try that fails leaves what it has read for the next one.
+    pub(crate) async fn read(&self, owner: &Owner, entry: &mut ServiceState) -> Result<Observation, Error> {
+        let (written, until) = (entry.written, entry.must_end());
         let usage = entry.uses.get(owner).unwrap_or(&LoadBalancerUse::Own);
         let adopted = entry.adopted.as_deref().filter(|_| *usage == LoadBalancerUse::Own);
         // Others may have the names that are wanted.
         let wanted = entry.wanted.iter().filter(|(of, _)| of == owner).flat_map(|(_, wanted)| &wanted.groups);
         let names = wanted.map(|group| &group.name).chain(&entry.names).cloned().collect();
-        observe::read_all(&*self.client, &self.config.cluster, owner, &names, usage, adopted).await
+        let mut reader = Reader::new(&*self.client, &mut entry.reading, written, until);
+        let read = observe::read_all(&mut reader, &self.config.cluster, owner, &names, usage, adopted).await;
+        if matches!(read, Err(Error::Conflict(_))) {
+            // Something that was read a moment ago is gone.
+            reader.finish();
+        }
+        read
     }
 }
 

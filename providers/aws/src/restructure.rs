@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::apply::Stepped;
 use crate::desired::Desired;
 use crate::observe::{self, Resources};
+use crate::partial_read::Reader;
 use crate::provider::Aws;
 use crate::state::{Complete, FirstLook, PendingDeletion, ServiceState};
 use crate::wanted_targets::WantedTargets;
@@ -54,9 +55,12 @@ impl Aws {
             }
             // Reads change nothing: until they say more, targets follow in the groups that are known.
             entry.resources = Some((owner.clone(), known.clone()));
-            let is_leaving = |name: &str| entry.leaving.contains_key(name);
+            let (written, until) = (entry.written, entry.must_end());
+            let ServiceState { leaving, reading, .. } = &mut *entry;
+            let is_leaving = |name: &str| leaving.contains_key(name);
+            let mut reader = Reader::new(&*self.client, reading, written, until);
             let refreshed =
-                observe::refresh(&*self.client, &known, is_leaving, wanted.compares_balancer()).await?;
+                observe::refresh(&mut reader, &known, is_leaving, wanted.compares_balancer()).await?;
             if let Some(resources) = refreshed {
                 entry.resources = None;
                 return Ok(Ok(resources));
@@ -113,7 +117,11 @@ impl Aws {
         let listed =
             entry.resources.as_ref().filter(|_| entry.is_partial && entry.is_complete(owner, &wanted));
         let filled = match listed {
-            Some((_, listed)) => observe::fill(&*self.client, &self.config.cluster, listed.clone()).await?,
+            Some((_, listed)) => {
+                let (listed, written, until) = (listed.clone(), entry.written, entry.must_end());
+                let mut reader = Reader::new(&*self.client, &mut entry.reading, written, until);
+                observe::fill(&mut reader, &self.config.cluster, listed).await?
+            }
             None => None,
         };
         entry.drop_partial();

@@ -23,6 +23,7 @@ use crate::ip_address_type::IpAddressType;
 use crate::ip_address_type_sync::KnownIpAddressType;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
+use crate::partial_read::PartialRead;
 use crate::registered::RegisteredIds;
 use crate::security_group::{Rule, Security, SecurityGroup};
 use crate::shared::LoadBalancerUse;
@@ -86,6 +87,8 @@ pub(crate) struct ServiceState {
     pub(crate) unused: BTreeSet<String>,
     pub(crate) groups_in_use: GroupsInUse,
     pub(crate) deletion: Option<PendingDeletion>,
+    /// What a read of the resources has read so far.
+    pub(crate) reading: PartialRead,
     /// The security groups of the Service's owners: of the present one, and of predecessors.
     pub(crate) security_groups: BTreeMap<Owner, KnownSecurityGroup>,
     /// Whether predecessors may have security groups that are not in `security_groups`.

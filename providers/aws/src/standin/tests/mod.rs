@@ -23,6 +23,7 @@ mod security_group_faults;
 mod security_groups;
 mod shared;
 mod shared_faults;
+mod slow;
 mod source_nat;
 mod start;
 mod subnets;
