@@ -177,9 +177,10 @@ impl Aws {
         if self.inventory().is_some() {
             return Ok(());
         }
+        let asked = Instant::now();
         let mut reading = self.reading.lock().await;
         if self.inventory().is_none() {
-            let read = reading.complete(&*self.client, &self.config).await?;
+            let read = reading.complete_for(asked, &*self.client, &self.config).await?;
             *self.inventory() = Some(read);
         }
         Ok(())
@@ -191,6 +192,7 @@ impl Aws {
 
     /// The owners of everything at AWS, and the list that says so if it was read for this.
     async fn list_owned(&self) -> Result<(Vec<Owner>, Option<Inventory>), Error> {
+        let asked = Instant::now();
         let mut reading = self.reading.lock().await;
         let is_first = self.inventory().is_none();
         if !is_first
@@ -200,7 +202,7 @@ impl Aws {
         {
             return Ok((owners, None));
         }
-        let mut read = reading.complete(&*self.client, &self.config).await?;
+        let mut read = reading.complete_for(asked, &*self.client, &self.config).await?;
         let owners = read.owners.take().unwrap_or_default();
         *self.listed_uses.lock().unwrap_or_else(PoisonError::into_inner) = read.shared_uses();
         if is_first {
