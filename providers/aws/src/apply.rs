@@ -285,6 +285,7 @@ impl Aws {
             let source_nat = made.source_nat.or_requested(source_nat);
             let made = Balancer { placed, security_groups, source_nat, ..made };
             entry.unproven.insert(made.arn.clone());
+            self.new_balancers.expect(&made.arn);
             resources.balancer = Some(made.clone());
             (resources.balancer_tags, resources.balancer_attributes) = (tags, BTreeMap::new());
             return Ok(made);

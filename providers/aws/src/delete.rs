@@ -153,6 +153,7 @@ impl Aws {
                 }
                 return Err(error);
             }
+            self.new_balancers.forget(arn);
             if entry.adopted.as_ref() == Some(arn) {
                 entry.adopted = None;
             }

@@ -59,7 +59,11 @@ impl Aws {
     async fn ingress(&self, resources: &mut Resources) -> Result<Option<Vec<Ingress>>, Error> {
         let Some(known) = &resources.balancer else { return Ok(None) };
         if !known.active {
-            let Some(now) = self.client.balancer_at(&known.arn).await? else { return Ok(None) };
+            let look = self.new_balancers.look(&*self.client, &known.arn).await?;
+            let Some(now) = look else { return Ok(None) };
+            if now.active || now.failed.is_some() {
+                self.new_balancers.forget(&now.arn);
+            }
             if let Some(why) = &now.failed {
                 let message = format!(
                     "AWS could not create the load balancer {}: {why}. It stays unusable. Re-create the Service.",

@@ -37,6 +37,7 @@ mod lookup;
 mod named_groups;
 mod named_groups_sync;
 mod names;
+mod new_balancers;
 mod observe;
 mod paced;
 mod partial_read;

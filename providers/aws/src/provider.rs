@@ -29,6 +29,7 @@ use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
 use crate::ip_address_type::IpAddressType;
 use crate::lookup::{self, KnownGroupNames};
+use crate::new_balancers::NewBalancers;
 use crate::observe::{self, Observation};
 use crate::paced::Paced;
 use crate::partial_read::Reader;
@@ -59,6 +60,7 @@ pub struct Aws {
     reading: tokio::sync::Mutex<Reading>,
     pub(crate) subnets: Recent<[Subnet], CallError>,
     pub(crate) group_names: Mutex<KnownGroupNames>,
+    pub(crate) new_balancers: NewBalancers,
     /// One for each shared load balancer: its Services change it one after the other.
     pub(crate) shared_uses: Keyed<String, SharedUse>,
     /// When this process was first asked for something: until then, another one may have changed what reads do not show yet.
@@ -125,6 +127,7 @@ impl Aws {
             reading: tokio::sync::Mutex::default(),
             subnets: Recent::new(lookup::AGE),
             group_names: Mutex::default(),
+            new_balancers: NewBalancers::default(),
             shared_uses: Keyed::default(),
             first_call: OnceLock::new(),
             listed_uses: Mutex::default(),
