@@ -53,8 +53,7 @@ pub(crate) fn retry_after(in_use_since: Option<Instant>) -> (Duration, bool) {
     let since = in_use_since.map(|since| since.elapsed()).unwrap_or_default();
     let is_overdue = since >= RELEASE_TIMEOUT;
     // Not long after the time at which the user is told.
-    let rest =
-        if is_overdue { MAX_RELEASE_POLL } else { RELEASE_TIMEOUT.saturating_sub(since) };
+    let rest = if is_overdue { MAX_RELEASE_POLL } else { RELEASE_TIMEOUT.saturating_sub(since) };
     ((since / 2).min(MAX_RELEASE_POLL).min(rest).max(RELEASE_POLL), is_overdue)
 }
 

@@ -205,7 +205,8 @@ pub(crate) async fn fill(
     let Some(balancer) = &listed.balancer else { return Ok(None) };
     let Some(listeners) = listeners(reader, cluster, balancer, None).await? else { return Ok(None) };
     (listed.listeners, listed.foreign_listeners) = listeners;
-    listed.balancer_attributes = balancer_attributes(reader.client, &balancer.arn, &listed.balancer_tags).await?;
+    listed.balancer_attributes =
+        balancer_attributes(reader.client, &balancer.arn, &listed.balancer_tags).await?;
     for group in listed.groups.values_mut() {
         group.attributes = reader.attributes(&group.arn).await?;
     }

@@ -71,12 +71,12 @@ impl Aws {
         let seen = self.read(owner, entry).await?;
         entry.resources = None;
         // The others were never created.
-        let is_there = |name: &String| {
-            seen.mine.groups.contains_key(name) || seen.stale.groups.contains_key(name)
-        };
+        let is_there =
+            |name: &String| seen.mine.groups.contains_key(name) || seen.stale.groups.contains_key(name);
         entry.names.retain(is_there);
         entry.unproven.clear();
-        let leaves = |name: &String| seen.mine.groups.get(name).is_some_and(|group| !seen.mine.uses(&group.arn));
+        let leaves =
+            |name: &String| seen.mine.groups.get(name).is_some_and(|group| !seen.mine.uses(&group.arn));
         entry.leaving.retain(|name, _| leaves(name));
         entry.registered.retain(|_, known| !known.is_settled(self.config.settle));
         if let Some(message) = seen.foreign.first() {

@@ -222,8 +222,7 @@ impl ServiceState {
 
     /// Whether the owner's load balancer is known to have this structure.
     pub(crate) fn is_complete(&self, owner: &Owner, wanted: &Desired) -> bool {
-        self.is_known(owner)
-            && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
+        self.is_known(owner) && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
     }
 
     /// Whether the owner's load balancer is known to have IPv6.

@@ -40,7 +40,8 @@ async fn targets_follow_while_a_change_of_the_structure_is_throttled() {
         let aws = provider(&cloud);
         apply(&aws, &wanted(&[(80, 30080)], &[0, 1]), Compare::Remembered).await.unwrap();
         pause().await;
-        let changed = wanted(&[(80, 30080), (81, 30081)], &[1, 2]).with_nodes(super::driver::own_set(&[1, 2]));
+        let changed =
+            wanted(&[(80, 30080), (81, 30081)], &[1, 2]).with_nodes(super::driver::own_set(&[1, 2]));
         cloud.set_faults(Faults::Once(action, Fault::Code("Throttling")));
         assert!(is_throttled(&aws.apply(&changed, Compare::Remembered).await), "{action}");
         assert_eq!(registered(&cloud, 30080), ["i-1", "i-2"], "{action}");
@@ -111,17 +112,14 @@ async fn abandoned_comparison_forgets_nothing() {
 async fn rules_follow_while_a_change_of_the_structure_waits() {
     let cloud = standin(1);
     let aws = provider(&cloud);
-    let ranges = |lb: LoadBalancer, ranges: &[&str]| LoadBalancer {
-        source_ranges: from(ranges).source_ranges,
-        ..lb
-    };
+    let ranges =
+        |lb: LoadBalancer, ranges: &[&str]| LoadBalancer { source_ranges: from(ranges).source_ranges, ..lb };
     let office = "192.0.2.0/24";
     apply(&aws, &ranges(on_port(8080, &[0]), &[OFFICE, office]), Compare::Remembered).await.unwrap();
     pause().await;
     changes(&cloud);
     for _ in 0..3 {
-        let outcome =
-            aws.apply(&ranges(on_port(9090, &[]), &[office]), Compare::Remembered).await.unwrap();
+        let outcome = aws.apply(&ranges(on_port(9090, &[]), &[office]), Compare::Remembered).await.unwrap();
         let Progress::Again(after) = outcome.progress else { panic!("{outcome:?}") };
         assert_eq!(group(&cloud).own, web(&[office]));
         tokio::time::sleep(after).await;
