@@ -8,7 +8,7 @@ use std::time::Duration;
 pub const ADOPTION_REFUSED: &str = "AdoptionRefused";
 
 /// A provider's error. Users see its message in events and conditions; it never contains a secret.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The request is unsupported: retried when the Service changes, and at the next resync.
     #[error("{message}")]

@@ -122,6 +122,31 @@ async fn replaced_group_stays_until_the_new_one_is_healthy() {
     assert!(cloud.take_calls().len() <= 18);
 }
 
+/// The port changes twice, to nodes that never become healthy: each old group has its own time.
+#[tokio::test(start_paused = true)]
+async fn replaced_group_has_its_own_time_while_an_older_one_leaves() {
+    let (cloud, aws) = serving().await;
+    cloud.change(|cloud| {
+        let failing = ["i-1", "i-2"];
+        cloud.instances.iter_mut().filter(|(id, _)| failing.contains(&id.as_str())).for_each(|(_, found)| {
+            found.passes = (false, Instant::now());
+        });
+    });
+    let (second, third) = (wanted(&[(80, 30081)], &[1]), wanted(&[(80, 30082)], &[2]));
+    let minutes = |minutes| tokio::time::sleep(Duration::from_mins(minutes));
+    aws.apply(&second, Compare::Remembered).await.unwrap();
+    minutes(4).await;
+    aws.apply(&third, Compare::Remembered).await.unwrap();
+    assert!(group(&cloud, 30080).is_some() && group(&cloud, 30081).is_some());
+    minutes(2).await;
+    aws.apply(&third, Compare::Remembered).await.unwrap();
+    assert!(group(&cloud, 30080).is_none(), "its time is over");
+    assert!(group(&cloud, 30081).is_some(), "it left two minutes ago");
+    minutes(4).await;
+    aws.apply(&third, Compare::Remembered).await.unwrap();
+    assert!(group(&cloud, 30081).is_none(), "its time is over too");
+}
+
 /// Right after its creation, AWS may not show the new group.
 #[tokio::test(start_paused = true)]
 async fn new_group_that_is_not_visible_yet_is_no_error() {
