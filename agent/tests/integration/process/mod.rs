@@ -5,8 +5,11 @@
 
 mod alone;
 mod faults;
+mod firewalls;
 mod foreign;
+mod kube_proxy_leftovers;
 mod scene;
 mod service_cidrs;
+mod steady;
 mod traffic;
 mod upgrade;
