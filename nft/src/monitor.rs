@@ -17,8 +17,8 @@ use crate::socket::Socket;
 use crate::table::{Family, Table};
 use crate::wire::Message;
 
-/// `NFNLGRP_NFTABLES` as a bit.
-const GROUP: u32 = 1 << (7 - 1);
+/// `NFNLGRP_NFTABLES`
+const GROUP: u8 = 7;
 
 /// The kind of a changed object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +88,13 @@ pub struct Monitor {
 impl Monitor {
     /// Subscribes in the network namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
-        Ok(Self { socket: Socket::open(GROUP)? })
+        Ok(Self { socket: Socket::open(1 << (GROUP - 1))? })
+    }
+
+    /// Ends the subscription, and keeps the socket. To close a socket of netfilter is no way to end it in a hurry: the kernel first
+    /// destroys what was deleted before, with all transactions locked out meanwhile.
+    pub fn unsubscribe(&self) -> Result<(), Error> {
+        self.socket.leave(GROUP)
     }
 
     /// What the next waiting datagram tells, without blocking. Returns `None` if none is waiting.

@@ -20,6 +20,8 @@ use crate::rules::TABLE;
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Wait after a failure of the socket.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
+/// The sockets of a watch that has ended are closed after this time.
+const CLOSE_DELAY: Duration = Duration::from_secs(1);
 /// Longest wait for the end of a transaction, whose notification names the process.
 const ATTRIBUTION: Duration = Duration::from_millis(20);
 
@@ -79,10 +81,12 @@ impl Watch {
         // Fails as before, and then the change is told without its author.
         let _ = self.read_until(Instant::now() + ATTRIBUTION, |change| change.is_attributed());
         let _ = self.read_until(not_before, |_| false);
-        let Self { monitor, change, .. } = self;
-        // First, see above.
-        drop(monitor);
-        notice(Noticed::Change(change));
+        if let Err(error) = self.monitor.unsubscribe() {
+            tracing::debug!(%error, "monitor still subscribed; the repair takes longer");
+        }
+        notice(Noticed::Change(std::mem::take(&mut self.change)));
+        // The sockets are closed when the repair is done, see `Monitor::unsubscribe`.
+        std::thread::sleep(CLOSE_DELAY);
     }
 
     /// Reads what comes until then, or until `done`.
