@@ -4,6 +4,8 @@
 //! It writes at once when idle; inputs that arrive during a write are taken together in the next one. Nothing is written before
 //! Services, slices and this node have been listed; what the lists bring is planned while they arrive.
 
+mod event_limiter;
+mod foreign;
 mod health_ports;
 mod planner;
 mod unserved;
@@ -28,6 +30,7 @@ use crate::metrics::{Metrics, PendingMetrics};
 use crate::plan::{Budgets, HealthPorts, ServicePlan, has_load_balancer};
 use crate::rules::{KernelState, Ruleset};
 use crate::settings::AgentSettings;
+use foreign::ForeignState;
 use planner::Planner;
 use unserved::UnservedReports;
 
@@ -68,13 +71,13 @@ struct LoopState {
     /// All lists were complete once.
     listed: bool,
     host_addresses_changed: bool,
-    foreign_change: bool,
     /// When a failed write is tried again.
     retry: Option<Instant>,
     backoff: Backoff,
     ports: health_ports::PortState,
     pending: PendingMetrics,
     unserved: UnservedReports,
+    foreign: ForeignState,
 }
 
 impl Agent {
@@ -88,12 +91,12 @@ impl Agent {
             planner: Planner::new(self.settings.host_addresses(), Budgets::new(self.settings.element_limits)),
             listed: false,
             host_addresses_changed: false,
-            foreign_change: false,
             retry: None,
             backoff: Backoff::new(RETRY_DELAYS.0, RETRY_DELAYS.1),
             ports: health_ports::PortState::default(),
             pending: PendingMetrics::default(),
             unserved: UnservedReports::default(),
+            foreign: ForeignState::default(),
         };
         loop {
             let deadline = self.next_deadline(&state);
@@ -124,7 +127,7 @@ impl Agent {
         [state.retry, state.ports.reopen].into_iter().chain(pure).flatten().min()
     }
 
-    fn take(&self, state: &mut LoopState, input: Input) {
+    fn take(&mut self, state: &mut LoopState, input: Input) {
         match input {
             Input::Service(event) => {
                 if matches!(event, Event::Apply(_) | Event::Delete { .. }) {
@@ -146,11 +149,7 @@ impl Agent {
             }
             Input::Node(event) => state.planner.index.apply_node(event),
             Input::ServiceCidr(event) => state.planner.on_service_cidr(event),
-            Input::ForeignChange => {
-                tracing::warn!("tables may have been changed by another program; comparing them");
-                self.metrics.foreign_changes.inc();
-                state.foreign_change = true;
-            }
+            Input::Foreign(noticed) => self.take_noticed(state, noticed),
             Input::HostAddresses => state.host_addresses_changed = true,
             // The client may be gone.
             Input::Debug(DebugRequest { command, reply }) => {
@@ -187,12 +186,13 @@ impl Agent {
         if synced {
             self.proxy_health.set_eligible(state.planner.is_eligible(&self.settings));
         }
+        let is_damaged = self.repair_first(state);
         let Some(updates) = state.planner.plan(&self.settings, StdInstant::now()) else { return };
         let mut reconfigured = state.planner.pods().is_some_and(|pods| self.ruleset.set_pods(pods));
         if let Some(cidrs) = state.planner.take_service_cidrs() {
             reconfigured |= self.ruleset.set_unassigned(self.settings.unassigned(cidrs));
         }
-        if reconfigured || std::mem::take(&mut state.foreign_change) {
+        if reconfigured || is_damaged {
             self.dataplane.mark_out_of_sync();
         }
         state.pending.note(&updates);
@@ -251,8 +251,12 @@ impl Agent {
         }
         match result {
             Ok(written) => {
-                state.retry = None;
+                // Others committed before anybody watched them: everything is compared once more.
+                state.retry = (self.dataplane.state() == KernelState::Unknown).then(Instant::now);
                 state.backoff.reset();
+                if written.full {
+                    Self::report_repaired(state, written.elements);
+                }
                 state.pending.written(&self.metrics.kube_proxy, self.dataplane.families());
                 self.written(written, &health, took);
             }

@@ -6,12 +6,12 @@ use std::fmt;
 
 use steerage_model::Family;
 
+use crate::foreign::{ForeignChain, Interference, interferences};
+
 /// The oldest kernel that the rules are written for.
 const OLDEST: (u32, u32) = (5, 15);
 /// The share of conntrack's table, in percent, from which new connections are in danger.
 const NEARLY_FULL: u64 = 80;
-/// The tables of kube-proxy in nftables mode.
-const KUBE_PROXY: &str = "kube-proxy";
 
 /// What is known of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,23 +22,10 @@ pub struct HostFacts {
     pub rules: Vec<(Family, Result<(), String>)>,
     /// Kernel settings by name, of those that exist.
     pub settings: Vec<(&'static str, u64)>,
-    /// Base chains of other programs.
+    /// Chains of other programs.
     pub chains: Vec<ForeignChain>,
     /// iptables of the old kind has tables, which nftables does not show.
     pub has_legacy_iptables: bool,
-}
-
-/// A base chain of another program.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ForeignChain {
-    /// Such as `ip filter`.
-    pub table: String,
-    /// The name of the chain.
-    pub chain: String,
-    /// Where it hooks in, such as `forward`.
-    pub hook: &'static str,
-    /// It drops what none of its rules accepts.
-    pub drops: bool,
 }
 
 /// Kernel settings that [`HostFacts::settings`] may have.
@@ -163,34 +150,19 @@ impl HostFacts {
     }
 
     fn others(&self) -> Vec<Finding> {
-        let mut found = Vec::new();
-        let is_kube_proxys = |chain: &&ForeignChain| chain.table.ends_with(KUBE_PROXY);
-        if let Some(chain) = self.chains.iter().find(is_kube_proxys) {
-            found.push(Finding {
-                level: Level::Warning,
-                text: format!(
-                    "table {} of kube-proxy: with --kube-proxy-replacement, end kube-proxy and run `kube-proxy --cleanup`, or it goes on \
-                     dropping by old rules. Without the flag it belongs there",
-                    chain.table
-                ),
-            });
-        }
-        for chain in self.chains.iter().filter(|chain| chain.drops) {
-            let ForeignChain { table, chain, hook, .. } = chain;
-            found.push(Finding {
-                level: Level::Warning,
-                text: format!(
-                    "chain {chain} of table {table} drops by default at {hook}: its rules have to accept traffic to pods and node ports"
-                ),
-            });
-        }
+        // Whether kube-proxy is replaced is not known here: its tables are reported, with what they mean.
+        let report = |interference: &Interference| {
+            let level = if interference.is_harmful() { Level::Warning } else { Level::Good };
+            Finding { level, text: interference.to_string() }
+        };
+        let mut found: Vec<_> = interferences(&self.chains, true).iter().map(report).collect();
         if self.has_legacy_iptables {
             found.push(Finding {
                 level: Level::Warning,
                 text: "iptables-legacy has tables, which nftables does not show: look with `iptables-legacy-save`".to_owned(),
             });
         }
-        if found.is_empty() {
+        if found.iter().all(|finding| finding.level == Level::Good) {
             let text = "no other program drops by default, and no rules of kube-proxy".to_owned();
             found.push(Finding { level: Level::Good, text });
         }
@@ -239,7 +211,7 @@ mod tests {
         let chain = |table: &str, drops| ForeignChain {
             table: table.to_owned(),
             chain: "FORWARD".to_owned(),
-            hook: "forward",
+            hook: Some("forward"),
             drops,
         };
         for (facts, level, part) in [
@@ -256,9 +228,9 @@ mod tests {
             (set("net.bridge.bridge-nf-call-iptables", 0), Level::Warning, "bridge-nf-call-iptables is 0"),
             (set("net.netfilter.nf_conntrack_count", 800), Level::Warning, "800 of 1000"),
             (
-                HostFacts { chains: vec![chain("ip filter", true)], ..good() },
+                HostFacts { chains: vec![chain("inet filter", true)], ..good() },
                 Level::Warning,
-                "FORWARD of table ip filter",
+                "FORWARD of table inet filter",
             ),
             (
                 HostFacts { chains: vec![chain("ip kube-proxy", false)], ..good() },
@@ -271,6 +243,13 @@ mod tests {
             let bad: Vec<_> = found.iter().filter(|finding| finding.level > Level::Good).collect();
             assert!(bad.len() == 1 && bad[0].level == level && bad[0].text.contains(part), "{part}: {bad:?}");
         }
-        assert!(HostFacts { chains: vec![chain("ip nat", false)], ..good() }.findings() == good().findings());
+        assert!(
+            HostFacts { chains: vec![chain("inet nat", false)], ..good() }.findings() == good().findings()
+        );
+        let iptables = HostFacts { chains: vec![chain("ip nat", false)], ..good() }.findings();
+        assert!(
+            iptables.iter().all(|finding| finding.level == Level::Good)
+                && iptables.iter().any(|finding| finding.text.starts_with("table ip nat is of iptables"))
+        );
     }
 }

@@ -5,6 +5,7 @@ use steerage_model::{EndpointSlice, Node, Service, ServiceCidr};
 use steerage_watch::Event;
 
 use crate::debug_request::DebugRequest;
+use crate::kernel::Noticed;
 
 /// One input of the loop.
 #[allow(clippy::large_enum_variant, reason = "moved once through a queue; a box would cost more")]
@@ -18,8 +19,8 @@ pub enum Input {
     Node(Event<Node>),
     /// From the watch of the networks of cluster IPs, where there is one. Nothing waits for it.
     ServiceCidr(Event<ServiceCidr>),
-    /// Another program may have changed the agent's tables.
-    ForeignChange,
+    /// What other programs do to nftables.
+    Foreign(Noticed),
     /// Addresses of this host came or went.
     HostAddresses,
     /// From the debug socket.

@@ -2,10 +2,12 @@
 //! The agent's metrics. Names have the prefix `steerage_agent_`, except those of kube-proxy.
 
 mod drops;
+mod foreign;
 mod kubeproxy;
 mod pending;
 
 pub use drops::{register_dropped_packets, register_sample_dropped_packets};
+pub use foreign::{ForeignChanges, ForeignTables};
 pub use kubeproxy::KubeProxyMetrics;
 pub use pending::PendingMetrics;
 
@@ -29,8 +31,10 @@ pub struct Metrics {
     pub elements: Counter,
     /// Time of a write.
     pub write_duration: Histogram,
-    /// Possible changes of the agent's tables by other programs.
-    pub foreign_changes: Counter,
+    /// Changes of the agent's tables by other programs.
+    pub foreign_changes: ForeignChanges,
+    /// Tables of other programs that harm Services, or may.
+    pub foreign_tables: ForeignTables,
     /// Conntrack entries deleted.
     pub flows: Counter,
     /// Searches of conntrack, and those that failed.
@@ -61,7 +65,8 @@ impl Metrics {
             failures: Counter::default(),
             elements: Counter::default(),
             write_duration: Histogram::new(times),
-            foreign_changes: Counter::default(),
+            foreign_changes: ForeignChanges::default(),
+            foreign_tables: ForeignTables::default(),
             flows: Counter::default(),
             flow_walks: Default::default(),
             frontends: Gauge::default(),
@@ -78,6 +83,7 @@ impl Metrics {
             elements,
             write_duration,
             foreign_changes,
+            foreign_tables,
             flows,
             flow_walks: [walks, failed_walks],
             frontends,
@@ -97,11 +103,8 @@ impl Metrics {
             Unit::Seconds,
             write_duration,
         );
-        registry.register(
-            "foreign_changes",
-            "Possible changes of the agent's tables by other programs",
-            foreign_changes,
-        );
+        foreign_changes.register(registry);
+        foreign_tables.register(registry);
         registry.register(
             "stale_flows_deleted",
             "Conntrack entries deleted: UDP flows whose endpoint is gone, and what passed while rules were missing",

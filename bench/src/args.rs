@@ -140,6 +140,7 @@ impl Proxies {
             changes: changes.unwrap_or(if quick { 30 } else { 200 }),
             change_time: Duration::from_secs(if quick { 5 } else { 15 }),
             round: if quick { Duration::from_millis(300) } else { Duration::from_secs(1) },
+            repairs: if quick { 1 } else { 5 },
             churn: (period, 100),
             idle: period,
             limit,

@@ -34,6 +34,7 @@ pub struct Pods {
     expected: Arc<Mutex<Option<Side>>>,
     arrivals: Receiver<Instant>,
     received: Arc<AtomicU64>,
+    record: Arc<Mutex<Option<Vec<Instant>>>>,
 }
 
 impl Pods {
@@ -59,9 +60,11 @@ impl Pods {
         let count = Arc::clone(&received);
         thread::spawn(move || sink_connections(&sink, &count));
         let expected = Arc::<Mutex<Option<Side>>>::default();
+        let record = Arc::<Mutex<Option<Vec<Instant>>>>::default();
         let (shared, (sender, arrivals)) = (Arc::clone(&expected), channel());
-        thread::spawn(move || record_arrivals(&probes, &shared, &sender));
-        Ok(Self { expected, arrivals, received })
+        let recording = Arc::clone(&record);
+        thread::spawn(move || record_arrivals(&probes, &shared, &recording, &sender));
+        Ok(Self { expected, arrivals, received, record })
     }
 
     /// Records the arrival of the next datagram at this endpoint set of the probe Service.
@@ -75,6 +78,18 @@ impl Pods {
     /// The time of arrival of the expected datagram; `None` on timeout.
     pub fn first_packet(&self, within: Duration) -> Option<Instant> {
         self.arrivals.recv_timeout(within).ok()
+    }
+
+    /// Starts to record the times of all datagrams at the probe Service, from none, or ends it.
+    pub fn record(&self, wanted: bool) {
+        if let Ok(mut record) = self.record.lock() {
+            *record = wanted.then(Vec::new);
+        }
+    }
+
+    /// The times recorded so far.
+    pub fn recorded(&self) -> Vec<Instant> {
+        self.record.lock().ok().and_then(|record| record.clone()).unwrap_or_default()
     }
 
     /// Counter of the bytes that the sink has received.
@@ -113,7 +128,12 @@ fn sink_connections(listener: &TcpListener, received: &AtomicU64) {
     }
 }
 
-fn record_arrivals(probes: &[(Side, UdpSocket)], expected: &Mutex<Option<Side>>, arrivals: &Sender<Instant>) {
+fn record_arrivals(
+    probes: &[(Side, UdpSocket)],
+    expected: &Mutex<Option<Side>>,
+    record: &Mutex<Option<Vec<Instant>>>,
+    arrivals: &Sender<Instant>,
+) {
     let mut files: Vec<_> =
         probes.iter().map(|(_, socket)| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
     let mut buffer = [0; 16];
@@ -123,6 +143,9 @@ fn record_arrivals(probes: &[(Side, UdpSocket)], expected: &Mutex<Option<Side>>,
             let mut any = false;
             while socket.recv(&mut buffer).is_ok() {
                 any = true;
+            }
+            if any && let Ok(mut record) = record.lock() {
+                record.iter_mut().for_each(|times| times.push(now));
             }
             let Ok(mut expected) = expected.lock() else { return };
             if any && *expected == Some(*side) {

@@ -32,6 +32,7 @@ pub(crate) mod message {
     pub(crate) const GETGEN: u16 = 16;
     pub(crate) const NEWOBJ: u16 = 18;
     pub(crate) const GETOBJ: u16 = 19;
+    pub(crate) const DELOBJ: u16 = 20;
 }
 
 /// Bytes of elements in one message, below the 64 KiB of an attribute.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::batch::OBJECT_COUNTER;
-use crate::info::{BaseChainInfo, RuleInfo, TableInfo};
+use crate::info::{BaseChainInfo, ChainInfo, RuleInfo, TableInfo};
 use crate::rows::{Row, Rows};
 use crate::set::{Data, Element};
 use crate::verdict::Verdict;
@@ -18,26 +18,20 @@ pub(crate) fn table(message: &Message<'_>) -> Option<TableInfo> {
     Some(TableInfo { name: attrs.string(1)?, comment: comment(attrs, 6), objects: attrs.u32(3).unwrap_or(0) })
 }
 
-/// A chain's table and name.
-pub(crate) fn chain(message: &Message<'_>) -> Option<(String, String)> {
-    Some((message.attrs().string(1)?, message.attrs().string(3)?))
-}
-
-/// A base chain.
-pub(crate) fn base_chain(message: &Message<'_>) -> Option<BaseChainInfo> {
+pub(crate) fn chain(message: &Message<'_>) -> Option<ChainInfo> {
     let attrs = message.attrs();
-    attrs.find(4)?;
-    let hook = match attrs.nested(4).u32(1)? {
+    let hook = attrs.find(4).and_then(|_| attrs.nested(4).u32(1)).map(|hook| match hook {
         0 => "prerouting",
         1 => "input",
         2 => "forward",
         3 => "output",
         4 => "postrouting",
         _ => "another hook",
-    };
+    });
     // NF_DROP
     let drops = attrs.u32(5) == Some(0);
-    Some(BaseChainInfo { table: attrs.string(1)?, name: attrs.string(3)?, hook, drops })
+    let base = hook.map(|hook| BaseChainInfo { hook, drops });
+    Some(ChainInfo { table: attrs.string(1)?, name: attrs.string(3)?, base })
 }
 
 /// A set's table and name.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the kernel lists about tables and rules. Plain values, decoded by `decode` and returned by `Nft`.
 
+use crate::wire::Attrs;
+
 /// A table, as listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableInfo {
@@ -12,13 +14,20 @@ pub struct TableInfo {
     pub objects: u32,
 }
 
-/// A base chain, as listed.
+/// A chain, as listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BaseChainInfo {
+pub struct ChainInfo {
     /// Name of its table.
     pub table: String,
     /// Name of the chain.
     pub name: String,
+    /// Of a base chain.
+    pub base: Option<BaseChainInfo>,
+}
+
+/// What only base chains have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BaseChainInfo {
     /// Where it hooks in.
     pub hook: &'static str,
     /// Its policy is to drop.
@@ -36,4 +45,28 @@ pub struct RuleInfo {
     pub comment: Option<String>,
     /// The expressions in the kernel's encoding. Except for counters, equal rules have equal bytes on one kernel.
     pub expressions: Vec<u8>,
+}
+
+impl RuleInfo {
+    /// Whether the rule drops or rejects each packet that comes to it: it has no condition. A rule of iptables may, too.
+    pub fn is_unconditional_drop(&self) -> bool {
+        drops_everything(Attrs(&self.expressions))
+    }
+}
+
+/// Of expressions that do not decide, and then one that drops.
+fn drops_everything(expressions: Attrs<'_>) -> bool {
+    for (_, bytes) in expressions {
+        let expression = Attrs(bytes);
+        let data = expression.nested(2);
+        match expression.string(1).as_deref() {
+            Some("counter" | "log") => {}
+            // NF_DROP in the verdict of the data.
+            Some("immediate") => return data.nested(2).nested(2).u32(1) == Some(0),
+            Some("reject") => return true,
+            Some("target") => return data.string(1).as_deref() == Some("REJECT"),
+            _ => return false,
+        }
+    }
+    false
 }

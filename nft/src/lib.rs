@@ -95,9 +95,9 @@ pub use conntrack::{Conntrack, ConntrackEntry, Tuple};
 pub use error::{Error, KernelError};
 pub use expression::Expression;
 pub use field::{DataType, Field, concat};
-pub use info::{BaseChainInfo, RuleInfo, TableInfo};
+pub use info::{BaseChainInfo, ChainInfo, RuleInfo, TableInfo};
 pub use keys::{Ct, Direction, FibAddress, Meta, PayloadBase};
-pub use monitor::{Change, Monitor, ObjectKind};
+pub use monitor::{Change, Commit, Monitor, Notification, ObjectKind, Process};
 /// The error numbers in [`KernelError`].
 pub use nix::errno::Errno;
 pub use rows::{Row, RowShape, Rows};

@@ -11,7 +11,7 @@ use crate::batch::message;
 use crate::connection::{ATTEMPTS, Nft};
 use crate::decode;
 use crate::error::Error;
-use crate::info::{BaseChainInfo, RuleInfo, TableInfo};
+use crate::info::{ChainInfo, RuleInfo, TableInfo};
 use crate::rows::{RowShape, Rows};
 use crate::set::Element;
 use crate::table::{Family, Table};
@@ -35,13 +35,24 @@ impl Nft {
 
     /// The names of a table's chains.
     pub fn chains(&mut self, table: &Table) -> Result<Vec<String>, Error> {
-        let all = self.dump(message::GETCHAIN, table.family, "list chains", |_| {}, decode::chain)?;
-        Ok(all.into_iter().filter(|(of, _)| *of == table.name).map(|(_, name)| name).collect())
+        let all = self.all_chains(table.family)?;
+        Ok(all.into_iter().filter(|info| info.table == table.name).map(|info| info.name).collect())
     }
 
-    /// The base chains of all tables of a family.
-    pub fn base_chains(&mut self, family: Family) -> Result<Vec<BaseChainInfo>, Error> {
-        self.dump(message::GETCHAIN, family, "list chains", |_| {}, decode::base_chain)
+    /// The chains of all tables of a family.
+    pub fn all_chains(&mut self, family: Family) -> Result<Vec<ChainInfo>, Error> {
+        self.dump(message::GETCHAIN, family, "list chains", |_| {}, decode::chain)
+    }
+
+    /// The rules of a chain, in order.
+    pub fn rules_of_chain(&mut self, table: &Table, chain: &str) -> Result<Vec<RuleInfo>, Error> {
+        let only = |m: &mut Writer| {
+            m.attr_str(1, &table.name);
+            m.attr_str(2, chain);
+        };
+        let all = self.dump(message::GETRULE, table.family, "list rules", only, decode::rule)?;
+        let is_asked = |(of, rule): &(String, RuleInfo)| *of == table.name && rule.chain == chain;
+        Ok(all.into_iter().filter(is_asked).map(|(_, rule)| rule).collect())
     }
 
     /// A table's rules, chain by chain, in order.

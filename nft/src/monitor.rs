@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Notifications of changes to nftables, so that the owner of a table detects changes by others.
 //!
-//! A notification names the committing socket (`Change::port`, compare with `Nft::port`) and the kind of object. If
-//! notifications were lost, [`Monitor::receive`] returns [`Error::Overrun`]: then anything may have changed.
+//! A change names the committing socket (`Change::port`, compare with `Nft::port`), and the object. After the changes of a transaction
+//! comes its [`Commit`], with the process. If notifications were lost, [`Monitor::receive`] returns [`Error::Overrun`]: then anything
+//! may have changed.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -16,8 +17,8 @@ use crate::socket::Socket;
 use crate::table::{Family, Table};
 use crate::wire::Message;
 
-/// `NFNLGRP_NFTABLES` as a bit.
-const GROUP: u32 = 1 << (7 - 1);
+/// `NFNLGRP_NFTABLES`
+const GROUP: u8 = 7;
 
 /// The kind of a changed object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +46,37 @@ pub struct Change {
     pub table: Table,
     /// Kind of the object.
     pub object: ObjectKind,
+    /// Name of the chain, or of the chain of a rule; of the set, or of the set of elements. `None` for a table.
+    pub name: Option<String>,
     /// True if the object was deleted, false if it was added or changed.
     pub deleted: bool,
+}
+
+/// A process, as the kernel names it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Process {
+    /// Its number in the first PID namespace, that of the host. Of a program with threads, the number of the thread.
+    pub id: u32,
+    /// The first 15 bytes of its name.
+    pub name: String,
+}
+
+/// The end of a transaction. The kernel does not tell the user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Commit {
+    /// Netlink port of the socket that committed it.
+    pub port: u32,
+    /// The process of that socket.
+    pub process: Option<Process>,
+}
+
+/// What the kernel tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notification {
+    /// An object was changed.
+    Change(Change),
+    /// A transaction has ended, of which all changes were told before.
+    Commit(Commit),
 }
 
 /// A subscription to all changes in the network namespace in which it was opened.
@@ -58,12 +88,19 @@ pub struct Monitor {
 impl Monitor {
     /// Subscribes in the network namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
-        Ok(Self { socket: Socket::open(GROUP)? })
+        Ok(Self { socket: Socket::open(1 << (GROUP - 1))? })
     }
 
-    /// The changes of the next waiting datagram, without blocking. Returns `None` if none is waiting.
-    pub fn receive(&mut self) -> Result<Option<Vec<Change>>, Error> {
-        Ok(self.socket.receive()?.map(|messages| messages.filter_map(|message| change(&message)).collect()))
+    /// Ends the subscription, and keeps the socket. To close a socket of netfilter is no way to end it in a hurry: the kernel first
+    /// destroys what was deleted before, with all transactions locked out meanwhile.
+    pub fn unsubscribe(&self) -> Result<(), Error> {
+        self.socket.leave(GROUP)
+    }
+
+    /// What the next waiting datagram tells, without blocking. Returns `None` if none is waiting.
+    pub fn receive(&mut self) -> Result<Option<Vec<Notification>>, Error> {
+        let decode = |message| notification(&message);
+        Ok(self.socket.receive()?.map(|messages| messages.filter_map(decode).collect()))
     }
 
     /// Waits for a datagram. Returns false on timeout.
@@ -84,25 +121,31 @@ impl AsFd for Monitor {
 }
 
 /// Attribute 1 names the table in all messages except the notification of a new generation.
-pub(crate) fn change(message: &Message<'_>) -> Option<Change> {
-    let kind = message.kind.checked_sub(SUBSYSTEM).filter(|kind| *kind != message::NEWGEN)?;
-    let object = match kind {
-        message::NEWTABLE | message::DELTABLE => ObjectKind::Table,
-        message::NEWCHAIN | message::DELCHAIN => ObjectKind::Chain,
-        message::NEWRULE | message::DELRULE => ObjectKind::Rule,
-        message::NEWSET | message::DELSET => ObjectKind::Set,
-        message::NEWSETELEM | message::DELSETELEM => ObjectKind::Elements,
-        _ => ObjectKind::Other,
+pub(crate) fn notification(message: &Message<'_>) -> Option<Notification> {
+    let kind = message.kind.checked_sub(SUBSYSTEM)?;
+    let attrs = message.attrs();
+    if kind == message::NEWGEN {
+        let process = attrs.u32(2).zip(attrs.string(3)).map(|(id, name)| Process { id, name });
+        return Some(Notification::Commit(Commit { port: message.port, process }));
+    }
+    let (object, name) = match kind {
+        message::NEWTABLE | message::DELTABLE => (ObjectKind::Table, None),
+        message::NEWCHAIN | message::DELCHAIN => (ObjectKind::Chain, attrs.string(3)),
+        message::NEWRULE | message::DELRULE => (ObjectKind::Rule, attrs.string(2)),
+        message::NEWSET | message::DELSET => (ObjectKind::Set, attrs.string(2)),
+        message::NEWSETELEM | message::DELSETELEM => (ObjectKind::Elements, attrs.string(2)),
+        _ => (ObjectKind::Other, attrs.string(2)),
     };
     let deleted = matches!(
         kind,
-        message::DELTABLE | message::DELCHAIN | message::DELRULE | message::DELSET | message::DELSETELEM
+        message::DELTABLE
+            | message::DELCHAIN
+            | message::DELRULE
+            | message::DELSET
+            | message::DELSETELEM
+            | message::DELOBJ
     );
     let family = Family::from_wire(message.family()?)?;
-    Some(Change {
-        port: message.port,
-        table: Table::new(family, message.attrs().string(1)?),
-        object,
-        deleted,
-    })
+    let table = Table::new(family, attrs.string(1)?);
+    Some(Notification::Change(Change { port: message.port, table, object, name, deleted }))
 }

@@ -31,14 +31,13 @@ const RECEIVE_BUFFER: usize = 8 << 20;
 /// Size of the receive buffer in memory. A dump arrives in datagrams of at most 32 KiB, a notification in one page.
 const DATAGRAM: usize = 1 << 17;
 
-/// Sets a boolean option of level `SOL_NETLINK`, for which `nix` has no names.
+/// Sets an option of level `SOL_NETLINK`, for which `nix` has no names.
 #[allow(unsafe_code, reason = "setsockopt reads the integer behind the pointer and keeps nothing")]
-fn switch_on(fd: &OwnedFd, option: libc::c_int) -> Result<(), Error> {
-    let on: libc::c_int = 1;
-    let length = libc::socklen_t::try_from(size_of_val(&on)).unwrap_or_default();
-    // SAFETY: the descriptor is open, and `on` outlives the call and is `length` bytes long.
+fn set_option(fd: &OwnedFd, option: libc::c_int, value: libc::c_int) -> Result<(), Error> {
+    let length = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or_default();
+    // SAFETY: the descriptor is open, and `value` outlives the call and is `length` bytes long.
     let done = unsafe {
-        libc::setsockopt(fd.as_raw_fd(), libc::SOL_NETLINK, option, std::ptr::from_ref(&on).cast(), length)
+        libc::setsockopt(fd.as_raw_fd(), libc::SOL_NETLINK, option, std::ptr::from_ref(&value).cast(), length)
     };
     Errno::result(done).map_err(failed("setsockopt")).map(drop)
 }
@@ -59,11 +58,16 @@ impl Socket {
         let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkNetFilter)
             .map_err(failed("socket"))?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups)).map_err(failed("bind"))?;
-        switch_on(&fd, libc::NETLINK_CAP_ACK)?;
-        switch_on(&fd, libc::NETLINK_EXT_ACK)?;
+        set_option(&fd, libc::NETLINK_CAP_ACK, 1)?;
+        set_option(&fd, libc::NETLINK_EXT_ACK, 1)?;
         setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER).map_err(failed("setsockopt"))?;
         setsockopt(&fd, sockopt::SndBufForce, &SEND_BUFFER).map_err(failed("setsockopt"))?;
         Ok(Self { fd, sequence: 0, send_buffer: SEND_BUFFER, datagram: vec![0; DATAGRAM] })
+    }
+
+    /// Leaves a multicast group, by its number.
+    pub(crate) fn leave(&self, group: u8) -> Result<(), Error> {
+        set_option(&self.fd, libc::NETLINK_DROP_MEMBERSHIP, group.into())
     }
 
     /// The netlink port of this socket, which notifications carry as the author of a change.

@@ -8,28 +8,17 @@ use steerage_watch::Index;
 use steerage_watch::events::{Notice, Recorder, Severity, Subject};
 use tokio::time::Instant;
 
+use super::event_limiter::EventLimiter;
 use crate::plan::{Reduced, ReducedService, RefusedExternalIp, Shadowed};
 use crate::rules::Ruleset;
 
-/// Events that may be published at once, and the time in which one more may be. All nodes see the same Services: a tenant with many
-/// of them must not fill the API server. The log has all.
-const BURST: u32 = 10;
-const REFILL: Duration = Duration::from_mins(1);
 /// Nodes publish within this time, and not all in one second.
 const SPREAD: Duration = Duration::from_secs(30);
 
 /// Limits the events.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct UnservedReports {
-    left: u32,
-    /// When the last one was added.
-    filled: Instant,
-}
-
-impl Default for UnservedReports {
-    fn default() -> Self {
-        Self { left: BURST, filled: Instant::now() }
-    }
+    limiter: EventLimiter,
 }
 
 impl UnservedReports {
@@ -63,25 +52,12 @@ impl UnservedReports {
         reason: &'static str,
         note: String,
     ) {
-        let Some(service) = service.filter(|_| self.may_publish(Instant::now())) else { return };
+        let Some(service) = service.filter(|_| self.limiter.take(Instant::now())) else { return };
         let (subject, recorder) = (Subject::service(service), recorder.clone());
         tokio::spawn(async move {
             tokio::time::sleep(SPREAD.mul_f64(fastrand::f64())).await;
             recorder.publish(Notice { subject, severity: Severity::Warning, reason, action: "Serve", note });
         });
-    }
-
-    fn may_publish(&mut self, now: Instant) -> bool {
-        while self.left < BURST && now.duration_since(self.filled) >= REFILL {
-            self.left += 1;
-            self.filled += REFILL;
-        }
-        if self.left == BURST {
-            self.filled = now;
-        }
-        let may = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        may
     }
 }
 
@@ -101,18 +77,6 @@ fn note(node: &str, service: &Key, Reduced { needs, limit, endpoints, frontends 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn events_are_limited() {
-        let mut reports = UnservedReports::default();
-        let start = Instant::now() + REFILL;
-        let mut published = |now| (0..100).filter(|_| reports.may_publish(now)).count();
-        assert_eq!(published(start), 10);
-        assert_eq!(published(start + REFILL / 2), 0);
-        assert_eq!(published(start + REFILL), 1);
-        assert_eq!(published(start + 100 * REFILL), 10);
-        assert_eq!(published(start + 100 * REFILL), 0);
-    }
 
     #[test]
     fn note_says_what_is_left_out() {

@@ -14,7 +14,7 @@ use steerage_agent::health::{
     server_runtime,
 };
 use steerage_agent::input::Input;
-use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
+use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner, Noticed};
 use steerage_agent::metrics::{Metrics, register_dropped_packets};
 use steerage_agent::node_annotations::{keep_annotated, node_agent};
 use steerage_agent::plan::ElementLimits;
@@ -61,8 +61,9 @@ impl Args {
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(debug_socket.serve(inputs.clone()));
         let others = inputs.clone();
-        dataplane.watch_foreign_changes(move |foreign| {
-            if foreign { others.send(Input::ForeignChange).is_ok() } else { !others.is_closed() }
+        dataplane.watch_foreign(move |noticed| match noticed {
+            Noticed::Nothing => !others.is_closed(),
+            noticed => others.send(Input::Foreign(noticed)).is_ok(),
         });
         if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
             watch_addresses(inputs.clone())?;

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The writer: makes the kernel's tables hold what a [`Ruleset`] says. It decides nothing else.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_model::Family;
 use steerage_nft::{Error, Monitor, Nft};
 
-use super::{FAMILIES, FamilyTable, has_ipv6, watch_foreign};
-use crate::rules::{Difference, KernelState, Ruleset};
+use super::monitor::{Notice, Noticed, watch_foreign};
+use super::repair_pause::RepairPause;
+use super::{FAMILIES, FamilyTable, has_ipv6};
+use crate::foreign::ForeignChange;
+use crate::rules::{Difference, Elements, KernelState, Ruleset};
 
 /// A successful write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,15 +46,19 @@ pub struct Dataplane {
     /// Of the last [`Dataplane::write`].
     writes: Vec<FamilyWrite>,
     state: KernelState,
-    /// Called on foreign changes; `None` once the monitor runs, or where none is required.
-    on_foreign_change: Option<ForeignChangeCallback>,
+    watch: Option<ForeignWatch>,
 }
 
-struct ForeignChangeCallback(Box<dyn FnMut(bool) -> bool + Send>);
+/// The watch for what other programs do.
+struct ForeignWatch {
+    notice: Notice,
+    is_running: bool,
+    pause: RepairPause,
+}
 
-impl std::fmt::Debug for ForeignChangeCallback {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ForeignChangeCallback")
+impl fmt::Debug for ForeignWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForeignWatch").field("is_running", &self.is_running).finish_non_exhaustive()
     }
 }
 
@@ -73,19 +82,41 @@ impl Dataplane {
             }
         }
         let families = tables.iter().map(FamilyTable::model).collect();
-        Ok(Self {
-            tables,
-            families,
-            writes: Vec::new(),
-            state: KernelState::Unknown,
-            on_foreign_change: None,
-        })
+        Ok(Self { tables, families, writes: Vec::new(), state: KernelState::Unknown, watch: None })
     }
 
-    /// Reports foreign changes of the tables, see [`watch_foreign`], from the first successful write on. Not earlier: while
-    /// anybody listens, the kernel builds a message for each element of a load, which doubles its work.
-    pub fn watch_foreign_changes(&mut self, changed: impl FnMut(bool) -> bool + Send + 'static) {
-        self.on_foreign_change = Some(ForeignChangeCallback(Box::new(changed)));
+    /// Tells what other programs do, see [`Noticed`], from the first successful write on. Not earlier: while anybody listens, the
+    /// kernel builds a message for each element of a load, which doubles its work.
+    pub fn watch_foreign(&mut self, notice: impl Fn(Noticed) -> bool + Send + Sync + 'static) {
+        self.watch =
+            Some(ForeignWatch { notice: Arc::new(notice), is_running: false, pause: RepairPause::default() });
+    }
+
+    /// Takes note of a [`Noticed::Change`]: the tables are not what was written, and nobody watches them until the next write that
+    /// compares everything.
+    pub fn foreign_change_noticed(&mut self) {
+        self.state = KernelState::Unknown;
+        if let Some(watch) = &mut self.watch {
+            watch.is_running = false;
+        }
+    }
+
+    /// Repairs what a notice names, by one listing of it alone, where the tables held all of `ruleset` before. That is some
+    /// milliseconds; it does not replace the comparison of everything. Leaves deleted tables to that, which does not read them.
+    /// Returns the number of elements written.
+    pub fn repair_first(&mut self, ruleset: &Ruleset, change: &ForeignChange) -> Result<usize, Error> {
+        let mut written = 0;
+        for (table, damage) in change.damage().into_iter().flatten().filter(|(_, damage)| !damage.is_deleted)
+        {
+            let Some(ours) = self.tables.iter_mut().find(|ours| *ours.table() == *table) else { continue };
+            let model = ours.model();
+            let wanted = |ids: &[_]| match ids {
+                [] => Elements::new(model),
+                ids => ruleset.all_elements(model).only(ids),
+            };
+            written += ours.repair_first(ruleset.config(), damage, wanted)?;
+        }
+        Ok(written)
     }
 
     /// The families that have a table.
@@ -165,7 +196,8 @@ impl Dataplane {
     fn write_all(&mut self, ruleset: &Ruleset) -> Result<(Written, KernelState), Error> {
         let mut written = Written { full: true, ..Written::default() };
         let mut generations = Vec::new();
-        for table in &mut self.tables {
+        for index in self.order()? {
+            let table = &mut self.tables[index];
             let wanted = ruleset.all_elements(table.model());
             let begun = Instant::now();
             let result = table.synchronise(ruleset.config(), &wanted);
@@ -180,38 +212,37 @@ impl Dataplane {
             written.elements += elements;
             generations.push(step);
         }
-        let state = match self.on_foreign_change.take() {
-            None => KernelState::InSync,
-            Some(callback) => self.start_monitor(callback, &generations)?,
+        let state = match &self.watch {
+            Some(watch) if !watch.is_running => self.start_watch(&generations)?,
+            _ => KernelState::InSync,
         };
         Ok((written, state))
     }
 
-    /// Starts the monitor. The kernel is in sync if no other program has written since our own writes began: then each led from one
+    /// The tables' numbers, those first that do not exist: no packet is served there meanwhile.
+    fn order(&mut self) -> Result<Vec<usize>, Error> {
+        let mut order = Vec::new();
+        for (index, table) in self.tables.iter_mut().enumerate() {
+            order.push((table.exists()?, index));
+        }
+        order.sort_unstable();
+        Ok(order.into_iter().map(|(_, index)| index).collect())
+    }
+
+    /// Starts the watch. The kernel is in sync if no other program has written since our own writes began: then each led from one
     /// generation of the ruleset to the next.
-    fn start_monitor(
-        &mut self,
-        callback: ForeignChangeCallback,
-        generations: &[(u32, u32)],
-    ) -> Result<KernelState, Error> {
-        let (monitor, ports) = match self.monitor() {
-            Ok(opened) => opened,
-            Err(error) => {
-                self.on_foreign_change = Some(callback);
-                return Err(error);
-            }
-        };
-        watch_foreign(monitor, ports, Monitor::open, callback.0)
+    fn start_watch(&mut self, generations: &[(u32, u32)]) -> Result<KernelState, Error> {
+        let ports = self.tables.iter().map(FamilyTable::port).collect::<Result<_, _>>()?;
+        let (monitor, nft) = (Monitor::open()?, Nft::open()?);
+        let Some(watch) = &mut self.watch else { return Ok(KernelState::InSync) };
+        let pause = watch.pause.next(Instant::now());
+        watch_foreign(monitor, nft, ports, pause, Arc::clone(&watch.notice))
             .map_err(|_| Error::NoReply("start the thread of the monitor".to_owned()))?;
+        watch.is_running = true;
         let Some(table) = self.tables.last_mut() else { return Ok(KernelState::InSync) };
         let now = table.generation()?;
         let unbroken = generations.is_sorted_by(|(_, after), (before, _)| after == before);
         let ours = unbroken && generations.last().is_some_and(|(_, after)| *after == now);
         Ok(if ours { KernelState::InSync } else { KernelState::Unknown })
-    }
-
-    fn monitor(&self) -> Result<(Monitor, Vec<u32>), Error> {
-        let ports = self.tables.iter().map(FamilyTable::port).collect::<Result<_, _>>()?;
-        Ok((Monitor::open()?, ports))
     }
 }

@@ -7,8 +7,9 @@ use std::time::Duration;
 use steerage_model::Family;
 use steerage_nft::{Batch, Data, Element, Error, Nft, Rows, RuleInfo, Table};
 
-use super::inspect::{read_elements, read_matching};
+use super::inspect::{read_elements, read_matching, read_once};
 use super::load::{add_chains, load};
+use crate::foreign::Damage;
 use crate::rules::{
     BaseRuleset, Changes, Elements, KernelLists, RulesetConfig, SetId, TABLE, difference, kernel_lists,
 };
@@ -65,6 +66,16 @@ impl FamilyTable {
         !self.has_handover
     }
 
+    /// Its name.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Whether it exists in the kernel.
+    pub fn exists(&mut self) -> Result<bool, Error> {
+        Ok(self.nft.table(&self.table)?.is_some())
+    }
+
     /// The netlink port that identifies this program's changes.
     pub fn port(&self) -> Result<u32, Error> {
         self.nft.port()
@@ -105,6 +116,7 @@ impl FamilyTable {
             is_predecessors: !self.has_written,
             written: self.written.as_ref(),
             endpoints: endpoints.as_ref(),
+            damaged: None,
         };
         self.has_written = true;
         self.has_handover = false;
@@ -143,6 +155,33 @@ impl FamilyTable {
         Ok((count, generations))
     }
 
+    /// Repairs rules, and elements of damaged sets, as [`FamilyTable::synchronise`] does, but reads no other set, and those once. A
+    /// listing may lack elements, so it does not replace the comparison of everything. `wanted` returns the elements of some sets.
+    pub fn repair_first(
+        &mut self,
+        config: &RulesetConfig,
+        damage: &Damage,
+        wanted: impl FnOnce(&[SetId]) -> Elements,
+    ) -> Result<usize, Error> {
+        let base_ruleset = BaseRuleset::new(self.family, config);
+        let is_damaged = |id: &SetId| damage.sets.contains_key(&id.name());
+        let damaged: Vec<_> = base_ruleset.filled.iter().copied().filter(is_damaged).collect();
+        let wanted = wanted(&damaged);
+        let before = Before {
+            is_predecessors: false,
+            written: self.written.as_ref(),
+            endpoints: None,
+            damaged: Some(&damaged),
+        };
+        let (table, mut count) = (self.table.clone(), 0);
+        self.nft.transact(|nft| {
+            let Repair { batch, elements, .. } = repair(nft, &table, &base_ruleset, &wanted, before)?;
+            count = elements;
+            Ok::<_, Error>(batch)
+        })?;
+        Ok(count)
+    }
+
     /// The rules as the kernel lists them; `None` if others commit too often. Then only digests reveal changed rules.
     fn listed(&mut self) -> Result<Option<ChainRules>, Error> {
         match self.nft.rules(&self.table) {
@@ -167,6 +206,9 @@ struct Before<'a> {
     written: Option<&'a ChainRules>,
     /// A generation of the ruleset, and the long lists' endpoints in it.
     endpoints: Option<&'a (u32, Rows)>,
+    /// The sets that may differ, if that is known. Then nothing is read or written that takes long: a table that is missing or has
+    /// another layout is left as it is.
+    damaged: Option<&'a [SetId]>,
 }
 
 /// What makes a table match.
@@ -187,7 +229,11 @@ fn repair(
     before: Before<'_>,
 ) -> Result<Repair, Error> {
     let mut batch = Batch::new();
+    let is_left = before.damaged.is_some();
     let Some(info) = nft.table(table)? else {
+        if is_left {
+            return Ok(Repair { batch, elements: 0, replaces: false });
+        }
         create(&mut batch, table, base_ruleset, wanted);
         return Ok(Repair { batch, elements: wanted.len(), replaces: false });
     };
@@ -200,6 +246,9 @@ fn repair(
     let is_addable = chains.iter().all(|name| wanted_chains.contains(name))
         && missing.iter().all(|name| BaseRuleset::is_optional(name));
     if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || !is_addable {
+        if is_left {
+            return Ok(Repair { batch, elements: 0, replaces: false });
+        }
         let clients = affinity(nft, table, base_ruleset, &sets);
         tracing::info!(%table, clients = clients.len(), "table has another layout; replacing it");
         replace(&mut batch, table, base_ruleset, wanted);
@@ -239,7 +288,9 @@ fn repair(
         _ => None,
     };
     // What the predecessor wrote is older than this process, so no set grows just now.
-    let kernel = if before.is_predecessors {
+    let kernel = if let Some(damaged) = before.damaged {
+        read_once(nft, table, damaged, wanted.family(), &sets)?
+    } else if before.is_predecessors {
         read_matching(nft, table, base_ruleset, wanted, &sets, known)?
     } else {
         read_elements(nft, table, base_ruleset, wanted.family(), &sets)?

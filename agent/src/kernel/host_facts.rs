@@ -7,10 +7,10 @@ use std::path::Path;
 use steerage_nft::{Batch, Error, Nft, Table};
 
 use super::FAMILIES;
+use super::foreign_chains::foreign_chains;
 use super::load::add_chains;
-use crate::check::{ForeignChain, HostFacts, SETTINGS};
-use crate::instance_lock;
-use crate::rules::{BaseRuleset, RulesetConfig, TABLE};
+use crate::check::{HostFacts, SETTINGS};
+use crate::rules::{BaseRuleset, RulesetConfig};
 
 /// The table in which the rules are tried.
 const TRIAL: &str = "steerage-check";
@@ -56,25 +56,6 @@ fn try_rules(family: steerage_nft::Family) -> Result<(), Error> {
     Nft::open()?.commit(batch)
 }
 
-fn foreign_chains(nft: &mut Nft) -> Result<Vec<ForeignChain>, Error> {
-    let mut found = Vec::new();
-    let families = FAMILIES.map(|(_, family)| family).into_iter().chain([steerage_nft::Family::Inet]);
-    for family in families {
-        let chains = match nft.base_chains(family) {
-            Err(error) if error.is_unsupported() => continue,
-            chains => chains?,
-        };
-        for chain in chains {
-            if chain.table == TABLE || chain.table == instance_lock::NAME {
-                continue;
-            }
-            let table = Table::new(family, chain.table).to_string();
-            found.push(ForeignChain { table, chain: chain.name, hook: chain.hook, drops: chain.drops });
-        }
-    }
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -94,6 +75,9 @@ mod tests {
             nft("add table inet firewall");
             nft("add chain inet firewall pass { type filter hook forward priority 0 ; policy drop ; }");
             nft("add chain inet firewall plain");
+            nft("add chain inet firewall last { type filter hook input priority 0 ; }");
+            nft("add rule inet firewall last tcp dport 22 accept");
+            nft("add rule inet firewall last reject");
             nft(
                 "add table ip kube-proxy; add chain ip kube-proxy nat { type nat hook output priority -100 ; }",
             );
@@ -105,8 +89,11 @@ mod tests {
                 .iter()
                 .map(|chain| (chain.table.as_str(), chain.chain.as_str(), chain.hook, chain.drops))
                 .collect();
-            let expected =
-                [("ip kube-proxy", "nat", "output", false), ("inet firewall", "pass", "forward", true)];
+            let expected = [
+                ("ip kube-proxy", "nat", Some("output"), false),
+                ("inet firewall", "pass", Some("forward"), true),
+                ("inet firewall", "last", Some("input"), true),
+            ];
             assert_eq!(chains, expected);
             let left = Nft::open().unwrap().tables(steerage_nft::Family::Ip).unwrap();
             assert_eq!(left.iter().map(|table| table.name.as_str()).collect::<Vec<_>>(), ["kube-proxy"]);

@@ -101,6 +101,22 @@ pub(super) fn read_matching(
     Ok(elements)
 }
 
+/// The elements of those of `ids` that are among `sets`, by a single listing of each, which may lack some.
+pub(super) fn read_once(
+    nft: &mut Nft,
+    table: &Table,
+    ids: &[SetId],
+    family: Family,
+    sets: &[String],
+) -> Result<Elements, Error> {
+    let mut elements = Elements::new(family);
+    for id in ids.iter().filter(|id| sets.contains(&id.name())) {
+        let rows = nft.rows_once(table, &id.name(), id.row_shape(family))?;
+        elements.listed(*id, rows.ok_or(Error::DumpInterrupted("list damaged elements"))?);
+    }
+    Ok(elements)
+}
+
 /// The elements of those sets of the base ruleset that are among `sets`.
 pub(super) fn read_elements(
     nft: &mut Nft,

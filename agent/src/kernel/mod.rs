@@ -2,14 +2,17 @@
 //! Everything that talks to the kernel: nftables, connection tracking and the host's addresses, over netlink.
 
 mod addresses;
+mod chain_scan;
 mod dataplane;
 mod family;
 mod flow_schedule;
 mod flows;
+mod foreign_chains;
 mod host_facts;
 mod inspect;
 mod load;
 mod monitor;
+mod repair_pause;
 
 pub use addresses::{AddressWatch, host_addresses};
 pub use dataplane::{Dataplane, FamilyWrite, Written};
@@ -17,7 +20,7 @@ pub use family::FamilyTable;
 pub use flows::{FamilyWalk, FlowCleaner, FlowWalk};
 pub use host_facts::host_facts;
 pub use inspect::{DroppedPackets, KernelTable, dropped_packets, read_table};
-pub use monitor::watch_foreign;
+pub use monitor::{Notice, Noticed};
 
 use addresses::has_ipv6;
 use steerage_model::Family;

@@ -50,6 +50,13 @@ impl Elements {
         self.sets.iter()
     }
 
+    /// Those of these sets.
+    #[must_use]
+    pub fn only(mut self, ids: &[SetId]) -> Self {
+        self.sets.retain(|id, _| ids.contains(id));
+        self
+    }
+
     /// The number of elements.
     pub fn len(&self) -> usize {
         self.sets.values().map(Rows::len).sum()

@@ -8,6 +8,7 @@ mod first_packet;
 mod health;
 mod idle;
 mod kernel;
+mod repair;
 mod restart;
 mod start;
 mod throughput;
@@ -29,7 +30,8 @@ use crate::testbed::{At, DriverNetns, Testbed};
 use crate::traffic::Pods;
 use crate::who::Who;
 
-/// The measurements of a trial, in order. Churn is last of those with a running program, because its work may continue.
+/// The measurements of a trial, in order. Churn and repair are last of those with a running program: the work of one may continue,
+/// and kube-proxy does not repair everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Measure {
     /// Time from a change of an EndpointSlice to the first packet at a new endpoint
@@ -47,6 +49,8 @@ pub enum Measure {
     Idle,
     /// CPU time and lag under many changes per second
     Churn,
+    /// Time without service after another program changed or deleted the tables
+    Repair,
     /// Kernel time of one endpoint change, for the agent only
     Kernel,
     /// Time from the initial list of a new process to the end of its first write, with the rules of its predecessor in the kernel
@@ -72,6 +76,8 @@ pub struct Settings {
     pub change_time: Duration,
     /// Length of a round of new connections, and half the length of a throughput measurement.
     pub round: Duration,
+    /// Times that each change by another program is made.
+    pub repairs: usize,
     /// Length of churn, and changes per second.
     pub churn: (Duration, u32),
     /// Length of the idle measurement.
@@ -191,11 +197,13 @@ impl Bench<'_> {
                 Measure::Throughput if full => throughput::measure(self, trial)?,
                 Measure::Churn if full => churn::measure(self, trial)?,
                 Measure::Idle if full => idle::measure(self, trial)?,
+                Measure::Repair if full => repair::measure(self, trial)?,
                 Measure::Start
                 | Measure::Kernel
                 | Measure::Restart
                 | Measure::Throughput
                 | Measure::Churn
+                | Measure::Repair
                 | Measure::Idle => {}
             }
         }

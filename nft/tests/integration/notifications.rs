@@ -32,9 +32,64 @@ fn monitor_reports_port_of_each_change() {
         while monitor.wait(Duration::ZERO).unwrap() {
             changes.extend(monitor.receive().unwrap().unwrap_or_default());
         }
-        let change =
-            |port: u32, deleted| Change { port, table: table.clone(), object: ObjectKind::Table, deleted };
-        assert_eq!(changes, [change(ours.port().unwrap(), false), change(theirs.port().unwrap(), true)]);
+        let own_name = std::fs::read_to_string("/proc/thread-self/comm").unwrap().trim().to_owned();
+        let told = |port: u32, deleted| {
+            let change =
+                Change { port, table: table.clone(), object: ObjectKind::Table, name: None, deleted };
+            [Some(Notification::Change(change)), None]
+        };
+        let expected = [told(ours.port().unwrap(), false), told(theirs.port().unwrap(), true)].concat();
+        assert_eq!(changes.len(), expected.len(), "{changes:?}");
+        for (found, expected) in changes.iter().zip(expected) {
+            match (found, expected) {
+                (found, Some(expected)) => assert_eq!(*found, expected),
+                (Notification::Commit(Commit { process: Some(process), .. }), None) => {
+                    assert!(process.name == own_name && process.id > 0, "{process:?}, not {own_name}");
+                }
+                (found, None) => panic!("{found:?}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn chains_that_drop_everything_are_told_from_others() {
+    requires!(NetworkNamespace, Program("nft"), Program("iptables-nft"));
+    in_new_netns(|| {
+        let run = |line: &str| {
+            let words: Vec<_> = line.split(' ').collect();
+            let status = Command::new(words[0]).args(&words[1..]).status().unwrap();
+            assert!(status.success(), "{line}");
+        };
+        run("nft add table inet t");
+        let table = Table::new(Family::Inet, "t");
+        for (number, (rule, drops)) in [
+            ("drop", true),
+            ("counter log drop", true),
+            ("reject with icmpx type admin-prohibited", true),
+            ("accept", false),
+            ("tcp dport 80 drop", false),
+            ("ct state invalid drop", false),
+            ("counter", false),
+            ("limit rate 1/second drop", false),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            run(&format!("nft add chain inet t c{number}"));
+            run(&format!("nft add rule inet t c{number} {rule}"));
+            let rules = Nft::open().unwrap().rules_of_chain(&table, &format!("c{number}")).unwrap();
+            assert_eq!(rules.len(), 1, "{rule}");
+            assert_eq!(rules[0].is_unconditional_drop(), drops, "{rule}");
+        }
+        run("iptables-nft -A FORWARD -p tcp -j DROP");
+        run("iptables-nft -A FORWARD -j DROP");
+        run("iptables-nft -A FORWARD -j REJECT");
+        run("iptables-nft -A FORWARD -j ACCEPT");
+        let rules =
+            Nft::open().unwrap().rules_of_chain(&Table::new(Family::Ip, "filter"), "FORWARD").unwrap();
+        let drops: Vec<_> = rules.iter().map(RuleInfo::is_unconditional_drop).collect();
+        assert_eq!(drops, [false, true, true, false]);
     });
 }
 

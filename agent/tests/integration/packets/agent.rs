@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use steerage_agent::agent::Agent;
 use steerage_agent::health::{HealthCheckPorts, Listeners, ProxyHealth, server_runtime};
 use steerage_agent::input::Input;
-use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
+use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner, Noticed};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::node_annotations::node_agent;
 use steerage_agent::plan::{ElementLimits, POLICY_GRACE_PERIOD};
@@ -87,10 +87,10 @@ impl<'a> Running<'a> {
                 kube::Client::try_from(kube::Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
             let (recorder, _writer) = Recorder::new(client, "agent", "node", &mut registry);
             let mut dataplane = Dataplane::open().unwrap();
-            let tell = move |foreign| {
-                if foreign { sender.send(Input::ForeignChange).is_ok() } else { !sender.is_closed() }
-            };
-            dataplane.watch_foreign_changes(tell);
+            dataplane.watch_foreign(move |noticed| match noticed {
+                Noticed::Nothing => !sender.is_closed(),
+                noticed => sender.send(Input::Foreign(noticed)).is_ok(),
+            });
             let addresses = AddressWatch::open().unwrap();
             tokio::spawn(async move {
                 while addresses.changed().await.is_ok() && readdressed.send(Input::HostAddresses).is_ok() {}

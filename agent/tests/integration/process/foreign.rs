@@ -8,6 +8,7 @@ use steerage_nft::{Batch, Chain, Family, Nft, Table};
 use steerage_requirements::requires;
 
 use crate::process::scene::{FRONT, Scene, eventually};
+use crate::process::steady::{Steady, steady};
 use crate::process::traffic::harmed;
 use crate::world::At;
 
@@ -20,6 +21,13 @@ fn listing(scene: &Scene) -> String {
     ["ip", "ip6"]
         .map(|family| scene.world.sh_at(At::Node, &format!("nft -s list table {family} steerage")))
         .concat()
+}
+
+/// Whether both tables exist, with this listing.
+fn is_whole(scene: &Scene, whole: &str) -> bool {
+    let tables = scene.nft("list tables");
+    let ours = tables.lines().filter(|table| table.ends_with(" steerage")).count();
+    ours == 2 && listing(scene) == whole
 }
 
 #[test]
@@ -46,26 +54,23 @@ fn foreign_changes_are_repaired_and_other_tables_ignored() {
             "flush ruleset",
         ] {
             scene.nft(harm);
-            let took = eventually(harm, || {
-                let tables = scene.nft("list tables");
-                let ours = tables.lines().filter(|table| table.ends_with(" steerage")).count();
-                ours == 2 && listing(&scene) == whole
-            });
+            let took = eventually(harm, || is_whole(&scene, &whole));
             println!("{:>5} ms  {harm}", took.as_millis());
             assert!(took < BOUND, "{harm}: {took:?}");
         }
         let handle = rule_handle(&scene);
         scene.nft(&format!("delete rule ip steerage services handle {handle}"));
-        let took = eventually("a deleted rule", || listing(&scene) == whole);
+        let took = eventually("a deleted rule", || is_whole(&scene, &whole));
         println!("{:>5} ms  delete rule", took.as_millis());
         assert!(took < BOUND, "{took:?}");
     });
-    assert!(agent.metric("steerage_agent_foreign_changes_total") >= 12);
+    assert!(agent.metric_sum("steerage_agent_foreign_changes_total") >= 12);
 
     // Another program commits to its own table, thousands of times and with thousands of elements.
     let counts = || {
-        ["foreign_changes", "full_writes", "writes"]
-            .map(|name| agent.metric(&format!("steerage_agent_{name}_total")))
+        let writes =
+            ["full_writes", "writes"].map(|name| agent.metric(&format!("steerage_agent_{name}_total")));
+        (agent.metric_sum("steerage_agent_foreign_changes_total"), writes)
     };
     let mut before = counts();
     eventually("an end of the repairs", || {
@@ -84,6 +89,54 @@ fn foreign_changes_are_repaired_and_other_tables_ignored() {
     });
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(counts(), before);
+}
+
+/// As a reload of Debian's nftables.service does it.
+#[test]
+fn flushed_ruleset_is_repaired_and_named_under_traffic() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
+    let scene = Scene::new("flushed");
+    scene.service("web", "192.0.2.10".parse().unwrap(), &json!({}));
+    scene.endpoints("web", "node", &[At::Pod1]);
+    let agent = scene.started("node");
+    let to = ("192.0.2.10".parse::<std::net::IpAddr>().unwrap(), FRONT).into();
+    let whole = listing(&scene);
+    let deleted = "steerage_agent_foreign_changes_total{table=\"ip steerage\",change=\"deleted\"}";
+    let ((), clients) = steady(&scene.world, to, || {
+        for round in 1..=5 {
+            std::thread::sleep(Duration::from_millis(300));
+            scene.nft("flush ruleset");
+            eventually("the repair", || agent.metric(deleted) == round && is_whole(&scene, &whole));
+        }
+    });
+    clients.all_answered("five times flush ruleset");
+
+    // While the agent cannot repair, flows and connections begin untranslated. They are not stuck so.
+    let ((), clients) = steady(&scene.world, to, || {
+        std::thread::sleep(Duration::from_millis(300));
+        agent.pause(true);
+        scene.nft("delete table ip steerage");
+        std::thread::sleep(Duration::from_millis(500));
+        agent.pause(false);
+        eventually("the repair", || is_whole(&scene, &whole));
+        std::thread::sleep(Duration::from_millis(300));
+    });
+    clients.all_answered("half a second without the table");
+    assert!(Steady::lost(&clients.flows).len() >= 20 && Steady::lost(&clients.connections).len() >= 5);
+
+    let log = scene.log();
+    for part in [
+        "tables changed by another program; repairing them",
+        "ip steerage: deleted; ip6 steerage: deleted",
+        "nft (process ",
+        "tables repaired after another program changed them",
+    ] {
+        assert!(log.contains(part), "no {part}");
+    }
+    eventually("an event on the node", || {
+        let notes = scene.node_events("TablesChanged");
+        notes.iter().any(|note| note.contains("ip steerage: deleted") && note.contains("nft (process "))
+    });
 }
 
 /// The handle of the last rule of the chain `services`.

@@ -5,9 +5,12 @@
 
 mod alone;
 mod faults;
+mod firewalls;
 mod foreign;
+mod kube_proxy_leftovers;
 mod replacement;
 mod scene;
 mod service_cidrs;
+mod steady;
 mod traffic;
 mod upgrade;

@@ -11,8 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kube::Client;
-use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use steerage_model::Family;
 use steerage_testserver::Server;
@@ -27,7 +29,7 @@ pub(crate) struct Scene {
     pub(crate) world: World,
     pub(crate) server: Server,
     relay: Relay,
-    folder: std::path::PathBuf,
+    pub(crate) folder: std::path::PathBuf,
 }
 
 impl Scene {
@@ -69,6 +71,16 @@ impl Scene {
         self.put("v1", "Service", name, json!({ "metadata": { "labels": labels }, "spec": spec }));
         let ingress = json!([{ "ip": vip.to_string(), "ipMode": "VIP" }]);
         self.status("v1", "Service", name, &json!({ "loadBalancer": { "ingress": ingress } }));
+    }
+
+    /// Leaves a Service to kube-proxy, or to an agent that replaces it.
+    pub(crate) fn unlabel(&self, name: &str) {
+        let patch = Patch::Merge(
+            json!({ "metadata": { "labels": { "service.kubernetes.io/service-proxy-name": null } } }),
+        );
+        self.api("v1", "Service", async |api| {
+            api.patch(name, &PatchParams::default(), &patch).await.map(drop)
+        });
     }
 
     /// The endpoints of a Service, on `node` all but those that are far.
@@ -120,6 +132,16 @@ impl Scene {
         })
     }
 
+    /// The notes of the events on this node with this reason.
+    pub(crate) fn node_events(&self, reason: &str) -> Vec<String> {
+        let all = self.api("v1", "Event", async |api| api.list(&ListParams::default()).await);
+        let noted = |event: &DynamicObject| {
+            (event.data["reason"] == reason)
+                .then(|| event.data["message"].as_str().unwrap_or_default().to_owned())
+        };
+        all.items.iter().filter_map(noted).collect()
+    }
+
     /// Calls the API server without the relay.
     fn api<T: Send>(
         &self,
@@ -135,6 +157,8 @@ impl Scene {
                 let client: Client = self.server.client().await.unwrap();
                 let api = match kind {
                     "Node" | "Namespace" | "ServiceCIDR" => Api::all_with(client, &resource),
+                    // Of objects without a namespace.
+                    "Event" => Api::namespaced_with(client, "default", &resource),
                     _ => Api::namespaced_with(client, "shop", &resource),
                 };
                 let begun = Instant::now();
@@ -249,6 +273,20 @@ impl Agent<'_> {
         let text = self.get("/metrics").expect("metrics");
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map_or(0, |value| value.parse().expect("a number"))
+    }
+
+    /// The sum of a metric over all its labels.
+    pub(crate) fn metric_sum(&self, name: &str) -> u64 {
+        let text = self.get("/metrics").expect("metrics");
+        let of_it =
+            |line: &str| line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once(' ')?.1.parse::<u64>().ok();
+        text.lines().filter_map(of_it).sum()
+    }
+
+    /// Stops the process, or lets it continue.
+    pub(crate) fn pause(&self, paused: bool) {
+        let signal = if paused { Signal::SIGSTOP } else { Signal::SIGCONT };
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
     }
 
     pub(crate) fn process(&self) -> u32 {
