@@ -23,7 +23,7 @@ use crate::debug_request::{DebugCommand, DebugReply, DebugRequest};
 use crate::explain::{ExplainContext, explain};
 use crate::health::{HealthCheckPorts, Listeners, ProxyHealth};
 use crate::input::Input;
-use crate::kernel::{Dataplane, FlowCleaner, Written, host_addresses};
+use crate::kernel::{Dataplane, FlowCleaner, NextHops, Written, host_addresses};
 use crate::metrics::{Metrics, PendingMetrics};
 use crate::plan::{Budgets, HealthPorts, ServicePlan, has_load_balancer};
 use crate::rules::{KernelState, Ruleset};
@@ -44,6 +44,8 @@ pub struct Agent {
     pub ruleset: Ruleset,
     /// The writer of it.
     pub dataplane: Dataplane,
+    /// Knows the ways to other nodes, if packets are forwarded to them.
+    pub next_hops: Option<NextHops>,
     /// Deletes stale UDP flows.
     pub cleaner: FlowCleaner,
     /// What health-check ports answer.
@@ -69,6 +71,8 @@ struct LoopState {
     listed: bool,
     host_addresses_changed: bool,
     foreign_change: bool,
+    /// Ways to other nodes may have changed.
+    routes_changed: bool,
     /// When a failed write is tried again.
     retry: Option<Instant>,
     backoff: Backoff,
@@ -89,6 +93,7 @@ impl Agent {
             listed: false,
             host_addresses_changed: false,
             foreign_change: false,
+            routes_changed: true,
             retry: None,
             backoff: Backoff::new(RETRY_DELAYS.0, RETRY_DELAYS.1),
             ports: health_ports::PortState::default(),
@@ -149,6 +154,7 @@ impl Agent {
                 state.foreign_change = true;
             }
             Input::HostAddresses => state.host_addresses_changed = true,
+            Input::Routes => state.routes_changed = true,
             // The client may be gone.
             Input::Debug(DebugRequest { command, reply }) => {
                 drop(reply.send(self.debug_reply(state, &command)));
@@ -184,6 +190,7 @@ impl Agent {
         if synced {
             self.proxy_health.set_eligible(state.planner.is_eligible(&self.settings));
         }
+        self.find_peers(state);
         let Some(updates) = state.planner.plan(&self.settings, StdInstant::now()) else { return };
         let mut reconfigured = state.planner.pods().is_some_and(|pods| self.ruleset.set_pods(pods));
         if let Some(cidrs) = state.planner.take_service_cidrs() {
@@ -206,6 +213,32 @@ impl Agent {
             self.ask_for_annotations(state);
         } else if self.write(state, updates, kernel) {
             self.ask_for_annotations(state);
+        }
+    }
+
+    /// Finds out where other nodes are reached, if packets are forwarded to them.
+    fn find_peers(&mut self, state: &mut LoopState) {
+        let (Some(flags), Some(next_hops)) = (&self.settings.forward_to_peers, &mut self.next_hops) else {
+            return;
+        };
+        let all = std::mem::take(&mut state.routes_changed);
+        let mut failure = if all { next_hops.update_devices().err() } else { None };
+        let mut next_hop = |addr| {
+            next_hops.next_hop(addr).unwrap_or_else(|error| {
+                failure = Some(error);
+                None
+            })
+        };
+        let unreachable = state.planner.find_peers(&self.settings, flags, all, &mut next_hop);
+        if let Some(error) = failure {
+            tracing::warn!(%error, "ways to other nodes not found; packets without a local endpoint are not forwarded to them");
+        }
+        if let Some(nodes) = unreachable {
+            tracing::info!(
+                nodes,
+                "packets are not forwarded to nodes that are neither on the link nor behind one of --forward-tunnel-devices"
+            );
+            self.metrics.unreachable_peers.set(i64::try_from(nodes).unwrap_or(i64::MAX));
         }
     }
 

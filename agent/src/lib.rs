@@ -17,6 +17,7 @@ pub mod kernel;
 pub mod local_node;
 pub mod metrics;
 pub mod node_annotations;
+pub mod peers;
 pub mod plan;
 pub mod rules;
 pub mod sandbox;

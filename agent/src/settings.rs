@@ -11,6 +11,7 @@ use steerage_watch::Store;
 
 use crate::kernel::host_addresses;
 use crate::local_node::{LocalNode, LocalPods};
+use crate::peers::ForwardToPeers;
 use crate::plan::{ElementLimits, ExternalIps};
 
 /// How to recognise traffic from local pods.
@@ -98,6 +99,8 @@ pub struct AgentSettings {
     pub api_server: Option<SocketAddr>,
     /// What a Service and a namespace may have of the kernel's memory.
     pub element_limits: ElementLimits,
+    /// Forward packets that find no local endpoint to other nodes, and to which.
+    pub forward_to_peers: Option<ForwardToPeers>,
 }
 
 impl AgentSettings {
@@ -136,6 +139,7 @@ impl AgentSettings {
             addresses,
             node_port_addresses,
             kube_proxy_replacement: self.kube_proxy_replacement,
+            peers: None,
         }
     }
 
@@ -183,6 +187,7 @@ mod tests {
             deny_external_ips: false,
             api_server: None,
             element_limits: ElementLimits::default(),
+            forward_to_peers: None,
         }
     }
 

@@ -3,13 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Instant;
 
-use steerage_model::{Endpoint, Key, Node, NodeAgent, ServiceCidr};
-use steerage_watch::{Event, Index, Store};
+use steerage_model::{Endpoint, Key, Node, NodeAgent, Service, ServiceCidr, TrafficPolicy};
+use steerage_watch::{Dirty, Event, Index, Store};
 
 use crate::local_node::{LocalNode, LocalPods};
-use crate::plan::{Budgets, PolicyTransitions, ServicePlan, plan_service};
+use crate::peers::{ForwardToPeers, NextHop};
+use crate::plan::{Budgets, PeerAddresses, PeerNodes, PolicyTransitions, ServicePlan, plan_service};
 use crate::rules::flow_seed;
 use crate::settings::AgentSettings;
 
@@ -19,7 +21,7 @@ pub(super) struct Planner {
     pub(super) index: Index,
     /// The host's own addresses, if node ports are served at some of them.
     pub(super) host_addresses: Vec<IpAddr>,
-    /// This node as it was planned with last. It outlives the Node object: the machine may still run.
+    /// This node as it was planned with last, without its peers. It outlives the Node object: the machine may still run.
     pub(super) local_node: Option<(LocalNode, LocalPods)>,
     pub(super) transitions: PolicyTransitions,
     /// What each Service may have of the kernel's memory.
@@ -28,6 +30,20 @@ pub(super) struct Planner {
     api_servers: BTreeSet<SocketAddr>,
     service_cidrs: Store<ServiceCidr>,
     service_cidrs_changed: bool,
+    /// Changes that were taken from the index and not planned yet.
+    dirty: Dirty,
+    peers: Peers,
+}
+
+/// The nodes to which packets may be forwarded.
+#[derive(Default)]
+struct Peers {
+    /// Where they are reached; `None` if none is asked for.
+    reached: Option<Arc<PeerNodes>>,
+    /// Those that are not reached.
+    unreachable: BTreeSet<String>,
+    /// What was planned with differs.
+    changed: bool,
 }
 
 impl Planner {
@@ -67,6 +83,42 @@ impl Planner {
         }
     }
 
+    /// Finds out where other nodes are reached: those that changed, or all. `next_hop` asks the kernel. Returns the number of nodes that
+    /// cannot be reached, if it changed.
+    pub(super) fn find_peers(
+        &mut self,
+        settings: &AgentSettings,
+        flags: &ForwardToPeers,
+        all: bool,
+        mut next_hop: impl FnMut(IpAddr) -> Option<NextHop>,
+    ) -> Option<usize> {
+        let Dirty { services, nodes: mut changed } = self.index.take_dirty();
+        self.dirty.services.extend(services);
+        if all {
+            changed.extend(self.index.nodes().map(|node| node.name.clone()));
+        }
+        let Peers { reached, unreachable, changed: peers_changed } = &mut self.peers;
+        let reached = reached.get_or_insert_with(|| Arc::new(PeerNodes::new(flow_seed(&settings.node))));
+        let before = unreachable.len();
+        for name in changed.into_iter().filter(|name| *name != settings.node) {
+            // A Service that kube-proxy serves on all other nodes has this agent's endpoints only where an agent runs, too.
+            let takes_them = |node: &&Node| settings.kube_proxy_replacement || node.agent.is_some();
+            let node = self.index.node(&name).filter(takes_them);
+            let addresses = node.map(|node| flags.addresses(node, &mut next_hop));
+            if addresses == Some(PeerAddresses::default()) {
+                unreachable.insert(name.clone());
+            } else {
+                unreachable.remove(&name);
+            }
+            let addresses = addresses.unwrap_or_default();
+            if reached.get(&name) != addresses {
+                Arc::make_mut(reached).set(&name, addresses);
+                *peers_changed = true;
+            }
+        }
+        (unreachable.len() != before).then_some(unreachable.len())
+    }
+
     fn own_node(&self, settings: &AgentSettings) -> Option<&Node> {
         self.index.node(&settings.node)
     }
@@ -86,7 +138,12 @@ impl Planner {
             (local_node, settings.local_pods(node))
         });
         let (local_node, pods) = known.or_else(|| self.local_node.clone())?;
-        let mut dirty = self.index.take_dirty().services;
+        let mut dirty = std::mem::take(&mut self.dirty.services);
+        dirty.extend(self.index.take_dirty().services);
+        if std::mem::take(&mut self.peers.changed) {
+            let is_local = |service: &&Service| service.external_policy == TrafficPolicy::Local;
+            dirty.extend(self.index.services().filter(is_local).map(|service| service.key.clone()));
+        }
         for key in &dirty {
             self.transitions.observe(key, self.index.service(key), now);
         }
@@ -94,14 +151,15 @@ impl Planner {
         if self.local_node.as_ref().is_none_or(|(old, old_pods)| *old != local_node || *old_pods != pods) {
             dirty.extend(self.index.services().map(|service| service.key.clone()));
         }
+        let with_peers = LocalNode { peers: self.peers.reached.clone(), ..local_node.clone() };
         let mut updates = BTreeMap::new();
         for key in dirty {
-            let plan = self.plan_one(&key, &local_node);
+            let plan = self.plan_one(&key, &with_peers);
             self.budgets.set(&key, plan.cost());
             updates.insert(key, plan);
         }
         for key in self.budgets.settle() {
-            updates.entry(key).or_insert_with_key(|key| self.plan_one(key, &local_node));
+            updates.entry(key).or_insert_with_key(|key| self.plan_one(key, &with_peers));
         }
         let seed = flow_seed(&settings.node);
         for (key, plan) in &mut updates {

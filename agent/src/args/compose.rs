@@ -12,9 +12,10 @@ use steerage_agent::health::{
     HealthCheckPorts, Listeners, ProxyHealth, allow_many_connections, serve_node_health, server_runtime,
 };
 use steerage_agent::input::Input;
-use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
-use steerage_agent::metrics::{Metrics, register_dropped_packets};
+use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner, NextHops};
+use steerage_agent::metrics::{Metrics, register_counted_packets};
 use steerage_agent::node_annotations::{keep_annotated, node_agent};
+use steerage_agent::peers::ForwardToPeers;
 use steerage_agent::plan::ElementLimits;
 use steerage_agent::rules::{Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
@@ -27,6 +28,8 @@ use super::{AgentArgs, Args, DetectLocalMode, healthz_ports};
 
 /// Wait before a socket that failed is replaced.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
+/// Wait between looks at changed routes. Each pod that comes or goes changes one.
+const ROUTES_SETTLE: Duration = Duration::from_secs(1);
 
 impl Args {
     pub(super) async fn compose(self, process: Process, debug_socket: DebugSocket) -> anyhow::Result<()> {
@@ -43,6 +46,8 @@ impl Args {
             deny_service_external_ips,
             max_service_elements,
             max_namespace_elements,
+            forward_without_local_endpoints,
+            forward_tunnel_devices,
             healthz_port,
             max_watch_silence,
             seccomp: _,
@@ -68,6 +73,8 @@ impl Args {
                 service: max_service_elements,
                 namespace: max_namespace_elements,
             },
+            forward_to_peers: forward_without_local_endpoints
+                .then(|| ForwardToPeers { tunnel_devices: forward_tunnel_devices }),
             api_server: client_args.api_server.as_ref().and_then(|server| server.to_string().parse().ok()),
         };
         let Component { name, version, .. } = process.component();
@@ -75,7 +82,7 @@ impl Args {
         let client = client(name, version, &client_args).await?;
         let metrics = process.metrics().register(name, Metrics::new);
         process.metrics().register_as("kubeproxy", |registry| metrics.kube_proxy.register(registry));
-        process.metrics().register(name, register_dropped_packets);
+        process.metrics().register(name, register_counted_packets);
         let (recorder, writer) =
             process.metrics().register(name, |registry| Recorder::new(client.clone(), name, &node, registry));
         tokio::spawn(writer);
@@ -84,6 +91,8 @@ impl Args {
         let cleaner =
             FlowCleaner::start(move |walk| counted.walked(walk)).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
+        let next_hops = settings.forward_to_peers.as_ref().map(|_| NextHops::open()).transpose();
+        let next_hops = next_hops.context("cannot look routes up")?;
         let ruleset = empty_ruleset(&settings);
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(debug_socket.serve(inputs.clone()));
@@ -92,7 +101,10 @@ impl Args {
             if foreign { others.send(Input::ForeignChange).is_ok() } else { !others.is_closed() }
         });
         if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
-            watch_addresses(inputs.clone())?;
+            notify(AddressWatch::open, "addresses", Duration::ZERO, inputs.clone(), || Input::HostAddresses)?;
+        }
+        if settings.forward_to_peers.is_some() {
+            notify(AddressWatch::of_routes, "routes", ROUTES_SETTLE, inputs.clone(), || Input::Routes)?;
         }
 
         let watches =
@@ -100,7 +112,11 @@ impl Args {
         follow(watches.services(), inputs.clone(), Input::Service);
         follow(watches.slices(), inputs.clone(), Input::Slice);
         follow(watches.dispensable().watch(ServiceCidrs), inputs.clone(), Input::ServiceCidr);
-        follow(watches.node(&node), inputs, Input::Node);
+        if settings.forward_to_peers.is_some() {
+            follow(watches.nodes(), inputs, Input::Node);
+        } else {
+            follow(watches.node(&node), inputs, Input::Node);
+        }
 
         let (ask, asked) = watch::channel(false);
         let annotations = node_agent(kube_proxy_replacement, version);
@@ -120,6 +136,7 @@ impl Args {
             settings,
             ruleset,
             dataplane,
+            next_hops,
             cleaner,
             ports,
             proxy_health,
@@ -162,6 +179,7 @@ fn empty_ruleset(settings: &AgentSettings) -> Ruleset {
     ruleset.set_seed(flow_seed(&settings.node));
     // kube-proxy does it where it runs.
     ruleset.set_drop_invalid(settings.kube_proxy_replacement && !is_conntrack_liberal());
+    ruleset.set_forward_to_peers(settings.forward_to_peers.is_some());
     ruleset.set_unassigned(settings.unassigned(&Store::default()));
     ruleset
 }
@@ -187,22 +205,29 @@ fn follow<E: Send + 'static>(
     });
 }
 
-/// Notifies the loop when addresses of this host change.
-fn watch_addresses(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
-    let mut watch = AddressWatch::open().context("cannot watch the host's addresses")?;
+/// Notifies the loop when addresses or routes of this host change: of the first change at once, of others once that time has passed.
+fn notify(
+    open: fn() -> std::io::Result<AddressWatch>,
+    what: &'static str,
+    settle: Duration,
+    inputs: mpsc::UnboundedSender<Input>,
+    input: fn() -> Input,
+) -> anyhow::Result<()> {
+    let mut watch = open().with_context(|| format!("cannot watch the host's {what}"))?;
     tokio::spawn(async move {
         loop {
             if let Err(error) = watch.changed().await {
-                tracing::warn!(%error, "changes of the host's addresses not seen; watching anew");
+                tracing::warn!(what, %error, "changes of the host not seen; watching anew");
                 tokio::time::sleep(REOPEN_INTERVAL).await;
-                match AddressWatch::open() {
+                match open() {
                     Ok(another) => watch = another,
-                    Err(error) => tracing::warn!(%error, "cannot watch the host's addresses; trying again"),
+                    Err(error) => tracing::warn!(what, %error, "cannot watch the host; trying again"),
                 }
             }
-            if inputs.send(Input::HostAddresses).is_err() {
+            if inputs.send(input()).is_err() {
                 return;
             }
+            tokio::time::sleep(settle).await;
         }
     });
     Ok(())

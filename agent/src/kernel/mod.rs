@@ -10,14 +10,16 @@ mod host_facts;
 mod inspect;
 mod load;
 mod monitor;
+mod next_hops;
 
 pub use addresses::{AddressWatch, host_addresses};
 pub use dataplane::{Dataplane, Written};
 pub use family::FamilyTable;
 pub use flows::{FlowCleaner, FlowWalk};
 pub use host_facts::host_facts;
-pub use inspect::{DroppedPackets, KernelTable, dropped_packets, read_table};
+pub use inspect::{CountedPackets, DroppedPackets, KernelTable, counted_packets, read_table};
 pub use monitor::watch_foreign;
+pub use next_hops::NextHops;
 
 use steerage_model::Family;
 use steerage_nft::{Batch, Error, Nft, Table};

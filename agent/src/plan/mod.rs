@@ -8,6 +8,7 @@ mod budget;
 mod desired;
 mod endpoints;
 mod external_ips;
+mod peers;
 mod policy_transition;
 mod service;
 
@@ -22,6 +23,7 @@ pub use budget::{Budgets, ElementLimits, LEAST_ELEMENTS, Reduced, ReducedService
 pub use desired::{Affected, Desired, Shadowed};
 pub use endpoints::{Endpoints, Selection};
 pub use external_ips::{ExternalIps, Refusal, RefusedExternalIp};
+pub use peers::{PEER_SLOTS, PeerAddresses, PeerNodes};
 pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};
 pub use service::{plan_service, serves};
 
@@ -79,6 +81,8 @@ pub struct Action {
     pub targets: Endpoints,
     /// External policy Local: the endpoints for clients outside this node, which are its local ones.
     pub local: Option<Endpoints>,
+    /// External policy Local without a local endpoint: nodes that have one, by the slot of the flow. They get clients' packets unchanged.
+    pub peers: Option<Arc<[IpAddr]>>,
     /// Reject them: no endpoint in the cluster is usable.
     pub reject: bool,
     /// Which source addresses are replaced.
