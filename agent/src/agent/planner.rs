@@ -183,3 +183,118 @@ impl Planner {
         plan
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use steerage_model::{EndpointPort, names};
+    use steerage_model::{EndpointSlice, Family, Ingress, Protocol, ServiceKind, ServicePort};
+
+    use super::*;
+    use crate::plan::{Action, ElementLimits};
+    use crate::settings::{DetectLocal, NodePortAddresses};
+
+    fn addr(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn settings(kube_proxy_replacement: bool) -> AgentSettings {
+        AgentSettings {
+            node: "here".to_owned(),
+            kube_proxy_replacement,
+            node_port_addresses: NodePortAddresses::Primary,
+            detect_local: DetectLocal::NodeCidrs,
+            unassigned: Vec::new(),
+            deny_external_ips: false,
+            api_server: None,
+            element_limits: ElementLimits::default(),
+            forward_to_peers: Some(ForwardToPeers::default()),
+        }
+    }
+
+    fn node(name: &str, address: &str, has_agent: bool) -> Node {
+        let agent = NodeAgent { mode: String::new(), version: String::new() };
+        Node {
+            name: name.to_owned(),
+            addresses: vec![addr(address)],
+            agent: has_agent.then_some(agent),
+            ..Node::default()
+        }
+    }
+
+    fn key() -> Key {
+        Key::new("shop", "web")
+    }
+
+    /// A Service of policy Local with an endpoint on the node `there`.
+    fn planner() -> Planner {
+        let mut planner = Planner::default();
+        planner.index.apply_service(Event::Apply(Service {
+            kind: ServiceKind::LoadBalancer,
+            external_policy: TrafficPolicy::Local,
+            cluster_ips: vec![addr("10.96.0.1")],
+            ingress: vec![Ingress { ip: Some(addr("192.0.2.1")), hostname: None, ip_mode: None }],
+            ports: vec![ServicePort::new("web", Protocol::Tcp, 80, None)],
+            proxy_name: Some(names::PROXY_NAME.to_owned()),
+            ..Service::new(key())
+        }));
+        planner.index.apply_slice(Event::Apply(EndpointSlice {
+            ports: vec![EndpointPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 8080 }],
+            endpoints: vec![Endpoint::ready(addr("10.244.1.1"), "there")],
+            ..EndpointSlice::new(Key::new("shop", "web-1"), key(), Family::V4)
+        }));
+        planner.index.apply_node(Event::Apply(node("here", "10.0.0.1", true)));
+        planner
+    }
+
+    /// What there is to write, with the nodes to which the Service's packets are forwarded, and how many nodes are unreachable, if that
+    /// changed.
+    fn step(
+        planner: &mut Planner,
+        settings: &AgentSettings,
+        all: bool,
+        off_link: &str,
+    ) -> (Option<Vec<IpAddr>>, Option<usize>) {
+        let flags = settings.forward_to_peers.clone().unwrap();
+        let next_hop =
+            |to: IpAddr| Some(NextHop { device: "eth0".to_owned(), is_on_link: to != addr(off_link) });
+        let unreachable = planner.find_peers(settings, &flags, all, next_hop);
+        let updates = planner.plan(settings, Instant::now()).unwrap();
+        let peers = updates.get(&key()).map(|plan| {
+            let actions = plan.frontends.iter().filter_map(|(_, action): &(_, Action)| action.peers.as_ref());
+            let mut found: Vec<_> = actions.flat_map(|peers| peers.iter().copied()).collect();
+            found.dedup();
+            found
+        });
+        (peers, unreachable)
+    }
+
+    #[test]
+    fn other_nodes_are_found_as_they_come_and_go() {
+        let (settings, mut planner) = (settings(true), planner());
+        let none = "10.9.9.9";
+        assert_eq!(step(&mut planner, &settings, true, none), (Some(vec![]), None), "no other node yet");
+        planner.index.apply_node(Event::Apply(node("there", "10.0.0.2", false)));
+        assert_eq!(step(&mut planner, &settings, false, none), (Some(vec![addr("10.0.0.2")]), None));
+        planner.index.apply_node(Event::Apply(Node { cordoned: true, ..node("there", "10.0.0.2", false) }));
+        assert_eq!(step(&mut planner, &settings, false, none), (None, None), "nothing depends on it");
+        planner.index.apply_node(Event::Apply(node("there", "10.0.0.3", false)));
+        assert_eq!(step(&mut planner, &settings, false, none), (Some(vec![addr("10.0.0.3")]), None));
+        assert_eq!(
+            step(&mut planner, &settings, true, "10.0.0.3"),
+            (Some(vec![]), Some(1)),
+            "a route has changed"
+        );
+        assert_eq!(step(&mut planner, &settings, true, "10.0.0.3"), (None, None));
+        planner.index.apply_node(Event::Delete { key: "there".to_owned(), version: String::new() });
+        assert_eq!(step(&mut planner, &settings, false, none), (None, Some(0)));
+    }
+
+    #[test]
+    fn beside_kube_proxy_only_nodes_with_an_agent_take_packets() {
+        let (settings, mut planner) = (settings(false), planner());
+        planner.index.apply_node(Event::Apply(node("there", "10.0.0.2", false)));
+        assert_eq!(step(&mut planner, &settings, true, "10.9.9.9").0, Some(vec![]));
+        planner.index.apply_node(Event::Apply(node("there", "10.0.0.2", true)));
+        assert_eq!(step(&mut planner, &settings, false, "10.9.9.9").0, Some(vec![addr("10.0.0.2")]));
+    }
+}

@@ -66,6 +66,12 @@
 {{- if $agent.denyServiceExternalIPs }}
 - --deny-service-external-ips
 {{- end }}
+{{- if $agent.forwardWithoutLocalEndpoints }}
+- --forward-without-local-endpoints
+{{- with $agent.forwardTunnelDevices }}
+- --forward-tunnel-devices={{ join "," . }}
+{{- end }}
+{{- end }}
 {{- with $agent.apiServer }}
 - --api-server={{ . }}
 {{- end }}

@@ -174,11 +174,11 @@ impl Link {
             self.servers.push(std::thread::spawn(move || {
                 enter();
                 if protocol == Protocol::Tcp {
-                    let listener = TcpListener::bind(on.pod(family)).expect("bind");
+                    let listener = bound_once(|| TcpListener::bind(on.pod(family)));
                     bound.send(()).expect("ready");
                     serve_tcp(on.name(), &listener, &stop);
                 } else {
-                    let socket = UdpSocket::bind(on.pod(family)).expect("bind");
+                    let socket = bound_once(|| UdpSocket::bind(on.pod(family)));
                     bound.send(()).expect("ready");
                     serve_udp(on.name(), &socket, &stop);
                 }
@@ -323,6 +323,18 @@ impl Agent {
         let plan = plan_service(&service, &index, &local_node);
         let difference = self.ruleset.update([(key(), plan)].into(), self.dataplane.state());
         self.dataplane.write(&mut self.ruleset, &difference).expect("write");
+    }
+}
+
+/// The kernel takes an IPv6 address into use on a worker of its own: until then nothing can be bound to it.
+fn bound_once<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        match bind() {
+            Ok(socket) => return socket,
+            Err(error) => assert!(begun.elapsed() < LIMIT, "bind: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -2,7 +2,9 @@
 //! A node without a local endpoint forwards clients' packets to a node that has one: unchanged, and once.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::TcpStream;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
 
 use steerage_agent::kernel::{CountedPackets, counted_packets};
 use steerage_agent::rules::DropReason;
@@ -15,6 +17,8 @@ use crate::packets::link::{Agent, Link, On, client};
 use crate::world::{Lost, ask_on, ask_udp, udp_socket};
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+/// Longest wait for what must come.
+const LIMIT: Duration = Duration::from_mins(1);
 const ON_LINK: [On; 3] = [On::A, On::B, On::C];
 
 fn agents(link: &Link, nodes: &[On], pods: &[On]) -> Vec<Agent> {
@@ -201,6 +205,19 @@ fn nodes_off_the_link_get_packets_by_an_allowed_tunnel_only() {
             let (name, peer) = link.ask(Way::Vip.to(family), protocol).expect("an answer");
             assert_eq!((name.as_str(), peer.ip()), ("d", client(family)), "{family} {protocol}");
         }
+    }
+    // What is too large for the tunnel comes back as an ICMP error, and the client sends smaller packets.
+    for family in FAMILIES {
+        let answered = link.run("client", || {
+            let mut stream = TcpStream::connect(Way::Vip.to(family)).unwrap();
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            stream.write_all(&[b'?'; 4000]).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            let mut answers = String::new();
+            stream.read_to_string(&mut answers).unwrap();
+            answers.matches("d ").count()
+        });
+        assert_eq!(answered, 4000, "{family}");
     }
     drop(others);
 }
