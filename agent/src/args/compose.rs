@@ -21,7 +21,7 @@ use steerage_agent::rules::{Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_process::{Component, Process};
 use steerage_watch::events::Recorder;
-use steerage_watch::{ServiceCidrs, Store, Watches, client};
+use steerage_watch::{ClientArgs, Nodes, ServiceCidrs, Store, Watches, client};
 use tokio::sync::{mpsc, watch};
 
 use super::{AgentArgs, Args, DetectLocalMode, healthz_ports};
@@ -54,12 +54,7 @@ impl Args {
         } = agent;
         allow_many_connections();
         let node = node_name.context("--node-name is missing")?;
-        if kube_proxy_replacement && client_args.api_server.is_none() && client_args.kubeconfig.is_none() {
-            bail!(
-                "--kube-proxy-replacement needs --api-server or --kubeconfig: without kube-proxy nothing serves the API \
-                 server's cluster IP"
-            );
-        }
+        require_api_server(kube_proxy_replacement, &client_args)?;
         let detect_local =
             detection(detect_local_mode, cluster_cidr, pod_bridge_interface, pod_interface_name_prefix)?;
         let settings = AgentSettings {
@@ -74,7 +69,7 @@ impl Args {
                 namespace: max_namespace_elements,
             },
             forward_to_peers: forward_without_local_endpoints
-                .then(|| ForwardToPeers { tunnel_devices: forward_tunnel_devices }),
+                .then_some(ForwardToPeers { tunnel_devices: forward_tunnel_devices }),
             api_server: client_args.api_server.as_ref().and_then(|server| server.to_string().parse().ok()),
         };
         let Component { name, version, .. } = process.component();
@@ -100,23 +95,15 @@ impl Args {
         dataplane.watch_foreign_changes(move |foreign| {
             if foreign { others.send(Input::ForeignChange).is_ok() } else { !others.is_closed() }
         });
-        if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
-            notify(AddressWatch::open, "addresses", Duration::ZERO, inputs.clone(), || Input::HostAddresses)?;
-        }
-        if settings.forward_to_peers.is_some() {
-            notify(AddressWatch::of_routes, "routes", ROUTES_SETTLE, inputs.clone(), || Input::Routes)?;
-        }
+        watch_host(&settings, &inputs)?;
 
         let watches =
             process.metrics().register("agent_watch", |registry| Watches::new(client.clone(), registry));
         follow(watches.services(), inputs.clone(), Input::Service);
         follow(watches.slices(), inputs.clone(), Input::Slice);
         follow(watches.dispensable().watch(ServiceCidrs), inputs.clone(), Input::ServiceCidr);
-        if settings.forward_to_peers.is_some() {
-            follow(watches.nodes(), inputs, Input::Node);
-        } else {
-            follow(watches.node(&node), inputs, Input::Node);
-        }
+        let nodes = if settings.forward_to_peers.is_some() { Nodes::all() } else { Nodes::one(&node) };
+        follow(watches.watch(nodes), inputs, Input::Node);
 
         let (ask, asked) = watch::channel(false);
         let annotations = node_agent(kube_proxy_replacement, version);
@@ -148,6 +135,17 @@ impl Args {
         };
         agent.run(queue, process.shutdown().clone()).await
     }
+}
+
+/// In place of kube-proxy there has to be a way to the API server.
+fn require_api_server(kube_proxy_replacement: bool, client: &ClientArgs) -> anyhow::Result<()> {
+    if kube_proxy_replacement && client.api_server.is_none() && client.kubeconfig.is_none() {
+        bail!(
+            "--kube-proxy-replacement needs --api-server or --kubeconfig: without kube-proxy nothing serves the API server's \
+             cluster IP"
+        );
+    }
+    Ok(())
 }
 
 /// Joins the mode with the flag that it needs.
@@ -203,6 +201,17 @@ fn follow<E: Send + 'static>(
             }
         }
     });
+}
+
+/// Notifies the loop of changes of the host that matter.
+fn watch_host(settings: &AgentSettings, inputs: &mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
+    if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
+        notify(AddressWatch::open, "addresses", Duration::ZERO, inputs.clone(), || Input::HostAddresses)?;
+    }
+    if settings.forward_to_peers.is_some() {
+        notify(AddressWatch::of_routes, "routes", ROUTES_SETTLE, inputs.clone(), || Input::Routes)?;
+    }
+    Ok(())
 }
 
 /// Notifies the loop when addresses or routes of this host change: of the first change at once, of others once that time has passed.

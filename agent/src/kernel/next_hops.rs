@@ -75,7 +75,7 @@ impl NextHops {
             if word(message, 8) != Some(self.sequence) {
                 continue;
             }
-            return Ok(self.decode(message)?);
+            return self.decode(message);
         }
     }
 

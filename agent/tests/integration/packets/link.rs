@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns};
+use steerage_agent::explain::{ExplainContext, Explanation, PacketQuery, explain};
 use steerage_agent::kernel::{Dataplane, NextHops};
 use steerage_agent::local_node::{LocalNode, LocalPods};
 use steerage_agent::peers::ForwardToPeers;
-use steerage_agent::plan::{PeerNodes, plan_service};
+use steerage_agent::plan::{Frontend, PeerNodes, plan_service};
 use steerage_agent::rules::{Ruleset, flow_seed};
-use steerage_model::{Endpoint, EndpointPort, EndpointSlice, Family, Key, Node, Protocol, Service};
+use steerage_model::{Endpoint, EndpointPort, EndpointSlice, Family, Key, Node, Protocol};
 use steerage_watch::{Event, Index};
 
 use crate::packets::cluster::{FAMILIES, Way, key, local, service};
@@ -263,6 +264,8 @@ pub(crate) struct Agent {
     enter: Box<dyn Fn() + Send + Sync>,
     dataplane: Dataplane,
     ruleset: Ruleset,
+    index: Index,
+    local_node: LocalNode,
 }
 
 impl Agent {
@@ -281,16 +284,30 @@ impl Agent {
         let mut ruleset = Ruleset::default();
         ruleset.set_seed(flow_seed(on.name()));
         let enter = Box::new(link.entering(on.name()));
-        Self { on, flags: None, next_hops, enter, dataplane, ruleset }
+        let (index, local_node) = Default::default();
+        Self { on, flags: None, next_hops, enter, dataplane, ruleset, index, local_node }
+    }
+
+    /// What `steerage-agent explain` says of a TCP packet from outside.
+    pub(crate) fn explained(&self, to: SocketAddr) -> Explanation {
+        let pods = LocalPods::Networks(self.on.object().pod_cidrs);
+        let host = &self.local_node.addresses;
+        let context = ExplainContext {
+            ruleset: &self.ruleset,
+            index: &self.index,
+            local_node: &self.local_node,
+            pods: &pods,
+            host,
+        };
+        let frontend = Frontend { addr: to.ip(), protocol: Protocol::Tcp, port: to.port() };
+        explain(PacketQuery::new(frontend, None).expect("one family"), context)
     }
 
     /// Writes the rules for the Service with pods on these nodes.
     pub(crate) fn apply(&mut self, pods: &[On]) {
-        self.apply_service(local(service()), pods);
-    }
-
-    pub(crate) fn apply_service(&mut self, service: Service, pods: &[On]) {
+        let service = local(service());
         let mut index = Index::default();
+        index.apply_service(Event::Apply(service.clone()));
         for slice in slices(pods) {
             index.apply_slice(Event::Apply(slice));
         }
@@ -323,6 +340,7 @@ impl Agent {
         let plan = plan_service(&service, &index, &local_node);
         let difference = self.ruleset.update([(key(), plan)].into(), self.dataplane.state());
         self.dataplane.write(&mut self.ruleset, &difference).expect("write");
+        (self.index, self.local_node) = (index, local_node);
     }
 }
 

@@ -6,6 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
+use steerage_agent::explain::PacketVerdict;
 use steerage_agent::kernel::{CountedPackets, counted_packets};
 use steerage_agent::rules::DropReason;
 use steerage_model::{Family, Protocol};
@@ -32,6 +33,12 @@ fn agents(link: &Link, nodes: &[On], pods: &[On]) -> Vec<Agent> {
         .collect()
 }
 
+fn apply(agents: &mut [Agent], pods: &[On]) {
+    for agent in agents {
+        agent.apply(pods);
+    }
+}
+
 /// How many packets a node has forwarded, and dropped because another one had forwarded them.
 fn counted(link: &Link, on: On, family: Family) -> (u64, u64) {
     let CountedPackets { dropped, forwarded } = link.run(on.name(), || counted_packets().expect("readable"));
@@ -56,8 +63,12 @@ fn entries(link: &Link, on: On, family: Family) -> usize {
 fn packets_without_local_endpoint_reach_another_node_with_the_clients_address() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let link = Link::new();
-    let _agents = agents(&link, &ON_LINK, &[On::B, On::C]);
+    let agents = agents(&link, &ON_LINK, &[On::B, On::C]);
     for family in FAMILIES {
+        let nodes = [On::B, On::C].map(|on| on.addr(family)).into();
+        let explained = agents[0].explained(Way::Vip.to(family));
+        assert_eq!(explained.verdict, PacketVerdict::ForwardedToNodes(nodes), "{explained}");
+        assert_eq!(explained.path, ["received", "to-peer"], "{explained}");
         for protocol in PROTOCOLS {
             let mut who = BTreeSet::new();
             for _ in 0..40 {
@@ -114,12 +125,12 @@ fn connections_of_this_node_stay_and_forwarded_ones_keep_their_node() {
         let to = Way::Vip.to(family);
         let open = || link.run("client", || TcpStream::connect(to).unwrap());
         let served_by = |stream: &mut TcpStream| ask_on(stream).map(|text| text[..1].to_owned());
-        agents.iter_mut().for_each(|agent| agent.apply(&[On::A]));
+        apply(&mut agents, &[On::A]);
         let mut old = open();
         let datagrams = link.run("client", || udp_socket(to));
         assert_eq!(served_by(&mut old).unwrap(), "a");
         // The endpoint here is gone from the slices, and still answers what it has begun.
-        agents.iter_mut().for_each(|agent| agent.apply(&[On::B, On::C]));
+        apply(&mut agents, &[On::B, On::C]);
         assert_eq!(served_by(&mut old).unwrap(), "a", "{family}");
         let mut streams: Vec<_> = (0..24)
             .map(|_| {
@@ -140,12 +151,12 @@ fn connections_of_this_node_stay_and_forwarded_ones_keep_their_node() {
             assert_eq!(served_by(stream).unwrap(), *name, "{family}");
         }
         // When a node leaves, the connections of the other one stay there.
-        agents.iter_mut().for_each(|agent| agent.apply(&[On::B]));
+        apply(&mut agents, &[On::B]);
         for (name, stream) in streams.iter_mut().filter(|(name, _)| name == "b") {
             assert_eq!(served_by(stream).unwrap(), *name, "{family}");
         }
         // This node has left nothing behind that would keep a flow from its new endpoint.
-        agents.iter_mut().for_each(|agent| agent.apply(&[On::A, On::B]));
+        apply(&mut agents, &[On::A, On::B]);
         assert_eq!(link.run("client", || ask_udp(&datagrams, to)).unwrap().0, "a", "{family}");
         assert_eq!(served_by(&mut old).unwrap(), "a", "{family}");
     }
