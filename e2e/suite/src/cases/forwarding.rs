@@ -106,10 +106,11 @@ async fn measure_one(test: &TestContext, event: Event, forwards: bool, interval:
             sleep(lag + Duration::from_secs(LINGER.into())).await;
             anyhow::Ok(())
         };
-        let own = test.suite.clients()[0].address(V4);
+        // From the first client by IPv6: its load is IPv4, and the meter must not meet other connections between the same ports.
+        let own = test.suite.clients()[0].address(V6);
         let addresses = async {
             loop {
-                let to = vips.at(V4, PORT);
+                let to = vips.at(V6, PORT);
                 if let Ok(Ok(seen)) = timeout(EVERY * 10, net::only_page(to, "/clientip")).await {
                     asked.fetch_add(1, Ordering::Relaxed);
                     let is_own = seen.parse::<std::net::SocketAddr>().is_ok_and(|seen| seen.ip() == own);
@@ -138,6 +139,7 @@ async fn measure_one(test: &TestContext, event: Event, forwards: bool, interval:
             client,
             measured.connections.to_string(),
             of(&[LossKind::SynUnanswered, LossKind::SynRetransmitted]),
+            of(&[LossKind::ConnectionRefused]),
             measured.failed.to_string(),
             measured.datagrams.to_string(),
             of(&[LossKind::DatagramUnanswered]),
@@ -152,6 +154,7 @@ async fn measure_one(test: &TestContext, event: Event, forwards: bool, interval:
             "client",
             "connections",
             "SYNs lost",
+            "connections refused",
             "connections failed",
             "datagrams",
             "datagrams lost",
