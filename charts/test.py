@@ -275,6 +275,18 @@ class Rights(unittest.TestCase):
         self.assertEqual([{"name": "kube-proxy", "configMap": {"name": "kube-proxy"}}], spec["volumes"])
         self.assertEqual("/etc/steerage/kube-proxy", container["volumeMounts"][0]["mountPath"])
 
+    def test_forwarding_to_other_nodes_is_off_by_default(self):
+        tunnels = {"forwardTunnelDevices": ["flannel.1", "flannel-v6.1"]}
+        forwarding = ["--forward-without-local-endpoints"]
+        for values, wanted in (
+            ({}, []),
+            (tunnels, []),
+            ({"forwardWithoutLocalEndpoints": True}, forwarding),
+            ({"forwardWithoutLocalEndpoints": True, **tunnels}, [*forwarding, "--forward-tunnel-devices=flannel.1,flannel-v6.1"]),
+        ):
+            agent = pod(render({"agent": values})["DaemonSet/steerage-agent"])["containers"][0]["args"]
+            self.assertEqual(wanted, [argument for argument in agent if argument.startswith("--forward")])
+
     def test_every_container_is_confined(self):
         added = {"controller": None, "agent": ["NET_ADMIN"]}
         for values in VALID.values():

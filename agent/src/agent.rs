@@ -25,7 +25,7 @@ use crate::debug_request::{DebugCommand, DebugReply, DebugRequest};
 use crate::explain::{ExplainContext, explain};
 use crate::health::{HealthCheckPorts, Listeners, ProxyHealth};
 use crate::input::Input;
-use crate::kernel::{Dataplane, FlowCleaner, Written, host_addresses};
+use crate::kernel::{Dataplane, FlowCleaner, NextHops, Written, host_addresses};
 use crate::metrics::{Metrics, PendingMetrics};
 use crate::plan::{Budgets, HealthPorts, ServicePlan, has_load_balancer};
 use crate::rules::{KernelState, Ruleset};
@@ -47,6 +47,8 @@ pub struct Agent {
     pub ruleset: Ruleset,
     /// The writer of it.
     pub dataplane: Dataplane,
+    /// Knows the ways to other nodes, if packets are forwarded to them.
+    pub next_hops: Option<NextHops>,
     /// Deletes stale UDP flows.
     pub cleaner: FlowCleaner,
     /// What health-check ports answer.
@@ -71,6 +73,8 @@ struct LoopState {
     /// All lists were complete once.
     listed: bool,
     host_addresses_changed: bool,
+    /// Ways to other nodes may have changed.
+    routes_changed: bool,
     /// When a failed write is tried again.
     retry: Option<Instant>,
     backoff: Backoff,
@@ -91,6 +95,7 @@ impl Agent {
             planner: Planner::new(self.settings.host_addresses(), Budgets::new(self.settings.element_limits)),
             listed: false,
             host_addresses_changed: false,
+            routes_changed: true,
             retry: None,
             backoff: Backoff::new(RETRY_DELAYS.0, RETRY_DELAYS.1),
             ports: health_ports::PortState::default(),
@@ -151,6 +156,7 @@ impl Agent {
             Input::ServiceCidr(event) => state.planner.on_service_cidr(event),
             Input::Foreign(noticed) => self.take_noticed(state, noticed),
             Input::HostAddresses => state.host_addresses_changed = true,
+            Input::Routes => state.routes_changed = true,
             // The client may be gone.
             Input::Debug(DebugRequest { command, reply }) => {
                 drop(reply.send(self.debug_reply(state, &command)));
@@ -187,6 +193,7 @@ impl Agent {
             self.proxy_health.set_eligible(state.planner.is_eligible(&self.settings));
         }
         let is_damaged = self.repair_first(state);
+        self.find_peers(state);
         let Some(updates) = state.planner.plan(&self.settings, StdInstant::now()) else { return };
         let mut reconfigured = state.planner.pods().is_some_and(|pods| self.ruleset.set_pods(pods));
         if let Some(cidrs) = state.planner.take_service_cidrs() {
@@ -209,6 +216,32 @@ impl Agent {
             self.ask_for_annotations(state);
         } else if self.write(state, updates, kernel) {
             self.ask_for_annotations(state);
+        }
+    }
+
+    /// Finds out where other nodes are reached, if packets are forwarded to them.
+    fn find_peers(&mut self, state: &mut LoopState) {
+        let (Some(flags), Some(next_hops)) = (&self.settings.forward_to_peers, &mut self.next_hops) else {
+            return;
+        };
+        let all = std::mem::take(&mut state.routes_changed);
+        let mut failure = if all { next_hops.update_devices().err() } else { None };
+        let mut next_hop = |addr| {
+            next_hops.next_hop(addr).unwrap_or_else(|error| {
+                failure = Some(error);
+                None
+            })
+        };
+        let unreachable = state.planner.find_peers(&self.settings, flags, all, &mut next_hop);
+        if let Some(error) = failure {
+            tracing::warn!(%error, "ways to other nodes not found; packets without a local endpoint are not forwarded to them");
+        }
+        if let Some(nodes) = unreachable {
+            tracing::info!(
+                nodes,
+                "packets are not forwarded to nodes that are neither on the link nor behind one of --forward-tunnel-devices"
+            );
+            self.metrics.unreachable_peers.set(i64::try_from(nodes).unwrap_or(i64::MAX));
         }
     }
 

@@ -160,6 +160,22 @@ struct AgentArgs {
         value_parser = elements
     )]
     max_namespace_elements: usize,
+    /// Under externalTrafficPolicy Local, forward packets that find no endpoint on this node to a node that has one, unchanged, instead
+    /// of dropping them: while the load balancer still sends here. Only packets to a load balancer's address, only once, and to nodes on
+    /// the same link. All nodes are watched
+    #[arg(long, env = "STEERAGE_FORWARD_WITHOUT_LOCAL_ENDPOINTS")]
+    forward_without_local_endpoints: bool,
+    /// Forward such packets to nodes off the link, too, where the route to their pods leads through one of these tunnel devices, such as
+    /// flannel.1
+    #[arg(
+        long,
+        env = "STEERAGE_FORWARD_TUNNEL_DEVICES",
+        value_delimiter = ',',
+        value_name = "NAME,…",
+        requires = "forward_without_local_endpoints",
+        value_parser = interface
+    )]
+    forward_tunnel_devices: Vec<String>,
     /// Serve the node's /healthz and /livez on these ports, of all addresses or of one [default: 10356, and 10256 with
     /// --kube-proxy-replacement]
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "[IP:]PORT,…", value_delimiter = ',')]

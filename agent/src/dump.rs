@@ -158,7 +158,9 @@ fn describe(id: SetId, row: Row<'_>) -> String {
     if let Some(end) = row.end {
         let _ = write!(text, " to {}", fields(id, end));
     }
-    if let Some(list) = row.data.and_then(|data| <[u8; 4]>::try_from(data).ok()) {
+    if let Some(peer) = row.data.filter(|_| id == SetId::Peers) {
+        let _ = write!(text, " -> node {}", addr(peer));
+    } else if let Some(list) = row.data.and_then(|data| <[u8; 4]>::try_from(data).ok()) {
         let _ = write!(text, " -> list {:08x}", u32::from_ne_bytes(list));
     } else if let Some((target, port)) =
         row.data.and_then(|data| data.split_at_checked(data.len().saturating_sub(4)))
@@ -183,7 +185,7 @@ fn fields(id: SetId, key: &[u8]) -> String {
     match id {
         SetId::ClusterAddresses => addr(key),
         SetId::Hairpins => addr(&key[..key.len() / 2]),
-        SetId::Slots(_) => {
+        SetId::Slots(_) | SetId::Peers => {
             let (key, slot) = key.split_at_checked(key.len().saturating_sub(4)).unwrap_or_default();
             let slot = slot.try_into().map_or(0, u32::from_ne_bytes);
             match slot.checked_sub(LOCAL_OFFSET) {

@@ -5,6 +5,7 @@
 
 mod text;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -66,6 +67,8 @@ pub enum PacketOrigin {
 pub enum PacketVerdict {
     /// It is sent to one of these endpoints.
     Forwarded(Arc<[SocketAddr]>),
+    /// It is forwarded unchanged to one of these nodes.
+    ForwardedToNodes(BTreeSet<IpAddr>),
     /// It is dropped silently.
     Dropped,
     /// It is rejected by ICMP.
@@ -203,6 +206,13 @@ impl ExplainContext<'_> {
                     "externalTrafficPolicy Local, but the client is on this node: it reaches all endpoints"
                         .into();
             }
+        }
+        if let (Some(peers), Some(&"to-local")) = (&action.peers, explanation.path.last()) {
+            explanation.path = vec!["received", "to-peer"];
+            explanation.verdict = PacketVerdict::ForwardedToNodes(peers.iter().copied().collect());
+            explanation.why = "externalTrafficPolicy Local, and no endpoint on this node is usable (--forward-without-local-endpoints)".into();
+            explanation.notes.push("a packet that another node has forwarded here is dropped".to_owned());
+            return;
         }
         if explanation.path.last() != Some(&"to-local") {
             explanation.path.push("to-cluster");

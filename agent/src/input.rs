@@ -15,7 +15,7 @@ pub enum Input {
     Service(Event<Service>),
     /// From the watch of `EndpointSlices`.
     Slice(Event<EndpointSlice>),
-    /// From the watch of this node.
+    /// From the watch of this node, or of all nodes where packets are forwarded to them.
     Node(Event<Node>),
     /// From the watch of the networks of cluster IPs, where there is one. Nothing waits for it.
     ServiceCidr(Event<ServiceCidr>),
@@ -23,6 +23,8 @@ pub enum Input {
     Foreign(Noticed),
     /// Addresses of this host came or went.
     HostAddresses,
+    /// Routes or devices of this host changed.
+    Routes,
     /// From the debug socket.
     Debug(DebugRequest),
 }

@@ -19,6 +19,7 @@ pub mod kube_proxy_config;
 pub mod local_node;
 pub mod metrics;
 pub mod node_annotations;
+pub mod peers;
 pub mod plan;
 pub mod rules;
 pub mod sandbox;

@@ -2,10 +2,11 @@
 //! What the plan and the rules need to know of this node. [`crate::settings`] makes it from flags and the Node object.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::plan::ExternalIps;
+use crate::plan::{ExternalIps, PeerNodes};
 
 /// This node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct LocalNode {
     pub masquerade_all: bool,
     /// Which external IPs are served.
     pub external_ips: ExternalIps,
+    /// The nodes to which packets are forwarded that find no local endpoint; `None`: they are dropped.
+    pub peers: Option<Arc<PeerNodes>>,
 }
 
 /// How traffic from this node's pods is recognised.

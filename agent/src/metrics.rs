@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's metrics. Names have the prefix `steerage_agent_`, except those of kube-proxy.
 
-mod drops;
 mod foreign;
 mod kubeproxy;
+mod packets;
 mod pending;
 
-pub use drops::{register_dropped_packets, register_sample_dropped_packets};
 pub use foreign::{ForeignChanges, ForeignTables};
 pub use kubeproxy::KubeProxyMetrics;
+pub use packets::{register_counted_packets, register_sample_counted_packets};
 pub use pending::PendingMetrics;
 
 use steerage_process::prometheus_client::metrics::counter::Counter;
@@ -45,6 +45,8 @@ pub struct Metrics {
     pub refused_external_ips: Gauge,
     /// Services that need more elements than they may have.
     pub reduced_services: Gauge,
+    /// Nodes to which no packet can be forwarded.
+    pub unreachable_peers: Gauge,
     /// Health-check ports.
     pub health_ports: Gauge,
     /// Time of the last successful write, in seconds since 1970.
@@ -72,6 +74,7 @@ impl Metrics {
             frontends: Gauge::default(),
             refused_external_ips: Gauge::default(),
             reduced_services: Gauge::default(),
+            unreachable_peers: Gauge::default(),
             health_ports: Gauge::default(),
             last_write: Gauge::default(),
             kube_proxy: KubeProxyMetrics::default(),
@@ -89,6 +92,7 @@ impl Metrics {
             frontends,
             refused_external_ips,
             reduced_services,
+            unreachable_peers,
             health_ports,
             last_write,
             kube_proxy: _,
@@ -126,6 +130,11 @@ impl Metrics {
             "reduced_services",
             "Services of which only a part of the endpoints is served, because they need more elements than they may have",
             reduced_services,
+        );
+        registry.register(
+            "unreachable_peer_nodes",
+            "Nodes to which this one cannot forward packets that find no local endpoint: neither on the link nor behind one of --forward-tunnel-devices",
+            unreachable_peers,
         );
         registry.register("health_ports", "Health-check node ports that are open", health_ports);
         registry.register_with_unit(

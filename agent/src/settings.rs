@@ -11,6 +11,7 @@ use steerage_watch::Store;
 
 use crate::kernel::host_addresses;
 use crate::local_node::{LocalNode, LocalPods};
+use crate::peers::ForwardToPeers;
 use crate::plan::{ElementLimits, ExternalIps};
 
 /// How to recognise traffic from local pods.
@@ -102,6 +103,8 @@ pub struct AgentSettings {
     pub api_server: Option<SocketAddr>,
     /// What a Service and a namespace may have of the kernel's memory.
     pub element_limits: ElementLimits,
+    /// Forward packets that find no local endpoint to other nodes, and to which.
+    pub forward_to_peers: Option<ForwardToPeers>,
 }
 
 impl AgentSettings {
@@ -143,6 +146,7 @@ impl AgentSettings {
             node_port_addresses,
             kube_proxy_replacement: self.kube_proxy_replacement,
             masquerade_all: self.masquerade_all,
+            peers: None,
         }
     }
 
@@ -192,6 +196,7 @@ mod tests {
             deny_external_ips: false,
             api_server: None,
             element_limits: ElementLimits::default(),
+            forward_to_peers: None,
         }
     }
 

@@ -111,6 +111,14 @@ impl Expression {
         }
     }
 
+    /// The TTL or hop limit of an IPv4 or IPv6 packet, 1 byte.
+    pub fn hop_limit(family: Family) -> Self {
+        match family {
+            Family::Ip6 => Self::network(7, 1),
+            _ => Self::network(8, 1),
+        }
+    }
+
     /// The source port of TCP, UDP and SCTP.
     pub fn sport() -> Self {
         Self::transport(0, 2)

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::batch::OBJECT_COUNTER;
 use crate::expression::Expression;
 use crate::field::{Field, concat};
+use crate::keys::PayloadBase;
 use crate::load::load_all;
 use crate::registers::{Register, load_constant, set_mark, write_expression};
 use crate::table::Family;
@@ -109,6 +110,12 @@ impl Rule {
         self.compare(&expression.masked(vec![bits]), 1, &[0])
     }
 
+    /// Matches if the expression is at most the value. Numbers of several bytes are compared in network order.
+    #[must_use]
+    pub fn at_most(self, expression: &Expression, value: Field) -> Self {
+        self.compare(expression, 3, &concat(&[value]))
+    }
+
     /// Matches if the concatenation is an element of the set, or a key of the map.
     #[must_use]
     pub fn in_set(self, set: &str, key: &[Expression]) -> Self {
@@ -183,6 +190,30 @@ impl Rule {
             e.attr_u32(3, u32::from(family as u8));
         });
         self
+    }
+
+    /// Sends a copy of the packet to the next hop on the way to the loaded address (`Family::Ip` or `Family::Ip6`), then runs the next
+    /// statement. The copy keeps its addresses, has no conntrack entry, and passes the hooks output and postrouting, but no rule like
+    /// this one again. Before the input hook its hop limit is one less. An IPv4 copy has the flag "don't fragment".
+    #[must_use]
+    pub fn duplicate(mut self) -> Self {
+        write_expression(&mut self.expressions, "dup", |e| e.attr_u32(1, Register::FIRST.wire()));
+        self
+    }
+
+    /// Sets the TTL or hop limit of the packet (`Family::Ip` or `Family::Ip6`).
+    #[must_use]
+    pub fn set_hop_limit(self, family: Family, value: u8) -> Self {
+        /// `NFT_PAYLOAD_CSUM_INET`, and the offset of the checksum of an IPv4 header.
+        const CHECKSUM: (u32, u32) = (1, 10);
+        if family == Family::Ip6 {
+            return self.write_header(&Expression::Value(Field::Proto(value)), 7, 1, (0, 0));
+        }
+        // With the protocol: the kernel updates the checksum for whole words.
+        let protocol = Expression::network(8, 2);
+        let both =
+            Expression::Bitwise { of: Box::new(protocol), mask: vec![0, u8::MAX], xor: vec![value, 0] };
+        self.write_header(&both, 8, 2, CHECKSUM)
     }
 
     /// Sets the packet's mark.
@@ -348,6 +379,21 @@ impl Rule {
             e.attr_u32(1, Register::FIRST.wire());
             e.attr_u32(2, op);
             e.nest(3, |data| data.attr(1, bytes));
+        });
+        self
+    }
+
+    /// Writes to the IP header. `checksum` is the kind and the offset of its checksum.
+    fn write_header(mut self, value: &Expression, offset: u32, length: u32, checksum: (u32, u32)) -> Self {
+        value.load(Register::FIRST, &mut self.expressions);
+        write_expression(&mut self.expressions, "payload", |e| {
+            e.attr_u32(2, PayloadBase::Network as u32);
+            e.attr_u32(3, offset);
+            e.attr_u32(4, length);
+            e.attr_u32(5, Register::FIRST.wire());
+            e.attr_u32(6, checksum.0);
+            e.attr_u32(7, checksum.1);
+            e.attr_u32(8, 0);
         });
         self
     }

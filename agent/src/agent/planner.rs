@@ -3,13 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Instant;
 
-use steerage_model::{Endpoint, Key, Node, NodeAgent, ServiceCidr};
-use steerage_watch::{Event, Index, Store};
+use steerage_model::{Endpoint, Key, Node, NodeAgent, Service, ServiceCidr, TrafficPolicy};
+use steerage_watch::{Dirty, Event, Index, Store};
 
 use crate::local_node::{LocalNode, LocalPods};
-use crate::plan::{Budgets, PolicyTransitions, ServicePlan, plan_service};
+use crate::peers::{ForwardToPeers, NextHop};
+use crate::plan::{Budgets, PeerAddresses, PeerNodes, PolicyTransitions, ServicePlan, plan_service};
 use crate::rules::flow_seed;
 use crate::settings::AgentSettings;
 
@@ -19,7 +21,7 @@ pub(super) struct Planner {
     pub(super) index: Index,
     /// The host's own addresses, if node ports are served at some of them.
     pub(super) host_addresses: Vec<IpAddr>,
-    /// This node as it was planned with last. It outlives the Node object: the machine may still run.
+    /// This node as it was planned with last, without its peers. It outlives the Node object: the machine may still run.
     pub(super) local_node: Option<(LocalNode, LocalPods)>,
     pub(super) transitions: PolicyTransitions,
     /// What each Service may have of the kernel's memory.
@@ -28,6 +30,20 @@ pub(super) struct Planner {
     api_servers: BTreeSet<SocketAddr>,
     service_cidrs: Store<ServiceCidr>,
     service_cidrs_changed: bool,
+    /// Changes that were taken from the index and not planned yet.
+    dirty: Dirty,
+    peers: Peers,
+}
+
+/// The nodes to which packets may be forwarded.
+#[derive(Default)]
+struct Peers {
+    /// Where they are reached; `None` if none is asked for.
+    reached: Option<Arc<PeerNodes>>,
+    /// Those that are not reached.
+    unreachable: BTreeSet<String>,
+    /// What was planned with differs.
+    changed: bool,
 }
 
 impl Planner {
@@ -67,6 +83,42 @@ impl Planner {
         }
     }
 
+    /// Finds out where other nodes are reached: those that changed, or all. `next_hop` asks the kernel. Returns the number of nodes that
+    /// cannot be reached, if it changed.
+    pub(super) fn find_peers(
+        &mut self,
+        settings: &AgentSettings,
+        flags: &ForwardToPeers,
+        all: bool,
+        mut next_hop: impl FnMut(IpAddr) -> Option<NextHop>,
+    ) -> Option<usize> {
+        let Dirty { services, nodes: mut changed } = self.index.take_dirty();
+        self.dirty.services.extend(services);
+        if all {
+            changed.extend(self.index.nodes().map(|node| node.name.clone()));
+        }
+        let Peers { reached, unreachable, changed: peers_changed } = &mut self.peers;
+        let reached = reached.get_or_insert_with(|| Arc::new(PeerNodes::new(flow_seed(&settings.node))));
+        let before = unreachable.len();
+        for name in changed.into_iter().filter(|name| *name != settings.node) {
+            // A Service that kube-proxy serves on all other nodes has this agent's endpoints only where an agent runs, too.
+            let takes_them = |node: &&Node| settings.kube_proxy_replacement || node.agent.is_some();
+            let node = self.index.node(&name).filter(takes_them);
+            let addresses = node.map(|node| flags.addresses(node, &mut next_hop));
+            if addresses == Some(PeerAddresses::default()) {
+                unreachable.insert(name.clone());
+            } else {
+                unreachable.remove(&name);
+            }
+            let addresses = addresses.unwrap_or_default();
+            if reached.get(&name) != addresses {
+                Arc::make_mut(reached).set(&name, addresses);
+                *peers_changed = true;
+            }
+        }
+        (unreachable.len() != before).then_some(unreachable.len())
+    }
+
     fn own_node(&self, settings: &AgentSettings) -> Option<&Node> {
         self.index.node(&settings.node)
     }
@@ -86,7 +138,12 @@ impl Planner {
             (local_node, settings.local_pods(node))
         });
         let (local_node, pods) = known.or_else(|| self.local_node.clone())?;
-        let mut dirty = self.index.take_dirty().services;
+        let mut dirty = std::mem::take(&mut self.dirty.services);
+        dirty.extend(self.index.take_dirty().services);
+        if std::mem::take(&mut self.peers.changed) {
+            let is_local = |service: &&Service| service.external_policy == TrafficPolicy::Local;
+            dirty.extend(self.index.services().filter(is_local).map(|service| service.key.clone()));
+        }
         for key in &dirty {
             self.transitions.observe(key, self.index.service(key), now);
         }
@@ -94,14 +151,15 @@ impl Planner {
         if self.local_node.as_ref().is_none_or(|(old, old_pods)| *old != local_node || *old_pods != pods) {
             dirty.extend(self.index.services().map(|service| service.key.clone()));
         }
+        let with_peers = LocalNode { peers: self.peers.reached.clone(), ..local_node.clone() };
         let mut updates = BTreeMap::new();
         for key in dirty {
-            let plan = self.plan_one(&key, &local_node);
+            let plan = self.plan_one(&key, &with_peers);
             self.budgets.set(&key, plan.cost());
             updates.insert(key, plan);
         }
         for key in self.budgets.settle() {
-            updates.entry(key).or_insert_with_key(|key| self.plan_one(key, &local_node));
+            updates.entry(key).or_insert_with_key(|key| self.plan_one(key, &with_peers));
         }
         let seed = flow_seed(&settings.node);
         for (key, plan) in &mut updates {
@@ -123,5 +181,122 @@ impl Planner {
             plan.fall_back_to_cluster_policy();
         }
         plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_model::{EndpointPort, names};
+    use steerage_model::{EndpointSlice, Family, Ingress, Protocol, ServiceKind, ServicePort};
+
+    use super::*;
+    use crate::plan::{Action, ElementLimits};
+    use crate::settings::{DetectLocal, NodePortAddresses};
+
+    fn addr(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn settings(kube_proxy_replacement: bool) -> AgentSettings {
+        AgentSettings {
+            node: "here".to_owned(),
+            kube_proxy_replacement,
+            node_port_addresses: NodePortAddresses::Primary,
+            detect_local: DetectLocal::NodeCidrs,
+            masquerade_all: false,
+            node_ip: None,
+            unassigned: Vec::new(),
+            deny_external_ips: false,
+            api_server: None,
+            element_limits: ElementLimits::default(),
+            forward_to_peers: Some(ForwardToPeers::default()),
+        }
+    }
+
+    fn node(name: &str, address: &str, has_agent: bool) -> Node {
+        let agent = NodeAgent { mode: String::new(), version: String::new() };
+        Node {
+            name: name.to_owned(),
+            addresses: vec![addr(address)],
+            agent: has_agent.then_some(agent),
+            ..Node::default()
+        }
+    }
+
+    fn key() -> Key {
+        Key::new("shop", "web")
+    }
+
+    /// A Service of policy Local with an endpoint on the node `there`.
+    fn planner() -> Planner {
+        let mut planner = Planner::default();
+        planner.index.apply_service(Event::Apply(Service {
+            kind: ServiceKind::LoadBalancer,
+            external_policy: TrafficPolicy::Local,
+            cluster_ips: vec![addr("10.96.0.1")],
+            ingress: vec![Ingress { ip: Some(addr("192.0.2.1")), hostname: None, ip_mode: None }],
+            ports: vec![ServicePort::new("web", Protocol::Tcp, 80, None)],
+            proxy_name: Some(names::PROXY_NAME.to_owned()),
+            ..Service::new(key())
+        }));
+        planner.index.apply_slice(Event::Apply(EndpointSlice {
+            ports: vec![EndpointPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 8080 }],
+            endpoints: vec![Endpoint::ready(addr("10.244.1.1"), "there")],
+            ..EndpointSlice::new(Key::new("shop", "web-1"), key(), Family::V4)
+        }));
+        planner.index.apply_node(Event::Apply(node("here", "10.0.0.1", true)));
+        planner
+    }
+
+    /// What there is to write, with the nodes to which the Service's packets are forwarded, and how many nodes are unreachable, if that
+    /// changed.
+    fn step(
+        planner: &mut Planner,
+        settings: &AgentSettings,
+        all: bool,
+        off_link: &str,
+    ) -> (Option<Vec<IpAddr>>, Option<usize>) {
+        let flags = settings.forward_to_peers.clone().unwrap();
+        let next_hop =
+            |to: IpAddr| Some(NextHop { device: "eth0".to_owned(), is_on_link: to != addr(off_link) });
+        let unreachable = planner.find_peers(settings, &flags, all, next_hop);
+        let updates = planner.plan(settings, Instant::now()).unwrap();
+        let peers = updates.get(&key()).map(|plan| {
+            let actions = plan.frontends.iter().filter_map(|(_, action): &(_, Action)| action.peers.as_ref());
+            let mut found: Vec<_> = actions.flat_map(|peers| peers.iter().copied()).collect();
+            found.dedup();
+            found
+        });
+        (peers, unreachable)
+    }
+
+    #[test]
+    fn other_nodes_are_found_as_they_come_and_go() {
+        let (settings, mut planner) = (settings(true), planner());
+        let none = "10.9.9.9";
+        assert_eq!(step(&mut planner, &settings, true, none), (Some(vec![]), None), "no other node yet");
+        planner.index.apply_node(Event::Apply(node("there", "10.0.0.2", false)));
+        assert_eq!(step(&mut planner, &settings, false, none), (Some(vec![addr("10.0.0.2")]), None));
+        planner.index.apply_node(Event::Apply(Node { cordoned: true, ..node("there", "10.0.0.2", false) }));
+        assert_eq!(step(&mut planner, &settings, false, none), (None, None), "nothing depends on it");
+        planner.index.apply_node(Event::Apply(node("there", "10.0.0.3", false)));
+        assert_eq!(step(&mut planner, &settings, false, none), (Some(vec![addr("10.0.0.3")]), None));
+        assert_eq!(
+            step(&mut planner, &settings, true, "10.0.0.3"),
+            (Some(vec![]), Some(1)),
+            "a route has changed"
+        );
+        assert_eq!(step(&mut planner, &settings, true, "10.0.0.3"), (None, None));
+        planner.index.apply_node(Event::Delete { key: "there".to_owned(), version: String::new() });
+        assert_eq!(step(&mut planner, &settings, false, none), (None, Some(0)));
+    }
+
+    #[test]
+    fn beside_kube_proxy_only_nodes_with_an_agent_take_packets() {
+        let (settings, mut planner) = (settings(false), planner());
+        planner.index.apply_node(Event::Apply(node("there", "10.0.0.2", false)));
+        assert_eq!(step(&mut planner, &settings, true, "10.9.9.9").0, Some(vec![]));
+        planner.index.apply_node(Event::Apply(node("there", "10.0.0.2", true)));
+        assert_eq!(step(&mut planner, &settings, false, "10.9.9.9").0, Some(vec![addr("10.0.0.2")]));
     }
 }

@@ -14,22 +14,25 @@ use steerage_agent::health::{
     server_runtime,
 };
 use steerage_agent::input::Input;
-use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner, Noticed};
-use steerage_agent::metrics::{Metrics, register_dropped_packets};
+use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner, NextHops, Noticed};
+use steerage_agent::metrics::{Metrics, register_counted_packets};
 use steerage_agent::node_annotations::{keep_annotated, node_agent};
+use steerage_agent::peers::ForwardToPeers;
 use steerage_agent::plan::ElementLimits;
 use steerage_agent::rules::{Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_process::admin::AdminPages;
 use steerage_process::{Component, Process};
 use steerage_watch::events::Recorder;
-use steerage_watch::{ClientArgs, RequestMetrics, ServiceCidrs, Store, Watches, counted_client};
+use steerage_watch::{ClientArgs, Nodes, RequestMetrics, ServiceCidrs, Store, Watches, counted_client};
 use tokio::sync::{mpsc, watch};
 
 use super::{AgentArgs, Args, DetectLocalMode, config_file, healthz_ports, metrics_address};
 
 /// Wait before a socket that failed is replaced.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
+/// Wait between looks at changed routes. Each pod that comes or goes changes one.
+const ROUTES_SETTLE: Duration = Duration::from_secs(1);
 
 impl Args {
     pub(super) async fn compose(self, process: Process, debug_socket: DebugSocket) -> anyhow::Result<()> {
@@ -47,7 +50,7 @@ impl Args {
         let client = counted_client(name, version, &client_args, &requests).await?;
         let metrics = process.metrics().register(name, Metrics::new);
         process.metrics().register_as("kubeproxy", |registry| metrics.kube_proxy.register(registry));
-        process.metrics().register(name, register_dropped_packets);
+        process.metrics().register(name, register_counted_packets);
         let (recorder, writer) =
             process.metrics().register(name, |registry| Recorder::new(client.clone(), name, &node, registry));
         tokio::spawn(writer);
@@ -57,6 +60,8 @@ impl Args {
             FlowCleaner::start(move |walk| counted.walked(walk)).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
         metrics.kube_proxy.show(dataplane.families());
+        let next_hops = settings.forward_to_peers.as_ref().map(|_| NextHops::open()).transpose();
+        let next_hops = next_hops.context("cannot look routes up")?;
         let ruleset = empty_ruleset(&settings);
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(debug_socket.serve(inputs.clone()));
@@ -65,16 +70,15 @@ impl Args {
             Noticed::Nothing => !others.is_closed(),
             noticed => others.send(Input::Foreign(noticed)).is_ok(),
         });
-        if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
-            watch_addresses(inputs.clone())?;
-        }
+        watch_host(&settings, &inputs)?;
 
         let watches =
             process.metrics().register("agent_watch", |registry| Watches::new(client.clone(), registry));
         follow(watches.services(), inputs.clone(), Input::Service);
         follow(watches.slices(), inputs.clone(), Input::Slice);
         follow(watches.dispensable().watch(ServiceCidrs), inputs.clone(), Input::ServiceCidr);
-        follow(watches.node(&node), inputs, Input::Node);
+        let nodes = if settings.forward_to_peers.is_some() { Nodes::all() } else { Nodes::one(&node) };
+        follow(watches.watch(nodes), inputs, Input::Node);
 
         let (ask, asked) = watch::channel(false);
         let annotations = node_agent(kube_proxy_replacement, version);
@@ -101,6 +105,7 @@ impl Args {
             settings,
             ruleset,
             dataplane,
+            next_hops,
             cleaner,
             ports,
             proxy_health,
@@ -131,18 +136,15 @@ fn settings(flags: AgentArgs, client: &ClientArgs) -> anyhow::Result<AgentSettin
         deny_service_external_ips,
         max_service_elements,
         max_namespace_elements,
+        forward_without_local_endpoints,
+        forward_tunnel_devices,
         healthz_port: _,
         metrics_bind_address: _,
         max_watch_silence: _,
         seccomp: _,
     } = flags;
     let node = node_name.context("--node-name is missing, and no file names the node")?;
-    if kube_proxy_replacement && client.api_server.is_none() && client.kubeconfig.is_none() {
-        bail!(
-            "--kube-proxy-replacement needs --api-server or --kubeconfig: without kube-proxy nothing serves the API \
-             server's cluster IP"
-        );
-    }
+    require_api_server(kube_proxy_replacement, client)?;
     let mode = detect_local_mode.unwrap_or(DetectLocalMode::NodeCidr);
     Ok(AgentSettings {
         node,
@@ -154,6 +156,8 @@ fn settings(flags: AgentArgs, client: &ClientArgs) -> anyhow::Result<AgentSettin
         unassigned: drop_unassigned_vips.into_iter().flat_map(|range| range.0).collect(),
         deny_external_ips: deny_service_external_ips,
         element_limits: ElementLimits { service: max_service_elements, namespace: max_namespace_elements },
+        forward_to_peers: forward_without_local_endpoints
+            .then_some(ForwardToPeers { tunnel_devices: forward_tunnel_devices }),
         api_server: client.api_server.as_ref().and_then(|server| server.to_string().parse().ok()),
     })
 }
@@ -167,6 +171,17 @@ fn serve_as_kube_proxy(pages: &AdminPages, address: Option<SocketAddr>, kube_pro
         pages.add("/healthz", "ok");
         tokio::spawn(pages.clone().serve_at(address));
     }
+}
+
+/// In place of kube-proxy there has to be a way to the API server.
+fn require_api_server(kube_proxy_replacement: bool, client: &ClientArgs) -> anyhow::Result<()> {
+    if kube_proxy_replacement && client.api_server.is_none() && client.kubeconfig.is_none() {
+        bail!(
+            "--kube-proxy-replacement needs --api-server or --kubeconfig: without kube-proxy nothing serves the API server's \
+             cluster IP"
+        );
+    }
+    Ok(())
 }
 
 /// Joins the mode with the flag that it needs.
@@ -198,6 +213,7 @@ fn empty_ruleset(settings: &AgentSettings) -> Ruleset {
     ruleset.set_seed(flow_seed(&settings.node));
     // kube-proxy does it where it runs.
     ruleset.set_drop_invalid(settings.kube_proxy_replacement && !is_conntrack_liberal());
+    ruleset.set_forward_to_peers(settings.forward_to_peers.is_some());
     ruleset.set_unassigned(settings.unassigned(&Store::default()));
     ruleset
 }
@@ -223,22 +239,40 @@ fn follow<E: Send + 'static>(
     });
 }
 
-/// Notifies the loop when addresses of this host change.
-fn watch_addresses(inputs: mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
-    let mut watch = AddressWatch::open().context("cannot watch the host's addresses")?;
+/// Notifies the loop of changes of the host that matter.
+fn watch_host(settings: &AgentSettings, inputs: &mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
+    if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
+        notify(AddressWatch::open, "addresses", Duration::ZERO, inputs.clone(), || Input::HostAddresses)?;
+    }
+    if settings.forward_to_peers.is_some() {
+        notify(AddressWatch::of_routes, "routes", ROUTES_SETTLE, inputs.clone(), || Input::Routes)?;
+    }
+    Ok(())
+}
+
+/// Notifies the loop when addresses or routes of this host change: of the first change at once, of others once that time has passed.
+fn notify(
+    open: fn() -> std::io::Result<AddressWatch>,
+    what: &'static str,
+    settle: Duration,
+    inputs: mpsc::UnboundedSender<Input>,
+    input: fn() -> Input,
+) -> anyhow::Result<()> {
+    let mut watch = open().with_context(|| format!("cannot watch the host's {what}"))?;
     tokio::spawn(async move {
         loop {
             if let Err(error) = watch.changed().await {
-                tracing::warn!(%error, "changes of the host's addresses not seen; watching anew");
+                tracing::warn!(what, %error, "changes of the host not seen; watching anew");
                 tokio::time::sleep(REOPEN_INTERVAL).await;
-                match AddressWatch::open() {
+                match open() {
                     Ok(another) => watch = another,
-                    Err(error) => tracing::warn!(%error, "cannot watch the host's addresses; trying again"),
+                    Err(error) => tracing::warn!(what, %error, "cannot watch the host; trying again"),
                 }
             }
-            if inputs.send(Input::HostAddresses).is_err() {
+            if inputs.send(input()).is_err() {
                 return;
             }
+            tokio::time::sleep(settle).await;
         }
     });
     Ok(())

@@ -54,6 +54,10 @@ impl fmt::Display for Explanation {
                 1 => "sent to 1 endpoint".to_owned(),
                 count => format!("sent to {count} endpoints, one of them at random"),
             },
+            PacketVerdict::ForwardedToNodes(nodes) => {
+                let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
+                format!("forwarded unchanged to one of the nodes {}", nodes.join(", "))
+            }
             PacketVerdict::Dropped => "dropped".to_owned(),
             PacketVerdict::Rejected => "rejected".to_owned(),
             PacketVerdict::Untouched => "not translated".to_owned(),

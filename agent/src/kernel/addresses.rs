@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The addresses of this host, and notice of their changes (rtnetlink).
+//! The addresses of this host, and notice of changes of addresses or routes (rtnetlink).
 
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
@@ -10,9 +10,11 @@ use nix::sys::socket::{AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockT
 use tokio::net::UdpSocket;
 
 /// `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR`
-const GROUPS: u32 = 0x10 | 0x100;
+const ADDRESSES: u32 = 0x10 | 0x100;
+/// `RTMGRP_LINK`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`
+const ROUTES: u32 = 0x1 | 0x40 | 0x400;
 
-/// A subscription to changes of addresses.
+/// A subscription to changes of addresses or routes.
 #[derive(Debug)]
 pub struct AddressWatch {
     /// A netlink socket: tokio has no type for it, but reads all datagram sockets alike.
@@ -20,15 +22,24 @@ pub struct AddressWatch {
 }
 
 impl AddressWatch {
-    /// Opens a socket in the network namespace of the calling thread. Needs a tokio runtime.
+    /// Watches addresses in the network namespace of the calling thread. Needs a tokio runtime.
     pub fn open() -> io::Result<Self> {
+        Self::of(ADDRESSES)
+    }
+
+    /// Watches routes and devices instead.
+    pub fn of_routes() -> io::Result<Self> {
+        Self::of(ROUTES)
+    }
+
+    fn of(groups: u32) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
-        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUPS))?;
+        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
         Ok(Self { socket: UdpSocket::from_std(socket.into())? })
     }
 
-    /// Returns when addresses have changed since the last call.
+    /// Returns when something has changed since the last call.
     pub async fn changed(&self) -> io::Result<()> {
         let mut message = [0; 4096];
         let mut changed = false;

@@ -361,7 +361,7 @@ fn create(batch: &mut Batch, table: &Table, base_ruleset: &BaseRuleset, wanted: 
     for (_, set) in &base_ruleset.sets {
         batch.add_set(table, set);
     }
-    for counter in base_ruleset.counters {
+    for counter in &base_ruleset.counters {
         batch.add_counter(table, counter);
     }
     // The kernel walks a map whenever a rule is bound to it: rules come before elements.

@@ -47,7 +47,7 @@ fn try_rules(family: steerage_nft::Family) -> Result<(), Error> {
     for (_, set) in &base_ruleset.sets {
         batch.add_set(&table, set);
     }
-    for counter in base_ruleset.counters {
+    for counter in &base_ruleset.counters {
         batch.add_counter(&table, counter);
     }
     // Base chains would see packets for a moment.

@@ -7,7 +7,7 @@ use steerage_model::Family;
 use steerage_nft::{Error, Nft, Rows, Table};
 
 use super::FAMILIES;
-use crate::rules::{BaseRuleset, DropReason, Elements, SetId, TABLE};
+use crate::rules::{BaseRuleset, DropReason, Elements, SetId, TABLE, TO_PEERS};
 
 /// A table in the kernel.
 #[derive(Debug, Clone)]
@@ -57,16 +57,26 @@ pub struct DroppedPackets {
     pub packets: u64,
 }
 
+/// What the tables count.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CountedPackets {
+    /// Dropped or rejected packets.
+    pub dropped: Vec<DroppedPackets>,
+    /// Packets that were forwarded to other nodes, by family, where they are.
+    pub forwarded: Vec<(Family, u64)>,
+}
+
 /// Reads the counters in the network namespace of the calling thread. Nothing for a family that the kernel lacks.
-pub fn dropped_packets() -> Result<Vec<DroppedPackets>, Error> {
-    let mut found = Vec::new();
+pub fn counted_packets() -> Result<CountedPackets, Error> {
+    let mut found = CountedPackets::default();
     let mut nft = Nft::open()?;
     for (model, family) in FAMILIES {
         let counters = match nft.counters(&Table::new(family, TABLE)) {
             Err(error) if error.is_unsupported() => continue,
             counters => counters?,
         };
-        found.extend(DropReason::ALL.into_iter().filter_map(|reason| {
+        found.forwarded.extend(counters.get(TO_PEERS).map(|packets| (model, *packets)));
+        found.dropped.extend(DropReason::ALL.into_iter().filter_map(|reason| {
             let packets = *counters.get(reason.name())?;
             Some(DroppedPackets { family: model, reason, packets })
         }));

@@ -12,6 +12,7 @@ mod host_facts;
 mod inspect;
 mod load;
 mod monitor;
+mod next_hops;
 mod repair_pause;
 
 pub use addresses::{AddressWatch, host_addresses};
@@ -19,8 +20,9 @@ pub use dataplane::{Dataplane, FamilyWrite, Written};
 pub use family::FamilyTable;
 pub use flows::{FamilyWalk, FlowCleaner, FlowWalk};
 pub use host_facts::host_facts;
-pub use inspect::{DroppedPackets, KernelTable, dropped_packets, read_table};
+pub use inspect::{CountedPackets, DroppedPackets, KernelTable, counted_packets, read_table};
 pub use monitor::{Notice, Noticed};
+pub use next_hops::NextHops;
 
 use addresses::has_ipv6;
 use steerage_model::Family;

@@ -9,6 +9,7 @@ mod desired;
 mod endpoints;
 mod external_ips;
 mod local_gaps;
+mod peers;
 mod policy_transition;
 mod service;
 
@@ -24,6 +25,7 @@ pub use desired::{Affected, Desired, Shadowed};
 pub use endpoints::{Endpoints, Selection};
 pub use external_ips::{ExternalIps, Refusal, RefusedExternalIp};
 pub use local_gaps::LocalGaps;
+pub use peers::{PEER_SLOTS, PeerAddresses, PeerNodes};
 pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};
 pub use service::{plan_service, serves};
 
@@ -81,6 +83,8 @@ pub struct Action {
     pub targets: Endpoints,
     /// External policy Local: the endpoints for clients outside this node, which are its local ones.
     pub local: Option<Endpoints>,
+    /// External policy Local without a local endpoint: nodes that have one, by the slot of the flow. They get clients' packets unchanged.
+    pub peers: Option<Arc<[IpAddr]>>,
     /// Reject them: no endpoint in the cluster is usable.
     pub reject: bool,
     /// Which source addresses are replaced.

@@ -72,7 +72,7 @@ impl ServicePlan {
     pub fn fall_back_to_cluster_policy(&mut self) {
         for (_, action) in &mut self.frontends {
             if action.local.as_ref().is_some_and(|local| local.is_empty()) {
-                action.local = None;
+                (action.local, action.peers) = (None, None);
                 action.masquerade = Masquerade::All;
             }
         }

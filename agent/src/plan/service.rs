@@ -119,11 +119,16 @@ fn port_frontends(
         reject: cluster.is_empty() && local.is_empty(),
         targets: Endpoints { selection: Selection::Cluster, list: cluster },
         local: None,
+        peers: None,
         masquerade: if local_node.masquerade_all { Masquerade::All } else { Masquerade::NotPods },
         sources: None,
         affinity: service.affinity.map(|affinity| affinity_timeout(affinity.timeout.as_secs())),
         serving,
     };
+    // Only for VIPs: a packet to a node's address and node port is for that node alone.
+    let is_forwarded = service.external_policy == TrafficPolicy::Local && local.is_empty() && !base.reject;
+    let peers = local_node.peers.as_ref().filter(|_| is_forwarded);
+    let peers = peers.and_then(|peers| peers.slots(all, family));
     let internal = match service.internal_policy {
         TrafficPolicy::Cluster => base.clone(),
         TrafficPolicy::Local => Action { targets: local.clone(), ..base.clone() },
@@ -133,7 +138,7 @@ fn port_frontends(
         TrafficPolicy::Local => Action { masquerade: Masquerade::Host, local: Some(local), ..base },
     };
     let external = |role| Action { role, ..external.clone() };
-    let vip = Action { sources: allowed.cloned(), ..external(Role::Assigned) };
+    let vip = Action { sources: allowed.cloned(), peers, ..external(Role::Assigned) };
 
     let at = |addr: IpAddr, number: u16| Frontend { addr, protocol: port.protocol, port: number };
     let of_family = |addr: &IpAddr| Family::of(*addr) == family;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -446,4 +447,35 @@ proptest! {
         fresh.update(plans);
         prop_assert!(desired.actions().eq(fresh.actions()), "the order of updates decides nothing");
     }
+}
+
+#[test]
+fn only_packets_to_vips_without_local_endpoint_are_forwarded_to_other_nodes() {
+    let mut peers = PeerNodes::new(1);
+    peers.set("there", PeerAddresses { v4: Some(addr("10.0.0.2")), v6: None });
+    let node = LocalNode { peers: Some(Arc::new(peers)), ..local_node() };
+    let mut service = service("web");
+    service.external_ips = vec![addr("198.51.100.1")];
+    let forwarded = |service: &Service, endpoints: Vec<Endpoint>, node: &LocalNode| {
+        let mut index = Index::default();
+        index.apply_slice(Event::Apply(slice("web", endpoints)));
+        let mut plan = plan_service(service, &index, node);
+        let at = |plan: &ServicePlan| {
+            let with_peers = plan.frontends.iter().filter(|(_, action)| action.peers.is_some());
+            with_peers.map(|(frontend, _)| frontend.to_string()).collect::<Vec<_>>()
+        };
+        let before = at(&plan);
+        plan.fall_back_to_cluster_policy();
+        assert!(at(&plan).is_empty(), "the policy was Cluster just now");
+        before
+    };
+    let there = || vec![Endpoint::ready(addr("10.244.1.1"), "there")];
+    assert!(forwarded(&service, there(), &node).is_empty(), "policy Cluster");
+    service.external_policy = TrafficPolicy::Local;
+    assert_eq!(forwarded(&service, there(), &node), ["192.0.2.1:80/TCP"]);
+    assert!(forwarded(&service, there(), &local_node()).is_empty(), "it is off");
+    assert!(forwarded(&service, both(), &node).is_empty(), "an endpoint is here");
+    assert!(forwarded(&service, Vec::new(), &node).is_empty(), "none anywhere: rejected");
+    let elsewhere = vec![Endpoint::ready(addr("10.244.1.1"), "off-link")];
+    assert!(forwarded(&service, elsewhere, &node).is_empty());
 }

@@ -9,6 +9,7 @@ use super::affinity::{AFFINITY, BASE_CHAINS, dynamic_sets};
 use super::chains::{INVALID, RuleBuilder};
 use super::drops::DropReason;
 use super::layout::{LONG, SHORT, SetId, Side};
+use super::peers::TO_PEERS;
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, digest};
 use super::source_lists::prefix_lengths;
 use crate::plan::AFFINITY_TIMEOUTS;
@@ -23,7 +24,7 @@ pub struct BaseRuleset {
     /// The map of clients' endpoints, which packets fill, with the lengths of its elements.
     pub affinity: (String, RowShape),
     /// The counters that rules count into.
-    pub counters: [&'static str; DropReason::ALL.len()],
+    pub counters: Vec<&'static str>,
     /// The chains; a chain comes before those that jump to it.
     pub chains: Vec<RulesetChain>,
     /// A digest of constant sets and base chains: the comment of the table.
@@ -58,12 +59,19 @@ impl BaseRuleset {
             filled.extend([SetId::Sticky(side), SetId::Lists(side)]);
             filled.extend(LONG.map(|class| SetId::Long(side, class)));
         }
+        if config.forward_to_peers {
+            filled.extend([SetId::WithoutLocal, SetId::Peers]);
+        }
         let dynamic = dynamic_sets(family);
         let shape = |(name, set): &(String, Set)| (name == AFFINITY).then(|| set.row_shape());
         let affinity = dynamic.iter().find_map(shape).unwrap_or(RowShape { key: 0, range: false, data: 0 });
         let sets: Vec<_> = filled.iter().map(|id| (id.name(), id.set(family))).chain(dynamic).collect();
-        let counters = DropReason::ALL.map(DropReason::name);
-        let version = digest("steerage layout", &(&sets, counters, base_chains()));
+        let with_peers =
+            |reason: &DropReason| config.forward_to_peers || *reason != DropReason::AlreadyForwarded;
+        let mut counters: Vec<_> =
+            DropReason::ALL.into_iter().filter(with_peers).map(DropReason::name).collect();
+        counters.extend(config.forward_to_peers.then_some(TO_PEERS));
+        let version = digest("steerage layout", &(&sets, &counters, base_chains()));
         let chains = RuleBuilder { family, config }.chains();
         Self { filled, sets, counters, affinity: (AFFINITY.to_owned(), affinity), chains, version }
     }

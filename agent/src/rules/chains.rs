@@ -65,6 +65,9 @@ impl RuleBuilder<'_> {
         if self.config.affinity {
             chains.extend(self.remembering_chains());
         }
+        if self.config.forward_to_peers {
+            chains.extend(self.chains_to_peers());
+        }
         chains
     }
 
@@ -88,14 +91,14 @@ impl RuleBuilder<'_> {
         ]
     }
 
-    fn frontend_and(&self, last: Expression) -> Vec<Expression> {
+    pub(super) fn frontend_and(&self, last: Expression) -> Vec<Expression> {
         let mut key = self.frontend();
         key.push(last);
         key
     }
 
     /// Rules that match packets from local pods. Since Linux 5.7 the kernel knows the input interface after routing, too.
-    fn sent_by_pods(&self) -> Vec<Rule> {
+    pub(super) fn sent_by_pods(&self) -> Vec<Rule> {
         let by_interface =
             |name: &[u8]| vec![Rule::new().equals_bytes(&Expression::Meta(Meta::IifName), name)];
         match &self.config.pods {
@@ -119,7 +122,7 @@ impl RuleBuilder<'_> {
     }
 
     /// Matches packets from this host itself.
-    fn sent_by_host() -> Rule {
+    pub(super) fn sent_by_host() -> Rule {
         Rule::new().equals(&Expression::FibType(FibAddress::Source), Expression::LOCAL)
     }
 
@@ -244,7 +247,7 @@ impl RuleBuilder<'_> {
 
     /// A number below `modulus`, and more by `offset`, that depends on the client's address and port alone. So a flow that has lost its
     /// conntrack entry finds its endpoint again. Different attempts give independent numbers.
-    fn flow_hash(&self, modulus: u32, attempt: u32, offset: u32) -> Expression {
+    pub(super) fn flow_hash(&self, modulus: u32, attempt: u32, offset: u32) -> Expression {
         let flow = vec![Expression::saddr(self.family), Expression::sport()];
         Expression::Jhash { of: flow, modulus, seed: self.config.seed.wrapping_add(attempt), offset }
     }

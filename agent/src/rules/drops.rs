@@ -18,11 +18,13 @@ pub enum DropReason {
     Changed,
     /// Connection tracking cannot tell to which connection it belongs, so that it would not be translated.
     Invalid,
+    /// Another node without a local endpoint has forwarded it here, and this one has none either.
+    AlreadyForwarded,
 }
 
 impl DropReason {
     /// All reasons.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::SourceNotAllowed,
         Self::NoEndpoint,
         Self::NoLocalEndpoint,
@@ -30,6 +32,7 @@ impl DropReason {
         Self::UnassignedAddress,
         Self::Changed,
         Self::Invalid,
+        Self::AlreadyForwarded,
     ];
 
     /// The name of the counter, and the value of the metric's label.
@@ -42,6 +45,7 @@ impl DropReason {
             Self::UnassignedAddress => "unassigned-address",
             Self::Changed => "changed",
             Self::Invalid => "invalid",
+            Self::AlreadyForwarded => "already-forwarded",
         }
     }
 }

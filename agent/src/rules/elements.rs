@@ -234,6 +234,13 @@ fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &List
     if let Some(number) = action.sources.as_ref().and_then(|networks| lists.sources.number(networks)) {
         out.of(SetId::Restricted).push_entry(&key, &[Field::Number(number)]);
     }
+    if let Some(peers) = &action.peers {
+        out.of(SetId::WithoutLocal).push_key(&key);
+        let slots = out.of(SetId::Peers);
+        for (slot, peer) in (0..).zip(peers.iter()) {
+            slots.push_entry(&[a, b, c, Field::Number(slot)], &[(*peer).into()]);
+        }
+    }
     let sides =
         [(Side::Cluster, 0, Some(&action.targets)), (Side::Local, LOCAL_OFFSET, action.local.as_ref())];
     for (side, offset, targets) in sides {

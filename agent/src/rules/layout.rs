@@ -80,6 +80,10 @@ pub enum SetId {
     Long(Side, u32),
     /// Endpoints of long lists: number of the list and slot.
     Endpoints,
+    /// Frontends without an endpoint on this node whose packets are forwarded to other nodes.
+    WithoutLocal,
+    /// Nodes that have an endpoint: frontend and slot.
+    Peers,
 }
 
 impl SetId {
@@ -103,6 +107,8 @@ impl SetId {
             Self::Lists(side) => format!("lists{}", side.suffix()),
             Self::Long(side, class) => format!("long{}-{class}", side.suffix()),
             Self::Endpoints => "endpoints".to_owned(),
+            Self::WithoutLocal => "without-local".to_owned(),
+            Self::Peers => "peers".to_owned(),
         }
     }
 
@@ -123,6 +129,7 @@ impl SetId {
                 Set::new(name, &frontend).maps_to(&[DataType::Mark])
             }
             Self::Endpoints => Set::new(name, &[DataType::Mark, DataType::Mark]).maps_to(&ends),
+            Self::Peers => Set::new(name, &[a, b, c, DataType::Mark]).maps_to(&[addr]),
             _ => Set::new(name, &frontend),
         }
     }
@@ -142,6 +149,7 @@ impl SetId {
             Self::Sticky(_) | Self::Slots(_) => RowShape { data: addr + 4, ..plain(frontend + 4) },
             Self::Lists(_) | Self::Restricted | Self::Namespaces => RowShape { data: 4, ..plain(frontend) },
             Self::Endpoints => RowShape { data: addr + 4, ..plain(8) },
+            Self::Peers => RowShape { data: addr, ..plain(frontend + 4) },
             _ => plain(frontend),
         }
     }

@@ -15,6 +15,8 @@ use crate::plan::{Action, Endpoints, Reduced, ServicePlan};
 
 /// Elements of a frontend besides its endpoints, at most: it is in so many sets.
 const FRONTEND: usize = 8;
+/// Elements of a frontend whose packets are forwarded to other nodes.
+const PEERS: usize = 9;
 /// Elements of a frontend for each long list that it shares.
 const SHARED: usize = 2;
 /// The part of the limit that a Service's endpoints on this node, and each list of its sources, may take.
@@ -22,8 +24,10 @@ const PART: usize = 4;
 
 /// What a plan costs, by the length of its lists.
 struct Cost {
-    /// Without the endpoints.
+    /// Without frontends and endpoints.
     fixed: usize,
+    /// Of the frontends.
+    frontends: usize,
     lists: BTreeMap<*const SocketAddr, ListCost>,
 }
 
@@ -38,8 +42,10 @@ struct ListCost {
 
 impl Cost {
     fn of(plan: &ServicePlan) -> Self {
+        let frontend = |(_, action): &(_, Action)| FRONTEND + if action.peers.is_some() { PEERS } else { 0 };
         let mut cost = Self {
-            fixed: plan.cluster_addresses.len() + plan.hairpins.len() + plan.frontends.len() * FRONTEND,
+            fixed: plan.cluster_addresses.len() + plan.hairpins.len(),
+            frontends: plan.frontends.iter().map(frontend).sum(),
             lists: BTreeMap::new(),
         };
         let mut sources = BTreeMap::new();
@@ -66,7 +72,7 @@ impl Cost {
             let own = if length > short { length + SHARED * list.users } else { length * list.users };
             own + length * list.affine_users
         };
-        self.fixed + self.lists.values().map(of).sum::<usize>()
+        self.fixed + self.frontends + self.lists.values().map(of).sum::<usize>()
     }
 
     /// The most endpoints of each list with which the plan needs at most `limit` elements.
@@ -103,9 +109,10 @@ impl ServicePlan {
         self.keep_endpoints(endpoints.unwrap_or(1), seed);
         let before = self.frontends.len();
         if endpoints.is_none() {
-            let others = cost.fixed - before * FRONTEND;
+            let peers =
+                if self.frontends.iter().any(|(_, action)| action.peers.is_some()) { PEERS } else { 0 };
             // Each with one endpoint in each of two lists, remembered and not.
-            self.frontends.truncate(limit.saturating_sub(others) / (FRONTEND + 4));
+            self.frontends.truncate(limit.saturating_sub(cost.fixed) / (FRONTEND + peers + 4));
         }
         let frontends = before - self.frontends.len();
         Some(Reduced { needs, limit, endpoints: endpoints.unwrap_or(1), frontends })

@@ -86,6 +86,11 @@ impl Ruleset {
         self.config.drop_invalid = drop_invalid;
     }
 
+    /// Has packets that find no local endpoint forwarded to other nodes, from the first write on.
+    pub fn set_forward_to_peers(&mut self, forward_to_peers: bool) {
+        self.config.forward_to_peers = forward_to_peers;
+    }
+
     /// Sets the networks in which only frontends may be reached. Returns whether they changed: then everything has to be
     /// compared.
     pub fn set_unassigned(&mut self, networks: Vec<IpNet>) -> bool {

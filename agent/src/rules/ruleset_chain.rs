@@ -25,6 +25,8 @@ pub struct RulesetConfig {
     pub unassigned: Vec<IpNet>,
     /// Drop forwarded packets that connection tracking cannot place, as kube-proxy does.
     pub drop_invalid: bool,
+    /// Forward packets that find no local endpoint to other nodes.
+    pub forward_to_peers: bool,
     /// Seed of the hashes of flows that choose endpoints. Each node has its own, and keeps it.
     pub seed: u32,
 }

@@ -28,6 +28,7 @@ fn action(targets: &[u8], local: Option<&[u8]>) -> Action {
         port: 80,
         targets: Endpoints { selection: Selection::Cluster, list: list(targets) },
         local: local.map(|local| Endpoints { selection: Selection::Local, list: list(local) }),
+        peers: None,
         reject: targets.is_empty(),
         masquerade: Masquerade::All,
         sources: None,
@@ -326,4 +327,34 @@ fn rows_have_the_lengths_of_their_sets() {
             assert_eq!(id.row_shape(model), id.set(family).row_shape(), "{}", id.name());
         }
     }
+}
+
+#[test]
+fn forwarding_to_peers_is_in_the_rules_only_if_it_is_on() {
+    let on = RulesetConfig { forward_to_peers: true, ..RulesetConfig::default() };
+    for family in [steerage_nft::Family::Ip, steerage_nft::Family::Ip6] {
+        let (without, with) =
+            (BaseRuleset::new(family, &RulesetConfig::default()), BaseRuleset::new(family, &on));
+        let added = |of: fn(&BaseRuleset) -> Vec<String>| {
+            let without = of(&without);
+            of(&with).into_iter().filter(|name| !without.contains(name)).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            added(|rules| rules.sets.iter().map(|(name, _)| name.clone()).collect()),
+            ["without-local", "peers"]
+        );
+        assert_eq!(added(|rules| rules.chains.iter().map(|chain| chain.digest.clone()).collect()).len(), 2);
+        assert_eq!(
+            added(|rules| rules.counters.iter().map(|name| (*name).to_owned()).collect()),
+            ["already-forwarded", "forwarded"]
+        );
+        assert_ne!(without.version, with.version, "a process with another flag replaces the table");
+    }
+    let far = action(&[2], Some(&[]));
+    let peers: Arc<[IpAddr]> = (0..8).map(|n| IpAddr::from([10, 0, 0, n % 3])).collect();
+    let dropped = names(&elements(far.clone()));
+    let forwarded = names(&elements(Action { peers: Some(peers), ..far }));
+    let mut expected = dropped;
+    expected.extend(counted(&[("without-local", 1), ("peers", 8)]));
+    assert_eq!(forwarded, expected);
 }

@@ -241,11 +241,11 @@ impl World {
                 if protocol == Protocol::Tcp {
                     let listener = TcpListener::bind(here).expect("bind");
                     bound.send(()).expect("ready");
-                    serve_tcp(at, &listener, &stop);
+                    serve_tcp(at.name(), &listener, &stop);
                 } else {
                     let socket = UdpSocket::bind(here).expect("bind");
                     bound.send(()).expect("ready");
-                    serve_udp(at, &socket, &stop);
+                    serve_udp(at.name(), &socket, &stop);
                 }
             }));
             ready.recv().expect("the server is bound");
@@ -323,7 +323,7 @@ fn is_timeout(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock)
 }
 
-fn ask_tcp(to: SocketAddr) -> Answer {
+pub(crate) fn ask_tcp(to: SocketAddr) -> Answer {
     let exchange = TcpStream::connect_timeout(&to, PATIENCE).and_then(|mut stream| ask_on(&mut stream));
     answer(exchange)
 }
@@ -356,7 +356,7 @@ fn answer(exchange: std::io::Result<String>) -> Answer {
     }
 }
 
-fn serve_tcp(at: At, listener: &TcpListener, stop: &Arc<AtomicBool>) {
+pub(crate) fn serve_tcp(name: &'static str, listener: &TcpListener, stop: &Arc<AtomicBool>) {
     listener.set_nonblocking(true).expect("nonblocking");
     while !stop.load(Ordering::Relaxed) {
         let Ok((mut stream, peer)) = listener.accept() else {
@@ -367,7 +367,7 @@ fn serve_tcp(at: At, listener: &TcpListener, stop: &Arc<AtomicBool>) {
         std::thread::spawn(move || {
             let mut question = [0; 1];
             while stream.read_exact(&mut question).is_ok() {
-                if stream.write_all(format!("{} {peer}", at.name()).as_bytes()).is_err() {
+                if stream.write_all(format!("{name} {peer}").as_bytes()).is_err() {
                     break;
                 }
             }
@@ -375,14 +375,14 @@ fn serve_tcp(at: At, listener: &TcpListener, stop: &Arc<AtomicBool>) {
     }
 }
 
-fn serve_udp(at: At, socket: &UdpSocket, stop: &AtomicBool) {
+pub(crate) fn serve_udp(name: &'static str, socket: &UdpSocket, stop: &AtomicBool) {
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("timeout");
     let mut buffer = [0; 64];
     let turns = Arc::new(AtomicU64::new(0));
     TURNS.lock().expect("lock").push(Arc::downgrade(&turns));
     while !stop.load(Ordering::Relaxed) {
         if let Ok((_, peer)) = socket.recv_from(&mut buffer) {
-            let _ = socket.send_to(format!("{} {peer}", at.name()).as_bytes(), peer);
+            let _ = socket.send_to(format!("{name} {peer}").as_bytes(), peer);
             turns.fetch_add(1, Ordering::Relaxed);
         } else {
             turns.fetch_add(IDLE, Ordering::Relaxed);
@@ -392,7 +392,7 @@ fn serve_udp(at: At, socket: &UdpSocket, stop: &AtomicBool) {
     turns.store(u64::MAX, Ordering::Relaxed);
 }
 
-fn run_shell(line: &str) -> String {
+pub(crate) fn run_shell(line: &str) -> String {
     let output = Command::new("sh").args(["-ec", line]).output().expect("sh");
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()

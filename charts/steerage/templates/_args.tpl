@@ -75,6 +75,12 @@
 {{- if $agent.kubeProxyConfigMap }}
 - --config=/etc/steerage/kube-proxy/config.conf
 {{- end }}
+{{- if $agent.forwardWithoutLocalEndpoints }}
+- --forward-without-local-endpoints
+{{- with $agent.forwardTunnelDevices }}
+- --forward-tunnel-devices={{ join "," . }}
+{{- end }}
+{{- end }}
 {{- with $agent.apiServer }}
 - --api-server={{ . }}
 {{- end }}

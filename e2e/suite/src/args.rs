@@ -36,6 +36,9 @@ pub struct Args {
     /// Expect this cloud around the cluster.
     #[arg(long, value_enum)]
     cloud: Option<Cloud>,
+    /// Measure what the agents' forwarding to other nodes saves, too.
+    #[arg(long)]
+    measure_forwarding: bool,
     /// Use the cluster of this name.
     #[arg(long, env = "STEERAGE_LAB_NAME", default_value = "lab")]
     name: String,
@@ -52,12 +55,14 @@ pub struct Args {
 impl Args {
     /// Runs the cases that the flags select.
     pub fn run(self) -> Result<ExitCode> {
-        let Self { service_proxy, cluster, cloud, name, logs, report, mut harness } = self;
+        let Self { service_proxy, cluster, cloud, measure_forwarding, name, logs, report, mut harness } =
+            self;
         // The cases share one cluster, and some break parts of it.
         harness.test_threads = Some(1);
         let in_aws = cloud == Some(Cloud::Aws);
         if harness.list {
-            return Ok(libtest_mimic::run(&harness, cases::names(service_proxy, in_aws)).exit_code());
+            return Ok(libtest_mimic::run(&harness, cases::names(service_proxy, in_aws, measure_forwarding))
+                .exit_code());
         }
         let cluster: Box<dyn Cluster> = match cluster {
             ClusterKind::Lab => Box::new(Lab::open(&name)?),
@@ -65,7 +70,7 @@ impl Args {
         };
         ensure!(cluster.aws().is_some() == in_aws, "cluster {name} is of another cloud: see --cloud");
         inside(service_proxy, cluster, logs, |suite, runtime| {
-            let conclusion = libtest_mimic::run(&harness, cases::trials(suite, runtime));
+            let conclusion = libtest_mimic::run(&harness, cases::trials(suite, runtime, measure_forwarding));
             runtime.block_on(suite.finish());
             suite.report.print();
             for file in &report {

@@ -10,6 +10,7 @@ mod compatibility;
 mod deployments;
 mod examples;
 mod faults;
+mod forwarding;
 mod health_check;
 mod in_aws;
 mod interoperation;
@@ -37,6 +38,8 @@ use crate::test_context::TestContext;
 
 /// A case that takes longer has failed.
 const LIMIT: Duration = Duration::from_mins(5);
+/// The same for one that measures many times.
+const LONG_LIMIT: Duration = Duration::from_mins(30);
 
 /// The clusters that a case applies to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,6 +50,8 @@ enum Applies {
     KubeProxy,
     /// Those with the edge and the agent in place of kube-proxy.
     Agent,
+    /// The same, where the measurement of forwarding is requested.
+    Forwarding,
     /// Those in AWS.
     Aws,
 }
@@ -125,6 +130,8 @@ fn all() -> Vec<Case> {
         KubeProxy Own faults::node_drain_is_measured,
         KubeProxy Own faults::node_death_is_measured,
         KubeProxy Shared faults::absent_api_server_loses_no_packet,
+        Forwarding Own forwarding::rolling_update_with_and_without_is_measured,
+        Forwarding Own forwarding::scale_down_with_and_without_is_measured,
         Both Shared life_cycle::nothing_is_left_after_all_cases,
         Aws Shared aws::clients_address_is_kept_unless_the_service_says_otherwise,
         Aws Own aws::api_targets_follow_the_endpoints,
@@ -141,13 +148,13 @@ fn all() -> Vec<Case> {
 }
 
 /// The cases that apply to a cluster, for `--list`.
-pub(crate) fn names(service_proxy: ServiceProxy, in_aws: bool) -> Vec<Trial> {
-    applicable(service_proxy, in_aws).map(|case| Trial::test(case.name, || Ok(()))).collect()
+pub(crate) fn names(service_proxy: ServiceProxy, in_aws: bool, forwarding: bool) -> Vec<Trial> {
+    applicable(service_proxy, in_aws, forwarding).map(|case| Trial::test(case.name, || Ok(()))).collect()
 }
 
 /// The cases that apply to the suite's cluster, ready to run.
-pub(crate) fn trials(suite: &Arc<Suite>, runtime: &Runtime) -> Vec<Trial> {
-    let cases = applicable(suite.service_proxy, suite.aws().is_some());
+pub(crate) fn trials(suite: &Arc<Suite>, runtime: &Runtime, forwarding: bool) -> Vec<Trial> {
+    let cases = applicable(suite.service_proxy, suite.aws().is_some(), forwarding);
     cases
         .map(|case| {
             let (suite, handle) = (Arc::clone(suite), runtime.handle().clone());
@@ -158,11 +165,12 @@ pub(crate) fn trials(suite: &Arc<Suite>, runtime: &Runtime) -> Vec<Trial> {
         .collect()
 }
 
-fn applicable(service_proxy: ServiceProxy, in_aws: bool) -> impl Iterator<Item = Case> {
+fn applicable(service_proxy: ServiceProxy, in_aws: bool, forwarding: bool) -> impl Iterator<Item = Case> {
     all().into_iter().filter(move |case| match case.applies {
         Applies::Both => !in_aws,
         Applies::KubeProxy => !in_aws && service_proxy == ServiceProxy::KubeProxy,
         Applies::Agent => !in_aws && service_proxy == ServiceProxy::Agent,
+        Applies::Forwarding => forwarding && !in_aws && service_proxy == ServiceProxy::Agent,
         Applies::Aws => in_aws,
     })
 }
@@ -181,9 +189,10 @@ async fn run(case: &Case, suite: Arc<Suite>) -> Result<()> {
     }
     let start = Instant::now();
     let test = Arc::new(TestContext { suite, namespace });
-    let outcome = timeout(LIMIT, (case.run)(Arc::clone(&test)))
+    let limit = if case.applies == Applies::Forwarding { LONG_LIMIT } else { LIMIT };
+    let outcome = timeout(limit, (case.run)(Arc::clone(&test)))
         .await
-        .context("the case did not end within 5 minutes")
+        .with_context(|| format!("the case did not end within {} minutes", limit.as_secs() / 60))
         .flatten();
     if outcome.is_err() {
         dump::write(&test, case.name).await;

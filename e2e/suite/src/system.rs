@@ -2,7 +2,7 @@
 //! Steerage's own pods: finds them by the chart's labels, kills and scales them, changes their flags.
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -119,6 +119,39 @@ pub async fn set_argument(suite: &Suite, argument: &str, given: bool) -> Result<
     let replicas = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     deployments(suite).patch(NAME, &PatchParams::default(), &Patch::Strategic(change)).await?;
     wait_controllers(suite, usize::try_from(replicas)?).await
+}
+
+/// Adds an argument to the agents or removes it, and waits until all agents run so.
+pub async fn set_agent_argument(suite: &Suite, argument: &str, given: bool) -> Result<()> {
+    let agents: Api<DaemonSet> = Api::namespaced(suite.client.clone(), NAMESPACE);
+    let name = "steerage-agent";
+    let before = agents.get(name).await?;
+    let pod = before.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let container = pod.and_then(|pod| pod.containers.first()).context("an empty DaemonSet")?;
+    let mut arguments = container.args.clone().unwrap_or_default();
+    arguments.retain(|present| present != argument);
+    if given {
+        arguments.push(argument.to_owned());
+    }
+    let change = json!({
+        "spec": {
+            "updateStrategy": { "rollingUpdate": { "maxUnavailable": "100%" } },
+            "template": { "spec": { "containers": [{ "name": container.name, "args": arguments }] } },
+        },
+    });
+    let generation =
+        agents.patch(name, &PatchParams::default(), &Patch::Strategic(change)).await?.metadata.generation;
+    until("agents with other arguments", TIMEOUT * 3, async || -> Result<()> {
+        let status = agents.get(name).await?.status.unwrap_or_default();
+        let wanted = status.desired_number_scheduled;
+        ensure!(status.observed_generation >= generation, "not observed yet");
+        ensure!(
+            status.updated_number_scheduled == Some(wanted) && status.number_available == Some(wanted),
+            "{status:?}"
+        );
+        Ok(())
+    })
+    .await
 }
 
 /// Waits until a component's killed pod has restarted and is ready.

@@ -37,6 +37,7 @@ fn plan(ports: u16, endpoints: usize, local: usize, affinity: bool, sources: usi
             reject: list.is_empty() && local.is_empty(),
             targets,
             local: Some(local),
+            peers: None,
             masquerade: Masquerade::Host,
             sources: sources.clone(),
             affinity: affinity.then_some(60),
@@ -113,9 +114,11 @@ proptest! {
     #[test]
     fn reduced_plans_keep_to_their_limit_and_lose_no_list(
         ports in 1_u16..30, endpoints in 0_usize..300, local in 0_usize..20, affinity: bool, sources in 0_usize..300,
-        limit in 256_usize..20_000,
+        limit in 256_usize..20_000, forwards: bool,
     ) {
         let mut reduced = plan(ports, endpoints, local, affinity, sources);
+        let external = reduced.frontends.iter_mut().filter(|(_, action)| forwards && action.local.is_some());
+        external.for_each(|(_, action)| action.peers = Some([IpAddr::from([10, 0, 0, 1]); 8].into()));
         let before = reduced.clone();
         let cost = before.cost();
         prop_assert!(elements(&before) <= cost && cost <= elements(&before) + before.frontends.len() * FRONTEND);

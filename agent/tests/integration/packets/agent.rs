@@ -67,6 +67,7 @@ impl<'a> Running<'a> {
             deny_external_ips: false,
             api_server: None,
             element_limits,
+            forward_to_peers: None,
         };
         let enter = world.entering(At::Node);
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -100,6 +101,7 @@ impl<'a> Running<'a> {
                 settings,
                 ruleset: Ruleset::default(),
                 dataplane,
+                next_hops: None,
                 cleaner: FlowCleaner::start(|_| {}).unwrap(),
                 ports: ports.clone(),
                 proxy_health: proxy_health.clone(),

@@ -62,6 +62,27 @@ pub(super) async fn each_under_load(
     happen: impl AsyncFnOnce() -> Result<()>,
 ) -> Result<()> {
     let (clients, promises): (Vec<_>, Vec<_>) = clients.into_iter().unzip();
+    observe(test, event, clients, promises, happen).await.map(drop)
+}
+
+/// Without a promise; what each client lived through.
+pub(super) async fn measured_under_load(
+    test: &TestContext,
+    event: &str,
+    clients: Vec<Client>,
+    happen: impl AsyncFnOnce() -> Result<()>,
+) -> Result<Vec<(String, Measurement)>> {
+    let promises = vec![Promise::None; clients.len()];
+    observe(test, event, clients, promises, happen).await
+}
+
+async fn observe(
+    test: &TestContext,
+    event: &str,
+    clients: Vec<Client>,
+    promises: Vec<Promise>,
+    happen: impl AsyncFnOnce() -> Result<()>,
+) -> Result<Vec<(String, Measurement)>> {
     self_test::run(test, &clients).await.context("the loss meter does not work")?;
     let load = Load::start(clients);
     sleep(BEFORE).await;
@@ -85,7 +106,7 @@ pub(super) async fn each_under_load(
         ensure!(ran, "{what}: the load did not run: {measured:?}");
     }
     ensure!(broken.is_empty(), "{event}:{broken}");
-    Ok(())
+    Ok(measurements)
 }
 
 fn record(test: &TestContext, event: &str, at: Duration, what: &str, measured: &Measurement) {
