@@ -176,7 +176,7 @@ impl Dataplane {
     fn write_elements(&mut self, difference: &Difference) -> Result<Written, Error> {
         let mut written = Written::default();
         for table in &mut self.tables {
-            if let Some(changes) = difference.of(table.model()) {
+            if let Some(changes) = difference.of(table.model()).filter(|changes| changes.count() > 0) {
                 let begun = Instant::now();
                 let result = table.write(changes);
                 self.writes.push(FamilyWrite {

@@ -79,7 +79,7 @@ impl Watch {
             }
         }
         // Fails as before, and then the change is told without its author.
-        let _ = self.read_until(Instant::now() + ATTRIBUTION, |change| change.is_attributed());
+        let _ = self.read_until(Instant::now() + ATTRIBUTION, ForeignChange::is_attributed);
         let _ = self.read_until(not_before, |_| false);
         if let Err(error) = self.monitor.unsubscribe() {
             tracing::debug!(%error, "monitor still subscribed; the repair takes longer");

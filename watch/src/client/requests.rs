@@ -56,8 +56,12 @@ impl RequestMetrics {
         drop(self.durations.get_or_create(&[("verb", "GET".to_owned()), ("host", host())]));
     }
 
-    /// The layer of a client of this API server.
+    /// The layer of a client of this API server. Durations of usual requests are shown from the start, so that the first request is
+    /// an increase.
     pub(super) fn layer(&self, host: &str) -> RequestLayer {
+        for verb in ["GET", "POST", "PATCH"] {
+            drop(self.durations.get_or_create(&[("verb", verb.to_owned()), ("host", host.to_owned())]));
+        }
         RequestLayer { metrics: self.clone(), host: host.to_owned() }
     }
 }
@@ -145,6 +149,12 @@ mod tests {
 
     use super::*;
 
+    fn text(registry: &Registry) -> String {
+        let mut text = String::new();
+        encode(&mut text, registry).expect("text");
+        text
+    }
+
     #[tokio::test]
     async fn requests_are_counted_however_they_end() {
         let mut registry = Registry::with_prefix("rest_client");
@@ -158,6 +168,11 @@ mod tests {
             }
             Ok(response)
         }));
+        let shown = text(&registry);
+        assert!(
+            shown.contains(r#"request_duration_seconds_count{verb="PATCH",host="plane:6443"} 0"#),
+            "{shown}"
+        );
         let mut call = |method: Method, body: u16| {
             let mut request = Request::new(body);
             *request.method_mut() = method;
@@ -169,8 +184,7 @@ mod tests {
         assert!(call(Method::POST, 1).await.is_err());
         let given_up = tokio::time::timeout(Duration::from_millis(1), call(Method::POST, 0)).await;
         assert!(given_up.is_err());
-        let mut text = String::new();
-        encode(&mut text, &registry).expect("text");
+        let text = text(&registry);
         for line in [
             r#"requests_total{code="200",method="GET",host="plane:6443"} 2"#,
             r#"requests_total{code="410",method="GET",host="plane:6443"} 1"#,
