@@ -48,8 +48,11 @@ impl Agent {
     /// Repairs at once what is known to be damaged. The next write compares everything.
     pub(super) fn repair_first(&mut self, state: &LoopState) -> bool {
         let Some((change, _)) = &state.foreign.change else { return false };
+        // A deleted table is loaded by the next write, and what passes until then can only be cleaned up after it.
+        let is_partial =
+            change.damage().is_some_and(|damage| damage.values().all(|damage| !damage.is_deleted));
         // After a failed write it is not known what the tables held.
-        if self.dataplane.state() == KernelState::InSync {
+        if is_partial && self.dataplane.state() == KernelState::InSync {
             let repaired = tokio::task::block_in_place(|| self.dataplane.repair_first(&self.ruleset, change));
             match repaired {
                 Ok(elements) => {
