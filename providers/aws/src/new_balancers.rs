@@ -11,6 +11,8 @@ use tokio::time::Instant;
 use crate::client::{BALANCERS_BATCH, Balancer, CallError, Calls};
 use crate::finish::ACTIVE_POLL;
 
+/// AWS may show a new load balancer only after this time, and refuses a call that names one that it does not show.
+const VISIBLE_AFTER: Duration = Duration::from_secs(5);
 /// Who has not asked for so long does not wait any more.
 const MAX_SILENCE: Duration = Duration::from_mins(5);
 
@@ -25,7 +27,7 @@ pub(crate) struct NewBalancers {
 
 #[derive(Debug)]
 struct Waiting {
-    /// Since when it is waited for. AWS may show a new one some seconds later.
+    /// Since when it is waited for.
     since: Instant,
     asked: Instant,
     /// What another Service's call read, and when, until it is taken.
@@ -37,12 +39,22 @@ impl Waiting {
         let now = Instant::now();
         Self { since: now, asked: now, read: None }
     }
+
+    /// What was read a moment ago.
+    fn fresh(&self) -> Option<&Balancer> {
+        self.read.as_ref().filter(|(at, _)| at.elapsed() < ACTIVE_POLL).map(|(_, found)| found)
+    }
 }
 
 impl NewBalancers {
     /// A load balancer was created. Its Service will ask.
     pub(crate) fn expect(&self, arn: &str) {
         self.waiting().insert(arn.to_owned(), Waiting::new());
+    }
+
+    /// When this load balancer was last asked for, or created.
+    pub(crate) fn asked(&self, arn: &str) -> Option<Instant> {
+        self.waiting().get(arn).map(|one| one.asked)
     }
 
     /// Nobody waits for this load balancer any more.
@@ -101,19 +113,18 @@ impl NewBalancers {
         let mut waiting = self.waiting();
         let own = waiting.entry(arn.to_owned()).or_insert_with(Waiting::new);
         own.asked = Instant::now();
-        let (at, found) = own.read.take()?;
-        (at.elapsed() < ACTIVE_POLL).then_some(found)
+        let found = own.fresh().cloned();
+        own.read = None;
+        found
     }
 
-    /// Others for which the same call can read: those who were told least lately.
+    /// Others for which the same call can read: those who will ask next, and for whom nothing is read yet.
     fn others(&self, arn: &str) -> Vec<String> {
         let mut waiting = self.waiting();
         waiting.retain(|_, one| one.asked.elapsed() < MAX_SILENCE);
-        let told = |one: &Waiting| one.read.as_ref().map_or(one.asked, |(at, _)| *at);
-        let is_visible = |one: &Waiting| one.since.elapsed() >= ACTIVE_POLL;
-        let mut others: Vec<_> =
-            waiting.iter().filter(|(other, one)| *other != arn && is_visible(one)).collect();
-        others.sort_by_key(|(_, one)| told(one));
+        let is_due = |one: &Waiting| one.since.elapsed() >= VISIBLE_AFTER && one.fresh().is_none();
+        let mut others: Vec<_> = waiting.iter().filter(|(other, one)| *other != arn && is_due(one)).collect();
+        others.sort_by_key(|(_, one)| one.asked);
         others.into_iter().take(BALANCERS_BATCH - 1).map(|(other, _)| other.clone()).collect()
     }
 

@@ -159,7 +159,6 @@ impl Aws {
             }
         }
         entry.names.extend(resources.groups.keys().cloned());
-        let is_created = resources.balancer.is_none();
         match self.apply_steps(owner, &wanted, targets, &mut resources, entry).await {
             Ok(Stepped::Done) => {}
             Ok(Stepped::Unproven) => {
@@ -168,6 +167,8 @@ impl Aws {
             }
             Ok(Stepped::Empty) => {
                 entry.resources = Some((owner.clone(), resources));
+                // The present groups follow meanwhile.
+                self.follow(owner, entry, targets).await?;
                 return Ok(Some(EMPTY_POLL));
             }
             Err(error) => {
@@ -176,7 +177,7 @@ impl Aws {
             }
         }
         // A new load balancer needs minutes: asking at once would only cost a call.
-        let asked = is_created.then(Instant::now);
+        let asked = resources.balancer.as_ref().and_then(|balancer| self.new_balancers.asked(&balancer.arn));
         entry.resources = Some((owner.clone(), resources));
         entry.names = wanted_names.into_iter().chain(entry.leaving.keys().cloned()).collect();
         entry.complete = Some(Complete { structure: wanted, ingress: None, asked, verify: None });

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use steerage_model::Protocol;
-use steerage_provider_api::{Compare, Error, LoadBalancer, Progress, Provider as _};
+use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Provider as _};
 
-use super::driver::{apply, changes, pause, provider, set, standin, wanted};
+use super::driver::{apply, apply_now, own_set, pause, provider, set, standin, wanted};
 use super::pods::with_pods;
-use super::security_groups::{OFFICE, from, group, web};
+use super::security_groups::{OFFICE, from, group, rule};
 use super::shared::{config_of_web, sharing};
 use crate::Aws;
 use crate::desired::tests::planned_with_pods;
@@ -27,9 +27,24 @@ fn is_throttled<T>(result: &Result<T, Error>) -> bool {
     matches!(result, Err(Error::Throttled { .. }))
 }
 
-/// Pods on this port of theirs.
+/// Calls until AWS throttles.
+async fn until_throttled(aws: &Aws, cloud: &StandIn, lb: &LoadBalancer) -> Result<Outcome, Error> {
+    for _ in 0..20 {
+        let answer = aws.apply(lb, Compare::Remembered).await;
+        if !cloud.has_faults() {
+            return answer;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    panic!("no such call");
+}
+
+/// Port 80 leads to this port of the pods, and port 81 to another one.
 fn on_port(target_port: u16, pods: &[usize]) -> LoadBalancer {
-    with_pods(&planned_with_pods(&[(Protocol::Tcp, 80, target_port)]), pods)
+    let planned = planned_with_pods(&[(Protocol::Tcp, 80, target_port), (Protocol::Tcp, 81, 7070)]);
+    let (mut lb, other) = (with_pods(&planned, pods), with_pods(&planned, &[0]));
+    lb.groups[1] = other.groups[1].clone();
+    lb
 }
 
 /// A port comes while AWS takes no such changes, and a node leaves.
@@ -40,10 +55,9 @@ async fn targets_follow_while_a_change_of_the_structure_is_throttled() {
         let aws = provider(&cloud);
         apply(&aws, &wanted(&[(80, 30080)], &[0, 1]), Compare::Remembered).await.unwrap();
         pause().await;
-        let changed =
-            wanted(&[(80, 30080), (81, 30081)], &[1, 2]).with_nodes(super::driver::own_set(&[1, 2]));
+        let changed = wanted(&[(80, 30080), (81, 30081)], &[1, 2]).with_nodes(own_set(&[1, 2]));
         cloud.set_faults(Faults::Once(action, Fault::Code("Throttling")));
-        assert!(is_throttled(&aws.apply(&changed, Compare::Remembered).await), "{action}");
+        assert!(is_throttled(&until_throttled(&aws, &cloud, &changed).await), "{action}");
         assert_eq!(registered(&cloud, 30080), ["i-1", "i-2"], "{action}");
         apply(&aws, &changed, Compare::Remembered).await.unwrap();
         assert_eq!(registered(&cloud, 30081), ["i-1", "i-2"], "{action}");
@@ -114,15 +128,15 @@ async fn rules_follow_while_a_change_of_the_structure_waits() {
     let aws = provider(&cloud);
     let ranges =
         |lb: LoadBalancer, ranges: &[&str]| LoadBalancer { source_ranges: from(ranges).source_ranges, ..lb };
-    let office = "192.0.2.0/24";
-    apply(&aws, &ranges(on_port(8080, &[0]), &[OFFICE, office]), Compare::Remembered).await.unwrap();
+    let (office, home) = (OFFICE, "192.0.2.0/24");
+    apply(&aws, &ranges(on_port(8080, &[0]), &[office, home]), Compare::Remembered).await.unwrap();
     pause().await;
-    changes(&cloud);
+    let next = ranges(on_port(9090, &[]), &[home]);
     for _ in 0..3 {
-        let outcome = aws.apply(&ranges(on_port(9090, &[]), &[office]), Compare::Remembered).await.unwrap();
+        let outcome = apply_now(&aws, &next, Compare::Remembered).await.unwrap();
         let Progress::Again(after) = outcome.progress else { panic!("{outcome:?}") };
-        assert_eq!(group(&cloud).own, web(&[office]));
+        assert_eq!(group(&cloud).own, [rule("tcp", 80, home), rule("tcp", 81, home)].into());
+        assert_eq!(registered(&cloud, 8080), [pod_address(0).to_string()]);
         tokio::time::sleep(after).await;
     }
-    assert_eq!(registered(&cloud, 8080), [pod_address(0).to_string(); 0], "no endpoint has the address");
 }

@@ -97,7 +97,7 @@ async fn load_balancer_whose_deletion_was_not_made_stays_when_it_is_wanted_again
         let before: Vec<String> = cloud.cloud().balancers.into_keys().collect();
         cloud.set_faults(Faults::Once("DeleteLoadBalancer", fault));
         aws.delete(&lb.owner).await.unwrap_err();
-        apply(&aws, &lb.with_nodes(set(&[0, 1, 2])), Compare::Remembered).await.unwrap();
+        apply(&aws, &lb.clone().with_nodes(set(&[0, 1, 2])), Compare::Remembered).await.unwrap();
         let after: Vec<String> = cloud.cloud().balancers.into_keys().collect();
         assert_eq!((after == before, after.len()), (stays, 1), "{fault:?}");
         let groups = cloud.cloud().groups;

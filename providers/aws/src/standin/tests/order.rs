@@ -7,7 +7,7 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, Progress, Provider as _};
 use tokio::time::Instant;
 
-use super::driver::{apply, own_set, provider, standin, wanted};
+use super::driver::{apply, apply_now, own_set, provider, standin, wanted};
 use crate::Aws;
 use crate::standin::StandIn;
 use crate::standin::cloud::Group;
@@ -134,9 +134,9 @@ async fn replaced_group_has_its_own_time_while_an_older_one_leaves() {
     });
     let (second, third) = (wanted(&[(80, 30081)], &[1]), wanted(&[(80, 30082)], &[2]));
     let minutes = |minutes| tokio::time::sleep(Duration::from_mins(minutes));
-    aws.apply(&second, Compare::Remembered).await.unwrap();
+    apply_now(&aws, &second, Compare::Remembered).await.unwrap();
     minutes(4).await;
-    aws.apply(&third, Compare::Remembered).await.unwrap();
+    apply_now(&aws, &third, Compare::Remembered).await.unwrap();
     assert!(group(&cloud, 30080).is_some() && group(&cloud, 30081).is_some());
     minutes(2).await;
     aws.apply(&third, Compare::Remembered).await.unwrap();

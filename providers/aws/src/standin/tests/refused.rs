@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, LoadBalancer, Provider as _};
+use steerage_provider_api::{Compare, LoadBalancer};
 
-use super::driver::{apply, changes, delete, pause, provider, standin, standin_with, wanted};
+use super::driver::{apply, apply_now, changes, delete, pause, provider, standin, standin_with, wanted};
 use super::security_groups::assert_empty;
 use crate::annotations::SSL_CERT;
 use crate::reasons;
@@ -80,15 +80,16 @@ async fn groups_that_just_left_stay_while_later_changes_are_refused() {
     let aws = provider(&cloud);
     apply(&aws, &with_tls(0, "arn:aws:acm:::a"), Compare::Remembered).await.unwrap();
     pause().await;
-    aws.apply(&with_tls(1, "arn:aws:acm:::a"), Compare::Remembered).await.unwrap();
+    apply_now(&aws, &with_tls(1, "arn:aws:acm:::a"), Compare::Remembered).await.unwrap();
     let old = |cloud: &StandIn| cloud.cloud().groups.values().filter(|group| group.port < 30_100).count();
     for generation in 2..6 {
-        aws.apply(&with_tls(generation, "arn:aws:acm:::missing"), Compare::InPlace).await.unwrap_err();
+        let lb = with_tls(generation, "arn:aws:acm:::missing");
+        apply_now(&aws, &lb, Compare::InPlace).await.unwrap_err();
         assert_eq!(old(&cloud), usize::from(PORTS), "connections live there");
         pause().await;
     }
     tokio::time::sleep(Duration::from_mins(2)).await;
-    aws.apply(&with_tls(6, "arn:aws:acm:::missing"), Compare::InPlace).await.unwrap_err();
+    apply_now(&aws, &with_tls(6, "arn:aws:acm:::missing"), Compare::InPlace).await.unwrap_err();
     assert_eq!((old(&cloud), cloud.cloud().groups.len()), (0, 2 * usize::from(PORTS)));
 }
 
@@ -99,12 +100,12 @@ async fn group_that_left_makes_room_at_the_quota() {
     let aws = provider(&cloud);
     apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
     pause().await;
-    aws.apply(&wanted(&[(80, 30081)], &[0]), Compare::Remembered).await.unwrap();
+    apply_now(&aws, &wanted(&[(80, 30081)], &[0]), Compare::Remembered).await.unwrap();
     let third = wanted(&[(80, 30082)], &[0]);
-    let error = aws.apply(&third, Compare::Remembered).await.unwrap_err();
+    let error = apply_now(&aws, &third, Compare::Remembered).await.unwrap_err();
     assert_eq!(error.reason(), reasons::QUOTA_EXCEEDED, "{error}");
     tokio::time::sleep(Duration::from_mins(10)).await;
     changes(&cloud);
-    aws.apply(&third, Compare::InPlace).await.unwrap();
+    apply_now(&aws, &third, Compare::InPlace).await.unwrap();
     assert_eq!(changes(&cloud)[..2], ["DeleteTargetGroup", "CreateTargetGroup"]);
 }

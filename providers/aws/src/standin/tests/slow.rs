@@ -7,7 +7,7 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Progress, Provider as _};
 use steerage_provider_cloud::ApiMetrics;
 
-use super::driver::{delete, pause, set, wanted};
+use super::driver::{apply, delete, pause, set, wanted};
 use crate::Aws;
 use crate::desired::tests::config;
 use crate::paced::Paced;
@@ -81,7 +81,7 @@ async fn slow_change_continues_where_its_last_call_ended() {
 #[tokio::test(start_paused = true)]
 async fn slow_read_continues_where_its_last_call_ended() {
     let cloud = slow(Duration::from_secs(3));
-    apply_in_time(&Aws::over(config(), cloud.clone() as _), &with_ports(30_000), Compare::Remembered).await;
+    apply(&Aws::over(config(), cloud.clone() as _), &with_ports(30_000), Compare::Remembered).await.unwrap();
     pause().await;
     let aws = Aws::over(config(), cloud.clone() as _);
     aws.owned().await.unwrap();
@@ -96,7 +96,7 @@ async fn slow_read_continues_where_its_last_call_ended() {
 #[tokio::test(start_paused = true)]
 async fn throttled_read_continues_where_it_was_refused() {
     let cloud = slow(Duration::from_millis(80));
-    apply_in_time(&Aws::over(config(), cloud.clone() as _), &with_ports(30_000), Compare::Remembered).await;
+    apply(&Aws::over(config(), cloud.clone() as _), &with_ports(30_000), Compare::Remembered).await.unwrap();
     pause().await;
     let calls = Arc::new(Paced::new(Arc::clone(&cloud), ApiMetrics::default()));
     let aws = Aws::over(config(), Arc::clone(&calls) as _);
