@@ -244,7 +244,7 @@ impl Aws {
         let is_in_place = matches!(structured, Ok(None));
         let finished = match structured {
             Ok(None) => self.finish(entry, &targets, limits).await,
-            Ok(Some(wait)) => self.follow(&lb.owner, entry, &targets).await.map(|()| again(wait)),
+            Ok(Some(wait)) => Ok(again(wait)),
             // The targets are set next, apart from the structure, and so are the rules.
             Err(error @ Error::Invalid { .. }) => return Err(error),
             Err(error @ Error::Throttled { .. }) => {

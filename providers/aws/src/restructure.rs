@@ -167,6 +167,8 @@ impl Aws {
             }
             Ok(Stepped::Empty) => {
                 entry.resources = Some((owner.clone(), resources));
+                // The present groups follow meanwhile.
+                self.follow(owner, entry, targets).await?;
                 return Ok(Some(EMPTY_POLL));
             }
             Err(error) => {
