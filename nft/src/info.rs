@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the kernel lists about tables and rules. Plain values, decoded by `decode` and returned by `Nft`.
 
+use crate::kernel_expression::kernel_expressions;
+
 /// A table, as listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableInfo {
@@ -36,4 +38,16 @@ pub struct RuleInfo {
     pub comment: Option<String>,
     /// The expressions in the kernel's encoding. Except for counters, equal rules have equal bytes on one kernel.
     pub expressions: Vec<u8>,
+}
+
+impl RuleInfo {
+    /// The counter of the table into which the rule counts.
+    pub fn counter(&self) -> Option<String> {
+        let expressions = kernel_expressions(&self.expressions).into_iter();
+        let name = expressions
+            .filter(|expression| expression.name == "objref")
+            .find_map(|mut objref| objref.attributes.remove(&2))?;
+        let text = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        Some(String::from_utf8_lossy(text).into_owned())
+    }
 }
