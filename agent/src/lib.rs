@@ -14,6 +14,7 @@ pub mod health;
 pub mod input;
 pub mod instance_lock;
 pub mod kernel;
+pub mod kernel_release;
 pub mod local_node;
 pub mod metrics;
 pub mod node_annotations;

@@ -4,7 +4,7 @@
 use steerage_nft::{Error, Monitor, Nft};
 
 use super::{FAMILIES, FamilyTable, watch_foreign};
-use crate::rules::{Difference, KernelState, Ruleset};
+use crate::rules::{Changes, Difference, Feature, KernelState, Ruleset, is_kept};
 
 /// A successful write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -72,6 +72,10 @@ impl Dataplane {
     pub fn write(&mut self, ruleset: &mut Ruleset, difference: &Difference) -> Result<Written, Error> {
         // Unknown until the write is known to have worked.
         let state = std::mem::replace(&mut self.state, KernelState::Unknown);
+        let has_lost_endpoints = match difference {
+            Difference::Elements(changes) => changes.iter().any(Changes::removes_endpoints_with_affinity),
+            Difference::Full => true,
+        };
         let (written, state) = match (difference, state) {
             (Difference::Elements(_), KernelState::InSync) => {
                 (self.write_elements(difference)?, KernelState::InSync)
@@ -82,6 +86,11 @@ impl Dataplane {
             }
             (Difference::Full, KernelState::InSync) => self.write_all(ruleset)?,
         };
+        if !ruleset.config().features.has(Feature::Deletion) && (has_lost_endpoints || written.full) {
+            for table in &mut self.tables {
+                table.forget(|client| is_kept(ruleset.desired(), client))?;
+            }
+        }
         self.state = state;
         Ok(written)
     }

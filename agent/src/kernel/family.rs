@@ -10,13 +10,16 @@ use steerage_nft::{Batch, Data, Element, Error, Nft, Rows, RuleInfo, Table};
 use super::inspect::{read_elements, read_matching};
 use super::load::{add_chains, load};
 use crate::rules::{
-    BaseRuleset, Changes, Elements, KernelLists, RulesetConfig, SetId, TABLE, difference, kernel_lists,
+    BaseRuleset, CLIENT_MAPS, Changes, Elements, KernelLists, RulesetConfig, SetId, TABLE, difference,
+    kernel_lists,
 };
 
 /// Remaining affinity that is still taken over. Less may round to zero ticks of the kernel's clock, and such an element would
 /// never expire.
 const MIN_AFFINITY: Duration = Duration::from_secs(1);
 
+/// Attempts to delete all clients that have to be forgotten.
+const FORGET_ATTEMPTS: usize = 4;
 /// How the names of the chains end that a new table has until its predecessor is gone.
 const HANDOVER: &str = "-handover";
 
@@ -130,6 +133,32 @@ impl FamilyTable {
         }
         self.written = self.listed()?;
         Ok((count, generations))
+    }
+
+    /// Deletes the clients of maps of affinity that are not to be kept, for rules that cannot: see [`crate::rules::is_kept`].
+    pub fn forget(&mut self, is_kept: impl Fn(&Element) -> bool) -> Result<(), Error> {
+        for map in CLIENT_MAPS {
+            // A single listing may lack elements, and what is about to expire may be gone before it is deleted.
+            for attempt in 1..=FORGET_ATTEMPTS {
+                let is_gone = |client: &Element| {
+                    !is_kept(client) && client.timeout.is_none_or(|left| left >= MIN_AFFINITY)
+                };
+                let gone: Vec<_> = self.nft.expiring(&self.table, map)?.into_iter().filter(is_gone).collect();
+                if gone.is_empty() {
+                    break;
+                }
+                let mut batch = Batch::new();
+                batch.delete_elements(&self.table, map, &gone);
+                match self.nft.commit(batch) {
+                    Ok(()) => {
+                        tracing::debug!(table = %self.table, map, clients = gone.len(), "clients of removed endpoints forgotten");
+                    }
+                    Err(error) if error.is_not_found() && attempt < FORGET_ATTEMPTS => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The rules as the kernel lists them; `None` if others commit too often. Then only digests reveal changed rules.
@@ -299,7 +328,7 @@ fn create(batch: &mut Batch, table: &Table, base_ruleset: &BaseRuleset, wanted: 
     for (_, set) in &base_ruleset.sets {
         batch.add_set(table, set);
     }
-    for counter in base_ruleset.counters {
+    for counter in &base_ruleset.counters {
         batch.add_counter(table, counter);
     }
     // The kernel walks a map whenever a rule is bound to it: rules come before elements.

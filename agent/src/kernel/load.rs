@@ -38,7 +38,7 @@ pub(super) fn load(
     for (_, set) in &base_ruleset.sets {
         batch.add_set(table, set);
     }
-    for counter in base_ruleset.counters {
+    for counter in &base_ruleset.counters {
         batch.add_counter(table, counter);
     }
     // The kernel walks a map whenever a rule is bound to it: bind rules while the maps are empty.

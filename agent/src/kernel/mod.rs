@@ -4,20 +4,24 @@
 mod addresses;
 mod dataplane;
 mod family;
+mod features;
 mod flow_schedule;
 mod flows;
 mod host_facts;
 mod inspect;
 mod load;
 mod monitor;
+mod trace;
 
 pub use addresses::{AddressWatch, host_addresses};
 pub use dataplane::{Dataplane, Written};
 pub use family::FamilyTable;
+pub use features::{KernelFeatures, kernel_features};
 pub use flows::{FlowCleaner, FlowWalk};
 pub use host_facts::host_facts;
 pub use inspect::{DroppedPackets, KernelTable, dropped_packets, read_table};
 pub use monitor::watch_foreign;
+pub use trace::trace_packet;
 
 use steerage_model::Family;
 use steerage_nft::{Batch, Error, Nft, Table};

@@ -8,6 +8,7 @@ use steerage_nft::{Family, RowShape, Set};
 use super::affinity::{AFFINITY, BASE_CHAINS, dynamic_sets};
 use super::chains::{INVALID, RuleBuilder};
 use super::drops::DropReason;
+use super::features::Feature;
 use super::layout::{LONG, SHORT, SetId, Side};
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, digest};
 use super::source_lists::prefix_lengths;
@@ -23,7 +24,7 @@ pub struct BaseRuleset {
     /// The map of clients' endpoints, which packets fill, with the lengths of its elements.
     pub affinity: (String, RowShape),
     /// The counters that rules count into.
-    pub counters: [&'static str; DropReason::ALL.len()],
+    pub counters: Vec<&'static str>,
     /// The chains; a chain comes before those that jump to it.
     pub chains: Vec<RulesetChain>,
     /// A digest of constant sets and base chains: the comment of the table.
@@ -62,8 +63,9 @@ impl BaseRuleset {
         let shape = |(name, set): &(String, Set)| (name == AFFINITY).then(|| set.row_shape());
         let affinity = dynamic.iter().find_map(shape).unwrap_or(RowShape { key: 0, range: false, data: 0 });
         let sets: Vec<_> = filled.iter().map(|id| (id.name(), id.set(family))).chain(dynamic).collect();
-        let counters = DropReason::ALL.map(DropReason::name);
-        let version = digest("steerage layout", &(&sets, counters, base_chains()));
+        let reasons = DropReason::ALL.into_iter().filter(|_| config.features.has(Feature::Counters));
+        let counters: Vec<_> = reasons.map(DropReason::name).collect();
+        let version = digest("steerage layout", &(&sets, &counters, base_chains()));
         let chains = RuleBuilder { family, config }.chains();
         Self { filled, sets, counters, affinity: (AFFINITY.to_owned(), affinity), chains, version }
     }

@@ -4,6 +4,7 @@
 use ipnet::IpNet;
 use steerage_nft::{Chain, ChainType, Hook, Rule};
 
+use super::features::Features;
 use super::hash::jhash;
 use crate::local_node::LocalPods;
 
@@ -25,6 +26,8 @@ pub struct RulesetConfig {
     pub unassigned: Vec<IpNet>,
     /// Drop forwarded packets that connection tracking cannot place, as kube-proxy does.
     pub drop_invalid: bool,
+    /// What the kernel has.
+    pub features: Features,
     /// Seed of the hashes of flows that choose endpoints. Each node has its own, and keeps it.
     pub seed: u32,
 }
