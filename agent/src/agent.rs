@@ -277,6 +277,7 @@ impl Agent {
         state.unserved.report(&mut self.ruleset, index, &self.settings.node, &self.recorder);
         let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
         self.metrics.refused_external_ips.set(count(self.ruleset.desired().refused_count()));
+        self.metrics.shadowed_frontends.set(count(self.ruleset.desired().shadowed_count()));
         self.metrics.reduced_services.set(count(self.ruleset.desired().reduced_count()));
         self.metrics.write_duration.observe(took.as_secs_f64());
         for write in self.dataplane.writes() {

@@ -15,7 +15,7 @@ use steerage_agent::debug_request::DebugCommand;
 use steerage_agent::debug_socket::{DebugSocket, send_command};
 use steerage_agent::explain::PacketQuery;
 use steerage_agent::health::HealthAddress;
-use steerage_agent::kernel::{clean_up, host_facts};
+use steerage_agent::kernel::{clean_up, host_facts, trace_packet};
 use steerage_agent::node_annotations::remove_annotations;
 use steerage_agent::plan::{Frontend, LEAST_ELEMENTS};
 use steerage_agent::sandbox::{FilterMode, SandboxError, confine};
@@ -225,6 +225,12 @@ enum Command {
         /// Explain a packet from this source [default: outside the node]
         #[arg(long, value_name = "IP")]
         from: Option<IpAddr>,
+        /// Wait for such a packet, and print its way through all tables of this host; of TCP, one that opens a connection
+        #[arg(long)]
+        trace: bool,
+        /// Wait this long for the packet
+        #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse, requires = "trace")]
+        trace_timeout: Duration,
     },
     /// Print the wanted tables of this node, and where the kernel's differ
     Dump {
@@ -241,13 +247,28 @@ impl Command {
             Self::Check { config: Some(path) } => return config_file::check(&path),
             Self::Check { config: None } => return check(),
             Self::Dump { all } => DebugCommand::Dump { all },
-            Self::Explain { to, from } => {
-                DebugCommand::Explain(PacketQuery::new(to, from).map_err(anyhow::Error::msg)?)
+            Self::Explain { to, from, trace, trace_timeout } => {
+                let query = PacketQuery::new(to, from).map_err(anyhow::Error::msg)?;
+                if trace {
+                    return trace_next(query, trace_timeout);
+                }
+                DebugCommand::Explain(query)
             }
         };
         print!("{}", send_command(&command)?);
         Ok(())
     }
+}
+
+/// Needs no running agent.
+fn trace_next(query: PacketQuery, timeout: Duration) -> anyhow::Result<()> {
+    let packet = trace_packet(query, timeout)
+        .context("cannot trace: run this as root on the node, or in the agent's pod")?
+        .with_context(|| {
+            format!("no such packet to {} came within {}", query.frontend, duration::rounded(timeout))
+        })?;
+    print!("{packet}");
+    Ok(())
 }
 
 fn check() -> anyhow::Result<()> {

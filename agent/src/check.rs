@@ -7,6 +7,7 @@ use std::fmt;
 use steerage_model::Family;
 
 use crate::foreign::{ForeignChain, Interference, interferences};
+use crate::rules::{Feature, Features, Without};
 
 /// The oldest kernel that the rules are written for.
 const OLDEST: (u32, u32) = (5, 15);
@@ -20,6 +21,8 @@ pub struct HostFacts {
     pub kernel: String,
     /// Whether the kernel takes the agent's rules, or why not.
     pub rules: Vec<(Family, Result<(), String>)>,
+    /// What the kernel has of what the rules use.
+    pub features: Features,
     /// Kernel settings by name, of those that exist.
     pub settings: Vec<(&'static str, u64)>,
     /// Chains of other programs.
@@ -83,6 +86,7 @@ impl HostFacts {
     pub fn findings(&self) -> Vec<Finding> {
         let mut found = vec![self.kernel()];
         found.extend(self.rules.iter().map(|(family, result)| rules(*family, result)));
+        found.extend(self.features.missing().map(missing));
         found.extend(self.forwarding());
         found.extend(self.conntrack());
         found.extend(self.others());
@@ -170,6 +174,14 @@ impl HostFacts {
     }
 }
 
+fn missing(feature: Feature) -> Finding {
+    let (major, minor) = feature.since();
+    let without = feature.without();
+    let level = if matches!(without, Without::Fails(_)) { Level::Error } else { Level::Warning };
+    let text = format!("the kernel lacks {}, which Linux {major}.{minor} has: {without}", feature.name());
+    Finding { level, text }
+}
+
 fn rules(family: Family, result: &Result<(), String>) -> Finding {
     match result {
         Ok(()) => Finding { level: Level::Good, text: format!("the kernel takes the rules for {family}") },
@@ -236,6 +248,16 @@ mod tests {
                 HostFacts { chains: vec![chain("ip kube-proxy", false)], ..good() },
                 Level::Warning,
                 "--cleanup",
+            ),
+            (
+                HostFacts { features: Features::default().without(Feature::Deletion), ..good() },
+                Level::Warning,
+                "lacks deletion, which Linux 6.5 has: after an endpoint is removed",
+            ),
+            (
+                HostFacts { features: Features::default().without(Feature::Nat), ..good() },
+                Level::Error,
+                "lacks nat, which Linux 4.18 has: no Service",
             ),
             (HostFacts { has_legacy_iptables: true, ..good() }, Level::Warning, "iptables-legacy-save"),
         ] {

@@ -4,6 +4,9 @@
 //! `steerage-agent explain` prints it. Packet tests compare it with what happens to real packets.
 
 mod text;
+mod traced;
+
+pub use traced::{KnownRules, TracedPacket};
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

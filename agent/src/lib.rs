@@ -15,6 +15,7 @@ pub mod health;
 pub mod input;
 pub mod instance_lock;
 pub mod kernel;
+pub mod kernel_release;
 pub mod kube_proxy_config;
 pub mod local_node;
 pub mod metrics;

@@ -12,11 +12,13 @@ pub use packets::{register_counted_packets, register_sample_counted_packets};
 pub use pending::PendingMetrics;
 
 use steerage_process::prometheus_client::metrics::counter::Counter;
+use steerage_process::prometheus_client::metrics::family::Family;
 use steerage_process::prometheus_client::metrics::gauge::Gauge;
 use steerage_process::prometheus_client::metrics::histogram::Histogram;
 use steerage_process::prometheus_client::registry::{Registry, Unit};
 
 use crate::kernel::FlowWalk;
+use crate::rules::{Feature, Features};
 
 /// The agent's metrics. Clones share them.
 #[derive(Debug, Clone)]
@@ -43,6 +45,8 @@ pub struct Metrics {
     pub frontends: Gauge,
     /// External IPs that are not served.
     pub refused_external_ips: Gauge,
+    /// Frontends of Services that are not served, because another Service is served there.
+    pub shadowed_frontends: Gauge,
     /// Services that need more elements than they may have.
     pub reduced_services: Gauge,
     /// Nodes to which no packet can be forwarded.
@@ -51,6 +55,8 @@ pub struct Metrics {
     pub health_ports: Gauge,
     /// Time of the last successful write, in seconds since 1970.
     pub last_write: Gauge,
+    /// What the kernel has.
+    features: Family<[(&'static str, &'static str); 1], Gauge>,
     /// kube-proxy's metrics; registered separately.
     pub kube_proxy: KubeProxyMetrics,
 }
@@ -73,10 +79,12 @@ impl Metrics {
             flow_walks: Default::default(),
             frontends: Gauge::default(),
             refused_external_ips: Gauge::default(),
+            shadowed_frontends: Gauge::default(),
             reduced_services: Gauge::default(),
             unreachable_peers: Gauge::default(),
             health_ports: Gauge::default(),
             last_write: Gauge::default(),
+            features: Family::default(),
             kube_proxy: KubeProxyMetrics::default(),
         };
         let Self {
@@ -91,10 +99,12 @@ impl Metrics {
             flow_walks: [walks, failed_walks],
             frontends,
             refused_external_ips,
+            shadowed_frontends,
             reduced_services,
             unreachable_peers,
             health_ports,
             last_write,
+            features,
             kube_proxy: _,
         } = metrics.clone();
         registry.register("writes", "Writes to nftables", writes);
@@ -127,6 +137,11 @@ impl Metrics {
             refused_external_ips,
         );
         registry.register(
+            "shadowed_frontends",
+            "Addresses with protocol and port of Services that are not served, because another Service is served there",
+            shadowed_frontends,
+        );
+        registry.register(
             "reduced_services",
             "Services of which only a part of the endpoints is served, because they need more elements than they may have",
             reduced_services,
@@ -143,8 +158,21 @@ impl Metrics {
             Unit::Seconds,
             last_write,
         );
+        registry.register(
+            "kernel_feature",
+            "Whether the kernel has what the rules use, as found out at start",
+            features,
+        );
         metrics
     }
+
+    /// Notes what the kernel has.
+    pub fn set_features(&self, found: &Features) {
+        for feature in Feature::ALL {
+            self.features.get_or_create(&[("feature", feature.name())]).set(i64::from(found.has(feature)));
+        }
+    }
+
     /// Counts a search of conntrack.
     pub fn walked(&self, walk: FlowWalk) {
         let [walks, failed] = &self.flow_walks;

@@ -30,6 +30,7 @@ pub(crate) mod message {
     pub(crate) const DELSETELEM: u16 = 14;
     pub(crate) const NEWGEN: u16 = 15;
     pub(crate) const GETGEN: u16 = 16;
+    pub(crate) const TRACE: u16 = 17;
     pub(crate) const NEWOBJ: u16 = 18;
     pub(crate) const GETOBJ: u16 = 19;
     pub(crate) const DELOBJ: u16 = 20;
@@ -47,6 +48,8 @@ mod set_flag {
     pub(super) const CONCAT: u32 = 0x80;
 }
 
+/// `NFT_TABLE_F_DORMANT`
+const DORMANT: u32 = 1;
 /// `NFT_TABLE_F_OWNER`
 const OWNED: u32 = 2;
 /// `NFT_OBJECT_COUNTER`
@@ -98,6 +101,15 @@ impl Batch {
         self.push(message::NEWTABLE, flags, table, format!("add owned table {table}"), |m| {
             m.attr_str(1, &table.name);
             m.attr_u32(2, OWNED);
+        })
+    }
+
+    /// Creates a table whose base chains see no packets. It must not exist.
+    pub fn add_dormant_table(&mut self, table: &Table) -> &mut Self {
+        let flags = flag::CREATE | flag::EXCLUSIVE;
+        self.push(message::NEWTABLE, flags, table, format!("add dormant table {table}"), |m| {
+            m.attr_str(1, &table.name);
+            m.attr_u32(2, DORMANT);
         })
     }
 

@@ -12,6 +12,7 @@ use crate::batch::{SUBSYSTEM, message};
 use crate::conntrack::entry;
 use crate::monitor::notification;
 use crate::socket::{Reply, Socket, classify};
+use crate::trace::step;
 use crate::wire::{Attrs, Header, Messages, Writer, flag};
 use crate::{
     Batch, Chain, ChainType, Ct, DataType, Element, Expression, Family, Field, Hook, Nft, RowShape, Rows,
@@ -111,7 +112,7 @@ fn decode_all(bytes: &[u8]) -> [usize; 9] {
             found[5] += rows.len();
         }
         found[6] += entry(message.attrs()).iter().count();
-        found[7] += usize::from(notification(&message).is_some());
+        found[7] += usize::from(notification(&message).is_some()) + usize::from(step(&message).is_some());
         found[8] += usize::from(matches!(classify(&message, "x"), Reply::Error(_)));
         let Attrs(rest) = message.attrs();
         assert!(message.attrs().into_iter().count() <= rest.len() / 4 + 1);

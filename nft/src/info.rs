@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the kernel lists about tables and rules. Plain values, decoded by `decode` and returned by `Nft`.
 
+use crate::kernel_expression::kernel_expressions;
 use crate::wire::Attrs;
 
 /// A table, as listed.
@@ -51,6 +52,16 @@ impl RuleInfo {
     /// Whether the rule drops or rejects each packet that comes to it: it has no condition. A rule of iptables may, too.
     pub fn is_unconditional_drop(&self) -> bool {
         drops_everything(Attrs(&self.expressions))
+    }
+
+    /// The counter of the table into which the rule counts.
+    pub fn counter(&self) -> Option<String> {
+        let expressions = kernel_expressions(&self.expressions).into_iter();
+        let name = expressions
+            .filter(|expression| expression.name == "objref")
+            .find_map(|mut objref| objref.attributes.remove(&2))?;
+        let text = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        Some(String::from_utf8_lossy(text).into_owned())
     }
 }
 

@@ -7,8 +7,8 @@
 //! - [`Batch`] collects operations on [`Table`], [`Chain`], [`Set`], [`Element`] and [`Rule`]. [`Nft::commit`] applies all of
 //!   them or none.
 //! - [`Rule`] is built from [`Expression`]s: packet fields, marks, conntrack fields, hashes, map lookups.
-//! - [`Nft`] also lists objects. [`Monitor`] reports changes and their authors. [`Conntrack`] lists and deletes conntrack
-//!   entries.
+//! - [`Nft`] also lists objects. [`Monitor`] reports changes and their authors, [`Tracer`] the ways of packets. [`Conntrack`]
+//!   lists and deletes conntrack entries.
 //! - [`Rows`] holds many elements of one set in one allocation.
 //!
 //! Keys and data of elements have the layout of the kernel's registers. [`concat()`] creates it from values. A list of
@@ -76,6 +76,7 @@ mod error;
 mod expression;
 mod field;
 mod info;
+mod kernel_expression;
 mod keys;
 mod listing;
 mod load;
@@ -86,6 +87,7 @@ mod rule;
 mod set;
 mod socket;
 mod table;
+mod trace;
 mod verdict;
 mod wire;
 
@@ -96,6 +98,7 @@ pub use error::{Error, KernelError};
 pub use expression::Expression;
 pub use field::{DataType, Field, concat};
 pub use info::{BaseChainInfo, ChainInfo, RuleInfo, TableInfo};
+pub use kernel_expression::KernelExpression;
 pub use keys::{Ct, Direction, FibAddress, Meta, PayloadBase};
 pub use monitor::{Change, Commit, Monitor, Notification, ObjectKind, Process};
 /// The error numbers in [`KernelError`].
@@ -104,4 +107,5 @@ pub use rows::{Row, RowShape, Rows};
 pub use rule::{DynamicOp, Limit, Reject, Rule};
 pub use set::{Data, Element, Set};
 pub use table::{Chain, ChainPolicy, ChainType, Family, Hook, Table};
+pub use trace::{TraceEvent, TraceStep, Tracer};
 pub use verdict::Verdict;

@@ -105,12 +105,16 @@ impl Monitor {
 
     /// Waits for a datagram. Returns false on timeout.
     pub fn wait(&self, timeout: Duration) -> Result<bool, Error> {
-        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-        match poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], timeout) {
-            Ok(ready) => Ok(ready > 0),
-            Err(Errno::EINTR) => Ok(false),
-            Err(errno) => Err(Error::Socket { call: "poll", errno }),
-        }
+        wait(self.socket.as_fd(), PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX))
+    }
+}
+
+/// Waits until something can be read. Returns false on timeout.
+pub(crate) fn wait(socket: BorrowedFd<'_>, timeout: PollTimeout) -> Result<bool, Error> {
+    match poll(&mut [PollFd::new(socket, PollFlags::POLLIN)], timeout) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::EINTR) => Ok(false),
+        Err(errno) => Err(Error::Socket { call: "poll", errno }),
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::batch::OBJECT_COUNTER;
 use crate::expression::Expression;
 use crate::field::{Field, concat};
+use crate::kernel_expression::{KernelExpression, kernel_expressions};
 use crate::keys::PayloadBase;
 use crate::load::load_all;
 use crate::registers::{Register, load_constant, set_mark, write_expression};
@@ -224,6 +225,19 @@ impl Rule {
         self
     }
 
+    /// Has the kernel report the packet's way from here on, see [`crate::Tracer`].
+    #[must_use]
+    pub fn trace(mut self) -> Self {
+        /// `NFT_META_NFTRACE`
+        const NFTRACE: u32 = 12;
+        load_constant(&mut self.expressions, Register::FIRST, &[1]);
+        write_expression(&mut self.expressions, "meta", |e| {
+            e.attr_u32(2, NFTRACE);
+            e.attr_u32(3, Register::FIRST.wire());
+        });
+        self
+    }
+
     /// Adds, updates or deletes an element of a dynamic set, or with `data` of a dynamic map.
     #[must_use]
     pub fn dynamic(
@@ -359,6 +373,11 @@ impl Rule {
     pub fn comment(mut self, comment: impl Into<String>) -> Self {
         self.comment = Some(comment.into());
         self
+    }
+
+    /// What a kernel must know to take the rule: its expressions in order, also those inside others.
+    pub fn kernel_expressions(&self) -> Vec<KernelExpression> {
+        kernel_expressions(self.expressions.bytes())
     }
 
     /// Name of the rule in errors.

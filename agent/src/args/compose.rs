@@ -14,12 +14,14 @@ use steerage_agent::health::{
     server_runtime,
 };
 use steerage_agent::input::Input;
-use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner, NextHops, Noticed};
+use steerage_agent::kernel::{
+    AddressWatch, Dataplane, FlowCleaner, KernelFeatures, NextHops, Noticed, kernel_features,
+};
 use steerage_agent::metrics::{Metrics, register_counted_packets};
 use steerage_agent::node_annotations::{keep_annotated, node_agent};
 use steerage_agent::peers::ForwardToPeers;
 use steerage_agent::plan::ElementLimits;
-use steerage_agent::rules::{Ruleset, flow_seed};
+use steerage_agent::rules::{Features, Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_process::admin::AdminPages;
 use steerage_process::{Component, Process};
@@ -62,7 +64,8 @@ impl Args {
         metrics.kube_proxy.show(dataplane.families());
         let next_hops = settings.forward_to_peers.as_ref().map(|_| NextHops::open()).transpose();
         let next_hops = next_hops.context("cannot look routes up")?;
-        let ruleset = empty_ruleset(&settings);
+        let features = report_features(&metrics);
+        let ruleset = empty_ruleset(&settings, features);
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(debug_socket.serve(inputs.clone()));
         let others = inputs.clone();
@@ -207,9 +210,25 @@ fn detection(
     })
 }
 
+/// Finds out what the kernel has, and reports it. If that cannot be found out, the rules are written as for a kernel that has all.
+fn report_features(metrics: &Metrics) -> Features {
+    match kernel_features() {
+        Ok(KernelFeatures { release, features }) => {
+            tracing::info!(kernel = release, missing = %features, "features of the kernel");
+            metrics.set_features(&features);
+            features
+        }
+        Err(error) => {
+            tracing::warn!(%error, "features of the kernel not found out; using all");
+            Features::default()
+        }
+    }
+}
+
 /// The configuration of the rules as far as flags say it.
-fn empty_ruleset(settings: &AgentSettings) -> Ruleset {
+fn empty_ruleset(settings: &AgentSettings, features: Features) -> Ruleset {
     let mut ruleset = Ruleset::default();
+    ruleset.set_features(features);
     ruleset.set_seed(flow_seed(&settings.node));
     // kube-proxy does it where it runs.
     ruleset.set_drop_invalid(settings.kube_proxy_replacement && !is_conntrack_liberal());

@@ -12,7 +12,7 @@ use super::monitor::{Notice, Noticed, watch_foreign};
 use super::repair_pause::RepairPause;
 use super::{FAMILIES, FamilyTable, has_ipv6};
 use crate::foreign::ForeignChange;
-use crate::rules::{Difference, Elements, KernelState, Ruleset};
+use crate::rules::{Changes, Difference, Elements, Feature, KernelState, Ruleset, is_kept};
 
 /// A successful write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -146,6 +146,10 @@ impl Dataplane {
         // Unknown until the write is known to have worked.
         let state = std::mem::replace(&mut self.state, KernelState::Unknown);
         self.writes.clear();
+        let has_lost_endpoints = match difference {
+            Difference::Elements(changes) => changes.iter().any(Changes::removes_endpoints_with_affinity),
+            Difference::Full => true,
+        };
         let (written, state) = match (difference, state) {
             (Difference::Elements(_), KernelState::InSync) => {
                 (self.write_elements(difference)?, KernelState::InSync)
@@ -156,6 +160,11 @@ impl Dataplane {
             }
             (Difference::Full, KernelState::InSync) => self.write_all(ruleset)?,
         };
+        if !ruleset.config().features.has(Feature::Deletion) && (has_lost_endpoints || written.full) {
+            for table in &mut self.tables {
+                table.forget(|client| is_kept(ruleset.desired(), client))?;
+            }
+        }
         self.state = state;
         Ok(written)
     }

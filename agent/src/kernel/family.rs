@@ -11,13 +11,16 @@ use super::inspect::{read_elements, read_matching, read_once};
 use super::load::{add_chains, load};
 use crate::foreign::Damage;
 use crate::rules::{
-    BaseRuleset, Changes, Elements, KernelLists, RulesetConfig, SetId, TABLE, difference, kernel_lists,
+    BaseRuleset, CLIENT_MAPS, Changes, Elements, KernelLists, RulesetConfig, SetId, TABLE, difference,
+    kernel_lists,
 };
 
 /// Remaining affinity that is still taken over. Less may round to zero ticks of the kernel's clock, and such an element would
 /// never expire.
 const MIN_AFFINITY: Duration = Duration::from_secs(1);
 
+/// Attempts to delete all clients that have to be forgotten.
+const FORGET_ATTEMPTS: usize = 4;
 /// How the names of the chains end that a new table has until its predecessor is gone.
 const HANDOVER: &str = "-handover";
 
@@ -180,6 +183,32 @@ impl FamilyTable {
             Ok::<_, Error>(batch)
         })?;
         Ok(count)
+    }
+
+    /// Deletes the clients of maps of affinity that are not to be kept, for rules that cannot: see [`crate::rules::is_kept`].
+    pub fn forget(&mut self, is_kept: impl Fn(&Element) -> bool) -> Result<(), Error> {
+        for map in CLIENT_MAPS {
+            // A single listing may lack elements, and what is about to expire may be gone before it is deleted.
+            for attempt in 1..=FORGET_ATTEMPTS {
+                let is_gone = |client: &Element| {
+                    !is_kept(client) && client.timeout.is_none_or(|left| left >= MIN_AFFINITY)
+                };
+                let gone: Vec<_> = self.nft.expiring(&self.table, map)?.into_iter().filter(is_gone).collect();
+                if gone.is_empty() {
+                    break;
+                }
+                let mut batch = Batch::new();
+                batch.delete_elements(&self.table, map, &gone);
+                match self.nft.commit(batch) {
+                    Ok(()) => {
+                        tracing::debug!(table = %self.table, map, clients = gone.len(), "clients of removed endpoints forgotten");
+                    }
+                    Err(error) if error.is_not_found() && attempt < FORGET_ATTEMPTS => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The rules as the kernel lists them; `None` if others commit too often. Then only digests reveal changed rules.

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use steerage_nft::{Batch, Error, Nft, Table};
 
-use super::FAMILIES;
 use super::foreign_chains::foreign_chains;
 use super::load::add_chains;
+use super::{FAMILIES, KernelFeatures, kernel_features};
 use crate::check::{HostFacts, SETTINGS};
-use crate::rules::{BaseRuleset, RulesetConfig};
+use crate::rules::{BaseRuleset, Features, RulesetConfig};
 
 /// The table in which the rules are tried.
 const TRIAL: &str = "steerage-check";
@@ -18,18 +18,20 @@ const TRIAL: &str = "steerage-check";
 /// The facts of the network namespace of the calling thread.
 pub fn host_facts() -> Result<HostFacts, Error> {
     let mut nft = Nft::open()?;
-    let tried = |(model, family)| (model, try_rules(family).map_err(|error| error.to_string()));
+    let KernelFeatures { release, features } = kernel_features()?;
+    let tried = |(model, family)| (model, try_rules(family, &features).map_err(|error| error.to_string()));
     let legacy = ["/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"];
     Ok(HostFacts {
-        kernel: read("/proc/sys/kernel/osrelease").unwrap_or_default(),
+        kernel: release,
         rules: FAMILIES.map(tried).into(),
+        features: features.clone(),
         settings: SETTINGS.into_iter().filter_map(|name| Some((name, setting(name)?))).collect(),
         chains: foreign_chains(&mut nft)?,
         has_legacy_iptables: legacy.iter().any(|path| read(path).is_some_and(|names| !names.is_empty())),
     })
 }
 
-fn read(path: impl AsRef<Path>) -> Option<String> {
+pub(super) fn read(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
@@ -37,21 +39,26 @@ fn setting(name: &str) -> Option<u64> {
     read(Path::new("/proc/sys").join(name.replace('.', "/")))?.parse().ok()
 }
 
-/// Has the kernel check all sets, chains and rules, and keep none of them.
-fn try_rules(family: steerage_nft::Family) -> Result<(), Error> {
-    let config = RulesetConfig { affinity: true, drop_invalid: true, ..RulesetConfig::default() };
+/// Has the kernel check all sets, chains and rules as the agent writes them for these features, and keep none of them.
+fn try_rules(family: steerage_nft::Family, features: &Features) -> Result<(), Error> {
+    let config = RulesetConfig {
+        affinity: true,
+        drop_invalid: true,
+        features: features.clone(),
+        ..RulesetConfig::default()
+    };
     let base_ruleset = BaseRuleset::new(family, &config);
     let table = Table::new(family, TRIAL);
     let mut batch = Batch::new();
-    batch.add_table(&table, None);
+    // Its base chains see no packets.
+    batch.add_dormant_table(&table);
     for (_, set) in &base_ruleset.sets {
         batch.add_set(&table, set);
     }
     for counter in &base_ruleset.counters {
         batch.add_counter(&table, counter);
     }
-    // Base chains would see packets for a moment.
-    add_chains(&mut batch, &table, base_ruleset.chains.iter().filter(|chain| !chain.chain.is_base()));
+    add_chains(&mut batch, &table, &base_ruleset.chains);
     batch.delete_table(&table);
     Nft::open()?.commit(batch)
 }

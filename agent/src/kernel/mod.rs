@@ -5,6 +5,7 @@ mod addresses;
 mod chain_scan;
 mod dataplane;
 mod family;
+mod features;
 mod flow_schedule;
 mod flows;
 mod foreign_chains;
@@ -14,15 +15,18 @@ mod load;
 mod monitor;
 mod next_hops;
 mod repair_pause;
+mod trace;
 
 pub use addresses::{AddressWatch, host_addresses};
 pub use dataplane::{Dataplane, FamilyWrite, Written};
 pub use family::FamilyTable;
+pub use features::{KernelFeatures, kernel_features};
 pub use flows::{FamilyWalk, FlowCleaner, FlowWalk};
 pub use host_facts::host_facts;
 pub use inspect::{CountedPackets, DroppedPackets, KernelTable, counted_packets, read_table};
 pub use monitor::{Notice, Noticed};
 pub use next_hops::NextHops;
+pub use trace::trace_packet;
 
 use addresses::has_ipv6;
 use steerage_model::Family;

@@ -25,6 +25,7 @@ pub struct Desired {
     reserved: BTreeMap<Frontend, Vec<Key>>,
     /// What [`Desired::take_shadowed`] will return.
     shadowed: BTreeSet<Shadowed>,
+    shadowed_count: usize,
     /// What [`Desired::take_refused`] will return.
     refused: BTreeSet<RefusedExternalIp>,
     refused_count: usize,
@@ -110,7 +111,9 @@ impl Desired {
     pub fn update(&mut self, updates: BTreeMap<Key, ServicePlan>) {
         let frontends: BTreeSet<Frontend> = self.frontends_of(&updates).collect();
         let before = self.shadowed_at(&frontends);
+        self.shadowed_count -= self.unserved_claims(&frontends);
         self.replace(updates);
+        self.shadowed_count += self.unserved_claims(&frontends);
         let new = self.shadowed_at(&frontends).into_iter().filter(|(pair, _)| !before.contains_key(pair));
         let shadowed = new.map(|((service, by), frontend)| Shadowed { service, by, frontend });
         self.shadowed.extend(shadowed);
@@ -119,6 +122,19 @@ impl Desired {
     /// The Services that an update left without a frontend of theirs since the last call, each pair of Services once.
     pub fn take_shadowed(&mut self) -> BTreeSet<Shadowed> {
         std::mem::take(&mut self.shadowed)
+    }
+
+    /// The number of frontends of Services that are not served, because another Service is served there.
+    pub fn shadowed_count(&self) -> usize {
+        self.shadowed_count
+    }
+
+    fn unserved_claims(&self, frontends: &BTreeSet<Frontend>) -> usize {
+        let unserved = |frontend: &Frontend| {
+            let claims = self.owners.get(frontend)?;
+            Some(claims.len() - usize::from(self.served(frontend, claims).is_some()))
+        };
+        frontends.iter().filter_map(unserved).sum()
     }
 
     /// The external IPs that updates refused since the last call.

@@ -327,11 +327,12 @@ fn external_ip_takes_nothing_from_another_service() {
             let mut desired = desired_of(&order);
             assert_eq!(desired.action(&frontend).map(|action| action.role), winner, "{at}:{port}");
             let shadowed = Shadowed { service: thief.key.clone(), by: victim.key.clone(), frontend };
-            assert_eq!(desired.take_shadowed(), [shadowed].into());
+            assert_eq!((desired.take_shadowed(), desired.shadowed_count()), ([shadowed].into(), 1));
             desired.update([(thief.key.clone(), plan(&thief, Vec::new()))].into());
             assert_eq!(desired.take_shadowed(), [].into(), "reported once");
             desired.update([(victim.key.clone(), ServicePlan::default())].into());
             assert_eq!(desired.action(&frontend).map(|action| action.role), Some(Role::ExternalIp));
+            assert_eq!(desired.shadowed_count(), 0);
         }
     }
 }

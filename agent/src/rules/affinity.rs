@@ -13,6 +13,7 @@ use steerage_nft::{
 };
 
 use super::chains::RuleBuilder;
+use super::features::Feature;
 use super::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED};
 use super::layout::{SetId, Side, address_type};
 use super::ruleset_chain::{RulesetChain, with_digest};
@@ -21,7 +22,7 @@ use crate::plan::AFFINITY_TIMEOUTS;
 /// The map that packets fill: frontend and client, to the hash of the client's endpoint.
 pub(super) const AFFINITY: &str = "affinity";
 /// The same for clients of connections that have just begun.
-const CANDIDATES: &str = "candidates";
+pub(super) const CANDIDATES: &str = "candidates";
 /// Clients that are remembered.
 const AFFINITY_SIZE: u32 = 1 << 19;
 /// Clients whose connections have just begun. The shortest timeout of affinity is longer than theirs.
@@ -120,8 +121,9 @@ impl RuleBuilder<'_> {
                 )
                 .return_()
         };
+        let limits = self.config.features.has(Feature::Limits).then(|| AFFINITY_TIMEOUTS.map(too_many));
         std::iter::once(is_known.goto("keep"))
-            .chain(AFFINITY_TIMEOUTS.map(too_many))
+            .chain(limits.into_iter().flatten())
             .chain([Rule::new().goto("keep")])
             .collect()
     }
@@ -137,14 +139,15 @@ impl RuleBuilder<'_> {
             seed: ENDPOINT_SEED,
             offset: 0,
         };
-        let record = |seconds: u32| {
+        let record = |rule: &Rule, seconds: u32| {
             let endpoint = std::slice::from_ref(&endpoint);
-            Rule::new()
+            rule.clone()
                 .in_set(&SetId::AffineFor(seconds).name(), &self.original_frontend())
                 .dynamic(DynamicOp::Update, AFFINITY, &self.client(), endpoint, Some(timeout(seconds)))
                 .return_()
         };
-        AFFINITY_TIMEOUTS.map(record).into()
+        let rules = self.if_kept(&endpoint);
+        rules.iter().flat_map(|rule| AFFINITY_TIMEOUTS.map(|seconds| record(rule, seconds))).collect()
     }
 
     /// Makes the client of a first packet a candidate. The packet has the address of its endpoint here.
@@ -155,15 +158,25 @@ impl RuleBuilder<'_> {
             seed: ENDPOINT_SEED,
             offset: 0,
         };
-        let timeout = Some(CANDIDATES_TIMEOUT);
-        vec![
-            Rule::new()
-                .dynamic(DynamicOp::Update, CANDIDATES, &self.client(), &[endpoint], timeout)
-                .return_(),
-        ]
+        let propose = |rule: Rule| {
+            let (timeout, endpoint) = (Some(CANDIDATES_TIMEOUT), std::slice::from_ref(&endpoint));
+            rule.dynamic(DynamicOp::Update, CANDIDATES, &self.client(), endpoint, timeout).return_()
+        };
+        self.if_kept(&endpoint).into_iter().map(propose).collect()
     }
 
-    /// Sends a client to its last endpoint if the frontend still has that; else forgets it.
+    /// Rules that match a connection to an endpoint which may be recorded. If rules cannot delete what is recorded, only an endpoint
+    /// that the frontend still has: a connection may outlive its endpoint, and the agent has searched for that already.
+    fn if_kept(&self, endpoint: &Expression) -> Vec<Rule> {
+        if self.config.features.has(Feature::Deletion) {
+            return vec![Rule::new()];
+        }
+        let mut key = vec![endpoint.clone()];
+        key.extend(self.original_frontend());
+        Side::ALL.map(|side| Rule::new().in_set(&SetId::Sticky(side).name(), &key)).into()
+    }
+
+    /// Sends a client to its last endpoint if the frontend still has that; else forgets it, or leaves that to the agent.
     pub(super) fn recall(&self, side: Side) -> Vec<Rule> {
         let sticky = SetId::Sticky(side);
         let mut client = self.frontend();
@@ -173,8 +186,10 @@ impl RuleBuilder<'_> {
             let mut key = vec![Expression::MapWord { map: map.to_owned(), key: client.clone() }];
             key.extend(self.frontend());
             rules.push(Rule::new().map(&sticky.name(), &key).dnat(self.family));
-            let anything = [Expression::Meta(steerage_nft::Meta::Mark)];
-            rules.push(Rule::new().dynamic(DynamicOp::Delete, map, &client, &anything, None));
+            if self.config.features.has(Feature::Deletion) {
+                let anything = [Expression::Meta(steerage_nft::Meta::Mark)];
+                rules.push(Rule::new().dynamic(DynamicOp::Delete, map, &client, &anything, None));
+            }
         }
         rules.push(Rule::new().return_());
         rules

@@ -8,6 +8,7 @@ use steerage_nft::{Family, RowShape, Set};
 use super::affinity::{AFFINITY, BASE_CHAINS, dynamic_sets};
 use super::chains::{INVALID, RuleBuilder};
 use super::drops::DropReason;
+use super::features::Feature;
 use super::layout::{LONG, SHORT, SetId, Side};
 use super::peers::TO_PEERS;
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, digest};
@@ -66,11 +67,14 @@ impl BaseRuleset {
         let shape = |(name, set): &(String, Set)| (name == AFFINITY).then(|| set.row_shape());
         let affinity = dynamic.iter().find_map(shape).unwrap_or(RowShape { key: 0, range: false, data: 0 });
         let sets: Vec<_> = filled.iter().map(|id| (id.name(), id.set(family))).chain(dynamic).collect();
-        let with_peers =
-            |reason: &DropReason| config.forward_to_peers || *reason != DropReason::AlreadyForwarded;
+        let has_counter = |reason: &DropReason| {
+            config.features.has(Feature::Counters)
+                && (config.forward_to_peers || *reason != DropReason::AlreadyForwarded)
+        };
         let mut counters: Vec<_> =
-            DropReason::ALL.into_iter().filter(with_peers).map(DropReason::name).collect();
-        counters.extend(config.forward_to_peers.then_some(TO_PEERS));
+            DropReason::ALL.into_iter().filter(has_counter).map(DropReason::name).collect();
+        counters
+            .extend((config.forward_to_peers && config.features.has(Feature::Counters)).then_some(TO_PEERS));
         let version = digest("steerage layout", &(&sets, &counters, base_chains()));
         let chains = RuleBuilder { family, config }.chains();
         Self { filled, sets, counters, affinity: (AFFINITY.to_owned(), affinity), chains, version }

@@ -9,6 +9,7 @@ use steerage_nft::{
 };
 
 use super::drops::DropReason;
+use super::features::Feature;
 use super::layout::{LOCAL_OFFSET, LONG, SHORT, SetId, Side};
 use super::numbers::Numbers;
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, with_digest};
@@ -60,7 +61,7 @@ impl RuleBuilder<'_> {
         }
         if self.config.drop_invalid {
             let chain = Chain::base(INVALID, ChainType::Filter, Hook::Forward, 0);
-            chains.push(with_digest(INVALID, chain, vec![Self::invalid()]));
+            chains.push(with_digest(INVALID, chain, vec![self.invalid()]));
         }
         if self.config.affinity {
             chains.extend(self.remembering_chains());
@@ -73,8 +74,14 @@ impl RuleBuilder<'_> {
 
     /// A packet that connection tracking cannot place, such as one outside the window, is not translated back. With the address of its
     /// pod it would reach a client that does not know the connection, and whose reset ends it (kubernetes#74839).
-    fn invalid() -> Rule {
-        Rule::new().has_any(Expression::Ct(Ct::State), Ct::INVALID).count(DropReason::Invalid.name()).drop()
+    fn invalid(&self) -> Rule {
+        let rule = Rule::new().has_any(Expression::Ct(Ct::State), Ct::INVALID);
+        self.count(rule, DropReason::Invalid).drop()
+    }
+
+    /// Counts what the rule matches, where the kernel has counters.
+    fn count(&self, rule: Rule, reason: DropReason) -> Rule {
+        if self.config.features.has(Feature::Counters) { rule.count(reason.name()) } else { rule }
     }
 
     /// The packet's destination.
@@ -138,11 +145,9 @@ impl RuleBuilder<'_> {
         let key = self.frontend();
         vec![
             self.restricted().jump("check-source"),
-            Rule::new()
-                .in_set(&SetId::Rejected.name(), &key)
-                .count(DropReason::NoEndpoint.name())
+            self.count(Rule::new().in_set(&SetId::Rejected.name(), &key), DropReason::NoEndpoint)
                 .reject(Reject::PortUnreachable(self.family)),
-            Rule::new().in_set(&SetId::Dropped.name(), &key).count(DropReason::NoLocalEndpoint.name()).drop(),
+            self.count(Rule::new().in_set(&SetId::Dropped.name(), &key), DropReason::NoLocalEndpoint).drop(),
             Rule::new().in_set(&SetId::Split.name(), &key).goto("to-split"),
             Rule::new().goto("to-cluster"),
         ]
@@ -172,7 +177,7 @@ impl RuleBuilder<'_> {
         // Twice: the list may have been exchanged for one that has the source's network in a set which the packet had already passed.
         let mut rules: Vec<_> = (0..2).flat_map(|_| prefix_lengths(is_v6).map(allowed)).collect();
         // Every source may have become allowed meanwhile.
-        rules.push(self.restricted().count(DropReason::SourceNotAllowed.name()).drop());
+        rules.push(self.count(self.restricted(), DropReason::SourceNotAllowed).drop());
         rules.push(Rule::new().return_());
         rules
     }
@@ -212,19 +217,20 @@ impl RuleBuilder<'_> {
                 rules.push(Rule::new().not_in_set(&SetId::Split.name(), &self.frontend()).goto("to-cluster"));
             }
             // A port that no Service has. The sets exclude a frontend whose last endpoint was just removed.
-            Side::Cluster => rules.push(
-                self.to_cluster_address()
+            Side::Cluster => {
+                let unknown = self
+                    .to_cluster_address()
                     .not_in_set(&SetId::Dropped.name(), &self.frontend())
-                    .not_in_set(&SetId::Frontends.name(), &self.frontend())
-                    .count(DropReason::UnknownPort.name())
-                    .reject(Reject::PortUnreachable(self.family)),
-            ),
+                    .not_in_set(&SetId::Frontends.name(), &self.frontend());
+                let unknown = self.count(unknown, DropReason::UnknownPort);
+                rules.push(unknown.reject(Reject::PortUnreachable(self.family)));
+            }
         }
         let reason = match side {
             Side::Local => DropReason::NoLocalEndpoint,
             Side::Cluster => DropReason::Changed,
         };
-        rules.push(Rule::new().count(reason.name()).drop());
+        rules.push(self.count(Rule::new(), reason).drop());
         rules
     }
 
@@ -267,9 +273,8 @@ impl RuleBuilder<'_> {
     /// balancer and nodes. Dropped here, it leaves no conntrack entry. An address of this host is answered by the host.
     fn unassigned(&self) -> Vec<Rule> {
         let elsewhere = |rule: Rule| {
-            rule.not_equals(&Expression::FibType(FibAddress::Destination), Expression::LOCAL)
-                .count(DropReason::UnassignedAddress.name())
-                .drop()
+            let rule = rule.not_equals(&Expression::FibType(FibAddress::Destination), Expression::LOCAL);
+            self.count(rule, DropReason::UnassignedAddress).drop()
         };
         let mut rules: Vec<_> =
             self.within(&Expression::daddr(self.family), &self.config.unassigned).map(elsewhere).collect();

@@ -92,6 +92,11 @@ impl Changes {
         self.delete.is_empty() && self.add.is_empty()
     }
 
+    /// Whether a frontend with affinity loses an endpoint, as far as can be told.
+    pub fn removes_endpoints_with_affinity(&self) -> bool {
+        Side::ALL.into_iter().any(|side| self.delete.contains_key(&SetId::Sticky(side)))
+    }
+
     /// The number of elements to write.
     pub fn count(&self) -> usize {
         self.delete.values().chain(self.add.values()).map(Rows::len).sum()

@@ -18,6 +18,8 @@ mod base_ruleset;
 mod chains;
 mod drops;
 mod elements;
+mod features;
+mod forget;
 mod hash;
 mod layout;
 mod long_lists;
@@ -33,6 +35,8 @@ mod stale_flows;
 pub use base_ruleset::BaseRuleset;
 pub use drops::DropReason;
 pub use elements::{Changes, Elements, difference};
+pub use features::{Feature, Features, Without};
+pub use forget::{CLIENT_MAPS, is_kept};
 pub use hash::{endpoint_hash, flow_seed};
 pub use layout::{LOCAL_OFFSET, SetId, Side, TABLE};
 pub use long_lists::{KernelLists, kernel_lists};
@@ -41,5 +45,7 @@ pub use ruleset::{Difference, KernelState, Ruleset};
 pub use ruleset_chain::{RulesetChain, RulesetConfig};
 pub use stale_flows::StaleFlows;
 
+#[cfg(test)]
+mod kernel_needs_tests;
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use steerage_model::{Family, Key, Protocol};
 use super::elements::{Lists, affected_elements, all_elements};
 use super::long_lists::KernelLists;
 use super::source_lists::Networks;
-use super::{Changes, Elements, RulesetConfig, StaleFlows, difference};
+use super::{Changes, Elements, Features, RulesetConfig, StaleFlows, difference};
 use crate::local_node::LocalPods;
 use crate::plan::{
     Action, Affected, Desired, Frontend, ReducedService, RefusedExternalIp, ServicePlan, Shadowed,
@@ -79,6 +79,11 @@ impl Ruleset {
     /// Sets the seed of the hashes of flows, before the first write.
     pub fn set_seed(&mut self, seed: u32) {
         self.config.seed = seed;
+    }
+
+    /// Sets what the kernel has, before the first write.
+    pub fn set_features(&mut self, features: Features) {
+        self.config.features = features;
     }
 
     /// Has forwarded packets dropped that connection tracking cannot place, from the first write on.

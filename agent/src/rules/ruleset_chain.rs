@@ -4,6 +4,7 @@
 use ipnet::IpNet;
 use steerage_nft::{Chain, ChainType, Hook, Rule};
 
+use super::features::Features;
 use super::hash::jhash;
 use crate::local_node::LocalPods;
 
@@ -27,6 +28,8 @@ pub struct RulesetConfig {
     pub drop_invalid: bool,
     /// Forward packets that find no local endpoint to other nodes.
     pub forward_to_peers: bool,
+    /// What the kernel has.
+    pub features: Features,
     /// Seed of the hashes of flows that choose endpoints. Each node has its own, and keeps it.
     pub seed: u32,
 }

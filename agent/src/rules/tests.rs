@@ -308,6 +308,7 @@ proptest! {
             }
             let mut fresh = Ruleset::default();
             fresh.stage(plans(world));
+            prop_assert_eq!(ruleset.desired().shadowed_count(), fresh.desired().shadowed_count());
             // Only the order of long lists depends on their history.
             let written = ruleset.all_elements(Family::V4);
             for (_, endpoints) in written.sets().filter(|(id, _)| **id == SetId::Endpoints) {

@@ -136,3 +136,35 @@ fn conntrack_entries_are_listed_and_deleted() {
         }
     });
 }
+
+/// Rules that mention no zone see no flow of another one: such an entry is told apart, and only it is deleted when it is named.
+#[test]
+fn conntrack_entries_of_other_zones_are_told_apart() {
+    requires!(NetworkNamespace, Program("nft"));
+    in_new_netns(|| {
+        assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+        let zones = "add table ip zones; \
+            add chain ip zones out { type filter hook output priority -300 ; }; \
+            add rule ip zones out udp dport 5301 ct zone set 7; \
+            add rule ip zones out udp dport 5302 ct original zone set 9; \
+            add rule ip zones out udp dport 5303 ct state new";
+        assert!(Command::new("nft").arg(zones).status().unwrap().success());
+        let client = UdpSocket::bind("127.0.0.1:5000").unwrap();
+        let to: Vec<SocketAddr> = [5301, 5302, 5303].map(|port| ([127, 0, 0, 1], port).into()).to_vec();
+        for to in &to {
+            client.send_to(b"?", to).unwrap();
+        }
+        let mut conntrack = Conntrack::open().unwrap();
+        let mut listed = || {
+            let ours = |entry: &ConntrackEntry| to.contains(&entry.original.destination);
+            let mut entries = conntrack.entries(Family::Ip, ours).unwrap();
+            entries.sort_by_key(|entry| entry.original.destination);
+            entries
+        };
+        let entries = listed();
+        let is_default: Vec<_> = entries.iter().map(ConntrackEntry::is_in_default_zone).collect();
+        assert_eq!(is_default, [false, false, true]);
+        assert_eq!(Conntrack::open().unwrap().delete(&entries[..1]).unwrap(), 1, "by its zone");
+        assert_eq!(listed(), entries[1..]);
+    });
+}

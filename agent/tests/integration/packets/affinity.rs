@@ -19,12 +19,12 @@ const SYN: u8 = 2;
 const LONG: Duration = Duration::from_hours(3);
 
 /// The pods that answer this number of new connections.
-fn answering(world: &World, from: At, way: Way, family: Family) -> BTreeSet<String> {
+pub(crate) fn answering(world: &World, from: At, way: Way, family: Family) -> BTreeSet<String> {
     let ask = |_| world.ask(from, way.to(family), Protocol::Tcp).expect("an answer").0;
     (0..12).map(ask).collect()
 }
 
-fn at(name: &str) -> At {
+pub(crate) fn at(name: &str) -> At {
     [At::Pod1, At::Pod2, At::Far, At::Node].into_iter().find(|at| at.name() == name).expect("a server")
 }
 

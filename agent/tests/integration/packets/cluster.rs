@@ -8,7 +8,7 @@ use std::time::Duration;
 use steerage_agent::kernel::{Dataplane, Written};
 use steerage_agent::local_node::{LocalNode, LocalPods};
 use steerage_agent::plan::{ServicePlan, plan_service};
-use steerage_agent::rules::{Ruleset, StaleFlows};
+use steerage_agent::rules::{Features, Ruleset, StaleFlows};
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Family, Ingress, Key, Protocol, Service, ServiceKind,
     ServicePort, TrafficPolicy, names,
@@ -127,21 +127,29 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Opens the data plane in the node's namespace, with one Service.
     pub(crate) fn new(world: &World, service: Service, pods: &[At]) -> Self {
+        Self::on_kernel(world, service, pods, Features::default())
+    }
+
+    /// The same on a kernel with these features.
+    pub(crate) fn on_kernel(world: &World, service: Service, pods: &[At], features: Features) -> Self {
         let mut index = Index::default();
         index.apply_service(Event::Init);
         index.apply_slice(Event::Init);
         index.apply_service(Event::InitDone);
         index.apply_slice(Event::InitDone);
         let by_network = LocalPods::Networks(pod_networks());
-        let mut cluster =
-            Self { index, ruleset: Ruleset::default(), dataplane: open(world), pods: by_network };
+        let mut ruleset = Ruleset::default();
+        ruleset.set_features(features);
+        let mut cluster = Self { index, ruleset, dataplane: open(world), pods: by_network };
         cluster.set(service, pods);
         cluster
     }
 
     /// Restarts: opens the tables again and follows the same index, as a new process would.
     pub(crate) fn restart(&mut self, world: &World) -> Applied {
+        let features = self.ruleset.config().features.clone();
         self.ruleset = Ruleset::default();
+        self.ruleset.set_features(features);
         self.dataplane = open(world);
         self.apply()
     }
