@@ -76,12 +76,12 @@ impl RuleBuilder<'_> {
     /// pod it would reach a client that does not know the connection, and whose reset ends it (kubernetes#74839).
     fn invalid(&self) -> Rule {
         let rule = Rule::new().has_any(Expression::Ct(Ct::State), Ct::INVALID);
-        self.count(rule, DropReason::Invalid).drop()
+        self.count(rule, DropReason::Invalid.name()).drop()
     }
 
     /// Counts what the rule matches, where the kernel has counters.
-    fn count(&self, rule: Rule, reason: DropReason) -> Rule {
-        if self.config.features.has(Feature::Counters) { rule.count(reason.name()) } else { rule }
+    pub(super) fn count(&self, rule: Rule, counter: &str) -> Rule {
+        if self.config.features.has(Feature::Counters) { rule.count(counter) } else { rule }
     }
 
     /// The packet's destination.
@@ -145,9 +145,10 @@ impl RuleBuilder<'_> {
         let key = self.frontend();
         vec![
             self.restricted().jump("check-source"),
-            self.count(Rule::new().in_set(&SetId::Rejected.name(), &key), DropReason::NoEndpoint)
+            self.count(Rule::new().in_set(&SetId::Rejected.name(), &key), DropReason::NoEndpoint.name())
                 .reject(Reject::PortUnreachable(self.family)),
-            self.count(Rule::new().in_set(&SetId::Dropped.name(), &key), DropReason::NoLocalEndpoint).drop(),
+            self.count(Rule::new().in_set(&SetId::Dropped.name(), &key), DropReason::NoLocalEndpoint.name())
+                .drop(),
             Rule::new().in_set(&SetId::Split.name(), &key).goto("to-split"),
             Rule::new().goto("to-cluster"),
         ]
@@ -177,7 +178,7 @@ impl RuleBuilder<'_> {
         // Twice: the list may have been exchanged for one that has the source's network in a set which the packet had already passed.
         let mut rules: Vec<_> = (0..2).flat_map(|_| prefix_lengths(is_v6).map(allowed)).collect();
         // Every source may have become allowed meanwhile.
-        rules.push(self.count(self.restricted(), DropReason::SourceNotAllowed).drop());
+        rules.push(self.count(self.restricted(), DropReason::SourceNotAllowed.name()).drop());
         rules.push(Rule::new().return_());
         rules
     }
@@ -222,7 +223,7 @@ impl RuleBuilder<'_> {
                     .to_cluster_address()
                     .not_in_set(&SetId::Dropped.name(), &self.frontend())
                     .not_in_set(&SetId::Frontends.name(), &self.frontend());
-                let unknown = self.count(unknown, DropReason::UnknownPort);
+                let unknown = self.count(unknown, DropReason::UnknownPort.name());
                 rules.push(unknown.reject(Reject::PortUnreachable(self.family)));
             }
         }
@@ -230,7 +231,7 @@ impl RuleBuilder<'_> {
             Side::Local => DropReason::NoLocalEndpoint,
             Side::Cluster => DropReason::Changed,
         };
-        rules.push(self.count(Rule::new(), reason).drop());
+        rules.push(self.count(Rule::new(), reason.name()).drop());
         rules
     }
 
@@ -274,7 +275,7 @@ impl RuleBuilder<'_> {
     fn unassigned(&self) -> Vec<Rule> {
         let elsewhere = |rule: Rule| {
             let rule = rule.not_equals(&Expression::FibType(FibAddress::Destination), Expression::LOCAL);
-            self.count(rule, DropReason::UnassignedAddress).drop()
+            self.count(rule, DropReason::UnassignedAddress.name()).drop()
         };
         let mut rules: Vec<_> =
             self.within(&Expression::daddr(self.family), &self.config.unassigned).map(elsewhere).collect();

@@ -33,7 +33,7 @@ const fn with_values(known: Known, attribute: u16, values: &'static [u32]) -> Kn
 }
 
 /// Registers of four bytes, which all expressions use, came with Linux 4.1.
-const KNOWN: [Known; 23] = [
+const KNOWN: [Known; 25] = [
     known("payload", &[1, 2, 3, 4], (3, 13)),
     known("cmp", &[1, 2, 3], (3, 13)),
     known("bitwise", &[1, 2, 3, 4, 5], (3, 13)),
@@ -71,6 +71,9 @@ const KNOWN: [Known; 23] = [
     with_values(known("dynset", &[1, 3, 4, 5], (5, 4)), 3, &[2]),
     known("limit", &[1, 2, 3, 4, 5], (4, 3)),
     with_values(known("objref", &[1, 2], (4, 10)), 1, &[1]),
+    // Writes to a header, with its checksum: the TTL of what is forwarded to another node.
+    known("payload", &[2, 3, 4, 5, 6, 7, 8], (4, 10)),
+    known("dup", &[1], (4, 3)),
 ];
 
 impl Known {
@@ -95,6 +98,7 @@ fn all_rules(family: Family, pods: LocalPods, features: Features) -> Vec<KernelE
         affinity: true,
         unassigned: vec!["192.0.2.0/24".parse().unwrap(), "2001:db8::/32".parse().unwrap()],
         drop_invalid: true,
+        forward_to_peers: true,
         features,
         ..RulesetConfig::default()
     };

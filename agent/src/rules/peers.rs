@@ -40,17 +40,12 @@ impl RuleBuilder<'_> {
         rules.extend(self.sent_by_pods().into_iter().map(Rule::return_));
         rules.push(Self::sent_by_host().return_());
         let peer = self.frontend_and(self.flow_hash(PEER_SLOTS, 0, 0));
+        let again = Rule::new().at_most(&Expression::hop_limit(self.family), Field::Proto(HOPS_LEFT));
+        let forwarded = Rule::new().set_hop_limit(self.family, HOPS_LEFT);
+        let forwarded = forwarded.map(&SetId::Peers.name(), &peer).duplicate();
         rules.extend([
-            Rule::new()
-                .at_most(&Expression::hop_limit(self.family), Field::Proto(HOPS_LEFT))
-                .count(DropReason::AlreadyForwarded.name())
-                .drop(),
-            Rule::new()
-                .set_hop_limit(self.family, HOPS_LEFT)
-                .map(&SetId::Peers.name(), &peer)
-                .duplicate()
-                .count(TO_PEERS)
-                .drop(),
+            self.count(again, DropReason::AlreadyForwarded.name()).drop(),
+            self.count(forwarded, TO_PEERS).drop(),
         ]);
         rules
     }
