@@ -337,6 +337,23 @@ impl Aws {
         Ok(())
     }
 
+    async fn remove_certificates(
+        &self,
+        listener: &str,
+        certificates: BTreeSet<String>,
+        resources: &mut Resources,
+        entry: &ServiceState,
+    ) -> Result<(), Error> {
+        for arn in certificates {
+            entry.check_time()?;
+            self.client.remove_certificate(listener, &arn).await?;
+            if let Some(tls) = tls_of(resources, listener) {
+                tls.others.remove(&arn);
+            }
+        }
+        Ok(())
+    }
+
     async fn step(
         &self,
         owner: &Owner,
@@ -418,13 +435,7 @@ impl Aws {
                 self.add_certificates(&arn, certificates, resources, entry).await?;
             }
             Step::RemoveCertificates { arn, certificates } => {
-                for certificate in certificates {
-                    entry.check_time()?;
-                    self.client.remove_certificate(&arn, &certificate).await?;
-                    if let Some(tls) = tls_of(resources, &arn) {
-                        tls.others.remove(&certificate);
-                    }
-                }
+                self.remove_certificates(&arn, certificates, resources, entry).await?;
             }
             Step::SwitchListener { arn, protocol, group: name, tls } => {
                 let group = arn_of(resources, &name)?;

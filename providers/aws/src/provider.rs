@@ -380,7 +380,9 @@ impl Provider for Aws {
         // Also where the structure is refused, and where targets wait, a source may have to go.
         self.secure(owner, entry, Compare::Remembered, &mut outcome).await;
         let (refused, held) = converged?;
-        held.into_iter().for_each(|wait| again_after(&mut outcome, wait));
+        if let Some(wait) = held {
+            again_after(&mut outcome, wait);
+        }
         Ok(Outcome { refused, ..outcome })
     }
 

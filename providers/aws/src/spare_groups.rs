@@ -6,6 +6,7 @@ use steerage_provider_api::{Error, Owner};
 use tokio::time::Instant;
 
 use crate::desired::Desired;
+use crate::diff::ObservedGroup;
 use crate::groups_in_use::RetryDeletion;
 use crate::names;
 use crate::observe::Resources;
@@ -38,7 +39,7 @@ impl Aws {
             if !entry.unused.contains(&name) {
                 let since = *entry.leaving.entry(name.clone()).or_insert_with(Instant::now);
                 // Of an adopted load balancer: its connections belong to clients that know of no change.
-                let drain = resources.groups.get(&name).map(|group| group.drain());
+                let drain = resources.groups.get(&name).map(ObservedGroup::drain);
                 let drain = drain.filter(|_| !name.starts_with(&prefix)).unwrap_or_default();
                 if since.elapsed() < MAX_HOLD.max(drain) {
                     continue;
