@@ -10,6 +10,7 @@ pub mod debug_request;
 pub mod debug_socket;
 pub mod dump;
 pub mod explain;
+mod hash;
 pub mod health;
 pub mod input;
 pub mod instance_lock;

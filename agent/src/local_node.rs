@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::plan::ExternalIps;
+use crate::plan::{ElementLimits, ExternalIps};
 
 /// This node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct LocalNode {
     pub kube_proxy_replacement: bool,
     /// Which external IPs are served.
     pub external_ips: ExternalIps,
+    /// What Services may have of the kernel's memory.
+    pub element_limits: ElementLimits,
 }
 
 /// How traffic from this node's pods is recognised.

@@ -136,6 +136,7 @@ impl AgentSettings {
             addresses,
             node_port_addresses,
             kube_proxy_replacement: self.kube_proxy_replacement,
+            element_limits: self.element_limits,
         }
     }
 

@@ -94,21 +94,46 @@ impl Planner {
         if self.local_node.as_ref().is_none_or(|(old, old_pods)| *old != local_node || *old_pods != pods) {
             dirty.extend(self.index.services().map(|service| service.key.clone()));
         }
-        let mut updates = BTreeMap::new();
-        for key in dirty {
-            let plan = self.plan_one(&key, &local_node);
-            self.budgets.set(&key, plan.cost());
-            updates.insert(key, plan);
-        }
-        for key in self.budgets.settle() {
-            updates.entry(key).or_insert_with_key(|key| self.plan_one(key, &local_node));
-        }
-        let seed = flow_seed(&settings.node);
-        for (key, plan) in &mut updates {
-            plan.reduced = plan.reduce(self.budgets.limit(key), seed);
-        }
+        let updates = self.plan_all(&dirty, &local_node, flow_seed(&settings.node));
         self.local_node = Some((local_node, pods));
         Some(updates)
+    }
+
+    /// The plans of these Services, and of those whose share of the namespace's budget changes. Each is reduced as soon as it is made:
+    /// all plans of a namespace together never have more elements than the namespace may have.
+    fn plan_all(
+        &mut self,
+        dirty: &BTreeSet<Key>,
+        local_node: &LocalNode,
+        seed: u32,
+    ) -> BTreeMap<Key, ServicePlan> {
+        let mut updates = BTreeMap::new();
+        let mut later = BTreeSet::new();
+        let mut elements: BTreeMap<&str, usize> = BTreeMap::new();
+        for key in dirty {
+            let plan = self.plan_one(key, local_node);
+            let needs = plan.cost();
+            self.budgets.set(key, needs);
+            let of_namespace = elements.entry(key.namespace()).or_default();
+            *of_namespace += needs.min(self.budgets.limit(key));
+            if *of_namespace > local_node.element_limits.namespace {
+                // What it may have is known once the needs of all are.
+                later.insert(key.clone());
+            } else {
+                updates.insert(key.clone(), self.reduced(plan, key, seed));
+            }
+        }
+        later.extend(self.budgets.settle());
+        for key in later {
+            let plan = self.reduced(self.plan_one(&key, local_node), &key, seed);
+            updates.insert(key, plan);
+        }
+        updates
+    }
+
+    fn reduced(&self, mut plan: ServicePlan, key: &Key, seed: u32) -> ServicePlan {
+        plan.reduced = plan.reduce(self.budgets.limit(key), seed);
+        plan
     }
 
     /// How local pods are recognised, as planned with last.
@@ -123,5 +148,63 @@ impl Planner {
             plan.fall_back_to_cluster_policy();
         }
         plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use steerage_model::{EndpointPort, EndpointSlice, Family, Protocol, Service, ServicePort};
+
+    use super::*;
+    use crate::plan::ElementLimits;
+
+    const LIMITS: ElementLimits = ElementLimits { service: 2_500, namespace: 10_000 };
+
+    /// A Service of ten ports with 200 endpoints.
+    fn add(planner: &mut Planner, number: u8) -> Key {
+        let key = Key::new("tenant", number.to_string());
+        let port = |n: u16| ServicePort::new(n.to_string(), Protocol::Tcp, n, None);
+        let ports: Vec<_> = (1..=10).map(port).collect();
+        let slice_port = |port: &ServicePort| EndpointPort {
+            name: port.name.clone(),
+            protocol: Protocol::Tcp,
+            port: port.port,
+        };
+        let endpoint = |n: u32| Endpoint::ready(Ipv4Addr::from_bits(0x0af4_0000 + n).into(), "there");
+        planner.index.apply_slice(Event::Apply(EndpointSlice {
+            ports: ports.iter().map(slice_port).collect(),
+            endpoints: (0..200).map(endpoint).collect(),
+            ..EndpointSlice::new(Key::new("tenant", format!("{number}-1")), key.clone(), Family::V4)
+        }));
+        planner.index.apply_service(Event::Apply(Service {
+            cluster_ips: vec![IpAddr::from([10, 96, 0, number])],
+            ports,
+            ..Service::new(key.clone())
+        }));
+        key
+    }
+
+    #[test]
+    fn plans_of_a_namespace_are_reduced_whether_they_come_together_or_not() {
+        let local_node =
+            LocalNode { kube_proxy_replacement: true, element_limits: LIMITS, ..LocalNode::default() };
+        let mut together = Planner::new(Vec::new(), Budgets::new(LIMITS));
+        let keys: BTreeSet<_> = (0..20).map(|number| add(&mut together, number)).collect();
+        let plans = together.plan_all(&keys, &local_node, 0);
+        assert_eq!(plans.len(), 20);
+        let needs: usize = plans.values().map(ServicePlan::cost).sum();
+        assert!((LIMITS.namespace / 2..=LIMITS.namespace).contains(&needs), "{needs}");
+
+        let mut one_by_one = Planner::new(Vec::new(), Budgets::new(LIMITS));
+        let mut last: BTreeMap<Key, ServicePlan> = BTreeMap::new();
+        for number in 0..20 {
+            let key = add(&mut one_by_one, number);
+            last.extend(one_by_one.plan_all(&[key].into(), &local_node, 0));
+            let needs: usize = last.values().map(ServicePlan::cost).sum();
+            assert!(needs <= LIMITS.namespace, "{needs}");
+        }
+        assert_eq!(last, plans);
     }
 }

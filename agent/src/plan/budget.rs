@@ -12,6 +12,9 @@ use steerage_model::Key;
 /// Every Service has this many elements, however many share the namespace's budget: the cluster's own limit for Services bounds them.
 pub const LEAST_ELEMENTS: usize = 256;
 
+/// Elements of a frontend besides its endpoints, at most: it is in so many sets.
+pub const FRONTEND_ELEMENTS: usize = 8;
+
 /// The elements that a node has room for, by default 100,000 for a Service and a million for a namespace. A million take about 70 MB of
 /// the kernel's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

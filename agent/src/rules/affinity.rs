@@ -13,9 +13,9 @@ use steerage_nft::{
 };
 
 use super::chains::RuleBuilder;
-use super::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED};
 use super::layout::{SetId, Side, address_type};
 use super::ruleset_chain::{RulesetChain, with_digest};
+use crate::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED};
 use crate::plan::AFFINITY_TIMEOUTS;
 
 /// The map that packets fill: frontend and client, to the hash of the client's endpoint.

@@ -8,11 +8,11 @@ use ipnet::IpNet;
 use steerage_model::{Family, Key};
 use steerage_nft::{Field, Rows};
 
-use super::hash::endpoint_hash;
 use super::layout::{LOCAL_OFFSET, SetId, Side, long_class};
 use super::long_lists::{LongList, LongLists};
 use super::namespaces::Namespaces;
 use super::source_lists::{Networks, SourceLists, kernel_networks};
+use crate::hash::endpoint_hash;
 use crate::plan::{Action, Affected, Desired, Frontend, Masquerade};
 
 /// Elements of one family, by set, each set in order.

@@ -3,14 +3,17 @@
 
 use steerage_nft::{DataType, Family, RowShape, Set};
 
+use crate::plan::MOST_ENDPOINTS;
+
 /// The name of our table in each family.
 pub const TABLE: &str = "steerage";
 /// A frontend with up to this number of endpoints has its own slots, in the map for exactly that number.
 pub(crate) const SHORT: u32 = 8;
 /// Classes of lists with more endpoints: the least that holds them is less than four times their number.
 pub(crate) const LONG: [u32; 6] = [16, 64, 256, 1024, 4096, 16_384];
-/// The number of endpoints of the longest list. Further ones get no traffic.
+/// The number of endpoints of the longest list: plans have no longer ones.
 pub(crate) const LONGEST: u32 = LONG[LONG.len() - 1];
+const _: () = assert!(LONGEST as usize == MOST_ENDPOINTS, "plans and rules have the same longest list");
 /// The slots of a frontend's local list start here.
 pub const LOCAL_OFFSET: u32 = 1 << 16;
 

@@ -2,19 +2,18 @@
 //! What a plan costs in elements of the kernel's sets and maps, and how it is served with fewer. Pure; the agent's planner calls it
 //! with the limits of [`crate::plan::Budgets`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::hash::endpoint_hash;
-use super::layout::{LONGEST, SHORT};
+use super::layout::SHORT;
 use super::source_lists::kernel_networks;
-use crate::plan::{Action, Endpoints, Reduced, ServicePlan};
+use crate::plan::{
+    Action, Endpoints, FRONTEND_ELEMENTS, Omitted, Reduced, ServicePlan, Used, sample, sample_serving,
+};
 
-/// Elements of a frontend besides its endpoints, at most: it is in so many sets.
-const FRONTEND: usize = 8;
 /// Elements of a frontend for each long list that it shares.
 const SHARED: usize = 2;
 /// The part of the limit that a Service's endpoints on this node, and each list of its sources, may take.
@@ -25,6 +24,8 @@ struct Cost {
     /// Without the endpoints.
     fixed: usize,
     lists: BTreeMap<*const SocketAddr, ListCost>,
+    /// Endpoints that no packet is sent to, and whose flows stay, of each list: they are no elements, but take memory.
+    others: BTreeMap<*const SocketAddr, usize>,
 }
 
 #[derive(Default)]
@@ -39,13 +40,19 @@ struct ListCost {
 impl Cost {
     fn of(plan: &ServicePlan) -> Self {
         let mut cost = Self {
-            fixed: plan.cluster_addresses.len() + plan.hairpins.len() + plan.frontends.len() * FRONTEND,
+            fixed: plan.cluster_addresses.len()
+                + plan.hairpins.len()
+                + plan.frontends.len() * FRONTEND_ELEMENTS,
             lists: BTreeMap::new(),
+            others: BTreeMap::new(),
         };
-        let mut sources = BTreeMap::new();
+        let (mut sources, mut others_of) = (BTreeMap::new(), BTreeMap::new());
         for (_, action) in &plan.frontends {
             sources
                 .extend(action.sources.iter().map(|networks| (networks.as_ptr(), source_elements(networks))));
+            let others = others_of.entry(pointers(action)).or_insert_with(|| others(action));
+            let least = cost.others.entry(action.serving.as_ptr()).or_insert(*others);
+            *least = (*least).min(*others);
             for list in lists(action) {
                 let of_list = cost.lists.entry(list.as_ptr()).or_default();
                 of_list.length = list.len();
@@ -59,20 +66,21 @@ impl Cost {
 
     /// The number of elements if no list has more than `most` endpoints.
     fn elements(&self, most: usize) -> usize {
-        let most = most.min(usize::try_from(LONGEST).unwrap_or(usize::MAX));
         let short = usize::try_from(SHORT).unwrap_or(usize::MAX);
         let of = |list: &ListCost| {
             let length = list.length.min(most);
             let own = if length > short { length + SHARED * list.users } else { length * list.users };
             own + length * list.affine_users
         };
-        self.fixed + self.lists.values().map(of).sum::<usize>()
+        let others = self.others.values().map(|others| *others.min(&most));
+        self.fixed + self.lists.values().map(of).sum::<usize>() + others.sum::<usize>()
     }
 
     /// The most endpoints of each list with which the plan needs at most `limit` elements.
     fn most_endpoints(&self, limit: usize) -> Option<usize> {
         let short = usize::try_from(SHORT).unwrap_or(usize::MAX);
-        let longest = self.lists.values().map(|list| list.length).max()?;
+        let others = self.others.values().copied();
+        let longest = self.lists.values().map(|list| list.length).chain(others).max()?;
         // More endpoints cost more in each of two ranges: those of long lists, and those of short ones.
         [(short + 1, longest), (1, short.min(longest))].into_iter().find_map(|(first, last)| {
             let counts: Vec<usize> = (first..=last).collect();
@@ -85,7 +93,8 @@ impl Cost {
 impl ServicePlan {
     /// The number of elements that the plan needs, or a few more.
     pub fn cost(&self) -> usize {
-        Cost::of(self).elements(usize::MAX)
+        let Omitted { endpoints, frontends } = self.omitted;
+        Cost::of(self).elements(usize::MAX) + endpoints + frontends * FRONTEND_ELEMENTS
     }
 
     /// Has the plan need at most `limit` elements: each list keeps as many endpoints as fit, other ones on each node, and one at least.
@@ -103,11 +112,11 @@ impl ServicePlan {
         self.keep_endpoints(endpoints.unwrap_or(1), seed);
         let before = self.frontends.len();
         if endpoints.is_none() {
-            let others = cost.fixed - before * FRONTEND;
+            let others = cost.fixed - before * FRONTEND_ELEMENTS;
             // Each with one endpoint in each of two lists, remembered and not.
-            self.frontends.truncate(limit.saturating_sub(others) / (FRONTEND + 4));
+            self.frontends.truncate(limit.saturating_sub(others) / (FRONTEND_ELEMENTS + 4));
         }
-        let frontends = before - self.frontends.len();
+        let frontends = self.omitted.frontends + before - self.frontends.len();
         Some(Reduced { needs, limit, endpoints: endpoints.unwrap_or(1), frontends })
     }
 
@@ -131,15 +140,39 @@ impl ServicePlan {
 
     fn keep_endpoints(&mut self, most: usize, seed: u32) {
         let mut kept: BTreeMap<*const SocketAddr, Arc<[SocketAddr]>> = BTreeMap::new();
+        let mut kept_serving: BTreeMap<[*const SocketAddr; 3], Arc<[SocketAddr]>> = BTreeMap::new();
         for (_, action) in &mut self.frontends {
+            if lists(action).all(|list| list.len() <= most) && others(action) <= most {
+                continue;
+            }
+            let old = action.clone();
             let Action { targets, local, .. } = action;
             for list in [Some(targets), local.as_mut()].into_iter().flatten().filter(|list| list.len() > most)
             {
                 let some = kept.entry(list.as_ptr()).or_insert_with(|| sample(list, most, seed));
                 list.list = Arc::clone(some);
             }
+            if !old.serving.is_empty() {
+                let some = || sample_serving(&old.serving, &used(&old), &used(action), most, seed);
+                action.serving = Arc::clone(kept_serving.entry(pointers(&old)).or_insert_with(some));
+            }
         }
     }
+}
+
+/// The number of endpoints that no packet is sent to, and whose flows stay.
+fn others(action: &Action) -> usize {
+    used(action).others(&action.serving).count()
+}
+
+/// Identifies the lists of an action, which frontends share.
+fn pointers(action: &Action) -> [*const SocketAddr; 3] {
+    let Used { targets, local } = used(action);
+    [&*action.serving, targets, local].map(<[_]>::as_ptr)
+}
+
+fn used(action: &Action) -> Used<'_> {
+    Used { targets: &action.targets, local: action.local.as_deref().unwrap_or_default() }
 }
 
 fn source_elements(networks: &[IpNet]) -> usize {
@@ -148,15 +181,6 @@ fn source_elements(networks: &[IpNet]) -> usize {
 
 fn lists(action: &Action) -> impl Iterator<Item = &Endpoints> {
     [Some(&action.targets), action.local.as_ref()].into_iter().flatten()
-}
-
-/// Some endpoints, in their order: mostly the same ones when others come and go, and other ones on a node with another seed.
-fn sample(endpoints: &[SocketAddr], most: usize, seed: u32) -> Arc<[SocketAddr]> {
-    let rank = |endpoint: &SocketAddr| (endpoint_hash(*endpoint) ^ seed).wrapping_mul(0x9e37_79b1);
-    let mut ranked: Vec<_> = endpoints.iter().map(|endpoint| (rank(endpoint), *endpoint)).collect();
-    ranked.sort_unstable();
-    let kept: BTreeSet<_> = ranked.into_iter().take(most).map(|(_, endpoint)| endpoint).collect();
-    endpoints.iter().filter(|endpoint| kept.contains(endpoint)).copied().collect()
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use steerage_nft::Rows;
 
 use super::*;
 use crate::local_node::LocalPods;
-use crate::plan::{Action, Endpoints, Frontend, Masquerade, Role, Selection, ServicePlan};
+use crate::plan::{Action, Endpoints, Frontend, Masquerade, Omitted, Role, Selection, ServicePlan};
 
 fn target(n: u8) -> SocketAddr {
     SocketAddr::new(IpAddr::from([10, 244, 0, n]), 8080)
@@ -261,6 +261,7 @@ fn plans(world: &World) -> BTreeMap<Key, ServicePlan> {
         health: None,
         reserved: Vec::new(),
         refused: Vec::new(),
+        omitted: Omitted::default(),
         reduced: None,
     };
     world.iter().map(|(name, frontends)| (Key::new("n", name.to_string()), plan(frontends))).collect()

@@ -118,7 +118,7 @@ proptest! {
         let mut reduced = plan(ports, endpoints, local, affinity, sources);
         let before = reduced.clone();
         let cost = before.cost();
-        prop_assert!(elements(&before) <= cost && cost <= elements(&before) + before.frontends.len() * FRONTEND);
+        prop_assert!(elements(&before) <= cost && cost <= elements(&before) + before.frontends.len() * FRONTEND_ELEMENTS);
         let result = reduced.reduce(limit, 1);
         prop_assert_eq!(result.is_some(), cost > limit);
         prop_assert!(elements(&reduced) <= limit, "{} of {}", elements(&reduced), limit);
