@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The writer: makes the kernel's tables hold what a [`Ruleset`] says. It decides nothing else.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use steerage_nft::{Error, Monitor, Nft};
 
+use super::family::Synchronised;
 use super::{FAMILIES, FamilyTable, watch_foreign};
 use crate::rules::{Difference, KernelState, Ruleset};
 
@@ -24,7 +27,15 @@ pub struct Dataplane {
     on_foreign_change: Option<ForeignChangeCallback>,
 }
 
-struct ForeignChangeCallback(Box<dyn FnMut(bool) -> bool + Send>);
+/// Shared with the thread of the monitor: if that cannot be started, the next write tries again.
+#[derive(Clone)]
+struct ForeignChangeCallback(Arc<Mutex<dyn FnMut(bool) -> bool + Send>>);
+
+impl ForeignChangeCallback {
+    fn call(&self, foreign: bool) -> bool {
+        (self.0.lock().unwrap_or_else(PoisonError::into_inner))(foreign)
+    }
+}
 
 impl std::fmt::Debug for ForeignChangeCallback {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -53,7 +64,7 @@ impl Dataplane {
     /// Reports foreign changes of the tables, see [`watch_foreign`], from the first successful write on. Not earlier: while
     /// anybody listens, the kernel builds a message for each element of a load, which doubles its work.
     pub fn watch_foreign_changes(&mut self, changed: impl FnMut(bool) -> bool + Send + 'static) {
-        self.on_foreign_change = Some(ForeignChangeCallback(Box::new(changed)));
+        self.on_foreign_change = Some(ForeignChangeCallback(Arc::new(Mutex::new(changed))));
     }
 
     /// What is known of the tables.
@@ -67,7 +78,7 @@ impl Dataplane {
     }
 
     /// Writes `difference`, which led to `ruleset`; compares everything where the difference or the kernel's state is not known.
-    /// After an error the state is unknown. No packet meets a family that was written in part: each family is one transaction,
+    /// After an error the state is unknown; a family is written all the same if only the other one fails. No packet meets a family that was written in part: each family is one transaction,
     /// and a new table gets its base chains last.
     pub fn write(&mut self, ruleset: &mut Ruleset, difference: &Difference) -> Result<Written, Error> {
         // Unknown until the write is known to have worked.
@@ -101,25 +112,35 @@ impl Dataplane {
 
     fn write_elements(&mut self, difference: &Difference) -> Result<Written, Error> {
         let mut written = Written::default();
+        let mut failed = None;
         for table in &mut self.tables {
-            if let Some(changes) = difference.of(table.model()) {
-                table.write(changes)?;
-                written.elements += changes.count();
+            let Some(changes) = difference.of(table.model()) else { continue };
+            match table.write(changes) {
+                Ok(()) => written.elements += changes.count(),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        Ok(written)
+        failed.map_or(Ok(written), Err)
     }
 
-    fn write_all(&mut self, ruleset: &Ruleset) -> Result<(Written, KernelState), Error> {
+    fn write_all(&mut self, ruleset: &mut Ruleset) -> Result<(Written, KernelState), Error> {
         let mut written = Written { full: true, ..Written::default() };
-        let mut generations = Vec::new();
+        let (mut generations, mut failed) = (Vec::new(), None);
         for table in &mut self.tables {
             let wanted = ruleset.all_elements(table.model());
-            let (elements, step) = table.synchronise(ruleset.config(), &wanted)?;
-            written.elements += elements;
-            generations.push(step);
+            match table.synchronise(ruleset.config(), &wanted) {
+                Ok(Synchronised { elements, generations: step, deleted }) => {
+                    ruleset.note_deleted(deleted);
+                    written.elements += elements;
+                    generations.push(step);
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
-        let state = match self.on_foreign_change.take() {
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let state = match self.on_foreign_change.clone() {
             None => KernelState::InSync,
             Some(callback) => self.start_monitor(callback, &generations)?,
         };
@@ -133,15 +154,10 @@ impl Dataplane {
         callback: ForeignChangeCallback,
         generations: &[(u32, u32)],
     ) -> Result<KernelState, Error> {
-        let (monitor, ports) = match self.monitor() {
-            Ok(opened) => opened,
-            Err(error) => {
-                self.on_foreign_change = Some(callback);
-                return Err(error);
-            }
-        };
-        watch_foreign(monitor, ports, Monitor::open, callback.0)
+        let (monitor, ports) = self.monitor()?;
+        watch_foreign(monitor, ports, Monitor::open, move |foreign| callback.call(foreign))
             .map_err(|_| Error::NoReply("start the thread of the monitor".to_owned()))?;
+        self.on_foreign_change = None;
         let Some(table) = self.tables.last_mut() else { return Ok(KernelState::InSync) };
         let now = table.generation()?;
         let unbroken = generations.is_sorted_by(|(_, after), (before, _)| after == before);

@@ -138,6 +138,7 @@ pub(super) fn affected_elements(
             elements_of_sources(number, networks, &mut elements);
         }
     }
+    elements_of_namespaces(lists.namespaces.shares_of(affected.services.iter()), &mut elements);
     let addresses = affected.cluster_addresses.iter().filter(|addr| desired.is_cluster_address(addr));
     let hairpins = affected.hairpins.iter().filter(|addr| desired.is_hairpin(addr));
     shared_elements(addresses.copied(), hairpins.copied(), &mut elements);
@@ -157,6 +158,7 @@ pub(super) fn all_elements(desired: &Desired, lists: &Lists, family: Family) -> 
     for (number, networks) in lists.sources.all() {
         elements_of_sources(number, networks, &mut elements);
     }
+    elements_of_namespaces(lists.namespaces.shares(), &mut elements);
     shared_elements(desired.cluster_addresses(), desired.hairpins(), &mut elements);
     elements.sorted()
 }
@@ -173,6 +175,13 @@ fn shared_elements(
     }
     for addr in hairpins.filter(of_family) {
         out.of(SetId::Hairpins).push_key(&[addr.into(), addr.into()]);
+    }
+}
+
+/// The elements of namespaces whose Services have affinity.
+fn elements_of_namespaces(namespaces: BTreeSet<(u32, u32)>, out: &mut Elements) {
+    for (number, shares) in namespaces {
+        out.of(SetId::Shares(shares)).push_key(&[Field::Number(number)]);
     }
 }
 

@@ -73,6 +73,8 @@ pub enum SetId {
     AffineFor(u32),
     /// Frontends with affinity: the number of the namespace.
     Namespaces,
+    /// Namespaces by the division of their places for clients: the number of the namespace.
+    Shares(u32),
     /// Endpoints that a client may keep: hash of the endpoint, and frontend.
     Sticky(Side),
     /// Endpoints of frontends with this number of them: frontend and slot.
@@ -101,6 +103,7 @@ impl SetId {
             Self::Affine => "affine".to_owned(),
             Self::AffineFor(seconds) => format!("affine-{seconds}"),
             Self::Namespaces => "namespaces".to_owned(),
+            Self::Shares(shares) => format!("shares-{shares}"),
             Self::Sticky(side) => format!("sticky{}", side.suffix()),
             Self::Slots(count) => format!("slots-{count}"),
             Self::Lists(side) => format!("lists{}", side.suffix()),
@@ -119,6 +122,7 @@ impl SetId {
         match self {
             Self::ClusterAddresses => Set::new(name, &[addr]),
             Self::Hairpins => Set::new(name, &[addr, addr]),
+            Self::Shares(_) => Set::new(name, &[DataType::Mark]),
             Self::Sources(_) => Set::new(name, &[DataType::Mark, addr]),
             Self::Sticky(_) => Set::new(name, &[DataType::Mark, a, b, c]).maps_to(&ends),
             Self::Slots(_) => Set::new(name, &[a, b, c, DataType::Mark]).maps_to(&ends),
@@ -141,6 +145,7 @@ impl SetId {
         match self {
             Self::ClusterAddresses => plain(addr),
             Self::Hairpins => plain(2 * addr),
+            Self::Shares(_) => plain(4),
             Self::Sources(_) => plain(4 + addr),
             Self::Sticky(_) | Self::Slots(_) => RowShape { data: addr + 4, ..plain(frontend + 4) },
             Self::Lists(_) | Self::Restricted | Self::Namespaces => RowShape { data: 4, ..plain(frontend) },

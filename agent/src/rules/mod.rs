@@ -36,7 +36,7 @@ pub use layout::{LOCAL_OFFSET, SetId, Side, TABLE};
 pub use long_lists::{KernelLists, kernel_lists};
 pub use ruleset::{Difference, KernelState, Ruleset};
 pub use ruleset_chain::{RulesetChain, RulesetConfig};
-pub use stale_flows::StaleFlows;
+pub use stale_flows::{StaleFlows, deleted_udp_frontends};
 
 #[cfg(test)]
 mod tests;

@@ -79,6 +79,7 @@ fn a_frontend_becomes_elements() {
             ("masqueraded", 1),
             ("affine", 1),
             ("affine-30", 1),
+            ("shares-1", 1),
             ("namespaces", 1),
             ("sticky", 9),
             ("sticky-local", 9),
