@@ -21,7 +21,7 @@ pub(super) struct Planner {
     pub(super) host_addresses: Vec<IpAddr>,
     /// This node as it was planned with last. It outlives the Node object: the machine may still run.
     pub(super) local_node: Option<(LocalNode, LocalPods)>,
-    pub(super) transitions: PolicyTransitions,
+    transitions: PolicyTransitions,
     /// What each Service may have of the kernel's memory.
     budgets: Budgets,
     /// Where API servers listen, or did.
@@ -94,7 +94,7 @@ impl Planner {
         if self.local_node.as_ref().is_none_or(|(old, old_pods)| *old != local_node || *old_pods != pods) {
             dirty.extend(self.index.services().map(|service| service.key.clone()));
         }
-        let updates = self.plan_all(&dirty, &local_node, flow_seed(&settings.node));
+        let updates = self.plan_all(&dirty, &local_node, flow_seed(&settings.node), now);
         self.local_node = Some((local_node, pods));
         Some(updates)
     }
@@ -106,6 +106,7 @@ impl Planner {
         dirty: &BTreeSet<Key>,
         local_node: &LocalNode,
         seed: u32,
+        now: Instant,
     ) -> BTreeMap<Key, ServicePlan> {
         let mut updates = BTreeMap::new();
         let mut later = BTreeSet::new();
@@ -123,7 +124,7 @@ impl Planner {
                 updates.insert(key.clone(), self.reduced(plan, key, seed));
             }
         }
-        later.extend(self.budgets.settle());
+        later.extend(self.budgets.settle(now));
         for key in later {
             let plan = self.reduced(self.plan_one(&key, local_node), &key, seed);
             updates.insert(key, plan);
@@ -134,6 +135,11 @@ impl Planner {
     fn reduced(&self, mut plan: ServicePlan, key: &Key, seed: u32) -> ServicePlan {
         plan.reduced = plan.reduce(self.budgets.limit(key), seed);
         plan
+    }
+
+    /// When plans change without an input.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.transitions.next().into_iter().chain(self.budgets.next()).min()
     }
 
     /// How local pods are recognised, as planned with last.
@@ -192,7 +198,7 @@ mod tests {
             LocalNode { kube_proxy_replacement: true, element_limits: LIMITS, ..LocalNode::default() };
         let mut together = Planner::new(Vec::new(), Budgets::new(LIMITS));
         let keys: BTreeSet<_> = (0..20).map(|number| add(&mut together, number)).collect();
-        let plans = together.plan_all(&keys, &local_node, 0);
+        let plans = together.plan_all(&keys, &local_node, 0, Instant::now());
         assert_eq!(plans.len(), 20);
         let needs: usize = plans.values().map(ServicePlan::cost).sum();
         assert!((LIMITS.namespace / 2..=LIMITS.namespace).contains(&needs), "{needs}");
@@ -201,7 +207,7 @@ mod tests {
         let mut last: BTreeMap<Key, ServicePlan> = BTreeMap::new();
         for number in 0..20 {
             let key = add(&mut one_by_one, number);
-            last.extend(one_by_one.plan_all(&[key].into(), &local_node, 0));
+            last.extend(one_by_one.plan_all(&[key].into(), &local_node, 0, Instant::now()));
             let needs: usize = last.values().map(ServicePlan::cost).sum();
             assert!(needs <= LIMITS.namespace, "{needs}");
         }

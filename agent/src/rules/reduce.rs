@@ -2,7 +2,7 @@
 //! What a plan costs in elements of the kernel's sets and maps, and how it is served with fewer. Pure; the agent's planner calls it
 //! with the limits of [`crate::plan::Budgets`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -16,13 +16,17 @@ use crate::plan::{
 
 /// Elements of a frontend for each long list that it shares.
 const SHARED: usize = 2;
-/// The part of the limit that a Service's endpoints on this node, and each list of its sources, may take.
+/// The part of the limit that each list of a Service's sources may take, if there is no room for all with one endpoint of each port.
 const PART: usize = 4;
 
 /// What a plan costs, by the length of its lists.
 struct Cost {
     /// Without the endpoints.
     fixed: usize,
+    /// Addresses of endpoints on this node. Each is in a list, or is left out with its endpoints.
+    hairpins: usize,
+    /// The elements of each list of sources.
+    sources: BTreeMap<*const IpNet, usize>,
     lists: BTreeMap<*const SocketAddr, ListCost>,
     /// Endpoints that no packet is sent to, and whose flows stay, of each list: they are no elements, but take memory.
     others: BTreeMap<*const SocketAddr, usize>,
@@ -40,16 +44,17 @@ struct ListCost {
 impl Cost {
     fn of(plan: &ServicePlan) -> Self {
         let mut cost = Self {
-            fixed: plan.cluster_addresses.len()
-                + plan.hairpins.len()
-                + plan.frontends.len() * FRONTEND_ELEMENTS,
+            fixed: plan.cluster_addresses.len() + plan.frontends.len() * FRONTEND_ELEMENTS,
+            hairpins: plan.hairpins.len(),
+            sources: BTreeMap::new(),
             lists: BTreeMap::new(),
             others: BTreeMap::new(),
         };
-        let (mut sources, mut others_of) = (BTreeMap::new(), BTreeMap::new());
+        let mut others_of = BTreeMap::new();
         for (_, action) in &plan.frontends {
-            sources
-                .extend(action.sources.iter().map(|networks| (networks.as_ptr(), source_elements(networks))));
+            if let Some(networks) = &action.sources {
+                cost.sources.entry(networks.as_ptr()).or_insert_with(|| source_elements(networks));
+            }
             let others = others_of.entry(pointers(action)).or_insert_with(|| others(action));
             let least = cost.others.entry(action.serving.as_ptr()).or_insert(*others);
             *least = (*least).min(*others);
@@ -60,7 +65,7 @@ impl Cost {
                 of_list.affine_users += usize::from(action.affinity.is_some());
             }
         }
-        cost.fixed += sources.values().sum::<usize>();
+        cost.fixed += cost.sources.values().sum::<usize>();
         cost
     }
 
@@ -73,7 +78,11 @@ impl Cost {
             own + length * list.affine_users
         };
         let others = self.others.values().map(|others| *others.min(&most));
-        self.fixed + self.lists.values().map(of).sum::<usize>() + others.sum::<usize>()
+        let endpoints = self.lists.values().map(|list| list.length.min(most)).sum::<usize>();
+        // All endpoints on this node, while no list is cut.
+        let is_whole = self.lists.values().all(|list| list.length <= most);
+        let hairpins = if is_whole { self.hairpins } else { self.hairpins.min(endpoints) };
+        self.fixed + hairpins + self.lists.values().map(of).sum::<usize>() + others.sum::<usize>()
     }
 
     /// The most endpoints of each list with which the plan needs at most `limit` elements.
@@ -104,38 +113,59 @@ impl ServicePlan {
         if needs <= limit {
             return None;
         }
-        // Further endpoints on this node cannot reach themselves.
-        self.hairpins.truncate(limit / PART);
-        self.keep_sources(limit / PART);
-        let cost = Cost::of(self);
-        let endpoints = cost.most_endpoints(limit);
+        let mut cost = Cost::of(self);
+        let mut endpoints = cost.most_endpoints(limit);
+        let mut sources = 0;
+        if endpoints.is_none() && !cost.sources.is_empty() {
+            let others = cost.elements(1) - cost.sources.values().sum::<usize>();
+            let room = limit.saturating_sub(others) / cost.sources.len();
+            sources = self.keep_sources(room.max(limit / PART));
+            cost = Cost::of(self);
+            endpoints = cost.most_endpoints(limit);
+        }
         self.keep_endpoints(endpoints.unwrap_or(1), seed);
         let before = self.frontends.len();
         if endpoints.is_none() {
             let others = cost.fixed - before * FRONTEND_ELEMENTS;
-            // Each with one endpoint in each of two lists, remembered and not.
-            self.frontends.truncate(limit.saturating_sub(others) / (FRONTEND_ELEMENTS + 4));
+            // Each with one endpoint in each of two lists, which may be on this node, remembered and not.
+            self.frontends.truncate(limit.saturating_sub(others) / (FRONTEND_ELEMENTS + 6));
         }
+        self.keep_hairpins();
         let frontends = self.omitted.frontends + before - self.frontends.len();
-        Some(Reduced { needs, limit, endpoints: endpoints.unwrap_or(1), frontends })
+        Some(Reduced { needs, limit, endpoints: endpoints.unwrap_or(1), sources, frontends })
     }
 
-    /// Clients in further networks are not admitted: the alternative is to admit everybody.
-    fn keep_sources(&mut self, most: usize) {
+    /// Only the endpoints in the lists may have to reach themselves.
+    fn keep_hairpins(&mut self) {
+        let mut seen = BTreeSet::new();
+        let mut used = BTreeSet::new();
+        for list in self.frontends.iter().flat_map(|(_, action)| lists(action)) {
+            if seen.insert(list.as_ptr()) {
+                used.extend(list.iter().map(SocketAddr::ip));
+            }
+        }
+        self.hairpins.retain(|addr| used.contains(addr));
+    }
+
+    /// Clients in further networks are not admitted: the alternative is to admit everybody. Returns the number of these networks.
+    fn keep_sources(&mut self, most: usize) -> usize {
+        let mut left_out = 0;
         let mut kept: BTreeMap<*const IpNet, Arc<[IpNet]>> = BTreeMap::new();
         for (_, action) in &mut self.frontends {
-            if let Some(networks) =
-                action.sources.as_mut().filter(|networks| source_elements(networks) > most)
-            {
+            let Some(networks) = &mut action.sources else { continue };
+            let some = kept.entry(networks.as_ptr()).or_insert_with(|| {
                 let mut elements = 0;
                 let mut fits = |net: &&IpNet| {
                     elements += kernel_networks(**net).count();
                     elements <= most
                 };
-                let first = || networks.iter().take_while(|net| fits(net)).copied().collect();
-                *networks = Arc::clone(kept.entry(networks.as_ptr()).or_insert_with(first));
-            }
+                let some: Arc<[IpNet]> = networks.iter().take_while(|net| fits(net)).copied().collect();
+                left_out += networks.len() - some.len();
+                if some.len() == networks.len() { Arc::clone(networks) } else { some }
+            });
+            *networks = Arc::clone(some);
         }
+        left_out
     }
 
     fn keep_endpoints(&mut self, most: usize, seed: u32) {
