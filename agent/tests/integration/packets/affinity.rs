@@ -279,13 +279,19 @@ fn forged_datagrams_leave_room_for_clients_that_go_on() {
     }
     forge(2000);
     let socket = world.run(At::Client, || udp_socket(to));
-    ask_udp(&socket, to).expect("an answer");
+    // The servers' queues may still be full of forged ones.
+    let ask = || {
+        while ask_udp(&socket, to).is_err() {
+            assert!(begun.elapsed() < Duration::from_mins(8), "no answer");
+        }
+    };
+    ask();
     // One more in twenty seconds.
     assert!(count() <= ANSWERED + 100, "{} are remembered", count());
     // Connection tracking takes a flow for assured that lasts two seconds.
     std::thread::sleep(Duration::from_millis(2200));
     for _ in 0..3 {
-        ask_udp(&socket, to).expect("an answer");
+        ask();
     }
     assert!(remembered(&world).contains(&client), "one that goes on is remembered");
 }
