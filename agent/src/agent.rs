@@ -127,7 +127,7 @@ impl Agent {
 
     /// When there is something to do without an input. An idle agent has no deadline.
     fn next_deadline(&self, state: &LoopState) -> Option<Instant> {
-        let pure = [state.planner.transitions.next(), self.ports.next_expiry()];
+        let pure = [state.planner.next(), self.ports.next_expiry()];
         let pure = pure.map(|at| at.map(Instant::from_std));
         [state.retry, state.ports.reopen].into_iter().chain(pure).flatten().min()
     }

@@ -151,12 +151,13 @@ struct AgentArgs {
     )]
     max_service_elements: usize,
     /// Let the Services of a namespace together have this many elements. If they need more, the largest are served with a part of
-    /// their endpoints. A million elements take about 70 MB of the kernel's memory, and more than twice that in the agent
+    /// their endpoints; each has 256 in any case, so limit their number by a `ResourceQuota`. A million elements take about 70 MB of the
+    /// kernel's memory and twice that in the agent, both within the agent's memory limit
     #[arg(
         long,
         env = "STEERAGE_MAX_NAMESPACE_ELEMENTS",
         value_name = "N",
-        default_value = "1000000",
+        default_value = "250000",
         value_parser = elements
     )]
     max_namespace_elements: usize,

@@ -3,15 +3,16 @@
 //!
 //! Its name is in the abstract namespace, which the kernel keeps per network namespace and frees when the process ends, however
 //! that happens. Any process of the host's network may take the name: then the agent goes without the socket, and a client that
-//! finds another user's process refuses it.
+//! finds another user's process refuses it. Which agent runs is not decided here but by [`InstanceLock`], where the kernel has it.
 
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
-use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, getsockopt, socket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
 
@@ -66,29 +67,29 @@ pub struct DebugSocket {
 impl DebugSocket {
     /// Takes the lock and the name in the network namespace of the calling thread.
     pub fn open() -> Result<Self, DebugSocketError> {
-        let holder = holder();
-        let taken = || DebugSocketError::Taken { process: holder.and_then(|(_, process)| process) };
-        // Without tables that have owners only the name tells.
         let lock = match InstanceLock::take() {
-            Ok(None) => return Err(taken()),
+            Ok(None) => return Err(taken(holder())),
             Ok(lock) => lock,
+            // Without tables that have owners only the name tells.
             Err(error) if error.is_unsupported() => None,
             Err(error) => return Err(error.into()),
         };
-        match UnixListener::bind_addr(&address()?) {
-            Ok(listener) => {
-                listener.set_nonblocking(true)?;
-                Ok(Self { listener: Some(listener), _lock: lock })
+        match bind() {
+            Ok(listener) => Ok(Self { listener: Some(listener), _lock: lock }),
+            Err(error) if lock.is_some() => {
+                let holder = holder();
+                tracing::warn!(%error, ?holder, "debug socket unavailable; continuing without explain and dump");
+                Ok(Self { listener: None, _lock: lock })
             }
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => match holder {
-                Some((user, _)) if user != own_user() && user != 0 => {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => match holder() {
+                Some(Holder { user, .. }) if user != own_user() && user != 0 => {
                     tracing::warn!(
                         user,
                         "another user's process has the debug socket's name; continuing without explain and dump"
                     );
                     Ok(Self { listener: None, _lock: lock })
                 }
-                _ => Err(taken()),
+                holder => Err(taken(holder)),
             },
             Err(error) => Err(error.into()),
         }
@@ -161,7 +162,7 @@ async fn reply_to(command: DebugCommand, inputs: &mpsc::UnboundedSender<Input>) 
 
 /// Sends a command to the agent in the network namespace of the calling thread, and waits for its reply.
 pub fn send_command(command: &DebugCommand) -> Result<String, DebugSocketError> {
-    let mut stream = UnixStream::connect_addr(&address()?).map_err(|error| match error.kind() {
+    let mut stream = connect().map_err(|error| match error.kind() {
         io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => DebugSocketError::NotRunning,
         _ => error.into(),
     })?;
@@ -185,11 +186,39 @@ fn own_user() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-/// The user and the process that hold the name, if any do; the process if this process namespace shows it.
-fn holder() -> Option<(u32, Option<i32>)> {
-    let stream = UnixStream::connect_addr(&address().ok()?).ok()?;
-    let credentials = getsockopt(&stream, PeerCredentials).ok()?;
-    Some((credentials.uid(), Some(credentials.pid()).filter(|process| *process > 0)))
+fn bind() -> io::Result<UnixListener> {
+    let listener = UnixListener::bind_addr(&address()?)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Connects, or fails at once: a process that accepts no connection must not stop this one.
+fn connect() -> io::Result<UnixStream> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    nix::sys::socket::connect(socket.as_raw_fd(), &UnixAddr::new_abstract(NAME.as_bytes())?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Who has the socket's name.
+#[derive(Debug)]
+struct Holder {
+    user: u32,
+    /// If this process namespace shows it.
+    process: Option<i32>,
+}
+
+/// The holder of the name, if that accepts connections.
+fn holder() -> Option<Holder> {
+    let credentials = getsockopt(&connect().ok()?, PeerCredentials).ok()?;
+    let process = Some(credentials.pid()).filter(|process| *process > 0);
+    Some(Holder { user: credentials.uid(), process })
+}
+
+fn taken(holder: Option<Holder>) -> DebugSocketError {
+    DebugSocketError::Taken { process: holder.and_then(|holder| holder.process) }
 }
 
 #[cfg(test)]
@@ -220,12 +249,14 @@ mod tests {
         });
     }
 
-    /// Runs `check` while a process of another user has the name.
-    fn with_a_stranger(check: impl FnOnce()) {
-        let script = "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); \
-                      s.bind(b'\\0steerage-agent'); s.listen(); print(flush=True); sys.stdin.read()";
+    /// Runs `check` while a process of another user has the name, and has done this with its socket `s`.
+    fn with_a_stranger(then: &str, check: impl FnOnce()) {
+        let script = format!(
+            "import os, socket, sys; os.setuid(65534); new = lambda: socket.socket(socket.AF_UNIX); s = new(); \
+             s.bind(b'\\0steerage-agent'); {then}; print(flush=True); sys.stdin.read()"
+        );
         let mut stranger = std::process::Command::new("python3")
-            .args(["-c", script])
+            .args(["-c", &script])
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()
@@ -237,17 +268,42 @@ mod tests {
         stranger.wait().unwrap();
     }
 
+    fn agent_starts_and_a_second_one_does_not() {
+        let agent = DebugSocket::open().unwrap();
+        let second = DebugSocket::open().unwrap_err();
+        assert!(matches!(second, DebugSocketError::Taken { .. }), "{second}");
+        drop(agent);
+    }
+
     #[test]
     fn another_users_process_neither_stops_an_agent_nor_answers_for_it() {
         requires!(NetworkNamespace, Program("python3"));
         in_new_netns(|| {
-            with_a_stranger(|| {
+            with_a_stranger("s.listen()", || {
                 let command = DebugCommand::Dump { all: false };
                 assert!(matches!(send_command(&command), Err(DebugSocketError::NotRoot(65534))));
-                let agent = DebugSocket::open().unwrap();
-                let second = DebugSocket::open().unwrap_err();
-                assert!(matches!(second, DebugSocketError::Taken { .. }), "{second}");
-                drop(agent);
+                agent_starts_and_a_second_one_does_not();
+            });
+        });
+    }
+
+    #[test]
+    fn process_that_has_the_name_and_does_not_listen_stops_no_agent() {
+        requires!(NetworkNamespace, Program("python3"));
+        in_new_netns(|| with_a_stranger("pass", agent_starts_and_a_second_one_does_not));
+    }
+
+    /// A connection to it waits until one is accepted.
+    #[test]
+    fn process_that_accepts_nothing_stops_no_agent() {
+        requires!(NetworkNamespace, Program("python3"));
+        let full = "s.listen(0); waiting = [new() for _ in range(4)]; [c.setblocking(False) for c in waiting]; \
+                    [c.connect_ex(b'\\0steerage-agent') for c in waiting]";
+        in_new_netns(|| {
+            with_a_stranger(full, || {
+                agent_starts_and_a_second_one_does_not();
+                let error = send_command(&DebugCommand::Dump { all: false }).unwrap_err();
+                assert!(matches!(error, DebugSocketError::Socket(_)), "{error}");
             });
         });
     }

@@ -198,6 +198,7 @@ fn fields(id: SetId, key: &[u8]) -> String {
             let [list, slot] = [list, slot].map(|word| word.try_into().map_or(0, u32::from_ne_bytes));
             format!("list {list:08x} slot {slot}")
         }
+        SetId::Shares(_) => format!("namespace {:08x}", key.try_into().map_or(0, u32::from_ne_bytes)),
         SetId::Sticky(_) => {
             let (hash, key) = key.split_at_checked(4).unwrap_or_default();
             format!("{} endpoint {:08x}", frontend(key), hash.try_into().map_or(0, u32::from_ne_bytes))

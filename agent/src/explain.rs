@@ -17,7 +17,7 @@ use steerage_model::{Family, Key, Service, ServiceKind, ServicePort, backends, n
 use steerage_watch::Index;
 
 use crate::local_node::{LocalNode, LocalPods};
-use crate::plan::{Action, Desired, Frontend, Masquerade, serves};
+use crate::plan::{Action, Desired, Frontend, Masquerade, Reduced, serves};
 use crate::rules::Ruleset;
 
 /// A packet to explain.
@@ -158,14 +158,22 @@ impl ExplainContext<'_> {
         let also: Vec<_> = owners.map(Key::to_string).collect();
         if !also.is_empty() {
             explanation.notes.push(format!(
-                "also requested by {}; the first Service by role and name is served",
+                "also requested by {}; the first Service by role, age and name is served",
                 also.join(", ")
             ));
         }
         if let Some((service, (role, port))) = owner.and_then(|s| Some((s, frontend_role(s, &frontend)?))) {
             explanation.service = Some((service.key.clone(), role));
             explanation.endpoints = self.endpoints(service, port, frontend.family());
-            explanation.notes.extend(self.desired().reduced(&service.key).map(|reduced| {
+            let reduced = self.desired().reduced(&service.key);
+            explanation.notes.extend(reduced.filter(|reduced| reduced.sources > 0).map(|reduced| {
+                let Reduced { sources, .. } = reduced;
+                format!(
+                    "{} of the source ranges of {} are left out for the same reason",
+                    sources, service.key
+                )
+            }));
+            explanation.notes.extend(reduced.map(|reduced| {
                 format!(
                     "{} needs {} elements of nftables, and may have {}: at most {} of its endpoints are used on this node",
                     service.key, reduced.needs, reduced.limit, reduced.endpoints

@@ -11,6 +11,7 @@ pub mod debug_socket;
 pub mod dump;
 pub mod explain;
 pub mod foreign;
+mod hash;
 pub mod health;
 pub mod input;
 pub mod instance_lock;

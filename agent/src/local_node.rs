@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::plan::{ExternalIps, PeerNodes};
+use crate::plan::{ElementLimits, ExternalIps, PeerNodes};
 
 /// This node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct LocalNode {
     pub external_ips: ExternalIps,
     /// The nodes to which packets are forwarded that find no local endpoint; `None`: they are dropped.
     pub peers: Option<Arc<PeerNodes>>,
+    /// What Services may have of the kernel's memory.
+    pub element_limits: ElementLimits,
 }
 
 /// How traffic from this node's pods is recognised.

@@ -147,6 +147,7 @@ impl AgentSettings {
             kube_proxy_replacement: self.kube_proxy_replacement,
             masquerade_all: self.masquerade_all,
             peers: None,
+            element_limits: self.element_limits,
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Planner {
     pub(super) host_addresses: Vec<IpAddr>,
     /// This node as it was planned with last, without its peers. It outlives the Node object: the machine may still run.
     pub(super) local_node: Option<(LocalNode, LocalPods)>,
-    pub(super) transitions: PolicyTransitions,
+    transitions: PolicyTransitions,
     /// What each Service may have of the kernel's memory.
     budgets: Budgets,
     /// Where API servers listen, or did.
@@ -152,21 +152,52 @@ impl Planner {
             dirty.extend(self.index.services().map(|service| service.key.clone()));
         }
         let with_peers = LocalNode { peers: self.peers.reached.clone(), ..local_node.clone() };
-        let mut updates = BTreeMap::new();
-        for key in dirty {
-            let plan = self.plan_one(&key, &with_peers);
-            self.budgets.set(&key, plan.cost());
-            updates.insert(key, plan);
-        }
-        for key in self.budgets.settle() {
-            updates.entry(key).or_insert_with_key(|key| self.plan_one(key, &with_peers));
-        }
-        let seed = flow_seed(&settings.node);
-        for (key, plan) in &mut updates {
-            plan.reduced = plan.reduce(self.budgets.limit(key), seed);
-        }
+        let updates = self.plan_all(&dirty, &with_peers, flow_seed(&settings.node), now);
         self.local_node = Some((local_node, pods));
         Some(updates)
+    }
+
+    /// The plans of these Services, and of those whose share of the namespace's budget changes. Each is reduced as soon as it is made:
+    /// all plans of a namespace together never have more elements than the namespace may have.
+    fn plan_all(
+        &mut self,
+        dirty: &BTreeSet<Key>,
+        local_node: &LocalNode,
+        seed: u32,
+        now: Instant,
+    ) -> BTreeMap<Key, ServicePlan> {
+        let mut updates = BTreeMap::new();
+        let mut later = BTreeSet::new();
+        let mut elements: BTreeMap<&str, usize> = BTreeMap::new();
+        for key in dirty {
+            let plan = self.plan_one(key, local_node);
+            let needs = plan.cost();
+            self.budgets.set(key, needs);
+            let of_namespace = elements.entry(key.namespace()).or_default();
+            *of_namespace += needs.min(self.budgets.limit(key));
+            if *of_namespace > local_node.element_limits.namespace {
+                // What it may have is known once the needs of all are.
+                later.insert(key.clone());
+            } else {
+                updates.insert(key.clone(), self.reduced(plan, key, seed));
+            }
+        }
+        later.extend(self.budgets.settle(now));
+        for key in later {
+            let plan = self.reduced(self.plan_one(&key, local_node), &key, seed);
+            updates.insert(key, plan);
+        }
+        updates
+    }
+
+    fn reduced(&self, mut plan: ServicePlan, key: &Key, seed: u32) -> ServicePlan {
+        plan.reduced = plan.reduce(self.budgets.limit(key), seed);
+        plan
+    }
+
+    /// When plans change without an input.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.transitions.next().into_iter().chain(self.budgets.next()).min()
     }
 
     /// How local pods are recognised, as planned with last.
@@ -184,6 +215,8 @@ impl Planner {
     }
 }
 
+#[cfg(test)]
+mod budget_tests;
 #[cfg(test)]
 mod tests {
     use steerage_model::{EndpointPort, names};

@@ -12,35 +12,81 @@ use super::event_limiter::EventLimiter;
 use crate::plan::{Reduced, ReducedService, RefusedExternalIp, Shadowed};
 use crate::rules::Ruleset;
 
+/// Lines in the log in each minute: a tenant must not fill the disk of every node.
+const LINES: u32 = 60;
+const MINUTE: Duration = Duration::from_mins(1);
 /// Nodes publish within this time, and not all in one second.
 const SPREAD: Duration = Duration::from_secs(30);
 
-/// Limits the events.
+/// Limits the events and the lines in the log.
 #[derive(Debug, Default)]
 pub(super) struct UnservedReports {
     limiter: EventLimiter,
+    lines: LogLines,
+}
+
+/// The lines of the current minute.
+#[derive(Debug, Default)]
+struct LogLines {
+    began: Option<Instant>,
+    written: u32,
+    left_out: u64,
+}
+
+impl LogLines {
+    /// Whether one more line may be written, and how many were left out before it.
+    fn take(&mut self, now: Instant) -> (bool, u64) {
+        let mut left_out = 0;
+        if self.began.is_none_or(|began| now.duration_since(began) >= MINUTE) {
+            left_out = self.left_out;
+            *self = Self { began: Some(now), ..Self::default() };
+        }
+        let may = self.written < LINES;
+        self.written += u32::from(may);
+        self.left_out += u64::from(!may);
+        (may, left_out)
+    }
+
+    /// The same for now, with words about those that were left out.
+    fn may_write(&mut self) -> bool {
+        let (may, left_out) = self.take(Instant::now());
+        if left_out > 0 {
+            tracing::warn!(left_out, "lines about Services that are not served as requested were left out");
+        } else if !may && self.left_out == 1 {
+            tracing::warn!(
+                "further lines about Services that are not served as requested are left out for a minute"
+            );
+        }
+        may
+    }
 }
 
 impl UnservedReports {
     /// Reports what the last update of `ruleset` left unserved.
     pub(super) fn report(&mut self, ruleset: &mut Ruleset, index: &Index, node: &str, recorder: &Recorder) {
         for Shadowed { service, by, frontend } in ruleset.take_shadowed() {
-            tracing::warn!(%service, %by, %frontend, "another Service is served at a frontend of this Service");
+            if self.lines.may_write() {
+                tracing::warn!(%service, %by, %frontend, "another Service is served at a frontend of this Service");
+            }
         }
         for RefusedExternalIp { service, addr, refusal } in ruleset.take_refused() {
-            tracing::warn!(
-                %service, %addr, reason = %refusal,
-                "external IP not served at one port of its Service or more; remove it from the Service, or run steerage-agent explain"
-            );
+            if self.lines.may_write() {
+                tracing::warn!(
+                    %service, %addr, reason = %refusal,
+                    "external IP not served at one port of its Service or more; remove it from the Service, or run steerage-agent explain"
+                );
+            }
             let note = format!("Node {node} does not serve the external IP {addr}: {refusal}.");
             self.publish(recorder, index.service(&service), "ExternalIPNotServed", note);
         }
         for ReducedService { service, reduced } in ruleset.take_reduced() {
-            let Reduced { needs, limit, endpoints, frontends } = reduced;
-            tracing::warn!(
-                %service, needs, limit, endpoints, frontends_left_out = frontends,
-                "Service needs more elements than its namespace may have; serving a part of its endpoints"
-            );
+            let Reduced { needs, limit, endpoints, sources, frontends } = reduced;
+            if self.lines.may_write() {
+                tracing::warn!(
+                    %service, needs, limit, endpoints, source_ranges_left_out = sources, frontends_left_out = frontends,
+                    "Service needs more elements than its namespace may have; serving a part of its endpoints"
+                );
+            }
             self.publish(recorder, index.service(&service), "ServiceTooLarge", note(node, &service, reduced));
         }
     }
@@ -61,14 +107,18 @@ impl UnservedReports {
     }
 }
 
-fn note(node: &str, service: &Key, Reduced { needs, limit, endpoints, frontends }: Reduced) -> String {
-    let left_out = match frontends {
+fn note(node: &str, service: &Key, reduced: Reduced) -> String {
+    let Reduced { needs, limit, endpoints, sources, frontends } = reduced;
+    let mut left_out = match frontends {
         0 => String::new(),
         frontends => format!(", and {frontends} of its addresses and ports not at all"),
     };
+    if sources > 0 {
+        left_out = format!("{left_out}, and drops clients in {sources} of its source ranges");
+    }
     format!(
         "Node {node} serves at most {endpoints} endpoint(s) of each port{left_out}: the Service needs {needs} elements of \
-         nftables, and may have {limit} as a part of what namespace {} may have. Use fewer ports or endpoints, or raise \
+         nftables, and may have {limit} as a part of what namespace {} may have. Use fewer ports, endpoints or source ranges, or raise \
          --max-service-elements and --max-namespace-elements of the agent.",
         service.namespace()
     )
@@ -79,13 +129,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn log_lines_are_limited_and_those_left_out_counted() {
+        let (mut lines, start) = (LogLines::default(), Instant::now());
+        let taken: Vec<_> = (0..1000).map(|_| lines.take(start)).collect();
+        assert_eq!(taken.iter().filter(|(may, _)| *may).count(), 60);
+        assert_eq!(lines.take(start + MINUTE / 2), (false, 0));
+        assert_eq!(lines.take(start + MINUTE), (true, 941));
+        assert_eq!(lines.take(start + 2 * MINUTE), (true, 0));
+    }
+
+    #[test]
     fn note_says_what_is_left_out() {
-        let reduced = Reduced { needs: 129_000, limit: 100_000, endpoints: 95, frontends: 0 };
+        let reduced = Reduced { needs: 129_000, limit: 100_000, endpoints: 95, sources: 0, frontends: 0 };
         let note = |reduced| note("a", &Key::new("shop", "web"), reduced);
         assert!(
             note(reduced).starts_with("Node a serves at most 95 endpoint(s) of each port: the Service needs")
         );
         let reduced = Reduced { endpoints: 1, frontends: 12, ..reduced };
         assert!(note(reduced).contains("each port, and 12 of its addresses and ports not at all: "));
+        let reduced = Reduced { sources: 7, ..reduced };
+        assert!(note(reduced).contains("not at all, and drops clients in 7 of its source ranges: "));
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use steerage_model::Family;
 use steerage_nft::{Error, Monitor, Nft};
 
+use super::family::Synchronised;
 use super::monitor::{Notice, Noticed, watch_foreign};
 use super::repair_pause::RepairPause;
 use super::{FAMILIES, FamilyTable, has_ipv6};
@@ -140,7 +141,7 @@ impl Dataplane {
     }
 
     /// Writes `difference`, which led to `ruleset`; compares everything where the difference or the kernel's state is not known.
-    /// After an error the state is unknown. No packet meets a family that was written in part: each family is one transaction,
+    /// After an error the state is unknown; a family is written all the same if only the other one fails. No packet meets a family that was written in part: each family is one transaction,
     /// and a new table gets its base chains last.
     pub fn write(&mut self, ruleset: &mut Ruleset, difference: &Difference) -> Result<Written, Error> {
         // Unknown until the write is known to have worked.
@@ -184,6 +185,7 @@ impl Dataplane {
 
     fn write_elements(&mut self, difference: &Difference) -> Result<Written, Error> {
         let mut written = Written::default();
+        let mut failed = None;
         for table in &mut self.tables {
             if let Some(changes) = difference.of(table.model()).filter(|changes| changes.count() > 0) {
                 let begun = Instant::now();
@@ -195,16 +197,18 @@ impl Dataplane {
                     worked: result.is_ok(),
                     cleaned_up: true,
                 });
-                result?;
-                written.elements += changes.count();
+                match result {
+                    Ok(()) => written.elements += changes.count(),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
             }
         }
-        Ok(written)
+        failed.map_or(Ok(written), Err)
     }
 
-    fn write_all(&mut self, ruleset: &Ruleset) -> Result<(Written, KernelState), Error> {
+    fn write_all(&mut self, ruleset: &mut Ruleset) -> Result<(Written, KernelState), Error> {
         let mut written = Written { full: true, ..Written::default() };
-        let mut generations = Vec::new();
+        let (mut generations, mut failed) = (Vec::new(), None);
         for index in self.order()? {
             let table = &mut self.tables[index];
             let wanted = ruleset.all_elements(table.model());
@@ -217,9 +221,17 @@ impl Dataplane {
                 worked: result.is_ok(),
                 cleaned_up: table.is_cleaned_up(),
             });
-            let (elements, step) = result?;
-            written.elements += elements;
-            generations.push(step);
+            match result {
+                Ok(Synchronised { elements, generations: step, deleted }) => {
+                    ruleset.note_deleted(deleted);
+                    written.elements += elements;
+                    generations.push(step);
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         let state = match &self.watch {
             Some(watch) if !watch.is_running => self.start_watch(&generations)?,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The table of one address family: creates, adopts, repairs and updates it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use steerage_model::Family;
@@ -10,9 +10,10 @@ use steerage_nft::{Batch, Data, Element, Error, Nft, Rows, RuleInfo, Table};
 use super::inspect::{read_elements, read_matching, read_once};
 use super::load::{add_chains, load};
 use crate::foreign::Damage;
+use crate::plan::Frontend;
 use crate::rules::{
-    BaseRuleset, CLIENT_MAPS, Changes, Elements, KernelLists, RulesetConfig, SetId, TABLE, difference,
-    kernel_lists,
+    BaseRuleset, CLIENT_MAPS, Changes, Elements, KernelLists, RulesetConfig, SetId, TABLE,
+    deleted_udp_frontends, difference, kernel_lists,
 };
 
 /// Remaining affinity that is still taken over. Less may round to zero ticks of the kernel's clock, and such an element would
@@ -106,13 +107,8 @@ impl FamilyTable {
     }
 
     /// Makes the table match, whatever it holds now, in one transaction, and writes only what differs. If others commit so often
-    /// that the table cannot be read, replaces it unread. Returns the number of elements written, and the generations of the
-    /// ruleset before the write and, if no other program wrote, after it; 0, which no ruleset has, where that is not known.
-    pub fn synchronise(
-        &mut self,
-        config: &RulesetConfig,
-        wanted: &Elements,
-    ) -> Result<(usize, (u32, u32)), Error> {
+    /// that the table cannot be read, replaces it unread.
+    pub fn synchronise(&mut self, config: &RulesetConfig, wanted: &Elements) -> Result<Synchronised, Error> {
         let base_ruleset = BaseRuleset::new(self.family, config);
         let endpoints = self.endpoints.take();
         let before = Before {
@@ -124,25 +120,26 @@ impl FamilyTable {
         self.has_written = true;
         self.has_handover = false;
         let table = self.table.clone();
-        let mut count = 0;
+        let mut done = Synchronised::default();
         if self.nft.table(&table)?.is_none() {
             let generations = load(&mut self.nft, &table, &base_ruleset, wanted)?;
             self.written = self.listed()?;
-            return Ok((wanted.len(), generations));
+            return Ok(Synchronised { elements: wanted.len(), generations, ..done });
         }
         let mut is_replaced = false;
         let repaired = self.nft.transact(|nft| {
-            let Repair { batch, elements, replaces } = repair(nft, &table, &base_ruleset, wanted, before)?;
-            (count, is_replaced) = (elements, replaces);
+            let Repair { batch, elements, deleted, replaces } =
+                repair(nft, &table, &base_ruleset, wanted, before)?;
+            (done.elements, done.deleted, is_replaced) = (elements, deleted, replaces);
             Ok::<_, Error>(batch)
         });
-        let mut generations = match repaired {
+        done.generations = match repaired {
             Err(error @ (Error::DumpInterrupted(_) | Error::StaleGeneration)) => {
                 tracing::warn!(%table, %error, "table not readable while others commit; replacing it");
                 let mut batch = Batch::new();
                 replace(&mut batch, &table, &base_ruleset, wanted);
                 self.nft.commit(batch)?;
-                (count, is_replaced) = (wanted.len(), true);
+                (done.elements, is_replaced) = (wanted.len(), true);
                 (0, 0)
             }
             repaired => repaired?,
@@ -152,10 +149,11 @@ impl FamilyTable {
             self.nft.commit(end_handover(&table, &base_ruleset))?;
             self.has_handover = false;
             // The kernel skips generation 0.
-            generations.1 = if generations.1 == 0 { 0 } else { generations.1.checked_add(1).unwrap_or(1) };
+            let after = &mut done.generations.1;
+            *after = if *after == 0 { 0 } else { after.checked_add(1).unwrap_or(1) };
         }
         self.written = self.listed()?;
-        Ok((count, generations))
+        Ok(done)
     }
 
     /// Repairs rules, and elements of damaged sets, as [`FamilyTable::synchronise`] does, but reads no other set, and those once. A
@@ -226,6 +224,18 @@ impl FamilyTable {
     }
 }
 
+/// What [`FamilyTable::synchronise`] did.
+#[derive(Debug, Default)]
+pub struct Synchronised {
+    /// The number of elements written.
+    pub elements: usize,
+    /// The generations of the ruleset before the write and, if no other program wrote, after it; 0, which no ruleset has, where that
+    /// is not known.
+    pub generations: (u32, u32),
+    /// UDP frontends of which elements were deleted. Not known where the table was replaced.
+    pub deleted: BTreeSet<Frontend>,
+}
+
 /// What is known of the table before a repair reads it.
 #[derive(Clone, Copy)]
 struct Before<'a> {
@@ -245,6 +255,8 @@ struct Repair {
     batch: Batch,
     /// The number of elements that are written.
     elements: usize,
+    /// UDP frontends of which elements are deleted.
+    deleted: BTreeSet<Frontend>,
     /// The table is replaced: [`end_handover`] follows.
     replaces: bool,
 }
@@ -261,10 +273,10 @@ fn repair(
     let is_left = before.damaged.is_some();
     let Some(info) = nft.table(table)? else {
         if is_left {
-            return Ok(Repair { batch, elements: 0, replaces: false });
+            return Ok(Repair { batch, elements: 0, deleted: BTreeSet::new(), replaces: false });
         }
         create(&mut batch, table, base_ruleset, wanted);
-        return Ok(Repair { batch, elements: wanted.len(), replaces: false });
+        return Ok(Repair { batch, elements: wanted.len(), deleted: BTreeSet::new(), replaces: false });
     };
     let mut chains = nft.chains(table)?;
     let mut wanted_chains: Vec<_> = base_ruleset.chains.iter().map(|chain| chain.name.clone()).collect();
@@ -272,19 +284,24 @@ fn repair(
     wanted_chains.sort_unstable();
     let sets = nft.sets(table)?;
     let missing: Vec<_> = wanted_chains.iter().filter(|name| !chains.contains(name)).collect();
-    let is_addable = chains.iter().all(|name| wanted_chains.contains(name))
-        && missing.iter().all(|name| BaseRuleset::is_optional(name));
-    if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || !is_addable {
+    let surplus: Vec<_> = chains.iter().filter(|name| !wanted_chains.contains(name)).collect();
+    // Such as those for affinity, if the last Service with it was deleted while no agent ran.
+    let is_repairable = missing.iter().chain(&surplus).all(|name| BaseRuleset::is_optional(name));
+    if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || !is_repairable {
         if is_left {
-            return Ok(Repair { batch, elements: 0, replaces: false });
+            return Ok(Repair { batch, elements: 0, deleted: BTreeSet::new(), replaces: false });
         }
         let clients = affinity(nft, table, base_ruleset, &sets);
         tracing::info!(%table, clients = clients.len(), "table has another layout; replacing it");
         replace(&mut batch, table, base_ruleset, wanted);
         batch.add_elements(table, &base_ruleset.affinity.0, &clients);
-        return Ok(Repair { batch, elements: wanted.len(), replaces: true });
+        return Ok(Repair { batch, elements: wanted.len(), deleted: BTreeSet::new(), replaces: true });
     }
 
+    for name in surplus {
+        tracing::info!(%table, chain = name, "chain is not needed any more; deleting it");
+        batch.delete_chain(table, name);
+    }
     for (name, set) in &base_ruleset.sets {
         if !sets.contains(name) {
             batch.add_set(table, set);
@@ -330,7 +347,8 @@ fn repair(
     for name in sets.iter().filter(|name| !base_ruleset.sets.iter().any(|(wanted, _)| wanted == *name)) {
         batch.delete_set(table, name);
     }
-    Ok(Repair { batch, elements: changes.count(), replaces: false })
+    let deleted = deleted_udp_frontends(&changes);
+    Ok(Repair { batch, elements: changes.count(), deleted, replaces: false })
 }
 
 /// Affinity to take over from a table of another layout, from a map of the same name and lengths. An entry with another meaning

@@ -142,7 +142,8 @@ fn is_stale(flow: &ConntrackEntry, stale: &StaleFlows) -> bool {
     }
     match protocol {
         Protocol::Udp => {
-            stale.udp.get(&frontend).is_some_and(|serving| !serving.contains(&flow.reply.source))
+            // There may be thousands, and as many flows.
+            stale.udp.get(&frontend).is_some_and(|serving| serving.binary_search(&flow.reply.source).is_err())
         }
         Protocol::Tcp | Protocol::Sctp => {
             let is_translated = flow.status & Ct::DNAT != 0 || flow.reply.source != destination;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The endpoints that a Service's port leads to. Pure.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
+
+use crate::hash::endpoint_hash;
 
 /// Which of a port's endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,7 +17,7 @@ pub enum Selection {
     Local,
 }
 
-/// Endpoints of a port of a Service, in the order of its slices.
+/// Endpoints of a port of a Service, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoints {
     /// Which these are. All frontends of a port have the same endpoints of one selection.
@@ -28,5 +31,53 @@ impl Deref for Endpoints {
 
     fn deref(&self) -> &[SocketAddr] {
         &self.list
+    }
+}
+
+/// Some endpoints, in their order: mostly the same ones when others come and go, and other ones on a node with another seed. A sample
+/// of a larger sample is the same as one of all.
+pub fn sample(endpoints: &[SocketAddr], most: usize, seed: u32) -> Arc<[SocketAddr]> {
+    let rank = |endpoint: &SocketAddr| (endpoint_hash(*endpoint) ^ seed).wrapping_mul(0x9e37_79b1);
+    let mut ranked: Vec<_> = endpoints.iter().map(|endpoint| (rank(endpoint), *endpoint)).collect();
+    ranked.sort_unstable();
+    let kept: BTreeSet<_> = ranked.into_iter().take(most).map(|(_, endpoint)| endpoint).collect();
+    endpoints.iter().filter(|endpoint| kept.contains(endpoint)).copied().collect()
+}
+
+/// The endpoints whose flows stay. They are in order, and include those that are used.
+pub fn sample_serving(
+    serving: &[SocketAddr],
+    old: &Used<'_>,
+    kept: &Used<'_>,
+    most: usize,
+    seed: u32,
+) -> Arc<[SocketAddr]> {
+    let others: Vec<_> = old.others(serving).copied().collect();
+    let stay = sample(&others, most, seed);
+    let all: BTreeSet<_> = kept.all().chain(&*stay).copied().collect();
+    all.into_iter().collect()
+}
+
+/// The endpoints that packets are sent to.
+#[derive(Debug, Clone, Copy)]
+pub struct Used<'a> {
+    /// By everybody.
+    pub targets: &'a [SocketAddr],
+    /// By clients outside, where those have other ones.
+    pub local: &'a [SocketAddr],
+}
+
+impl Used<'_> {
+    fn all(&self) -> impl Iterator<Item = &SocketAddr> {
+        self.targets.iter().chain(self.local)
+    }
+
+    /// The endpoints whose flows stay and that are not used. All lists are in order.
+    pub fn others<'s>(&self, serving: &'s [SocketAddr]) -> impl Iterator<Item = &'s SocketAddr> {
+        let serving = if serving.as_ptr() == self.targets.as_ptr() { &[] } else { serving };
+        let is_used = |endpoint: &SocketAddr| {
+            self.targets.binary_search(endpoint).is_ok() || self.local.binary_search(endpoint).is_ok()
+        };
+        serving.iter().filter(move |endpoint| !is_used(endpoint))
     }
 }

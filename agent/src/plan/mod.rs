@@ -11,6 +11,7 @@ mod external_ips;
 mod local_gaps;
 mod peers;
 mod policy_transition;
+mod port_endpoints;
 mod service;
 
 use std::net::{IpAddr, SocketAddr};
@@ -20,13 +21,14 @@ use ipnet::IpNet;
 use steerage_model::{Family, Key, Protocol};
 
 pub use affinity::AFFINITY_TIMEOUTS;
-pub use budget::{Budgets, ElementLimits, LEAST_ELEMENTS, Reduced, ReducedService};
+pub use budget::{Budgets, ElementLimits, FRONTEND_ELEMENTS, LEAST_ELEMENTS, Reduced, ReducedService};
 pub use desired::{Affected, Desired, Shadowed};
-pub use endpoints::{Endpoints, Selection};
+pub use endpoints::{Endpoints, Selection, Used, sample, sample_serving};
 pub use external_ips::{ExternalIps, Refusal, RefusedExternalIp};
 pub use local_gaps::LocalGaps;
 pub use peers::{PEER_SLOTS, PeerAddresses, PeerNodes};
 pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};
+pub use port_endpoints::MOST_ENDPOINTS;
 pub use service::{plan_service, serves};
 
 /// An address, protocol and port that clients send to.
@@ -93,7 +95,7 @@ pub struct Action {
     pub sources: Option<Arc<[IpNet]>>,
     /// Seconds for which a client keeps its endpoint, one of [`AFFINITY_TIMEOUTS`].
     pub affinity: Option<u32>,
-    /// UDP: the endpoints of either list whose flows are kept.
+    /// UDP: the endpoints whose flows are kept, in order; those of both lists, and others. Empty for other protocols.
     pub serving: Arc<[SocketAddr]>,
 }
 
@@ -106,6 +108,15 @@ pub struct HealthPort {
     pub v4: Option<usize>,
     /// The same for IPv6.
     pub v6: Option<usize>,
+}
+
+/// What a plan lacks from the beginning.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Omitted {
+    /// Endpoints in its lists.
+    pub endpoints: usize,
+    /// Frontends.
+    pub frontends: usize,
 }
 
 /// What this node should do for one Service.
@@ -124,6 +135,8 @@ pub struct ServicePlan {
     pub reserved: Vec<Frontend>,
     /// Its external IPs that are not served.
     pub refused: Vec<(IpAddr, Refusal)>,
+    /// What is not in it, because no limit has room for it.
+    pub omitted: Omitted,
     /// It needs more elements than it may have.
     pub reduced: Option<Reduced>,
 }
@@ -131,5 +144,7 @@ pub struct ServicePlan {
 /// Health-check ports by Service.
 pub type HealthPorts = std::collections::BTreeMap<Key, HealthPort>;
 
+#[cfg(test)]
+mod size_tests;
 #[cfg(test)]
 mod tests;

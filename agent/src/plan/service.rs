@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The plan of one Service: its frontends and their actions, by the rules of kube-proxy 1.36. Pure.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_model::{
-    Backend, Family, Protocol, Service, ServiceKind, ServicePort, TrafficPolicy, backends, cluster_backends,
-    local_backends, local_ready_count, names,
+    Backend, Family, Protocol, Service, ServiceKind, ServicePort, TrafficPolicy, backends, local_backends,
+    local_ready_count, names,
 };
 use steerage_watch::Index;
 
 use super::affinity::affinity_timeout;
+use super::budget::FRONTEND_ELEMENTS;
+use super::port_endpoints::{Collected, PortEndpoints, PortUse};
 use super::{Action, Endpoints, Frontend, HealthPort, Masquerade, Role, Selection, ServicePlan};
+use crate::hash::flow_seed;
 use crate::local_node::LocalNode;
 
 /// Whether this agent serves the Service: one labelled for it, and in place of kube-proxy also an unlabelled one.
@@ -41,30 +44,102 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
         let at = |addr: &IpAddr| Frontend { addr: *addr, protocol: Protocol::Tcp, port: health.port };
         plan.reserved = local_node.node_port_addresses.iter().map(at).collect();
     }
-    let mut frontends = Vec::new();
-    let mut hairpins = BTreeSet::new();
-    for family in families(service) {
-        let allowed = sources(service, family, local_node);
-        for port in &service.ports {
-            let all = backends(index.slices(&service.key), family, &port.name, port.protocol);
-            hairpins
-                .extend(all.iter().filter(|b| b.endpoint.is_on(&local_node.node)).map(|b| b.endpoint.addr));
-            frontends.extend(port_frontends(service, port, family, &all, allowed.as_ref(), local_node));
-        }
-    }
+    let ports = plan_endpoints(service, index, local_node, &mut plan);
+    plan_frontends(service, &ports, local_node, &mut plan);
     let refusal = |addr: &IpAddr| {
         let mut refusals =
             service.ports.iter().filter_map(|port| local_node.external_ips.refusal(*addr, port.port));
         Some((*addr, refusals.next()?))
     };
     plan.refused = service.external_ips.iter().filter_map(refusal).collect();
-    // An address in two roles, such as a VIP that is also an external IP, is served in the first one.
-    frontends.sort_by_key(|(_, action)| action.role);
-    let mut seen = BTreeSet::new();
-    frontends.retain(|(frontend, _)| seen.insert(*frontend));
-    plan.frontends = frontends;
-    plan.hairpins = hairpins.into_iter().collect();
     plan
+}
+
+/// A port of a Service in one family.
+struct FamilyPort<'a> {
+    port: &'a ServicePort,
+    family: Family,
+    endpoints: PortEndpoints,
+    /// The nodes to which packets to a VIP are forwarded, if any are.
+    peers: Option<Arc<[IpAddr]>>,
+}
+
+/// The endpoints of all ports, as far as they can fit into the Service's budget.
+fn plan_endpoints<'a>(
+    service: &'a Service,
+    index: &Index,
+    local_node: &LocalNode,
+    plan: &mut ServicePlan,
+) -> Vec<FamilyPort<'a>> {
+    let is_internal_local = service.internal_policy == TrafficPolicy::Local;
+    let is_external = service.kind != ServiceKind::ClusterIp || !service.external_ips.is_empty();
+    let cluster = is_external || !is_internal_local;
+    let local = is_internal_local || is_external && service.external_policy == TrafficPolicy::Local;
+    let mut collected = Collected::new(local_node.element_limits.service, flow_seed(&local_node.node));
+    let mut ports = Vec::new();
+    let mut hairpins = BTreeSet::new();
+    for family in families(service) {
+        for port in &service.ports {
+            let all = backends(index.slices(&service.key), family, &port.name, port.protocol);
+            hairpins
+                .extend(all.iter().filter(|b| b.endpoint.is_on(&local_node.node)).map(|b| b.endpoint.addr));
+            collected.add(&all, PortUse { protocol: port.protocol, cluster, local }, local_node);
+            ports.push((port, family, peers(service, &all, family, local_node)));
+        }
+    }
+    plan.hairpins = hairpins.into_iter().collect();
+    let (endpoints, omitted) = collected.finish();
+    plan.omitted.endpoints = omitted;
+    let with_endpoints = |((port, family, peers), endpoints)| FamilyPort { port, family, endpoints, peers };
+    ports.into_iter().zip(endpoints).map(with_endpoints).collect()
+}
+
+/// The frontends of all ports, role by role: an address in two roles, such as a VIP that is also an external IP, is served in the first
+/// one. Those that no budget has room for are counted only.
+fn plan_frontends(
+    service: &Service,
+    ports: &[FamilyPort<'_>],
+    local_node: &LocalNode,
+    plan: &mut ServicePlan,
+) {
+    let most = local_node.element_limits.service / FRONTEND_ELEMENTS;
+    let sources: BTreeMap<_, _> =
+        families(service).into_iter().map(|family| (family, sources(service, family, local_node))).collect();
+    let mut seen = BTreeSet::new();
+    for role in [Role::ClusterIp, Role::Assigned, Role::ExternalIp] {
+        for of in ports {
+            let at = addresses(service, of, role, local_node);
+            let room = most.saturating_sub(plan.frontends.len());
+            plan.omitted.frontends += at.len().saturating_sub(room);
+            if room == 0 {
+                continue;
+            }
+            let allowed = sources.get(&of.family).and_then(Option::as_ref);
+            for (addr, number, is_vip) in at.into_iter().take(room) {
+                let frontend = Frontend { addr, protocol: of.port.protocol, port: number };
+                if seen.insert(frontend) {
+                    let sources = allowed.filter(|_| is_vip).cloned();
+                    // Only for VIPs: a packet to a node's address and node port is for that node alone.
+                    let peers = of.peers.clone().filter(|_| is_vip);
+                    let action = action(service, of, role, local_node);
+                    plan.frontends.push((frontend, Action { sources, peers, ..action }));
+                }
+            }
+        }
+    }
+}
+
+/// The nodes to which a port's packets are forwarded: under external policy Local, without an endpoint on this node.
+fn peers(
+    service: &Service,
+    all: &[Backend<'_>],
+    family: Family,
+    local_node: &LocalNode,
+) -> Option<Arc<[IpAddr]>> {
+    let peers = local_node.peers.as_ref()?;
+    let is_forwarded =
+        service.external_policy == TrafficPolicy::Local && local_backends(all, &local_node.node).is_empty();
+    peers.slots(all, family).filter(|_| is_forwarded)
 }
 
 /// What was assigned to a Service, as far as packets carry it.
@@ -97,70 +172,60 @@ fn health(service: &Service, index: &Index, local_node: &LocalNode) -> Option<He
     Some(HealthPort { port: service.health_port()?, v4: count(Family::V4), v6: count(Family::V6) })
 }
 
-fn port_frontends(
+/// The addresses of a port in one role, each with the number of the port, and whether it is a VIP.
+fn addresses(
     service: &Service,
-    port: &ServicePort,
-    family: Family,
-    all: &[Backend<'_>],
-    allowed: Option<&Arc<[IpNet]>>,
+    of: &FamilyPort<'_>,
+    role: Role,
     local_node: &LocalNode,
-) -> Vec<(Frontend, Action)> {
-    let cluster = sockets(&cluster_backends(all, &local_node.node, local_node.zone.as_deref()));
-    let local = sockets(&local_backends(all, &local_node.node));
-    let local = Endpoints { selection: Selection::Local, list: local };
-    let serving: Vec<_> = all.iter().filter(|b| b.endpoint.serving || b.endpoint.ready).copied().collect();
-    let serving = sockets(&serving);
-    // Nearly always, and there are many.
-    let serving = if serving == cluster { Arc::clone(&cluster) } else { serving };
-    let base = Action {
-        role: Role::ClusterIp,
+) -> Vec<(IpAddr, u16, bool)> {
+    let of_family = |addr: &IpAddr| Family::of(*addr) == of.family;
+    let port = of.port.port;
+    match role {
+        Role::ClusterIp => {
+            service.cluster_ips.iter().copied().filter(of_family).map(|addr| (addr, port, false)).collect()
+        }
+        Role::Assigned => {
+            let vips = service.vips().filter(|_| service.kind == ServiceKind::LoadBalancer);
+            let node_port = of.port.node_port.filter(|_| service.kind != ServiceKind::ClusterIp);
+            let at_node = node_port.into_iter().flat_map(|number| {
+                local_node.node_port_addresses.iter().map(move |addr| (*addr, number, false))
+            });
+            vips.map(|addr| (addr, port, true)).chain(at_node).filter(|(addr, ..)| of_family(addr)).collect()
+        }
+        Role::ExternalIp => {
+            let served = |addr: &IpAddr| local_node.external_ips.refusal(*addr, port).is_none();
+            let served = service.external_ips.iter().copied().filter(of_family).filter(served);
+            served.map(|addr| (addr, port, false)).collect()
+        }
+    }
+}
+
+/// What happens to packets to a port in one role, without the allowed sources.
+fn action(service: &Service, of: &FamilyPort<'_>, role: Role, local_node: &LocalNode) -> Action {
+    let at_cluster_ip = if local_node.masquerade_all { Masquerade::All } else { Masquerade::NotPods };
+    let PortEndpoints { cluster, local, serving, reject } = &of.endpoints;
+    let local = || Endpoints { selection: Selection::Local, list: Arc::clone(local) };
+    let cluster = || Endpoints { selection: Selection::Cluster, list: Arc::clone(cluster) };
+    let (targets, local, masquerade) = match (role, service.internal_policy, service.external_policy) {
+        (Role::ClusterIp, TrafficPolicy::Cluster, _) => (cluster(), None, at_cluster_ip),
+        (Role::ClusterIp, TrafficPolicy::Local, _) => (local(), None, at_cluster_ip),
+        (_, _, TrafficPolicy::Cluster) => (cluster(), None, Masquerade::All),
+        (_, _, TrafficPolicy::Local) => (cluster(), Some(local()), Masquerade::Host),
+    };
+    Action {
+        role,
         created: service.created,
-        port: port.port,
-        reject: cluster.is_empty() && local.is_empty(),
-        targets: Endpoints { selection: Selection::Cluster, list: cluster },
-        local: None,
+        port: of.port.port,
+        reject: *reject,
+        targets,
+        local,
         peers: None,
-        masquerade: if local_node.masquerade_all { Masquerade::All } else { Masquerade::NotPods },
+        masquerade,
         sources: None,
         affinity: service.affinity.map(|affinity| affinity_timeout(affinity.timeout.as_secs())),
-        serving,
-    };
-    // Only for VIPs: a packet to a node's address and node port is for that node alone.
-    let is_forwarded = service.external_policy == TrafficPolicy::Local && local.is_empty() && !base.reject;
-    let peers = local_node.peers.as_ref().filter(|_| is_forwarded);
-    let peers = peers.and_then(|peers| peers.slots(all, family));
-    let internal = match service.internal_policy {
-        TrafficPolicy::Cluster => base.clone(),
-        TrafficPolicy::Local => Action { targets: local.clone(), ..base.clone() },
-    };
-    let external = match service.external_policy {
-        TrafficPolicy::Cluster => Action { masquerade: Masquerade::All, ..base },
-        TrafficPolicy::Local => Action { masquerade: Masquerade::Host, local: Some(local), ..base },
-    };
-    let external = |role| Action { role, ..external.clone() };
-    let vip = Action { sources: allowed.cloned(), peers, ..external(Role::Assigned) };
-
-    let at = |addr: IpAddr, number: u16| Frontend { addr, protocol: port.protocol, port: number };
-    let of_family = |addr: &IpAddr| Family::of(*addr) == family;
-    let mut frontends = Vec::new();
-    for addr in service.cluster_ips.iter().copied().filter(of_family) {
-        frontends.push((at(addr, port.port), internal.clone()));
+        serving: Arc::clone(serving),
     }
-    if service.kind == ServiceKind::LoadBalancer {
-        for addr in service.vips().filter(of_family) {
-            frontends.push((at(addr, port.port), vip.clone()));
-        }
-    }
-    let served = |addr: &IpAddr| local_node.external_ips.refusal(*addr, port.port).is_none();
-    for addr in service.external_ips.iter().copied().filter(of_family).filter(served) {
-        frontends.push((at(addr, port.port), external(Role::ExternalIp)));
-    }
-    if let Some(number) = port.node_port.filter(|_| service.kind != ServiceKind::ClusterIp) {
-        for addr in local_node.node_port_addresses.iter().copied().filter(of_family) {
-            frontends.push((at(addr, number), external(Role::Assigned)));
-        }
-    }
-    frontends
 }
 
 /// The sources allowed at VIPs of this family. A list that names only the other family allows none: limiting the sources does not
@@ -177,8 +242,4 @@ fn sources(service: &Service, family: Family, local_node: &LocalNode) -> Option<
         allowed.extend(service.vips().filter(|vip| Family::of(*vip) == family).map(IpNet::from));
     }
     Some(IpNet::aggregate(&allowed.into_iter().collect()).into())
-}
-
-fn sockets(backends: &[Backend<'_>]) -> Arc<[SocketAddr]> {
-    backends.iter().map(|b| SocketAddr::new(b.endpoint.addr, b.port)).collect()
 }

@@ -176,10 +176,20 @@ fn terminating_endpoints_take_traffic_but_do_not_count() {
     let alone = plan(&local, vec![leaving.clone()]);
     assert_eq!(targets(action(&alone, "192.0.2.1:80").local.as_ref().unwrap()), [HERE]);
     assert_eq!(alone.health.as_ref().and_then(|health| health.v4), Some(0));
-    let beside = plan(&local, vec![leaving, Endpoint::ready(addr("10.244.1.1"), "there")]);
+    let beside = plan(&local, vec![leaving.clone(), Endpoint::ready(addr("10.244.1.1"), "there")]);
     let vip = action(&beside, "192.0.2.1:80");
     assert_eq!(targets(&vip.targets), [THERE]);
-    assert_eq!(targets(&vip.serving), [HERE, THERE], "its flows are left alone");
+    assert_eq!(targets(&vip.serving), [""; 0], "only UDP flows are deleted");
+    local.ports[0].protocol = Protocol::Udp;
+    let mut slice = slice("web", vec![leaving, Endpoint::ready(addr("10.244.1.1"), "there")]);
+    slice.ports[0].protocol = Protocol::Udp;
+    let mut index = Index::default();
+    index.apply_service(Event::Apply(local.clone()));
+    index.apply_slice(Event::Apply(slice));
+    let udp = plan_service(&local, &index, &local_node());
+    for (_, action) in &udp.frontends {
+        assert_eq!(targets(&action.serving), [HERE, THERE], "its flows are left alone");
+    }
 }
 
 #[test]

@@ -3,8 +3,11 @@
 //!
 //! The first packet of a connection makes its client a candidate: for a few seconds, so that connections which a client opens at once
 //! have one endpoint. The client is remembered in the map `affinity` once the endpoint has answered and the client has gone on: a
-//! flood of forged packets fills the candidates only. A namespace may add so many clients in the time of the timeout: a flood of real
-//! connections to one tenant's Services takes no room from the others.
+//! flood of forged packets fills the candidates only. Most UDP clients never go on, so an answer is enough there; but forged packets
+//! are answered, too, and such clients share a small part of their namespace's places.
+//!
+//! A namespace may add so many clients at once and in the time of a timeout, divided by the number of timeouts that it uses: a flood
+//! of real connections to one tenant's Services takes no room from the others.
 
 use std::time::Duration;
 
@@ -14,9 +17,9 @@ use steerage_nft::{
 
 use super::chains::RuleBuilder;
 use super::features::Feature;
-use super::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED};
 use super::layout::{SetId, Side, address_type};
 use super::ruleset_chain::{RulesetChain, with_digest};
+use crate::hash::{ENDPOINT_MODULUS, ENDPOINT_SEED};
 use crate::plan::AFFINITY_TIMEOUTS;
 
 /// The map that packets fill: frontend and client, to the hash of the client's endpoint.
@@ -28,8 +31,13 @@ const AFFINITY_SIZE: u32 = 1 << 19;
 /// Clients whose connections have just begun. The shortest timeout of affinity is longer than theirs.
 const CANDIDATES_SIZE: u32 = 1 << 16;
 const CANDIDATES_TIMEOUT: Duration = Duration::from_secs(3);
-/// Clients that a namespace may add at once and in the time of a timeout: together an eighth of the map.
+/// Clients that a namespace may add at once and in the time of its timeouts: together an eighth of the map.
 const NAMESPACE_CLIENTS: u32 = 1 << 15;
+/// The part of them that may be known by an answer alone.
+const ANSWERED: u32 = 8;
+/// By how much the places of a namespace are divided: at least the number of timeouts that its Services have.
+pub(super) const SHARES: [u32; 4] = [1, 2, 4, 18];
+const _: () = assert!(SHARES[3] as usize == AFFINITY_TIMEOUTS.len(), "a namespace may use all timeouts");
 /// Namespaces whose clients are counted.
 const NAMESPACES: u32 = 1 << 14;
 /// FIN, RST and PSH: each client's connection has a packet with one of them, and few packets of a long one do.
@@ -37,9 +45,45 @@ const TCP_FLAGS: u8 = 1 | 4 | 8;
 /// Before translation, so that the packet still has the address of the frontend, and after conntrack.
 const BEFORE_NAT: i32 = -150;
 
-/// The counters of a namespace's new clients, for one timeout.
-fn counters(seconds: u32) -> String {
-    format!("new-clients-{seconds}")
+/// Which clients are counted.
+#[derive(Debug, Clone, Copy)]
+enum Counted {
+    /// All that are remembered.
+    All,
+    /// Those of which only an answer is known.
+    Answered,
+}
+
+impl Counted {
+    /// The counters of a namespace's new clients, for one timeout.
+    fn counters(self, seconds: u32) -> String {
+        match self {
+            Self::All => format!("new-clients-{seconds}"),
+            Self::Answered => format!("answered-{seconds}"),
+        }
+    }
+
+    /// The chain for namespaces whose places are divided so.
+    fn chain(self, shares: u32) -> String {
+        match self {
+            Self::All => format!("remember-{shares}"),
+            Self::Answered => format!("answered-by-{shares}"),
+        }
+    }
+
+    /// The clients of a namespace.
+    fn clients(self) -> u32 {
+        match self {
+            Self::All => NAMESPACE_CLIENTS,
+            Self::Answered => NAMESPACE_CLIENTS / ANSWERED,
+        }
+    }
+}
+
+/// The division of a namespace's places among this number of timeouts.
+pub(super) fn shares(timeouts: usize) -> u32 {
+    let enough = |shares: &u32| usize::try_from(*shares).is_ok_and(|shares| shares >= timeouts);
+    SHARES.into_iter().find(enough).unwrap_or(SHARES[SHARES.len() - 1])
 }
 
 /// The maps and sets that packets fill.
@@ -52,14 +96,16 @@ pub(super) fn dynamic_sets(family: Family) -> Vec<(String, Set)> {
             .dynamic()
             .size(size)
     };
-    let counted = |seconds: u32| {
-        let set = Set::new(counters(seconds), &[DataType::Mark]).expiring(None).dynamic().size(NAMESPACES);
-        (counters(seconds), set)
+    let counted = |(counted, seconds): (Counted, u32)| {
+        let name = counted.counters(seconds);
+        let set = Set::new(name.as_str(), &[DataType::Mark]).expiring(None).dynamic().size(NAMESPACES);
+        (name, set)
     };
+    let both = |seconds| [(Counted::All, seconds), (Counted::Answered, seconds)];
     let maps = [(AFFINITY, AFFINITY_SIZE), (CANDIDATES, CANDIDATES_SIZE)];
     maps.map(|(name, size)| (name.to_owned(), clients(name, size)))
         .into_iter()
-        .chain(AFFINITY_TIMEOUTS.map(counted))
+        .chain(AFFINITY_TIMEOUTS.into_iter().flat_map(both).map(counted))
         .collect()
 }
 
@@ -82,8 +128,8 @@ impl RuleBuilder<'_> {
         client
     }
 
-    /// TCP and SCTP: packets of the client of an assured connection, which a forged packet cannot open. UDP: answers, because most of
-    /// its clients send one datagram from each socket.
+    /// Packets of the client of an assured connection, which a forged packet cannot open. UDP is assured if it goes on for two seconds,
+    /// but most of its clients send one datagram from each socket: so answers count, too.
     fn established(&self) -> Vec<Rule> {
         let protocol = |number| Rule::new().equals(&Expression::l4proto(), Field::Proto(number));
         let is_assured = |rule: Rule| {
@@ -95,42 +141,82 @@ impl RuleBuilder<'_> {
         vec![
             is_assured(protocol(libc_protocol::TCP).has_any_byte(Expression::tcp_flags(), TCP_FLAGS)),
             is_assured(protocol(libc_protocol::SCTP)),
+            is_assured(protocol(libc_protocol::UDP)),
             protocol(libc_protocol::UDP)
                 .has_any(Expression::Ct(Ct::Status), Ct::DNAT)
+                .has_none(Expression::Ct(Ct::Status), Ct::ASSURED)
                 .equals_bytes(&Expression::Ct(Ct::Direction), &reply)
                 .in_set(&SetId::Affine.name(), &self.original_frontend())
-                .goto("remember"),
+                .goto("answered"),
         ]
     }
 
-    /// Remembers the client of a connection, or keeps it for another timeout, unless its namespace has too many new ones.
-    pub(super) fn remember(&self) -> Vec<Rule> {
-        let frontend = self.original_frontend();
+    /// The chains that remember the client of a connection or keep it for another timeout, in the order of their creation.
+    pub(super) fn remembering(&self) -> Vec<(String, Vec<Rule>)> {
+        let mut chains = vec![("keep".to_owned(), self.keep())];
+        for (counted, known, new) in
+            [(Counted::All, "keep", "remember-used"), (Counted::Answered, "remember", "answered")]
+        {
+            chains.extend(
+                SHARES.map(|shares| (counted.chain(shares), self.new_client(counted, shares, known))),
+            );
+            chains.push((new.to_owned(), self.known_or_new(counted, known)));
+            if new == "remember-used" {
+                chains.push(("remember".to_owned(), self.remember()));
+            }
+        }
+        chains
+    }
+
+    /// Remembers only an endpoint that the frontend still has: else an old connection would undo the choice of a new one.
+    fn remember(&self) -> Vec<Rule> {
+        let mut key = vec![self.endpoint_of_connection()];
+        key.extend(self.original_frontend());
+        let is_used = |side| Rule::new().map(&SetId::Sticky(side).name(), &key).goto("remember-used");
+        let mut rules = Side::ALL.map(is_used).to_vec();
+        rules.push(Rule::new().return_());
+        rules
+    }
+
+    fn known_or_new(&self, counted: Counted, known_chain: &str) -> Vec<Rule> {
         let known = Expression::MapWord { map: AFFINITY.to_owned(), key: self.client() };
         // Each hash is below the modulus.
-        let is_known = Rule::new().not_equals(&known, Field::Number(ENDPOINT_MODULUS));
-        let namespace = Expression::MapWord { map: SetId::Namespaces.name(), key: frontend.clone() };
+        let is_known = Rule::new().not_equals(&known, Field::Number(ENDPOINT_MODULUS)).goto(known_chain);
+        let divided = |shares: u32| {
+            Rule::new()
+                .in_set(&SetId::Shares(shares).name(), &[self.namespace()])
+                .goto(&counted.chain(shares))
+        };
+        let mut rules = vec![is_known];
+        rules.extend(SHARES.map(divided));
+        rules.push(Rule::new().return_());
+        rules
+    }
+
+    fn namespace(&self) -> Expression {
+        Expression::MapWord { map: SetId::Namespaces.name(), key: self.original_frontend() }
+    }
+
+    /// Goes on unless the namespace has too many new clients.
+    fn new_client(&self, counted: Counted, shares: u32, next: &str) -> Vec<Rule> {
         let too_many = |seconds: u32| {
             Rule::new()
-                .in_set(&SetId::AffineFor(seconds).name(), &frontend)
+                .in_set(&SetId::AffineFor(seconds).name(), &self.original_frontend())
                 .dynamic_limit(
-                    &counters(seconds),
-                    std::slice::from_ref(&namespace),
+                    &counted.counters(seconds),
+                    &[self.namespace()],
                     timeout(seconds),
-                    limit(seconds),
+                    limit(counted.clients() / shares, seconds),
                 )
                 .return_()
         };
         let limits = self.config.features.has(Feature::Limits).then(|| AFFINITY_TIMEOUTS.map(too_many));
-        std::iter::once(is_known.goto("keep"))
-            .chain(limits.into_iter().flatten())
-            .chain([Rule::new().goto("keep")])
-            .collect()
+        limits.into_iter().flatten().chain([Rule::new().goto(next)]).collect()
     }
 
-    /// Records the endpoint of a connection's client, or restarts the timeout.
-    pub(super) fn keep(&self) -> Vec<Rule> {
-        let endpoint = Expression::Jhash {
+    /// The hash of the endpoint that a connection has.
+    fn endpoint_of_connection(&self) -> Expression {
+        Expression::Jhash {
             of: vec![
                 Expression::Ct(Ct::Source(self.family, Direction::Reply)),
                 Expression::Ct(Ct::SourcePort(Direction::Reply)),
@@ -138,7 +224,12 @@ impl RuleBuilder<'_> {
             modulus: ENDPOINT_MODULUS,
             seed: ENDPOINT_SEED,
             offset: 0,
-        };
+        }
+    }
+
+    /// Records the endpoint of a connection's client, or restarts the timeout.
+    fn keep(&self) -> Vec<Rule> {
+        let endpoint = self.endpoint_of_connection();
         let record = |rule: &Rule, seconds: u32| {
             let endpoint = std::slice::from_ref(&endpoint);
             rule.clone()
@@ -200,11 +291,11 @@ fn timeout(seconds: u32) -> Duration {
     Duration::from_secs(seconds.into())
 }
 
-/// More than [`NAMESPACE_CLIENTS`] at once and in so many seconds, in a unit that `nft` knows.
-fn limit(seconds: u32) -> Limit {
+/// More than so many clients at once and in so many seconds, in a unit that `nft` knows.
+fn limit(clients: u32, seconds: u32) -> Limit {
     let unit = [86_400, 3_600, 60, 1].into_iter().find(|unit| *unit <= seconds).unwrap_or(1);
-    let packets = (u64::from(NAMESPACE_CLIENTS) * u64::from(unit)).div_ceil(u64::from(seconds));
-    Limit { packets, unit: u64::from(unit), burst: NAMESPACE_CLIENTS, over: true }
+    let packets = (u64::from(clients) * u64::from(unit)).div_ceil(u64::from(seconds));
+    Limit { packets, unit: u64::from(unit), burst: clients, over: true }
 }
 
 /// IPPROTO_*.
@@ -221,11 +312,23 @@ mod tests {
     #[test]
     fn a_namespace_adds_its_clients_once_in_a_timeout() {
         for seconds in AFFINITY_TIMEOUTS {
-            let Limit { packets, unit, burst, over } = limit(seconds);
+            let Limit { packets, unit, burst, over } = limit(NAMESPACE_CLIENTS, seconds);
             assert!(over && burst == NAMESPACE_CLIENTS && [1, 60, 3600, 86_400].contains(&unit));
             let in_a_timeout = packets * u64::from(seconds) / unit;
             let excess = in_a_timeout - u64::from(NAMESPACE_CLIENTS);
             assert!(excess <= u64::from(seconds), "{seconds}: {in_a_timeout}");
+        }
+    }
+
+    /// A namespace that uses all timeouts must not fill the map of all.
+    #[test]
+    fn a_namespace_has_an_eighth_of_the_map_however_many_timeouts_it_uses() {
+        for timeouts in 1..=AFFINITY_TIMEOUTS.len() {
+            let used = AFFINITY_TIMEOUTS.into_iter().take(timeouts);
+            let at_once = |seconds| u64::from(limit(NAMESPACE_CLIENTS / shares(timeouts), seconds).burst);
+            let all: u64 = used.map(at_once).sum();
+            assert!(all * 16 <= u64::from(AFFINITY_SIZE), "{timeouts}: {all}");
+            assert!(all * 2 > u64::from(NAMESPACE_CLIENTS) || timeouts > 4, "{timeouts}: {all}");
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use steerage_nft::{Family, RowShape, Set};
 
-use super::affinity::{AFFINITY, BASE_CHAINS, dynamic_sets};
+use super::affinity::{AFFINITY, BASE_CHAINS, SHARES, dynamic_sets};
 use super::chains::{INVALID, RuleBuilder};
 use super::drops::DropReason;
 use super::features::Feature;
@@ -33,7 +33,7 @@ pub struct BaseRuleset {
 }
 
 impl BaseRuleset {
-    /// Whether a chain may be missing in a table of this version: it is added when it is needed.
+    /// Whether a table of this version may lack a chain, or have it: it is added when it is needed, and deleted when it is not.
     pub fn is_optional(chain: &str) -> bool {
         chain == INVALID || BASE_CHAINS.iter().any(|(name, _)| *name == chain)
     }
@@ -55,6 +55,7 @@ impl BaseRuleset {
         ];
         filled.extend(prefix_lengths(family == Family::Ip6).map(SetId::Sources));
         filled.extend(AFFINITY_TIMEOUTS.map(SetId::AffineFor));
+        filled.extend(SHARES.map(SetId::Shares));
         filled.extend((1..=SHORT).map(SetId::Slots));
         for side in Side::ALL {
             filled.extend([SetId::Sticky(side), SetId::Lists(side)]);

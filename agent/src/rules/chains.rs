@@ -35,10 +35,9 @@ impl RuleBuilder<'_> {
         let long = Side::ALL.into_iter().flat_map(|side| LONG.map(|class| (side, class)));
         let mut chains: Vec<_> = long
             .map(|(side, class)| (SetId::Long(side, class).name(), self.long(side, class)))
+            .chain(self.remembering())
             .chain(
                 [
-                    ("keep", self.keep()),
-                    ("remember", self.remember()),
                     ("propose", self.propose()),
                     ("recall-cluster", self.recall(Side::Cluster)),
                     ("recall-local", self.recall(Side::Local)),

@@ -8,11 +8,11 @@ use ipnet::IpNet;
 use steerage_model::{Family, Key};
 use steerage_nft::{Field, Rows};
 
-use super::hash::endpoint_hash;
 use super::layout::{LOCAL_OFFSET, SetId, Side, long_class};
 use super::long_lists::{LongList, LongLists};
 use super::namespaces::Namespaces;
 use super::source_lists::{Networks, SourceLists, kernel_networks};
+use crate::hash::endpoint_hash;
 use crate::plan::{Action, Affected, Desired, Frontend, Masquerade, Role};
 
 /// Elements of one family, by set, each set in order.
@@ -150,6 +150,7 @@ pub(super) fn affected_elements(
             elements_of_sources(number, networks, &mut elements);
         }
     }
+    elements_of_namespaces(lists.namespaces.shares_of(affected.services.iter()), &mut elements);
     let addresses = affected.cluster_addresses.iter().filter(|addr| desired.is_cluster_address(addr));
     let hairpins = affected.hairpins.iter().filter(|addr| desired.is_hairpin(addr));
     shared_elements(addresses.copied(), hairpins.copied(), &mut elements);
@@ -169,6 +170,7 @@ pub(super) fn all_elements(desired: &Desired, lists: &Lists, family: Family) -> 
     for (number, networks) in lists.sources.all() {
         elements_of_sources(number, networks, &mut elements);
     }
+    elements_of_namespaces(lists.namespaces.shares(), &mut elements);
     shared_elements(desired.cluster_addresses(), desired.hairpins(), &mut elements);
     elements.sorted()
 }
@@ -185,6 +187,13 @@ fn shared_elements(
     }
     for addr in hairpins.filter(of_family) {
         out.of(SetId::Hairpins).push_key(&[addr.into(), addr.into()]);
+    }
+}
+
+/// The elements of namespaces whose Services have affinity.
+fn elements_of_namespaces(namespaces: BTreeSet<(u32, u32)>, out: &mut Elements) {
+    for (number, shares) in namespaces {
+        out.of(SetId::Shares(shares)).push_key(&[Field::Number(number)]);
     }
 }
 

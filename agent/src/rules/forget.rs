@@ -10,7 +10,7 @@ use steerage_model::Protocol;
 use steerage_nft::{Data, Element};
 
 use super::affinity::{AFFINITY, CANDIDATES};
-use super::hash::endpoint_hash;
+use crate::hash::endpoint_hash;
 use crate::plan::{Desired, Frontend};
 
 /// The maps from a client of a frontend to the hash of its endpoint.

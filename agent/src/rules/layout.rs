@@ -3,14 +3,17 @@
 
 use steerage_nft::{DataType, Family, RowShape, Set};
 
+use crate::plan::MOST_ENDPOINTS;
+
 /// The name of our table in each family.
 pub const TABLE: &str = "steerage";
 /// A frontend with up to this number of endpoints has its own slots, in the map for exactly that number.
 pub(crate) const SHORT: u32 = 8;
 /// Classes of lists with more endpoints: the least that holds them is less than four times their number.
 pub(crate) const LONG: [u32; 6] = [16, 64, 256, 1024, 4096, 16_384];
-/// The number of endpoints of the longest list. Further ones get no traffic.
+/// The number of endpoints of the longest list: plans have no longer ones.
 pub(crate) const LONGEST: u32 = LONG[LONG.len() - 1];
+const _: () = assert!(LONGEST as usize == MOST_ENDPOINTS, "plans and rules have the same longest list");
 /// The slots of a frontend's local list start here.
 pub const LOCAL_OFFSET: u32 = 1 << 16;
 
@@ -70,6 +73,8 @@ pub enum SetId {
     AffineFor(u32),
     /// Frontends with affinity: the number of the namespace.
     Namespaces,
+    /// Namespaces by the division of their places for clients: the number of the namespace.
+    Shares(u32),
     /// Endpoints that a client may keep: hash of the endpoint, and frontend.
     Sticky(Side),
     /// Endpoints of frontends with this number of them: frontend and slot.
@@ -102,6 +107,7 @@ impl SetId {
             Self::Affine => "affine".to_owned(),
             Self::AffineFor(seconds) => format!("affine-{seconds}"),
             Self::Namespaces => "namespaces".to_owned(),
+            Self::Shares(shares) => format!("shares-{shares}"),
             Self::Sticky(side) => format!("sticky{}", side.suffix()),
             Self::Slots(count) => format!("slots-{count}"),
             Self::Lists(side) => format!("lists{}", side.suffix()),
@@ -122,6 +128,7 @@ impl SetId {
         match self {
             Self::ClusterAddresses => Set::new(name, &[addr]),
             Self::Hairpins => Set::new(name, &[addr, addr]),
+            Self::Shares(_) => Set::new(name, &[DataType::Mark]),
             Self::Sources(_) => Set::new(name, &[DataType::Mark, addr]),
             Self::Sticky(_) => Set::new(name, &[DataType::Mark, a, b, c]).maps_to(&ends),
             Self::Slots(_) => Set::new(name, &[a, b, c, DataType::Mark]).maps_to(&ends),
@@ -145,6 +152,7 @@ impl SetId {
         match self {
             Self::ClusterAddresses => plain(addr),
             Self::Hairpins => plain(2 * addr),
+            Self::Shares(_) => plain(4),
             Self::Sources(_) => plain(4 + addr),
             Self::Sticky(_) | Self::Slots(_) => RowShape { data: addr + 4, ..plain(frontend + 4) },
             Self::Lists(_) | Self::Restricted | Self::Namespaces => RowShape { data: 4, ..plain(frontend) },

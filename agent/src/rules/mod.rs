@@ -20,7 +20,6 @@ mod drops;
 mod elements;
 mod features;
 mod forget;
-mod hash;
 mod layout;
 mod long_lists;
 mod namespaces;
@@ -32,18 +31,18 @@ mod ruleset_chain;
 mod source_lists;
 mod stale_flows;
 
+pub use crate::hash::{endpoint_hash, flow_seed};
 pub use base_ruleset::BaseRuleset;
 pub use drops::DropReason;
 pub use elements::{Changes, Elements, difference};
 pub use features::{Feature, Features, Without};
 pub use forget::{CLIENT_MAPS, is_kept};
-pub use hash::{endpoint_hash, flow_seed};
 pub use layout::{LOCAL_OFFSET, SetId, Side, TABLE};
 pub use long_lists::{KernelLists, kernel_lists};
 pub use peers::TO_PEERS;
 pub use ruleset::{Difference, KernelState, Ruleset};
 pub use ruleset_chain::{RulesetChain, RulesetConfig};
-pub use stale_flows::StaleFlows;
+pub use stale_flows::{StaleFlows, deleted_udp_frontends};
 
 #[cfg(test)]
 mod kernel_needs_tests;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::hash::jhash;
+use crate::hash::jhash;
 
 /// Numbers in use. No two things have one number: the rules could not tell them apart, and names may be chosen to collide.
 #[derive(Debug, Clone, Default)]

@@ -106,8 +106,7 @@ impl Ruleset {
 
     /// Takes in plans before the first write: no difference is computed.
     pub fn stage(&mut self, updates: BTreeMap<Key, ServicePlan>) {
-        let frontends = updates.values().flat_map(|plan| &plan.frontends).map(|(frontend, _)| *frontend);
-        self.changed_udp.extend(frontends.filter(is_udp));
+        self.changed_udp.extend(self.desired.frontends_of(&updates).filter(is_udp));
         self.update_lists(&updates);
         self.desired.update(updates);
     }
@@ -148,6 +147,11 @@ impl Ruleset {
         let (Some(affected), Some([old_v4, old_v6])) = (affected, old) else { return Difference::Full };
         let [new_v4, new_v6] = self.elements(&affected);
         Difference::Elements([difference(&old_v4, &new_v4), difference(&old_v6, &new_v6)])
+    }
+
+    /// Notes frontends whose elements a write deleted, with or without a plan.
+    pub fn note_deleted(&mut self, frontends: BTreeSet<Frontend>) {
+        self.changed_udp.extend(frontends.into_iter().filter(is_udp));
     }
 
     /// The UDP frontends that changed since the last call, each with the endpoints whose flows may stay. Call it once the

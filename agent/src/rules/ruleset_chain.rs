@@ -5,7 +5,7 @@ use ipnet::IpNet;
 use steerage_nft::{Chain, ChainType, Hook, Rule};
 
 use super::features::Features;
-use super::hash::jhash;
+use crate::hash::jhash;
 use crate::local_node::LocalPods;
 
 /// Before kube-proxy (dstnat, −100), so that the agent translates its frontends.

@@ -2,15 +2,18 @@
 //! Connections in conntrack that may have to end, because the rules no longer lead where they lead. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use steerage_model::Protocol;
+
+use super::{Changes, SetId};
 use crate::plan::Frontend;
 
 /// Frontends whose connections may be stale.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StaleFlows {
-    /// UDP, each with the endpoints whose flows may stay.
+    /// UDP, each with the endpoints whose flows may stay, in order.
     pub udp: BTreeMap<Frontend, Arc<[SocketAddr]>>,
     /// TCP and SCTP: a handshake that went on untranslated, while the rules were missing, has to begin anew.
     pub handshakes: BTreeSet<Frontend>,
@@ -33,6 +36,84 @@ impl StaleFlows {
         for (frontend, serving) in &mut self.udp {
             if let Some(newer) = newer.udp.get(frontend) {
                 *serving = Arc::clone(newer);
+            }
+        }
+    }
+}
+
+/// The UDP frontends of which these changes delete elements: some may be in no plan, because their Service was deleted while no agent
+/// ran.
+pub fn deleted_udp_frontends(changes: &Changes) -> BTreeSet<Frontend> {
+    let mut frontends = BTreeSet::new();
+    for (id, rows) in &changes.delete {
+        let beyond = match id {
+            SetId::Frontends | SetId::Rejected | SetId::Dropped | SetId::Lists(_) => 0,
+            SetId::Slots(_) => size_of::<u32>(),
+            _ => continue,
+        };
+        let key = |key: &[u8]| frontend(key.get(..key.len().checked_sub(beyond)?)?);
+        frontends.extend(rows.iter().filter_map(|row| key(row.key)));
+    }
+    frontends.retain(|frontend| frontend.protocol == Protocol::Udp);
+    frontends
+}
+
+/// Address, protocol and port, of which the last two take a word each.
+fn frontend(key: &[u8]) -> Option<Frontend> {
+    let (addr, rest) = key.split_at_checked(key.len().checked_sub(8)?)?;
+    let v4 = <[u8; 4]>::try_from(addr).map(IpAddr::from);
+    let addr = v4.or_else(|_| <[u8; 16]>::try_from(addr).map(IpAddr::from)).ok()?;
+    let &[protocol, _, _, _, high, low, _, _] = rest else { return None };
+    let known = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let protocol = known.into_iter().find(|known| known.number() == protocol)?;
+    Some(Frontend { addr, protocol, port: u16::from_be_bytes([high, low]) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use steerage_model::{Family, Key};
+
+    use super::*;
+    use crate::plan::{Action, Endpoints, Masquerade, Role, Selection, ServicePlan};
+    use crate::rules::{Elements, Ruleset, difference};
+
+    fn plan(frontends: &[Frontend], endpoints: u8) -> ServicePlan {
+        let v6 = frontends.iter().any(|frontend| frontend.addr.is_ipv6());
+        let endpoint = |n: u8| -> SocketAddr {
+            let v6 = v6.then(|| IpAddr::from([0xfd44, 0, 0, 0, 0, 0, 0, u16::from(n)]));
+            SocketAddr::new(v6.unwrap_or(IpAddr::from([10, 244, 0, n])), 53)
+        };
+        let list: Arc<[SocketAddr]> = (0..endpoints).map(endpoint).collect();
+        let action = Action {
+            role: Role::ClusterIp,
+            created: 0,
+            port: 53,
+            targets: Endpoints { selection: Selection::Cluster, list: Arc::clone(&list) },
+            local: None,
+            reject: endpoints == 0,
+            peers: None,
+            masquerade: Masquerade::NotPods,
+            sources: None,
+            affinity: None,
+            serving: list,
+        };
+        let frontends = frontends.iter().map(|frontend| (*frontend, action.clone())).collect();
+        ServicePlan { frontends, ..ServicePlan::default() }
+    }
+
+    #[test]
+    fn frontends_are_found_in_every_kind_of_list() {
+        let at = |addr: &str, protocol| Frontend { addr: addr.parse().unwrap(), protocol, port: 53 };
+        for (family, addr) in [(Family::V4, "10.96.0.10"), (Family::V6, "fd96::10")] {
+            let udp = at(addr, Protocol::Udp);
+            for endpoints in [0, 1, 3, 200] {
+                let mut ruleset = Ruleset::default();
+                let plan = plan(&[udp, at(addr, Protocol::Tcp)], endpoints);
+                ruleset.stage(BTreeMap::from([(Key::new("n", "s"), plan)]));
+                let changes = difference(&ruleset.all_elements(family), &Elements::new(family));
+                assert_eq!(deleted_udp_frontends(&changes), [udp].into(), "{endpoints} endpoints");
             }
         }
     }

@@ -10,7 +10,7 @@ use steerage_nft::Rows;
 
 use super::*;
 use crate::local_node::LocalPods;
-use crate::plan::{Action, Endpoints, Frontend, Masquerade, Role, Selection, ServicePlan};
+use crate::plan::{Action, Endpoints, Frontend, Masquerade, Omitted, Role, Selection, ServicePlan};
 
 fn target(n: u8) -> SocketAddr {
     SocketAddr::new(IpAddr::from([10, 244, 0, n]), 8080)
@@ -80,6 +80,7 @@ fn a_frontend_becomes_elements() {
             ("masqueraded", 1),
             ("affine", 1),
             ("affine-30", 1),
+            ("shares-1", 1),
             ("namespaces", 1),
             ("sticky", 9),
             ("sticky-local", 9),
@@ -262,6 +263,7 @@ fn plans(world: &World) -> BTreeMap<Key, ServicePlan> {
         health: None,
         reserved: Vec::new(),
         refused: Vec::new(),
+        omitted: Omitted::default(),
         reduced: None,
     };
     world.iter().map(|(name, frontends)| (Key::new("n", name.to_string()), plan(frontends))).collect()

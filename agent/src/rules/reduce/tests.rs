@@ -107,7 +107,31 @@ fn assigned_frontends_go_before_cluster_ips_and_sources_are_never_opened() {
     let mut plan = self::plan(1, 3, 1, true, 10_000);
     plan.reduce(2_000, 0).expect("too large");
     let of = |(_, action): &(Frontend, Action)| action.sources.as_ref().map(|networks| networks.len());
-    assert_eq!(plan.frontends.iter().map(of).collect::<Vec<_>>(), [None, Some(500), Some(500)]);
+    assert_eq!(plan.frontends.iter().map(of).collect::<Vec<_>>(), [None, Some(1965), Some(1965)]);
+    let reduced = self::plan(1, 3, 1, true, 10_000).reduce(2_000, 0).expect("too large");
+    assert_eq!(
+        (reduced.endpoints, reduced.sources, reduced.frontends),
+        (1, 8_035, 0),
+        "and they are counted"
+    );
+}
+
+#[test]
+fn sources_are_cut_only_if_one_endpoint_does_not_fit() {
+    let mut plan = plan(10, 300, 1, false, 500);
+    let reduced = plan.reduce(1_000, 0).expect("too large");
+    assert!(reduced.endpoints > 1 && (reduced.sources, reduced.frontends) == (0, 0), "{reduced:?}");
+    let sources = plan.frontends.iter().filter_map(|(_, action)| action.sources.as_ref());
+    assert!(sources.map(|networks| networks.len()).all(|networks| networks == 500));
+}
+
+#[test]
+fn addresses_that_may_have_to_reach_themselves_are_those_of_the_endpoints_that_are_left() {
+    let mut plan = plan(5, 600, 600, false, 0);
+    plan.reduce(1_000, 0).expect("too large");
+    let used = plan.frontends.iter().flat_map(|(_, action)| lists(action)).flat_map(|list| list.iter());
+    let used: BTreeSet<_> = used.map(SocketAddr::ip).collect();
+    assert_eq!(plan.hairpins.iter().copied().collect::<BTreeSet<_>>(), used);
 }
 
 proptest! {
@@ -121,7 +145,7 @@ proptest! {
         external.for_each(|(_, action)| action.peers = Some([IpAddr::from([10, 0, 0, 1]); 8].into()));
         let before = reduced.clone();
         let cost = before.cost();
-        prop_assert!(elements(&before) <= cost && cost <= elements(&before) + before.frontends.len() * FRONTEND);
+        prop_assert!(elements(&before) <= cost && cost <= elements(&before) + before.frontends.len() * FRONTEND_ELEMENTS);
         let result = reduced.reduce(limit, 1);
         prop_assert_eq!(result.is_some(), cost > limit);
         prop_assert!(elements(&reduced) <= limit, "{} of {}", elements(&reduced), limit);

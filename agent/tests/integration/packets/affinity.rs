@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `sessionAffinity: ClientIP`: kept, refreshed, and ended by the timeout or with the endpoint.
 
-use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
+use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_agent::rules::endpoint_hash;
-use steerage_model::{Family, Protocol};
+use steerage_model::{Family, Key, Protocol, Service};
 use steerage_requirements::requires;
 
-use crate::packets::cluster::{Cluster, FAMILIES, Way, local, service, with_affinity};
-use crate::world::{At, World, ask_on};
+use crate::packets::cluster::{Cluster, FAMILIES, Way, key, local, place, service, with_affinity};
+use crate::world::{At, World, ask_on, ask_udp, udp_socket};
 
 /// Opens a connection.
 const SYN: u8 = 2;
@@ -202,6 +203,145 @@ fn forged_first_packets_leave_no_client_without_affinity() {
     assert_eq!((first.len(), count("affinity")), (1, 1));
 }
 
+/// The affinity map of IPv4.
+fn remembered(world: &World) -> String {
+    world.sh_at(At::Node, "nft list map ip steerage affinity")
+}
+
+/// The kernel keeps the hash in host order, but nft prints it as if in network order.
+fn listed_hash(at: At, family: Family) -> String {
+    format!("0x{:08x}", endpoint_hash(at.socket(family)).to_be())
+}
+
+#[test]
+fn open_connection_to_a_removed_endpoint_does_not_undo_a_new_choice() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let pods = [At::Pod1, At::Pod2, At::Far];
+    let service = with_affinity(service(), LONG);
+    let mut cluster = Cluster::new(&world, service.clone(), &pods);
+    let vip = Way::Vip.to(Family::V4);
+    let mut old = world.run(At::Client, || TcpStream::connect(vip).expect("connect"));
+    let mut ask_old = || at(ask_on(&mut old).expect("an answer").split(' ').next().unwrap_or_default());
+    let gone = ask_old();
+    assert_eq!(ask_old(), gone);
+    assert!(remembered(&world).contains(&listed_hash(gone, Family::V4)));
+    let others: Vec<_> = pods.into_iter().filter(|pod| *pod != gone).collect();
+    cluster.set(service, &others);
+    let chosen = answering(&world, At::Client, Way::Vip, Family::V4);
+    let chosen = at(chosen.first().expect("one"));
+    for _ in 0..3 {
+        assert_eq!(ask_old(), gone, "the connection stays");
+        let text = remembered(&world);
+        assert!(text.contains(&listed_hash(chosen, Family::V4)), "{chosen:?} in {text}");
+        assert!(!text.contains(&listed_hash(gone, Family::V4)), "{gone:?} in {text}");
+    }
+}
+
+/// A packet with a datagram, from an address that need not be the sender's.
+fn datagram(source: Ipv4Addr, to: SocketAddrV4) -> Vec<u8> {
+    let datagram = [&[0x9c, 0x40][..], &to.port().to_be_bytes(), &[0, 12, 0, 0], b"who?"].concat();
+    let header = [0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0];
+    [&header[..], &source.octets(), &to.ip().octets(), &datagram].concat()
+}
+
+/// A forged datagram is answered, and no rule can tell it from one of a client that sends but one.
+#[test]
+fn forged_datagrams_leave_room_for_clients_that_go_on() {
+    /// An eighth of what a namespace has.
+    const ANSWERED: usize = 4096;
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let _cluster = Cluster::new(
+        &world,
+        with_affinity(service(), Duration::from_hours(24)),
+        &[At::Pod1, At::Pod2, At::Far],
+    );
+    let to = Way::Vip.to(Family::V4);
+    let SocketAddr::V4(vip) = to else { panic!("an IPv4 address") };
+    let count = || remembered(&world).matches("expires").count();
+    let client = format!(" {} ", At::Client.addr(Family::V4));
+    let begun = Instant::now();
+    let mut sources = 0_u16..60_000;
+    let mut forge = |count| {
+        let some: Vec<_> = sources.by_ref().take(count).collect();
+        world.run(At::Client, || {
+            let socket = Socket::new(Domain::IPV4, Type::RAW, Some(socket2::Protocol::from(255))).unwrap();
+            for [a, b] in some.iter().map(|n| n.to_be_bytes()) {
+                let packet = datagram([10, 200, a, b].into(), vip);
+                let _ = socket.send_to(&packet, &SocketAddr::V4(vip).into());
+            }
+        });
+    };
+    while count() < ANSWERED {
+        assert!(begun.elapsed() < Duration::from_mins(5), "{} are remembered", count());
+        forge(500);
+    }
+    forge(2000);
+    let socket = world.run(At::Client, || udp_socket(to));
+    // The servers' queues may still be full of forged ones.
+    let ask = || {
+        while ask_udp(&socket, to).is_err() {
+            assert!(begun.elapsed() < Duration::from_mins(8), "no answer");
+        }
+    };
+    ask();
+    // One more in twenty seconds.
+    assert!(count() <= ANSWERED + 100, "{} are remembered", count());
+    // Connection tracking takes a flow for assured that lasts two seconds.
+    std::thread::sleep(Duration::from_millis(2200));
+    for _ in 0..3 {
+        ask();
+    }
+    assert!(remembered(&world).contains(&client), "one that goes on is remembered");
+}
+
+#[test]
+fn client_of_one_datagram_is_remembered() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let _cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Pod1, At::Pod2, At::Far]);
+    let (who, _) = world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Udp).expect("an answer");
+    assert!(remembered(&world).contains(&listed_hash(at(&who), Family::V4)));
+}
+
+/// A namespace with more timeouts has fewer places for each, and not more places.
+#[test]
+fn timeouts_of_a_namespace_share_its_places() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Pod1]);
+    let shares = |number: u8| {
+        let text = world.sh_at(At::Node, &format!("nft list set ip steerage shares-{number}"));
+        text.contains("elements")
+    };
+    let other = |number: u8| {
+        let timeout = Duration::from_secs(10 * u64::from(number));
+        let key = Key::new(key().namespace(), format!("other-{number}"));
+        let cluster_ips = vec![IpAddr::from([10, 96, 1, number])];
+        let service = Service { cluster_ips, ..Service::new(key) };
+        with_affinity(
+            Service { ports: self::service().ports, proxy_name: self::service().proxy_name, ..service },
+            timeout,
+        )
+    };
+    for (services, expected) in [(0, 1), (1, 2), (2, 4), (6, 18), (1, 2)] {
+        let plan = |number: u8| {
+            let service = other(number);
+            let plan = plan_service(&service, &cluster.index, &place());
+            let plan = if number <= services { plan } else { ServicePlan::default() };
+            (service.key, plan)
+        };
+        let updates = (1..=6).map(plan).collect();
+        cluster.write(updates);
+        assert_eq!([1, 2, 4, 18].map(shares), [1, 2, 4, 18].map(|number| number == expected), "{services}");
+    }
+    cluster.dataplane.mark_out_of_sync();
+    assert_eq!(cluster.write(BTreeMap::new()).elements, 0, "the differences were right");
+    world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp).expect("an answer");
+    assert!(remembered(&world).contains(&listed_hash(At::Pod1, Family::V4)));
+}
+
 #[test]
 fn policy_local_overrides_affinity_to_remote_endpoint() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
@@ -236,8 +376,7 @@ fn kernel_and_agent_hash_endpoints_equally() {
         world.ask(At::Client, Way::Vip.to(family), Protocol::Tcp).expect("an answer");
         let (ip, table) = if family == Family::V4 { ("10.1.0.2", "ip") } else { ("fd01::2", "ip6") };
         let text = world.sh_at(At::Node, &format!("nft list map {table} steerage affinity"));
-        // The kernel keeps the hash in host order, but nft prints it as if in network order.
-        let hash = format!("0x{:08x}", endpoint_hash(At::Far.socket(family)).to_be());
+        let hash = listed_hash(At::Far, family);
         assert!(text.contains(ip) && text.contains(&hash), "{hash} in {text}");
     }
 }

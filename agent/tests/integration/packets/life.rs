@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Changes under traffic: restarts, moves between map classes, UDP flows, foreign changes.
 
-use std::net::TcpStream;
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use steerage_agent::kernel::{FlowCleaner, clean_up};
+use steerage_agent::plan::ServicePlan;
 use steerage_agent::rules::KernelState;
 use steerage_model::{Family, Protocol};
-use steerage_nft::{Conntrack, Nft, Table};
+use steerage_nft::{Batch, Conntrack, ConntrackEntry, Nft, Table};
 use steerage_requirements::requires;
+use steerage_watch::Event;
 
-use crate::packets::cluster::{Cluster, FAMILIES, Way, local, service, slices};
+use crate::packets::cluster::{Applied, Cluster, FAMILIES, Way, key, local, service, slices, with_affinity};
 use crate::world::{At, Lost, World, ask_on, ask_udp, udp_socket};
 
 #[test]
@@ -33,6 +36,26 @@ fn restart_writes_nothing_and_keeps_connections() {
     // Established connections keep their endpoint when the endpoints change.
     cluster.set(local(service()), &[At::Pod1, At::Pod2]);
     ask();
+}
+
+/// The last Service with affinity was deleted while no agent ran, and `nf_conntrack_tcp_be_liberal` set.
+#[test]
+fn restart_deletes_chains_that_are_not_needed_any_more() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let sticky = with_affinity(local(service()), Duration::from_hours(3));
+    let mut cluster = Cluster::new(&world, sticky, &[At::Pod1, At::Far]);
+    cluster.ruleset.set_drop_invalid(true);
+    cluster.dataplane.mark_out_of_sync();
+    cluster.apply();
+    cluster.set(local(service()), &[At::Pod1, At::Far]);
+    let chains = ["remember-received", "remember-sent", "invalid"];
+    let has = |chain: &str| world.sh_at(At::Node, "nft list ruleset").contains(&format!("chain {chain} "));
+    assert!(chains.iter().all(|chain| has(chain)));
+    let applied = cluster.restart(&world);
+    assert_eq!((applied.elements, applied.full), (0, true), "the tables are not replaced");
+    assert!(!chains.iter().any(|chain| has(chain)));
+    assert_eq!(world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp).expect("an answer").0, "pod1");
 }
 
 #[test]
@@ -120,6 +143,76 @@ fn only_udp_flows_of_removed_endpoint_end() {
         let left = conntrack.entries(of, |flow| flow.original.destination == to).unwrap();
         assert_eq!(left, []);
     }
+}
+
+/// The flows of a client that leave translated for this address.
+fn translated_flows(world: &World, to: SocketAddr) -> usize {
+    let of = if to.is_ipv4() { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
+    let mut conntrack = world.run(At::Node, || Conntrack::open().unwrap());
+    let is_translated = |flow: &ConntrackEntry| {
+        flow.original.destination == to && flow.reply.source != flow.original.destination
+    };
+    conntrack.entries(of, is_translated).unwrap().len()
+}
+
+/// Has a UDP flow by every way and family, and removes the Service by `remove`: all flows have to end.
+fn udp_flows_end(remove: impl FnOnce(&World, &mut Cluster) -> Applied) {
+    let world = World::new();
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
+    let cleaner = world.run(At::Node, || FlowCleaner::start(|_| {}).unwrap());
+    let ways = [Way::ClusterIp, Way::Vip, Way::NodePort, Way::ExternalIp];
+    let all: Vec<_> = ways.into_iter().flat_map(|way| FAMILIES.map(|family| way.to(family))).collect();
+    for to in &all {
+        let socket = world.run(At::Client, || udp_socket(*to));
+        assert_eq!(ask_udp(&socket, *to).unwrap().0, "pod1");
+        assert_eq!(translated_flows(&world, *to), 1);
+    }
+    let applied = remove(&world, &mut cluster);
+    cleaner.clean(applied.stale);
+    for to in all {
+        eventually(|| translated_flows(&world, to) == 0);
+    }
+}
+
+#[test]
+fn udp_flows_of_service_deleted_while_a_failed_write_waits_end() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    udp_flows_end(|world, cluster| {
+        world.sh_at(At::Node, "nft delete table ip steerage; nft delete table ip6 steerage");
+        cluster.dataplane.mark_out_of_sync();
+        cluster.ruleset.stage([(key(), ServicePlan::default())].into());
+        cluster.write(BTreeMap::new())
+    });
+}
+
+#[test]
+fn udp_flows_of_service_deleted_while_no_agent_ran_end() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    udp_flows_end(|world, cluster| {
+        cluster.index.apply_service(Event::Delete { key: key(), version: String::new() });
+        cluster.restart(world)
+    });
+}
+
+/// Another program owns the agent's table of IPv4, which so cannot be written.
+#[test]
+fn family_that_cannot_be_written_does_not_hold_back_the_other() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let owned = world.run(At::Node, || {
+        let mut owner = Nft::open().unwrap();
+        let mut batch = Batch::new();
+        batch.add_owned_table(&Table::new(steerage_nft::Family::Ip, "steerage"));
+        owner.commit(batch).unwrap();
+        owner
+    });
+    let write = || Cluster::new(&world, service(), &[At::Pod1]);
+    let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(write));
+    assert!(failed.is_err());
+    assert_eq!(world.ask(At::Client, Way::Vip.to(Family::V6), Protocol::Tcp).expect("an answer").0, "pod1");
+    drop(owned);
+    Cluster::new(&world, service(), &[At::Pod1]);
+    assert_eq!(world.ask(At::Client, Way::Vip.to(Family::V4), Protocol::Tcp).expect("an answer").0, "pod1");
 }
 
 #[test]

@@ -46,7 +46,7 @@ pub(super) async fn external_ips_take_nothing_from_others(test: Arc<TestContext>
         for address in FREE {
             let to = SocketAddr::new(address.parse()?, PORT);
             let what = format!("the thief's answer at {to}");
-            until(what, TIMEOUT, async || is_thief(dial(pod, "http", to, "hostname").await?)).await?;
+            until(what, TIMEOUT, async || is_thief(&dial(pod, "http", to, "hostname").await?)).await?;
         }
         let of_victim = victims.iter().map(|address| (*address, PORT));
         let of_others = theirs.iter().zip([DNS, HTTPS]);
@@ -70,7 +70,7 @@ pub(super) async fn external_ips_take_nothing_from_others(test: Arc<TestContext>
     .map(drop)
 }
 
-fn is_thief(name: String) -> Result<()> {
+fn is_thief(name: &str) -> Result<()> {
     ensure!(name == THIEF, "{name} answers");
     Ok(())
 }

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The size of plans: a Service, however large, makes none with many more addresses than it may have elements.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use proptest::prelude::*;
+use steerage_model::{
+    Backend, Endpoint, EndpointPort, EndpointSlice, Family, Key, Protocol, Service, ServiceKind, ServicePort,
+    TrafficPolicy, names,
+};
+use steerage_watch::{Event, Index};
+
+use super::port_endpoints::{Collected, PortUse};
+use super::*;
+use crate::local_node::LocalNode;
+
+fn place(service: usize) -> LocalNode {
+    let element_limits = ElementLimits { service, ..ElementLimits::default() };
+    LocalNode { node: "here".to_owned(), element_limits, ..LocalNode::default() }
+}
+
+fn service(protocol: Protocol, ports: u16, external_ips: u8, policy: TrafficPolicy) -> Service {
+    Service {
+        kind: ServiceKind::ClusterIp,
+        cluster_ips: vec![IpAddr::from([10, 96, 0, 1])],
+        external_ips: (0..external_ips).map(|n| IpAddr::from([192, 0, 2, n])).collect(),
+        ports: (1..=ports).map(|port| ServicePort::new(port.to_string(), protocol, port, None)).collect(),
+        external_policy: policy,
+        proxy_name: Some(names::PROXY_NAME.to_owned()),
+        ..Service::new(Key::new("shop", "web"))
+    }
+}
+
+/// Endpoints of which one in `local` is on this node, and one in `ending` terminates.
+fn endpoints(count: u32, local: u32, ending: u32) -> Vec<Endpoint> {
+    let endpoint = |n: u32| {
+        let addr = IpAddr::V4(Ipv4Addr::from_bits(0x0af4_0000 + n));
+        let terminates = n % ending == ending - 1;
+        let ready = Endpoint::ready(addr, if n.is_multiple_of(local) { "here" } else { "there" });
+        Endpoint { ready: !terminates, serving: true, terminating: terminates, ..ready }
+    };
+    (0..count).map(endpoint).collect()
+}
+
+fn index(service: &Service, endpoints: Vec<Endpoint>) -> Index {
+    let mut index = Index::default();
+    index.apply_service(Event::Apply(service.clone()));
+    let port = |port: &ServicePort| EndpointPort {
+        name: port.name.clone(),
+        protocol: port.protocol,
+        port: 20_000 + port.port,
+    };
+    index.apply_slice(Event::Apply(EndpointSlice {
+        ports: service.ports.iter().map(port).collect(),
+        endpoints,
+        ..EndpointSlice::new(Key::new("shop", "web-1"), service.key.clone(), Family::V4)
+    }));
+    index
+}
+
+/// The addresses in memory: frontends share lists.
+fn addresses(plan: &ServicePlan) -> usize {
+    let mut lists: BTreeMap<*const SocketAddr, usize> = BTreeMap::new();
+    for (_, action) in &plan.frontends {
+        let local = action.local.iter().map(|local| &local.list);
+        for list in [&action.targets.list, &action.serving].into_iter().chain(local) {
+            lists.insert(list.as_ptr(), list.len());
+        }
+    }
+    lists.values().sum()
+}
+
+#[test]
+fn plan_of_a_service_that_is_too_large_holds_few_addresses() {
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
+            let service = service(protocol, 40, 3, policy);
+            let index = index(&service, endpoints(2_000, 2, 3));
+            let plan = plan_service(&service, &index, &place(1_000));
+            // The lists, and for UDP those whose flows stay.
+            let most = 1_000 * if protocol == Protocol::Udp { 3 } else { 1 };
+            assert!((500..=most).contains(&addresses(&plan)), "{protocol} {policy:?}: {}", addresses(&plan));
+            let needs = if protocol == Protocol::Udp { 78_000 } else { 53_000 };
+            assert!(plan.cost() > needs, "{}", plan.cost());
+        }
+    }
+    let tcp = service(Protocol::Tcp, 1, 1, TrafficPolicy::Cluster);
+    let plan = plan_service(&tcp, &index(&tcp, endpoints(2_000, 2, 3)), &place(100_000));
+    assert!(plan.frontends.iter().all(|(_, action)| action.serving.is_empty()), "only UDP flows are deleted");
+    assert!(plan.frontends.iter().all(|(_, action)| action.targets.len() == 1_334));
+    let plan = plan_service(&tcp, &index(&tcp, endpoints(26_000, 2, 3)), &place(100_000));
+    assert!(plan.frontends.iter().all(|(_, action)| action.targets.len() == MOST_ENDPOINTS));
+}
+
+#[test]
+fn plan_of_a_service_that_is_too_large_has_few_frontends() {
+    let service = service(Protocol::Tcp, 30, 200, TrafficPolicy::Cluster);
+    let mut plan = plan_service(&service, &index(&service, endpoints(1, 1, 3)), &place(800));
+    assert_eq!(plan.frontends.len(), 100);
+    assert!(plan.cost() >= 30 * 201 * FRONTEND_ELEMENTS, "{}", plan.cost());
+    let reduced = plan.reduce(800, 0).expect("too large");
+    assert_eq!(reduced.frontends + plan.frontends.len(), 30 * 201);
+    let cluster_ips = plan.frontends.iter().filter(|(_, action)| action.role == Role::ClusterIp);
+    assert_eq!(cluster_ips.count(), 30, "they come first");
+}
+
+#[test]
+fn collected_endpoints_never_exceed_twice_the_budget() {
+    let all = endpoints(3_000, 2, 3);
+    let backends: Vec<_> = all.iter().map(|endpoint| Backend { port: 80, endpoint }).collect();
+    let mut collected = Collected::new(4_000, 7);
+    for _ in 0..100 {
+        collected.add(
+            &backends,
+            PortUse { protocol: Protocol::Udp, cluster: true, local: true },
+            &place(4_000),
+        );
+        assert!(collected.length() <= 8_000, "{}", collected.length());
+    }
+}
+
+proptest! {
+    /// What is left out at once would have been left out anyway.
+    #[test]
+    fn bounded_plan_is_reduced_to_what_the_whole_one_is(
+        ports in 1_u16..20, count in 1_u32..400, local in 1_u32..4, ending in 1_u32..4, external_ips in 0_u8..4,
+        udp: bool, local_policy: bool, limit in 256_usize..3_000,
+    ) {
+        let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
+        let policy = if local_policy { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
+        let service = service(protocol, ports, external_ips, policy);
+        let index = index(&service, endpoints(count, local, ending));
+        let mut whole = plan_service(&service, &index, &place(1_000_000));
+        let mut bounded = plan_service(&service, &index, &place(limit));
+        let seed = crate::hash::flow_seed("here");
+        let (of_whole, of_bounded) = (whole.reduce(limit, seed), bounded.reduce(limit, seed));
+        prop_assert_eq!(of_whole.is_some(), of_bounded.is_some());
+        let without_needs = |reduced: Option<Reduced>| reduced.map(|reduced| Reduced { needs: 0, ..reduced });
+        prop_assert_eq!(without_needs(of_whole), without_needs(of_bounded));
+        let used = |plan: &ServicePlan| -> Vec<_> {
+            let of = |(frontend, action): &(Frontend, Action)| {
+                (*frontend, action.targets.clone(), action.local.clone(), action.reject)
+            };
+            plan.frontends.iter().map(of).collect()
+        };
+        prop_assert_eq!(used(&whole), used(&bounded));
+        for (_, action) in &bounded.frontends {
+            prop_assert!(action.serving.is_sorted());
+            let local = action.local.iter().flat_map(|local| local.iter());
+            let mut used = action.targets.iter().chain(local);
+            prop_assert!(!udp || used.all(|endpoint| action.serving.contains(endpoint)));
+        }
+    }
+}
