@@ -221,7 +221,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
     let component = Component { name: "controller", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
     let (process_args, is_dry_run) = (args.process.clone(), args.dry_run);
     steerage_process::run(component, &process_args, |process| async move {
-        match args.compose(&process).await? {
+        // Boxed: it holds all that it makes, and clippy finds that too large for a stack.
+        match Box::pin(args.compose(&process)).await? {
             Some(Components { watches, provider, config, provider_qps, .. }) if is_dry_run => {
                 dry_run::run(process, DryRun { watches, provider, config, provider_qps }).await
             }

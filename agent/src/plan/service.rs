@@ -122,7 +122,7 @@ fn plan_frontends(
                     // Only for VIPs: a packet to a node's address and node port is for that node alone.
                     let peers = of.peers.clone().filter(|_| is_vip);
                     let action = action(service, of, role, local_node);
-                    plan.frontends.push((frontend, Action { sources, peers, ..action }));
+                    plan.frontends.push((frontend, Action { peers, sources, ..action }));
                 }
             }
         }
