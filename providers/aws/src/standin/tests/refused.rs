@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, LoadBalancer};
+use steerage_provider_api::{Compare, HealthState, LoadBalancer};
 
 use super::driver::{apply, apply_now, changes, delete, pause, provider, standin, standin_with, wanted};
 use super::security_groups::assert_empty;
 use crate::annotations::SSL_CERT;
 use crate::reasons;
-use crate::standin::{Quotas, StandIn};
+use crate::standin::{Fault, Faults, Quotas, StandIn};
 
 const PORTS: u16 = 20;
 
@@ -108,4 +108,19 @@ async fn group_that_left_makes_room_at_the_quota() {
     changes(&cloud);
     apply_now(&aws, &third, Compare::InPlace).await.unwrap();
     assert_eq!(changes(&cloud)[..2], ["DeleteTargetGroup", "CreateTargetGroup"]);
+}
+
+/// AWS checks no target of a group that no listener uses.
+#[tokio::test(start_paused = true)]
+async fn refused_listener_does_not_make_the_other_ports_look_unhealthy() {
+    let cloud = standin_with(1, Quotas::default());
+    let aws = provider(&cloud);
+    let ports = [(80, 30080), (81, 30081)];
+    apply(&aws, &wanted(&ports[..1], &[0, 1]), Compare::Remembered).await.unwrap();
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    cloud.set_faults(Faults::Once("CreateListener", Fault::Code("TooManyListeners")));
+    apply(&aws, &wanted(&ports, &[0, 1]), Compare::Remembered).await.unwrap_err();
+    let health = aws.target_health(&wanted(&ports, &[]).owner).await.unwrap();
+    let states: Vec<_> = health.targets.iter().map(|target| target.state).collect();
+    assert_eq!(states, [HealthState::Healthy; 2]);
 }
