@@ -87,7 +87,9 @@ impl NewBalancers {
             }
             // AWS does not say which one is gone. The others ask again.
             Err(failure) if failure.is_not_found() => {
-                arns.iter().for_each(|other| self.forget(other));
+                for other in &arns {
+                    self.forget(other);
+                }
                 self.read_one(client, arn, &mut failed).await
             }
             Err(failure) => {

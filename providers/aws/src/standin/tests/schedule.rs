@@ -183,7 +183,8 @@ fn never_empties(wishes: &Wishes, before: &Cloud, after: &Cloud) -> Option<Strin
         wants_targets(&forward.tags)
             && is_empty(after, forward)
             && before.listeners.get(*arn).is_none_or(|was| {
-                !is_empty(before, was) && !(was.group == forward.group && had_only_ended(wishes, was, before))
+                let was_ended = was.group == forward.group && had_only_ended(wishes, was, before);
+                !is_empty(before, was) && !was_ended
             })
     });
     emptied.map(|(_, forward)| format!("port {} forwards to an empty group", forward.port))
