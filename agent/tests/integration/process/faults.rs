@@ -66,7 +66,11 @@ fn kill_at_any_time_loses_no_connection() {
         let reached = generation();
         drop(agent);
         let agent = scene.started("node");
-        assert_eq!(generation(), reached + 1, "the lock, and nothing else");
+        assert_eq!(
+            generation(),
+            reached + 3,
+            "the lock, the trial of features of each family, and nothing else"
+        );
         assert_eq!(agent.metric("steerage_agent_elements_written_total"), 0);
     });
     // The ruleset equals that of a single full load.

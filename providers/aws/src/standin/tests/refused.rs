@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, HealthState, LoadBalancer};
+use steerage_provider_api::{Compare, HealthState, LoadBalancer, Provider as _};
 
 use super::driver::{apply, apply_now, changes, delete, pause, provider, standin, standin_with, wanted};
 use super::security_groups::assert_empty;
