@@ -137,7 +137,7 @@ fn conntrack_entries_are_listed_and_deleted() {
     });
 }
 
-/// Rules that mention no zone see no flow of another one: such an entry is told apart, and only it is deleted when it is named.
+/// Rules that mention no zone see no flow of another one: such an entry differs from it, and is deleted only if its zone is named.
 #[test]
 fn conntrack_entries_of_other_zones_are_told_apart() {
     requires!(NetworkNamespace, Program("nft"));
