@@ -195,7 +195,7 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
          `NoEndpoints` after 5 s are also Warning events when they appear. A restart of the controller does not repeat them. The agent adds the Warning event `FailedToStartServiceHealthcheck`, kube-proxy's \
          reason, when it cannot listen on a health-check node port; `ExternalIPNotServed` when an external IP is reserved or \
          denied; and `ServiceTooLarge` when it serves a part of a Service's endpoints, because the Service needs more elements \
-         of nftables than it may have. Of these two an agent publishes ten at once and one a minute, within 30 s; its log has all.",
+         of nftables than it may have, or a list has no more endpoints. Of these two an agent publishes ten at once and one a minute, within 30 s; its log has all.",
         &sections,
     )
 }

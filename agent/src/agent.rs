@@ -26,13 +26,15 @@ use crate::input::Input;
 use crate::kernel::{Dataplane, FlowCleaner, Written, host_addresses};
 use crate::metrics::{Metrics, PendingMetrics};
 use crate::plan::{Budgets, HealthPorts, ServicePlan, has_load_balancer};
-use crate::rules::{KernelState, Ruleset};
+use crate::rules::Ruleset;
 use crate::settings::AgentSettings;
 use planner::Planner;
 use unserved::UnservedReports;
 
 /// Limits of the delay after failed writes.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// Pause between readings of long lists that a start believed.
+const LISTS_INTERVAL: Duration = Duration::from_millis(10);
 /// Slower writes are logged.
 const SLOW_WRITE: Duration = Duration::from_millis(200);
 
@@ -68,10 +70,11 @@ struct LoopState {
     /// All lists were complete once.
     listed: bool,
     host_addresses_changed: bool,
-    foreign_change: bool,
     /// When a failed write is tried again.
     retry: Option<Instant>,
     backoff: Backoff,
+    /// When more long lists are read.
+    read_lists: Option<Instant>,
     ports: health_ports::PortState,
     pending: PendingMetrics,
     unserved: UnservedReports,
@@ -88,9 +91,9 @@ impl Agent {
             planner: Planner::new(self.settings.host_addresses(), Budgets::new(self.settings.element_limits)),
             listed: false,
             host_addresses_changed: false,
-            foreign_change: false,
             retry: None,
             backoff: Backoff::new(RETRY_DELAYS.0, RETRY_DELAYS.1),
+            read_lists: None,
             ports: health_ports::PortState::default(),
             pending: PendingMetrics::default(),
             unserved: UnservedReports::default(),
@@ -112,6 +115,7 @@ impl Agent {
                 state.planner.host_addresses = self.settings.host_addresses();
             }
             self.step(&mut state);
+            self.read_lists(&mut state);
             self.ports.expire();
             self.open_ports(&mut state);
         }
@@ -121,10 +125,10 @@ impl Agent {
     fn next_deadline(&self, state: &LoopState) -> Option<Instant> {
         let pure = [state.planner.transitions.next(), self.ports.next_expiry()];
         let pure = pure.map(|at| at.map(Instant::from_std));
-        [state.retry, state.ports.reopen].into_iter().chain(pure).flatten().min()
+        [state.retry, state.read_lists, state.ports.reopen].into_iter().chain(pure).flatten().min()
     }
 
-    fn take(&self, state: &mut LoopState, input: Input) {
+    fn take(&mut self, state: &mut LoopState, input: Input) {
         match input {
             Input::Service(event) => {
                 if matches!(event, Event::Apply(_) | Event::Delete { .. }) {
@@ -143,10 +147,10 @@ impl Agent {
             }
             Input::Node(event) => state.planner.index.apply_node(event),
             Input::ServiceCidr(event) => state.planner.on_service_cidr(event),
-            Input::ForeignChange => {
-                tracing::warn!("tables may have been changed by another program; comparing them");
+            Input::ForeignChange(doubts) => {
+                tracing::warn!("tables may have been changed by another program; comparing what changed");
                 self.metrics.foreign_changes.inc();
-                state.foreign_change = true;
+                self.dataplane.doubt(doubts);
             }
             Input::HostAddresses => state.host_addresses_changed = true,
             // The client may be gone.
@@ -156,7 +160,7 @@ impl Agent {
         }
     }
 
-    fn debug_reply(&self, state: &LoopState, command: &DebugCommand) -> DebugReply {
+    fn debug_reply(&mut self, state: &LoopState, command: &DebugCommand) -> DebugReply {
         let planner = &state.planner;
         let Some((local_node, pods)) = planner.local_node.as_ref().filter(|_| state.listed) else {
             return DebugReply::Text(
@@ -171,7 +175,11 @@ impl Agent {
                     ExplainContext { ruleset, index: &planner.index, local_node, pods, host: &host };
                 DebugReply::Text(explain(*query, context).to_string())
             }
-            DebugCommand::Dump { .. } => DebugReply::Ruleset(Box::new(self.ruleset.clone())),
+            DebugCommand::Dump { .. } => {
+                // It shows the order of the lists.
+                tokio::task::block_in_place(|| self.dataplane.read_all_lists(&mut self.ruleset));
+                DebugReply::Ruleset(Box::new(self.ruleset.clone()))
+            }
         }
     }
 
@@ -189,22 +197,21 @@ impl Agent {
         if let Some(cidrs) = state.planner.take_service_cidrs() {
             reconfigured |= self.ruleset.set_unassigned(self.settings.unassigned(cidrs));
         }
-        if reconfigured || std::mem::take(&mut state.foreign_change) {
+        if reconfigured {
             self.dataplane.mark_out_of_sync();
         }
         state.pending.note(&updates);
         if !synced {
             return self.ruleset.stage(updates);
         }
-        let kernel = self.dataplane.state();
         if state.retry.is_some_and(|at| Instant::now() < at) {
             // A failed write waits. Each of its repetitions compares everything: changes must not make them more frequent.
             self.withdraw_health(state, &updates);
             self.ruleset.stage(updates);
-        } else if updates.is_empty() && kernel == KernelState::InSync {
+        } else if updates.is_empty() && !self.dataplane.is_in_doubt() {
             self.metrics.kube_proxy.settled();
             self.ask_for_annotations(state);
-        } else if self.write(state, updates, kernel) {
+        } else if self.write(state, updates) {
             self.ask_for_annotations(state);
         }
     }
@@ -219,12 +226,7 @@ impl Agent {
 
     /// Withdraws health before the write, and publishes it after: a probe never finds more than the rules serve. Returns whether
     /// the write succeeded.
-    fn write(
-        &mut self,
-        state: &mut LoopState,
-        updates: BTreeMap<Key, ServicePlan>,
-        kernel: KernelState,
-    ) -> bool {
+    fn write(&mut self, state: &mut LoopState, updates: BTreeMap<Key, ServicePlan>) -> bool {
         self.withdraw_health(state, &updates);
         let health = updates.iter().filter_map(|(key, plan)| Some((key.clone(), plan.health.clone()?)));
         let health: HealthPorts = health.collect();
@@ -232,10 +234,7 @@ impl Agent {
         self.metrics.kube_proxy.queued();
         let started = StdInstant::now();
         // A large load takes its time in the kernel.
-        let result = tokio::task::block_in_place(|| {
-            let difference = self.ruleset.update(updates, kernel);
-            self.dataplane.write(&mut self.ruleset, &difference)
-        });
+        let result = tokio::task::block_in_place(|| self.dataplane.write(&mut self.ruleset, updates));
         let took = started.elapsed();
         let index = &state.planner.index;
         state.unserved.report(&mut self.ruleset, index, &self.settings.node, &self.recorder);
@@ -263,7 +262,8 @@ impl Agent {
     }
 
     fn written(&mut self, written: Written, health: &HealthPorts, took: Duration) {
-        let Written { elements, full } = written;
+        let Written { elements, full, repaired, wrong_lists } = written;
+        self.report_wrong_lists(wrong_lists);
         if took >= SLOW_WRITE {
             tracing::info!(elements, full, took = %duration::rounded(took), "rules written; the write took longer than 200ms");
         } else {
@@ -283,11 +283,38 @@ impl Agent {
         }
         self.metrics.health_ports.set(i64::try_from(self.ports.count()).unwrap_or(i64::MAX));
         self.proxy_health.updated();
-        let stale = if full { self.ruleset.take_all_stale_flows() } else { self.ruleset.take_stale_flows() };
+        let stale = if full || repaired {
+            self.ruleset.take_all_stale_flows()
+        } else {
+            self.ruleset.take_stale_flows()
+        };
         self.cleaner.clean(stale);
         if let Some(first) = self.first.take() {
             tracing::info!(elements, took = %duration::rounded(took), "rules written for the first time");
             first.done();
+        }
+    }
+
+    /// Reads some of the long lists that a start believed, if that is due. They are repaired in the next round.
+    fn read_lists(&mut self, state: &mut LoopState) {
+        let now = Instant::now();
+        if !self.dataplane.has_unread_lists() {
+            state.read_lists = None;
+        } else if state.read_lists.is_none_or(|at| at <= now) {
+            state.read_lists = Some(now + LISTS_INTERVAL);
+            let read = || self.dataplane.read_some_lists(&mut self.ruleset);
+            let wrong = tokio::task::block_in_place(read);
+            self.report_wrong_lists(wrong);
+        }
+    }
+
+    fn report_wrong_lists(&self, lists: usize) {
+        if lists > 0 {
+            tracing::warn!(
+                lists,
+                "long lists were changed by another program while no agent ran; repairing them"
+            );
+            self.metrics.foreign_changes.inc();
         }
     }
 

@@ -5,6 +5,7 @@ use steerage_model::{EndpointSlice, Node, Service, ServiceCidr};
 use steerage_watch::Event;
 
 use crate::debug_request::DebugRequest;
+use crate::kernel::Doubts;
 
 /// One input of the loop.
 #[allow(clippy::large_enum_variant, reason = "moved once through a queue; a box would cost more")]
@@ -19,7 +20,7 @@ pub enum Input {
     /// From the watch of the networks of cluster IPs, where there is one. Nothing waits for it.
     ServiceCidr(Event<ServiceCidr>),
     /// Another program may have changed the agent's tables.
-    ForeignChange,
+    ForeignChange(Doubts),
     /// Addresses of this host came or went.
     HostAddresses,
     /// From the debug socket.

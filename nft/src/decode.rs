@@ -69,6 +69,12 @@ pub(crate) fn elements(message: &Message<'_>) -> Vec<Element> {
     message.attrs().nested(3).into_iter().filter_map(|(_, bytes)| element(Attrs(bytes))).collect()
 }
 
+/// The keys of the elements of a message.
+pub(crate) fn keys(message: &Message<'_>) -> Vec<Vec<u8>> {
+    let key = |bytes| Attrs(bytes).nested(1).find(1).map(<[u8]>::to_vec);
+    message.attrs().nested(3).into_iter().filter_map(|(_, bytes)| key(bytes)).collect()
+}
+
 /// Elements with their remaining time.
 pub(crate) fn expiring(message: &Message<'_>) -> Vec<Element> {
     let with_remaining_time = |attrs: Attrs<'_>| {
@@ -85,7 +91,7 @@ pub(crate) fn rows(message: &Message<'_>, rows: &mut Rows) {
         let is_end = attrs.u32(3).unwrap_or(0) & INTERVAL_END != 0;
         if let Some(key) = attrs.nested(1).find(1).filter(|_| !is_end) {
             let (end, data) = (attrs.nested(10).find(1), attrs.nested(2).find(1));
-            rows.push_listed(Row { key, end, data });
+            rows.push_row(Row { key, end, data });
         }
     }
 }
@@ -142,7 +148,7 @@ mod tests {
             frame.extend_from_slice(&bytes);
             for message in Messages(&frame) {
                 let _ = (table(&message), chain(&message), set(&message), rule(&message), elements(&message));
-                let _ = expiring(&message);
+                let _ = (expiring(&message), keys(&message));
             }
         }
 

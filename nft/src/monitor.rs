@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::batch::{SUBSYSTEM, message};
+use crate::decode;
 use crate::error::Error;
 use crate::socket::Socket;
 use crate::table::{Family, Table};
@@ -47,6 +48,10 @@ pub struct Change {
     pub object: ObjectKind,
     /// True if the object was deleted, false if it was added or changed.
     pub deleted: bool,
+    /// Name of the set or map, of elements.
+    pub set: Option<String>,
+    /// Keys of the elements, in the layout of registers. Of ranges, the first keys.
+    pub keys: Vec<Vec<u8>>,
 }
 
 /// A subscription to all changes in the network namespace in which it was opened.
@@ -99,10 +104,13 @@ pub(crate) fn change(message: &Message<'_>) -> Option<Change> {
         message::DELTABLE | message::DELCHAIN | message::DELRULE | message::DELSET | message::DELSETELEM
     );
     let family = Family::from_wire(message.family()?)?;
+    let of_elements = object == ObjectKind::Elements;
     Some(Change {
         port: message.port,
         table: Table::new(family, message.attrs().string(1)?),
         object,
         deleted,
+        set: message.attrs().string(2).filter(|_| of_elements),
+        keys: if of_elements { decode::keys(message) } else { Vec::new() },
     })
 }

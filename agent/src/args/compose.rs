@@ -12,7 +12,7 @@ use steerage_agent::health::{
     HealthCheckPorts, Listeners, ProxyHealth, allow_many_connections, serve_node_health, server_runtime,
 };
 use steerage_agent::input::Input;
-use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner};
+use steerage_agent::kernel::{AddressWatch, Dataplane, Doubts, FlowCleaner};
 use steerage_agent::metrics::{Metrics, register_dropped_packets};
 use steerage_agent::node_annotations::{keep_annotated, node_agent};
 use steerage_agent::plan::ElementLimits;
@@ -87,10 +87,7 @@ impl Args {
         let ruleset = empty_ruleset(&settings);
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(debug_socket.serve(inputs.clone()));
-        let others = inputs.clone();
-        dataplane.watch_foreign_changes(move |foreign| {
-            if foreign { others.send(Input::ForeignChange).is_ok() } else { !others.is_closed() }
-        });
+        dataplane.watch_foreign_changes(pass_doubts(inputs.clone()));
         if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
             watch_addresses(inputs.clone())?;
         }
@@ -170,6 +167,17 @@ fn empty_ruleset(settings: &AgentSettings) -> Ruleset {
 fn is_conntrack_liberal() -> bool {
     let setting = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal");
     setting.is_ok_and(|value| value.trim() != "0")
+}
+
+/// Passes to the loop what other programs changed, as long as there is a loop.
+fn pass_doubts(inputs: mpsc::UnboundedSender<Input>) -> impl FnMut(Doubts) -> bool {
+    move |doubts| {
+        if doubts.is_empty() {
+            !inputs.is_closed()
+        } else {
+            inputs.send(Input::ForeignChange(doubts)).is_ok()
+        }
+    }
 }
 
 /// Passes a watch's events to the loop.

@@ -3,6 +3,7 @@
 
 mod addresses;
 mod dataplane;
+mod doubts;
 mod family;
 mod flow_schedule;
 mod flows;
@@ -10,14 +11,17 @@ mod host_facts;
 mod inspect;
 mod load;
 mod monitor;
+mod scope;
 
 pub use addresses::{AddressWatch, host_addresses};
 pub use dataplane::{Dataplane, Written};
-pub use family::FamilyTable;
+pub use doubts::{Doubts, TableDoubts};
+pub use family::{FamilyTable, Synchronised};
 pub use flows::{FlowCleaner, FlowWalk};
 pub use host_facts::host_facts;
 pub use inspect::{DroppedPackets, KernelTable, dropped_packets, read_table};
 pub use monitor::watch_foreign;
+pub use scope::Scope;
 
 use steerage_model::Family;
 use steerage_nft::{Batch, Error, Nft, Table};

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use steerage_nft::{Change, Error, Monitor};
 
+use super::doubts::Doubts;
 use crate::rules::TABLE;
 
 /// Foreign changes within this time are reported once.
@@ -16,20 +17,21 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Wait before a socket that failed is replaced.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Calls `changed(true)`, on a thread of its own, when others than the netlink `ports` may have changed the agent's tables, and
-/// `changed(false)` at least once a second. Ends when `changed` returns `false`. A socket that fails is replaced by another from `open`,
+/// Calls `changed`, on a thread of its own, with what others than the netlink `ports` may have changed in the agent's tables, and with
+/// nothing at least once a second. Ends when `changed` returns `false`. A socket that fails is replaced by another from `open`,
 /// and then anything may have changed.
 pub fn watch_foreign(
     mut monitor: Monitor,
     ports: Vec<u32>,
     mut open: impl FnMut() -> Result<Monitor, Error> + Send + 'static,
-    mut changed: impl FnMut(bool) -> bool + Send + 'static,
+    mut changed: impl FnMut(Doubts) -> bool + Send + 'static,
 ) -> io::Result<()> {
     let watch = move || {
         let mut failed = false;
         loop {
             let foreign = match wait(&mut monitor, &ports) {
-                Ok(foreign) => foreign || std::mem::take(&mut failed),
+                Ok(_) if std::mem::take(&mut failed) => Doubts::everything(),
+                Ok(foreign) => foreign,
                 Err(error) => {
                     tracing::warn!(%error, "changes of the tables by other programs not seen; watching anew");
                     failed = true;
@@ -38,13 +40,14 @@ pub fn watch_foreign(
                         Ok(another) => monitor = another,
                         Err(error) => tracing::warn!(%error, "cannot watch the tables; trying again"),
                     }
-                    false
+                    Doubts::default()
                 }
             };
+            let is_foreign = !foreign.is_empty();
             if !changed(foreign) {
                 return;
             }
-            if foreign {
+            if is_foreign {
                 std::thread::sleep(DEBOUNCE);
             }
         }
@@ -52,16 +55,19 @@ pub fn watch_foreign(
     std::thread::Builder::new().name("nft-monitor".to_owned()).spawn(watch).map(drop)
 }
 
-/// Waits for at most [`CHECK_INTERVAL`]. Returns whether another program changed the tables.
-fn wait(monitor: &mut Monitor, ports: &[u32]) -> Result<bool, Error> {
-    let mut foreign = false;
+/// Waits for at most [`CHECK_INTERVAL`]. Returns what another program changed in the tables.
+fn wait(monitor: &mut Monitor, ports: &[u32]) -> Result<Doubts, Error> {
+    let mut foreign = Doubts::default();
     if monitor.wait(CHECK_INTERVAL)? {
         loop {
             match monitor.receive() {
-                Ok(Some(changes)) => foreign |= changes.iter().any(|change| is_foreign(change, ports)),
+                Ok(Some(changes)) => {
+                    let changes = changes.into_iter().filter(|change| is_foreign(change, ports));
+                    changes.map(Doubts::after).for_each(|doubts| foreign.merge(doubts));
+                }
                 Ok(None) => break,
                 // Lost messages may have been foreign changes.
-                Err(Error::Overrun) => foreign = true,
+                Err(Error::Overrun) => foreign.merge(Doubts::everything()),
                 Err(error) => return Err(error),
             }
         }
@@ -101,7 +107,10 @@ mod tests {
             let mut opened =
                 [Ok(Monitor::open().unwrap()), Err(Error::Overrun)].into_iter().collect::<Vec<_>>();
             let open = move || opened.pop().expect("one failure, one monitor");
-            watch_foreign(broken(), Vec::new(), open, move |foreign| told.send(foreign).is_ok()).unwrap();
+            watch_foreign(broken(), Vec::new(), open, move |foreign| {
+                told.send(foreign.is_everything()).is_ok()
+            })
+            .unwrap();
             let all: Vec<bool> = heard.iter().take_while(|foreign| !foreign).collect();
             assert_eq!(all.len(), 2, "not while nothing is watched");
         });

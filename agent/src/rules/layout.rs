@@ -80,6 +80,8 @@ pub enum SetId {
     Long(Side, u32),
     /// Endpoints of long lists: number of the list and slot.
     Endpoints,
+    /// What long lists hold: number of the list.
+    Digests,
 }
 
 impl SetId {
@@ -103,6 +105,7 @@ impl SetId {
             Self::Lists(side) => format!("lists{}", side.suffix()),
             Self::Long(side, class) => format!("long{}-{class}", side.suffix()),
             Self::Endpoints => "endpoints".to_owned(),
+            Self::Digests => "digests".to_owned(),
         }
     }
 
@@ -123,6 +126,7 @@ impl SetId {
                 Set::new(name, &frontend).maps_to(&[DataType::Mark])
             }
             Self::Endpoints => Set::new(name, &[DataType::Mark, DataType::Mark]).maps_to(&ends),
+            Self::Digests => Set::new(name, &[DataType::Mark]).maps_to(&[DataType::Mark; 3]),
             _ => Set::new(name, &frontend),
         }
     }
@@ -142,6 +146,7 @@ impl SetId {
             Self::Sticky(_) | Self::Slots(_) => RowShape { data: addr + 4, ..plain(frontend + 4) },
             Self::Lists(_) | Self::Restricted | Self::Namespaces => RowShape { data: 4, ..plain(frontend) },
             Self::Endpoints => RowShape { data: addr + 4, ..plain(8) },
+            Self::Digests => RowShape { data: 12, ..plain(4) },
             _ => plain(frontend),
         }
     }

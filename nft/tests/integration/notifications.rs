@@ -32,8 +32,14 @@ fn monitor_reports_port_of_each_change() {
         while monitor.wait(Duration::ZERO).unwrap() {
             changes.extend(monitor.receive().unwrap().unwrap_or_default());
         }
-        let change =
-            |port: u32, deleted| Change { port, table: table.clone(), object: ObjectKind::Table, deleted };
+        let change = |port: u32, deleted| Change {
+            port,
+            table: table.clone(),
+            object: ObjectKind::Table,
+            deleted,
+            set: None,
+            keys: Vec::new(),
+        };
         assert_eq!(changes, [change(ours.port().unwrap(), false), change(theirs.port().unwrap(), true)]);
     });
 }
@@ -79,5 +85,31 @@ fn conntrack_entries_are_listed_and_deleted() {
             assert_eq!(conntrack.entries(family, wanted).unwrap(), []);
             assert_eq!(conntrack.delete(&entries).unwrap(), 0);
         }
+    });
+}
+
+#[test]
+fn monitor_names_set_and_keys_of_changed_elements() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let table = Table::new(Family::Ip, "ours");
+        let mut batch = with_table(&table);
+        batch.add_set(&table, &Set::new("s", &[DataType::Mark]));
+        let mut nft = Nft::open().unwrap();
+        nft.commit(batch).unwrap();
+        let mut monitor = Monitor::open().unwrap();
+        let key = |number| concat(&[Field::Number(number)]);
+        let mut batch = Batch::new();
+        batch.add_elements(&table, "s", &[Element::key(key(1)), Element::key(key(2))]);
+        batch.delete_elements(&table, "s", &[Element::key(key(1))]);
+        nft.commit(batch).unwrap();
+        let mut changed = Vec::new();
+        while monitor.wait(Duration::ZERO).unwrap() {
+            for change in monitor.receive().unwrap().unwrap_or_default() {
+                assert_eq!((change.object, change.set.as_deref()), (ObjectKind::Elements, Some("s")));
+                changed.extend(change.keys.into_iter().map(|key| (key, change.deleted)));
+            }
+        }
+        assert_eq!(changed, [(key(1), false), (key(2), false), (key(1), true)]);
     });
 }

@@ -85,8 +85,12 @@ impl<'a> Running<'a> {
                 kube::Client::try_from(kube::Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
             let (recorder, _writer) = Recorder::new(client, "agent", "node", &mut registry);
             let mut dataplane = Dataplane::open().unwrap();
-            let tell = move |foreign| {
-                if foreign { sender.send(Input::ForeignChange).is_ok() } else { !sender.is_closed() }
+            let tell = move |foreign: steerage_agent::kernel::Doubts| {
+                if foreign.is_empty() {
+                    !sender.is_closed()
+                } else {
+                    sender.send(Input::ForeignChange(foreign)).is_ok()
+                }
             };
             dataplane.watch_foreign_changes(tell);
             let addresses = AddressWatch::open().unwrap();
