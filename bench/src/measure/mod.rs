@@ -4,6 +4,7 @@
 
 mod churn;
 mod connections;
+mod draw;
 mod first_packet;
 mod health;
 mod idle;
@@ -11,6 +12,8 @@ mod kernel;
 mod restart;
 mod start;
 mod throughput;
+
+pub use draw::{Extent, draw};
 
 use std::collections::BTreeSet;
 use std::net::SocketAddrV4;
