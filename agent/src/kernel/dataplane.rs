@@ -1,18 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The writer: makes the kernel's tables hold what a [`Ruleset`] says. It decides nothing else.
+//!
+//! The first comparison of a process believes the digests of long lists. The loop then has them read bit by bit, see
+//! [`Dataplane::read_some_lists`], and those of a Service before it changes.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use steerage_model::Family;
+use steerage_model::{Family, Key};
 use steerage_nft::{Error, Monitor, Nft};
 
+use super::family::Synchronised;
 use super::monitor::{Notice, Noticed, watch_foreign};
 use super::repair_pause::RepairPause;
+use super::scope::Scope;
 use super::{FAMILIES, FamilyTable, has_ipv6};
 use crate::foreign::ForeignChange;
-use crate::rules::{Difference, Elements, KernelState, Ruleset};
+use crate::plan::ServicePlan;
+use crate::rules::{
+    Difference, Elements, KernelState, Ruleset, SetId, difference, differing_lists, kernel_lists,
+};
+
+/// Slots of long lists that are read at once. The kernel looks them up in a few ms.
+const SLOTS_AT_ONCE: u32 = 2048;
 
 /// A successful write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -21,6 +33,8 @@ pub struct Written {
     pub elements: usize,
     /// Everything was compared with the kernel.
     pub full: bool,
+    /// Long lists that were not what their digests said.
+    pub wrong_lists: usize,
 }
 
 /// A write to the table of one family, successful or not.
@@ -46,6 +60,12 @@ pub struct Dataplane {
     /// Of the last [`Dataplane::write`].
     writes: Vec<FamilyWrite>,
     state: KernelState,
+    /// Long lists that were believed to hold what their digests say. Their order is not known.
+    unread: BTreeSet<(Family, u32)>,
+    /// The next comparison believes digests: it is the first of this process.
+    believes_digests: bool,
+    /// What others changed in long lists while nobody watched them.
+    found: ForeignChange,
     watch: Option<ForeignWatch>,
 }
 
@@ -82,7 +102,16 @@ impl Dataplane {
             }
         }
         let families = tables.iter().map(FamilyTable::model).collect();
-        Ok(Self { tables, families, writes: Vec::new(), state: KernelState::Unknown, watch: None })
+        Ok(Self {
+            tables,
+            families,
+            writes: Vec::new(),
+            state: KernelState::Unknown,
+            unread: BTreeSet::new(),
+            believes_digests: true,
+            found: ForeignChange::default(),
+            watch: None,
+        })
     }
 
     /// Tells what other programs do, see [`Noticed`], from the first successful write on. Not earlier: while anybody listens, the
@@ -104,12 +133,17 @@ impl Dataplane {
     /// Repairs what a notice names, by one listing of it alone, where the tables held all of `ruleset` before. That is some
     /// milliseconds; it does not replace the comparison of everything. Leaves deleted tables to that, which does not read them.
     /// Returns the number of elements written.
-    pub fn repair_first(&mut self, ruleset: &Ruleset, change: &ForeignChange) -> Result<usize, Error> {
+    pub fn repair_first(&mut self, ruleset: &mut Ruleset, change: &ForeignChange) -> Result<usize, Error> {
         let mut written = 0;
         for (table, damage) in change.damage().into_iter().flatten().filter(|(_, damage)| !damage.is_deleted)
         {
             let Some(ours) = self.tables.iter_mut().find(|ours| *ours.table() == *table) else { continue };
             let model = ours.model();
+            let is_unread = self.unread.iter().any(|(family, _)| *family == model);
+            if is_unread && damage.sets.contains_key(&SetId::Endpoints.name()) {
+                // Otherwise it would write believed lists anew, in another order.
+                ruleset.adopt(model, &ours.lists()?);
+            }
             let wanted = |ids: &[_]| match ids {
                 [] => Elements::new(model),
                 ids => ruleset.all_elements(model).only(ids),
@@ -139,32 +173,137 @@ impl Dataplane {
         self.state = KernelState::Unknown;
     }
 
-    /// Writes `difference`, which led to `ruleset`; compares everything where the difference or the kernel's state is not known.
-    /// After an error the state is unknown. No packet meets a family that was written in part: each family is one transaction,
-    /// and a new table gets its base chains last.
-    pub fn write(&mut self, ruleset: &mut Ruleset, difference: &Difference) -> Result<Written, Error> {
+    /// Whether [`Dataplane::read_some_lists`] has something to read.
+    pub fn has_unread_lists(&self) -> bool {
+        self.state == KernelState::InSync && !self.unread.is_empty()
+    }
+
+    /// Replaces the plans of some Services in `ruleset`, and makes the kernel's tables hold what it then says. Compares everything where
+    /// the difference or the kernel's state is not known. After an error the state is unknown. No packet meets a family that was
+    /// written in part: each family is one transaction, and a new table gets its base chains last.
+    pub fn write(
+        &mut self,
+        ruleset: &mut Ruleset,
+        updates: BTreeMap<Key, ServicePlan>,
+    ) -> Result<Written, Error> {
+        self.writes.clear();
+        let wrong_lists = self.read_lists_of(ruleset, updates.keys());
+        let difference = ruleset.update(updates, self.state);
         // Unknown until the write is known to have worked.
         let state = std::mem::replace(&mut self.state, KernelState::Unknown);
-        self.writes.clear();
-        let (written, state) = match (difference, state) {
+        let (written, state) = match (&difference, state) {
             (Difference::Elements(_), KernelState::InSync) => {
-                (self.write_elements(difference)?, KernelState::InSync)
+                (self.write_elements(&difference)?, KernelState::InSync)
             }
-            (_, KernelState::Unknown) => {
-                self.adopt_lists(ruleset);
-                self.write_all(ruleset)?
-            }
-            (Difference::Full, KernelState::InSync) => self.write_all(ruleset)?,
+            (Difference::Full, _) | (_, KernelState::Unknown) => self.write_all(ruleset, state)?,
         };
         self.state = state;
-        Ok(written)
+        Ok(Written { wrong_lists, ..written })
+    }
+
+    /// Reads some long lists that were only believed. Repairs those that are not what their digests say, and returns their number. Reads
+    /// nothing where the kernel's state is not known: the next write compares everything.
+    pub fn read_some_lists(&mut self, ruleset: &mut Ruleset) -> usize {
+        let Some((first, _)) = self.unread.first().copied().filter(|_| self.has_unread_lists()) else {
+            return 0;
+        };
+        let digests = ruleset.list_digests(first);
+        let mut slots = 0;
+        let mut fits = |(family, list): &(Family, u32)| {
+            let fits = *family == first && slots < SLOTS_AT_ONCE;
+            slots += digests.get(list).map_or(0, |digest| digest.slots());
+            fits
+        };
+        let lists = self.unread.iter().take_while(|list| fits(list)).copied().collect();
+        self.read_lists(ruleset, &lists)
+    }
+
+    /// Reads all long lists that were only believed, see [`Dataplane::read_some_lists`].
+    pub fn read_all_lists(&mut self, ruleset: &mut Ruleset) -> usize {
+        if !self.has_unread_lists() {
+            return 0;
+        }
+        let lists = self.unread.clone();
+        self.read_lists(ruleset, &lists)
+    }
+
+    /// What others changed in long lists while nobody watched them, as far as it was found since the last call.
+    pub fn take_found(&mut self) -> ForeignChange {
+        std::mem::take(&mut self.found)
+    }
+
+    /// Has `ruleset` take over the order of some lists that were only believed, and repairs those that differ. Returns their number.
+    fn read_lists(&mut self, ruleset: &mut Ruleset, lists: &BTreeSet<(Family, u32)>) -> usize {
+        let mut differing = 0;
+        for table in &mut self.tables {
+            let family = table.model();
+            let mut digests = BTreeMap::new();
+            if lists.iter().any(|(of, _)| *of == family) {
+                digests = ruleset.list_digests(family);
+                digests.retain(|list, _| lists.contains(&(family, *list)));
+            }
+            if digests.is_empty() {
+                continue;
+            }
+            let rows = match table.read_lists(&digests, &BTreeMap::new()) {
+                Ok(rows) => rows,
+                Err(error) => {
+                    tracing::warn!(%family, %error, "long lists not read; comparing everything");
+                    self.state = KernelState::Unknown;
+                    return differing;
+                }
+            };
+            ruleset.adopt(family, &kernel_lists(&rows));
+            let endpoints = ruleset.endpoints_of(family, &digests.into_keys().collect());
+            let wrong = differing_lists(&rows, &endpoints).len();
+            if wrong == 0 {
+                continue;
+            }
+            differing += wrong;
+            let [mut kernel, mut wanted] = [Elements::new(family), Elements::new(family)];
+            kernel.listed(SetId::Endpoints, rows);
+            wanted.listed(SetId::Endpoints, endpoints);
+            let changes = difference(&kernel, &wanted);
+            self.found.add_elements(table.table().clone(), SetId::Endpoints.name(), changes.count());
+            if let Err(error) = table.write(&changes) {
+                tracing::warn!(%family, %error, "long lists not repaired; comparing everything");
+                self.state = KernelState::Unknown;
+                return differing;
+            }
+        }
+        self.unread.retain(|list| !lists.contains(list));
+        differing
+    }
+
+    /// Before an update of these Services: reads and repairs their long lists where they were only believed.
+    fn read_lists_of<'a>(
+        &mut self,
+        ruleset: &mut Ruleset,
+        services: impl IntoIterator<Item = &'a Key>,
+    ) -> usize {
+        if !self.has_unread_lists() {
+            return 0;
+        }
+        let services: Vec<_> = services.into_iter().collect();
+        let mut lists = BTreeSet::new();
+        for family in [Family::V4, Family::V6] {
+            let changing = ruleset.lists_of(services.iter().copied(), family);
+            let is_concerned = |(of, list): &&(Family, u32)| *of == family && changing.contains(list);
+            lists.extend(self.unread.iter().filter(is_concerned).copied());
+        }
+        self.read_lists(ruleset, &lists)
     }
 
     /// Has `ruleset` take over the long lists as the kernel has them: those of a predecessor, or what another program wrote. Without
     /// that a write changes their order, but no more.
-    fn adopt_lists(&mut self, ruleset: &mut Ruleset) {
+    fn adopt_lists(&mut self, ruleset: &mut Ruleset, believes_digests: bool) {
         for table in &mut self.tables {
-            match table.lists() {
+            let lists = if believes_digests {
+                table.unknown_lists(&ruleset.list_digests(table.model()))
+            } else {
+                table.lists()
+            };
+            match lists {
                 Ok(lists) => ruleset.adopt(table.model(), &lists),
                 Err(error) => {
                     tracing::debug!(family = %table.model(), %error, "long lists not read; their order may change");
@@ -193,14 +332,25 @@ impl Dataplane {
         Ok(written)
     }
 
-    fn write_all(&mut self, ruleset: &Ruleset) -> Result<(Written, KernelState), Error> {
+    fn write_all(
+        &mut self,
+        ruleset: &mut Ruleset,
+        state: KernelState,
+    ) -> Result<(Written, KernelState), Error> {
         let mut written = Written { full: true, ..Written::default() };
         let mut generations = Vec::new();
+        // Later comparisons believe nothing: the first one failed, or another program has changed something since.
+        let believes_digests = std::mem::replace(&mut self.believes_digests, false);
+        let scope = if believes_digests { Scope::Digests } else { Scope::Everything };
+        if state == KernelState::Unknown || !self.unread.is_empty() {
+            self.adopt_lists(ruleset, believes_digests);
+        }
+        self.unread.clear();
         for index in self.order()? {
             let table = &mut self.tables[index];
             let wanted = ruleset.all_elements(table.model());
             let begun = Instant::now();
-            let result = table.synchronise(ruleset.config(), &wanted);
+            let result = table.synchronise(ruleset.config(), &wanted, scope);
             self.writes.push(FamilyWrite {
                 family: table.model(),
                 full: true,
@@ -208,8 +358,9 @@ impl Dataplane {
                 worked: result.is_ok(),
                 cleaned_up: table.is_cleaned_up(),
             });
-            let (elements, step) = result?;
+            let Synchronised { elements, generations: step, believed } = result?;
             written.elements += elements;
+            self.unread.extend(believed.into_iter().map(|list| (table.model(), list)));
             generations.push(step);
         }
         let state = match &self.watch {

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The table of one address family: creates, adopts, repairs and updates it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use steerage_model::Family;
 use steerage_nft::{Batch, Data, Element, Error, Nft, Rows, RuleInfo, Table};
 
-use super::inspect::{read_elements, read_matching, read_once};
 use super::load::{add_chains, load};
+use super::scope::{Found, Scope, read, read_digests, read_lists};
 use crate::foreign::Damage;
 use crate::rules::{
-    BaseRuleset, Changes, Elements, KernelLists, RulesetConfig, SetId, TABLE, difference, kernel_lists,
+    BaseRuleset, Changes, Elements, KernelLists, ListDigest, RulesetConfig, SetId, TABLE, difference,
+    kernel_lists,
 };
 
 /// Remaining affinity that is still taken over. Less may round to zero ticks of the kernel's clock, and such an element would
@@ -33,27 +34,26 @@ pub struct FamilyTable {
     table: Table,
     /// The rules as listed right after the last write.
     written: Option<ChainRules>,
-    /// This process has written the table.
-    has_written: bool,
     /// The last write replaced the table, and left chains that only the replacement needs.
     has_handover: bool,
-    /// The generation of the ruleset and the long lists' endpoints in it, as read for the first write.
-    endpoints: Option<(u32, Rows)>,
+}
+
+/// A table that was made to match.
+#[derive(Debug, Default)]
+pub struct Synchronised {
+    /// The number of elements written.
+    pub elements: usize,
+    /// The generations of the ruleset before the write and, if no other program wrote, after it; 0, which no ruleset has, where that is
+    /// not known.
+    pub generations: (u32, u32),
+    /// The long lists that were believed to hold what their digests say.
+    pub believed: BTreeSet<u32>,
 }
 
 impl FamilyTable {
     /// The table of `family`; does no I/O.
     pub fn new(nft: Nft, model: Family, family: steerage_nft::Family) -> Self {
-        Self {
-            nft,
-            model,
-            family,
-            table: Table::new(family, TABLE),
-            written: None,
-            has_written: false,
-            has_handover: false,
-            endpoints: None,
-        }
+        Self { nft, model, family, table: Table::new(family, TABLE), written: None, has_handover: false }
     }
 
     /// Its address family.
@@ -81,18 +81,37 @@ impl FamilyTable {
         self.nft.port()
     }
 
-    /// The long lists as the predecessor left them; none if there is no such map, or others commit just now.
+    /// The long lists as the kernel has them; none if there is no such map, or others commit just now.
     pub fn lists(&mut self) -> Result<KernelLists, Error> {
         let endpoints = SetId::Endpoints;
-        if self.nft.table(&self.table)?.is_none() || !self.nft.sets(&self.table)?.contains(&endpoints.name())
-        {
+        if !self.has(endpoints)? {
             return Ok(KernelLists::new());
         }
-        let generation = self.nft.generation()?;
         let rows = self.nft.rows_once(&self.table, &endpoints.name(), endpoints.row_shape(self.model))?;
-        let lists = rows.as_ref().map(kernel_lists).unwrap_or_default();
-        self.endpoints = rows.map(|rows| (generation, rows));
-        Ok(lists)
+        Ok(rows.as_ref().map(kernel_lists).unwrap_or_default())
+    }
+
+    /// The long lists as the kernel has them whose digests are not those of `wanted`, if it has a digest of them.
+    pub fn unknown_lists(&mut self, wanted: &BTreeMap<u32, ListDigest>) -> Result<KernelLists, Error> {
+        if !self.has(SetId::Digests)? {
+            return Ok(KernelLists::new());
+        }
+        let mut lists = read_digests(&mut self.nft, &self.table, self.model)?;
+        lists.retain(|list, digest| wanted.get(list).is_some_and(|wanted| wanted != digest));
+        Ok(kernel_lists(&self.read_lists(&lists, wanted)?))
+    }
+
+    /// Reads lists as far as packets look at them: by their digests in one of the two maps.
+    pub fn read_lists(
+        &mut self,
+        lists: &BTreeMap<u32, ListDigest>,
+        others: &BTreeMap<u32, ListDigest>,
+    ) -> Result<Rows, Error> {
+        read_lists(&mut self.nft, &self.table, self.model, lists, others)
+    }
+
+    fn has(&mut self, set: SetId) -> Result<bool, Error> {
+        Ok(self.nft.table(&self.table)?.is_some() && self.nft.sets(&self.table)?.contains(&set.name()))
     }
 
     /// Writes a difference in one transaction.
@@ -102,44 +121,37 @@ impl FamilyTable {
         self.nft.commit(batch)
     }
 
-    /// Makes the table match, whatever it holds now, in one transaction, and writes only what differs. If others commit so often
-    /// that the table cannot be read, replaces it unread. Returns the number of elements written, and the generations of the
-    /// ruleset before the write and, if no other program wrote, after it; 0, which no ruleset has, where that is not known.
+    /// Makes the table match, in one transaction, and writes only what differs, as far as `scope` reads. If others commit so often that the
+    /// table cannot be read, replaces it unread.
     pub fn synchronise(
         &mut self,
         config: &RulesetConfig,
         wanted: &Elements,
-    ) -> Result<(usize, (u32, u32)), Error> {
+        scope: Scope<'_>,
+    ) -> Result<Synchronised, Error> {
         let base_ruleset = BaseRuleset::new(self.family, config);
-        let endpoints = self.endpoints.take();
-        let before = Before {
-            is_predecessors: !self.has_written,
-            written: self.written.as_ref(),
-            endpoints: endpoints.as_ref(),
-            damaged: None,
-        };
-        self.has_written = true;
-        self.has_handover = false;
         let table = self.table.clone();
-        let mut count = 0;
+        self.has_handover = false;
         if self.nft.table(&table)?.is_none() {
             let generations = load(&mut self.nft, &table, &base_ruleset, wanted)?;
             self.written = self.listed()?;
-            return Ok((wanted.len(), generations));
+            return Ok(Synchronised { elements: wanted.len(), generations, believed: BTreeSet::new() });
         }
-        let mut is_replaced = false;
+        let written = self.written.as_ref();
+        let (mut done, mut is_replaced) = (Synchronised::default(), false);
         let repaired = self.nft.transact(|nft| {
-            let Repair { batch, elements, replaces } = repair(nft, &table, &base_ruleset, wanted, before)?;
-            (count, is_replaced) = (elements, replaces);
+            let Repair { batch, elements, believed, replaces } =
+                repair(nft, &table, &base_ruleset, wanted, written, scope)?;
+            (done.elements, done.believed, is_replaced) = (elements, believed, replaces);
             Ok::<_, Error>(batch)
         });
-        let mut generations = match repaired {
+        done.generations = match repaired {
             Err(error @ (Error::DumpInterrupted(_) | Error::StaleGeneration)) => {
                 tracing::warn!(%table, %error, "table not readable while others commit; replacing it");
                 let mut batch = Batch::new();
                 replace(&mut batch, &table, &base_ruleset, wanted);
                 self.nft.commit(batch)?;
-                (count, is_replaced) = (wanted.len(), true);
+                (done.elements, done.believed, is_replaced) = (wanted.len(), BTreeSet::new(), true);
                 (0, 0)
             }
             repaired => repaired?,
@@ -149,10 +161,11 @@ impl FamilyTable {
             self.nft.commit(end_handover(&table, &base_ruleset))?;
             self.has_handover = false;
             // The kernel skips generation 0.
-            generations.1 = if generations.1 == 0 { 0 } else { generations.1.checked_add(1).unwrap_or(1) };
+            let after = &mut done.generations.1;
+            *after = if *after == 0 { 0 } else { after.checked_add(1).unwrap_or(1) };
         }
         self.written = self.listed()?;
-        Ok((count, generations))
+        Ok(done)
     }
 
     /// Repairs rules, and elements of damaged sets, as [`FamilyTable::synchronise`] does, but reads no other set, and those once. A
@@ -167,15 +180,10 @@ impl FamilyTable {
         let is_damaged = |id: &SetId| damage.sets.contains_key(&id.name());
         let damaged: Vec<_> = base_ruleset.filled.iter().copied().filter(is_damaged).collect();
         let wanted = wanted(&damaged);
-        let before = Before {
-            is_predecessors: false,
-            written: self.written.as_ref(),
-            endpoints: None,
-            damaged: Some(&damaged),
-        };
+        let (written, scope) = (self.written.as_ref(), Scope::Damaged(&damaged));
         let (table, mut count) = (self.table.clone(), 0);
         self.nft.transact(|nft| {
-            let Repair { batch, elements, .. } = repair(nft, &table, &base_ruleset, &wanted, before)?;
+            let Repair { batch, elements, .. } = repair(nft, &table, &base_ruleset, &wanted, written, scope)?;
             count = elements;
             Ok::<_, Error>(batch)
         })?;
@@ -197,45 +205,34 @@ impl FamilyTable {
     }
 }
 
-/// What is known of the table before a repair reads it.
-#[derive(Clone, Copy)]
-struct Before<'a> {
-    /// Another process wrote it last.
-    is_predecessors: bool,
-    /// The rules as listed right after the last write of this process.
-    written: Option<&'a ChainRules>,
-    /// A generation of the ruleset, and the long lists' endpoints in it.
-    endpoints: Option<&'a (u32, Rows)>,
-    /// The sets that may differ, if that is known. Then nothing is read or written that takes long: a table that is missing or has
-    /// another layout is left as it is.
-    damaged: Option<&'a [SetId]>,
-}
-
 /// What makes a table match.
 struct Repair {
     batch: Batch,
     /// The number of elements that are written.
     elements: usize,
+    /// The long lists that were believed.
+    believed: BTreeSet<u32>,
     /// The table is replaced: [`end_handover`] follows.
     replaces: bool,
 }
 
-/// Reads the table, and returns what makes it match.
+/// Reads the table, and returns what makes it match. `written`: the rules as listed right after the last write of this process.
 fn repair(
     nft: &mut Nft,
     table: &Table,
     base_ruleset: &BaseRuleset,
     wanted: &Elements,
-    before: Before<'_>,
+    written: Option<&ChainRules>,
+    scope: Scope<'_>,
 ) -> Result<Repair, Error> {
     let mut batch = Batch::new();
-    let is_left = before.damaged.is_some();
+    let is_left = matches!(scope, Scope::Damaged(_));
     let Some(info) = nft.table(table)? else {
         if is_left {
-            return Ok(Repair { batch, elements: 0, replaces: false });
+            return Ok(Repair { batch, elements: 0, believed: BTreeSet::new(), replaces: false });
         }
         create(&mut batch, table, base_ruleset, wanted);
-        return Ok(Repair { batch, elements: wanted.len(), replaces: false });
+        return Ok(Repair { batch, elements: wanted.len(), believed: BTreeSet::new(), replaces: false });
     };
     let mut chains = nft.chains(table)?;
     let mut wanted_chains: Vec<_> = base_ruleset.chains.iter().map(|chain| chain.name.clone()).collect();
@@ -247,13 +244,13 @@ fn repair(
         && missing.iter().all(|name| BaseRuleset::is_optional(name));
     if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || !is_addable {
         if is_left {
-            return Ok(Repair { batch, elements: 0, replaces: false });
+            return Ok(Repair { batch, elements: 0, believed: BTreeSet::new(), replaces: false });
         }
         let clients = affinity(nft, table, base_ruleset, &sets);
         tracing::info!(%table, clients = clients.len(), "table has another layout; replacing it");
         replace(&mut batch, table, base_ruleset, wanted);
         batch.add_elements(table, &base_ruleset.affinity.0, &clients);
-        return Ok(Repair { batch, elements: wanted.len(), replaces: true });
+        return Ok(Repair { batch, elements: wanted.len(), believed: BTreeSet::new(), replaces: true });
     }
 
     for (name, set) in &base_ruleset.sets {
@@ -273,8 +270,7 @@ fn repair(
     for chain in existing {
         let found_rules: Vec<_> = rules.iter().filter(|rule| rule.chain == chain.name).collect();
         let digest = found_rules.first().and_then(|rule| rule.comment.as_deref());
-        let unchanged =
-            before.written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));
+        let unchanged = written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));
         if digest != Some(chain.digest.as_str()) || found_rules.len() != chain.rules.len() || !unchanged {
             tracing::info!(%table, chain = chain.name, "chain differs; rewriting it");
             batch.flush_chain(table, &chain.name);
@@ -283,25 +279,14 @@ fn repair(
             }
         }
     }
-    let known = match before.endpoints {
-        Some((generation, rows)) if *generation == nft.generation()? => Some((SetId::Endpoints, rows)),
-        _ => None,
-    };
-    // What the predecessor wrote is older than this process, so no set grows just now.
-    let kernel = if let Some(damaged) = before.damaged {
-        read_once(nft, table, damaged, wanted.family(), &sets)?
-    } else if before.is_predecessors {
-        read_matching(nft, table, base_ruleset, wanted, &sets, known)?
-    } else {
-        read_elements(nft, table, base_ruleset, wanted.family(), &sets)?
-    };
+    let Found { elements: kernel, believed } = read(nft, table, base_ruleset, wanted, &sets, scope)?;
     let changes = difference(&kernel, wanted);
     append(&mut batch, table, &changes);
     // Sets that others added, after the chains that mentioned them were rewritten.
     for name in sets.iter().filter(|name| !base_ruleset.sets.iter().any(|(wanted, _)| wanted == *name)) {
         batch.delete_set(table, name);
     }
-    Ok(Repair { batch, elements: changes.count(), replaces: false })
+    Ok(Repair { batch, elements: changes.count(), believed, replaces: false })
 }
 
 /// Affinity to take over from a table of another layout, from a map of the same name and lengths. An entry with another meaning

@@ -14,15 +14,17 @@ mod load;
 mod monitor;
 mod next_hops;
 mod repair_pause;
+mod scope;
 
 pub use addresses::{AddressWatch, host_addresses};
 pub use dataplane::{Dataplane, FamilyWrite, Written};
-pub use family::FamilyTable;
+pub use family::{FamilyTable, Synchronised};
 pub use flows::{FamilyWalk, FlowCleaner, FlowWalk};
 pub use host_facts::host_facts;
 pub use inspect::{CountedPackets, DroppedPackets, KernelTable, counted_packets, read_table};
 pub use monitor::{Notice, Noticed};
 pub use next_hops::NextHops;
+pub use scope::Scope;
 
 use addresses::has_ipv6;
 use steerage_model::Family;

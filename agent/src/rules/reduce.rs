@@ -19,6 +19,8 @@ const FRONTEND: usize = 8;
 const PEERS: usize = 9;
 /// Elements of a frontend for each long list that it shares.
 const SHARED: usize = 2;
+/// Elements of a long list besides its endpoints: its digest.
+const DIGEST: usize = 1;
 /// The part of the limit that a Service's endpoints on this node, and each list of its sources, may take.
 const PART: usize = 4;
 
@@ -65,20 +67,25 @@ impl Cost {
 
     /// The number of elements if no list has more than `most` endpoints.
     fn elements(&self, most: usize) -> usize {
-        let most = most.min(usize::try_from(LONGEST).unwrap_or(usize::MAX));
+        let most = most.min(longest());
         let short = usize::try_from(SHORT).unwrap_or(usize::MAX);
         let of = |list: &ListCost| {
             let length = list.length.min(most);
-            let own = if length > short { length + SHARED * list.users } else { length * list.users };
+            let own =
+                if length > short { length + DIGEST + SHARED * list.users } else { length * list.users };
             own + length * list.affine_users
         };
         self.fixed + self.frontends + self.lists.values().map(of).sum::<usize>()
     }
 
+    fn longest(&self) -> Option<usize> {
+        self.lists.values().map(|list| list.length).max()
+    }
+
     /// The most endpoints of each list with which the plan needs at most `limit` elements.
     fn most_endpoints(&self, limit: usize) -> Option<usize> {
         let short = usize::try_from(SHORT).unwrap_or(usize::MAX);
-        let longest = self.lists.values().map(|list| list.length).max()?;
+        let longest = self.longest()?.min(longest());
         // More endpoints cost more in each of two ranges: those of long lists, and those of short ones.
         [(short + 1, longest), (1, short.min(longest))].into_iter().find_map(|(first, last)| {
             let counts: Vec<usize> = (first..=last).collect();
@@ -94,12 +101,15 @@ impl ServicePlan {
         Cost::of(self).elements(usize::MAX)
     }
 
-    /// Has the plan need at most `limit` elements: each list keeps as many endpoints as fit, other ones on each node, and one at least.
-    /// If that is still too much, the last frontends are left out. Returns what was left out, if anything was.
+    /// Has the plan need at most `limit` elements, and lists that are not too long: each list keeps as many endpoints as fit, other ones on
+    /// each node, and one at least. If that is still too much, the last frontends are left out. Returns what was left out, if anything was.
     pub fn reduce(&mut self, limit: usize, seed: u32) -> Option<Reduced> {
-        let needs = self.cost();
+        let cost = Cost::of(self);
+        let needs = cost.elements(usize::MAX);
         if needs <= limit {
-            return None;
+            cost.longest().filter(|endpoints| *endpoints > longest())?;
+            self.keep_endpoints(longest(), seed);
+            return Some(Reduced { needs, limit, endpoints: longest(), frontends: 0 });
         }
         // Further endpoints on this node cannot reach themselves.
         self.hairpins.truncate(limit / PART);
@@ -147,6 +157,11 @@ impl ServicePlan {
             }
         }
     }
+}
+
+/// The endpoints of the longest list.
+fn longest() -> usize {
+    usize::try_from(LONGEST).unwrap_or(usize::MAX)
 }
 
 fn source_elements(networks: &[IpNet]) -> usize {

@@ -97,6 +97,24 @@ fn a_thousand_ports_with_many_endpoints_keep_as_many_as_fit() {
     assert!(stay + 2 >= reduced.endpoints, "most endpoints stay");
 }
 
+/// A list has no room for more endpoints, even if the Service may have more elements.
+#[test]
+fn lists_that_are_too_long_keep_as_many_endpoints_as_fit() {
+    let mut plan = plan(2, 17_000, 0, false, 0);
+    let reduced = plan.reduce(100_000, 7).expect("too long");
+    assert_eq!((reduced.endpoints, reduced.frontends), (16_384, 0));
+    assert!(reduced.needs <= reduced.limit, "{reduced:?}");
+    let kept = |plan: &ServicePlan| plan.frontends[0].1.targets.list.to_vec();
+    assert_eq!(kept(&plan).len(), 16_384);
+    let mut elsewhere = self::plan(2, 17_000, 0, false, 0);
+    elsewhere.reduce(100_000, 8).expect("too long");
+    assert_ne!(kept(&plan), kept(&elsewhere), "nodes have different ones");
+    let mut few = self::plan(2, 17_000, 0, false, 0);
+    let reduced = few.reduce(20_000, 7).expect("too large");
+    assert!(reduced.endpoints < 10_000 && reduced.needs > reduced.limit, "{reduced:?}");
+    assert_eq!(self::plan(2, 16_384, 0, false, 0).reduce(100_000, 7), None);
+}
+
 #[test]
 fn assigned_frontends_go_before_cluster_ips_and_sources_are_never_opened() {
     let mut plan = plan(1000, 3, 1, true, 10_000);
