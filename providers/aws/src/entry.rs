@@ -19,9 +19,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// The state for a call that began then.
-    pub(crate) fn new(mut state: OwnedMutexGuard<ServiceState>, began: Instant) -> Self {
-        state.began = Some(began);
+    pub(crate) fn new(state: OwnedMutexGuard<ServiceState>) -> Self {
         let before = [state.written, state.subnets.written, state.security_group_created];
         Self { state, before }
     }
