@@ -48,13 +48,18 @@ fn in_use(id: &str) -> Error {
     Error::invalid(reasons::SECURITY_GROUP_IN_USE, message)
 }
 
-/// When to try again to delete what is in use, and whether AWS should have released it by now.
-pub(crate) fn retry_after(in_use_since: Option<Instant>) -> (Duration, bool) {
+/// Whether AWS should have released by now what is in use since then.
+pub(crate) fn is_overdue(in_use_since: Instant) -> bool {
+    in_use_since.elapsed() >= RELEASE_TIMEOUT
+}
+
+/// When to try again to delete what is in use, after `shortest` at the earliest, and whether AWS should have released it by now.
+pub(crate) fn retry_after(in_use_since: Option<Instant>, shortest: Duration) -> (Duration, bool) {
     let since = in_use_since.map(|since| since.elapsed()).unwrap_or_default();
-    let is_overdue = since >= RELEASE_TIMEOUT;
+    let is_overdue = in_use_since.is_some_and(is_overdue);
     // Not long after the time at which the user is told.
     let rest = if is_overdue { MAX_RELEASE_POLL } else { RELEASE_TIMEOUT.saturating_sub(since) };
-    ((since / 2).min(MAX_RELEASE_POLL).min(rest).max(RELEASE_POLL), is_overdue)
+    ((since / 2).min(MAX_RELEASE_POLL).min(rest).max(shortest), is_overdue)
 }
 
 impl Aws {
@@ -197,7 +202,7 @@ impl Aws {
     ) -> Result<Option<RetryDeletion>, CallError> {
         self.note_change();
         if !self.client.delete_group(arn).await? {
-            return Ok(Some(in_use.refused(arn)));
+            return Ok(Some(in_use.refused(arn, self.config.target_group_release)));
         }
         in_use.deleted(arn);
         Ok(None)
@@ -231,7 +236,7 @@ impl Aws {
         }
         while let Some(id) = ids.first() {
             if !self.delete_security_group(&owner, id, in_use_since).await? {
-                let (wait, is_overdue) = retry_after(*in_use_since);
+                let (wait, is_overdue) = retry_after(*in_use_since, RELEASE_POLL);
                 return if is_overdue { Err(in_use(id)) } else { Ok(Some(wait)) };
             }
             if entry.security_groups.get(&owner).is_some_and(|known| known.group.id == *id) {

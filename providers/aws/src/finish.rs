@@ -21,9 +21,6 @@ use crate::targets::{self, Limits, RefusedTargets};
 use crate::wanted_targets::WantedTargets;
 use crate::{names, reasons};
 
-/// Check again after this time whether a new load balancer is active, which takes minutes.
-pub(crate) const ACTIVE_POLL: Duration = Duration::from_secs(10);
-
 impl Aws {
     /// Sets the targets of a load balancer whose structure is in place, deletes what left it, and asks whether it is active.
     pub(crate) async fn finish(
@@ -37,16 +34,16 @@ impl Aws {
         let mut waits: Vec<Duration> = held.into_iter().chain(released).collect();
         let mut ingress = Vec::new();
         if let (Some(complete), Some((_, resources))) = (&mut entry.complete, &mut entry.resources) {
-            let since_asked = complete.asked.map(|asked| asked.elapsed());
-            if complete.ingress.is_none() && since_asked.is_none_or(|since| since >= ACTIVE_POLL) {
+            let (since_asked, poll) = (complete.asked.map(|asked| asked.elapsed()), self.config.activation_poll);
+            if complete.ingress.is_none() && since_asked.is_none_or(|since| since >= poll) {
                 complete.asked = Some(Instant::now());
                 complete.ingress = self.ingress(resources).await?;
             }
             match (&complete.ingress, complete.asked) {
                 (Some(known), _) => ingress.clone_from(known),
                 (None, asked) => {
-                    let since_asked = asked.map_or(ACTIVE_POLL, |asked| asked.elapsed());
-                    waits.push(ACTIVE_POLL.saturating_sub(since_asked));
+                    let since_asked = asked.map_or(poll, |asked| asked.elapsed());
+                    waits.push(poll.saturating_sub(since_asked));
                 }
             }
         }

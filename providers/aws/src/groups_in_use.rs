@@ -7,7 +7,7 @@ use std::time::Duration;
 use steerage_provider_api::Error;
 use tokio::time::Instant;
 
-use crate::delete::retry_after;
+use crate::delete::{is_overdue, retry_after};
 use crate::reasons;
 
 /// By ARN.
@@ -30,11 +30,11 @@ pub(crate) struct RetryDeletion {
 }
 
 impl GroupsInUse {
-    /// AWS did not delete the group.
-    pub(crate) fn refused(&mut self, arn: &str) -> RetryDeletion {
+    /// AWS did not delete the group. It is tried again after `shortest` at the earliest.
+    pub(crate) fn refused(&mut self, arn: &str, shortest: Duration) -> RetryDeletion {
         let now = Instant::now();
         let since = self.0.get(arn).map_or(now, |known| known.since);
-        let (after, is_overdue) = retry_after(Some(since));
+        let (after, is_overdue) = retry_after(Some(since), shortest);
         self.0.insert(arn.to_owned(), InUse { since, next: now + after });
         RetryDeletion { after, is_overdue }
     }
@@ -48,8 +48,7 @@ impl GroupsInUse {
     pub(crate) fn must_wait(&self, arn: &str) -> Option<RetryDeletion> {
         let known = self.0.get(arn)?;
         let after = known.next.saturating_duration_since(Instant::now());
-        let (_, is_overdue) = retry_after(Some(known.since));
-        (!after.is_zero()).then_some(RetryDeletion { after, is_overdue })
+        (!after.is_zero()).then(|| RetryDeletion { after, is_overdue: is_overdue(known.since) })
     }
 }
 

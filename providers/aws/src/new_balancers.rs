@@ -9,7 +9,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::client::{BALANCERS_BATCH, Balancer, CallError, Calls};
-use crate::finish::ACTIVE_POLL;
 
 /// AWS may show a new load balancer only after this time, and refuses a call that names one that it does not show.
 const VISIBLE_AFTER: Duration = Duration::from_secs(5);
@@ -17,8 +16,10 @@ const VISIBLE_AFTER: Duration = Duration::from_secs(5);
 const MAX_SILENCE: Duration = Duration::from_mins(5);
 
 /// The load balancers that are waited for, and what was read of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct NewBalancers {
+    /// What was read is news for so long: the time between two questions for one load balancer.
+    poll: Duration,
     /// By ARN.
     waiting: Mutex<BTreeMap<String, Waiting>>,
     /// One caller reads at a time. Those who waited for a read that failed have its failure too.
@@ -40,13 +41,17 @@ impl Waiting {
         Self { since: now, asked: now, read: None }
     }
 
-    /// What was read a moment ago.
-    fn fresh(&self) -> Option<&Balancer> {
-        self.read.as_ref().filter(|(at, _)| at.elapsed() < ACTIVE_POLL).map(|(_, found)| found)
+    /// What was read less than `poll` ago.
+    fn fresh(&self, poll: Duration) -> Option<&Balancer> {
+        self.read.as_ref().filter(|(at, _)| at.elapsed() < poll).map(|(_, found)| found)
     }
 }
 
 impl NewBalancers {
+    pub(crate) fn new(poll: Duration) -> Self {
+        Self { poll, waiting: Mutex::default(), failed: tokio::sync::Mutex::default() }
+    }
+
     /// A load balancer was created. Its Service will ask.
     pub(crate) fn expect(&self, arn: &str) {
         self.waiting().insert(arn.to_owned(), Waiting::new());
@@ -115,7 +120,7 @@ impl NewBalancers {
         let mut waiting = self.waiting();
         let own = waiting.entry(arn.to_owned()).or_insert_with(Waiting::new);
         own.asked = Instant::now();
-        let found = own.fresh().cloned();
+        let found = own.fresh(self.poll).cloned();
         own.read = None;
         found
     }
@@ -124,7 +129,7 @@ impl NewBalancers {
     fn others(&self, arn: &str) -> Vec<String> {
         let mut waiting = self.waiting();
         waiting.retain(|_, one| one.asked.elapsed() < MAX_SILENCE);
-        let is_due = |one: &Waiting| one.since.elapsed() >= VISIBLE_AFTER && one.fresh().is_none();
+        let is_due = |one: &Waiting| one.since.elapsed() >= VISIBLE_AFTER && one.fresh(self.poll).is_none();
         let mut others: Vec<_> = waiting.iter().filter(|(other, one)| *other != arn && is_due(one)).collect();
         others.sort_by_key(|(_, one)| one.asked);
         others.into_iter().take(BALANCERS_BATCH - 1).map(|(other, _)| other.clone()).collect()

@@ -119,6 +119,7 @@ impl Aws {
     pub(crate) fn over(config: Config, client: Arc<dyn Calls>) -> Self {
         let (to_reconcile, receiver) = unbounded();
         Self {
+            new_balancers: NewBalancers::new(config.activation_poll),
             config,
             client,
             to_reconcile: (to_reconcile, Mutex::new(Some(receiver))),
@@ -127,7 +128,6 @@ impl Aws {
             reading: tokio::sync::Mutex::default(),
             subnets: Recent::new(lookup::AGE),
             group_names: Mutex::default(),
-            new_balancers: NewBalancers::default(),
             shared_uses: Keyed::default(),
             first_call: OnceLock::new(),
             listed_uses: Mutex::default(),
