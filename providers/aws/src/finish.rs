@@ -34,7 +34,8 @@ impl Aws {
         let mut waits: Vec<Duration> = held.into_iter().chain(released).collect();
         let mut ingress = Vec::new();
         if let (Some(complete), Some((_, resources))) = (&mut entry.complete, &mut entry.resources) {
-            let (since_asked, poll) = (complete.asked.map(|asked| asked.elapsed()), self.config.activation_poll);
+            let (since_asked, poll) =
+                (complete.asked.map(|asked| asked.elapsed()), self.config.activation_poll);
             if complete.ingress.is_none() && since_asked.is_none_or(|since| since >= poll) {
                 complete.asked = Some(Instant::now());
                 complete.ingress = self.ingress(resources).await?;
