@@ -22,7 +22,6 @@ use crate::security_group::Security;
 use crate::source_nat::SourceNat;
 use crate::source_nat_sync::brings_udp;
 use crate::state::ServiceState;
-use crate::targets::Limits;
 use crate::tls::Tls;
 use crate::wanted_targets::WantedTargets;
 use crate::{annotations, finish, reasons, security_group_sync, shared, source_nat_sync, targets};
@@ -110,6 +109,9 @@ impl Aws {
         if wanted.groups.iter().any(|group| group.family == Family::V6) {
             self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
         }
+        if !self.delete_spare_groups(owner, wanted, resources, entry).await? {
+            return Ok(Stepped::Unproven);
+        }
         for step in steps(wanted, &resources.groups, &resources.listeners, resources.foreign_listeners.len())
         {
             if matches!(step, Step::CreateGroup(_)) {
@@ -165,7 +167,7 @@ impl Aws {
 
     /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while
     /// AWS does not show them.
-    async fn prove(
+    pub(crate) async fn prove(
         &self,
         owner: &Owner,
         shared: Option<&String>,
@@ -204,7 +206,7 @@ impl Aws {
     ) -> Result<(), Error> {
         let all = targets.all();
         entry.refused_targets.retain(|id| all.contains_key(id));
-        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
+        let limits = self.limits(entry, Compare::Remembered);
         for (name, group) in
             wanted.groups.iter().filter_map(|group| resources.groups.get_key_value(&group.name))
         {
@@ -283,6 +285,7 @@ impl Aws {
             let source_nat = made.source_nat.or_requested(source_nat);
             let made = Balancer { placed, security_groups, source_nat, ..made };
             entry.unproven.insert(made.arn.clone());
+            self.new_balancers.expect(&made.arn);
             resources.balancer = Some(made.clone());
             (resources.balancer_tags, resources.balancer_attributes) = (tags, BTreeMap::new());
             return Ok(made);
@@ -322,11 +325,30 @@ impl Aws {
         listener: &str,
         certificates: BTreeSet<String>,
         resources: &mut Resources,
+        entry: &ServiceState,
     ) -> Result<(), Error> {
         for arn in certificates {
+            entry.check_time()?;
             self.client.add_certificate(listener, &arn).await?;
             if let Some(tls) = tls_of(resources, listener) {
                 tls.others.insert(arn);
+            }
+        }
+        Ok(())
+    }
+
+    async fn remove_certificates(
+        &self,
+        listener: &str,
+        certificates: BTreeSet<String>,
+        resources: &mut Resources,
+        entry: &ServiceState,
+    ) -> Result<(), Error> {
+        for arn in certificates {
+            entry.check_time()?;
+            self.client.remove_certificate(listener, &arn).await?;
+            if let Some(tls) = tls_of(resources, listener) {
+                tls.others.remove(&arn);
             }
         }
         Ok(())
@@ -342,6 +364,7 @@ impl Aws {
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
         if !matches!(step, Step::DeleteGroup { .. }) {
+            entry.check_time()?;
             tracing::info!(service = %owner.service, %step, "changing load balancer");
             self.note_change();
             entry.written = Some(Instant::now());
@@ -349,8 +372,10 @@ impl Aws {
         match step {
             Step::CreateGroup(group) => {
                 let tags = labelled(tags, &group.labels);
+                entry.names.insert(group.name.clone());
                 let made = self.client.create_group(&group, &self.config.vpc, &tags).await?;
                 entry.unproven.insert(made.arn.clone());
+                entry.unused.insert(group.name.clone());
                 entry.registered.entry(made.arn.clone()).or_insert_with(RegisteredIds::new);
                 let has_pods = group.has_pods();
                 let seen = ObservedGroup { health: group.health, has_pods, only_200: true, tags, ..made };
@@ -387,11 +412,11 @@ impl Aws {
                     known.retain(|key, _| !keys.contains(key));
                 }
             }
-            Step::CreateListener { port, protocol, group, tls } => {
-                let group = arn_of(resources, &group)?;
+            Step::CreateListener { port, protocol, group: name, tls } => {
+                let group = arn_of(resources, &name)?;
                 let call =
                     self.client.create_listener(&balancer.arn, (port, protocol), tls.as_ref(), &group, tags);
-                let made = call.await?;
+                let made = entry.unless_refused(&name, call).await?;
                 let (group_arn, arn) = (Some(group), made.arn.clone());
                 let others = tls.as_ref().map(|tls| tls.others.clone()).unwrap_or_default();
                 resources.listeners.push(ObservedListener {
@@ -403,23 +428,19 @@ impl Aws {
                     ..made
                 });
                 if !others.is_empty() {
-                    self.add_certificates(&arn, others, resources).await?;
+                    self.add_certificates(&arn, others, resources, entry).await?;
                 }
             }
             Step::AddCertificates { arn, certificates } => {
-                self.add_certificates(&arn, certificates, resources).await?;
+                self.add_certificates(&arn, certificates, resources, entry).await?;
             }
             Step::RemoveCertificates { arn, certificates } => {
-                for certificate in certificates {
-                    self.client.remove_certificate(&arn, &certificate).await?;
-                    if let Some(tls) = tls_of(resources, &arn) {
-                        tls.others.remove(&certificate);
-                    }
-                }
+                self.remove_certificates(&arn, certificates, resources, entry).await?;
             }
-            Step::SwitchListener { arn, protocol, group, tls } => {
-                let group = arn_of(resources, &group)?;
-                self.client.modify_listener(&arn, protocol, tls.as_ref(), &group).await?;
+            Step::SwitchListener { arn, protocol, group: name, tls } => {
+                let group = arn_of(resources, &name)?;
+                let call = self.client.modify_listener(&arn, protocol, tls.as_ref(), &group);
+                entry.unless_refused(&name, call).await?;
                 if let Some(listener) = resources.listeners.iter_mut().find(|f| f.arn == arn) {
                     listener.protocol = protocol.map_or_else(|| listener.protocol.clone(), str::to_owned);
                     listener.group_arn = Some(group);

@@ -120,7 +120,9 @@ pub struct Config {
     pub adopt: BTreeSet<Peer>,
     /// Time after which every read shows a change. AWS promises none.
     pub settle: Duration,
-    /// Shortest time between the deletion of a load balancer and the first try to delete its target groups.
+    /// Time between two questions whether a new load balancer is active.
+    pub activation_poll: Duration,
+    /// Shortest time between the deletion of a load balancer and the first try to delete its target groups, and between two tries.
     pub target_group_release: Duration,
     /// The same for its security group.
     pub security_group_release: Duration,
@@ -128,6 +130,8 @@ pub struct Config {
 
 /// `ELBv2` usually shows a change within a second.
 const SETTLE: Duration = Duration::from_secs(10);
+/// A new load balancer takes minutes.
+const ACTIVATION_POLL: Duration = Duration::from_secs(10);
 /// Earlier, AWS would refuse.
 const TARGET_GROUP_RELEASE: Duration = Duration::from_secs(5);
 /// The same.
@@ -204,6 +208,7 @@ impl Config {
             shared_load_balancers: SharedLoadBalancers::new(),
             adopt: aws_adopt.into_iter().collect(),
             settle: SETTLE,
+            activation_poll: ACTIVATION_POLL,
             target_group_release: TARGET_GROUP_RELEASE,
             security_group_release: SECURITY_GROUP_RELEASE,
         };

@@ -10,14 +10,16 @@ use steerage_provider_cloud::marks::{self, Ownership};
 use tokio::time::Instant;
 
 use crate::client::{CallError, read_tags};
+use crate::groups_in_use::{GroupsInUse, RetryDeletion, in_use as group_in_use};
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
 use crate::state::{PendingDeletion, PendingSecurityGroups, ServiceState};
 
-/// AWS releases a security group some minutes after its load balancer. After this time, something else uses it.
-const SECURITY_GROUP_RELEASE_TIMEOUT: Duration = Duration::from_mins(10);
-/// Longest time between two tries to delete a security group.
+/// AWS releases target groups some seconds after their load balancer, and its security group some minutes after it. After this time,
+/// something else uses what AWS does not delete.
+const RELEASE_TIMEOUT: Duration = Duration::from_mins(10);
+/// Longest time between two tries to delete what is in use.
 const MAX_RELEASE_POLL: Duration = Duration::from_mins(5);
 
 /// Says what to do if AWS forbids the deletion. Steerage does not lift the protection, whoever requested it.
@@ -46,14 +48,18 @@ fn in_use(id: &str) -> Error {
     Error::invalid(reasons::SECURITY_GROUP_IN_USE, message)
 }
 
-/// When to try again to delete a security group, and whether AWS should have released it by now.
-pub(crate) fn retry_after(in_use_since: Option<Instant>) -> (Duration, bool) {
+/// Whether AWS should have released by now what is in use since then.
+pub(crate) fn is_overdue(in_use_since: Instant) -> bool {
+    in_use_since.elapsed() >= RELEASE_TIMEOUT
+}
+
+/// When to try again to delete what is in use, after `shortest` at the earliest, and whether AWS should have released it by now.
+pub(crate) fn retry_after(in_use_since: Option<Instant>, shortest: Duration) -> (Duration, bool) {
     let since = in_use_since.map(|since| since.elapsed()).unwrap_or_default();
-    let is_overdue = since >= SECURITY_GROUP_RELEASE_TIMEOUT;
+    let is_overdue = in_use_since.is_some_and(is_overdue);
     // Not long after the time at which the user is told.
-    let rest =
-        if is_overdue { MAX_RELEASE_POLL } else { SECURITY_GROUP_RELEASE_TIMEOUT.saturating_sub(since) };
-    ((since / 2).min(MAX_RELEASE_POLL).min(rest).max(RELEASE_POLL), is_overdue)
+    let rest = if is_overdue { MAX_RELEASE_POLL } else { RELEASE_TIMEOUT.saturating_sub(since) };
+    ((since / 2).min(MAX_RELEASE_POLL).min(rest).max(shortest), is_overdue)
 }
 
 impl Aws {
@@ -151,6 +157,7 @@ impl Aws {
                 }
                 return Err(error);
             }
+            self.new_balancers.forget(arn);
             if entry.adopted.as_ref() == Some(arn) {
                 entry.adopted = None;
             }
@@ -164,15 +171,17 @@ impl Aws {
         }
         while let Some((name, arn)) = pending.groups.first_key_value() {
             tracing::info!(%service, name, "deleting target group");
-            self.note_change();
             entry.written = Some(Instant::now());
-            if !self.client.delete_group(arn).await? {
+            if let Some(RetryDeletion { after, is_overdue }) =
+                self.delete_group(arn, &mut entry.groups_in_use).await?
+            {
+                let done = if is_overdue { Err(group_in_use(name, arn)) } else { Ok(Some(after)) };
                 // Without one of its own, a load balancer uses it that no read had shown: the next call reads everything.
                 if pending.balancer_deleted.is_none() {
                     entry.deletion = None;
                     (entry.resources, entry.complete) = (None, None);
                 }
-                return Ok(Some(RELEASE_POLL));
+                return done;
             }
             entry.registered.remove(arn);
             entry.names.remove(name);
@@ -183,6 +192,20 @@ impl Aws {
             entry.deletion = None;
         }
         Ok(wait)
+    }
+
+    /// Deletes a target group. If something uses it, returns when to try again.
+    pub(crate) async fn delete_group(
+        &self,
+        arn: &str,
+        in_use: &mut GroupsInUse,
+    ) -> Result<Option<RetryDeletion>, CallError> {
+        self.note_change();
+        if !self.client.delete_group(arn).await? {
+            return Ok(Some(in_use.refused(arn, self.config.target_group_release)));
+        }
+        in_use.deleted(arn);
+        Ok(None)
     }
 
     /// Deletes the security groups of a deletion. Returns when to call again.
@@ -213,7 +236,7 @@ impl Aws {
         }
         while let Some(id) = ids.first() {
             if !self.delete_security_group(&owner, id, in_use_since).await? {
-                let (wait, is_overdue) = retry_after(*in_use_since);
+                let (wait, is_overdue) = retry_after(*in_use_since, RELEASE_POLL);
                 return if is_overdue { Err(in_use(id)) } else { Ok(Some(wait)) };
             }
             if entry.security_groups.get(&owner).is_some_and(|known| known.group.id == *id) {

@@ -356,6 +356,7 @@ pub(crate) mod tests {
             scheme: Scheme::Internal,
             adopt: std::collections::BTreeSet::new(),
             settle: Duration::from_secs(10),
+            activation_poll: Duration::from_secs(10),
             target_group_release: Duration::from_secs(5),
             security_group_release: Duration::from_secs(10),
         }

@@ -19,7 +19,9 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(crate) fn new(state: OwnedMutexGuard<ServiceState>) -> Self {
+    /// The state for a call that began then.
+    pub(crate) fn new(mut state: OwnedMutexGuard<ServiceState>, began: Instant) -> Self {
+        state.began = Some(began);
         let before = [state.written, state.subnets.written, state.security_group_created];
         Self { state, before }
     }

@@ -11,6 +11,7 @@ use tracing::Instrument as _;
 
 use crate::client::{Balancer, CallError};
 use crate::diff::ObservedGroup;
+use crate::groups_in_use::RetryDeletion;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::registered::{HOLD_POLL, MAX_HOLD, RegisteredIds};
@@ -19,9 +20,6 @@ use crate::target_id::TargetId;
 use crate::targets::{self, Limits, RefusedTargets};
 use crate::wanted_targets::WantedTargets;
 use crate::{names, reasons};
-
-/// Check again after this time whether a new load balancer is active, which takes minutes.
-pub(crate) const ACTIVE_POLL: Duration = Duration::from_secs(10);
 
 impl Aws {
     /// Sets the targets of a load balancer whose structure is in place, deletes what left it, and asks whether it is active.
@@ -36,16 +34,17 @@ impl Aws {
         let mut waits: Vec<Duration> = held.into_iter().chain(released).collect();
         let mut ingress = Vec::new();
         if let (Some(complete), Some((_, resources))) = (&mut entry.complete, &mut entry.resources) {
-            let since_asked = complete.asked.map(|asked| asked.elapsed());
-            if complete.ingress.is_none() && since_asked.is_none_or(|since| since >= ACTIVE_POLL) {
+            let (since_asked, poll) =
+                (complete.asked.map(|asked| asked.elapsed()), self.config.activation_poll);
+            if complete.ingress.is_none() && since_asked.is_none_or(|since| since >= poll) {
                 complete.asked = Some(Instant::now());
                 complete.ingress = self.ingress(resources).await?;
             }
             match (&complete.ingress, complete.asked) {
                 (Some(known), _) => ingress.clone_from(known),
                 (None, asked) => {
-                    let since_asked = asked.map_or(ACTIVE_POLL, |asked| asked.elapsed());
-                    waits.push(ACTIVE_POLL.saturating_sub(since_asked));
+                    let since_asked = asked.map_or(poll, |asked| asked.elapsed());
+                    waits.push(poll.saturating_sub(since_asked));
                 }
             }
         }
@@ -58,7 +57,11 @@ impl Aws {
     async fn ingress(&self, resources: &mut Resources) -> Result<Option<Vec<Ingress>>, Error> {
         let Some(known) = &resources.balancer else { return Ok(None) };
         if !known.active {
-            let Some(now) = self.client.balancer_at(&known.arn).await? else { return Ok(None) };
+            let look = self.new_balancers.look(&*self.client, &known.arn).await?;
+            let Some(now) = look else { return Ok(None) };
+            if now.active || now.failed.is_some() {
+                self.new_balancers.forget(&now.arn);
+            }
             if let Some(why) = &now.failed {
                 let message = format!(
                     "AWS could not create the load balancer {}: {why}. It stays unusable. Re-create the Service.",
@@ -85,8 +88,10 @@ impl Aws {
     ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
         let names = wanted.all();
         entry.refused_targets.retain(|id| names.contains_key(id));
-        let ServiceState { resources, registered, refused_targets, .. } = &mut *entry;
-        let groups = || resources.iter().flat_map(|(_, resources)| &resources.groups);
+        let ServiceState { resources, registered, refused_targets, unproven, .. } = &mut *entry;
+        // One whose tags were not read may be another's.
+        let is_ours = |(_, group): &(&String, &ObservedGroup)| !unproven.contains(&group.arn);
+        let groups = || resources.iter().flat_map(|(_, resources)| &resources.groups).filter(is_ours);
         let mut refused = wanted.refused_nodes(groups().map(|(_, group)| group));
         let (mut held, mut exceeded) = (None::<Duration>, None);
         // Its lines name only the target group.
@@ -145,46 +150,58 @@ impl Aws {
         }
     }
 
-    /// Deletes target groups that no listener uses any more. Their connections live until then, so they stay until the groups that
-    /// replace them have a healthy target, within limits. Returns when to call again.
+    /// Deletes target groups that no listener uses any more. Their connections live until then, so each stays until the groups that
+    /// replace it have a healthy target, within limits. Returns when to call again.
     async fn release_groups(&self, entry: &mut ServiceState) -> Result<Option<Duration>, Error> {
-        let Some(oldest) = entry.leaving.values().min().copied() else { return Ok(None) };
+        if entry.leaving.is_empty() {
+            return Ok(None);
+        }
         let Some((owner, resources)) = &mut entry.resources else { return Ok(Some(RELEASE_POLL)) };
-        let stay: Vec<&str> = resources
-            .groups
-            .iter()
-            .filter(|(name, _)| !entry.leaving.contains_key(*name))
-            .map(|(_, group)| group.arn.as_str())
-            .collect();
-        if oldest.elapsed() < MAX_HOLD {
-            for arn in stay {
-                let Some(known) = entry.registered.get_mut(arn) else { continue };
+        let may_wait = |since: Instant| since.elapsed() < MAX_HOLD;
+        let mut is_undecided = false;
+        if entry.leaving.values().copied().any(may_wait) {
+            let stays = |name: &String| !entry.leaving.contains_key(name);
+            for (_, group) in resources.groups.iter().filter(|(name, _)| stays(name)) {
+                let Some(known) = entry.registered.get_mut(&group.arn) else { continue };
                 if known.needs_look(&entry.target_names) {
                     let settle = self.config.settle;
-                    known.look(&targets::listing(&*self.client, arn, known, settle).await?);
+                    known.look(&targets::listing(&*self.client, &group.arn, known, settle).await?);
                 }
                 if known.is_undecided() {
-                    return Ok(Some(HOLD_POLL));
+                    is_undecided = true;
+                    break;
                 }
             }
         }
-        let names: Vec<String> = entry.leaving.keys().cloned().collect();
-        let mut wait = None;
+        let mut waits = Vec::new();
         let prefix = names::prefix(&self.config.cluster);
-        for name in names {
+        for (name, since) in entry.leaving.clone() {
             if let Some(group) = resources.groups.get(&name) {
-                let since = entry.leaving.get(&name).map(Instant::elapsed).unwrap_or_default();
-                // Of an adopted load balancer: its connections belong to clients that know of no change.
-                if !name.starts_with(&prefix) && since < group.drain() {
-                    let rest = group.drain().saturating_sub(since);
-                    wait = Some(wait.map_or(rest, |other: Duration| other.min(rest)));
+                if is_undecided && may_wait(since) {
+                    waits.push(HOLD_POLL);
                     continue;
                 }
-                tracing::info!(service = %owner.service, name, "deleting target group that is no longer used");
-                self.note_change();
-                entry.written = Some(Instant::now());
-                if !self.client.delete_group(&group.arn).await? {
-                    wait = Some(wait.map_or(RELEASE_POLL, |other| other.min(RELEASE_POLL)));
+                // Of an adopted load balancer: its connections belong to clients that know of no change.
+                let rest = group.drain().saturating_sub(since.elapsed());
+                if !name.starts_with(&prefix) && !rest.is_zero() {
+                    waits.push(rest);
+                    continue;
+                }
+                let mut retry = entry.groups_in_use.must_wait(&group.arn);
+                if retry.is_none() {
+                    tracing::info!(service = %owner.service, name, "deleting target group that is no longer used");
+                    entry.written = Some(Instant::now());
+                    retry = self.delete_group(&group.arn, &mut entry.groups_in_use).await?;
+                    if retry.is_some_and(|retry| retry.is_overdue) {
+                        tracing::warn!(
+                            service = %owner.service, name, group_arn = group.arn,
+                            "target group that is no longer used not deleted, because another load balancer uses it; retrying"
+                        );
+                    }
+                }
+                if let Some(RetryDeletion { after, is_overdue }) = retry {
+                    // Something else uses it. The Service has nothing to do with that.
+                    waits.extend((!is_overdue).then_some(after));
                     continue;
                 }
                 entry.registered.remove(&group.arn);
@@ -193,7 +210,7 @@ impl Aws {
             entry.leaving.remove(&name);
             entry.names.remove(&name);
         }
-        Ok(wait)
+        Ok(waits.into_iter().min())
     }
 }
 

@@ -26,8 +26,14 @@ impl Aws {
         let groups: Vec<String> = match &entry.resources {
             Some((known, resources)) if known == owner => {
                 // Old instances or pods are no news while their group waits to be deleted.
-                let stays = |name: &&String| !entry.leaving.contains_key(*name);
-                let groups = resources.groups.iter().filter(|(name, _)| stays(name));
+                let stays = |name: &String| !entry.leaving.contains_key(name);
+                // AWS checks no target of another group, such as one whose listener it refused: that says nothing about health.
+                let is_used = |arn: &String| {
+                    let mut forwarding = resources.listeners.iter().map(|listener| &listener.group_arn);
+                    resources.listeners.is_empty() || forwarding.any(|group| group.as_ref() == Some(arn))
+                };
+                let groups =
+                    resources.groups.iter().filter(|(name, group)| stays(name) && is_used(&group.arn));
                 groups.map(|(_, group)| group.arn.clone()).collect()
             }
             _ => self.read(owner, entry).await?.mine.groups.into_values().map(|g| g.arn).collect(),

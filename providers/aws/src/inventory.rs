@@ -63,11 +63,31 @@ pub(crate) struct Reading {
     /// The resources whose tags were read, and the tags of those that exist.
     asked: BTreeSet<String>,
     tags: BTreeMap<String, Tags>,
+    /// When the last try failed, and why.
+    failed: Option<(Instant, Error)>,
 }
 
 impl Reading {
+    /// Continues the lists for a caller that began to wait then. Those who waited for a try that failed have its failure too: one after the
+    /// other, their own tries would take as long as AWS's silence times their number.
+    pub(crate) async fn complete_for(
+        &mut self,
+        asked: Instant,
+        client: &dyn Calls,
+        config: &Config,
+    ) -> Result<Inventory, Error> {
+        if let Some((at, error)) = &self.failed
+            && *at > asked
+        {
+            return Err(error.clone());
+        }
+        let done = self.complete(client, config).await;
+        self.failed = done.as_ref().err().map(|error| (Instant::now(), error.clone()));
+        done
+    }
+
     /// Lists load balancers and target groups. Reads the tags of those that may be this cluster's.
-    pub(crate) async fn complete(&mut self, client: &dyn Calls, config: &Config) -> Result<Inventory, Error> {
+    async fn complete(&mut self, client: &dyn Calls, config: &Config) -> Result<Inventory, Error> {
         let cluster = &config.cluster;
         if self.started.is_none_or(|(_, answered)| answered.elapsed() > MAX_PAUSE) {
             let (ec2_failures, now) = (self.ec2_failures, Instant::now());

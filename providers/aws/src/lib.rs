@@ -23,6 +23,7 @@ mod diff;
 mod entry;
 mod finish;
 mod first_look;
+mod groups_in_use;
 mod health;
 mod health_check;
 #[cfg(test)]
@@ -36,8 +37,10 @@ mod lookup;
 mod named_groups;
 mod named_groups_sync;
 mod names;
+mod new_balancers;
 mod observe;
 mod paced;
+mod partial_read;
 pub mod peers;
 mod placement;
 mod provider;
@@ -52,6 +55,7 @@ mod shared_sync;
 mod shared_use;
 mod source_nat;
 mod source_nat_sync;
+mod spare_groups;
 #[cfg(test)]
 mod standin;
 mod state;

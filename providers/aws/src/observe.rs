@@ -13,6 +13,7 @@ use crate::client::{Balancer, Calls, Tags, read_tags};
 use crate::diff::{ObservedGroup, ObservedListener};
 use crate::labels;
 use crate::names;
+use crate::partial_read::Reader;
 use crate::shared::LoadBalancerUse;
 
 /// The resources of one owner.
@@ -33,6 +34,12 @@ pub(crate) struct Resources {
 }
 
 impl Resources {
+    /// Whether a listener forwards to the target group.
+    pub(crate) fn uses(&self, group: &str) -> bool {
+        let mut all = self.listeners.iter().chain(&self.foreign_listeners);
+        all.any(|listener| listener.group_arn.as_deref() == Some(group))
+    }
+
     /// The tags of one of the resources; `None` if it is not there.
     pub(crate) fn tags_of(&mut self, arn: &str) -> Option<&mut Tags> {
         if self.balancer.as_ref().is_some_and(|balancer| balancer.arn == arn) {
@@ -70,13 +77,14 @@ pub(crate) struct Observation {
 /// Reads the load balancer, which is at the ARN `adopted` or has Steerage's name, its target groups and the target groups with the given
 /// names, and the tags of all of them.
 pub(crate) async fn read_all(
-    client: &dyn Calls,
+    reader: &mut Reader<'_>,
     cluster: &ClusterId,
     owner: &Owner,
     groups: &BTreeSet<String>,
     usage: &LoadBalancerUse,
     adopted: Option<&str>,
 ) -> Result<Observation, Error> {
+    let client = reader.client;
     let mut balancer = match adopted {
         Some(arn) => client.balancer_at(arn).await?,
         None => None,
@@ -94,7 +102,7 @@ pub(crate) async fn read_all(
     };
     for name in groups {
         if !found.contains_key(name)
-            && let Some(group) = client.group_named(name).await?
+            && let Some(group) = reader.group_named(name).await?
         {
             found.insert(name.clone(), group);
         }
@@ -131,7 +139,7 @@ pub(crate) async fn read_all(
         }
     }
     for group in seen.mine.groups.values_mut() {
-        group.attributes = client.attributes(&group.arn).await?;
+        group.attributes = reader.attributes(&group.arn).await?;
         group.tags = tags.get(&group.arn).cloned().unwrap_or_default();
     }
     if let Some(balancer) = &seen.mine.balancer {
@@ -139,12 +147,13 @@ pub(crate) async fn read_all(
         seen.mine.balancer_attributes =
             balancer_attributes(client, &balancer.arn, &seen.mine.balancer_tags).await?;
         let whose = (*usage != LoadBalancerUse::Own).then_some(owner);
-        let listeners = listeners(client, cluster, balancer, whose).await?;
+        let listeners = listeners(reader, cluster, balancer, whose).await?;
         (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.unwrap_or_default();
         if matches!(usage, LoadBalancerUse::Shared(_)) {
             share_out(cluster, owner, &mut seen);
         }
     }
+    reader.finish();
     Ok(seen)
 }
 
@@ -163,11 +172,12 @@ fn share_out(cluster: &ClusterId, owner: &Owner, seen: &mut Observation) {
 /// Our listeners of a load balancer, and those of others; `None` if it does not exist. Of a shared one, only the certificates of `whose`
 /// are read.
 async fn listeners(
-    client: &dyn Calls,
+    reader: &mut Reader<'_>,
     cluster: &ClusterId,
     balancer: &Balancer,
     whose: Option<&Owner>,
 ) -> Result<Option<(Vec<ObservedListener>, Vec<ObservedListener>)>, Error> {
+    let client = reader.client;
     let Some(mut listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
     let arns: Vec<String> = listeners.iter().map(|f| f.arn.clone()).collect();
     let tags = read_tags(client, &arns).await?;
@@ -176,7 +186,7 @@ async fn listeners(
         let is_read =
             marks::owner(cluster, &listener.tags).is_some_and(|of| whose.is_none_or(|whose| of == *whose));
         if let Some(tls) = listener.tls.as_mut().filter(|_| is_read) {
-            tls.others = client.other_certificates(&listener.arn).await?;
+            tls.others = reader.other_certificates(&listener.arn).await?;
         }
     }
     if let Some(new) = listeners.iter().find(|listener| !tags.contains_key(&listener.arn)) {
@@ -188,17 +198,19 @@ async fn listeners(
 
 /// Reads what a list does not show of these resources: attributes and listeners. Returns `None` if the load balancer is gone.
 pub(crate) async fn fill(
-    client: &dyn Calls,
+    reader: &mut Reader<'_>,
     cluster: &ClusterId,
     mut listed: Resources,
 ) -> Result<Option<Resources>, Error> {
     let Some(balancer) = &listed.balancer else { return Ok(None) };
-    let Some(listeners) = listeners(client, cluster, balancer, None).await? else { return Ok(None) };
+    let Some(listeners) = listeners(reader, cluster, balancer, None).await? else { return Ok(None) };
     (listed.listeners, listed.foreign_listeners) = listeners;
-    listed.balancer_attributes = balancer_attributes(client, &balancer.arn, &listed.balancer_tags).await?;
+    listed.balancer_attributes =
+        balancer_attributes(reader.client, &balancer.arn, &listed.balancer_tags).await?;
     for group in listed.groups.values_mut() {
-        group.attributes = client.attributes(&group.arn).await?;
+        group.attributes = reader.attributes(&group.arn).await?;
     }
+    reader.finish();
     Ok(Some(listed))
 }
 
@@ -239,13 +251,15 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
 
 /// Reads the known resources again, with two calls, and more if annotations set attributes of the load balancer, or
 /// several certificates, or name what only the load balancer itself shows (`with_balancer`). Returns `None` if a resource appeared or vanished; then `read_all` must
-/// read everything. Does not read the attributes of target groups. No listener needs the groups that are leaving.
+/// read everything. Does not read the attributes of target groups. No listener needs the groups that are leaving, or that none has used
+/// yet.
 pub(crate) async fn refresh(
-    client: &dyn Calls,
+    reader: &mut Reader<'_>,
     known: &Resources,
     is_leaving: impl Fn(&str) -> bool,
     with_balancer: bool,
 ) -> Result<Option<Resources>, Error> {
+    let client = reader.client;
     let Some(balancer) = known.balancer.clone() else { return Ok(None) };
     let balancer = if with_balancer { client.balancer_at(&balancer.arn).await? } else { Some(balancer) };
     let Some(balancer) = balancer else { return Ok(None) };
@@ -254,19 +268,22 @@ pub(crate) async fn refresh(
     let arns = |listeners: &[ObservedListener]| -> BTreeSet<String> {
         listeners.iter().map(|f| f.arn.clone()).collect()
     };
+    let is_used = |arn: &String| known.listeners.iter().any(|of| of.group_arn.as_ref() == Some(arn));
+    let is_spare = |name: &str, group: &ObservedGroup| is_leaving(name) || !is_used(&group.arn);
     let (ours, theirs) = (arns(&known.listeners), arns(&known.foreign_listeners));
     if arns(&listeners) != &ours | &theirs
         || !known
             .groups
             .iter()
-            .all(|(name, g)| is_leaving(name) || groups.get(name).is_some_and(|s| s.arn == g.arn))
+            .all(|(name, g)| is_spare(name, g) || groups.get(name).is_some_and(|s| s.arn == g.arn))
     {
         return Ok(None);
     }
     // Ignores groups that only a foreign listener uses.
     groups.retain(|name, _| known.groups.contains_key(name));
-    let leaving = known.groups.iter().filter(|(name, _)| is_leaving(name));
-    groups.extend(leaving.map(|(name, group)| (name.clone(), group.clone())));
+    for (name, group) in known.groups.iter().filter(|(name, group)| is_spare(name, group)) {
+        groups.entry(name.clone()).or_insert_with(|| group.clone());
+    }
     for (name, group) in &mut groups {
         if let Some(known) = known.groups.get(name) {
             (group.attributes, group.tags) = (known.attributes.clone(), known.tags.clone());
@@ -280,11 +297,12 @@ pub(crate) async fn refresh(
         if let (Some(tls), Some(known)) = (&mut listener.tls, &known.tls)
             && !known.others.is_empty()
         {
-            tls.others = client.other_certificates(&listener.arn).await?;
+            tls.others = reader.other_certificates(&listener.arn).await?;
         }
     }
     let (listeners, foreign_listeners) = listeners.into_iter().partition(|f| ours.contains(&f.arn));
     let balancer_attributes = balancer_attributes(client, &balancer.arn, &known.balancer_tags).await?;
+    reader.finish();
     let balancer = Some(balancer);
     Ok(Some(Resources {
         balancer,

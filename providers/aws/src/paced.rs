@@ -146,6 +146,7 @@ macro_rules! paced {
 paced!(BalancerCalls {
     Read balancer_named(name: &str) -> Option<Balancer>;
     Read balancer_at(arn: &str) -> Option<Balancer>;
+    Read balancers_at(arns: &[String]) -> Vec<Balancer>;
     Read all_balancers() -> Vec<Balancer>;
     Change create_balancer(wanted: &NewBalancer, tags: &Tags) -> Balancer;
     Change delete_balancer(arn: &str) -> ();

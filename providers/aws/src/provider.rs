@@ -29,9 +29,12 @@ use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
 use crate::ip_address_type::IpAddressType;
 use crate::lookup::{self, KnownGroupNames};
+use crate::new_balancers::NewBalancers;
 use crate::observe::{self, Observation};
 use crate::paced::Paced;
+use crate::partial_read::Reader;
 use crate::security_group::{SecurityGroup, new_security_group};
+use crate::security_group_sync::again_after;
 use crate::shared::LoadBalancerUse;
 use crate::shared_sync::again;
 use crate::shared_use::SharedUse;
@@ -57,6 +60,7 @@ pub struct Aws {
     reading: tokio::sync::Mutex<Reading>,
     pub(crate) subnets: Recent<[Subnet], CallError>,
     pub(crate) group_names: Mutex<KnownGroupNames>,
+    pub(crate) new_balancers: NewBalancers,
     /// One for each shared load balancer: its Services change it one after the other.
     pub(crate) shared_uses: Keyed<String, SharedUse>,
     /// When this process was first asked for something: until then, another one may have changed what reads do not show yet.
@@ -115,6 +119,7 @@ impl Aws {
     pub(crate) fn over(config: Config, client: Arc<dyn Calls>) -> Self {
         let (to_reconcile, receiver) = unbounded();
         Self {
+            new_balancers: NewBalancers::new(config.activation_poll),
             config,
             client,
             to_reconcile: (to_reconcile, Mutex::new(Some(receiver))),
@@ -142,7 +147,8 @@ impl Aws {
     }
 
     async fn entry(&self, service: &Key) -> Result<Entry, Error> {
-        let mut entry = Entry::new(self.services.lock(service, ServiceState::default).await);
+        let began = Instant::now();
+        let mut entry = Entry::new(self.services.lock(service, ServiceState::default).await, began);
         self.first_call.get_or_init(Instant::now);
         if !entry.initialized {
             self.ensure_inventory().await?;
@@ -174,9 +180,10 @@ impl Aws {
         if self.inventory().is_some() {
             return Ok(());
         }
+        let asked = Instant::now();
         let mut reading = self.reading.lock().await;
         if self.inventory().is_none() {
-            let read = reading.complete(&*self.client, &self.config).await?;
+            let read = reading.complete_for(asked, &*self.client, &self.config).await?;
             *self.inventory() = Some(read);
         }
         Ok(())
@@ -188,6 +195,7 @@ impl Aws {
 
     /// The owners of everything at AWS, and the list that says so if it was read for this.
     async fn list_owned(&self) -> Result<(Vec<Owner>, Option<Inventory>), Error> {
+        let asked = Instant::now();
         let mut reading = self.reading.lock().await;
         let is_first = self.inventory().is_none();
         if !is_first
@@ -197,7 +205,7 @@ impl Aws {
         {
             return Ok((owners, None));
         }
-        let mut read = reading.complete(&*self.client, &self.config).await?;
+        let mut read = reading.complete_for(asked, &*self.client, &self.config).await?;
         let owners = read.owners.take().unwrap_or_default();
         *self.listed_uses.lock().unwrap_or_else(PoisonError::into_inner) = read.shared_uses();
         if is_first {
@@ -218,10 +226,9 @@ impl Aws {
         let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         entry.freed.clear();
         let has_v6 = wanted.ip_address_type == IpAddressType::DualStack;
-        let mut limits = Limits { compare, settle: self.config.settle, may_hold: false };
+        let mut limits = self.limits(entry, compare);
         entry.wanted = Some((lb.owner.clone(), wanted.clone()));
         let mut compare_rules = compare;
-        let was_complete = entry.is_complete(&lb.owner, &wanted);
         let structured = if self.compare_with_list(&lb.owner, &wanted, entry) {
             // The list has the rules too.
             (limits.compare, compare_rules) = (Compare::Remembered, Compare::Remembered);
@@ -234,46 +241,76 @@ impl Aws {
         } else {
             self.restructure(lb, wanted, &targets, entry, compare).await
         };
+        let is_in_place = matches!(structured, Ok(None));
         let finished = match structured {
             Ok(None) => self.finish(entry, &targets, limits).await,
-            Ok(Some(wait)) => return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() }),
+            Ok(Some(wait)) => Ok(again(wait)),
             // The targets are set next, apart from the structure, and so are the rules.
             Err(error @ Error::Invalid { .. }) => return Err(error),
-            Err(error) => {
-                let is_known = entry.resources.as_ref().is_some_and(|(known, _)| *known == lb.owner);
-                if matches!(error, Error::Throttled { .. }) && was_complete && is_known {
-                    // Only a comparison waits, and registrations have a budget of their own.
-                    let limits = Limits { compare: Compare::Remembered, ..limits };
-                    self.converge_targets(entry, &targets, limits).await?;
-                }
-                Err(error)
+            Err(error @ Error::Throttled { .. }) => {
+                self.follow(&lb.owner, entry, &targets).await.and(Err(error))
             }
+            Err(error) => Err(error),
         };
         let mut outcome = finished.as_ref().cloned().unwrap_or_else(|_| Outcome::done());
         let owner = &lb.owner;
-        if finished.is_ok() && !has_v6 {
+        let is_finished = is_in_place && finished.is_ok();
+        if is_finished && !has_v6 {
             // Clients keep their rules as long as they are told the addresses.
             self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
         }
-        // Sources that must not connect any more do not wait for ELBv2, as targets do not wait for EC2.
-        self.secure(owner, entry, compare_rules, &mut outcome).await;
-        if finished.is_ok() {
+        // Sources that must not connect any more wait neither for ELBv2, as targets do not wait for EC2, nor for a change of the structure.
+        if finished.is_err() || entry.is_known(owner) {
+            self.secure(owner, entry, compare_rules, &mut outcome).await;
+        }
+        if is_finished {
             self.sync_subnets(owner, entry, compare_rules, &mut outcome).await;
         }
-        if finished.is_ok() && has_v6 && outcome.incomplete.is_none() {
+        if is_finished && has_v6 && outcome.incomplete.is_none() {
             // Clients learn of IPv6 when it serves.
             self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
         }
-        if finished.is_ok() && has_v6 {
+        if is_finished && has_v6 {
             self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
         }
         finished.map(|_| outcome)
     }
 
-    pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
+    /// What a call may do with target groups.
+    pub(crate) fn limits(&self, entry: &ServiceState, compare: Compare) -> Limits {
+        Limits { compare, settle: self.config.settle, may_hold: false, until: entry.must_end() }
+    }
+
+    /// Sets the targets of the present groups while a change or a comparison of the structure waits: registrations have a budget of their
+    /// own. Nothing is done if the groups are unknown.
+    pub(crate) async fn follow(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        targets: &WantedTargets,
+    ) -> Result<(), Error> {
+        if entry.is_known(owner) {
+            let limits = self.limits(entry, Compare::Remembered);
+            self.converge_targets(entry, targets, limits).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads all resources of the owner. A try that fails leaves what it has read for the next one.
+    pub(crate) async fn read(&self, owner: &Owner, entry: &mut ServiceState) -> Result<Observation, Error> {
+        let (written, until) = (entry.written, entry.must_end());
         let usage = entry.uses.get(owner).unwrap_or(&LoadBalancerUse::Own);
         let adopted = entry.adopted.as_deref().filter(|_| *usage == LoadBalancerUse::Own);
-        observe::read_all(&*self.client, &self.config.cluster, owner, &entry.names, usage, adopted).await
+        // Others may have the names that are wanted.
+        let wanted = entry.wanted.iter().filter(|(of, _)| of == owner).flat_map(|(_, wanted)| &wanted.groups);
+        let names = wanted.map(|group| &group.name).chain(&entry.names).cloned().collect();
+        let mut reader = Reader::new(&*self.client, &mut entry.reading, written, until);
+        let read = observe::read_all(&mut reader, &self.config.cluster, owner, &names, usage, adopted).await;
+        if matches!(read, Err(Error::Conflict(_))) {
+            // Something that was read a moment ago is gone.
+            reader.finish();
+        }
+        read
     }
 }
 
@@ -334,16 +371,19 @@ impl Provider for Aws {
             let seen = self.read(owner, entry).await?;
             entry.resources = Some((owner.clone(), seen.mine));
             entry.complete = None;
+            entry.unproven.clear();
         }
         let targets = WantedTargets::new(&self.config, &owner.service, targets);
-        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
-        let (refused, held) = self.converge_targets(entry, &targets, limits).await?;
-        let progress = held.map_or(Progress::Done, Progress::Again);
-        let mut outcome =
-            Outcome { progress, retry_refused: entry.retry_refused(), refused, ..Outcome::done() };
-        // Also where the structure is refused, a source may have to go.
+        let limits = self.limits(entry, Compare::Remembered);
+        let converged = self.converge_targets(entry, &targets, limits).await;
+        let mut outcome = Outcome { retry_refused: entry.retry_refused(), ..Outcome::done() };
+        // Also where the structure is refused, and where targets wait, a source may have to go.
         self.secure(owner, entry, Compare::Remembered, &mut outcome).await;
-        Ok(outcome)
+        let (refused, held) = converged?;
+        if let Some(wait) = held {
+            again_after(&mut outcome, wait);
+        }
+        Ok(Outcome { refused, ..outcome })
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {

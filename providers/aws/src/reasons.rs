@@ -27,6 +27,8 @@ pub(crate) const ADDRESSES_IMMUTABLE: &str = "AddressesImmutable";
 pub(crate) const SECURITY_GROUP_IMMUTABLE: &str = "SecurityGroupImmutable";
 /// A security group that AWS does not delete, because something uses it.
 pub(crate) const SECURITY_GROUP_IN_USE: &str = "SecurityGroupInUse";
+/// A target group that AWS does not delete, because something else uses it.
+pub(crate) const TARGET_GROUP_IN_USE: &str = "TargetGroupInUse";
 /// More ports and source ranges than a security group can have rules.
 pub(crate) const TOO_MANY_SOURCE_RANGES: &str = "TooManySourceRanges";
 /// AWS refuses every target of a group to which a listener is to switch.
@@ -132,6 +134,11 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         SECURITY_GROUP_IN_USE,
         "AWS does not delete the load balancer's security group, because a rule of another group or a network interface uses it.",
         "Remove that use; the message has commands that find it.",
+    ),
+    (
+        TARGET_GROUP_IN_USE,
+        "AWS does not delete a target group of a deleted Service, because a load balancer of somebody else uses it.",
+        "Remove the listeners and rules that forward to it; the message has a command that finds their load balancer.",
     ),
     (
         TOO_MANY_SOURCE_RANGES,

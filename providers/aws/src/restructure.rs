@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use crate::apply::Stepped;
 use crate::desired::Desired;
 use crate::observe::{self, Resources};
+use crate::partial_read::Reader;
 use crate::provider::Aws;
 use crate::state::{Complete, FirstLook, PendingDeletion, ServiceState};
-use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
 use crate::{reasons, shared};
 
@@ -32,6 +32,13 @@ impl Aws {
         entry: &mut ServiceState,
         compare: Compare,
     ) -> Result<Result<Resources, Duration>, Error> {
+        let is_kept = |pending: &PendingDeletion| {
+            pending.is_final && pending.owner == *owner && pending.balancer.is_some()
+        };
+        if entry.deletion.as_ref().is_some_and(is_kept) {
+            // The deletion was not sent, or its answer was lost. If the load balancer is still there, clients keep its hostname.
+            entry.deletion = None;
+        }
         if let Some(pending) = &mut entry.deletion {
             // Wanted again, the new load balancer takes the security group, which AWS would not release for minutes. That of a predecessor
             // is deleted later, in nobody's way.
@@ -46,22 +53,32 @@ impl Aws {
             if compare == Compare::Remembered || unsettled.is_some() {
                 return Ok(Ok(known));
             }
-            let is_leaving = |name: &str| entry.leaving.contains_key(name);
-            match observe::refresh(&*self.client, &known, is_leaving, wanted.compares_balancer()).await {
-                Ok(Some(resources)) => return Ok(Ok(resources)),
-                Ok(None) => {}
-                Err(error) => {
-                    entry.resources = Some((owner.clone(), known));
-                    return Err(error);
-                }
+            // Reads change nothing: until they say more, targets follow in the groups that are known.
+            entry.resources = Some((owner.clone(), known.clone()));
+            let (written, until) = (entry.written, entry.must_end());
+            let ServiceState { leaving, reading, .. } = &mut *entry;
+            let is_leaving = |name: &str| leaving.contains_key(name);
+            let mut reader = Reader::new(&*self.client, reading, written, until);
+            let refreshed =
+                observe::refresh(&mut reader, &known, is_leaving, wanted.compares_balancer()).await?;
+            if let Some(resources) = refreshed {
+                entry.resources = None;
+                return Ok(Ok(resources));
             }
         } else if let Some(wait) = unsettled {
             return Ok(Err(wait));
         }
-        entry.unproven.clear();
-        entry.leaving.clear();
-        entry.registered.retain(|_, known| !known.is_settled(self.config.settle));
         let seen = self.read(owner, entry).await?;
+        entry.resources = None;
+        // The others were never created.
+        let is_there =
+            |name: &String| seen.mine.groups.contains_key(name) || seen.stale.groups.contains_key(name);
+        entry.names.retain(is_there);
+        entry.unproven.clear();
+        let leaves =
+            |name: &String| seen.mine.groups.get(name).is_some_and(|group| !seen.mine.uses(&group.arn));
+        entry.leaving.retain(|name, _| leaves(name));
+        entry.registered.retain(|_, known| !known.is_settled(self.config.settle));
         if let Some(message) = seen.foreign.first() {
             if seen.mine.balancer.is_none() {
                 self.drop_security_group(owner, entry).await;
@@ -95,13 +112,16 @@ impl Aws {
     ) -> Result<Option<Duration>, Error> {
         let owner = &lb.owner;
         let wanted_names: BTreeSet<String> = wanted.groups.iter().map(|g| g.name.clone()).collect();
-        entry.names.extend(wanted_names.iter().cloned());
         entry.leaving.retain(|name, _| !wanted_names.contains(name));
         // A failure leaves what the list said as it is.
         let listed =
             entry.resources.as_ref().filter(|_| entry.is_partial && entry.is_complete(owner, &wanted));
         let filled = match listed {
-            Some((_, listed)) => observe::fill(&*self.client, &self.config.cluster, listed.clone()).await?,
+            Some((_, listed)) => {
+                let (listed, written, until) = (listed.clone(), entry.written, entry.must_end());
+                let mut reader = Reader::new(&*self.client, &mut entry.reading, written, until);
+                observe::fill(&mut reader, &self.config.cluster, listed).await?
+            }
             None => None,
         };
         entry.drop_partial();
@@ -138,7 +158,7 @@ impl Aws {
                 return Err(error);
             }
         }
-        let is_created = resources.balancer.is_none();
+        entry.names.extend(resources.groups.keys().cloned());
         match self.apply_steps(owner, &wanted, targets, &mut resources, entry).await {
             Ok(Stepped::Done) => {}
             Ok(Stepped::Unproven) => {
@@ -148,9 +168,7 @@ impl Aws {
             Ok(Stepped::Empty) => {
                 entry.resources = Some((owner.clone(), resources));
                 // The present groups follow meanwhile.
-                let settle = self.config.settle;
-                let limits = Limits { compare: Compare::Remembered, settle, may_hold: false };
-                self.converge_targets(entry, targets, limits).await?;
+                self.follow(owner, entry, targets).await?;
                 return Ok(Some(EMPTY_POLL));
             }
             Err(error) => {
@@ -159,7 +177,7 @@ impl Aws {
             }
         }
         // A new load balancer needs minutes: asking at once would only cost a call.
-        let asked = is_created.then(Instant::now);
+        let asked = resources.balancer.as_ref().and_then(|balancer| self.new_balancers.asked(&balancer.arn));
         entry.resources = Some((owner.clone(), resources));
         entry.names = wanted_names.into_iter().chain(entry.leaving.keys().cloned()).collect();
         entry.complete = Some(Complete { structure: wanted, ingress: None, asked, verify: None });

@@ -323,7 +323,7 @@ impl Aws {
                 entry.security_groups.remove(&of);
                 continue;
             }
-            let (wait, is_overdue) = retry_after(known.in_use_since);
+            let (wait, is_overdue) = retry_after(known.in_use_since, RELEASE_POLL);
             if is_overdue {
                 // Something else uses it. The Service has nothing to do with that.
                 outcome.retry_refused = Some(outcome.retry_refused.map_or(wait, |other| other.min(wait)));

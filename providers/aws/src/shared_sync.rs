@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::client::Balancer;
 use crate::desired::Desired;
+use crate::groups_in_use::in_use;
 use crate::inventory::Inventory;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
@@ -20,7 +21,6 @@ use crate::reasons;
 use crate::shared::{self, LoadBalancerUse};
 use crate::shared_use::SharedUse;
 use crate::state::ServiceState;
-use crate::targets::Limits;
 use crate::wanted_targets::WantedTargets;
 
 /// A Service waits for this time while another one changes the load balancer, and then makes room for others.
@@ -139,8 +139,8 @@ impl Aws {
         outcome
     }
 
-    /// Another Service changes the load balancer, which can take a minute. The targets of this one follow meanwhile, if its structure is
-    /// in place.
+    /// Another Service changes the load balancer, which can take a minute. The targets of this one follow meanwhile in the groups that it
+    /// has.
     async fn follow_targets(
         &self,
         lb: &LoadBalancer,
@@ -149,12 +149,12 @@ impl Aws {
         compare: Compare,
     ) -> Result<Outcome, Error> {
         entry.must_compare |= compare == Compare::InPlace;
-        // The targets of another structure may be none of the present one.
+        let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         if !entry.is_complete(&lb.owner, wanted) {
+            self.follow(&lb.owner, entry, &targets).await?;
             return Ok(again(BUSY_POLL));
         }
-        let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
-        let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
+        let limits = self.limits(entry, Compare::Remembered);
         let (refused, _) = self.converge_targets(entry, &targets, limits).await?;
         let Some(ingress) = entry.complete.as_ref().and_then(|complete| complete.ingress.clone()) else {
             return Ok(Outcome { refused, ..again(BUSY_POLL) });
@@ -241,9 +241,8 @@ impl Aws {
         }
         for (name, group) in &seen.mine.groups {
             tracing::info!(service = %owner.service, name, "deleting target group");
-            self.note_change();
-            if !self.client.delete_group(&group.arn).await? {
-                return Ok(Some(RELEASE_POLL));
+            if let Some(retry) = self.delete_group(&group.arn, &mut entry.groups_in_use).await? {
+                return if retry.is_overdue { Err(in_use(name, &group.arn)) } else { Ok(Some(retry.after)) };
             }
             entry.registered.remove(&group.arn);
         }

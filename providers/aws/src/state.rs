@@ -15,13 +15,15 @@ use steerage_provider_api::{Error, Owner};
 use steerage_provider_cloud::LastAttempt;
 use tokio::time::Instant;
 
-use crate::client::Balancer;
+use crate::client::{Balancer, CallError};
 use crate::desired::Desired;
+use crate::groups_in_use::GroupsInUse;
 use crate::inventory::Listed;
 use crate::ip_address_type::IpAddressType;
 use crate::ip_address_type_sync::KnownIpAddressType;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
+use crate::partial_read::PartialRead;
 use crate::registered::RegisteredIds;
 use crate::security_group::{Rule, Security, SecurityGroup};
 use crate::shared::LoadBalancerUse;
@@ -29,6 +31,9 @@ use crate::source_nat_sync::{KnownSourceNat, has_udp};
 use crate::subnet_sync::KnownPlacement;
 use crate::target_id::TargetNames;
 use crate::targets::RefusedTargets;
+
+/// A call makes no further calls to AWS after this time.
+const CALL_TIME: Duration = Duration::from_secs(40);
 
 /// What the list of the start says of a Service.
 #[derive(Debug, Default)]
@@ -46,6 +51,8 @@ pub(crate) enum FirstLook {
 #[derive(Default)]
 pub(crate) struct ServiceState {
     pub(crate) initialized: bool,
+    /// When the present call, or the last one, began.
+    pub(crate) began: Option<Instant>,
     pub(crate) first_look: FirstLook,
     /// Names of target groups that may exist.
     pub(crate) names: BTreeSet<String>,
@@ -76,7 +83,12 @@ pub(crate) struct ServiceState {
     pub(crate) is_partial: bool,
     /// Names of target groups in `resources` that are no longer wanted, and since when.
     pub(crate) leaving: BTreeMap<String, Instant>,
+    /// Names of target groups that this process created, and that no listener has used.
+    pub(crate) unused: BTreeSet<String>,
+    pub(crate) groups_in_use: GroupsInUse,
     pub(crate) deletion: Option<PendingDeletion>,
+    /// What a read of the resources has read so far.
+    pub(crate) reading: PartialRead,
     /// The security groups of the Service's owners: of the present one, and of predecessors.
     pub(crate) security_groups: BTreeMap<Owner, KnownSecurityGroup>,
     /// Whether predecessors may have security groups that are not in `security_groups`.
@@ -203,10 +215,14 @@ impl PendingSecurityGroups {
 }
 
 impl ServiceState {
+    /// Whether the owner's resources are known.
+    pub(crate) fn is_known(&self, owner: &Owner) -> bool {
+        self.resources.as_ref().is_some_and(|(known, _)| known == owner)
+    }
+
     /// Whether the owner's load balancer is known to have this structure.
     pub(crate) fn is_complete(&self, owner: &Owner, wanted: &Desired) -> bool {
-        self.resources.as_ref().is_some_and(|(known, _)| known == owner)
-            && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
+        self.is_known(owner) && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
     }
 
     /// Whether the owner's load balancer is known to have IPv6.
@@ -297,6 +313,17 @@ impl ServiceState {
         }
     }
 
+    /// When the present call must end. The caller gives it up after a minute, and an answer that is lost by then would make everything
+    /// unknown. A call that is made before may still wait ten seconds for its budget.
+    pub(crate) fn must_end(&self) -> Instant {
+        self.began.unwrap_or_else(Instant::now) + CALL_TIME
+    }
+
+    /// Refuses to make a further call to AWS if the present call must end: the next one continues.
+    pub(crate) fn check_time(&self) -> Result<(), CallError> {
+        if Instant::now() < self.must_end() { Ok(()) } else { Err(CallError::out_of_time()) }
+    }
+
     /// Takes the resources out before a change. They stay unknown if the change is abandoned.
     pub(crate) fn take_resources(&mut self, owner: &Owner) -> Option<Resources> {
         self.complete = None;
@@ -308,8 +335,32 @@ impl ServiceState {
     pub(crate) fn put_back(&mut self, owner: &Owner, resources: Resources, error: &Error) {
         // A conflict shows that AWS has something else than what is known.
         if matches!(error, Error::Throttled { .. } | Error::Denied(_) | Error::Invalid { .. }) {
+            // Others do not exist.
+            self.names = resources.groups.keys().cloned().collect();
             self.resources = Some((owner.clone(), resources));
         }
+    }
+
+    /// The answer to a call that lets a listener use the target group of this name. Unless it was surely refused, the group was used.
+    pub(crate) async fn unless_refused<T>(
+        &mut self,
+        group: &str,
+        call: impl Future<Output = Result<T, CallError>>,
+    ) -> Result<T, CallError> {
+        let was_unused = self.unused.remove(group);
+        let answer = call.await;
+        if was_unused && answer.as_ref().is_err_and(|failure| !failure.leaves_open()) {
+            self.unused.insert(group.to_owned());
+        }
+        answer
+    }
+
+    /// The target group is deleted.
+    pub(crate) fn forget_group(&mut self, name: &str, arn: &str) {
+        self.registered.remove(arn);
+        self.leaving.remove(name);
+        self.unused.remove(name);
+        self.names.remove(name);
     }
 
     /// When AWS may accept refused targets.
@@ -322,6 +373,10 @@ impl ServiceState {
         let refused = self.retry_refused();
         let verify = self.complete.as_ref().and_then(|complete| complete.verify);
         let verify = verify.map(|at| at.saturating_duration_since(Instant::now()));
-        refused.into_iter().chain(verify).min()
+        let groups = self.resources.iter().flat_map(|(_, resources)| &resources.groups);
+        let leaving = groups.filter(|(name, _)| self.leaving.contains_key(*name));
+        let in_use = leaving.filter_map(|(_, group)| self.groups_in_use.must_wait(&group.arn));
+        let overdue = in_use.filter(|retry| retry.is_overdue).map(|retry| retry.after);
+        refused.into_iter().chain(verify).chain(overdue).min()
     }
 }

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 
 use crate::client::Balancer;
 use crate::desired::Desired;
-use crate::finish::ACTIVE_POLL;
 use crate::ip_address_type::IpAddressType;
 use crate::placement::{Placed, Placement};
 use crate::provider::Aws;
@@ -161,7 +160,7 @@ impl Aws {
         }
         let Balancer { placed, source_nat, .. } = now;
         remember(owner, entry, &Balancer { placed, source_nat, ..balancer.clone() });
-        Ok(Some(ACTIVE_POLL))
+        Ok(Some(self.config.activation_poll))
     }
 }
 

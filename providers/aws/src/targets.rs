@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use steerage_provider_api::Compare;
 use steerage_provider_cloud::Refusals;
+use tokio::time::Instant;
 
 use crate::client::{CallError, Calls, RegisteredTarget};
 use crate::registered::RegisteredIds;
@@ -32,6 +33,14 @@ pub(crate) struct Limits {
     pub(crate) settle: Duration,
     /// Whether targets that must leave may wait for the health of others.
     pub(crate) may_hold: bool,
+    /// When the call must end: it continues in the next one.
+    pub(crate) until: Instant,
+}
+
+impl Limits {
+    fn check_time(self) -> Result<(), CallError> {
+        if Instant::now() < self.until { Ok(()) } else { Err(CallError::out_of_time()) }
+    }
 }
 
 /// The registered targets of a group, read unless they are known.
@@ -56,6 +65,7 @@ pub(crate) async fn add(
     refused_targets: &mut RefusedTargets,
     limits: Limits,
 ) -> Result<(), CallError> {
+    limits.check_time()?;
     let known = known(client, group, registered, limits).await?;
     let add: Vec<TargetId> =
         wanted.keys().filter(|id| !known.has(id) && !refused_targets.must_wait(id)).cloned().collect();
@@ -72,6 +82,7 @@ pub(crate) async fn add(
             );
             return Ok(());
         }
+        limits.check_time()?;
         tracing::info!(group_arn = group, targets = ?batch, "registering targets");
         let before = known.mark_unconfirmed(&batch);
         match client.register(group, &batch).await {
@@ -121,7 +132,7 @@ pub(crate) async fn converge(
         if leave.is_empty() {
             return Err(failure);
         }
-        remove(client, group, registered, &leave).await?;
+        remove(client, group, registered, &leave, limits).await?;
     }
     let Some(known) = registered.get_mut(group) else { return Ok(None) };
     let others = known.others(wanted);
@@ -134,7 +145,7 @@ pub(crate) async fn converge(
         }
     }
     known.release();
-    remove(client, group, registered, &others).await?;
+    remove(client, group, registered, &others, limits).await?;
     Ok(None)
 }
 
@@ -156,9 +167,11 @@ async fn remove(
     group: &str,
     registered: &mut HashMap<String, RegisteredIds>,
     ids: &[TargetId],
+    limits: Limits,
 ) -> Result<(), CallError> {
     let Some(known) = registered.get_mut(group) else { return Ok(()) };
     for batch in ids.chunks(BATCH) {
+        limits.check_time()?;
         tracing::info!(group_arn = group, targets = ?batch, "deregistering targets");
         let before = known.mark_unconfirmed(batch);
         if let Err(failure) = client.deregister(group, batch).await {

@@ -65,6 +65,12 @@ impl BalancerCalls for Client {
         Ok(found.and_then(|f| f.load_balancers.unwrap_or_default().into_iter().next()).map(balancer))
     }
 
+    async fn balancers_at(&self, arns: &[String]) -> Result<Vec<Balancer>> {
+        let call = self.elb.describe_load_balancers().set_load_balancer_arns(Some(arns.to_vec()));
+        let answer = call.send().await.map_err(CallError::of("DescribeLoadBalancers"))?;
+        Ok(answer.load_balancers.unwrap_or_default().into_iter().map(balancer).collect())
+    }
+
     async fn all_balancers(&self) -> Result<Vec<Balancer>> {
         let pages = self.elb.describe_load_balancers().page_size(400).into_paginator().items().send();
         let all = pages.try_collect().await.map_err(CallError::of("DescribeLoadBalancers"))?;

@@ -36,6 +36,8 @@ impl<T> Calls for T where
 pub(crate) trait BalancerCalls: Send + Sync + 'static {
     async fn balancer_named(&self, name: &str) -> Result<Option<Balancer>>;
     async fn balancer_at(&self, arn: &str) -> Result<Option<Balancer>>;
+    /// At most [`BALANCERS_BATCH`](super::BALANCERS_BATCH) load balancers. Fails as a whole if one of them does not exist.
+    async fn balancers_at(&self, arns: &[String]) -> Result<Vec<Balancer>>;
     /// All load balancers in the region, 400 with each call.
     async fn all_balancers(&self) -> Result<Vec<Balancer>>;
     /// AWS returns an existing one of the same name and settings, whoever made it.

@@ -37,7 +37,7 @@ pub(crate) struct CallError {
     after: Option<Duration>,
 }
 
-/// The code of a call that was not made, because AWS would refuse it.
+/// The code of a call that was not made, because AWS would refuse it, or because no time is left.
 const USED_UP: &str = "RateUsedUp";
 
 impl CallError {
@@ -48,6 +48,12 @@ impl CallError {
              steerage_controller_aws_api_budget_rate."
         );
         Self { action: kind, code: USED_UP.to_owned(), message, after: Some(after) }
+    }
+
+    /// A call that was not made, because the provider call that needs it has no time left.
+    pub(crate) fn out_of_time() -> Self {
+        let message = "The change needs more calls than one try has time for. Steerage continues.".to_owned();
+        Self { action: "", code: USED_UP.to_owned(), message, after: Some(Duration::from_secs(1)) }
     }
 
     /// Turns the error of the call `action` into a `CallError`.

@@ -40,6 +40,9 @@ pub(crate) use targets::RegisteredTarget;
 /// Resources in one `DescribeTags` call: the limit of `ELBv2`.
 pub(crate) const TAGS_BATCH: usize = 20;
 
+/// Load balancers in one `DescribeLoadBalancers` call that names them: the limit of `ELBv2`.
+pub(crate) const BALANCERS_BATCH: usize = 20;
+
 /// The tags of one resource.
 pub(crate) type Tags = BTreeMap<String, String>;
 

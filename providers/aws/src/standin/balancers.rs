@@ -11,7 +11,9 @@ use tokio::time::Instant;
 use super::cloud::{Cloud, NetworkLb};
 use super::{Kind, StandIn};
 use crate::attributes::Values;
-use crate::client::{Balancer, BalancerCalls, CallError, NewBalancer, Result, TAGS_BATCH, Tags};
+use crate::client::{
+    BALANCERS_BATCH, Balancer, BalancerCalls, CallError, NewBalancer, Result, TAGS_BATCH, Tags,
+};
 use crate::ip_address_type::IpAddressType;
 use crate::placement::Placed;
 use crate::source_nat::SourceNat;
@@ -110,6 +112,25 @@ impl BalancerCalls for StandIn {
     async fn balancer_at(&self, arn: &str) -> Result<Option<Balancer>> {
         self.read("DescribeLoadBalancers", 1, arn.to_owned(), |cloud, now| {
             Ok(cloud.balancers.get(arn).map(|found| self.balancer(arn, found, now)))
+        })
+        .await
+    }
+
+    async fn balancers_at(&self, arns: &[String]) -> Result<Vec<Balancer>> {
+        let action = "DescribeLoadBalancers";
+        self.read(action, 1, arns.join(","), |cloud, now| {
+            if arns.len() > BALANCERS_BATCH {
+                return Err(CallError::made_up(action, "ValidationError", "too many ARNs"));
+            }
+            let missing = || {
+                let message = "One or more load balancers not found";
+                CallError::made_up(action, "LoadBalancerNotFound", message)
+            };
+            let shown = |arn: &String| {
+                let found = cloud.balancers.get(arn).ok_or_else(missing)?;
+                Ok(self.balancer(arn, found, now))
+            };
+            arns.iter().map(shown).collect()
         })
         .await
     }

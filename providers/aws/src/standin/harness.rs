@@ -126,7 +126,13 @@ impl Harness for OnStandIn {
     type Provider = Aws;
 
     async fn fresh(&self) -> anyhow::Result<Aws> {
-        let config = crate::Config { settle: Duration::ZERO, adopt: self.adopt.clone(), ..config() };
+        let config = crate::Config {
+            settle: Duration::ZERO,
+            activation_poll: Duration::from_millis(10),
+            target_group_release: self.cloud.delays.release,
+            adopt: self.adopt.clone(),
+            ..config()
+        };
         Ok(Aws::over(config, Arc::clone(&self.cloud) as _))
     }
 

@@ -61,6 +61,7 @@ impl Moto {
             adopt: BTreeSet::new(),
             // moto shows every change at once.
             settle: Duration::ZERO,
+            activation_poll: Duration::from_millis(10),
             target_group_release: Duration::from_millis(150),
             security_group_release: Duration::from_millis(300),
         };

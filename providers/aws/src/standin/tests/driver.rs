@@ -82,6 +82,21 @@ pub(super) async fn apply(aws: &Aws, lb: &LoadBalancer, compare: Compare) -> Res
     Err(Error::Unavailable(format!("not done after {ROUNDS} rounds")))
 }
 
+/// Calls `apply` until nothing but minutes are missing.
+pub(super) async fn apply_now(aws: &Aws, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
+    const MOMENT: Duration = Duration::from_secs(5);
+    for _ in 0..ROUNDS {
+        match aws.apply(lb, compare).await {
+            Ok(Outcome { progress: Progress::Again(after), .. }) if after < MOMENT => {
+                tokio::time::sleep(after).await;
+            }
+            Err(Error::Conflict(_) | Error::Throttled { .. }) => tokio::time::sleep(MOMENT).await,
+            answer => return answer,
+        }
+    }
+    Err(Error::Unavailable(format!("not there after {ROUNDS} rounds")))
+}
+
 /// Until AWS shows everything that was changed.
 pub(super) async fn pause() {
     tokio::time::sleep(Duration::from_mins(1)).await;

@@ -4,10 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
 use steerage_model::Key;
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Progress, Provider as _};
+use steerage_provider_cloud::marks;
 
-use super::driver::{apply, delete, provider, standin, wanted};
+use super::driver::{apply, apply_now, delete, provider, standin, wanted};
+use crate::annotations::DISABLE_SECURITY_GROUP;
 use crate::standin::faults::Faults;
 use crate::standin::{Delays, StandIn};
 
@@ -81,7 +84,7 @@ async fn replaced_node_costs_two_calls_for_each_service() {
 }
 
 /// Throttled again and again, the lists of the start still make progress with every call that AWS answers. That of EC2 may fail: the
-/// start continues without it, and no try makes it twice.
+/// start continues without it after some tries.
 #[tokio::test(start_paused = true)]
 async fn throttled_lists_continue_where_they_stopped() {
     let cloud = filled(SERVICES).await;
@@ -94,7 +97,7 @@ async fn throttled_lists_continue_where_they_stopped() {
         cloud.take_calls().into_iter().partition(|call| call.kind.is_ec2());
     let (of_ec2, calls) = (of_ec2.len(), calls.len());
     assert!(tries > 1 && calls < 12 + tries, "{calls} calls in {tries} tries");
-    assert_eq!(of_ec2, 1, "in {tries} tries");
+    assert!((1..=3).contains(&of_ec2), "{of_ec2} in {tries} tries");
 }
 
 /// The list of each resync takes long, and a Service that this process does not know yet does not wait for it.
@@ -169,4 +172,77 @@ async fn deleted_services_are_forgotten() {
     tokio::time::sleep(Duration::from_mins(5)).await;
     let health = aws.target_health(&service(0).owner).await.unwrap();
     assert_eq!(health.due, Some(Duration::from_mins(1)));
+}
+
+/// Without a security group, which EC2 may not know at once: then the next try reads everything.
+fn open_service(index: usize) -> LoadBalancer {
+    let mut lb = service(index);
+    lb.annotations.insert(DISABLE_SECURITY_GROUP.to_owned(), "true".to_owned());
+    lb
+}
+
+fn asked(cloud: &StandIn) -> usize {
+    cloud.take_calls().iter().filter(|call| call.name == "DescribeLoadBalancers").count()
+}
+
+/// AWS makes them in 150 seconds, and each Service asks every ten seconds. One call answers for twenty.
+#[tokio::test(start_paused = true)]
+async fn new_load_balancers_are_asked_for_together() {
+    let cloud = standin(1);
+    cloud.set_unlimited();
+    let aws = provider(&cloud);
+    aws.owned().await.unwrap();
+    cloud.take_calls();
+    let start = tokio::time::Instant::now();
+    let services: Vec<LoadBalancer> = (0..SERVICES).map(open_service).collect();
+    let done = join_all(services.iter().map(|lb| apply(&aws, lb, Compare::Remembered))).await;
+    assert!(done.iter().all(|outcome| outcome.as_ref().is_ok_and(|outcome| outcome.ingress.len() == 1)));
+    let asked = asked(&cloud);
+    assert!((60..=110).contains(&asked), "{asked} calls");
+    assert!(start.elapsed() < Duration::from_secs(190), "{:?}", start.elapsed());
+    // One alone asks for itself.
+    let start = tokio::time::Instant::now();
+    apply(&aws, &open_service(SERVICES), Compare::Remembered).await.unwrap();
+    assert!(start.elapsed() < Duration::from_secs(165), "{:?}", start.elapsed());
+    assert!((14..=17).contains(&self::asked(&cloud)));
+}
+
+/// AWS refuses the whole call because of one that is gone.
+#[tokio::test(start_paused = true)]
+async fn load_balancer_that_is_gone_keeps_no_other_from_being_published() {
+    let cloud = standin(1);
+    cloud.set_unlimited();
+    let aws = provider(&cloud);
+    let services: Vec<LoadBalancer> = (0..10).map(open_service).collect();
+    for lb in &services {
+        apply_now(&aws, lb, Compare::Remembered).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let uid = services[0].owner.uid.clone();
+    cloud.change(|cloud| cloud.balancers.retain(|_, found| found.tags[marks::UID] != uid));
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    cloud.take_calls();
+    // The first one is gone, and its Service does not ask.
+    let done = join_all(services[1..].iter().map(|lb| apply(&aws, lb, Compare::Remembered))).await;
+    assert!(done.iter().all(|outcome| outcome.as_ref().is_ok_and(|outcome| outcome.ingress.len() == 1)));
+    let asked = asked(&cloud);
+    assert!(asked <= 20, "{asked} calls");
+}
+
+/// AWS does not answer, and every worker has a Service that asks.
+#[tokio::test(start_paused = true)]
+async fn services_that_wait_for_a_look_that_fails_do_not_repeat_it() {
+    let cloud = standin(1);
+    cloud.set_unlimited();
+    let aws = provider(&cloud);
+    let services: Vec<LoadBalancer> = (0..10).map(open_service).collect();
+    for lb in &services {
+        apply_now(&aws, lb, Compare::Remembered).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    cloud.take_calls();
+    cloud.set_faults(Faults::Random(1.0));
+    let done = join_all(services.iter().map(|lb| aws.apply(lb, Compare::Remembered))).await;
+    assert!(done.iter().all(Result::is_err), "{done:?}");
+    assert_eq!(asked(&cloud), 1);
 }

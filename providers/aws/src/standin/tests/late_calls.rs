@@ -7,7 +7,8 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, Error, Provider as _};
 use steerage_provider_cloud::ApiMetrics;
 
-use super::driver::{apply, changes, delete, pause, set, standin};
+use super::driver::{apply, changes, delete, pause, set, standin, wanted};
+use super::security_groups::assert_empty;
 use super::shared::{config_of_web, has_ports, sharing, watch};
 use crate::Aws;
 use crate::paced::Paced;
@@ -82,4 +83,26 @@ async fn targets_follow_while_a_comparison_is_throttled() {
     let error = aws.apply(&lb.with_nodes(set(&[2, 3])), Compare::InPlace).await.unwrap_err();
     assert!(matches!(error, Error::Throttled { .. }), "{error}");
     assert!(changes(&cloud).contains(&"RegisterTargets"));
+}
+
+/// The user takes a deletion back that was throttled, or whose answer was lost. Clients know the hostname.
+#[tokio::test(start_paused = true)]
+async fn load_balancer_whose_deletion_was_not_made_stays_when_it_is_wanted_again() {
+    for (fault, stays) in [(Fault::Code("Throttling"), true), (Fault::Before, true), (Fault::After, false)] {
+        let cloud = standin(1);
+        let aws = super::driver::provider(&cloud);
+        let lb = wanted(&[(80, 30080)], &[0, 1]);
+        apply(&aws, &lb, Compare::Remembered).await.unwrap();
+        pause().await;
+        let before: Vec<String> = cloud.cloud().balancers.into_keys().collect();
+        cloud.set_faults(Faults::Once("DeleteLoadBalancer", fault));
+        aws.delete(&lb.owner).await.unwrap_err();
+        apply(&aws, &lb.clone().with_nodes(set(&[0, 1, 2])), Compare::Remembered).await.unwrap();
+        let after: Vec<String> = cloud.cloud().balancers.into_keys().collect();
+        assert_eq!((after == before, after.len()), (stays, 1), "{fault:?}");
+        let groups = cloud.cloud().groups;
+        assert!(groups.values().all(|group| group.used.is_some() && group.registered().count() == 3));
+        delete(&aws, &lb.owner).await.unwrap();
+        assert_empty(&cloud, "after the deletion");
+    }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, Progress, Provider as _};
 use tokio::time::Instant;
 
-use super::driver::{apply, own_set, provider, standin, wanted};
+use super::driver::{apply, apply_now, own_set, provider, standin, wanted};
 use crate::Aws;
 use crate::standin::StandIn;
 use crate::standin::cloud::Group;
@@ -120,6 +120,31 @@ async fn replaced_group_stays_until_the_new_one_is_healthy() {
     assert!(start.elapsed() > Duration::from_mins(2) && start.elapsed() < Duration::from_mins(3));
     // The steps, and a look each 15 s.
     assert!(cloud.take_calls().len() <= 18);
+}
+
+/// The port changes twice, to nodes that never become healthy: each old group has its own time.
+#[tokio::test(start_paused = true)]
+async fn replaced_group_has_its_own_time_while_an_older_one_leaves() {
+    let (cloud, aws) = serving().await;
+    cloud.change(|cloud| {
+        let failing = ["i-1", "i-2"];
+        cloud.instances.iter_mut().filter(|(id, _)| failing.contains(&id.as_str())).for_each(|(_, found)| {
+            found.passes = (false, Instant::now());
+        });
+    });
+    let (second, third) = (wanted(&[(80, 30081)], &[1]), wanted(&[(80, 30082)], &[2]));
+    let minutes = |minutes| tokio::time::sleep(Duration::from_mins(minutes));
+    apply_now(&aws, &second, Compare::Remembered).await.unwrap();
+    minutes(4).await;
+    apply_now(&aws, &third, Compare::Remembered).await.unwrap();
+    assert!(group(&cloud, 30080).is_some() && group(&cloud, 30081).is_some());
+    minutes(2).await;
+    aws.apply(&third, Compare::Remembered).await.unwrap();
+    assert!(group(&cloud, 30080).is_none(), "its time is over");
+    assert!(group(&cloud, 30081).is_some(), "it left two minutes ago");
+    minutes(4).await;
+    aws.apply(&third, Compare::Remembered).await.unwrap();
+    assert!(group(&cloud, 30081).is_none(), "its time is over too");
 }
 
 /// Right after its creation, AWS may not show the new group.

@@ -160,7 +160,17 @@ fn plant_foreign(cloud: &StandIn) {
     });
 }
 
-/// A listener never comes to an empty group while targets are wanted.
+/// Whether a group had only pods that are no targets of any group any more. Their addresses may be other pods' by now.
+fn had_only_ended(wishes: &Wishes, forward: &Forward, before: &Cloud) -> bool {
+    let wish = wishes.iter().find(|(owner, _)| Some(&owner.uid) == forward.tags.get(marks::UID));
+    let pods = wish.and_then(|(_, lb)| lb.as_ref()).map(|lb| lb.targets().pods).unwrap_or_default();
+    let addresses: BTreeSet<String> =
+        pods.values().flat_map(|pods| pods.iter().map(|pod| pod.address.ip().to_string())).collect();
+    let group = before.groups.get(&forward.group).filter(|group| group.has_pods);
+    group.is_some_and(|group| !addresses.is_empty() && group.registered().all(|id| !addresses.contains(id)))
+}
+
+/// A listener never comes to an empty group while targets are wanted, except where a change of the group waits and its pods ended.
 fn never_empties(wishes: &Wishes, before: &Cloud, after: &Cloud) -> Option<String> {
     let wants_targets = |tags: &Tags| {
         let wish = wishes.iter().find(|(owner, _)| Some(&owner.uid) == tags.get(marks::UID));
@@ -172,7 +182,10 @@ fn never_empties(wishes: &Wishes, before: &Cloud, after: &Cloud) -> Option<Strin
     let emptied = after.listeners.iter().find(|(arn, forward)| {
         wants_targets(&forward.tags)
             && is_empty(after, forward)
-            && before.listeners.get(*arn).is_none_or(|was| !is_empty(before, was))
+            && before.listeners.get(*arn).is_none_or(|was| {
+                let was_ended = was.group == forward.group && had_only_ended(wishes, was, before);
+                !is_empty(before, was) && !was_ended
+            })
     });
     emptied.map(|(_, forward)| format!("port {} forwards to an empty group", forward.port))
 }

@@ -221,7 +221,7 @@ async fn slow_change_of_one_service_holds_up_no_other() {
         assert!(changes(&cloud).contains(&"RegisterTargets"));
         assert_eq!(outcome.retry_refused, Some(Duration::from_secs(2)), "the comparison comes later");
     }
-    let mut changed = moved.clone();
+    let mut changed = b.clone();
     changed.listeners[0].port = 444;
     assert!(matches!(aws.apply(&changed, Compare::Remembered).await.unwrap().progress, Progress::Again(_)));
     assert_eq!(changes(&cloud), [""; 0], "a change of the structure waits");

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the start of the controller asks AWS.
 
-use steerage_provider_api::Error;
+use futures::future::join_all;
+use steerage_model::Key;
+use steerage_provider_api::{Error, Owner, Provider as _};
 
 use super::driver::{changes, provider, standin};
 use crate::standin::faults::{Fault, Faults};
@@ -26,4 +28,21 @@ async fn only_refused_credentials_end_the_start() {
     }
     aws.check().await.unwrap();
     assert_eq!(changes(&cloud), [""; 0]);
+}
+
+/// Every worker has a Service that needs the list of the start.
+#[tokio::test(start_paused = true)]
+async fn services_that_wait_for_a_list_that_fails_do_not_repeat_it() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let owner = |index| Owner { service: Key::new("shop", format!("web-{index}")), uid: "u".to_owned() };
+    let owners: Vec<Owner> = (0..20).map(owner).collect();
+    cloud.set_faults(Faults::Random(1.0));
+    let answers = join_all(owners.iter().map(|owner| aws.target_health(owner))).await;
+    assert!(answers.iter().all(Result::is_err), "{answers:?}");
+    // ELBv2's first list, and that of EC2.
+    assert_eq!(cloud.take_calls().len(), 2);
+    cloud.set_faults(Faults::None);
+    let answers = join_all(owners.iter().map(|owner| aws.target_health(owner))).await;
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
 }

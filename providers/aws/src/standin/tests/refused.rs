@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A Service that AWS refuses again and again takes no more than its share of the account.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steerage_provider_api::{Compare, HealthState, LoadBalancer, Provider as _};
+
+use super::driver::{apply, apply_now, changes, delete, pause, provider, standin, standin_with, wanted};
+use super::security_groups::assert_empty;
+use crate::annotations::SSL_CERT;
+use crate::reasons;
+use crate::standin::{Fault, Faults, Quotas, StandIn};
+
+const PORTS: u16 = 20;
+
+/// Ports with TLS, on other node ports in each generation. The certificate may be one that AWS does not know.
+fn with_tls(generation: u16, certificate: &str) -> LoadBalancer {
+    let ports: Vec<_> = (0..PORTS).map(|i| (80 + i, 30_000 + generation * 100 + i)).collect();
+    let mut lb = wanted(&ports, &[0, 1]);
+    lb.annotations.insert(SSL_CERT.to_owned(), certificate.to_owned());
+    lb
+}
+
+fn unlimited() -> Arc<StandIn> {
+    let cloud = standin(1);
+    cloud.set_unlimited();
+    cloud
+}
+
+fn reads(cloud: &StandIn) -> usize {
+    cloud.take_calls().iter().filter(|call| !call.kind.is_write()).count()
+}
+
+/// The user names a certificate that does not exist, and patches the ports again and again. The earlier ports serve meanwhile, if there
+/// are any.
+#[tokio::test(start_paused = true)]
+async fn refused_service_uses_up_no_target_groups() {
+    for serves in [false, true] {
+        let cloud = unlimited();
+        let aws = provider(&cloud);
+        let in_place = if serves { usize::from(PORTS) } else { 0 };
+        if serves {
+            apply(&aws, &with_tls(0, "arn:aws:acm:::a"), Compare::Remembered).await.unwrap();
+            pause().await;
+        }
+        for generation in 1..10 {
+            let lb = with_tls(generation, "arn:aws:acm:::missing");
+            let error = apply(&aws, &lb, Compare::Remembered).await.unwrap_err();
+            assert_eq!(error.reason(), reasons::REJECTED_BY_PROVIDER, "{error}");
+            assert_eq!(cloud.cloud().groups.len(), in_place + usize::from(PORTS), "serves: {serves}");
+            pause().await;
+        }
+        // The resync compares, and need not read everything.
+        reads(&cloud);
+        apply(&aws, &with_tls(9, "arn:aws:acm:::missing"), Compare::InPlace).await.unwrap_err();
+        let compared = reads(&cloud);
+        assert!(compared <= 4, "{compared} reads");
+        let listeners = cloud.cloud().listeners;
+        assert_eq!(listeners.len(), in_place, "serves: {serves}");
+        pause().await;
+        if serves {
+            apply(&aws, &with_tls(1, "arn:aws:acm:::a"), Compare::Remembered).await.unwrap();
+            assert_eq!(cloud.cloud().groups.len(), usize::from(PORTS));
+            pause().await;
+        }
+        reads(&cloud);
+        delete(&aws, &with_tls(0, "").owner).await.unwrap();
+        // The tags of the load balancer and its groups, and the security group.
+        let looked = reads(&cloud);
+        assert!(looked <= 5, "{looked} reads");
+        assert_empty(&cloud, "after the deletion");
+    }
+}
+
+/// Established connections live on the old groups. What comes after them is refused, and takes nothing from their time.
+#[tokio::test(start_paused = true)]
+async fn groups_that_just_left_stay_while_later_changes_are_refused() {
+    let cloud = unlimited();
+    let aws = provider(&cloud);
+    apply(&aws, &with_tls(0, "arn:aws:acm:::a"), Compare::Remembered).await.unwrap();
+    pause().await;
+    apply_now(&aws, &with_tls(1, "arn:aws:acm:::a"), Compare::Remembered).await.unwrap();
+    let old = |cloud: &StandIn| cloud.cloud().groups.values().filter(|group| group.port < 30_100).count();
+    for generation in 2..6 {
+        let lb = with_tls(generation, "arn:aws:acm:::missing");
+        apply_now(&aws, &lb, Compare::InPlace).await.unwrap_err();
+        assert_eq!(old(&cloud), usize::from(PORTS), "connections live there");
+        pause().await;
+    }
+    tokio::time::sleep(Duration::from_mins(2)).await;
+    apply_now(&aws, &with_tls(6, "arn:aws:acm:::missing"), Compare::InPlace).await.unwrap_err();
+    assert_eq!((old(&cloud), cloud.cloud().groups.len()), (0, 2 * usize::from(PORTS)));
+}
+
+/// There is no room for another group while an old one waits to leave. The next resync finds it.
+#[tokio::test(start_paused = true)]
+async fn group_that_left_makes_room_at_the_quota() {
+    let cloud = standin_with(1, Quotas { groups: 2, ..Quotas::default() });
+    let aws = provider(&cloud);
+    apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    apply_now(&aws, &wanted(&[(80, 30081)], &[0]), Compare::Remembered).await.unwrap();
+    let third = wanted(&[(80, 30082)], &[0]);
+    let error = apply_now(&aws, &third, Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), reasons::QUOTA_EXCEEDED, "{error}");
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    changes(&cloud);
+    apply_now(&aws, &third, Compare::InPlace).await.unwrap();
+    assert_eq!(changes(&cloud)[..2], ["DeleteTargetGroup", "CreateTargetGroup"]);
+}
+
+/// AWS checks no target of a group that no listener uses.
+#[tokio::test(start_paused = true)]
+async fn refused_listener_does_not_make_the_other_ports_look_unhealthy() {
+    let cloud = standin_with(1, Quotas::default());
+    let aws = provider(&cloud);
+    let ports = [(80, 30080), (81, 30081)];
+    apply(&aws, &wanted(&ports[..1], &[0, 1]), Compare::Remembered).await.unwrap();
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    cloud.set_faults(Faults::Once("CreateListener", Fault::Code("TooManyListeners")));
+    apply(&aws, &wanted(&ports, &[0, 1]), Compare::Remembered).await.unwrap_err();
+    let health = aws.target_health(&wanted(&ports, &[]).owner).await.unwrap();
+    let states: Vec<_> = health.targets.iter().map(|target| target.state).collect();
+    assert_eq!(states, [HealthState::Healthy; 2]);
+}
