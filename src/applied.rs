@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use steerage_model::{Condition, Ingress, Key, Service, TrafficPolicy};
-use steerage_provider_api::{GroupTargets, LoadBalancer, Owner, Steering};
+use steerage_provider_api::{AdmittedSources, GroupTargets, LoadBalancer, Owner, RequestedSources, Steering};
 use tokio::time::{Duration, Instant};
 
 use crate::condition_metrics::ConditionStatuses;
@@ -35,6 +35,9 @@ pub(crate) struct AppliedState {
     pub(crate) accepted_pods: Option<bool>,
     /// The load balancer that the provider rejected, and why.
     pub(crate) rejected: Option<(LoadBalancer, ReasonMessage)>,
+    /// The sources to which the load balancer of the refused Service was restricted, and who may connect; why nobody knows, if they cannot
+    /// be read. `None` while the Service is not refused, and after a failure.
+    pub(crate) restricted: Option<(RequestedSources, Result<Option<AdmittedSources>, String>)>,
     /// The targets that the provider was last given.
     pub(crate) targets: Option<GivenTargets>,
     /// The nodes on which the last plan depended; `None` before the first.
@@ -135,6 +138,7 @@ impl AppliedState {
     pub(crate) fn pause(&mut self) {
         self.is_paused = true;
         (self.in_place, self.retry_refused_at, self.frozen_until) = (None, None, None);
+        self.restricted = None;
         (self.health_due_at, self.compare_at, self.no_endpoints_since) = (None, None, None);
         self.agents_due_at = None;
         self.hold = RemovalHold::default();
@@ -171,7 +175,7 @@ impl AppliedState {
     /// The load balancer is being deleted. If the Service wants it back before that is complete, the provider must make it again.
     pub(crate) fn forget_load_balancer(&mut self) {
         (self.in_place, self.accepted, self.accepted_pods) = (None, None, None);
-        (self.rejected, self.targets, self.retry_refused_at) = (None, None, None);
+        (self.rejected, self.targets, self.retry_refused_at, self.restricted) = (None, None, None, None);
         (self.health, self.health_read_at, self.health_due_at) = (None, None, None);
         self.ingress.clear();
     }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use steerage_process::duration;
 use steerage_provider_api::{
-    Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress, Provider, TargetSet,
+    AdmittedSources, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress, Provider,
+    RequestedSources, TargetSet,
 };
 use tokio::time::Instant;
 
@@ -41,6 +42,14 @@ impl GuardedProvider {
 
     pub(crate) async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
         self.change("set_targets", self.inner.set_targets(owner, targets)).await
+    }
+
+    pub(crate) async fn restrict_sources(
+        &self,
+        owner: &Owner,
+        requested: &RequestedSources,
+    ) -> Result<Option<AdmittedSources>, Error> {
+        self.call("restrict_sources", self.inner.restrict_sources(owner, requested)).await
     }
 
     pub(crate) async fn set_shared(&self, set: &TargetSet) -> Result<(), Error> {

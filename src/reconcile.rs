@@ -30,6 +30,7 @@ use program::is_due;
 mod ensure;
 mod pause;
 mod program;
+mod sources;
 mod teardown;
 
 /// The shortest wait for what is due, also if a reconcile ended before it got to it.

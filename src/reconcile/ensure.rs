@@ -60,6 +60,15 @@ impl Reconciler {
             // The next try resolves it; not worth an event or a condition.
             return result;
         }
+        let (result, sources) = match &rejected {
+            Some((reason, _)) if *reason != ADOPTION_REFUSED => {
+                self.restrict_sources(service, applied, request, result).await
+            }
+            _ => {
+                applied.restricted = None;
+                (result, None)
+            }
+        };
         self.poll_for_waiting_pods(service, applied);
         let is_health_due = request.full || applied.health.is_none() || is_due(applied.health_due_at);
         if exists(service, applied) && is_health_due {
@@ -72,7 +81,7 @@ impl Reconciler {
         if let Some((reason, _)) = &rejected
             && (*reason == ADOPTION_REFUSED || exists(service, applied))
         {
-            degraded.push(unsupported_change(service, reason));
+            degraded.push(unsupported_change(service, reason, sources));
         }
         let unprogrammed = rejected.or_else(|| match &result {
             Err(ReconcileError::Provider(error)) => Some((error.reason(), error.to_string())),
@@ -326,20 +335,20 @@ impl Reconciler {
     }
 }
 
-/// The result of a refusal for the load balancer that the Service publishes. If its class is not Steerage's, that one may still be another
-/// controller's: Steerage marks the Service before it knows.
-fn unsupported_change(service: &Service, reason: &str) -> ReasonMessage {
+/// The result of a refusal for the load balancer that the Service publishes, with who may connect. If its class is not Steerage's, that one
+/// may still be another controller's: Steerage marks the Service before it knows.
+fn unsupported_change(service: &Service, reason: &str, sources: Option<String>) -> ReasonMessage {
     let may_be_foreign = service.class.is_none() || plan::served_class(service).is_some();
     let result = if reason == ADOPTION_REFUSED {
         "The load balancer that the Service publishes is of another controller, and is not adopted. Steerage does not change its targets."
     } else if may_be_foreign {
-        "The requested configuration is unsupported. If the load balancer is Steerage's, it keeps its previous one, perhaps also its allowed \
-         source ranges, and its targets still follow the endpoints. If it is another controller's, it is not adopted, and Steerage does not change its targets."
+        "The requested configuration is unsupported. If the load balancer is Steerage's, it keeps its previous one, and its targets still \
+         follow the endpoints. If it is another controller's, it is not adopted, and Steerage does not change its targets."
     } else {
-        "The requested configuration is unsupported. The load balancer keeps its previous one, perhaps also its allowed source ranges, \
-         and its targets still follow the endpoints."
+        "The requested configuration is unsupported. The load balancer keeps its previous one, and its targets still follow the endpoints."
     };
-    let message = format!("{result} The condition steerage.dev/Programmed says what to fix.");
+    let sources = sources.map(|sources| format!(" {sources}")).unwrap_or_default();
+    let message = format!("{result}{sources} The condition steerage.dev/Programmed says what to fix.");
     (reasons::UNSUPPORTED_CHANGE, message)
 }
 
@@ -390,7 +399,7 @@ mod tests {
         let told = |class: Option<&str>, reason: &str| {
             let mut service = local_service();
             service.class = class.map(str::to_owned);
-            super::unsupported_change(&service, reason).1
+            super::unsupported_change(&service, reason, None).1
         };
         let own = told(Some("steerage.dev/edge"), "NoFreeAddress");
         assert!(own.contains("its targets still follow") && !own.contains("another controller"), "{own}");

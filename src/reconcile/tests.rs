@@ -15,8 +15,8 @@ use steerage_model::{
     TrafficPolicy,
 };
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome, Provider, Steering,
-    TargetSet,
+    Addressing, AdmittedSources, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome,
+    Provider, RequestedSources, Steering, TargetSet,
 };
 use steerage_watch::{Backoff, Event};
 
@@ -76,6 +76,10 @@ impl Provider for Silent {
     }
 
     async fn set_targets(&self, _: &Owner, _: &GroupTargets) -> Result<Outcome, Error> {
+        pending().await
+    }
+
+    async fn restrict_sources(&self, _: &Owner, _: &RequestedSources) -> Restriction {
         pending().await
     }
 
@@ -260,7 +264,12 @@ pub(super) struct Polled {
     deletes: AtomicBool,
     /// Whether a part of the load balancer is not in place.
     pub(super) is_incomplete: AtomicBool,
+    /// The ranges to which refused Services were restricted, and what the next calls answer.
+    pub(super) restricted: Mutex<Vec<String>>,
+    pub(super) restrictions: Mutex<std::vec::IntoIter<Restriction>>,
 }
+
+pub(super) type Restriction = Result<Option<AdmittedSources>, Error>;
 
 impl Polled {
     fn take(&self, set: &TargetSet) {
@@ -319,6 +328,12 @@ impl Provider for Polled {
             self.take(nodes);
         }
         Ok(Outcome::done())
+    }
+
+    async fn restrict_sources(&self, _: &Owner, requested: &RequestedSources) -> Restriction {
+        let ranges: Vec<String> = requested.ranges.iter().map(ToString::to_string).collect();
+        self.restricted.lock().expect("lock").push(ranges.join(" "));
+        self.restrictions.lock().expect("lock").next().unwrap_or(Ok(None))
     }
 
     async fn target_health(&self, _: &Owner) -> Result<Health, Error> {

@@ -43,6 +43,7 @@ mod placement;
 mod provider;
 mod reasons;
 mod registered;
+mod restrict;
 mod restructure;
 mod security_group;
 mod security_group_rules;

@@ -15,8 +15,8 @@ use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures::stream::BoxStream;
 use steerage_model::{Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress,
-    Provider, Steering, TargetsAnnotation,
+    Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
+    Owner, Progress, Provider, RequestedSources, Steering, TargetsAnnotation,
 };
 use steerage_provider_cloud::{ApiMetrics, Keyed, Recent};
 use tokio::time::Instant;
@@ -31,7 +31,7 @@ use crate::ip_address_type::IpAddressType;
 use crate::lookup::{self, KnownGroupNames};
 use crate::observe::{self, Observation};
 use crate::paced::Paced;
-use crate::security_group::{SecurityGroup, new_security_group};
+use crate::security_group::{SecurityGroup, new_security_group, requested_sources};
 use crate::shared::LoadBalancerUse;
 use crate::shared_sync::again;
 use crate::shared_use::SharedUse;
@@ -219,7 +219,7 @@ impl Aws {
         entry.freed.clear();
         let has_v6 = wanted.ip_address_type == IpAddressType::DualStack;
         let mut limits = Limits { compare, settle: self.config.settle, may_hold: false };
-        entry.wanted = Some((lb.owner.clone(), wanted.clone()));
+        (entry.wanted, entry.restricted) = (Some((lb.owner.clone(), wanted.clone())), None);
         let mut compare_rules = compare;
         let was_complete = entry.is_complete(&lb.owner, &wanted);
         let structured = if self.compare_with_list(&lb.owner, &wanted, entry) {
@@ -268,6 +268,17 @@ impl Aws {
             self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
         }
         finished.map(|_| outcome)
+    }
+
+    /// Reads the resources of an owner, unless they are known.
+    pub(crate) async fn ensure_known(&self, owner: &Owner, entry: &mut ServiceState) -> Result<(), Error> {
+        entry.adopt_list(owner);
+        if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
+            let seen = self.read(owner, entry).await?;
+            entry.resources = Some((owner.clone(), seen.mine));
+            entry.complete = None;
+        }
+        Ok(())
     }
 
     pub(crate) async fn read(&self, owner: &Owner, entry: &ServiceState) -> Result<Observation, Error> {
@@ -329,12 +340,7 @@ impl Provider for Aws {
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
         let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
-        entry.adopt_list(owner);
-        if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
-            let seen = self.read(owner, entry).await?;
-            entry.resources = Some((owner.clone(), seen.mine));
-            entry.complete = None;
-        }
+        self.ensure_known(owner, entry).await?;
         let targets = WantedTargets::new(&self.config, &owner.service, targets);
         let limits = Limits { compare: Compare::Remembered, settle: self.config.settle, may_hold: false };
         let (refused, held) = self.converge_targets(entry, &targets, limits).await?;
@@ -344,6 +350,16 @@ impl Provider for Aws {
         // Also where the structure is refused, a source may have to go.
         self.secure(owner, entry, Compare::Remembered, &mut outcome).await;
         Ok(outcome)
+    }
+
+    async fn restrict_sources(
+        &self,
+        owner: &Owner,
+        requested: &RequestedSources,
+    ) -> Result<Option<AdmittedSources>, Error> {
+        let requested = requested_sources(requested)?;
+        let mut guard = self.entry(&owner.service).await?;
+        self.restrict(owner, requested, &mut guard).await
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {

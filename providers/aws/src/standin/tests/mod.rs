@@ -15,6 +15,7 @@ mod order;
 mod peers;
 mod pods;
 mod quotas;
+mod restrict;
 mod schedule;
 mod security_group_faults;
 mod security_groups;
