@@ -45,7 +45,7 @@ reasons! {
     }
 
     "steerage.dev/Serving" {
-        /// At least one target passes its health check.
+        /// At least one target passes its health check. The message names ports and IP families for which none does.
         SERVING = "TargetsHealthy";
         /// The Service has no endpoint that is ready, or serving while it terminates.
         NO_ENDPOINTS = "NoEndpoints";
@@ -53,7 +53,7 @@ reasons! {
         NO_TARGETS = "NoTargets";
         /// No target passes its health check.
         TARGETS_UNHEALTHY = "TargetsUnhealthy";
-        /// The provider has not reported the health of the targets, or it cannot be read.
+        /// The provider has not reported the health of the targets, or it could not be read for three intervals, 3m at least. The message says since when.
         HEALTH_UNKNOWN = "HealthUnknown";
     }
 
@@ -62,6 +62,8 @@ reasons! {
         AS_EXPECTED = "AsExpected";
         /// The provider cannot use some targets; it uses the others.
         TARGETS_REFUSED = "TargetsRefused";
+        /// Some ports, or an IP family, have no healthy target, while others have one. The message names them.
+        PARTLY_UNHEALTHY = "PartlyUnhealthy";
         /// The Service is labelled for the agent, and some nodes that are older than 5m have no agent.
         NODES_WITHOUT_AGENT = "NodesWithoutAgent";
         /// No eligible node can serve the Service; ineligible nodes stay targets.

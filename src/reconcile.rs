@@ -28,6 +28,7 @@ use crate::service_writer::{ServiceWriter, WriteError};
 use program::is_due;
 
 mod ensure;
+mod health;
 mod pause;
 mod program;
 mod sources;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ensures the load balancer of a managed Service: finalizer, load balancer with its targets, status.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
@@ -14,7 +14,6 @@ use crate::applied::{self, AppliedState};
 use crate::cluster_index::{Snapshot, owner_of};
 use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{self, LegacyRequest, PlanError, TargetPlan};
-use crate::pod_gates::PodGates;
 use crate::reasons;
 use crate::request_queue::ReconcileRequest;
 use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
@@ -22,9 +21,6 @@ use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
 /// The consequence for a Service whose plan failed, by whether it has a load balancer.
 const KEPT: &str = "The previous load balancer is kept";
 const NOT_CREATED: &str = "No load balancer is created or changed";
-
-/// Wait before the health of the targets is read again after a failure.
-const HEALTH_RETRY: Duration = Duration::from_secs(30);
 
 impl Reconciler {
     pub(super) async fn ensure(
@@ -111,47 +107,6 @@ impl Reconciler {
         Ok(())
     }
 
-    /// An error keeps what was read last: it says nothing about the targets.
-    async fn read_health(&self, service: &Service, applied: &mut AppliedState) {
-        let (owner, began) = (owner_of(service), Instant::now());
-        let due = match self.provider.target_health(&owner).await {
-            Ok(health) => {
-                applied.health = Some(HealthSummary::new(&health.targets));
-                (applied.health_read_at, applied.is_health_failing) = (Some(began), false);
-                if let Some(gates) = self.gates_of(service) {
-                    gates.record(&owner, &health.targets, began);
-                }
-                health.due
-            }
-            Err(error) => {
-                applied.health_read_at = None;
-                // Once in an outage: health is read often.
-                if std::mem::replace(&mut applied.is_health_failing, true) {
-                    tracing::debug!(service = %service.key, %error, "health of the targets not read; retrying");
-                } else {
-                    tracing::warn!(service = %service.key, %error, "health of the targets not read; retrying");
-                }
-                Some(HEALTH_RETRY)
-            }
-        };
-        // With jitter, so that load balancers created together are not always read together.
-        let spread = 0.9 + fastrand::f64() * 0.2;
-        applied.health_due_at = due.map(|due| Instant::now() + due.mul_f64(spread));
-    }
-
-    /// The readiness gates, if pods of this Service wait for theirs.
-    fn gates_of(&self, service: &Service) -> Option<&PodGates> {
-        self.pod_gates.as_deref().filter(|_| self.cluster.has_waiting_pods(service, &self.config))
-    }
-
-    /// Health is read soon again while pods wait for it. After a failed read it is not: the provider may be busy.
-    fn poll_for_waiting_pods(&self, service: &Service, applied: &mut AppliedState) {
-        if let Some((gates, read_at)) = self.gates_of(service).zip(applied.health_read_at) {
-            let due = read_at + gates.poll();
-            applied.health_due_at = Some(applied.health_due_at.map_or(due, |at| at.min(due)));
-        }
-    }
-
     /// Publishes events and writes the status, where they differ from the last ones.
     async fn report_status(
         &self,
@@ -203,6 +158,7 @@ impl Reconciler {
             targets: targets.targets().count(),
             has_pod_targets: targets.pods.is_some(),
             health: applied.health.clone(),
+            outdated_health: applied.outdated_health(),
             degraded,
         };
         let desired = status::desired(&inputs, service.generation);
@@ -227,6 +183,9 @@ impl Reconciler {
         const SHOWN: usize = 20;
         let refused = status::refused_targets(&applied.refused_targets, applied.health.as_ref());
         let mut found: Vec<ReasonMessage> = refused.into_iter().collect();
+        if applied.outdated_health().is_none() {
+            found.extend(applied.health.as_ref().and_then(HealthSummary::unserved_parts));
+        }
         let list = |names: &mut dyn Iterator<Item = &str>| names.take(SHOWN).collect::<Vec<_>>().join(", ");
         let now = SystemTime::now();
         let mut without_agent =

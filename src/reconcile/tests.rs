@@ -16,7 +16,7 @@ use steerage_model::{
 };
 use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome,
-    Provider, RequestedSources, Steering, TargetSet,
+    Provider, RequestedSources, Steering, TargetHealth, TargetSet,
 };
 use steerage_watch::{Backoff, Event};
 
@@ -264,6 +264,9 @@ pub(super) struct Polled {
     deletes: AtomicBool,
     /// Whether a part of the load balancer is not in place.
     pub(super) is_incomplete: AtomicBool,
+    /// The health of the targets, and whether reads of it fail.
+    pub(super) health: Mutex<Vec<TargetHealth>>,
+    pub(super) hides_health: AtomicBool,
     /// The ranges to which refused Services were restricted, and what the next calls answer.
     pub(super) restricted: Mutex<Vec<String>>,
     pub(super) restrictions: Mutex<std::vec::IntoIter<Restriction>>,
@@ -272,6 +275,10 @@ pub(super) struct Polled {
 pub(super) type Restriction = Result<Option<AdmittedSources>, Error>;
 
 impl Polled {
+    pub(super) fn set_slow(&self) {
+        self.is_slow.store(true, Ordering::Release);
+    }
+
     fn take(&self, set: &TargetSet) {
         let nodes = set.targets.iter().map(|target| target.node.as_str()).collect();
         *self.targets.lock().expect("lock") = nodes;
@@ -338,8 +345,12 @@ impl Provider for Polled {
 
     async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
         self.health_read.fetch_add(1, Ordering::AcqRel);
+        if self.hides_health.load(Ordering::Acquire) {
+            return Err(Error::Unavailable("no answer".to_owned()));
+        }
         let due = if self.is_slow.load(Ordering::Acquire) { 60 } else { 10 };
-        Ok(Health { targets: Vec::new(), due: Some(Duration::from_secs(due)) })
+        let targets = self.health.lock().expect("lock").clone();
+        Ok(Health { targets, parts: Vec::new(), due: Some(Duration::from_secs(due)) })
     }
 
     async fn delete(&self, _: &Owner) -> Result<Progress, Error> {

@@ -362,7 +362,7 @@ impl Provider for SimulatedProvider {
             reason: String::new(),
         };
         let due = (!self.shared_sets).then_some(Duration::from_mins(1));
-        Ok(Health { targets: targets.into_iter().map(health).collect(), due })
+        Ok(Health { targets: targets.into_iter().map(health).collect(), due, ..Health::default() })
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {

@@ -19,5 +19,5 @@ pub use provider::{Compare, Health, Outcome, Progress, Provider};
 pub use sources::{AdmittedSources, RequestedSources, intersection};
 pub use target_group::{GroupKey, HealthCheck, HealthProtocol, PodPort, TargetGroup};
 pub use targets::{
-    GroupTargets, HealthState, PodTarget, SharedSet, Target, TargetHealth, TargetSet, Targets,
+    GroupTargets, HealthState, PartHealth, PodTarget, SharedSet, Target, TargetHealth, TargetSet, Targets,
 };

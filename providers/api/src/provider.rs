@@ -8,8 +8,8 @@ use futures::stream::BoxStream;
 use steerage_model::Ingress;
 
 use crate::{
-    AdmittedSources, Capabilities, Error, GroupTargets, LoadBalancer, Owner, RequestedSources, TargetHealth,
-    TargetSet,
+    AdmittedSources, Capabilities, Error, GroupTargets, LoadBalancer, Owner, PartHealth, RequestedSources,
+    TargetHealth, TargetSet,
 };
 
 /// Whether a change is complete. Providers never wait: if the cloud needs time, they return when to call again.
@@ -26,6 +26,8 @@ pub enum Progress {
 pub struct Health {
     /// The health of each target.
     pub targets: Vec<TargetHealth>,
+    /// The health of each part whose targets are checked apart from those of the others; empty if there is only one.
+    pub parts: Vec<PartHealth>,
     /// When to read it again; `None` if the provider notifies of changes.
     pub due: Option<Duration>,
 }

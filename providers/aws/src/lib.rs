@@ -25,6 +25,7 @@ mod finish;
 mod first_look;
 mod health;
 mod health_check;
+mod health_parts;
 #[cfg(test)]
 mod iam_policy;
 mod instance;

@@ -353,7 +353,7 @@ impl Provider for EdgeProvider {
             let reports = rows.filter_map(|entry| Some(&entry.content.as_ref().ok()?.spec));
             health::targets(reports.filter(|report| report.load_balancer == name))
         });
-        Ok(Health { targets, due: None })
+        Ok(Health { parts: health::parts(&targets), targets, due: None })
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
