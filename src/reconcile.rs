@@ -229,7 +229,11 @@ impl Reconciler {
                     }
                     (false, _) => tracing::debug!(%service, %error, retry_in, "throttled; retrying"),
                 }
-                ("failed", ReconcileOutcome::Failed(after, again))
+                let outcome = match error {
+                    Error::Unavailable(_) => ReconcileOutcome::Unanswered(again),
+                    _ => ReconcileOutcome::Failed(after, again),
+                };
+                ("failed", outcome)
             }
             Err(ReconcileError::Write(error)) => {
                 let error = steerage_model::chain(&error);

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::program::{PlannedTargets, exists, is_due};
 use super::{ReconcileError, ReconcileResult, Reconciler};
 use crate::applied::{self, AppliedState};
-use crate::cluster_index::{Snapshot, owner_of};
+use crate::cluster_index::Snapshot;
 use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{self, LegacyRequest, PlanError, TargetPlan};
 use crate::reasons;
