@@ -51,6 +51,8 @@ reasons! {
         NO_ENDPOINTS = "NoEndpoints";
         /// No node is eligible as a target, or no endpoint has a port of the Service.
         NO_TARGETS = "NoTargets";
+        /// The Service publishes no address, because its load balancer is refused or cannot be completed: `Programmed` says why. No port is served.
+        NOT_PROGRAMMED = "NotProgrammed";
         /// No target passes its health check.
         TARGETS_UNHEALTHY = "TargetsUnhealthy";
         /// The provider has not reported the health of the targets, or it could not be read for three intervals, 3m at least. The message says since when.

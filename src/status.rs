@@ -100,6 +100,8 @@ pub(crate) struct StatusInputs {
     pub(crate) unprogrammed: Option<ReasonMessage>,
     /// What to publish; `None` keeps what is published.
     pub(crate) ingress: Option<Vec<Ingress>>,
+    /// Whether clients can know an address of the load balancer: the Service publishes one, or will now.
+    pub(crate) is_published: bool,
     /// Whether an endpoint of the Service takes traffic.
     pub(crate) has_usable_endpoint: bool,
     /// Whether the Service has a selector; without one, users write its `EndpointSlices`.
@@ -171,6 +173,11 @@ pub(crate) fn paused((reason, message): ReasonMessage, generation: Option<i64>) 
     DesiredStatus { ingress: None, conditions: vec![degraded] }
 }
 
+/// Whether this reason of `Programmed` is a problem. Else the provider only needs time.
+pub(crate) fn is_final((reason, _): &ReasonMessage) -> bool {
+    *reason != reasons::PROGRESSING
+}
+
 pub(crate) fn no_endpoints(has_selector: bool) -> ReasonMessage {
     let message = if has_selector {
         "The Service has no endpoint that takes traffic. Connections fail. \
@@ -197,6 +204,15 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
         let message = "No node is eligible as a target. Connections fail. \
                        Check the nodes' taints and exclusion labels.";
         return ("False", why(reasons::NO_TARGETS, message));
+    }
+    if let Some((reason, _)) =
+        inputs.unprogrammed.as_ref().filter(|why| !inputs.is_published && is_final(why))
+    {
+        let message = format!(
+            "No port is served: the Service has no load balancer, or one that is not complete, and publishes no address. The condition \
+             steerage.dev/Programmed says why ({reason})."
+        );
+        return ("False", (reasons::NOT_PROGRAMMED, message));
     }
     if let Some((read, failure)) = inputs.outdated_health {
         let message = format!(

@@ -79,6 +79,15 @@ impl Reconciler {
         {
             degraded.push(unsupported_change(service, reason, sources));
         }
+        // A load balancer may be there, as where AWS rejects a listener, but no client knows it.
+        let is_published = exists(service, applied);
+        let rejected = rejected.map(|(reason, message)| match is_published {
+            true => (reason, message),
+            false => (
+                reason,
+                format!("{}. No port of the Service is served.", message.trim_end_matches(['.', ' '])),
+            ),
+        });
         let unprogrammed = rejected.or_else(|| match &result {
             Err(ReconcileError::Provider(error)) => Some((error.reason(), error.to_string())),
             Ok(_) if applied.incomplete.is_some() => applied.incomplete.clone(),
@@ -138,7 +147,7 @@ impl Reconciler {
                 events.normal("Ensure", ensured.0, &ensured.1);
             }
         }
-        let is_final = |why: &&ReasonMessage| why.0 != reasons::PROGRESSING;
+        let is_final = |why: &&ReasonMessage| status::is_final(why);
         for (action, why) in [
             ("Program", unprogrammed.as_ref().filter(is_final)),
             ("Degrade", degraded.first()),
@@ -153,6 +162,7 @@ impl Reconciler {
         let inputs = StatusInputs {
             unprogrammed,
             ingress: (!applied.ingress.is_empty()).then(|| applied.ingress.clone()),
+            is_published: exists(service, applied),
             has_usable_endpoint: is_usable,
             has_selector: service.has_selector,
             targets: targets.targets().count(),
@@ -326,7 +336,7 @@ mod tests {
     use steerage_watch::Event;
 
     use crate::cluster_index::owner_of;
-    use crate::reconcile::tests::{Polled, local_service, reconciler, recording};
+    use crate::reconcile::tests::{Polled, add_nodes, local_service, reconciler, recording, set_endpoints};
     use crate::request_queue::ReconcileRequest;
 
     /// Another controller's finalizer goes only when all of its load balancer is taken over; Steerage's stays.
@@ -350,6 +360,41 @@ mod tests {
             let removes = removed.any(|finalizers| *finalizers == json!(["example.com/replaced"]));
             assert_eq!(removes, !is_incomplete, "{written:?}");
         }
+    }
+
+    /// Also where the provider has made a part, such as a load balancer whose only listener it rejects.
+    #[tokio::test(start_paused = true)]
+    async fn rejected_new_service_says_that_no_port_is_served() {
+        let (provider, (client, bodies)) = (Arc::new(Polled::default()), recording());
+        let reconciler = reconciler(Arc::<Polled>::clone(&provider), client);
+        add_nodes(&reconciler, "a");
+        set_endpoints(&reconciler, "a");
+        let service = local_service();
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        let conditions = async |rejects: bool| {
+            provider.set_rejecting(rejects);
+            bodies.lock().expect("lock").clear();
+            reconciler.reconcile(&owner_of(&service), &ReconcileRequest::FULL).await;
+            let bodies = bodies.lock().expect("lock");
+            let mut written = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array());
+            let written = written.next_back().expect("a status").clone();
+            let text =
+                |found: &serde_json::Value, field: &str| found[field].as_str().unwrap_or_default().to_owned();
+            written.iter().map(|found| (text(found, "reason"), text(found, "message"))).collect::<Vec<_>>()
+        };
+        let new = conditions(true).await;
+        assert_eq!(
+            new[0],
+            ("QuotaExceeded".to_owned(), "the quota. No port of the Service is served.".to_owned())
+        );
+        assert!(new[1].0 == "NotProgrammed" && new[1].1.contains("says why (QuotaExceeded)"), "{new:?}");
+        conditions(false).await;
+        let changed = conditions(true).await;
+        assert_eq!(
+            (changed[0].1.as_str(), changed[1].0.as_str()),
+            ("the quota", "HealthUnknown"),
+            "it has an address"
+        );
     }
 
     /// A Service of another controller is refused before its load balancer is adopted, and nobody changes the targets of that one.

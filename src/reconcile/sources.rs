@@ -37,8 +37,10 @@ impl Reconciler {
             Ok(admitted) => Ok(admitted),
             Err(Error::Invalid { message, .. }) => Err(message),
             Err(error) => {
+                let why = error.to_string();
                 let told = format!(
-                    "Clients from source ranges that the Service no longer has may still connect. Steerage retries. {error}"
+                    "Clients from source ranges that the Service no longer has may still connect: {}. Steerage retries.",
+                    why.trim_end_matches('.')
                 );
                 // Another failure has its own wait, and is retried too.
                 let is_settled =

@@ -287,6 +287,10 @@ impl Polled {
         self.applied.load(Ordering::Acquire)
     }
 
+    pub(super) fn set_rejecting(&self, rejects: bool) {
+        self.rejects.store(rejects, Ordering::Release);
+    }
+
     pub(super) fn set_slow(&self) {
         self.is_slow.store(true, Ordering::Release);
     }

@@ -9,6 +9,7 @@ use super::*;
 fn inputs() -> StatusInputs {
     StatusInputs {
         ingress: Some(vec![vip("10.0.0.1")]),
+        is_published: true,
         has_usable_endpoint: true,
         has_selector: true,
         targets: 2,
@@ -73,12 +74,29 @@ fn conditions(inputs: &StatusInputs) -> String {
 #[test]
 fn conditions_follow_from_the_inputs() {
     let unprogrammed = Some((reasons::NO_PORTS, "add one".to_owned()));
+    let progressing = Some((reasons::PROGRESSING, "not yet".to_owned()));
     let degraded =
         vec![(reasons::TARGETS_FROZEN, "a".to_owned()), (reasons::TARGETS_REFUSED, "b".to_owned())];
     let only = |states: &[HealthState]| StatusInputs { health: Some(health(states)), ..inputs() };
     for (inputs, expected) in [
         (inputs(), "True=Programmed True=TargetsHealthy False=AsExpected"),
-        (StatusInputs { unprogrammed, ..inputs() }, "False=NoPorts True=TargetsHealthy False=AsExpected"),
+        (
+            StatusInputs { unprogrammed: unprogrammed.clone(), ..inputs() },
+            "False=NoPorts True=TargetsHealthy False=AsExpected",
+        ),
+        (
+            StatusInputs {
+                unprogrammed: unprogrammed.clone(),
+                is_published: false,
+                health: None,
+                ..inputs()
+            },
+            "False=NoPorts False=NotProgrammed False=AsExpected",
+        ),
+        (
+            StatusInputs { unprogrammed: progressing, is_published: false, health: None, ..inputs() },
+            "False=Progressing Unknown=HealthUnknown False=AsExpected",
+        ),
         (StatusInputs { degraded, ..inputs() }, "True=Programmed True=TargetsHealthy True=TargetsFrozen"),
         (
             StatusInputs { has_usable_endpoint: false, ..inputs() },

@@ -39,7 +39,7 @@ async fn sources_of_a_refused_service_follow_it() {
             provider.restricted.lock().expect("lock").clear();
             *provider.restrictions.lock().expect("lock") = vec![answer].into_iter();
             let outcome = reconciler.reconcile(&owner_of(&service), &request).await;
-            let is_retried = matches!(outcome, ReconcileOutcome::Failed(..));
+            let is_retried = matches!(outcome, ReconcileOutcome::Unanswered(_));
             let restricted = provider.restricted.lock().expect("lock").clone();
             (restricted, is_retried, degraded(&bodies.lock().expect("lock")))
         };
@@ -55,7 +55,7 @@ async fn sources_of_a_refused_service_follow_it() {
     assert_eq!(reconcile(&["10.1.0.0/16"], false, office.clone(), full).await.0.len(), 1, "compared");
     let down = Err(Error::Unavailable("no answer".to_owned()));
     let (_, is_retried, told) = reconcile(&["10.2.0.0/16"], false, down, usual).await;
-    assert!(is_retried && told.contains("may still connect. Steerage retries. no answer"), "{told}");
+    assert!(is_retried && told.contains("may still connect: no answer. Steerage retries."), "{told}");
     let (restricted, is_retried, told) = reconcile(&["10.2.0.0/16"], false, only("10.2.0.0/16"), usual).await;
     assert!(restricted.len() == 1 && !is_retried && told.contains("10.2.0.0/16 may"), "{told}");
     let unreadable = Err(Error::invalid("InvalidAnnotation", "It has no range."));
