@@ -81,12 +81,12 @@ impl Reconciler {
         }
         // A load balancer may be there, as where AWS rejects a listener, but no client knows it.
         let is_published = exists(service, applied);
-        let rejected = rejected.map(|(reason, message)| match is_published {
-            true => (reason, message),
-            false => (
-                reason,
-                format!("{}. No port of the Service is served.", message.trim_end_matches(['.', ' '])),
-            ),
+        let rejected = rejected.map(|(reason, message)| {
+            if is_published {
+                return (reason, message);
+            }
+            let message = message.trim_end_matches(['.', ' ']);
+            (reason, format!("{message}. No port of the Service is served."))
         });
         let unprogrammed = rejected.or_else(|| match &result {
             Err(ReconcileError::Provider(error)) => Some((error.reason(), error.to_string())),

@@ -165,11 +165,9 @@ impl PartHealth {
     /// Of a part with targets in these states.
     pub fn of(name: String, states: impl Iterator<Item = HealthState>) -> Self {
         let states: Vec<HealthState> = states.collect();
-        let is_undecided = states.contains(&HealthState::Initial);
-        let is_served = match states.contains(&HealthState::Healthy) {
-            true => Some(true),
-            false => (!is_undecided).then_some(false),
-        };
+        let (is_healthy, is_undecided) =
+            (states.contains(&HealthState::Healthy), states.contains(&HealthState::Initial));
+        let is_served = (is_healthy || !is_undecided).then_some(is_healthy);
         Self { name, is_served }
     }
 }

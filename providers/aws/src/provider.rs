@@ -18,7 +18,7 @@ use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
     Owner, Progress, Provider, RequestedSources, Steering, TargetsAnnotation,
 };
-use steerage_provider_cloud::{ApiMetrics, Keyed, Recent};
+use steerage_provider_cloud::{ApiMetrics, Keyed, Lines, Recent};
 use tokio::time::Instant;
 
 use crate::client::{CallError, Calls, Client};
@@ -59,6 +59,8 @@ pub struct Aws {
     pub(crate) group_names: Mutex<KnownGroupNames>,
     /// One for each shared load balancer: its Services change it one after the other.
     pub(crate) shared_uses: Keyed<String, SharedUse>,
+    /// Services that wait for their turn to change a shared load balancer.
+    pub(crate) shared_lines: Lines<String, Owner>,
     /// When this process was first asked for something: until then, another one may have changed what reads do not show yet.
     pub(crate) first_call: OnceLock<Instant>,
     /// Where the last list of AWS shows the resources of owners that share a load balancer.
@@ -124,6 +126,7 @@ impl Aws {
             subnets: Recent::new(lookup::AGE),
             group_names: Mutex::default(),
             shared_uses: Keyed::default(),
+            shared_lines: Lines::default(),
             first_call: OnceLock::new(),
             listed_uses: Mutex::default(),
             unused_since: Mutex::default(),

@@ -26,15 +26,15 @@ async fn refuse(aws: &Aws, lb: &LoadBalancer) -> Result<Option<AdmittedSources>,
     aws.restrict_sources(&lb.owner, &requested(&lb)).await
 }
 
-fn only(sources: &[&str]) -> Option<AdmittedSources> {
-    Some(AdmittedSources::Only(sources.iter().map(ToString::to_string).collect()))
+fn only(sources: &[&str]) -> AdmittedSources {
+    AdmittedSources::Only(sources.iter().map(ToString::to_string).collect())
 }
 
 #[tokio::test(start_paused = true)]
 async fn refused_service_loses_sources_and_gains_none() {
     let (cloud, aws) = in_place(&from(&[OFFICE, "192.0.2.0/24"]), Quotas::default()).await;
     let changed = from(&["10.1.0.0/16", "203.0.113.0/24"]);
-    assert_eq!(refuse(&aws, &changed).await.unwrap(), only(&["10.1.0.0/16"]));
+    assert_eq!(refuse(&aws, &changed).await.unwrap(), Some(only(&["10.1.0.0/16"])));
     assert_secured(&cloud, &web(&["10.1.0.0/16"]), "removed");
     pause().await;
     let targets = changed.clone().with_nodes(own_set(&[1])).targets();
@@ -52,14 +52,14 @@ async fn refused_service_loses_sources_and_gains_none() {
     for (ranges, left) in
         [(&[][..], &["10.1.0.0/16"][..]), (&["10.1.2.0/24", "10.9.0.0/16"], &["10.1.2.0/24"])]
     {
-        assert_eq!(refuse(&aws, &from(ranges)).await.unwrap(), only(left));
+        assert_eq!(refuse(&aws, &from(ranges)).await.unwrap(), Some(only(left)));
         assert_secured(&cloud, &web(left), "after a restart");
     }
     pause().await;
     cloud.take_calls();
-    assert_eq!(refuse(&aws, &from(&["10.1.2.0/24"])).await.unwrap(), only(&["10.1.2.0/24"]));
+    assert_eq!(refuse(&aws, &from(&["10.1.2.0/24"])).await.unwrap(), Some(only(&["10.1.2.0/24"])));
     assert!(changes(&cloud).is_empty(), "nothing differs");
-    assert_eq!(refuse(&aws, &from(&["192.0.2.0/24"])).await.unwrap(), only(&[]));
+    assert_eq!(refuse(&aws, &from(&["192.0.2.0/24"])).await.unwrap(), Some(only(&[])));
     assert_secured(&cloud, &BTreeSet::new(), "nothing in common");
 
     apply(&aws, &changed, Compare::Remembered).await.unwrap();
