@@ -15,8 +15,8 @@ use steerage_model::{
     TrafficPolicy,
 };
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome, Provider, Steering,
-    TargetSet,
+    Addressing, AdmittedSources, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome,
+    Provider, RequestedSources, Steering, TargetHealth, TargetSet,
 };
 use steerage_watch::{Backoff, Event};
 
@@ -79,6 +79,10 @@ impl Provider for Silent {
         pending().await
     }
 
+    async fn restrict_sources(&self, _: &Owner, _: &RequestedSources) -> Restriction {
+        pending().await
+    }
+
     async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
         pending().await
     }
@@ -112,7 +116,7 @@ pub(crate) fn silent_client() -> Client {
 }
 
 /// An API server that accepts every write.
-pub(super) fn accepting() -> Client {
+pub(crate) fn accepting() -> Client {
     let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "default"}});
         let body = kube::client::Body::from(service.to_string().into_bytes());
@@ -146,7 +150,7 @@ pub(crate) fn recording_of(kind: &'static str) -> (Client, Arc<Mutex<Vec<Value>>
 /// A reconciler that knows one Service.
 pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconciler {
     let classes = ManagedClasses { provider: "edge", serve_unset: false, others: Vec::new() };
-    let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
+    let backoff = Backoff::new(Duration::from_millis(250), Duration::from_mins(5));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
     let applied = Arc::<AppliedStates>::default();
     let cluster = Arc::new(ClusterIndex::new(classes.clone(), requests, Arc::clone(&applied)));
@@ -242,7 +246,7 @@ async fn load_balancer_is_deleted_only_if_the_api_server_has_no_such_service() {
 
 /// A provider whose calls succeed at once and are counted. It refuses a target, and does not notify of health.
 #[derive(Default)]
-pub(super) struct Polled {
+pub(crate) struct Polled {
     applied: AtomicUsize,
     pub(super) targets: Mutex<String>,
     health_read: AtomicUsize,
@@ -260,9 +264,37 @@ pub(super) struct Polled {
     deletes: AtomicBool,
     /// Whether a part of the load balancer is not in place.
     pub(super) is_incomplete: AtomicBool,
+    /// The health of the targets, and whether reads of it fail.
+    pub(super) health: Mutex<Vec<TargetHealth>>,
+    pub(super) hides_health: AtomicBool,
+    /// Whether changes get no answer.
+    is_down: AtomicBool,
+    /// The ranges to which refused Services were restricted, and what the next calls answer.
+    pub(super) restricted: Mutex<Vec<String>>,
+    pub(super) restrictions: Mutex<std::vec::IntoIter<Restriction>>,
 }
 
+pub(super) type Restriction = Result<Option<AdmittedSources>, Error>;
+
 impl Polled {
+    /// Whether the provider answers no call.
+    pub(crate) fn set_down(&self, is_down: bool) {
+        self.is_down.store(is_down, Ordering::Release);
+        self.hides_health.store(is_down, Ordering::Release);
+    }
+
+    pub(crate) fn applied_count(&self) -> usize {
+        self.applied.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_rejecting(&self, rejects: bool) {
+        self.rejects.store(rejects, Ordering::Release);
+    }
+
+    pub(super) fn set_slow(&self) {
+        self.is_slow.store(true, Ordering::Release);
+    }
+
     fn take(&self, set: &TargetSet) {
         let nodes = set.targets.iter().map(|target| target.node.as_str()).collect();
         *self.targets.lock().expect("lock") = nodes;
@@ -285,6 +317,9 @@ impl Provider for Polled {
 
     async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
         self.applied.fetch_add(1, Ordering::AcqRel);
+        if self.is_down.load(Ordering::Acquire) {
+            return Err(Error::Unavailable("no answer".to_owned()));
+        }
         if self.denies.load(Ordering::Acquire) {
             return Err(Error::denied("AddTags"));
         }
@@ -321,10 +356,20 @@ impl Provider for Polled {
         Ok(Outcome::done())
     }
 
+    async fn restrict_sources(&self, _: &Owner, requested: &RequestedSources) -> Restriction {
+        let ranges: Vec<String> = requested.ranges.iter().map(ToString::to_string).collect();
+        self.restricted.lock().expect("lock").push(ranges.join(" "));
+        self.restrictions.lock().expect("lock").next().unwrap_or(Ok(None))
+    }
+
     async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
         self.health_read.fetch_add(1, Ordering::AcqRel);
+        if self.hides_health.load(Ordering::Acquire) {
+            return Err(Error::Unavailable("no answer".to_owned()));
+        }
         let due = if self.is_slow.load(Ordering::Acquire) { 60 } else { 10 };
-        Ok(Health { targets: Vec::new(), due: Some(Duration::from_secs(due)) })
+        let targets = self.health.lock().expect("lock").clone();
+        Ok(Health { targets, parts: Vec::new(), due: Some(Duration::from_secs(due)) })
     }
 
     async fn delete(&self, _: &Owner) -> Result<Progress, Error> {
@@ -393,7 +438,7 @@ async fn health_is_read_sooner_while_a_pod_waits_for_it() {
 }
 
 /// A Service under the policy Local.
-pub(super) fn local_service() -> Service {
+pub(crate) fn local_service() -> Service {
     let mut whole = service();
     whole.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
     whole.external_policy = TrafficPolicy::Local;

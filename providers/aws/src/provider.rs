@@ -15,10 +15,10 @@ use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures::stream::BoxStream;
 use steerage_model::{Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress,
-    Provider, Steering, TargetsAnnotation,
+    Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
+    Owner, Progress, Provider, RequestedSources, Steering, TargetsAnnotation,
 };
-use steerage_provider_cloud::{ApiMetrics, Keyed, Recent};
+use steerage_provider_cloud::{ApiMetrics, Keyed, Lines, Recent};
 use tokio::time::Instant;
 
 use crate::client::{CallError, Calls, Client};
@@ -33,7 +33,7 @@ use crate::new_balancers::NewBalancers;
 use crate::observe::{self, Observation};
 use crate::paced::Paced;
 use crate::partial_read::Reader;
-use crate::security_group::{SecurityGroup, new_security_group};
+use crate::security_group::{SecurityGroup, new_security_group, requested_sources};
 use crate::security_group_sync::again_after;
 use crate::shared::LoadBalancerUse;
 use crate::shared_sync::again;
@@ -63,6 +63,8 @@ pub struct Aws {
     pub(crate) new_balancers: NewBalancers,
     /// One for each shared load balancer: its Services change it one after the other.
     pub(crate) shared_uses: Keyed<String, SharedUse>,
+    /// Services that wait for their turn to change a shared load balancer.
+    pub(crate) shared_lines: Lines<String, Owner>,
     /// When this process was first asked for something: until then, another one may have changed what reads do not show yet.
     pub(crate) first_call: OnceLock<Instant>,
     /// Where the last list of AWS shows the resources of owners that share a load balancer.
@@ -129,6 +131,7 @@ impl Aws {
             subnets: Recent::new(lookup::AGE),
             group_names: Mutex::default(),
             shared_uses: Keyed::default(),
+            shared_lines: Lines::default(),
             first_call: OnceLock::new(),
             listed_uses: Mutex::default(),
             unused_since: Mutex::default(),
@@ -227,7 +230,7 @@ impl Aws {
         entry.freed.clear();
         let has_v6 = wanted.ip_address_type == IpAddressType::DualStack;
         let mut limits = self.limits(entry, compare);
-        entry.wanted = Some((lb.owner.clone(), wanted.clone()));
+        (entry.wanted, entry.restricted) = (Some((lb.owner.clone(), wanted.clone())), None);
         let mut compare_rules = compare;
         let structured = if self.compare_with_list(&lb.owner, &wanted, entry) {
             // The list has the rules too.
@@ -292,6 +295,18 @@ impl Aws {
         if entry.is_known(owner) {
             let limits = self.limits(entry, Compare::Remembered);
             self.converge_targets(entry, targets, limits).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads the resources of an owner, unless they are known.
+    pub(crate) async fn ensure_known(&self, owner: &Owner, entry: &mut ServiceState) -> Result<(), Error> {
+        entry.adopt_list(owner);
+        if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
+            let seen = self.read(owner, entry).await?;
+            entry.resources = Some((owner.clone(), seen.mine));
+            entry.complete = None;
+            entry.unproven.clear();
         }
         Ok(())
     }
@@ -366,13 +381,7 @@ impl Provider for Aws {
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
         let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
-        entry.adopt_list(owner);
-        if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
-            let seen = self.read(owner, entry).await?;
-            entry.resources = Some((owner.clone(), seen.mine));
-            entry.complete = None;
-            entry.unproven.clear();
-        }
+        self.ensure_known(owner, entry).await?;
         let targets = WantedTargets::new(&self.config, &owner.service, targets);
         let limits = self.limits(entry, Compare::Remembered);
         let converged = self.converge_targets(entry, &targets, limits).await;
@@ -384,6 +393,16 @@ impl Provider for Aws {
             again_after(&mut outcome, wait);
         }
         Ok(Outcome { refused, ..outcome })
+    }
+
+    async fn restrict_sources(
+        &self,
+        owner: &Owner,
+        requested: &RequestedSources,
+    ) -> Result<Option<AdmittedSources>, Error> {
+        let requested = requested_sources(requested)?;
+        let mut guard = self.entry(&owner.service).await?;
+        self.restrict(owner, requested, &mut guard).await
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {

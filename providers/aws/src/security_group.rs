@@ -4,13 +4,13 @@
 //! A rule that somebody else added to the group stays. No order of changes leaves a wanted port without any rule, except where the quota
 //! has no room for one more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use steerage_model::shown;
-use steerage_provider_api::{Error, LoadBalancer, Owner};
+use steerage_provider_api::{Error, LoadBalancer, Owner, RequestedSources};
 use steerage_provider_cloud::annotation;
 
 use crate::annotations::{
@@ -112,10 +112,10 @@ impl Security {
     }
 }
 
-const ANY_IPV4: Source = Source::Range(IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)));
-const ANY_IPV6: Source = Source::Range(IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)));
+pub(crate) const ANY_IPV4: Source = Source::Range(IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)));
+pub(crate) const ANY_IPV6: Source = Source::Range(IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)));
 /// The ranges that no client has. They need no rule.
-const NOBODY: [Source; 2] = [
+pub(crate) const NOBODY: [Source; 2] = [
     Source::Range(IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 32))),
     Source::Range(IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128))),
 ];
@@ -240,7 +240,7 @@ fn switch(lb: &LoadBalancer, name: &str, (on, off): (&str, &str)) -> Result<bool
 /// client can use needs no rule.
 fn sources(lb: &LoadBalancer, ip_address_type: IpAddressType) -> Result<BTreeSet<Source>, Error> {
     let (ranges, origin) = if lb.source_ranges.is_empty() {
-        (annotation_ranges(lb)?, SOURCE_RANGES)
+        (annotation_ranges(&lb.annotations)?, SOURCE_RANGES)
     } else {
         (lb.source_ranges.clone(), "spec.loadBalancerSourceRanges")
     };
@@ -252,12 +252,20 @@ fn sources(lb: &LoadBalancer, ip_address_type: IpAddressType) -> Result<BTreeSet
         let problem = format!("The load balancer has IPv4 only, and {origin} has no IPv4 range.");
         return Err(annotation::conflict(&problem, "Add an IPv4 range, or remove the ranges."));
     }
-    found.extend(prefix_lists(lb)?.into_iter().map(Source::PrefixList));
+    found.extend(prefix_lists(&lb.annotations)?.into_iter().map(Source::PrefixList));
     Ok(found)
 }
 
-fn prefix_lists(lb: &LoadBalancer) -> Result<Vec<String>, Error> {
-    let Some(text) = lb.annotations.get(PREFIX_LISTS) else { return Ok(Vec::new()) };
+/// The same of a Service that is refused, whatever its load balancer has.
+pub(crate) fn requested_sources(requested: &RequestedSources) -> Result<BTreeSet<Source>, Error> {
+    let RequestedSources { ranges, annotations } = requested;
+    let of_annotation = if ranges.is_empty() { annotation_ranges(annotations)? } else { Vec::new() };
+    let ranges = ranges.iter().chain(&of_annotation).map(|range| Source::Range(range.trunc()));
+    Ok(ranges.chain(prefix_lists(annotations)?.into_iter().map(Source::PrefixList)).collect())
+}
+
+fn prefix_lists(annotations: &BTreeMap<String, String>) -> Result<Vec<String>, Error> {
+    let Some(text) = annotations.get(PREFIX_LISTS) else { return Ok(Vec::new()) };
     let id = |item: &str| {
         if item.starts_with("pl-") {
             return Ok(item.to_owned());
@@ -273,8 +281,8 @@ fn prefix_lists(lb: &LoadBalancer) -> Result<Vec<String>, Error> {
     ids.collect()
 }
 
-fn annotation_ranges(lb: &LoadBalancer) -> Result<Vec<IpNet>, Error> {
-    let Some(text) = lb.annotations.get(SOURCE_RANGES) else { return Ok(Vec::new()) };
+fn annotation_ranges(annotations: &BTreeMap<String, String>) -> Result<Vec<IpNet>, Error> {
+    let Some(text) = annotations.get(SOURCE_RANGES) else { return Ok(Vec::new()) };
     if text.trim().is_empty() {
         return Ok(Vec::new());
     }

@@ -125,18 +125,20 @@ impl Aws {
     }
 
     /// Brings the security group of an existing load balancer in place. A load balancer without any is left as it is.
-    async fn sync_security_group(
+    pub(crate) async fn sync_security_group(
         &self,
         owner: &Owner,
         entry: &mut ServiceState,
         compare: Compare,
     ) -> Result<(), Error> {
-        let Some(wanted) = entry.wanted.clone().filter(|(of, _)| of == owner) else { return Ok(()) };
+        let Some(wanted) = entry.wanted.clone().filter(|(of, _)| of == owner) else {
+            return self.restrict_present(owner, entry).await;
+        };
         let balancer = entry.balancer(owner).cloned();
         let security =
             balancer.as_ref().map_or(&wanted.1.security, |balancer| wanted.1.security_of(balancer));
         let rules = match (security, &balancer) {
-            (Security::Rules(rules), _) => rules,
+            (Security::Rules(rules), _) => &entry.restricted(owner, rules),
             (Security::Named(named), Some(balancer)) if !balancer.security_groups.is_empty() => {
                 return self.sync_named_groups(owner, named, balancer, entry, compare).await;
             }
@@ -225,7 +227,7 @@ impl Aws {
     }
 
     /// The owner's security group as EC2 shows it.
-    async fn find_security_group(
+    pub(crate) async fn find_security_group(
         &self,
         owner: &Owner,
         attached: &BTreeSet<String>,

@@ -25,8 +25,14 @@ use crate::wanted_targets::WantedTargets;
 
 /// A Service waits for this time while another one changes the load balancer, and then makes room for others.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
-/// Then it tries again after this time.
+/// A Service that gets no turn comes again: after this time, or as its place in the line says.
 const BUSY_POLL: Duration = Duration::from_secs(2);
+/// A Service in line tries again after this time for each place, so that the first meets the end of a change soon, and many cost few tries.
+const TURN_POLL: Duration = Duration::from_millis(500);
+/// The longest of these waits.
+const MAX_TURN_POLL: Duration = Duration::from_secs(5);
+/// A Service that comes later than this after the wait that it was given loses its place: it may be gone.
+const KEEPS_PLACE: Duration = Duration::from_secs(10);
 /// A shared load balancer without any target group stays for this time: a Service may be about to use it.
 const UNUSED_AFTER: Duration = Duration::from_mins(10);
 /// A Service that is deleted waits this long for the end of its load balancer. Later, lists show that nobody uses it.
@@ -65,6 +71,20 @@ pub(crate) fn again(after: Duration) -> Outcome {
     Outcome { progress: Progress::Again(after), ..Outcome::done() }
 }
 
+/// When a Service in line tries again that has so many before it.
+fn turn_poll(before: usize) -> Duration {
+    let places = u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1);
+    TURN_POLL.saturating_mul(places).min(MAX_TURN_POLL)
+}
+
+/// The same outcome of a Service that waits for its turn: it comes again then.
+fn again_in_turn(outcome: Outcome, wait: Duration) -> Outcome {
+    match outcome.progress {
+        Progress::Again(_) => Outcome { progress: Progress::Again(wait), ..outcome },
+        Progress::Done => Outcome { retry_refused: Some(wait), ..outcome },
+    }
+}
+
 fn is_port_in_use(outcome: &Result<Outcome, Error>) -> bool {
     outcome.as_ref().is_err_and(|error| error.reason() == reasons::PORT_IN_USE)
 }
@@ -99,8 +119,12 @@ impl Aws {
         if compare == Compare::Remembered && is_in_place {
             return self.apply_wanted(lb, wanted, entry, compare).await;
         }
-        let Some(used) = self.lock_shared(shared, LOCK_TIMEOUT).await else {
-            return self.follow_targets(lb, &wanted, entry, compare).await;
+        let used = match self.lock_in_turn(shared, owner).await {
+            Ok(used) => used,
+            Err(wait) => {
+                let outcome = self.follow_targets(lb, &wanted, entry, compare).await?;
+                return Ok(again_in_turn(outcome, wait));
+            }
         };
         if let Some(wait) = self.check_use(owner, LoadBalancerUse::Shared(shared.to_owned()), entry).await? {
             return Ok(again(wait));
@@ -172,6 +196,24 @@ impl Aws {
         }
     }
 
+    /// Waits until it is the owner's turn to change this shared load balancer; when to come again if that takes longer. Whoever came first
+    /// is first: else one that changes all the time would seldom leave a gap that another one meets.
+    async fn lock_in_turn(
+        &self,
+        shared: &str,
+        owner: &Owner,
+    ) -> Result<OwnedMutexGuard<SharedUse>, Duration> {
+        let line = shared.to_owned();
+        let before = self.shared_lines.join(&line, owner, |before| turn_poll(before) + KEEPS_PLACE);
+        if before == 0
+            && let Some(used) = self.lock_shared(shared, LOCK_TIMEOUT).await
+        {
+            self.shared_lines.leave(&line, owner);
+            return Ok(used);
+        }
+        Err(turn_poll(before))
+    }
+
     /// Waits until no other Service changes this shared load balancer; `None` if that takes longer.
     async fn lock_shared(&self, shared: &str, patience: Duration) -> Option<OwnedMutexGuard<SharedUse>> {
         let start = *self.first_call.get_or_init(Instant::now);
@@ -217,8 +259,9 @@ impl Aws {
         shared: &str,
         entry: &mut ServiceState,
     ) -> Result<Option<Duration>, Error> {
-        let Some(mut used) = self.lock_shared(shared, LOCK_TIMEOUT).await else {
-            return Ok(Some(BUSY_POLL));
+        let mut used = match self.lock_in_turn(shared, owner).await {
+            Ok(used) => used,
+            Err(wait) => return Ok(Some(wait)),
         };
         if let Some(wait) = entry.unsettled(self.config.settle) {
             // Reads may not show what was just created.

@@ -25,7 +25,7 @@ use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
 use crate::registered::RegisteredIds;
-use crate::security_group::{Rule, Security, SecurityGroup};
+use crate::security_group::{Rule, Security, SecurityGroup, Source};
 use crate::shared::LoadBalancerUse;
 use crate::source_nat_sync::{KnownSourceNat, has_udp};
 use crate::subnet_sync::KnownPlacement;
@@ -97,6 +97,8 @@ pub(crate) struct ServiceState {
     pub(crate) security_group_taken: Option<Instant>,
     /// What is wanted, from the last call that said so.
     pub(crate) wanted: Option<(Owner, Desired)>,
+    /// The sources that a refused Service requests since then: no others are admitted.
+    pub(crate) restricted: Option<(Owner, BTreeSet<Source>)>,
     /// The security groups that an annotation names, as last tried, and those that the load balancer had afterwards.
     pub(crate) named_groups: Option<LastAttempt<NamedGroups, BTreeSet<String>>>,
     /// Steerage's own group as last attached or tried, and the groups that the load balancer had afterwards.

@@ -219,13 +219,13 @@ async fn slow_change_of_one_service_holds_up_no_other() {
         let outcome = aws.apply(lb, compare).await.unwrap();
         assert_eq!((outcome.progress, outcome.ingress.len()), (Progress::Done, 1));
         assert!(changes(&cloud).contains(&"RegisterTargets"));
-        assert_eq!(outcome.retry_refused, Some(Duration::from_secs(2)), "the comparison comes later");
+        assert_eq!(outcome.retry_refused, Some(Duration::from_millis(500)), "the comparison comes later");
     }
     let mut changed = b.clone();
     changed.listeners[0].port = 444;
     assert!(matches!(aws.apply(&changed, Compare::Remembered).await.unwrap().progress, Progress::Again(_)));
     assert_eq!(changes(&cloud), [""; 0], "a change of the structure waits");
-    assert_eq!(aws.delete(&a.owner).await.unwrap(), Progress::Again(Duration::from_secs(2)));
+    assert_eq!(aws.delete(&a.owner).await.unwrap(), Progress::Again(Duration::from_secs(1)));
     drop(slow);
     cloud.take_calls();
     aws.apply(&b, Compare::Remembered).await.unwrap();
