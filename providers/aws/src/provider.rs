@@ -171,6 +171,7 @@ impl Aws {
             entry.uses = found.uses;
             entry.initialized = true;
         }
+        entry.grant_time();
         Ok(entry)
     }
 
@@ -247,11 +248,14 @@ impl Aws {
         let is_in_place = matches!(structured, Ok(None));
         let finished = match structured {
             Ok(None) => self.finish(entry, &targets, limits).await,
-            Ok(Some(wait)) => Ok(again(wait)),
+            Ok(Some(wait)) => self.follow(&lb.owner, entry, &targets).await.map(|()| again(wait)),
             // The targets are set next, apart from the structure, and so are the rules.
             Err(error @ Error::Invalid { .. }) => return Err(error),
-            Err(error @ Error::Throttled { .. }) => {
-                self.follow(&lb.owner, entry, &targets).await.and(Err(error))
+            Err(error @ (Error::Throttled { .. } | Error::Denied(_))) => {
+                if let Err(other) = self.follow(&lb.owner, entry, &targets).await {
+                    tracing::debug!(service = %lb.owner.service, error = %other, "targets wait like the structure");
+                }
+                Err(error)
             }
             Err(error) => Err(error),
         };

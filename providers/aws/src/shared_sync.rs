@@ -132,8 +132,7 @@ impl Aws {
         let started = Instant::now();
         let mut used = Change { used, is_over: false };
         entry.others_wrote = Some(used.written);
-        let must_compare = std::mem::take(&mut entry.must_compare);
-        let compare = if must_compare { Compare::InPlace } else { compare };
+        let compare = if entry.must_compare { Compare::InPlace } else { compare };
         entry.subnets.added = entry.subnets.added.max(Some(used.zone_added));
         let was_known = entry.resources.is_some();
         let mut outcome = self.apply_wanted(lb, wanted.clone(), entry, compare).await;
@@ -146,7 +145,7 @@ impl Aws {
             used.written = Instant::now();
         }
         used.is_over = true;
-        entry.must_compare |= must_compare && outcome.is_err();
+        entry.must_compare &= outcome.is_err();
         entry.incomplete = outcome.as_ref().ok().and_then(|outcome| outcome.incomplete.clone());
         used.zone_added = entry.subnets.added.map_or(used.zone_added, |own| own.max(used.zone_added));
         for (arn, port) in std::mem::take(&mut entry.freed) {
@@ -279,11 +278,13 @@ impl Aws {
         for listener in &seen.mine.listeners {
             tracing::info!(service = %owner.service, shared, port = listener.port, "deleting listener");
             self.note_change();
+            entry.written = Some(Instant::now());
             self.client.delete_listener(&listener.arn).await?;
             self.free(&mut used, listener.arn.clone(), listener.port);
         }
         for (name, group) in &seen.mine.groups {
             tracing::info!(service = %owner.service, name, "deleting target group");
+            entry.written = Some(Instant::now());
             if let Some(retry) = self.delete_group(&group.arn, &mut entry.groups_in_use).await? {
                 return if retry.is_overdue { Err(in_use(name, &group.arn)) } else { Ok(Some(retry.after)) };
             }

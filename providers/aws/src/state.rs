@@ -34,6 +34,8 @@ use crate::targets::RefusedTargets;
 
 /// A call makes no further calls to AWS after this time.
 const CALL_TIME: Duration = Duration::from_secs(40);
+/// The same for one that had to wait before it began.
+const SHORTEST_CALL: Duration = Duration::from_secs(10);
 
 /// What the list of the start says of a Service.
 #[derive(Debug, Default)]
@@ -79,6 +81,8 @@ pub(crate) struct ServiceState {
     pub(crate) target_names: TargetNames,
     /// The structure that `resources` has; `None` while a change of it is not complete.
     pub(crate) complete: Option<Complete>,
+    /// Whether one of `resources` is gone, or another one is there: they must be read.
+    pub(crate) must_read: bool,
     /// Whether `resources` come from a list: without listeners and attributes.
     pub(crate) is_partial: bool,
     /// Names of target groups in `resources` that are no longer wanted, and since when.
@@ -157,6 +161,8 @@ pub(crate) struct PendingDeletion {
     pub(crate) owner: Owner,
     /// Whether they are all that the owner has; otherwise they make room for what the owner wants.
     pub(crate) is_final: bool,
+    /// Whether AWS may have deleted the load balancer, whose deletion had no answer.
+    pub(crate) is_sent: bool,
     /// Name and ARN of the load balancer.
     pub(crate) balancer: Option<(String, String)>,
     /// When it was deleted: AWS releases its groups later. `None` if there was none.
@@ -197,11 +203,17 @@ impl PendingDeletion {
         Self {
             owner: owner.clone(),
             is_final: false,
+            is_sent: false,
             security_groups: PendingSecurityGroups::none(),
             balancer_deleted: None,
             balancer: resources.balancer.as_ref().map(|b| (b.name.clone(), b.arn.clone())),
             groups: resources.groups.iter().map(|(name, group)| (name.clone(), group.arn.clone())).collect(),
         }
+    }
+
+    /// The load balancer is gone.
+    pub(crate) fn note_deleted(&mut self) {
+        (self.balancer, self.balancer_deleted) = (None, Some(Instant::now()));
     }
 
     /// Deletes no security group that is still there.
@@ -313,6 +325,12 @@ impl ServiceState {
         if std::mem::take(&mut self.is_partial) {
             (self.resources, self.complete) = (None, None);
         }
+    }
+
+    /// Leaves the present call some time, where others or the list of the start took it.
+    pub(crate) fn grant_time(&mut self) {
+        let latest = Instant::now().checked_sub(CALL_TIME.saturating_sub(SHORTEST_CALL));
+        self.began = self.began.max(latest);
     }
 
     /// When the present call must end. The caller gives it up after a minute, and an answer that is lost by then would make everything

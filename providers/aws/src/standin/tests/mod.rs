@@ -28,4 +28,5 @@ mod slow;
 mod source_nat;
 mod start;
 mod subnets;
+mod vanished;
 mod zones;
