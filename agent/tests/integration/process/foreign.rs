@@ -145,3 +145,43 @@ fn rule_handle(scene: &Scene) -> u32 {
     let last = text.lines().filter_map(|line| line.split("# handle ").nth(1)).next_back().unwrap();
     last.trim().parse().unwrap()
 }
+
+/// The endpoints of all long lists, in order.
+fn lists(scene: &Scene) -> Vec<String> {
+    let text = scene.nft("list map ip steerage endpoints");
+    let elements = text.split_once("elements = {").and_then(|(_, rest)| rest.split_once('}'));
+    let elements = elements.map(|(elements, _)| elements).unwrap_or_default();
+    let mut elements: Vec<_> = elements.split(',').map(|element| element.trim().to_owned()).collect();
+    elements.sort();
+    elements
+}
+
+/// A start believes its predecessor, and reads afterwards.
+#[test]
+fn list_changed_while_no_agent_ran_is_repaired_and_named() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
+    let scene = Scene::new("between");
+    scene.service("web", "192.0.2.10".parse().unwrap(), &json!({}));
+    let endpoint = |n| json!({ "addresses": [format!("10.244.77.{n}")], "nodeName": "other", "conditions": { "ready": true } });
+    let slice = json!({
+        "metadata": { "labels": { "kubernetes.io/service-name": "web" } },
+        "addressType": "IPv4",
+        "ports": [{ "name": "tcp", "protocol": "TCP", "port": 80 }],
+        "endpoints": (1..=20).map(endpoint).collect::<Vec<_>>(),
+    });
+    scene.put("discovery.k8s.io/v1", "EndpointSlice", "web", slice);
+    let agent = scene.started("node");
+    eventually("a list", || lists(&scene).len() == 20);
+    let whole = lists(&scene);
+    drop(agent);
+    let (slot, _) = whole[7].split_once(':').expect("a slot and its endpoint");
+    scene.nft(&format!("delete element ip steerage endpoints {{ {slot} }}"));
+    assert_eq!(lists(&scene).len(), 19);
+
+    let agent = scene.started("node");
+    let took = eventually("the repair", || lists(&scene) == whole);
+    println!("{} ms after the start", took.as_millis());
+    eventually("a count", || agent.metric_sum("steerage_agent_foreign_changes_total") == 1);
+    let line = "long lists were changed by another program while no agent ran; repairing them";
+    assert!(scene.log().contains(line));
+}
