@@ -195,9 +195,9 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
          `NoEndpoints` after 5 s are also Warning events when they appear. A restart of the controller does not repeat them. The agent adds the Warning event `FailedToStartServiceHealthcheck`, kube-proxy's \
          reason, when it cannot listen on a health-check node port; `ExternalIPNotServed` when an external IP is reserved or \
          denied; and `ServiceTooLarge` when it serves a part of a Service's endpoints, because the Service needs more elements \
-         of nftables than it may have. Of these two an agent publishes ten at once and one a minute, within 30 s; its log has all. \
-         On its Node it adds the Warning events `TablesChanged` when another program changed its tables, with the table and the \
-         process, and `ForeignTable` when a table of another program drops by default, or kube-proxy left it.",
+         of nftables than it may have, or a list has no more endpoints. Of these two an agent publishes ten at once and one a minute, \
+         within 30 s; its log has all. On its Node it adds the Warning events `TablesChanged` when another program changed its tables, \
+         with the table and the process, and `ForeignTable` when a table of another program drops by default, or kube-proxy left it.",
         &sections,
     )
 }

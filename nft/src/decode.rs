@@ -79,7 +79,7 @@ pub(crate) fn rows(message: &Message<'_>, rows: &mut Rows) {
         let is_end = attrs.u32(3).unwrap_or(0) & INTERVAL_END != 0;
         if let Some(key) = attrs.nested(1).find(1).filter(|_| !is_end) {
             let (end, data) = (attrs.nested(10).find(1), attrs.nested(2).find(1));
-            rows.push_listed(Row { key, end, data });
+            rows.push_row(Row { key, end, data });
         }
     }
 }

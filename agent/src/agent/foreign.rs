@@ -53,7 +53,8 @@ impl Agent {
             change.damage().is_some_and(|damage| damage.values().all(|damage| !damage.is_deleted));
         // After a failed write it is not known what the tables held.
         if is_partial && self.dataplane.state() == KernelState::InSync {
-            let repaired = tokio::task::block_in_place(|| self.dataplane.repair_first(&self.ruleset, change));
+            let repaired =
+                tokio::task::block_in_place(|| self.dataplane.repair_first(&mut self.ruleset, change));
             match repaired {
                 Ok(elements) => {
                     tracing::debug!(elements, "damaged parts of the tables repaired; comparing everything");

@@ -84,7 +84,7 @@ impl UnservedReports {
             if self.lines.may_write() {
                 tracing::warn!(
                     %service, needs, limit, endpoints, source_ranges_left_out = sources, frontends_left_out = frontends,
-                    "Service needs more elements than its namespace may have; serving a part of its endpoints"
+                    "Service needs more elements than its namespace may have, or more endpoints than a list has; serving a part of its endpoints"
                 );
             }
             self.publish(recorder, index.service(&service), "ServiceTooLarge", note(node, &service, reduced));
@@ -109,6 +109,11 @@ impl UnservedReports {
 
 fn note(node: &str, service: &Key, reduced: Reduced) -> String {
     let Reduced { needs, limit, endpoints, sources, frontends } = reduced;
+    if needs <= limit {
+        return format!(
+            "Node {node} serves {endpoints} endpoints of a port: a list has no more. Other nodes serve other ones. Use several Services."
+        );
+    }
     let mut left_out = match frontends {
         0 => String::new(),
         frontends => format!(", and {frontends} of its addresses and ports not at all"),
@@ -145,6 +150,8 @@ mod tests {
         assert!(
             note(reduced).starts_with("Node a serves at most 95 endpoint(s) of each port: the Service needs")
         );
+        let too_long = Reduced { needs: 16_500, endpoints: 16_384, ..reduced };
+        assert!(note(too_long).starts_with("Node a serves 16384 endpoints of a port: a list has no more."));
         let reduced = Reduced { endpoints: 1, frontends: 12, ..reduced };
         assert!(note(reduced).contains("each port, and 12 of its addresses and ports not at all: "));
         let reduced = Reduced { sources: 7, ..reduced };

@@ -43,7 +43,7 @@ fn specs() -> impl Strategy<Value = Spec> {
         1 => Just(&["192.0.2.0/25", "192.0.2.7/32", "2001:db8::/32"][..]),
     ];
     let affinity = prop_oneof![2 => Just(None), 1 => Just(Some(30)), 1 => Just(Some(60))];
-    (kind, 0_u16..4, 0_u16..8, 0_u16..6, policy(), policy(), affinity, sources, 0_u8..3).prop_map(
+    (kind, 0_u16..4, 0_u16..14, 0_u16..6, policy(), policy(), affinity, sources, 0_u8..3).prop_map(
         |(kind, here, elsewhere, first, external, internal, affinity, sources, shared)| Spec {
             kind,
             here,
