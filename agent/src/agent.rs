@@ -4,7 +4,6 @@
 //! It writes at once when idle; inputs that arrive during a write are taken together in the next one. Nothing is written before
 //! Services, slices and this node have been listed; what the lists bring is planned while they arrive.
 
-mod event_limiter;
 mod foreign;
 mod health_ports;
 mod planner;

@@ -6,9 +6,8 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use steerage_process::duration;
-use steerage_watch::events::{Notice, Severity, Subject};
+use steerage_watch::events::{EventLimit, Notice, Severity, Subject};
 
-use super::event_limiter::EventLimiter;
 use super::{Agent, LoopState};
 use crate::foreign::{ForeignChain, ForeignChange, Interference, Reason, interferences};
 use crate::kernel::Noticed;
@@ -21,7 +20,7 @@ pub(super) struct ForeignState {
     change: Option<(ForeignChange, Instant)>,
     /// Tables as they were reported last.
     interferences: BTreeSet<Interference>,
-    limiter: EventLimiter,
+    limit: EventLimit,
 }
 
 impl Agent {
@@ -115,7 +114,7 @@ impl Agent {
 
     fn publish(&self, state: &mut LoopState, reason: &'static str, action: &'static str, note: String) {
         let node = state.planner.index.node(&self.settings.node);
-        if let Some(node) = node.filter(|_| state.foreign.limiter.take(tokio::time::Instant::now())) {
+        if let Some(node) = node.filter(|_| state.foreign.limit.take(tokio::time::Instant::now())) {
             let subject = Subject::node(node);
             self.recorder.publish(Notice { subject, severity: Severity::Warning, reason, action, note });
         }

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use steerage_model::{Key, Service};
 use steerage_watch::Index;
-use steerage_watch::events::{Notice, Recorder, Severity, Subject};
+use steerage_watch::events::{EventLimit, Notice, Recorder, Severity, Subject};
 use tokio::time::Instant;
 
-use super::event_limiter::EventLimiter;
 use crate::plan::{Reduced, ReducedService, RefusedExternalIp, Shadowed};
 use crate::rules::Ruleset;
 
@@ -21,7 +20,7 @@ const SPREAD: Duration = Duration::from_secs(30);
 /// Limits the events and the lines in the log.
 #[derive(Debug, Default)]
 pub(super) struct UnservedReports {
-    limiter: EventLimiter,
+    limit: EventLimit,
     lines: LogLines,
 }
 
@@ -98,7 +97,7 @@ impl UnservedReports {
         reason: &'static str,
         note: String,
     ) {
-        let Some(service) = service.filter(|_| self.limiter.take(Instant::now())) else { return };
+        let Some(service) = service.filter(|_| self.limit.take(Instant::now())) else { return };
         let (subject, recorder) = (Subject::service(service), recorder.clone());
         tokio::spawn(async move {
             tokio::time::sleep(SPREAD.mul_f64(fastrand::f64())).await;
