@@ -11,12 +11,12 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use steerage_model::{
-    Endpoint, EndpointSlice, Family, Ingress, IpMode, Node, Pod, PodGate, Protocol, ServiceKind, ServicePort,
+    Endpoint, EndpointSlice, Family, IpMode, Node, Pod, PodGate, Protocol, ServiceKind, ServicePort,
     TrafficPolicy,
 };
 use steerage_provider_api::{
-    Addressing, AdmittedSources, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome,
-    Provider, RequestedSources, Steering, TargetHealth, TargetSet,
+    Addressing, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome, Provider,
+    RequestedSources, Steering,
 };
 use steerage_watch::{Backoff, Event};
 
@@ -30,6 +30,10 @@ use crate::pod_gates;
 use crate::rate_limit::RateLimiter;
 use crate::removal_hold::LONGEST_HOLD;
 use crate::request_queue::RequestQueue;
+
+mod polled;
+
+pub(crate) use polled::{Polled, Restriction};
 
 /// A provider that counts deletions, gives prepared answers to previews, and answers nothing else.
 #[derive(Default)]
@@ -241,150 +245,6 @@ async fn load_balancer_is_deleted_only_if_the_api_server_has_no_such_service() {
     for code in [403, 429, 500] {
         let failure = json!({"kind": "Status", "status": "Failure", "code": code});
         assert_eq!(reconcile_orphan(code, failure).await, (0, true), "{code}");
-    }
-}
-
-/// A provider whose calls succeed at once and are counted. It refuses a target, and does not notify of health.
-#[derive(Default)]
-pub(crate) struct Polled {
-    applied: AtomicUsize,
-    pub(super) targets: Mutex<String>,
-    health_read: AtomicUsize,
-    /// Whether health is due only after a minute.
-    is_slow: AtomicBool,
-    /// Denies changes of the structure.
-    denies: AtomicBool,
-    /// Rejects the structure.
-    rejects: AtomicBool,
-    /// Calls that set targets alone.
-    targets_set: AtomicUsize,
-    /// Throttles all changes.
-    throttles: AtomicBool,
-    /// Deletions are in progress. Otherwise they never answer.
-    deletes: AtomicBool,
-    /// Whether a part of the load balancer is not in place.
-    pub(super) is_incomplete: AtomicBool,
-    /// The health of the targets, and whether reads of it fail.
-    pub(super) health: Mutex<Vec<TargetHealth>>,
-    pub(super) hides_health: AtomicBool,
-    /// Whether changes get no answer.
-    is_down: AtomicBool,
-    /// The ranges to which refused Services were restricted, and what the next calls answer.
-    pub(super) restricted: Mutex<Vec<String>>,
-    pub(super) restrictions: Mutex<std::vec::IntoIter<Restriction>>,
-}
-
-pub(super) type Restriction = Result<Option<AdmittedSources>, Error>;
-
-impl Polled {
-    /// Whether the provider answers no call.
-    pub(crate) fn set_down(&self, is_down: bool) {
-        self.is_down.store(is_down, Ordering::Release);
-        self.hides_health.store(is_down, Ordering::Release);
-    }
-
-    pub(crate) fn applied_count(&self) -> usize {
-        self.applied.load(Ordering::Acquire)
-    }
-
-    pub(super) fn set_rejecting(&self, rejects: bool) {
-        self.rejects.store(rejects, Ordering::Release);
-    }
-
-    pub(super) fn set_slow(&self) {
-        self.is_slow.store(true, Ordering::Release);
-    }
-
-    fn take(&self, set: &TargetSet) {
-        let nodes = set.targets.iter().map(|target| target.node.as_str()).collect();
-        *self.targets.lock().expect("lock") = nodes;
-    }
-}
-
-#[async_trait]
-impl Provider for Polled {
-    fn name(&self) -> &'static str {
-        "edge"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Silent::default().capabilities()
-    }
-
-    fn replaced_finalizers(&self) -> &'static [&'static str] {
-        &["example.com/replaced"]
-    }
-
-    async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
-        self.applied.fetch_add(1, Ordering::AcqRel);
-        if self.is_down.load(Ordering::Acquire) {
-            return Err(Error::Unavailable("no answer".to_owned()));
-        }
-        if self.denies.load(Ordering::Acquire) {
-            return Err(Error::denied("AddTags"));
-        }
-        if self.throttles.load(Ordering::Acquire) {
-            return Err(Error::Throttled { after: None, message: "ModifyListener".to_owned() });
-        }
-        if self.rejects.load(Ordering::Acquire) {
-            return Err(Error::invalid("QuotaExceeded", "the quota"));
-        }
-        self.take(&lb.nodes());
-        let ip = "10.9.0.1".parse().ok();
-        let done = Outcome {
-            progress: Progress::Done,
-            ingress: vec![Ingress { ip, hostname: None, ip_mode: Some(IpMode::Vip) }],
-            refused: vec![("node".to_owned(), "stopped".to_owned())],
-            retry_refused: Some(Duration::from_mins(1)),
-            ..Outcome::done()
-        };
-        if !self.is_incomplete.load(Ordering::Acquire) {
-            return Ok(done);
-        }
-        let incomplete = Some(("ProviderUnavailable", "EC2 does not answer.".to_owned()));
-        Ok(Outcome { progress: Progress::Again(Duration::from_mins(1)), incomplete, ..done })
-    }
-
-    async fn set_targets(&self, _: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
-        self.targets_set.fetch_add(1, Ordering::AcqRel);
-        if self.throttles.load(Ordering::Acquire) {
-            return Err(Error::Throttled { after: None, message: "DeregisterTargets".to_owned() });
-        }
-        if let Some(nodes) = &targets.nodes {
-            self.take(nodes);
-        }
-        Ok(Outcome::done())
-    }
-
-    async fn restrict_sources(&self, _: &Owner, requested: &RequestedSources) -> Restriction {
-        let ranges: Vec<String> = requested.ranges.iter().map(ToString::to_string).collect();
-        self.restricted.lock().expect("lock").push(ranges.join(" "));
-        self.restrictions.lock().expect("lock").next().unwrap_or(Ok(None))
-    }
-
-    async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
-        self.health_read.fetch_add(1, Ordering::AcqRel);
-        if self.hides_health.load(Ordering::Acquire) {
-            return Err(Error::Unavailable("no answer".to_owned()));
-        }
-        let due = if self.is_slow.load(Ordering::Acquire) { 60 } else { 10 };
-        let targets = self.health.lock().expect("lock").clone();
-        Ok(Health { targets, parts: Vec::new(), due: Some(Duration::from_secs(due)) })
-    }
-
-    async fn delete(&self, _: &Owner) -> Result<Progress, Error> {
-        if self.deletes.load(Ordering::Acquire) {
-            return Ok(Progress::Again(Duration::from_secs(5)));
-        }
-        pending().await
-    }
-
-    async fn owned(&self) -> Result<Vec<Owner>, Error> {
-        pending().await
-    }
-
-    fn changes(&self) -> BoxStream<'static, Owner> {
-        Box::pin(futures::stream::pending())
     }
 }
 
