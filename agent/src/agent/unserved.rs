@@ -83,7 +83,7 @@ impl UnservedReports {
             if self.lines.may_write() {
                 tracing::warn!(
                     %service, needs, limit, endpoints, source_ranges_left_out = sources, frontends_left_out = frontends,
-                    "Service needs more elements than its namespace may have, or more endpoints than a list has; serving a part of its endpoints"
+                    "Service needs more elements than it may have, or more endpoints than a list has; serving a part of its endpoints"
                 );
             }
             self.publish(recorder, index.service(&service), "ServiceTooLarge", note(node, &service, reduced));
@@ -122,8 +122,8 @@ fn note(node: &str, service: &Key, reduced: Reduced) -> String {
     }
     format!(
         "Node {node} serves at most {endpoints} endpoint(s) of each port{left_out}: the Service needs {needs} elements of \
-         nftables, and may have {limit} as a part of what namespace {} may have. Use fewer ports, endpoints or source ranges, or raise \
-         --max-service-elements and --max-namespace-elements of the agent.",
+         nftables, and may have {limit}: --max-service-elements of the agent, or its share of the --max-namespace-elements of namespace {}. \
+         Use fewer ports, endpoints or source ranges, or raise them.",
         service.namespace()
     )
 }
