@@ -13,7 +13,7 @@ use crate::batch::{message, write_keys};
 use crate::connection::{ATTEMPTS, Nft};
 use crate::decode;
 use crate::error::Error;
-use crate::info::{ChainInfo, RuleInfo, TableInfo};
+use crate::info::{ChainInfo, RuleInfo, SetInfo, TableInfo};
 use crate::rows::{RowShape, Rows};
 use crate::set::Element;
 use crate::table::{Family, Table};
@@ -68,9 +68,14 @@ impl Nft {
 
     /// The names of a table's sets and maps.
     pub fn sets(&mut self, table: &Table) -> Result<Vec<String>, Error> {
+        Ok(self.set_infos(table)?.into_iter().map(|info| info.name).collect())
+    }
+
+    /// A table's sets and maps.
+    pub fn set_infos(&mut self, table: &Table) -> Result<Vec<SetInfo>, Error> {
         let only = |m: &mut Writer| m.attr_str(1, &table.name);
         let all = self.dump(message::GETSET, table.family, "list sets", only, decode::set)?;
-        Ok(all.into_iter().filter(|(of, _)| *of == table.name).map(|(_, name)| name).collect())
+        Ok(all.into_iter().filter(|(of, _)| *of == table.name).map(|(_, info)| info).collect())
     }
 
     /// The counters of a table by name, with their packets. Nothing if there is no such table.

@@ -22,6 +22,17 @@ use crate::foreign::ForeignChange;
 use crate::plan::ServicePlan;
 use crate::rules::{Changes, Difference, Elements, Feature, KernelState, Ruleset, SetId, is_kept};
 
+/// The slots of long lists that packets look at.
+type ListSizes = BTreeMap<(Family, u32), u32>;
+
+/// The lists that are new or have more slots now.
+fn grown(new: &ListSizes, old: &ListSizes) -> ListNumbers {
+    new.iter()
+        .filter(|(list, slots)| old.get(list).is_none_or(|old| old < slots))
+        .map(|(list, _)| *list)
+        .collect()
+}
+
 /// A successful write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Written {
@@ -56,8 +67,10 @@ pub struct Dataplane {
     /// Of the last [`Dataplane::write`].
     writes: Vec<FamilyWrite>,
     state: KernelState,
-    /// The next comparison believes digests: it is the first of this process.
+    /// The next comparison believes digests: none of this process has succeeded yet, and nobody is known to have changed the tables.
     believes_digests: bool,
+    /// No slot of a long list holds what another program wrote before.
+    has_compared_everything: bool,
     unread: UnreadLists,
     watch: Option<ForeignWatch>,
 }
@@ -101,6 +114,7 @@ impl Dataplane {
             writes: Vec::new(),
             state: KernelState::Unknown,
             believes_digests: true,
+            has_compared_everything: false,
             unread: UnreadLists::default(),
             watch: None,
         })
@@ -116,7 +130,7 @@ impl Dataplane {
     /// Takes note of a [`Noticed::Change`]: the tables are not what was written, and nobody watches them until the next write that
     /// compares everything.
     pub fn foreign_change_noticed(&mut self) {
-        self.state = KernelState::Unknown;
+        (self.state, self.believes_digests) = (KernelState::Unknown, false);
         if let Some(watch) = &mut self.watch {
             watch.is_running = false;
         }
@@ -174,8 +188,12 @@ impl Dataplane {
         updates: BTreeMap<Key, ServicePlan>,
     ) -> Result<Written, Error> {
         self.writes.clear();
-        let wrong_lists = self.read_lists_of(&updates.keys(), ruleset);
+        let wrong_lists = self.read_lists_of(&updates, ruleset);
+        let sizes = self.sizes(&updates.keys(), ruleset);
+        let services: Vec<Key> = if sizes.is_some() { updates.keys().cloned().collect() } else { Vec::new() };
         let difference = ruleset.update(updates, self.state);
+        // Another program may have filled slots which packets did not look at before. They are read soon after the write.
+        let grown = self.sizes(&services.iter(), ruleset).zip(sizes).map(|(new, old)| grown(&new, &old));
         // Unknown until the write is known to have worked.
         let state = std::mem::replace(&mut self.state, KernelState::Unknown);
         let has_lost_endpoints = match &difference {
@@ -197,6 +215,7 @@ impl Dataplane {
             }
         }
         self.state = state;
+        self.unread.extend(grown.unwrap_or_default());
         Ok(Written { wrong_lists, ..written })
     }
 
@@ -218,14 +237,27 @@ impl Dataplane {
         self.read_lists(&lists, ruleset)
     }
 
-    /// Reads the long lists of some Services that are about to change, see [`Dataplane::read_some_lists`].
-    fn read_lists_of<'a>(
-        &mut self,
-        services: &(impl Iterator<Item = &'a Key> + Clone),
-        ruleset: &mut Ruleset,
-    ) -> usize {
-        let lists = self.unread.of(services, ruleset);
+    /// Reads the long lists that are about to change, see [`Dataplane::read_some_lists`].
+    fn read_lists_of(&mut self, updates: &BTreeMap<Key, ServicePlan>, ruleset: &mut Ruleset) -> usize {
+        let lists = self.unread.changed_by(updates, ruleset);
         self.read_lists(&lists, ruleset)
+    }
+
+    /// The slots of some Services' long lists that packets look at, as long as other slots may hold what another program wrote while no
+    /// agent ran.
+    fn sizes<'a>(
+        &self,
+        services: &(impl Iterator<Item = &'a Key> + Clone),
+        ruleset: &Ruleset,
+    ) -> Option<ListSizes> {
+        // A comparison says itself what it has not read.
+        if self.has_compared_everything || self.state != KernelState::InSync {
+            return None;
+        }
+        let of = |family| {
+            ruleset.list_sizes(services.clone(), family).map(move |(list, slots)| ((family, list), slots))
+        };
+        Some([Family::V4, Family::V6].into_iter().flat_map(of).collect())
     }
 
     /// After an error the state is unknown.
@@ -292,7 +324,7 @@ impl Dataplane {
     fn write_all(&mut self, ruleset: &mut Ruleset) -> Result<(Written, KernelState), Error> {
         let mut written = Written { full: true, ..Written::default() };
         let (mut generations, mut failed) = (Vec::new(), None);
-        // Later comparisons believe nothing: the first one failed, or another program has changed something since.
+        // If it fails, the next one believes nothing.
         let believes_digests = std::mem::replace(&mut self.believes_digests, false);
         let scope = if believes_digests { Scope::Digests } else { Scope::Everything };
         self.unread.clear();
@@ -325,6 +357,9 @@ impl Dataplane {
             Some(watch) if !watch.is_running => self.start_watch(&generations)?,
             _ => KernelState::InSync,
         };
+        self.has_compared_everything |= !believes_digests;
+        // Another program has only committed something meanwhile: once more, now that its changes are noticed.
+        self.believes_digests = believes_digests && state == KernelState::Unknown;
         Ok((written, state))
     }
 

@@ -18,6 +18,8 @@ use crate::rules::{
 
 /// Attempts to delete all clients that have to be forgotten.
 const FORGET_ATTEMPTS: usize = 4;
+/// Attempts to list the order of long lists.
+const LIST_ATTEMPTS: usize = 4;
 
 /// The table of one family.
 #[derive(Debug)]
@@ -63,14 +65,19 @@ impl FamilyTable {
         self.nft.port()
     }
 
-    /// The long lists as the kernel has them; none if there is no such map, or others commit just now.
+    /// The long lists as the kernel has them; none if there is no such map, or others commit all the time.
     pub fn lists(&mut self) -> Result<KernelLists, Error> {
         let endpoints = SetId::Endpoints;
         if !self.has(endpoints)? {
             return Ok(KernelLists::new());
         }
-        let rows = self.nft.rows_once(&self.table, &endpoints.name(), endpoints.row_shape(self.model))?;
-        Ok(rows.as_ref().map(kernel_lists).unwrap_or_default())
+        for _ in 0..LIST_ATTEMPTS {
+            let rows = self.nft.rows_once(&self.table, &endpoints.name(), endpoints.row_shape(self.model))?;
+            if let Some(rows) = rows {
+                return Ok(kernel_lists(&rows));
+            }
+        }
+        Ok(KernelLists::new())
     }
 
     /// The long lists as the kernel has them whose digests are not those of `wanted`, if it has a digest of them. All lists, if

@@ -5,12 +5,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, Table};
+use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, SetInfo, Table};
 
 use super::load::add_chains;
 use super::scope::{Found, Scope, read};
 use crate::plan::Frontend;
-use crate::rules::{BaseRuleset, Changes, Elements, deleted_udp_frontends, difference};
+use crate::rules::{BaseRuleset, Changes, Elements, SetId, deleted_udp_frontends, difference};
 
 /// Remaining affinity that is still taken over. Less may round to zero ticks of the kernel's clock, and such an element would
 /// never expire.
@@ -58,11 +58,17 @@ pub(super) fn repair(
     let mut wanted_chains: Vec<_> = base_ruleset.chains.iter().map(|chain| chain.name.clone()).collect();
     chains.sort_unstable();
     wanted_chains.sort_unstable();
-    let sets = nft.sets(table)?;
+    let infos = nft.set_infos(table)?;
+    let unfit =
+        |info: &&SetInfo| base_ruleset.sets.iter().any(|(name, set)| *name == info.name && !set.fits(info));
+    let unfit: Vec<&str> = infos.iter().filter(unfit).map(|info| info.name.as_str()).collect();
+    let digests = SetId::Digests.name();
+    let mut sets: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
     let missing: Vec<_> = wanted_chains.iter().filter(|name| !chains.contains(name)).collect();
     let surplus: Vec<_> = chains.iter().filter(|name| !wanted_chains.contains(name)).collect();
     // Such as those for affinity, if the last Service with it was deleted while no agent ran.
-    let is_repairable = missing.iter().chain(&surplus).all(|name| BaseRuleset::is_optional(name));
+    let is_repairable = missing.iter().chain(&surplus).all(|name| BaseRuleset::is_optional(name))
+        && unfit.iter().all(|name| *name == digests);
     if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || !is_repairable {
         if is_left {
             return Ok(Repair::default());
@@ -77,6 +83,15 @@ pub(super) fn repair(
     for name in surplus {
         tracing::info!(%table, chain = name, "chain is not needed any more; deleting it");
         batch.delete_chain(table, name);
+    }
+    if !unfit.is_empty() {
+        if is_left {
+            return Ok(Repair::default());
+        }
+        // No rule keeps anybody from making it anew, with another type.
+        tracing::info!(%table, map = digests, "map has another type; replacing it");
+        batch.delete_set(table, &digests);
+        sets.retain(|name| *name != digests);
     }
     for (name, set) in &base_ruleset.sets {
         if !sets.contains(name) {

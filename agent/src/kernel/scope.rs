@@ -7,7 +7,9 @@ use steerage_model::Family;
 use steerage_nft::{Error, Nft, Rows, Table};
 
 use super::inspect::{read_elements, read_once};
-use crate::rules::{BaseRuleset, Elements, ListDigest, SetId, list_digests, list_of_key, slot_keys};
+use crate::rules::{
+    BaseRuleset, Elements, ListDigest, SetId, Side, list_digests, list_of_frontend, list_of_key, slot_keys,
+};
 
 /// If lists have more slots, a listing of all lists costs less than to look their elements up.
 const MOST_SLOTS: u64 = 100_000;
@@ -17,8 +19,8 @@ const MOST_SLOTS: u64 = 100_000;
 pub enum Scope<'a> {
     /// All elements.
     Everything,
-    /// All elements but those of long lists whose digest is the wanted one, which are believed, and of those without a digest, which
-    /// are taken to be empty.
+    /// All elements but those of long lists whose digest and frontends are the wanted ones, which are believed, and of those without a
+    /// digest, which are taken to be empty.
     Digests,
     /// These sets, by a single listing of each, which may lack elements. Then nothing is read or written that takes long: a table that is
     /// missing or has another layout is left as it is.
@@ -49,10 +51,15 @@ pub(super) fn read(
             found.elements = read_elements(nft, table, base_ruleset, wanted.family(), sets)?;
         }
         Scope::Digests => {
-            for id in ids {
-                let rows = if id == SetId::Endpoints && sets.contains(&SetId::Digests.name()) {
+            let (endpoints, others): (Vec<_>, Vec<_>) = ids.partition(|id| *id == SetId::Endpoints);
+            for id in others {
+                found.elements.listed(id, read_matching(nft, table, id, wanted)?);
+            }
+            for id in endpoints {
+                let rows = if sets.contains(&SetId::Digests.name()) {
+                    let moved = moved_lists(&found.elements, wanted);
                     let rows;
-                    (rows, found.unread) = read_differing_lists(nft, table, wanted)?;
+                    (rows, found.unread) = read_differing_lists(nft, table, wanted, &moved)?;
                     rows
                 } else {
                     read_matching(nft, table, id, wanted)?
@@ -76,16 +83,30 @@ fn read_matching(nft: &mut Nft, table: &Table, id: SetId, wanted: &Elements) -> 
     }
 }
 
-/// The endpoints of the long lists, of which those are read whose digest is not the wanted one, and the lists that were not read.
+/// The lists that had another number, or other frontends. A digest says what a list holds, and not whose it is: a number may have been
+/// another Service's, whose endpoints may have been chosen for their digest.
+fn moved_lists(kernel: &Elements, wanted: &Elements) -> BTreeSet<u32> {
+    let of_side = |side| {
+        let lists = SetId::Lists(side);
+        let (_, new) = rows_of(kernel, lists).difference(&rows_of(wanted, lists));
+        new.iter().filter_map(|row| list_of_frontend(row.data?)).collect::<Vec<_>>()
+    };
+    Side::ALL.into_iter().flat_map(of_side).collect()
+}
+
+/// The endpoints of the long lists, of which those are read whose digest is not the wanted one and those of `moved`, and the lists that
+/// were not read.
 fn read_differing_lists(
     nft: &mut Nft,
     table: &Table,
     wanted: &Elements,
+    moved: &BTreeSet<u32>,
 ) -> Result<(Rows, BTreeSet<u32>), Error> {
     let family = wanted.family();
     let mut differing = read_digests(nft, table, family)?;
     let digests = list_digests(&rows_of(wanted, SetId::Digests));
-    let believed = digests.iter().filter(|(list, digest)| differing.get(list) == Some(*digest));
+    let believed =
+        digests.iter().filter(|(list, digest)| differing.get(list) == Some(*digest) && !moved.contains(list));
     let believed: BTreeSet<u32> = believed.map(|(list, _)| *list).collect();
     differing.retain(|list, _| !believed.contains(list));
     let mut rows = read_lists(nft, table, family, &differing, &digests)?;

@@ -2,13 +2,14 @@
 //! The long lists that the first comparison of a process did not read, because it believed their digests: which ones are read next, and
 //! what is done about those that are not what they should be. [`super::Dataplane`] has them read, some at once or before a change.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_model::{Family, Key};
 use steerage_nft::{Error, Rows};
 
 use super::FamilyTable;
 use crate::foreign::ForeignChange;
+use crate::plan::ServicePlan;
 use crate::rules::{Elements, Ruleset, SetId, difference, differing_lists, kernel_lists};
 
 /// Slots of long lists that are read at once. The kernel looks them up in a few ms.
@@ -40,6 +41,10 @@ impl UnreadLists {
         self.lists.clear();
     }
 
+    pub(super) fn extend(&mut self, lists: ListNumbers) {
+        self.lists.extend(lists);
+    }
+
     pub(super) fn add(&mut self, family: Family, lists: BTreeSet<u32>) {
         self.lists.extend(lists.into_iter().map(|list| (family, list)));
     }
@@ -66,17 +71,13 @@ impl UnreadLists {
         self.lists.iter().take_while(fits).copied().collect()
     }
 
-    /// Those of some Services.
-    pub(super) fn of<'a>(
-        &self,
-        services: &(impl Iterator<Item = &'a Key> + Clone),
-        ruleset: &Ruleset,
-    ) -> ListNumbers {
+    /// Those whose endpoints change. Others of the same Services stay believed: a change of the node may concern all Services.
+    pub(super) fn changed_by(&self, updates: &BTreeMap<Key, ServicePlan>, ruleset: &Ruleset) -> ListNumbers {
         if self.is_empty() {
             return ListNumbers::new();
         }
         let of_family = |family| {
-            let lists = ruleset.lists_of(services.clone(), family);
+            let lists = ruleset.lists_changed_by(updates, family);
             lists.into_iter().map(move |list| (family, list))
         };
         let all = [Family::V4, Family::V6].into_iter().flat_map(of_family);
@@ -115,7 +116,9 @@ impl UnreadLists {
             elements
         };
         let changes = difference(&of(kernel), &of(wanted));
+        table.write(&changes)?;
+        // A table that is gone altogether is the monitor's to report.
         self.found.add_elements(table.table().clone(), SetId::Endpoints.name(), changes.count());
-        table.write(&changes)
+        Ok(())
     }
 }

@@ -75,6 +75,11 @@ pub fn list_of_key(key: &[u8]) -> Option<u32> {
     key.first_chunk().map(|number| u32::from_ne_bytes(*number))
 }
 
+/// The number of the list of an element of [`SetId::Lists`](super::SetId::Lists), by the element's data.
+pub fn list_of_frontend(data: &[u8]) -> Option<u32> {
+    data.try_into().ok().map(u32::from_ne_bytes)
+}
+
 /// The keys of the first slots of a list.
 pub fn slot_keys(list: u32, slots: u32) -> impl Iterator<Item = Vec<u8>> {
     (0..slots).map(move |slot| concat(&[Field::Number(list), Field::Number(slot)]))

@@ -40,7 +40,7 @@ pub use elements::{Changes, Elements, difference};
 pub use features::{Feature, Features, Without};
 pub use forget::{CLIENT_MAPS, is_kept};
 pub use layout::{LOCAL_OFFSET, SetId, Side, TABLE};
-pub use list_digests::{ListDigest, differing_lists, list_digests, list_of_key, slot_keys};
+pub use list_digests::{ListDigest, differing_lists, list_digests, list_of_frontend, list_of_key, slot_keys};
 pub use long_lists::{KernelLists, kernel_lists};
 pub use peers::TO_PEERS;
 pub use ruleset::{Difference, KernelState, Ruleset};

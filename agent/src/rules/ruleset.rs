@@ -129,6 +129,21 @@ impl Ruleset {
         lists.map(|list| list.number).collect()
     }
 
+    /// The long lists of some Services by number, with the number of slots that packets look at.
+    pub fn list_sizes<'a>(
+        &self,
+        services: impl IntoIterator<Item = &'a Key>,
+        family: Family,
+    ) -> impl Iterator<Item = (u32, u32)> {
+        let lists = services.into_iter().flat_map(move |service| self.lists.endpoints.of(service, family));
+        lists.map(|list| (list.number, list.digest.slots()))
+    }
+
+    /// The numbers of the long lists whose endpoints these plans change.
+    pub fn lists_changed_by(&self, updates: &BTreeMap<Key, ServicePlan>, family: Family) -> BTreeSet<u32> {
+        self.lists.endpoints.changed_by(updates, family)
+    }
+
     /// The endpoints of some long lists, as elements of [`SetId::Endpoints`].
     pub fn endpoints_of(&self, family: Family, lists: &BTreeSet<u32>) -> Rows {
         let wanted = self.lists.endpoints.all(family).filter(|list| lists.contains(&list.number));

@@ -2,12 +2,13 @@
 //! A new process takes over long lists by their digests, and what another program did to them while no agent ran is repaired.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use steerage_agent::foreign::ForeignChange;
 use steerage_agent::kernel::Written;
-use steerage_agent::rules::{BaseRuleset, KernelLists, KernelState, SetId, TABLE, kernel_lists};
+use steerage_agent::rules::{BaseRuleset, KernelLists, KernelState, SetId, Side, TABLE, kernel_lists};
 use steerage_model::{Family, Key, ServiceKind};
-use steerage_nft::{Batch, Change, Element, Field, Nft, ObjectKind, Rows, Table, concat};
+use steerage_nft::{Batch, Change, Element, Field, Nft, ObjectKind, Row, Rows, Table, concat};
 use steerage_requirements::{in_new_netns, requires};
 
 use crate::kernel::cluster::{Proxy, Spec, World, plans, pod_networks};
@@ -360,4 +361,115 @@ fn list_that_seems_new_is_read_afterwards() {
         proxy.dataplane.mark_out_of_sync();
         assert_eq!(nothing(&mut proxy).elements, 0);
     });
+}
+
+/// The list's number was another one's before, whose endpoints another tenant has chosen for their digest.
+#[test]
+fn list_of_other_frontends_is_not_believed() {
+    requires!(NetworkNamespace, Program("nft"));
+    in_new_netns(|| {
+        let number = list(&shuffled());
+        let whole = lists();
+        let (table, endpoints, frontends) = (table(), SetId::Endpoints.name(), SetId::Lists(Side::Cluster));
+        let mut nft = Nft::open().unwrap();
+        let rows = nft.rows(&table, &frontends.name(), frontends.row_shape(Family::V4)).unwrap();
+        let of_list = |row: &Row<'_>| row.data == Some(&number.to_ne_bytes());
+        let keys: Vec<_> = rows.iter().filter(of_list).map(|row| row.key.to_vec()).collect();
+        assert!(!keys.is_empty());
+        let mut batch = Batch::new();
+        for key in keys {
+            batch.delete_elements(&table, &frontends.name(), &[Element::key(key.clone())]);
+            let other = concat(&[Field::Number(number.wrapping_add(1))]);
+            batch.add_elements(&table, &frontends.name(), &[Element::entry(key, other)]);
+        }
+        batch.delete_elements(&table, &endpoints, &[Element::key(slot(number, 7))]);
+        batch.add_elements(&table, &endpoints, &[Element::entry(slot(number, 7), end(1))]);
+        nft.commit(batch).unwrap();
+        let mut proxy = Proxy::open();
+        follow(&mut proxy, &world(90, COUNT));
+        let sorted = |lists: &KernelLists| {
+            let mut slots = lists[&number].clone();
+            slots.sort_unstable();
+            slots
+        };
+        assert_eq!(sorted(&lists()), sorted(&whole), "with the first write");
+        proxy.dataplane.read_all_lists(&mut proxy.ruleset);
+        proxy.dataplane.mark_out_of_sync();
+        assert_eq!(nothing(&mut proxy).elements, 0);
+    });
+}
+
+/// Slots beyond a list's class are nobody's business until the list grows into them.
+#[test]
+fn list_that_grows_after_a_start_is_read() {
+    requires!(NetworkNamespace, Program("nft"));
+    in_new_netns(|| {
+        let few = 12;
+        let number = {
+            let mut proxy = Proxy::open();
+            follow(&mut proxy, &world(100, few));
+            list(&proxy)
+        };
+        let mut batch = Batch::new();
+        batch.add_elements(&table(), &SetId::Endpoints.name(), &[Element::entry(slot(number, 40), end(1))]);
+        Nft::open().unwrap().commit(batch).unwrap();
+        let mut proxy = Proxy::open();
+        follow(&mut proxy, &world(100, few));
+        assert_eq!(proxy.dataplane.read_all_lists(&mut proxy.ruleset), 0, "no packet looks there");
+        follow(&mut proxy, &world(100, few + 8));
+        assert!(proxy.dataplane.has_unread_lists());
+        assert_eq!(proxy.dataplane.read_all_lists(&mut proxy.ruleset), 1);
+        assert_eq!(lists()[&number].len(), usize::from(few) + 8);
+        proxy.dataplane.mark_out_of_sync();
+        assert_eq!(nothing(&mut proxy).elements, 0);
+        // Everything was compared: from now on nobody else's slots are there.
+        follow(&mut proxy, &world(100, few + 60));
+        assert!(!proxy.dataplane.has_unread_lists());
+    });
+}
+
+/// A change of the node concerns all Services, and no endpoint.
+#[test]
+fn update_without_other_endpoints_reads_no_list() {
+    requires!(NetworkNamespace, Program("nft"));
+    in_new_netns(|| {
+        drop(shuffled());
+        let mut proxy = Proxy::open();
+        follow(&mut proxy, &world(90, COUNT));
+        let number = list(&proxy);
+        let mut batch = Batch::new();
+        batch.delete_elements(&table(), &SetId::Endpoints.name(), &[Element::key(slot(number, 3))]);
+        Nft::open().unwrap().commit(batch).unwrap();
+        let mut other = world(90, COUNT);
+        other.get_mut(&1).unwrap().kind = ServiceKind::NodePort;
+        let written = proxy.write(plans(&other, []), &pod_networks()).unwrap();
+        assert_eq!((written.wrong_lists, proxy.dataplane.has_unread_lists()), (0, true), "{written:?}");
+        assert_eq!(proxy.dataplane.read_all_lists(&mut proxy.ruleset), 1);
+        proxy.dataplane.mark_out_of_sync();
+        assert_eq!(nothing(&mut proxy).elements, 0);
+    });
+}
+
+/// No rule refers to the map of digests, so that `nft` makes it anew with another type, or a small one.
+#[test]
+fn map_of_digests_of_another_type_is_replaced() {
+    requires!(NetworkNamespace, Program("nft"));
+    for definition in
+        ["type mark : mark ;", "typeof meta mark : meta mark . meta mark . meta mark ; size 1 ;"]
+    {
+        in_new_netns(|| {
+            let mut proxy = shuffled();
+            let whole = digests();
+            for line in [
+                "delete map ip steerage digests".to_owned(),
+                format!("add map ip steerage digests {{ {definition} }}"),
+            ] {
+                assert!(Command::new("nft").arg(&line).status().unwrap().success(), "nft {line}");
+            }
+            proxy.dataplane.mark_out_of_sync();
+            assert_eq!(nothing(&mut proxy).elements, whole.len(), "{definition}");
+            assert_eq!(digests(), whole);
+            assert_eq!(follow(&mut proxy, &world(91, COUNT)).elements, 6 * (2 + 2));
+        });
+    }
 }
