@@ -144,7 +144,7 @@ impl Ruleset {
         self.lists.endpoints.changed_by(updates, family)
     }
 
-    /// The endpoints of some long lists, as elements of [`SetId::Endpoints`].
+    /// The endpoints of some long lists, as elements of [`SetId::Endpoints`](super::SetId::Endpoints).
     pub fn endpoints_of(&self, family: Family, lists: &BTreeSet<u32>) -> Rows {
         let wanted = self.lists.endpoints.all(family).filter(|list| lists.contains(&list.number));
         endpoint_rows(wanted, family)
