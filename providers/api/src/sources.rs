@@ -11,7 +11,7 @@ use ipnet::IpNet;
 pub struct RequestedSources {
     /// The field `spec.loadBalancerSourceRanges`.
     pub ranges: Vec<IpNet>,
-    /// The Service's annotations; each provider reads its own.
+    /// The annotations that the provider reads for it ([`Provider::source_annotations`](crate::Provider::source_annotations)).
     pub annotations: BTreeMap<String, String>,
 }
 

@@ -404,6 +404,10 @@ impl Provider for Aws {
         adoption::finalizers(&self.config)
     }
 
+    fn source_annotations(&self) -> &'static [&'static str] {
+        &[annotations::SOURCE_RANGES, annotations::PREFIX_LISTS]
+    }
+
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let wanted = desired(&self.config, lb)?;
         let mut entry = self.entry(&lb.owner.service).await?;
