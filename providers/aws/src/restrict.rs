@@ -128,7 +128,9 @@ impl Aws {
             let others: BTreeSet<Rule> =
                 present.iter().filter(|rule| !served.contains(&of(rule))).cloned().collect();
             kept.extend(others.iter().cloned());
-            narrow.iter_mut().for_each(|narrow| narrow.extend(others.iter().cloned()));
+            if let Some(narrow) = &mut narrow {
+                narrow.extend(others.iter().cloned());
+            }
         }
         self.narrow_rules(owner, narrow, &kept, entry).await
     }

@@ -317,7 +317,7 @@ async fn service_that_is_refused_or_in_place_leaves_the_line() {
     let line = "web".to_owned();
     let join = |lb: &LoadBalancer| {
         let who = (&lb.owner, lb.owner.service.namespace());
-        aws.shared_lines.join(&line, who, |_| Duration::from_secs(60))
+        aws.shared_lines.join(&line, who, |_| Duration::from_mins(1))
     };
     for is_refused in [true, false] {
         assert_eq!((join(&a), join(&b)), (0, 1));
