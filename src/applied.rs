@@ -43,6 +43,10 @@ pub(crate) struct AppliedState {
     /// The sources to which the load balancer of the refused Service was restricted, and who may connect; why nobody knows, if they cannot
     /// be read. `None` while the Service is not refused, and after a failure.
     pub(crate) restricted: Option<(RequestedSources, Result<Option<AdmittedSources>, String>)>,
+    /// The sources that the Service requested before, when they were last in force as far as they could be.
+    pub(crate) last_sources: Option<RequestedSources>,
+    /// Why the first of the last tries to restrict the sources failed; `None` if the last one did not.
+    pub(crate) restriction_failure: Option<&'static str>,
     /// The targets that the provider was last given.
     pub(crate) targets: Option<GivenTargets>,
     /// The nodes on which the last plan depended; `None` before the first.
@@ -203,6 +207,7 @@ impl AppliedState {
         (self.rejected, self.targets, self.retry_refused_at, self.restricted) = (None, None, None, None);
         (self.health, self.health_read_at, self.health_due_at) = (None, None, None);
         (self.last_health_read, self.health_failure) = (None, None);
+        (self.last_sources, self.restriction_failure) = (None, None);
         self.ingress.clear();
     }
 

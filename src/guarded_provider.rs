@@ -74,6 +74,10 @@ impl GuardedProvider {
         self.call("owned", None, self.inner.owned()).await
     }
 
+    pub(crate) fn source_annotations(&self) -> &'static [&'static str] {
+        self.inner.source_annotations()
+    }
+
     pub(crate) fn replaced_finalizers(&self) -> &'static [&'static str] {
         self.inner.replaced_finalizers()
     }

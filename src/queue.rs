@@ -60,6 +60,8 @@ struct Slot<R> {
     failures: u32,
     /// Whether it waits for the provider to answer.
     is_unanswered: bool,
+    /// Whether it was tried soon after a failure, because the provider answered others. Until it succeeds, that is no reason any more.
+    is_hurried: bool,
 }
 
 #[derive(Debug)]
@@ -75,6 +77,7 @@ struct Waiting<R> {
     request: R,
     failures: u32,
     is_unanswered: bool,
+    is_hurried: bool,
 }
 
 #[derive(Debug)]
@@ -150,7 +153,14 @@ impl<R: Request> Queue<R> {
             }
             None => {
                 let group = request.group().to_owned();
-                let waiting = Waiting { group, due: now, request, failures: 0, is_unanswered: false };
+                let waiting = Waiting {
+                    group,
+                    due: now,
+                    request,
+                    failures: 0,
+                    is_unanswered: false,
+                    is_hurried: false,
+                };
                 self.insert_waiting(key, waiting, now);
             }
         }
@@ -173,10 +183,10 @@ impl<R: Request> Queue<R> {
         };
         let key = turns.first()?.to_owned();
         turns.end_turn();
-        let Waiting { group, request, failures, .. } = self.remove_waiting(&key)?;
+        let Waiting { group, request, failures, is_hurried, .. } = self.remove_waiting(&key)?;
         let state = SlotState::Running { next: None, reset_backoff: false, began: now };
         self.count_running(&group, |running| running + 1);
-        self.slots.insert(key.clone(), Slot { group, state, failures, is_unanswered: false });
+        self.slots.insert(key.clone(), Slot { group, state, failures, is_unanswered: false, is_hurried });
         Some((key, request))
     }
 
@@ -198,30 +208,40 @@ impl<R: Request> Queue<R> {
 
     /// Records the end of a key's task.
     pub(crate) fn finish(&mut self, key: &str, outcome: ReconcileOutcome<R>, now: Instant, jitter: f64) {
-        let Some(Slot { group, state: SlotState::Running { next, reset_backoff, began }, failures, .. }) =
-            self.slots.remove(key)
-        else {
-            return;
-        };
+        let Some(slot) = self.slots.remove(key) else { return };
+        let Slot { group, state, failures, mut is_hurried, .. } = slot;
+        let SlotState::Running { next, reset_backoff, began } = state else { return };
         self.count_running(&group, |running| running.saturating_sub(1));
         let is_unanswered = matches!(outcome, ReconcileOutcome::Unanswered(_));
         let (mut request, delay, failures) = match (outcome, next.is_some()) {
             (ReconcileOutcome::Done, _) => {
                 if let Some(next) = next {
-                    let waiting = Waiting { group, due: now, request: next, failures: 0, is_unanswered };
+                    let waiting = Waiting {
+                        group,
+                        due: now,
+                        request: next,
+                        failures: 0,
+                        is_unanswered,
+                        is_hurried: false,
+                    };
                     self.insert_waiting(key, waiting, now);
                 }
                 return;
             }
-            (ReconcileOutcome::RequeueAfter(_, request), true) => (request, Duration::ZERO, 0),
-            (ReconcileOutcome::RequeueAfter(after, request), false) => (request, after, 0),
+            (ReconcileOutcome::RequeueAfter(after, request), has_next) => {
+                is_hurried = false;
+                (request, if has_next { Duration::ZERO } else { after }, 0)
+            }
             (ReconcileOutcome::Failed(_, request) | ReconcileOutcome::Unanswered(request), true)
                 if reset_backoff =>
             {
                 (request, Duration::ZERO, 0)
             }
             // It began before the provider answered others again.
-            (ReconcileOutcome::Unanswered(request), _) if self.answered.is_some_and(|at| at >= began) => {
+            (ReconcileOutcome::Unanswered(request), _)
+                if !is_hurried && self.answered.is_some_and(|at| at >= began) =>
+            {
+                is_hurried = true;
                 (request, RELEASE_SPREAD.mul_f64(jitter), failures.saturating_add(1))
             }
             (ReconcileOutcome::Failed(after, request), _) => {
@@ -239,7 +259,7 @@ impl<R: Request> Queue<R> {
         if let Some(next) = next {
             request.merge(next);
         }
-        let waiting = Waiting { group, due: now + delay, request, failures, is_unanswered };
+        let waiting = Waiting { group, due: now + delay, request, failures, is_unanswered, is_hurried };
         self.insert_waiting(key, waiting, now);
     }
 
@@ -288,7 +308,7 @@ impl<R: Request> Queue<R> {
     }
 
     fn insert_waiting(&mut self, key: &str, waiting: Waiting<R>, now: Instant) {
-        let Waiting { group, due, request, failures, is_unanswered } = waiting;
+        let Waiting { group, due, request, failures, is_unanswered, is_hurried } = waiting;
         let running = self.running_of(&group);
         if due > now {
             self.delayed.insert((due, key.to_owned()));
@@ -300,19 +320,16 @@ impl<R: Request> Queue<R> {
             turns.insert(&group, running, due, key);
         }
         let state = SlotState::Waiting { due, request };
-        self.slots.insert(key.to_owned(), Slot { group, state, failures, is_unanswered });
+        self.slots.insert(key.to_owned(), Slot { group, state, failures, is_unanswered, is_hurried });
     }
 
     fn remove_waiting(&mut self, key: &str) -> Option<Waiting<R>> {
-        let Slot { group, state: SlotState::Waiting { due, request }, failures, is_unanswered } =
-            self.slots.remove(key)?
-        else {
-            return None;
-        };
+        let Slot { group, state, failures, is_unanswered, is_hurried } = self.slots.remove(key)?;
+        let SlotState::Waiting { due, request } = state else { return None };
         let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
         let _ = turns.remove(&group, due, key) || self.delayed.remove(&(due, key.to_owned()));
         self.unanswered.remove(&group, due, key);
-        Some(Waiting { group, due, request, failures, is_unanswered })
+        Some(Waiting { group, due, request, failures, is_unanswered, is_hurried })
     }
 }
 

@@ -76,7 +76,7 @@ reasons! {
         AFFINITY_NOT_SUPPORTED = "AffinityNotSupported";
         /// A watch is stale; the last targets are kept.
         TARGETS_FROZEN = "TargetsFrozen";
-        /// The requested configuration is unsupported; the previous load balancer is kept, without source ranges that the Service no longer has. One of another controller is not adopted.
+        /// The requested configuration is unsupported; the previous load balancer is kept, without source ranges that the Service no longer has as far as narrower ones have room. The message says who may connect. One of another controller is not adopted.
         UNSUPPORTED_CHANGE = "UnsupportedChange";
         /// An annotation `steerage.dev/…` is unknown, and ignored.
         ANNOTATION_IGNORED = "AnnotationIgnored";

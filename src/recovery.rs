@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds out that the provider answers again: a call succeeds of which the last one failed because the provider did not answer.
+//! Finds out that the provider answers again: a change succeeds of which the last try failed because the provider did not answer. Reads
+//! of health say nothing about changes, and a refusal may come without any call to the provider.
 //!
 //! The guarded provider notes every call. The workers then end the waits of some Services that failed for the same reason; each of
 //! these that succeeds is another such call. So few calls try a provider that still fails, and many follow one that works.
@@ -22,12 +23,15 @@ pub(crate) struct Recovery {
 impl Recovery {
     /// Notes the end of a call.
     pub(crate) fn note<T>(&self, owner: Option<&Owner>, call: &'static str, result: &Result<T, Error>) {
+        if call == "target_health" {
+            return;
+        }
         let mut unanswered = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
         match result {
             Err(Error::Unavailable(_)) => drop(unanswered.insert((owner.cloned(), call))),
-            // These are retried at a rate of their own.
-            Err(Error::Throttled { .. } | Error::Conflict(_)) => {}
-            Ok(_) | Err(Error::Invalid { .. } | Error::Denied(_)) => {
+            // The first two are retried at a rate of their own.
+            Err(Error::Throttled { .. } | Error::Conflict(_) | Error::Invalid { .. }) => {}
+            Ok(_) | Err(Error::Denied(_)) => {
                 if !unanswered.is_empty() && unanswered.remove(&(owner.cloned(), call)) {
                     self.answered.fetch_add(1, Ordering::Relaxed);
                     self.changed.notify_one();
@@ -86,7 +90,12 @@ mod tests {
         recovery.note(None, "owned", &down);
         recovery.note(Some(&a), "apply", &Err::<(), _>(Error::invalid("Reason", "")));
         recovery.note(None, "owned", &Ok(()));
-        assert_eq!((counted(), counted()), (2, 0));
+        assert_eq!((counted(), counted()), (1, 0), "a refusal may come without a call");
+        recovery.note(Some(&a), "apply", &Err::<(), _>(Error::Denied(String::new())));
+        assert_eq!(counted(), 1);
+        recovery.note(Some(&a), "target_health", &down);
+        recovery.note(Some(&a), "target_health", &Ok(()));
+        assert_eq!(counted(), 0);
         recovery.note(Some(&a), "apply", &down);
         recovery.forget(&a);
         recovery.note(Some(&a), "apply", &Ok(()));

@@ -342,6 +342,31 @@ fn wait_that_ended_early_is_not_shorter_the_next_time() {
     assert_eq!(queue.next_due(Which::All), Some(now + 27 * SECOND), "the other failure");
 }
 
+/// In a partial outage others are answered all the time, which does not help one that never is.
+#[test]
+fn one_that_is_never_answered_keeps_its_backoff_while_others_are() {
+    let (mut queue, start) = queue();
+    let mut now = start;
+    queue.add("down", ticket(1), false, now);
+    let mut tries = 0;
+    while now < start + 600 * SECOND {
+        if let Some((key, request)) = queue.start_next(Which::All, now) {
+            tries += 1;
+            queue.provider_answers(0, now, || 0.5);
+            queue.finish(&key, ReconcileOutcome::Unanswered(request), now, 1.0);
+        }
+        now += SECOND;
+    }
+    assert!((10..30).contains(&tries), "{tries} tries in ten minutes");
+    queue.add("down", ticket(1), true, now);
+    let (key, request) = queue.start_next(Which::All, now).expect("due");
+    queue.finish(&key, ReconcileOutcome::RequeueAfter(SECOND, request), now, 1.0);
+    let (key, request) = queue.start_next(Which::All, now + SECOND).expect("due");
+    queue.provider_answers(0, now + SECOND, || 0.5);
+    queue.finish(&key, ReconcileOutcome::Unanswered(request), now + SECOND, 1.0);
+    assert_eq!(queue.next_due(Which::All), Some(now + SECOND + RELEASE_SPREAD), "it succeeded in between");
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Add { key: u8, urgent: bool, reset: bool },

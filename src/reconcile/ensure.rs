@@ -61,7 +61,8 @@ impl Reconciler {
                 self.restrict_sources(service, applied, request, result).await
             }
             _ => {
-                applied.restricted = None;
+                let is_in_place = rejected.is_none() && matches!(result, Ok(Progress::Done));
+                self.note_accepted_sources(service, applied, is_in_place);
                 (result, None)
             }
         };
@@ -193,9 +194,8 @@ impl Reconciler {
         const SHOWN: usize = 20;
         let refused = status::refused_targets(&applied.refused_targets, applied.health.as_ref());
         let mut found: Vec<ReasonMessage> = refused.into_iter().collect();
-        if applied.outdated_health().is_none() {
-            found.extend(applied.health.as_ref().and_then(HealthSummary::unserved_parts));
-        }
+        // The last verdict stays while health cannot be read: `Serving` says since when.
+        found.extend(applied.health.as_ref().and_then(HealthSummary::unserved_parts));
         let list = |names: &mut dyn Iterator<Item = &str>| names.take(SHOWN).collect::<Vec<_>>().join(", ");
         let now = SystemTime::now();
         let mut without_agent =

@@ -16,7 +16,7 @@ pub use capabilities::{Addressing, Capabilities, Steering, TargetsAnnotation};
 pub use error::{ADOPTION_REFUSED, Error};
 pub use load_balancer::{Listener, LoadBalancer, Owner};
 pub use provider::{Compare, Health, Outcome, Progress, Provider};
-pub use sources::{AdmittedSources, RequestedSources, intersection};
+pub use sources::{AdmittedSources, Ranges, RequestedSources, intersection};
 pub use target_group::{GroupKey, HealthCheck, HealthProtocol, PodPort, TargetGroup};
 pub use targets::{
     GroupTargets, HealthState, PartHealth, PodTarget, SharedSet, Target, TargetHealth, TargetSet, Targets,

@@ -93,6 +93,11 @@ pub trait Provider: Send + Sync + 'static {
         &[]
     }
 
+    /// Annotations that say who may connect: all that [`Provider::restrict_sources`] reads of a Service beside its field.
+    fn source_annotations(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// Creates or updates the load balancer with its targets. The provider orders the steps so that clients are served after each:
     /// targets are added before a listener needs them, and before others are removed. It sends only the difference, and continues
     /// when one target is refused. Deletes what an earlier Service of the same name left.

@@ -12,8 +12,9 @@ use crate::diff::ObservedGroup;
 
 /// A read begins again if AWS answered nothing for so long: something else may have changed meanwhile.
 const MAX_PAUSE: Duration = Duration::from_mins(2);
-/// It also begins again if it has taken so long.
-const MAX_AGE: Duration = Duration::from_mins(10);
+/// It also begins again if it has taken so long. A read of a hundred groups in an account that throttles needs tries over many minutes: it
+/// must be possible to end.
+const MAX_AGE: Duration = Duration::from_mins(30);
 
 /// What a read that was not completed has read so far.
 #[derive(Debug, Default)]

@@ -21,6 +21,7 @@ use steerage_provider_api::{
 use steerage_provider_cloud::{ApiMetrics, Keyed, Lines, Recent};
 use tokio::time::Instant;
 
+use crate::apply::check_kept;
 use crate::client::{CallError, Calls, Client};
 use crate::config::Config;
 use crate::desired::{Desired, desired};
@@ -33,7 +34,7 @@ use crate::new_balancers::NewBalancers;
 use crate::observe::{self, Observation};
 use crate::paced::Paced;
 use crate::partial_read::Reader;
-use crate::security_group::{SecurityGroup, new_security_group, requested_sources};
+use crate::security_group::{SecurityGroup, new_security_group, requested_of, requested_sources};
 use crate::security_group_sync::again_after;
 use crate::shared::LoadBalancerUse;
 use crate::shared_sync::again;
@@ -231,8 +232,10 @@ impl Aws {
         entry.freed.clear();
         let has_v6 = wanted.ip_address_type == IpAddressType::DualStack;
         let mut limits = self.limits(entry, compare);
-        (entry.wanted, entry.restricted) = (Some((lb.owner.clone(), wanted.clone())), None);
         let mut compare_rules = compare;
+        // Until the load balancer surely can be what is wanted, nobody is admitted who was not: also if this call is abandoned.
+        entry.restricted = Some((lb.owner.clone(), requested_of(lb)?));
+        let previous = entry.wanted.replace((lb.owner.clone(), wanted.clone()));
         let structured = if self.compare_with_list(&lb.owner, &wanted, entry) {
             // The list has the rules too.
             (limits.compare, compare_rules) = (Compare::Remembered, Compare::Remembered);
@@ -246,15 +249,34 @@ impl Aws {
             self.restructure(lb, wanted, &targets, entry, compare).await
         };
         let is_in_place = matches!(structured, Ok(None));
+        if let Some(known) = entry.balancer(&lb.owner).cloned() {
+            entry.last_balancer = Some((lb.owner.clone(), known));
+        }
+        // A failure may leave it unknown. What is checked hardly ever changes.
+        let last = entry.last_balancer.as_ref().filter(|(of, _)| *of == lb.owner);
+        let can_be_kept = |(_, wanted): &(Owner, Desired)| {
+            last.is_some_and(|(_, balancer)| check_kept(wanted, balancer).is_ok())
+        };
+        if is_in_place || entry.wanted.as_ref().is_some_and(can_be_kept) {
+            entry.restricted = None;
+        } else {
+            entry.wanted = previous;
+            let is_refused = matches!(structured, Err(Error::Invalid { .. }));
+            if let Some((_, requested)) = &mut entry.restricted {
+                requested.keeps_ports &= !is_refused;
+            }
+        }
         let finished = match structured {
             Ok(None) => self.finish(entry, &targets, limits).await,
-            Ok(Some(wait)) => self.follow(&lb.owner, entry, &targets).await.map(|()| again(wait)),
+            // A target that finds no room now says nothing about the structure, which goes on.
+            Ok(Some(wait)) => {
+                self.follow_meanwhile(&lb.owner, entry, &targets).await;
+                Ok(again(wait))
+            }
             // The targets are set next, apart from the structure, and so are the rules.
             Err(error @ Error::Invalid { .. }) => return Err(error),
             Err(error @ (Error::Throttled { .. } | Error::Denied(_))) => {
-                if let Err(other) = self.follow(&lb.owner, entry, &targets).await {
-                    tracing::debug!(service = %lb.owner.service, error = %other, "targets wait like the structure");
-                }
+                self.follow_meanwhile(&lb.owner, entry, &targets).await;
                 Err(error)
             }
             Err(error) => Err(error),
@@ -301,6 +323,18 @@ impl Aws {
             self.converge_targets(entry, targets, limits).await?;
         }
         Ok(())
+    }
+
+    /// The same where the structure waits, whatever becomes of the targets.
+    pub(crate) async fn follow_meanwhile(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        targets: &WantedTargets,
+    ) {
+        if let Err(error) = self.follow(owner, entry, targets).await {
+            tracing::debug!(service = %owner.service, %error, "targets wait like the structure");
+        }
     }
 
     /// Reads the resources of an owner, unless they are known.
@@ -370,6 +404,10 @@ impl Provider for Aws {
         adoption::finalizers(&self.config)
     }
 
+    fn source_annotations(&self) -> &'static [&'static str] {
+        &[annotations::SOURCE_RANGES, annotations::PREFIX_LISTS]
+    }
+
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let wanted = desired(&self.config, lb)?;
         let mut entry = self.entry(&lb.owner.service).await?;
@@ -385,6 +423,7 @@ impl Provider for Aws {
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
         let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
+        self.leave_line(owner, entry);
         self.ensure_known(owner, entry).await?;
         let targets = WantedTargets::new(&self.config, &owner.service, targets);
         let limits = self.limits(entry, Compare::Remembered);

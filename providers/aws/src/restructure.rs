@@ -195,7 +195,7 @@ impl Aws {
             Ok(Stepped::Empty) => {
                 entry.resources = Some((owner.clone(), resources));
                 // The present groups follow meanwhile.
-                self.follow(owner, entry, targets).await?;
+                self.follow_meanwhile(owner, entry, targets).await;
                 return Ok(Some(EMPTY_POLL));
             }
             Err(error) => {

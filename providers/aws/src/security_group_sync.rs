@@ -26,7 +26,7 @@ use crate::security_group::{
 use crate::state::{KnownSecurityGroup, ServiceState};
 
 /// Rules whose answer was lost are sent again, which costs a call each. If they are more, the group is read, as soon as reads show them.
-const MAX_RESENT: usize = 10;
+pub(crate) const MAX_RESENT: usize = 10;
 /// Longest time between two tries after a failure of what neither ports nor targets depend on.
 const MAX_RETRY: Duration = Duration::from_mins(1);
 
@@ -132,12 +132,18 @@ impl Aws {
         compare: Compare,
     ) -> Result<(), Error> {
         let Some(wanted) = entry.wanted.clone().filter(|(of, _)| of == owner) else {
-            return self.restrict_present(owner, entry).await;
+            return self.restrict_present(owner, entry).await.map(|_| ());
         };
         let balancer = entry.balancer(owner).cloned();
         let security =
             balancer.as_ref().map_or(&wanted.1.security, |balancer| wanted.1.security_of(balancer));
         let rules = match (security, &balancer) {
+            // The group may have less than what was accepted last: nothing comes back.
+            (Security::Rules(_), balancer)
+                if entry.is_restricted(owner) && entry.may_be_attached(owner, balancer.as_ref()) =>
+            {
+                return self.restrict_present(owner, entry).await.map(|_| ());
+            }
             (Security::Rules(rules), _) => &entry.restricted(owner, rules),
             (Security::Named(named), Some(balancer)) if !balancer.security_groups.is_empty() => {
                 return self.sync_named_groups(owner, named, balancer, entry, compare).await;

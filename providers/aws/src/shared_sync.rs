@@ -117,13 +117,18 @@ impl Aws {
             && entry.subnets.tried.is_some()
             && (!entry.has_ipv6(owner) || entry.source_nat.tried.is_some());
         if compare == Compare::Remembered && is_in_place {
+            self.leave_line(owner, entry);
             return self.apply_wanted(lb, wanted, entry, compare).await;
         }
         let used = match self.lock_in_turn(shared, owner).await {
             Ok(used) => used,
             Err(wait) => {
-                let outcome = self.follow_targets(lb, &wanted, entry, compare).await?;
-                return Ok(again_in_turn(outcome, wait));
+                let outcome = self.follow_targets(lb, &wanted, entry, compare).await;
+                if outcome.is_err() {
+                    // Nobody knows when it comes again.
+                    self.shared_lines.leave(&shared.to_owned(), owner);
+                }
+                return Ok(again_in_turn(outcome?, wait));
             }
         };
         if let Some(wait) = self.check_use(owner, LoadBalancerUse::Shared(shared.to_owned()), entry).await? {
@@ -160,6 +165,13 @@ impl Aws {
         }
         used.wait_for(owner, waits_for);
         outcome
+    }
+
+    /// The Service no longer waits for its turn to change a shared load balancer: it is in place, or refused.
+    pub(crate) fn leave_line(&self, owner: &Owner, entry: &ServiceState) {
+        if let Some(LoadBalancerUse::Shared(shared)) = entry.uses.get(owner) {
+            self.shared_lines.leave(shared, owner);
+        }
     }
 
     /// Another Service changes the load balancer, which can take a minute. The targets of this one follow meanwhile in the groups that it
@@ -203,11 +215,13 @@ impl Aws {
         owner: &Owner,
     ) -> Result<OwnedMutexGuard<SharedUse>, Duration> {
         let line = shared.to_owned();
-        let before = self.shared_lines.join(&line, owner, |before| turn_poll(before) + KEEPS_PLACE);
+        let before = self
+            .shared_lines
+            .join(&line, (owner, owner.service.namespace()), |before| turn_poll(before) + KEEPS_PLACE);
         if before == 0
             && let Some(used) = self.lock_shared(shared, LOCK_TIMEOUT).await
         {
-            self.shared_lines.leave(&line, owner);
+            self.shared_lines.take(&line, owner);
             return Ok(used);
         }
         Err(turn_poll(before))

@@ -53,9 +53,17 @@ async fn sources_of_a_refused_service_follow_it() {
     assert!(reconcile(&["10.1.0.0/16"], false, Ok(None), usual).await.0.is_empty(), "known");
     let full = ReconcileRequest::FULL;
     assert_eq!(reconcile(&["10.1.0.0/16"], false, office.clone(), full).await.0.len(), 1, "compared");
-    let down = Err(Error::Unavailable("no answer".to_owned()));
-    let (_, is_retried, told) = reconcile(&["10.2.0.0/16"], false, down, usual).await;
-    assert!(is_retried && told.contains("may still connect: no answer. Steerage retries."), "{told}");
+    let down = || Err(Error::Unavailable("no answer".to_owned()));
+    let (_, is_retried, told) = reconcile(&["10.2.0.0/16"], false, down(), usual).await;
+    assert!(
+        is_retried && told.contains("may still connect: the provider does not remove them (Prov"),
+        "{told}"
+    );
+    let throttled = Err(Error::throttled(None, "another text"));
+    let (_, _, same) = reconcile(&["10.2.0.0/16"], false, throttled, usual).await;
+    assert_eq!(same, told, "no further write, and no further event");
+    let (_, is_retried, told) = reconcile(&["10.1.0.0/16", "10.3.0.0/16"], false, down(), usual).await;
+    assert!(is_retried && !told.contains("may still connect"), "none left: {told}");
     let (restricted, is_retried, told) = reconcile(&["10.2.0.0/16"], false, only("10.2.0.0/16"), usual).await;
     assert!(restricted.len() == 1 && !is_retried && told.contains("10.2.0.0/16 may"), "{told}");
     let unreadable = Err(Error::invalid("InvalidAnnotation", "It has no range."));
