@@ -6,8 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use jiff::Timestamp;
 use steerage_model::{Condition, Ingress, Key, Service, TrafficPolicy};
-use steerage_provider_api::{GroupTargets, LoadBalancer, Owner, Steering};
+use steerage_provider_api::{AdmittedSources, GroupTargets, LoadBalancer, Owner, RequestedSources, Steering};
 use tokio::time::{Duration, Instant};
 
 use crate::condition_metrics::ConditionStatuses;
@@ -17,7 +18,11 @@ use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
 
 /// The event about missing endpoints waits this long: the EndpointSlices of a new Service follow it.
 const ENDPOINTS_GRACE: Duration = Duration::from_secs(5);
-/// The topic of that event.
+/// What was read of health is out of date after so many intervals in which every read failed.
+const HEALTH_OUTDATED_AFTER: u32 = 3;
+/// And no earlier than this: a short outage of the provider's API says nothing about targets.
+const MIN_HEALTH_OUTDATED: Duration = Duration::from_mins(3);
+/// The topic of the event about missing endpoints.
 pub(crate) const SERVE: &str = "Serve";
 
 /// What was last applied for one load balancer.
@@ -35,6 +40,13 @@ pub(crate) struct AppliedState {
     pub(crate) accepted_pods: Option<bool>,
     /// The load balancer that the provider rejected, and why.
     pub(crate) rejected: Option<(LoadBalancer, ReasonMessage)>,
+    /// The sources to which the load balancer of the refused Service was restricted, and who may connect; why nobody knows, if they cannot
+    /// be read. `None` while the Service is not refused, and after a failure.
+    pub(crate) restricted: Option<(RequestedSources, Result<Option<AdmittedSources>, String>)>,
+    /// The sources that the Service requested before, when they were last in force as far as they could be.
+    pub(crate) last_sources: Option<RequestedSources>,
+    /// Why the first of the last tries to restrict the sources failed; `None` if the last one did not.
+    pub(crate) restriction_failure: Option<&'static str>,
     /// The targets that the provider was last given.
     pub(crate) targets: Option<GivenTargets>,
     /// The nodes on which the last plan depended; `None` before the first.
@@ -59,8 +71,10 @@ pub(crate) struct AppliedState {
     pub(crate) frozen_until: Option<Instant>,
     /// When the provider may accept refused targets.
     pub(crate) retry_refused_at: Option<Instant>,
-    /// Whether the last read of the targets' health failed.
-    pub(crate) is_health_failing: bool,
+    /// The last read of the targets' health that succeeded.
+    pub(crate) last_health_read: Option<HealthRead>,
+    /// Why the first read after it failed; `None` if the last one succeeded.
+    pub(crate) health_failure: Option<&'static str>,
     /// The targets' health at the last read.
     pub(crate) health: Option<HealthSummary>,
     /// When that read began; `None` before the first, and after a failed one.
@@ -80,6 +94,16 @@ pub(crate) struct AppliedState {
     written_status: Option<WrittenStatus>,
     /// The last event of each topic.
     published: BTreeMap<&'static str, ReasonMessage>,
+}
+
+/// A read of the targets' health.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HealthRead {
+    pub(crate) at: Instant,
+    /// The same for users.
+    pub(crate) time: Timestamp,
+    /// When the provider wanted the next one; `None` if it notifies.
+    pub(crate) interval: Option<Duration>,
 }
 
 /// Targets that the provider was given.
@@ -121,6 +145,14 @@ impl AppliedState {
         due.into_iter().flatten().min()
     }
 
+    /// Since when the targets' health could not be read, and why, if what was read last says too little about now.
+    pub(crate) fn outdated_health(&self) -> Option<(Timestamp, &'static str)> {
+        let (read, failure) = (self.last_health_read?, self.health_failure?);
+        let interval = read.interval.unwrap_or_default();
+        let limit = interval.saturating_mul(HEALTH_OUTDATED_AFTER).max(MIN_HEALTH_OUTDATED);
+        (read.at.elapsed() > limit).then_some((read.time, failure))
+    }
+
     /// Notes whether the Service has a usable endpoint now.
     pub(crate) fn note_endpoints(&mut self, has_any: bool) {
         self.no_endpoints_since = (!has_any).then(|| self.no_endpoints_since.unwrap_or_else(Instant::now));
@@ -135,6 +167,7 @@ impl AppliedState {
     pub(crate) fn pause(&mut self) {
         self.is_paused = true;
         (self.in_place, self.retry_refused_at, self.frozen_until) = (None, None, None);
+        self.restricted = None;
         (self.health_due_at, self.compare_at, self.no_endpoints_since) = (None, None, None);
         self.agents_due_at = None;
         self.hold = RemovalHold::default();
@@ -171,8 +204,10 @@ impl AppliedState {
     /// The load balancer is being deleted. If the Service wants it back before that is complete, the provider must make it again.
     pub(crate) fn forget_load_balancer(&mut self) {
         (self.in_place, self.accepted, self.accepted_pods) = (None, None, None);
-        (self.rejected, self.targets, self.retry_refused_at) = (None, None, None);
+        (self.rejected, self.targets, self.retry_refused_at, self.restricted) = (None, None, None, None);
         (self.health, self.health_read_at, self.health_due_at) = (None, None, None);
+        (self.last_health_read, self.health_failure) = (None, None);
+        (self.last_sources, self.restriction_failure) = (None, None);
         self.ingress.clear();
     }
 

@@ -108,6 +108,11 @@ impl ClusterIndex {
         Self { inner: Mutex::default(), classes, requests, applied, pods_changed: Notify::new() }
     }
 
+    #[cfg(test)]
+    pub(crate) fn requests(&self) -> Arc<RequestQueue> {
+        Arc::clone(&self.requests)
+    }
+
     /// Holds the removals from the shared sets with this breaker.
     pub(crate) fn with_breaker(self, breaker: RemovalBreaker) -> Self {
         self.lock().breaker = breaker;

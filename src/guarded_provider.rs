@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use steerage_process::duration;
 use steerage_provider_api::{
-    Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress, Provider, TargetSet,
+    AdmittedSources, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress, Provider,
+    RequestedSources, TargetSet,
 };
 use tokio::time::Instant;
 
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
 use crate::rate_limit::RateLimiter;
+use crate::recovery::Recovery;
 
 /// For one call, which may consist of many requests to the cloud.
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -23,6 +25,7 @@ pub(crate) struct GuardedProvider {
     leadership: Leadership,
     rate_limiter: RateLimiter,
     metrics: Metrics,
+    recovery: Recovery,
 }
 
 impl GuardedProvider {
@@ -32,59 +35,83 @@ impl GuardedProvider {
         rate_limiter: RateLimiter,
         metrics: Metrics,
     ) -> Self {
-        Self { inner, leadership, rate_limiter, metrics }
+        Self { inner, leadership, rate_limiter, metrics, recovery: Recovery::default() }
     }
 
     pub(crate) async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
-        self.change("apply", self.inner.apply(lb, compare)).await
+        self.change("apply", &lb.owner, self.inner.apply(lb, compare)).await
     }
 
     pub(crate) async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
-        self.change("set_targets", self.inner.set_targets(owner, targets)).await
+        self.change("set_targets", owner, self.inner.set_targets(owner, targets)).await
+    }
+
+    pub(crate) async fn restrict_sources(
+        &self,
+        owner: &Owner,
+        requested: &RequestedSources,
+    ) -> Result<Option<AdmittedSources>, Error> {
+        self.call("restrict_sources", Some(owner), self.inner.restrict_sources(owner, requested)).await
     }
 
     pub(crate) async fn set_shared(&self, set: &TargetSet) -> Result<(), Error> {
-        self.call("set_shared", self.inner.set_shared(set)).await
+        self.call("set_shared", None, self.inner.set_shared(set)).await
     }
 
     pub(crate) async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
-        self.call("delete", self.inner.delete(owner)).await
+        let deleted = self.call("delete", Some(owner), self.inner.delete(owner)).await;
+        if matches!(deleted, Ok(Progress::Done)) {
+            self.recovery.forget(owner);
+        }
+        deleted
     }
 
     pub(crate) async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
-        self.call("target_health", self.inner.target_health(owner)).await
+        self.call("target_health", Some(owner), self.inner.target_health(owner)).await
     }
 
     pub(crate) async fn owned(&self) -> Result<Vec<Owner>, Error> {
-        self.call("owned", self.inner.owned()).await
+        self.call("owned", None, self.inner.owned()).await
+    }
+
+    pub(crate) fn source_annotations(&self) -> &'static [&'static str] {
+        self.inner.source_annotations()
     }
 
     pub(crate) fn replaced_finalizers(&self) -> &'static [&'static str] {
         self.inner.replaced_finalizers()
     }
 
+    /// Waits until the provider answers calls of which the last try had no answer. Returns how many, for one listener.
+    pub(crate) async fn answered(&self) -> usize {
+        self.recovery.answered().await
+    }
+
     /// A call whose outcome may have a part that failed.
     async fn change(
         &self,
         name: &'static str,
+        owner: &Owner,
         call: impl Future<Output = Result<Outcome, Error>>,
     ) -> Result<Outcome, Error> {
         let reason = |outcome: &Outcome| outcome.incomplete.as_ref().map(|(reason, _)| *reason);
-        self.judged_call(name, call, reason).await
+        self.judged_call(name, Some(owner), call, reason).await
     }
 
     async fn call<T>(
         &self,
         name: &'static str,
+        owner: Option<&Owner>,
         call: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        self.judged_call(name, call, |_| None).await
+        self.judged_call(name, owner, call, |_| None).await
     }
 
     /// `failed` is the reason why a part of a result failed.
     async fn judged_call<T>(
         &self,
         name: &'static str,
+        owner: Option<&Owner>,
         call: impl Future<Output = Result<T, Error>>,
         failed: impl Fn(&T) -> Option<&'static str>,
     ) -> Result<T, Error> {
@@ -104,6 +131,7 @@ impl GuardedProvider {
         if reason == Some(Error::UNAVAILABLE) {
             self.leadership.write_given_up();
         }
+        self.recovery.note(owner, name, &result);
         self.metrics.called(name, reason.unwrap_or("ok"), before.elapsed());
         result
     }

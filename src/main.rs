@@ -23,6 +23,7 @@ mod queue;
 mod rate_limit;
 mod reasons;
 mod reconcile;
+mod recovery;
 #[cfg(test)]
 mod reference;
 mod removal_hold;

@@ -80,7 +80,7 @@ impl Metrics {
         registry.register("reconciles", "Reconciles of one load balancer, by result: done, again (not complete yet), rejected (unsupported request), failed (retried)", reconciles);
         registry.register(
             "provider_call_duration_seconds",
-            "Duration of provider calls, by call (apply, set_targets, set_shared, delete, target_health, owned) and result: ok, or the reason of the error",
+            "Duration of provider calls, by call (apply, set_targets, restrict_sources, set_shared, delete, target_health, owned) and result: ok, or the reason of the error",
             calls,
         );
         registry.register(

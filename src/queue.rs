@@ -19,6 +19,10 @@ const URGENT_WAIT: Duration = Duration::from_secs(1);
 const URGENT_BACKOFF: Duration = Duration::from_secs(30);
 /// Of so many tasks that start while others wait too, one is not urgent: nothing starves.
 const NORMAL_EVERY: u32 = 8;
+/// Of keys that wait for a provider that answers again, each is tried within this time, at random.
+const RELEASE_SPREAD: Duration = Duration::from_secs(2);
+/// Keys that are released by each call that the provider answers again.
+const RELEASED_BY_EACH: usize = 2;
 
 /// What the queue holds for a key.
 pub(crate) trait Request {
@@ -45,6 +49,8 @@ pub(crate) enum ReconcileOutcome<R> {
     RequeueAfter(Duration, R),
     /// Failed; repeat after this time, or after the backoff if none is given.
     Failed(Option<Duration>, R),
+    /// Failed because the provider does not answer; repeat after the backoff, or when it answers again.
+    Unanswered(R),
 }
 
 #[derive(Debug)]
@@ -52,12 +58,16 @@ struct Slot<R> {
     group: String,
     state: SlotState<R>,
     failures: u32,
+    /// Whether it waits for the provider to answer.
+    is_unanswered: bool,
+    /// Whether it was tried soon after a failure, because the provider answered others. Until it succeeds, that is no reason any more.
+    is_hurried: bool,
 }
 
 #[derive(Debug)]
 enum SlotState<R> {
     Waiting { due: Instant, request: R },
-    Running { next: Option<R>, reset_backoff: bool },
+    Running { next: Option<R>, reset_backoff: bool, began: Instant },
 }
 
 /// What a slot that waits is made of.
@@ -66,6 +76,8 @@ struct Waiting<R> {
     due: Instant,
     request: R,
     failures: u32,
+    is_unanswered: bool,
+    is_hurried: bool,
 }
 
 #[derive(Debug)]
@@ -77,6 +89,10 @@ pub(crate) struct Queue<R> {
     running: BTreeMap<String, usize>,
     /// What is not due yet, when it was added.
     delayed: BTreeSet<(Instant, String)>,
+    /// What of it waits for the provider to answer.
+    unanswered: Turns,
+    /// When the provider last answered again.
+    answered: Option<Instant>,
     /// Urgent tasks that started since one that is not, while such a one waited.
     passed: u32,
     backoff: Backoff,
@@ -86,9 +102,21 @@ pub(crate) struct Queue<R> {
 
 impl<R: Request> Queue<R> {
     pub(crate) fn new(backoff: Backoff) -> Self {
-        let (slots, urgent, normal, running, delayed) = Default::default();
+        let (slots, urgent, normal, unanswered) = Default::default();
+        let (running, delayed, answered) = Default::default();
         let urgent_backoff = backoff.at_most(URGENT_BACKOFF);
-        Self { slots, urgent, normal, running, delayed, passed: 0, backoff, urgent_backoff }
+        Self {
+            slots,
+            urgent,
+            normal,
+            running,
+            delayed,
+            unanswered,
+            answered,
+            passed: 0,
+            backoff,
+            urgent_backoff,
+        }
     }
 
     /// The number of keys that are due and wait for a worker.
@@ -105,7 +133,7 @@ impl<R: Request> Queue<R> {
     /// request becomes urgent: then it is tried once soon.
     pub(crate) fn add(&mut self, key: &str, request: R, reset_backoff: bool, now: Instant) {
         match self.slots.get_mut(key).map(|slot| &mut slot.state) {
-            Some(SlotState::Running { next, reset_backoff: reset }) => {
+            Some(SlotState::Running { next, reset_backoff: reset, .. }) => {
                 *reset |= reset_backoff;
                 match next {
                     Some(next) => next.merge(request),
@@ -125,7 +153,15 @@ impl<R: Request> Queue<R> {
             }
             None => {
                 let group = request.group().to_owned();
-                self.insert_waiting(key, Waiting { group, due: now, request, failures: 0 }, now);
+                let waiting = Waiting {
+                    group,
+                    due: now,
+                    request,
+                    failures: 0,
+                    is_unanswered: false,
+                    is_hurried: false,
+                };
+                self.insert_waiting(key, waiting, now);
             }
         }
     }
@@ -147,10 +183,10 @@ impl<R: Request> Queue<R> {
         };
         let key = turns.first()?.to_owned();
         turns.end_turn();
-        let Waiting { group, request, failures, .. } = self.remove_waiting(&key)?;
-        let state = SlotState::Running { next: None, reset_backoff: false };
+        let Waiting { group, request, failures, is_hurried, .. } = self.remove_waiting(&key)?;
+        let state = SlotState::Running { next: None, reset_backoff: false, began: now };
         self.count_running(&group, |running| running + 1);
-        self.slots.insert(key.clone(), Slot { group, state, failures });
+        self.slots.insert(key.clone(), Slot { group, state, failures, is_unanswered: false, is_hurried });
         Some((key, request))
     }
 
@@ -163,6 +199,7 @@ impl<R: Request> Queue<R> {
         }
         self.urgent.set_running(group, running);
         self.normal.set_running(group, running);
+        self.unanswered.set_running(group, running);
     }
 
     fn running_of(&self, group: &str) -> usize {
@@ -171,33 +208,78 @@ impl<R: Request> Queue<R> {
 
     /// Records the end of a key's task.
     pub(crate) fn finish(&mut self, key: &str, outcome: ReconcileOutcome<R>, now: Instant, jitter: f64) {
-        let Some(Slot { group, state: SlotState::Running { next, reset_backoff }, failures }) =
-            self.slots.remove(key)
-        else {
-            return;
-        };
+        let Some(slot) = self.slots.remove(key) else { return };
+        let Slot { group, state, failures, mut is_hurried, .. } = slot;
+        let SlotState::Running { next, reset_backoff, began } = state else { return };
         self.count_running(&group, |running| running.saturating_sub(1));
+        let is_unanswered = matches!(outcome, ReconcileOutcome::Unanswered(_));
         let (mut request, delay, failures) = match (outcome, next.is_some()) {
             (ReconcileOutcome::Done, _) => {
                 if let Some(next) = next {
-                    self.insert_waiting(key, Waiting { group, due: now, request: next, failures: 0 }, now);
+                    let waiting = Waiting {
+                        group,
+                        due: now,
+                        request: next,
+                        failures: 0,
+                        is_unanswered,
+                        is_hurried: false,
+                    };
+                    self.insert_waiting(key, waiting, now);
                 }
                 return;
             }
-            (ReconcileOutcome::RequeueAfter(_, request), true) => (request, Duration::ZERO, 0),
-            (ReconcileOutcome::RequeueAfter(after, request), false) => (request, after, 0),
-            (ReconcileOutcome::Failed(_, request), true) if reset_backoff => (request, Duration::ZERO, 0),
+            (ReconcileOutcome::RequeueAfter(after, request), has_next) => {
+                is_hurried = false;
+                (request, if has_next { Duration::ZERO } else { after }, 0)
+            }
+            (ReconcileOutcome::Failed(_, request) | ReconcileOutcome::Unanswered(request), true)
+                if reset_backoff =>
+            {
+                (request, Duration::ZERO, 0)
+            }
+            // It began before the provider answered others again.
+            (ReconcileOutcome::Unanswered(request), _)
+                if !is_hurried && self.answered.is_some_and(|at| at >= began) =>
+            {
+                is_hurried = true;
+                (request, RELEASE_SPREAD.mul_f64(jitter), failures.saturating_add(1))
+            }
             (ReconcileOutcome::Failed(after, request), _) => {
                 // A wait that the task asks for says nothing about the next failure.
                 let failures = if after.is_some() { failures.max(1) } else { failures.saturating_add(1) };
-                let backoff = if request.is_urgent() { self.urgent_backoff } else { self.backoff };
-                (request, after.unwrap_or_else(|| backoff.delay(failures, jitter)), failures)
+                let delay = after.unwrap_or_else(|| self.delay(&request, failures, jitter));
+                (request, delay, failures)
+            }
+            (ReconcileOutcome::Unanswered(request), _) => {
+                let failures = failures.saturating_add(1);
+                let delay = self.delay(&request, failures, jitter);
+                (request, delay, failures)
             }
         };
         if let Some(next) = next {
             request.merge(next);
         }
-        self.insert_waiting(key, Waiting { group, due: now + delay, request, failures }, now);
+        let waiting = Waiting { group, due: now + delay, request, failures, is_unanswered, is_hurried };
+        self.insert_waiting(key, waiting, now);
+    }
+
+    fn delay(&self, request: &R, failures: u32, jitter: f64) -> Duration {
+        let backoff = if request.is_urgent() { self.urgent_backoff } else { self.backoff };
+        backoff.delay(failures, jitter)
+    }
+
+    /// The provider answers so many calls of which the last try had no answer. Ends the waits of two keys for each: if they succeed,
+    /// others follow.
+    pub(crate) fn provider_answers(&mut self, calls: usize, now: Instant, mut jitter: impl FnMut() -> f64) {
+        self.answered = Some(now);
+        for _ in 0..calls.saturating_mul(RELEASED_BY_EACH) {
+            let Some(key) = self.unanswered.first().map(str::to_owned) else { return };
+            self.unanswered.end_turn();
+            let Some(mut waiting) = self.remove_waiting(&key) else { return };
+            waiting.is_unanswered = false;
+            waiting.due = waiting.due.min(now + RELEASE_SPREAD.mul_f64(jitter()));
+            self.insert_waiting(&key, waiting, now);
+        }
     }
 
     /// When the next key is due, of those that `which` allows, or may be.
@@ -221,30 +303,33 @@ impl<R: Request> Queue<R> {
             let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
             let running = self.running.get(group).copied().unwrap_or_default();
             turns.insert(group, running, due, &key);
+            self.unanswered.remove(group, due, &key);
         }
     }
 
     fn insert_waiting(&mut self, key: &str, waiting: Waiting<R>, now: Instant) {
-        let Waiting { group, due, request, failures } = waiting;
+        let Waiting { group, due, request, failures, is_unanswered, is_hurried } = waiting;
+        let running = self.running_of(&group);
         if due > now {
             self.delayed.insert((due, key.to_owned()));
+            if is_unanswered {
+                self.unanswered.insert(&group, running, due, key);
+            }
         } else {
-            let running = self.running_of(&group);
             let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
             turns.insert(&group, running, due, key);
         }
-        self.slots
-            .insert(key.to_owned(), Slot { group, state: SlotState::Waiting { due, request }, failures });
+        let state = SlotState::Waiting { due, request };
+        self.slots.insert(key.to_owned(), Slot { group, state, failures, is_unanswered, is_hurried });
     }
 
     fn remove_waiting(&mut self, key: &str) -> Option<Waiting<R>> {
-        let Slot { group, state: SlotState::Waiting { due, request }, failures } = self.slots.remove(key)?
-        else {
-            return None;
-        };
+        let Slot { group, state, failures, is_unanswered, is_hurried } = self.slots.remove(key)?;
+        let SlotState::Waiting { due, request } = state else { return None };
         let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
         let _ = turns.remove(&group, due, key) || self.delayed.remove(&(due, key.to_owned()));
-        Some(Waiting { group, due, request, failures })
+        self.unanswered.remove(&group, due, key);
+        Some(Waiting { group, due, request, failures, is_unanswered, is_hurried })
     }
 }
 

@@ -45,15 +45,17 @@ reasons! {
     }
 
     "steerage.dev/Serving" {
-        /// At least one target passes its health check.
+        /// At least one target passes its health check. The message names ports and IP families for which none does.
         SERVING = "TargetsHealthy";
         /// The Service has no endpoint that is ready, or serving while it terminates.
         NO_ENDPOINTS = "NoEndpoints";
         /// No node is eligible as a target, or no endpoint has a port of the Service.
         NO_TARGETS = "NoTargets";
+        /// The Service publishes no address, because its load balancer is refused or cannot be completed: `Programmed` says why. No port is served.
+        NOT_PROGRAMMED = "NotProgrammed";
         /// No target passes its health check.
         TARGETS_UNHEALTHY = "TargetsUnhealthy";
-        /// The provider has not reported the health of the targets, or it cannot be read.
+        /// The provider has not reported the health of the targets, or it could not be read for three intervals, 3m at least. The message says since when.
         HEALTH_UNKNOWN = "HealthUnknown";
     }
 
@@ -62,6 +64,8 @@ reasons! {
         AS_EXPECTED = "AsExpected";
         /// The provider cannot use some targets; it uses the others.
         TARGETS_REFUSED = "TargetsRefused";
+        /// Some ports, or an IP family, have no healthy target, while others have one. The message names them.
+        PARTLY_UNHEALTHY = "PartlyUnhealthy";
         /// The Service is labelled for the agent, and some nodes that are older than 5m have no agent.
         NODES_WITHOUT_AGENT = "NodesWithoutAgent";
         /// No eligible node can serve the Service; ineligible nodes stay targets.
@@ -72,7 +76,7 @@ reasons! {
         AFFINITY_NOT_SUPPORTED = "AffinityNotSupported";
         /// A watch is stale; the last targets are kept.
         TARGETS_FROZEN = "TargetsFrozen";
-        /// The requested configuration is unsupported; the previous load balancer is kept. One of another controller is not adopted.
+        /// The requested configuration is unsupported; the previous load balancer is kept, without source ranges that the Service no longer has as far as narrower ones have room. The message says who may connect. One of another controller is not adopted.
         UNSUPPORTED_CHANGE = "UnsupportedChange";
         /// An annotation `steerage.dev/…` is unknown, and ignored.
         ANNOTATION_IGNORED = "AnnotationIgnored";

@@ -28,8 +28,10 @@ use crate::service_writer::{ServiceWriter, WriteError};
 use program::is_due;
 
 mod ensure;
+mod health;
 mod pause;
 mod program;
+mod sources;
 mod teardown;
 
 /// The shortest wait for what is due, also if a reconcile ended before it got to it.
@@ -227,7 +229,11 @@ impl Reconciler {
                     }
                     (false, _) => tracing::debug!(%service, %error, retry_in, "throttled; retrying"),
                 }
-                ("failed", ReconcileOutcome::Failed(after, again))
+                let outcome = match error {
+                    Error::Unavailable(_) => ReconcileOutcome::Unanswered(again),
+                    _ => ReconcileOutcome::Failed(after, again),
+                };
+                ("failed", outcome)
             }
             Err(ReconcileError::Write(error)) => {
                 let error = steerage_model::chain(&error);

@@ -15,6 +15,35 @@ use steerage_reference::{table, wrap};
 use crate::args::{ADMIN, Args};
 use crate::reasons;
 
+/// Reasons of the agent's events, each with its meaning and what to do. The agent's crate has them where it publishes them.
+const AGENT_EVENTS: &[(&str, &str, &str)] = &[
+    (
+        "FailedToStartServiceHealthcheck",
+        "The agent cannot listen on a health-check node port. The reason is kube-proxy's",
+        "Find the other listener with `ss -ltnp` on the node, and end it. The agent tries again by itself",
+    ),
+    (
+        "ExternalIPNotServed",
+        "The agent does not serve an external IP, because it is reserved or denied",
+        "[Use another address](../troubleshooting.md#an-external-ip-is-not-served)",
+    ),
+    (
+        "ServiceTooLarge",
+        "The agent serves a part of a Service, because it needs more elements of nftables than it may have, or a port has more endpoints than a list",
+        "[Use fewer ports, endpoints or source ranges, or raise the limits](../troubleshooting.md#a-service-is-served-in-part)",
+    ),
+    (
+        "TablesChanged",
+        "Another program changed the agent's tables, and the agent repairs them. The event names the table and the process",
+        "[Keep that program from them](../troubleshooting.md#traffic-stops-after-another-program-changed-nftables)",
+    ),
+    (
+        "ForeignTable",
+        "A table of another program drops by default, or kube-proxy left it",
+        "[Have it accept traffic to pods and node ports](../troubleshooting.md#traffic-stops-after-another-program-changed-nftables), or delete it",
+    ),
+];
+
 #[test]
 fn reference_page_of_the_controller_is_current() -> anyhow::Result<()> {
     let metrics = Metrics::new("controller", env!("CARGO_PKG_VERSION"));
@@ -151,6 +180,15 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         };
         sections.push(format!("## {title}\n\n{}", reason_table(reasons)));
     }
+    sections.push(format!(
+        "## Events of the agent: Warning\n\n{}\n\n{}",
+        wrap(
+            "The first three are events of a Service, the others of the agent's Node. Of `ExternalIPNotServed` and `ServiceTooLarge` \
+             together an agent publishes ten at once and one a minute, within 30 s; its log has at most 60 lines a minute about them. Of \
+             `TablesChanged` and `ForeignTable` together it publishes ten at once and one a minute."
+        ),
+        error_table(AGENT_EVENTS)
+    ));
     let mut provider = String::from(
         "## Errors of the provider\n\nReasons of the condition `steerage.dev/Programmed` and of Warning events. Of every \
          provider:\n\n",
@@ -192,12 +230,10 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         "conditions.md",
         "Conditions, reasons and events",
         "A reason of `steerage.dev/Programmed` that is a problem, the first reason of `steerage.dev/Degraded`, and \
-         `NoEndpoints` after 5 s are also Warning events when they appear. A restart of the controller does not repeat them. The agent adds the Warning event `FailedToStartServiceHealthcheck`, kube-proxy's \
-         reason, when it cannot listen on a health-check node port; `ExternalIPNotServed` when an external IP is reserved or \
-         denied; and `ServiceTooLarge` when it serves a part of a Service's endpoints, because the Service needs more elements \
-         of nftables than it may have. Of these two an agent publishes ten at once and one a minute, within 30 s; its log has all. \
-         On its Node it adds the Warning events `TablesChanged` when another program changed its tables, with the table and the \
-         process, and `ForeignTable` when a table of another program drops by default, or kube-proxy left it.",
+         `NoEndpoints` after 5 s are also Warning events when they appear. A restart of the controller does not repeat them.\n\n\
+         If several problems apply, the reason of `steerage.dev/Degraded` is the worst one, and its message names all. \
+         `UnsupportedChange` only repeats that a request was refused: `steerage.dev/Programmed` says why. [Troubleshooting](../troubleshooting.md) \
+         says what to do.",
         &sections,
     )
 }

@@ -139,6 +139,11 @@ impl RequestQueue {
         self.lock().queue.finish(key, outcome, Instant::now(), fastrand::f64());
     }
 
+    /// Records that the provider answers so many calls of which the last try had no answer.
+    pub(crate) fn provider_answers(&self, calls: usize) {
+        self.lock().queue.provider_answers(calls, Instant::now(), fastrand::f64);
+    }
+
     /// When the next key is due, of those that `which` allows, or may be.
     pub(crate) fn next_due(&self, which: Which) -> Option<Instant> {
         self.lock().queue.next_due(which)

@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use steerage_model::{Condition, Ingress, IpMode, Service, names};
-use steerage_provider_api::{HealthState, TargetHealth};
+use steerage_provider_api::{Health, HealthState, PartHealth};
 
 use crate::reasons;
 
@@ -18,6 +18,8 @@ pub(crate) type ReasonMessage = (&'static str, String);
 pub(crate) struct HealthSummary {
     has_healthy: bool,
     is_undecided: bool,
+    /// Parts of the load balancer without a healthy target, while others have one.
+    unserved: Vec<String>,
     /// Some of the unusable targets, with the reason.
     unusable: Vec<(String, String)>,
     unusable_count: usize,
@@ -27,15 +29,43 @@ impl HealthSummary {
     /// Unusable targets that a message names.
     const SHOWN: usize = 5;
 
-    pub(crate) fn new(targets: &[TargetHealth]) -> Self {
+    pub(crate) fn new(health: &Health) -> Self {
+        let Health { targets, parts, due: _ } = health;
         let any = |state| targets.iter().any(|target| target.state == state);
+        let any_part = |is_served| parts.iter().any(|part| part.is_served == is_served);
         let unusable = || targets.iter().filter(|t| t.state == HealthState::Unused && !t.reason.is_empty());
+        // A target that all parts share can be healthy for one of them only.
+        let has_healthy = any(HealthState::Healthy) || any_part(Some(true));
+        let unserved = parts.iter().filter(|part| has_healthy && part.is_served == Some(false));
         Self {
-            has_healthy: any(HealthState::Healthy),
-            is_undecided: targets.is_empty() || any(HealthState::Initial),
+            has_healthy,
+            is_undecided: targets.is_empty() || any(HealthState::Initial) || any_part(None),
+            unserved: unserved.map(|part: &PartHealth| part.name.clone()).collect(),
             unusable: unusable().take(Self::SHOWN).map(|t| (t.target.clone(), t.reason.clone())).collect(),
             unusable_count: unusable().count(),
         }
+    }
+
+    /// The parts without a healthy target, for users; `None` if there are none.
+    fn unserved(&self) -> Option<String> {
+        /// Parts that a message names.
+        const SHOWN: usize = 10;
+        let shown = self.unserved.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+        match self.unserved.len() {
+            0 => None,
+            count if count > SHOWN => Some(format!("{shown}, and {} more", count - SHOWN)),
+            _ => Some(shown),
+        }
+    }
+
+    /// Reports parts without a healthy target.
+    pub(crate) fn unserved_parts(&self) -> Option<ReasonMessage> {
+        let parts = self.unserved()?;
+        let message = format!(
+            "No target passes its health check for {parts}. The rest of the load balancer is served. Check that the pods accept \
+             connections there, and that firewalls admit the load balancer."
+        );
+        Some((reasons::PARTLY_UNHEALTHY, message))
     }
 }
 
@@ -70,6 +100,8 @@ pub(crate) struct StatusInputs {
     pub(crate) unprogrammed: Option<ReasonMessage>,
     /// What to publish; `None` keeps what is published.
     pub(crate) ingress: Option<Vec<Ingress>>,
+    /// Whether clients can know an address of the load balancer: the Service publishes one, or will now.
+    pub(crate) is_published: bool,
     /// Whether an endpoint of the Service takes traffic.
     pub(crate) has_usable_endpoint: bool,
     /// Whether the Service has a selector; without one, users write its `EndpointSlices`.
@@ -80,6 +112,8 @@ pub(crate) struct StatusInputs {
     pub(crate) has_pod_targets: bool,
     /// `None` until the provider was asked.
     pub(crate) health: Option<HealthSummary>,
+    /// Since when it cannot be read, and why, if it is out of date.
+    pub(crate) outdated_health: Option<(Timestamp, &'static str)>,
     /// What is wrong while the load balancer works, worst first.
     pub(crate) degraded: Vec<ReasonMessage>,
 }
@@ -139,6 +173,11 @@ pub(crate) fn paused((reason, message): ReasonMessage, generation: Option<i64>) 
     DesiredStatus { ingress: None, conditions: vec![degraded] }
 }
 
+/// Whether this reason of `Programmed` is a problem. Else the provider only needs time.
+pub(crate) fn is_final((reason, _): &ReasonMessage) -> bool {
+    *reason != reasons::PROGRESSING
+}
+
 pub(crate) fn no_endpoints(has_selector: bool) -> ReasonMessage {
     let message = if has_selector {
         "The Service has no endpoint that takes traffic. Connections fail. \
@@ -166,9 +205,30 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
                        Check the nodes' taints and exclusion labels.";
         return ("False", why(reasons::NO_TARGETS, message));
     }
+    if let Some((reason, _)) =
+        inputs.unprogrammed.as_ref().filter(|why| !inputs.is_published && is_final(why))
+    {
+        let message = format!(
+            "No port is served: the Service has no load balancer, or one that is not complete, and publishes no address. The condition \
+             steerage.dev/Programmed says why ({reason})."
+        );
+        return ("False", (reasons::NOT_PROGRAMMED, message));
+    }
+    if let Some((read, failure)) = inputs.outdated_health {
+        let message = format!(
+            "The health of the targets was last read at {}. Since then it cannot be read ({failure}). Traffic is not affected by that, and \
+             Steerage retries. See the controller's log.",
+            read.strftime("%Y-%m-%dT%H:%M:%SZ")
+        );
+        return ("Unknown", (reasons::HEALTH_UNKNOWN, message));
+    }
     match &inputs.health {
         Some(health) if health.has_healthy => {
-            ("True", why(reasons::SERVING, "At least one target passes its health check."))
+            let message = match health.unserved() {
+                None => "At least one target passes its health check.".to_owned(),
+                Some(parts) => format!("At least one target passes its health check, but none for {parts}."),
+            };
+            ("True", (reasons::SERVING, message))
         }
         Some(health) if !health.is_undecided && inputs.has_pod_targets => {
             let message = "No pod passes its health check. The provider may use all pods. Check that they accept \

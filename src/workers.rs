@@ -40,7 +40,7 @@ pub(crate) async fn run(
     options: WorkerOptions,
     stop: CancellationToken,
 ) {
-    let mut workers = Workers::new(reconciler, requests, options);
+    let mut workers = Workers::new(Arc::clone(&reconciler), requests, options);
     workers.add_all();
     workers.add_sets();
     let mut resync_at = Instant::now();
@@ -55,6 +55,7 @@ pub(crate) async fn run(
             () = stop.cancelled() => break,
             Some(ended) = workers.tasks.join_next_with_id() => workers.on_task_end(ended),
             () = workers.requests.changed() => workers.add_for_nodes(),
+            calls = reconciler.provider.answered() => workers.requests.provider_answers(calls),
             Some(owner) = provider_changes.next() => workers.requests.add(&owner, ReconcileRequest::FULL, true),
             () = sleep_until(resync_at) => {
                 workers.list();
@@ -282,6 +283,8 @@ impl Workers {
 async fn reconcile(reconciler: &Reconciler, batch: RequestBatch) -> ReconcileOutcome<RequestBatch> {
     let (mut rest, mut requeue, mut failed) =
         (RequestBatch::default(), None::<Duration>, None::<Option<Duration>>);
+    // Whether all that failed did because the provider does not answer.
+    let mut is_unanswered = true;
     for (owner, request) in batch.0 {
         let request = match reconciler.reconcile(&owner, &request).await {
             ReconcileOutcome::Done => continue,
@@ -290,14 +293,20 @@ async fn reconcile(reconciler: &Reconciler, batch: RequestBatch) -> ReconcileOut
                 request
             }
             ReconcileOutcome::Failed(after, request) => {
+                is_unanswered = false;
                 // The shortest wait that one asks for: another one's must not delay it.
                 failed = Some(failed.flatten().into_iter().chain(after).min());
+                request
+            }
+            ReconcileOutcome::Unanswered(request) => {
+                failed = Some(failed.flatten());
                 request
             }
         };
         rest.merge(RequestBatch([(owner, request)].into()));
     }
     match (failed, requeue) {
+        (Some(_), _) if is_unanswered => ReconcileOutcome::Unanswered(rest),
         (Some(after), _) => ReconcileOutcome::Failed(after, rest),
         (None, Some(after)) => ReconcileOutcome::RequeueAfter(after, rest),
         (None, None) => ReconcileOutcome::Done,

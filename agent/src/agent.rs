@@ -4,7 +4,6 @@
 //! It writes at once when idle; inputs that arrive during a write are taken together in the next one. Nothing is written before
 //! Services, slices and this node have been listed; what the lists bring is planned while they arrive.
 
-mod event_limiter;
 mod foreign;
 mod health_ports;
 mod planner;
@@ -36,6 +35,8 @@ use unserved::UnservedReports;
 
 /// Limits of the delay after failed writes.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// Pause between readings of long lists that a start believed.
+const LISTS_INTERVAL: Duration = Duration::from_millis(10);
 /// Slower writes are logged.
 const SLOW_WRITE: Duration = Duration::from_millis(200);
 
@@ -78,6 +79,8 @@ struct LoopState {
     /// When a failed write is tried again.
     retry: Option<Instant>,
     backoff: Backoff,
+    /// When more long lists are read.
+    read_lists: Option<Instant>,
     ports: health_ports::PortState,
     pending: PendingMetrics,
     unserved: UnservedReports,
@@ -98,6 +101,7 @@ impl Agent {
             routes_changed: true,
             retry: None,
             backoff: Backoff::new(RETRY_DELAYS.0, RETRY_DELAYS.1),
+            read_lists: None,
             ports: health_ports::PortState::default(),
             pending: PendingMetrics::default(),
             unserved: UnservedReports::default(),
@@ -120,6 +124,7 @@ impl Agent {
                 state.planner.host_addresses = self.settings.host_addresses();
             }
             self.step(&mut state);
+            self.read_lists(&mut state);
             self.ports.expire();
             self.open_ports(&mut state);
         }
@@ -129,7 +134,7 @@ impl Agent {
     fn next_deadline(&self, state: &LoopState) -> Option<Instant> {
         let pure = [state.planner.next(), self.ports.next_expiry()];
         let pure = pure.map(|at| at.map(Instant::from_std));
-        [state.retry, state.ports.reopen].into_iter().chain(pure).flatten().min()
+        [state.retry, state.read_lists, state.ports.reopen].into_iter().chain(pure).flatten().min()
     }
 
     fn take(&mut self, state: &mut LoopState, input: Input) {
@@ -164,7 +169,7 @@ impl Agent {
         }
     }
 
-    fn debug_reply(&self, state: &LoopState, command: &DebugCommand) -> DebugReply {
+    fn debug_reply(&mut self, state: &LoopState, command: &DebugCommand) -> DebugReply {
         let planner = &state.planner;
         let Some((local_node, pods)) = planner.local_node.as_ref().filter(|_| state.listed) else {
             return DebugReply::Text(
@@ -179,7 +184,12 @@ impl Agent {
                     ExplainContext { ruleset, index: &planner.index, local_node, pods, host: &host };
                 DebugReply::Text(explain(*query, context).to_string())
             }
-            DebugCommand::Dump { .. } => DebugReply::Ruleset(Box::new(self.ruleset.clone())),
+            DebugCommand::Dump { .. } => {
+                // It shows the order of the lists.
+                let wrong = tokio::task::block_in_place(|| self.dataplane.read_all_lists(&mut self.ruleset));
+                self.repaired_lists(wrong);
+                DebugReply::Ruleset(Box::new(self.ruleset.clone()))
+            }
         }
     }
 
@@ -206,15 +216,14 @@ impl Agent {
         if !synced {
             return self.ruleset.stage(updates);
         }
-        let kernel = self.dataplane.state();
         if state.retry.is_some_and(|at| Instant::now() < at) {
             // A failed write waits. Each of its repetitions compares everything: changes must not make them more frequent.
             self.withdraw_health(state, &updates);
             self.ruleset.stage(updates);
-        } else if updates.is_empty() && kernel == KernelState::InSync {
+        } else if updates.is_empty() && self.dataplane.state() == KernelState::InSync {
             self.metrics.kube_proxy.settled();
             self.ask_for_annotations(state);
-        } else if self.write(state, updates, kernel) {
+        } else if self.write(state, updates) {
             self.ask_for_annotations(state);
         }
     }
@@ -255,12 +264,7 @@ impl Agent {
 
     /// Withdraws health before the write, and publishes it after: a probe never finds more than the rules serve. Returns whether
     /// the write succeeded.
-    fn write(
-        &mut self,
-        state: &mut LoopState,
-        updates: BTreeMap<Key, ServicePlan>,
-        kernel: KernelState,
-    ) -> bool {
+    fn write(&mut self, state: &mut LoopState, updates: BTreeMap<Key, ServicePlan>) -> bool {
         self.withdraw_health(state, &updates);
         let health = updates.iter().filter_map(|(key, plan)| Some((key.clone(), plan.health.clone()?)));
         let health: HealthPorts = health.collect();
@@ -268,11 +272,9 @@ impl Agent {
         self.metrics.kube_proxy.queued(self.dataplane.families());
         let started = StdInstant::now();
         // A large load takes its time in the kernel.
-        let result = tokio::task::block_in_place(|| {
-            let difference = self.ruleset.update(updates, kernel);
-            self.dataplane.write(&mut self.ruleset, &difference)
-        });
+        let result = tokio::task::block_in_place(|| self.dataplane.write(&mut self.ruleset, updates));
         let took = started.elapsed();
+        self.report_wrong_lists();
         let index = &state.planner.index;
         state.unserved.report(&mut self.ruleset, index, &self.settings.node, &self.recorder);
         let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
@@ -306,7 +308,7 @@ impl Agent {
     }
 
     fn written(&mut self, written: Written, health: &HealthPorts, took: Duration) {
-        let Written { elements, full } = written;
+        let Written { elements, full, wrong_lists } = written;
         if took >= SLOW_WRITE {
             tracing::info!(elements, full, took = %duration::rounded(took), "rules written; the write took longer than 200ms");
         } else {
@@ -326,11 +328,49 @@ impl Agent {
         }
         self.metrics.health_ports.set(i64::try_from(self.ports.count()).unwrap_or(i64::MAX));
         self.proxy_health.updated();
-        let stale = if full { self.ruleset.take_all_stale_flows() } else { self.ruleset.take_stale_flows() };
+        let stale = if full || wrong_lists > 0 {
+            self.ruleset.take_all_stale_flows()
+        } else {
+            self.ruleset.take_stale_flows()
+        };
         self.cleaner.clean(stale);
         if let Some(first) = self.first.take() {
             tracing::info!(elements, took = %duration::rounded(took), "rules written for the first time");
             first.done();
+        }
+    }
+
+    /// Reads some of the long lists that a start believed, if that is due, and repairs them.
+    fn read_lists(&mut self, state: &mut LoopState) {
+        let now = Instant::now();
+        if !self.dataplane.has_unread_lists() {
+            state.read_lists = None;
+        } else if state.read_lists.is_none_or(|at| at <= now) {
+            // Also the next round after a failure, which compares everything.
+            state.read_lists = Some(now + LISTS_INTERVAL);
+            let wrong = tokio::task::block_in_place(|| self.dataplane.read_some_lists(&mut self.ruleset));
+            self.repaired_lists(wrong);
+        }
+    }
+
+    /// After a reading that no write follows.
+    fn repaired_lists(&mut self, wrong: usize) {
+        self.report_wrong_lists();
+        if wrong > 0 {
+            self.cleaner.clean(self.ruleset.take_all_stale_flows());
+        }
+    }
+
+    /// Reports and counts lists that were not what their digests said.
+    fn report_wrong_lists(&mut self) {
+        let found = self.dataplane.take_found();
+        if !found.is_empty() {
+            let changed = found.to_string();
+            tracing::warn!(
+                changed,
+                "long lists were changed by another program while no agent ran; repairing them"
+            );
+            self.metrics.foreign_changes.count(&found);
         }
     }
 

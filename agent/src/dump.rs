@@ -10,7 +10,7 @@ use steerage_nft::{Error, Row};
 
 use crate::kernel::{FAMILIES, KernelTable, read_table};
 use crate::plan::Desired;
-use crate::rules::{BaseRuleset, Elements, LOCAL_OFFSET, Ruleset, SetId, difference};
+use crate::rules::{BaseRuleset, Elements, LOCAL_OFFSET, ListDigest, Ruleset, SetId, difference};
 
 /// A comparison as text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -160,6 +160,8 @@ fn describe(id: SetId, row: Row<'_>) -> String {
     }
     if let Some(peer) = row.data.filter(|_| id == SetId::Peers) {
         let _ = write!(text, " -> node {}", addr(peer));
+    } else if let Some(digest) = row.data.filter(|_| id == SetId::Digests).and_then(ListDigest::decode) {
+        let _ = write!(text, " -> {} endpoint(s), {}", digest.length, digest.hash_text());
     } else if let Some(list) = row.data.and_then(|data| <[u8; 4]>::try_from(data).ok()) {
         let _ = write!(text, " -> list {:08x}", u32::from_ne_bytes(list));
     } else if let Some((target, port)) =
@@ -199,6 +201,7 @@ fn fields(id: SetId, key: &[u8]) -> String {
             format!("list {list:08x} slot {slot}")
         }
         SetId::Shares(_) => format!("namespace {:08x}", key.try_into().map_or(0, u32::from_ne_bytes)),
+        SetId::Digests => format!("list {:08x}", key.try_into().map_or(0, u32::from_ne_bytes)),
         SetId::Sticky(_) => {
             let (hash, key) = key.split_at_checked(4).unwrap_or_default();
             format!("{} endpoint {:08x}", frontend(key), hash.try_into().map_or(0, u32::from_ne_bytes))

@@ -174,9 +174,14 @@ impl ExplainContext<'_> {
                 )
             }));
             explanation.notes.extend(reduced.map(|reduced| {
+                let why = if reduced.needs > reduced.limit {
+                    format!("needs {} elements of nftables, and may have {}", reduced.needs, reduced.limit)
+                } else {
+                    "has more endpoints than a list".to_owned()
+                };
                 format!(
-                    "{} needs {} elements of nftables, and may have {}: at most {} of its endpoints are used on this node",
-                    service.key, reduced.needs, reduced.limit, reduced.endpoints
+                    "{} {why}: at most {} of its endpoints are used on this node",
+                    service.key, reduced.endpoints
                 )
             }));
         }

@@ -143,7 +143,7 @@ impl Metrics {
         );
         registry.register(
             "reduced_services",
-            "Services of which only a part of the endpoints is served, because they need more elements than they may have",
+            "Services of which only a part of the endpoints is served, because they need more elements than they may have, or a list has no more endpoints",
             reduced_services,
         );
         registry.register(

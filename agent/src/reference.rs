@@ -41,7 +41,7 @@ fn reference_page_of_the_agent_is_current() -> anyhow::Result<()> {
                     (
                         "`[::]:10356`, with `--kube-proxy-replacement` also `[::]:10256`, or `--healthz-port`",
                         "/healthz",
-                        "200 while the rules are current and the node is eligible, otherwise 503, with JSON",
+                        "200 while the rules are current, no watch is silent for longer than `--max-watch-silence`, and the Node exists, is not being deleted and lacks the cluster autoscaler's taint; otherwise 503. With JSON",
                     ),
                     ("the same", "/livez", "200 while the rules are current, otherwise 503"),
                     (

@@ -135,6 +135,10 @@ impl AgentSettings {
         let external_ips = ExternalIps {
             denied: self.deny_external_ips,
             service_cidrs: cidrs,
+            pods: match &self.detect_local {
+                DetectLocal::ClusterCidrs(nets) => node.pod_cidrs.iter().chain(nets).copied().collect(),
+                _ => node.pod_cidrs.clone(),
+            },
             node: given().collect(),
             api_servers,
         };
@@ -214,7 +218,12 @@ mod tests {
         };
         let local_node = settings("primary").local_node(&node, &[], &Store::default(), Vec::new());
         assert_eq!(local_node.node_port_addresses, addrs(&["10.0.0.1", "fd00::1"]));
-        assert_eq!(settings("primary").local_pods(&node), LocalPods::Networks(node.pod_cidrs));
+        assert_eq!(local_node.external_ips.pods, node.pod_cidrs);
+        assert_eq!(settings("primary").local_pods(&node), LocalPods::Networks(node.pod_cidrs.clone()));
+        let all = DetectLocal::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+        let settings = AgentSettings { detect_local: all, ..settings("primary") };
+        let local_node = settings.local_node(&node, &[], &Store::default(), Vec::new());
+        assert_eq!(local_node.external_ips.pods.len(), 2, "that of the cluster, too");
     }
 
     #[test]

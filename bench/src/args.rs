@@ -13,7 +13,7 @@ use steerage_process::duration;
 use crate::aws;
 use crate::controller;
 use crate::host;
-use crate::measure::{self, Measure, Settings};
+use crate::measure::{self, Extent, Measure, Settings};
 use crate::objects::{ENDPOINTS, Shape};
 use crate::report::Report;
 use crate::subject::Programs;
@@ -64,6 +64,9 @@ struct Proxies {
     /// Vary the number of endpoints: even, or the long tail of large clusters
     #[arg(long, value_enum, default_value_t, conflicts_with = "endpoints")]
     shape: ShapeName,
+    /// Instead, draw the agent's cost against endpoints of a Service, with as many endpoints in all, as SVG into this directory
+    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["services", "endpoints", "shape", "only"])]
+    plot: Option<PathBuf>,
     /// Start and measure each program this many times with each number of Services [default: 5; with --quick 3]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     runs: Option<u16>,
@@ -109,6 +112,7 @@ impl Proxies {
             services,
             endpoints,
             shape,
+            plot,
             runs,
             only,
             alone,
@@ -163,7 +167,13 @@ impl Proxies {
                 .with_context(|| format!("cannot write {}", file.display())),
             None => Ok(()),
         };
-        let report = measure::run(&settings, &programs, &folder, &driver, save)?;
+        let report = match &plot {
+            Some(plots) => {
+                let extent = Extent { endpoints: if quick { 9000 } else { 90_000 } };
+                measure::draw(&settings, extent, &programs, &folder, &driver, plots, save)?
+            }
+            None => measure::run(&settings, &programs, &folder, &driver, save)?,
+        };
         println!("{machine}; {} runs; load before {load:.1}, after {:.1}\n", settings.runs, host::load());
         println!("{}", report.markdown());
         // After a failure the logs are kept.

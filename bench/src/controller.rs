@@ -13,7 +13,6 @@ mod memory;
 mod moves;
 mod objects;
 mod peer;
-mod plot;
 mod program;
 mod real;
 mod results;

@@ -13,6 +13,7 @@ pub mod controller;
 pub mod host;
 pub mod measure;
 pub mod objects;
+mod plot;
 pub mod report;
 pub mod subject;
 pub mod testbed;

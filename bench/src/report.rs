@@ -68,6 +68,18 @@ impl Report {
         self.metrics.entry(name.to_owned()).or_insert_with(fresh).values.entry(who).or_default()
     }
 
+    /// The values of a metric, one for each run.
+    pub fn of(&self, name: &str, who: Who) -> Vec<f64> {
+        let metric = self.metrics.get(name).and_then(|metric| metric.values.get(&who));
+        metric.map(|values| values.values.clone()).unwrap_or_default()
+    }
+
+    /// Adds the metrics of another report, which has none of the same name.
+    pub fn extend(&mut self, other: Self) {
+        self.names.extend(other.names);
+        self.metrics.extend(other.metrics);
+    }
+
     /// `{metric: {unit, ours: {median, min, max}, peer: {name, median, min, max}, ratio}}`. A ratio above 1 means that ours is
     /// better. A side that was not measured is null. `unfinished` marks lower bounds.
     pub fn json(&self) -> Value {

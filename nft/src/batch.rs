@@ -378,7 +378,7 @@ fn write_set(out: &mut Writer, table: &Table, set: &Set, id: u32) {
     }
 }
 
-fn write_keys(out: &mut Writer, key: &[u8], end: Option<&[u8]>) {
+pub(crate) fn write_keys(out: &mut Writer, key: &[u8], end: Option<&[u8]>) {
     out.nest(1, |out| out.attr(1, key));
     if let Some(end) = end {
         out.nest(10, |out| out.attr(1, end));

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::batch::OBJECT_COUNTER;
-use crate::info::{BaseChainInfo, ChainInfo, RuleInfo, TableInfo};
+use crate::info::{BaseChainInfo, ChainInfo, RuleInfo, SetInfo, TableInfo};
 use crate::rows::{Row, Rows};
 use crate::set::{Data, Element};
 use crate::verdict::Verdict;
@@ -35,8 +35,15 @@ pub(crate) fn chain(message: &Message<'_>) -> Option<ChainInfo> {
 }
 
 /// A set's table and name.
-pub(crate) fn set(message: &Message<'_>) -> Option<(String, String)> {
-    Some((message.attrs().string(1)?, message.attrs().string(2)?))
+pub(crate) fn set(message: &Message<'_>) -> Option<(String, SetInfo)> {
+    let attrs = message.attrs();
+    let info = SetInfo {
+        name: attrs.string(2)?,
+        key: attrs.u32(5).unwrap_or_default(),
+        data: attrs.u32(7).unwrap_or_default(),
+        size: attrs.nested(9).u32(1),
+    };
+    Some((attrs.string(1)?, info))
 }
 
 /// A counter's table and name, and its packets.
@@ -79,7 +86,7 @@ pub(crate) fn rows(message: &Message<'_>, rows: &mut Rows) {
         let is_end = attrs.u32(3).unwrap_or(0) & INTERVAL_END != 0;
         if let Some(key) = attrs.nested(1).find(1).filter(|_| !is_end) {
             let (end, data) = (attrs.nested(10).find(1), attrs.nested(2).find(1));
-            rows.push_listed(Row { key, end, data });
+            rows.push_row(Row { key, end, data });
         }
     }
 }

@@ -35,6 +35,19 @@ pub struct BaseChainInfo {
     pub drops: bool,
 }
 
+/// A set or map, as listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetInfo {
+    /// Name of the set.
+    pub name: String,
+    /// Bytes of a key.
+    pub key: u32,
+    /// Bytes of an element's data; 0 for a set.
+    pub data: u32,
+    /// The most elements that it may have, if it was created with a limit.
+    pub size: Option<u32>,
+}
+
 /// A rule, as listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleInfo {

@@ -97,7 +97,7 @@ pub use conntrack::{Conntrack, ConntrackEntry, Tuple};
 pub use error::{Error, KernelError};
 pub use expression::Expression;
 pub use field::{DataType, Field, concat};
-pub use info::{BaseChainInfo, ChainInfo, RuleInfo, TableInfo};
+pub use info::{BaseChainInfo, ChainInfo, RuleInfo, SetInfo, TableInfo};
 pub use kernel_expression::KernelExpression;
 pub use keys::{Ct, Direction, FibAddress, Meta, PayloadBase};
 pub use monitor::{Change, Commit, Monitor, Notification, ObjectKind, Process};

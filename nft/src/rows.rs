@@ -78,8 +78,8 @@ impl Rows {
         self.bytes.resize(start + self.shape.row_len(), 0);
     }
 
-    /// Appends an element that the kernel listed. Ignores one of another shape.
-    pub(crate) fn push_listed(&mut self, row: Row<'_>) {
+    /// Appends a row, as of other rows or as the kernel listed it. Ignores one of another shape.
+    pub fn push_row(&mut self, row: Row<'_>) {
         let shape =
             RowShape { key: row.key.len(), range: row.end.is_some(), data: row.data.map_or(0, <[u8]>::len) };
         if shape == self.shape && row.end.is_none_or(|end| end.len() == shape.key) {
@@ -87,6 +87,11 @@ impl Rows {
                 self.bytes.extend_from_slice(part);
             }
         }
+    }
+
+    /// The lengths of the elements.
+    pub fn shape(&self) -> RowShape {
+        self.shape
     }
 
     /// Number of rows.
@@ -183,7 +188,7 @@ mod tests {
         let mut rows = Rows::new(RowShape { key: 4, range: true, data: 0 });
         let addr = |n: u8| [Field::V4([10, 0, 0, n].into())];
         rows.push_range(&addr(1), &addr(9));
-        rows.push_listed(Row { key: &[10, 0, 0, 1], end: None, data: None });
+        rows.push_row(Row { key: &[10, 0, 0, 1], end: None, data: None });
         let all: Vec<_> = rows.iter().collect();
         assert_eq!(all, [Row { key: &[10, 0, 0, 1], end: Some(&[10, 0, 0, 9]), data: None }]);
     }

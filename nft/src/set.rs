@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::field::{DataType, length};
+use crate::info::SetInfo;
 use crate::rows::RowShape;
 use crate::verdict::Verdict;
 
@@ -87,6 +88,16 @@ impl Set {
             Some(MapDataType::Verdict) | None => 0,
         };
         RowShape { key: bytes(&self.key), range: self.interval, data }
+    }
+
+    /// Whether a set of the kernel has keys and data of these lengths, and room for as many elements.
+    pub fn fits(&self, info: &SetInfo) -> bool {
+        let data = match &self.data {
+            Some(MapDataType::Value(fields)) => length(fields),
+            Some(MapDataType::Verdict) => info.data,
+            None => 0,
+        };
+        (info.key, info.data, info.size) == (length(&self.key), data, self.size)
     }
 
     /// Limits the number of elements. A limited set that is not dynamic has a hash table of fixed size, which fills faster.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The clock of the lease.
+//! The clock of the lease, and the time for users.
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use nix::time::{ClockId, clock_gettime};
 
 /// Time since boot, including suspends (`CLOCK_BOOTTIME`, see `clock_gettime(2)`). `std::time::Instant` stops during a suspend, so a
@@ -14,6 +15,15 @@ pub(super) fn now() -> Duration {
     }
     // Available since Linux 2.6.39. If it fails, every lease counts as expired.
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::MAX, Duration::from)
+}
+
+/// The time as users know it.
+pub(crate) fn time_of_day() -> Timestamp {
+    #[cfg(test)]
+    if let Some(now) = simulated::now() {
+        return Timestamp::UNIX_EPOCH.saturating_add(now).unwrap_or(Timestamp::MAX);
+    }
+    Timestamp::now()
 }
 
 #[cfg(test)]

@@ -266,10 +266,112 @@ fn others_wait_while_only_urgent_requests_may_start() {
     assert_eq!(queue.next_due(Which::Urgent), None);
 }
 
+/// Fails all of these keys until they wait for a minute.
+fn wait_for_provider(queue: &mut Queue<Tickets>, now: Instant, keys: &[(&str, u32)]) -> Instant {
+    let mut now = now;
+    for (key, number) in keys {
+        queue.add(key, ticket(*number), false, now);
+    }
+    for _ in 0..12 {
+        while let Some((key, request)) = queue.start_next(Which::All, now) {
+            queue.finish(&key, ReconcileOutcome::Unanswered(request), now, 1.0);
+        }
+        now += 60 * SECOND;
+    }
+    while let Some((key, request)) = queue.start_next(Which::All, now) {
+        queue.finish(&key, ReconcileOutcome::Unanswered(request), now, 1.0);
+    }
+    assert_eq!(queue.next_due(Which::All), Some(now + 60 * SECOND));
+    now
+}
+
+/// Each success of one brings two others, of which a tenant's many are not first.
+#[test]
+fn provider_that_answers_again_ends_waits_in_growing_numbers_and_in_turns() {
+    let (mut queue, now) = queue();
+    let keys: Vec<(String, u32)> = (0..100)
+        .map(|number| (format!("flood-{number:03}"), FLOOD + number))
+        .chain([("usual-0".to_owned(), 0), ("usual-1".to_owned(), 1)])
+        .collect();
+    let keys: Vec<(&str, u32)> = keys.iter().map(|(key, number)| (key.as_str(), *number)).collect();
+    let mut now = wait_for_provider(&mut queue, now, &keys);
+    queue.provider_answers(1, now, || 0.5);
+    let mut all = Vec::new();
+    for expected in [2, 4, 8, 16, 32, 40, 0] {
+        assert_eq!(key(queue.start_next(Which::All, now)), None, "spread");
+        now += SECOND;
+        let started: Vec<String> = std::iter::from_fn(|| key(queue.start_next(Which::All, now))).collect();
+        assert_eq!(started.len(), expected, "{all:?}");
+        for key in &started {
+            queue.finish(key, ReconcileOutcome::Done, now, 1.0);
+        }
+        queue.provider_answers(started.len(), now, || 0.5);
+        all.extend(started);
+    }
+    assert!(all[..4].contains(&"usual-0".to_owned()) && all[..4].contains(&"usual-1".to_owned()), "{all:?}");
+}
+
+/// One that is released and fails waits as long as before, and so do failures of other kinds.
+#[test]
+fn wait_that_ended_early_is_not_shorter_the_next_time() {
+    let (mut queue, now) = queue();
+    let now = wait_for_provider(&mut queue, now, &[("a", 1), ("b", 2), ("c", 3)]);
+    queue.add("other", ticket(4), false, now);
+    let (_, request) = queue.start_next(Which::All, now).expect("due");
+    queue.finish("other", ReconcileOutcome::Failed(Some(30 * SECOND), request), now, 1.0);
+    queue.provider_answers(1, now, || 0.0);
+    for expected in ["a", "b"] {
+        let (found, request) = queue.start_next(Which::All, now).expect("released");
+        assert_eq!(found, expected);
+        let later = now + SECOND;
+        queue.finish(&found, ReconcileOutcome::Unanswered(request), later, 1.0);
+        let due = queue.slots.get(&found).map(|slot| match slot.state {
+            SlotState::Waiting { due, .. } => due,
+            SlotState::Running { .. } => later,
+        });
+        // It began when the provider seemed to answer, so it is tried once more.
+        assert_eq!(due, Some(later + RELEASE_SPREAD));
+    }
+    assert_eq!(key(queue.start_next(Which::All, now)), None);
+    let now = now + 3 * SECOND;
+    for expected in ["a", "b"] {
+        let (found, request) = queue.start_next(Which::All, now).expect("tried once more");
+        assert_eq!(found, expected);
+        queue.finish(&found, ReconcileOutcome::Unanswered(request), now, 1.0);
+    }
+    assert_eq!(queue.next_due(Which::All), Some(now + 27 * SECOND), "the other failure");
+}
+
+/// In a partial outage others are answered all the time, which does not help one that never is.
+#[test]
+fn one_that_is_never_answered_keeps_its_backoff_while_others_are() {
+    let (mut queue, start) = queue();
+    let mut now = start;
+    queue.add("down", ticket(1), false, now);
+    let mut tries = 0;
+    while now < start + 600 * SECOND {
+        if let Some((key, request)) = queue.start_next(Which::All, now) {
+            tries += 1;
+            queue.provider_answers(0, now, || 0.5);
+            queue.finish(&key, ReconcileOutcome::Unanswered(request), now, 1.0);
+        }
+        now += SECOND;
+    }
+    assert!((10..30).contains(&tries), "{tries} tries in ten minutes");
+    queue.add("down", ticket(1), true, now);
+    let (key, request) = queue.start_next(Which::All, now).expect("due");
+    queue.finish(&key, ReconcileOutcome::RequeueAfter(SECOND, request), now, 1.0);
+    let (key, request) = queue.start_next(Which::All, now + SECOND).expect("due");
+    queue.provider_answers(0, now + SECOND, || 0.5);
+    queue.finish(&key, ReconcileOutcome::Unanswered(request), now + SECOND, 1.0);
+    assert_eq!(queue.next_due(Which::All), Some(now + SECOND + RELEASE_SPREAD), "it succeeded in between");
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Add { key: u8, urgent: bool, reset: bool },
     Take,
+    Answer,
     Finish { index: u8, outcome: u8 },
     Pass { milliseconds: u16 },
 }
@@ -282,7 +384,8 @@ fn step() -> impl Strategy<Value = Step> {
             reset
         }),
         Just(Step::Take),
-        (any::<u8>(), 0u8..3).prop_map(|(index, outcome)| Step::Finish { index, outcome }),
+        Just(Step::Answer),
+        (any::<u8>(), 0u8..4).prop_map(|(index, outcome)| Step::Finish { index, outcome }),
         (0u16..500).prop_map(|milliseconds| Step::Pass { milliseconds }),
     ]
 }
@@ -304,12 +407,14 @@ proptest! {
                     prop_assert!(running.iter().all(|(other, _)| *other != key), "{key} runs twice");
                     running.push((key, request));
                 },
+                Step::Answer => queue.provider_answers(1, now, || 0.5),
                 Step::Finish { index, outcome } => {
                     if running.is_empty() { continue }
                     let (key, request) = running.swap_remove(usize::from(index) % running.len());
                     let outcome = match outcome {
                         0 => { done.extend(request.0); ReconcileOutcome::Done }
                         1 => ReconcileOutcome::RequeueAfter(SECOND, request),
+                        2 => ReconcileOutcome::Unanswered(request),
                         _ => ReconcileOutcome::Failed(None, request),
                     };
                     queue.finish(&key, outcome, now, 0.5);

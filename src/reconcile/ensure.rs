@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ensures the load balancer of a managed Service: finalizer, load balancer with its targets, status.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
@@ -11,10 +11,9 @@ use tokio::time::Instant;
 use super::program::{PlannedTargets, exists, is_due};
 use super::{ReconcileError, ReconcileResult, Reconciler};
 use crate::applied::{self, AppliedState};
-use crate::cluster_index::{Snapshot, owner_of};
+use crate::cluster_index::Snapshot;
 use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{self, LegacyRequest, PlanError, TargetPlan};
-use crate::pod_gates::PodGates;
 use crate::reasons;
 use crate::request_queue::ReconcileRequest;
 use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
@@ -22,9 +21,6 @@ use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
 /// The consequence for a Service whose plan failed, by whether it has a load balancer.
 const KEPT: &str = "The previous load balancer is kept";
 const NOT_CREATED: &str = "No load balancer is created or changed";
-
-/// Wait before the health of the targets is read again after a failure.
-const HEALTH_RETRY: Duration = Duration::from_secs(30);
 
 impl Reconciler {
     pub(super) async fn ensure(
@@ -60,6 +56,16 @@ impl Reconciler {
             // The next try resolves it; not worth an event or a condition.
             return result;
         }
+        let (result, sources) = match &rejected {
+            Some((reason, _)) if *reason != ADOPTION_REFUSED => {
+                self.restrict_sources(service, applied, request, result).await
+            }
+            _ => {
+                let is_in_place = rejected.is_none() && matches!(result, Ok(Progress::Done));
+                self.note_accepted_sources(service, applied, is_in_place);
+                (result, None)
+            }
+        };
         self.poll_for_waiting_pods(service, applied);
         let is_health_due = request.full || applied.health.is_none() || is_due(applied.health_due_at);
         if exists(service, applied) && is_health_due {
@@ -72,8 +78,17 @@ impl Reconciler {
         if let Some((reason, _)) = &rejected
             && (*reason == ADOPTION_REFUSED || exists(service, applied))
         {
-            degraded.push(unsupported_change(service, reason));
+            degraded.push(unsupported_change(service, reason, sources));
         }
+        // A load balancer may be there, as where AWS rejects a listener, but no client knows it.
+        let is_published = exists(service, applied);
+        let rejected = rejected.map(|(reason, message)| {
+            if is_published {
+                return (reason, message);
+            }
+            let message = message.trim_end_matches(['.', ' ']);
+            (reason, format!("{message}. No port of the Service is served."))
+        });
         let unprogrammed = rejected.or_else(|| match &result {
             Err(ReconcileError::Provider(error)) => Some((error.reason(), error.to_string())),
             Ok(_) if applied.incomplete.is_some() => applied.incomplete.clone(),
@@ -100,47 +115,6 @@ impl Reconciler {
             self.writer.remove_replaced_finalizers(service, &replaced).await?;
         }
         Ok(())
-    }
-
-    /// An error keeps what was read last: it says nothing about the targets.
-    async fn read_health(&self, service: &Service, applied: &mut AppliedState) {
-        let (owner, began) = (owner_of(service), Instant::now());
-        let due = match self.provider.target_health(&owner).await {
-            Ok(health) => {
-                applied.health = Some(HealthSummary::new(&health.targets));
-                (applied.health_read_at, applied.is_health_failing) = (Some(began), false);
-                if let Some(gates) = self.gates_of(service) {
-                    gates.record(&owner, &health.targets, began);
-                }
-                health.due
-            }
-            Err(error) => {
-                applied.health_read_at = None;
-                // Once in an outage: health is read often.
-                if std::mem::replace(&mut applied.is_health_failing, true) {
-                    tracing::debug!(service = %service.key, %error, "health of the targets not read; retrying");
-                } else {
-                    tracing::warn!(service = %service.key, %error, "health of the targets not read; retrying");
-                }
-                Some(HEALTH_RETRY)
-            }
-        };
-        // With jitter, so that load balancers created together are not always read together.
-        let spread = 0.9 + fastrand::f64() * 0.2;
-        applied.health_due_at = due.map(|due| Instant::now() + due.mul_f64(spread));
-    }
-
-    /// The readiness gates, if pods of this Service wait for theirs.
-    fn gates_of(&self, service: &Service) -> Option<&PodGates> {
-        self.pod_gates.as_deref().filter(|_| self.cluster.has_waiting_pods(service, &self.config))
-    }
-
-    /// Health is read soon again while pods wait for it. After a failed read it is not: the provider may be busy.
-    fn poll_for_waiting_pods(&self, service: &Service, applied: &mut AppliedState) {
-        if let Some((gates, read_at)) = self.gates_of(service).zip(applied.health_read_at) {
-            let due = read_at + gates.poll();
-            applied.health_due_at = Some(applied.health_due_at.map_or(due, |at| at.min(due)));
-        }
     }
 
     /// Publishes events and writes the status, where they differ from the last ones.
@@ -174,7 +148,7 @@ impl Reconciler {
                 events.normal("Ensure", ensured.0, &ensured.1);
             }
         }
-        let is_final = |why: &&ReasonMessage| why.0 != reasons::PROGRESSING;
+        let is_final = |why: &&ReasonMessage| status::is_final(why);
         for (action, why) in [
             ("Program", unprogrammed.as_ref().filter(is_final)),
             ("Degrade", degraded.first()),
@@ -189,11 +163,13 @@ impl Reconciler {
         let inputs = StatusInputs {
             unprogrammed,
             ingress: (!applied.ingress.is_empty()).then(|| applied.ingress.clone()),
+            is_published: exists(service, applied),
             has_usable_endpoint: is_usable,
             has_selector: service.has_selector,
             targets: targets.targets().count(),
             has_pod_targets: targets.pods.is_some(),
             health: applied.health.clone(),
+            outdated_health: applied.outdated_health(),
             degraded,
         };
         let desired = status::desired(&inputs, service.generation);
@@ -218,6 +194,8 @@ impl Reconciler {
         const SHOWN: usize = 20;
         let refused = status::refused_targets(&applied.refused_targets, applied.health.as_ref());
         let mut found: Vec<ReasonMessage> = refused.into_iter().collect();
+        // The last verdict stays while health cannot be read: `Serving` says since when.
+        found.extend(applied.health.as_ref().and_then(HealthSummary::unserved_parts));
         let list = |names: &mut dyn Iterator<Item = &str>| names.take(SHOWN).collect::<Vec<_>>().join(", ");
         let now = SystemTime::now();
         let mut without_agent =
@@ -326,20 +304,20 @@ impl Reconciler {
     }
 }
 
-/// The result of a refusal for the load balancer that the Service publishes. If its class is not Steerage's, that one may still be another
-/// controller's: Steerage marks the Service before it knows.
-fn unsupported_change(service: &Service, reason: &str) -> ReasonMessage {
+/// The result of a refusal for the load balancer that the Service publishes, with who may connect. If its class is not Steerage's, that one
+/// may still be another controller's: Steerage marks the Service before it knows.
+fn unsupported_change(service: &Service, reason: &str, sources: Option<String>) -> ReasonMessage {
     let may_be_foreign = service.class.is_none() || plan::served_class(service).is_some();
     let result = if reason == ADOPTION_REFUSED {
         "The load balancer that the Service publishes is of another controller, and is not adopted. Steerage does not change its targets."
     } else if may_be_foreign {
-        "The requested configuration is unsupported. If the load balancer is Steerage's, it keeps its previous one, perhaps also its allowed \
-         source ranges, and its targets still follow the endpoints. If it is another controller's, it is not adopted, and Steerage does not change its targets."
+        "The requested configuration is unsupported. If the load balancer is Steerage's, it keeps its previous one, and its targets still \
+         follow the endpoints. If it is another controller's, it is not adopted, and Steerage does not change its targets."
     } else {
-        "The requested configuration is unsupported. The load balancer keeps its previous one, perhaps also its allowed source ranges, \
-         and its targets still follow the endpoints."
+        "The requested configuration is unsupported. The load balancer keeps its previous one, and its targets still follow the endpoints."
     };
-    let message = format!("{result} The condition steerage.dev/Programmed says what to fix.");
+    let sources = sources.map(|sources| format!(" {sources}")).unwrap_or_default();
+    let message = format!("{result}{sources} The condition steerage.dev/Programmed says what to fix.");
     (reasons::UNSUPPORTED_CHANGE, message)
 }
 
@@ -358,7 +336,7 @@ mod tests {
     use steerage_watch::Event;
 
     use crate::cluster_index::owner_of;
-    use crate::reconcile::tests::{Polled, local_service, reconciler, recording};
+    use crate::reconcile::tests::{Polled, add_nodes, local_service, reconciler, recording, set_endpoints};
     use crate::request_queue::ReconcileRequest;
 
     /// Another controller's finalizer goes only when all of its load balancer is taken over; Steerage's stays.
@@ -384,13 +362,48 @@ mod tests {
         }
     }
 
+    /// Also where the provider has made a part, such as a load balancer whose only listener it rejects.
+    #[tokio::test(start_paused = true)]
+    async fn rejected_new_service_says_that_no_port_is_served() {
+        let (provider, (client, bodies)) = (Arc::new(Polled::default()), recording());
+        let reconciler = reconciler(Arc::<Polled>::clone(&provider), client);
+        add_nodes(&reconciler, "a");
+        set_endpoints(&reconciler, "a");
+        let service = local_service();
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        let conditions = async |rejects: bool| {
+            provider.set_rejecting(rejects);
+            bodies.lock().expect("lock").clear();
+            reconciler.reconcile(&owner_of(&service), &ReconcileRequest::FULL).await;
+            let bodies = bodies.lock().expect("lock");
+            let mut written = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array());
+            let written = written.next_back().expect("a status").clone();
+            let text =
+                |found: &serde_json::Value, field: &str| found[field].as_str().unwrap_or_default().to_owned();
+            written.iter().map(|found| (text(found, "reason"), text(found, "message"))).collect::<Vec<_>>()
+        };
+        let new = conditions(true).await;
+        assert_eq!(
+            new[0],
+            ("QuotaExceeded".to_owned(), "the quota. No port of the Service is served.".to_owned())
+        );
+        assert!(new[1].0 == "NotProgrammed" && new[1].1.contains("says why (QuotaExceeded)"), "{new:?}");
+        conditions(false).await;
+        let changed = conditions(true).await;
+        assert_eq!(
+            (changed[0].1.as_str(), changed[1].0.as_str()),
+            ("the quota", "HealthUnknown"),
+            "it has an address"
+        );
+    }
+
     /// A Service of another controller is refused before its load balancer is adopted, and nobody changes the targets of that one.
     #[test]
     fn refusal_promises_targets_only_for_load_balancers_that_are_certainly_steerages() {
         let told = |class: Option<&str>, reason: &str| {
             let mut service = local_service();
             service.class = class.map(str::to_owned);
-            super::unsupported_change(&service, reason).1
+            super::unsupported_change(&service, reason, None).1
         };
         let own = told(Some("steerage.dev/edge"), "NoFreeAddress");
         assert!(own.contains("its targets still follow") && !own.contains("another controller"), "{own}");

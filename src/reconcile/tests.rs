@@ -11,12 +11,12 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use steerage_model::{
-    Endpoint, EndpointSlice, Family, Ingress, IpMode, Node, Pod, PodGate, Protocol, ServiceKind, ServicePort,
+    Endpoint, EndpointSlice, Family, IpMode, Node, Pod, PodGate, Protocol, ServiceKind, ServicePort,
     TrafficPolicy,
 };
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome, Provider, Steering,
-    TargetSet,
+    Addressing, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome, Provider,
+    RequestedSources, Steering,
 };
 use steerage_watch::{Backoff, Event};
 
@@ -30,6 +30,10 @@ use crate::pod_gates;
 use crate::rate_limit::RateLimiter;
 use crate::removal_hold::LONGEST_HOLD;
 use crate::request_queue::RequestQueue;
+
+mod polled;
+
+pub(crate) use polled::{Polled, Restriction};
 
 /// A provider that counts deletions, gives prepared answers to previews, and answers nothing else.
 #[derive(Default)]
@@ -79,6 +83,10 @@ impl Provider for Silent {
         pending().await
     }
 
+    async fn restrict_sources(&self, _: &Owner, _: &RequestedSources) -> Restriction {
+        pending().await
+    }
+
     async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
         pending().await
     }
@@ -112,7 +120,7 @@ pub(crate) fn silent_client() -> Client {
 }
 
 /// An API server that accepts every write.
-pub(super) fn accepting() -> Client {
+pub(crate) fn accepting() -> Client {
     let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "default"}});
         let body = kube::client::Body::from(service.to_string().into_bytes());
@@ -146,7 +154,7 @@ pub(crate) fn recording_of(kind: &'static str) -> (Client, Arc<Mutex<Vec<Value>>
 /// A reconciler that knows one Service.
 pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconciler {
     let classes = ManagedClasses { provider: "edge", serve_unset: false, others: Vec::new() };
-    let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
+    let backoff = Backoff::new(Duration::from_millis(250), Duration::from_mins(5));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
     let applied = Arc::<AppliedStates>::default();
     let cluster = Arc::new(ClusterIndex::new(classes.clone(), requests, Arc::clone(&applied)));
@@ -240,109 +248,6 @@ async fn load_balancer_is_deleted_only_if_the_api_server_has_no_such_service() {
     }
 }
 
-/// A provider whose calls succeed at once and are counted. It refuses a target, and does not notify of health.
-#[derive(Default)]
-pub(super) struct Polled {
-    applied: AtomicUsize,
-    pub(super) targets: Mutex<String>,
-    health_read: AtomicUsize,
-    /// Whether health is due only after a minute.
-    is_slow: AtomicBool,
-    /// Denies changes of the structure.
-    denies: AtomicBool,
-    /// Rejects the structure.
-    rejects: AtomicBool,
-    /// Calls that set targets alone.
-    targets_set: AtomicUsize,
-    /// Throttles all changes.
-    throttles: AtomicBool,
-    /// Deletions are in progress. Otherwise they never answer.
-    deletes: AtomicBool,
-    /// Whether a part of the load balancer is not in place.
-    pub(super) is_incomplete: AtomicBool,
-}
-
-impl Polled {
-    fn take(&self, set: &TargetSet) {
-        let nodes = set.targets.iter().map(|target| target.node.as_str()).collect();
-        *self.targets.lock().expect("lock") = nodes;
-    }
-}
-
-#[async_trait]
-impl Provider for Polled {
-    fn name(&self) -> &'static str {
-        "edge"
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Silent::default().capabilities()
-    }
-
-    fn replaced_finalizers(&self) -> &'static [&'static str] {
-        &["example.com/replaced"]
-    }
-
-    async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
-        self.applied.fetch_add(1, Ordering::AcqRel);
-        if self.denies.load(Ordering::Acquire) {
-            return Err(Error::denied("AddTags"));
-        }
-        if self.throttles.load(Ordering::Acquire) {
-            return Err(Error::Throttled { after: None, message: "ModifyListener".to_owned() });
-        }
-        if self.rejects.load(Ordering::Acquire) {
-            return Err(Error::invalid("QuotaExceeded", "the quota"));
-        }
-        self.take(&lb.nodes());
-        let ip = "10.9.0.1".parse().ok();
-        let done = Outcome {
-            progress: Progress::Done,
-            ingress: vec![Ingress { ip, hostname: None, ip_mode: Some(IpMode::Vip) }],
-            refused: vec![("node".to_owned(), "stopped".to_owned())],
-            retry_refused: Some(Duration::from_mins(1)),
-            ..Outcome::done()
-        };
-        if !self.is_incomplete.load(Ordering::Acquire) {
-            return Ok(done);
-        }
-        let incomplete = Some(("ProviderUnavailable", "EC2 does not answer.".to_owned()));
-        Ok(Outcome { progress: Progress::Again(Duration::from_mins(1)), incomplete, ..done })
-    }
-
-    async fn set_targets(&self, _: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
-        self.targets_set.fetch_add(1, Ordering::AcqRel);
-        if self.throttles.load(Ordering::Acquire) {
-            return Err(Error::Throttled { after: None, message: "DeregisterTargets".to_owned() });
-        }
-        if let Some(nodes) = &targets.nodes {
-            self.take(nodes);
-        }
-        Ok(Outcome::done())
-    }
-
-    async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
-        self.health_read.fetch_add(1, Ordering::AcqRel);
-        let due = if self.is_slow.load(Ordering::Acquire) { 60 } else { 10 };
-        Ok(Health { targets: Vec::new(), due: Some(Duration::from_secs(due)) })
-    }
-
-    async fn delete(&self, _: &Owner) -> Result<Progress, Error> {
-        if self.deletes.load(Ordering::Acquire) {
-            return Ok(Progress::Again(Duration::from_secs(5)));
-        }
-        pending().await
-    }
-
-    async fn owned(&self) -> Result<Vec<Owner>, Error> {
-        pending().await
-    }
-
-    fn changes(&self) -> BoxStream<'static, Owner> {
-        Box::pin(futures::stream::pending())
-    }
-}
-
 /// Between the times that the provider gave, other requests read and try nothing.
 #[tokio::test(start_paused = true)]
 async fn health_and_refused_targets_are_looked_at_again_when_due() {
@@ -393,7 +298,7 @@ async fn health_is_read_sooner_while_a_pod_waits_for_it() {
 }
 
 /// A Service under the policy Local.
-pub(super) fn local_service() -> Service {
+pub(crate) fn local_service() -> Service {
     let mut whole = service();
     whole.cluster_ips = vec!["10.96.0.1".parse().expect("ip")];
     whole.external_policy = TrafficPolicy::Local;

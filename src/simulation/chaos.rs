@@ -16,6 +16,10 @@ const NODES: u16 = 8;
 pub(super) const SERVICES: u16 = 4;
 /// Addresses in the edge's pool: one fewer than Services.
 pub(super) const POOL_SIZE: usize = 3;
+/// A Service with this value of the annotation is refused by the controller itself.
+pub(super) const UNKNOWN_STEERING: &str = "unknown";
+/// Of which a Service has some, or none.
+const SOURCE_RANGES: [&str; 3] = ["10.0.0.0/8", "10.1.0.0/16", "203.0.113.0/24"];
 /// The end of a run, in which nothing happens.
 pub(super) const QUIET: Duration = Duration::from_mins(4);
 
@@ -334,6 +338,9 @@ fn service_spec(world: &mut World) -> ServiceSpec {
         annotations.insert(annotations::STEERING.to_owned(), json!(steering));
     }
     if world.rng.u8(0..8) == 0 {
+        annotations.insert(annotations::STEERING.to_owned(), json!(UNKNOWN_STEERING));
+    }
+    if world.rng.u8(0..8) == 0 {
         annotations.insert(UNSUPPORTED.to_owned(), Value::String(String::new()));
     }
     if world.rng.u8(0..4) == 0 {
@@ -343,7 +350,9 @@ fn service_spec(world: &mut World) -> ServiceSpec {
         annotations.insert(annotations::PAUSED.to_owned(), json!("true"));
     }
     let ports = (0..world.rng.u16(1..4)).map(|port| 80 + port).collect();
-    ServiceSpec { ports, is_local: world.rng.bool(), annotations }
+    let is_local = world.rng.bool();
+    let source_ranges = SOURCE_RANGES.into_iter().filter(|_| world.rng.u8(0..3) == 0).collect();
+    ServiceSpec { ports, is_local, annotations, source_ranges }
 }
 
 /// Gives a Service endpoints on some nodes, known or not, and at least on one.

@@ -8,10 +8,12 @@ use std::sync::{Mutex, PoisonError};
 use async_trait::async_trait;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
+use ipnet::{IpNet, Ipv4Net};
 use steerage_model::{Ingress, IpMode, Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, GroupTargets, Health, HealthCheck, HealthState, Listener,
-    LoadBalancer, Outcome, Owner, Progress, Provider, SharedSet, Steering, TargetHealth, TargetSet,
+    Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, HealthCheck,
+    HealthState, Listener, LoadBalancer, Outcome, Owner, Progress, Provider, RequestedSources, SharedSet,
+    Steering, TargetHealth, TargetSet, intersection,
 };
 use tokio::time::{Duration, Instant};
 
@@ -35,6 +37,8 @@ pub(super) struct Balancer {
     pub(super) listeners: Vec<Listener>,
     pub(super) health_check: Option<HealthCheck>,
     pub(super) targets: StoredTargets,
+    /// Nobody may connect if there are none.
+    pub(super) sources: BTreeSet<IpNet>,
     pub(super) address: IpAddr,
     /// The address is final from then on.
     active_at: Instant,
@@ -241,6 +245,14 @@ pub(super) fn capabilities(shared_sets: bool) -> Capabilities {
     }
 }
 
+/// Who may connect where a Service has these ranges.
+pub(super) fn sources(ranges: &[IpNet]) -> BTreeSet<IpNet> {
+    if ranges.is_empty() {
+        return BTreeSet::from([IpNet::V4(Ipv4Net::default())]);
+    }
+    ranges.iter().copied().collect()
+}
+
 fn error(failed: Failed) -> Error {
     match failed {
         Failed::Refused => Error::Throttled { after: None, message: "simulated".to_owned() },
@@ -289,13 +301,14 @@ impl Provider for SimulatedProvider {
         };
         let check = lb.groups.first().map(|group| group.health_check.clone());
         let listeners = lb.listeners.clone();
-        let is_same = found.listeners == listeners && found.health_check == check;
+        let sources = sources(&lb.source_ranges);
+        let is_same = found.listeners == listeners && found.health_check == check && found.sources == sources;
         let structure = async {
             if is_same {
                 return Ok(());
             }
             self.change(owner, "structure changed", move |found| {
-                (found.listeners, found.health_check) = (listeners, check);
+                (found.listeners, found.health_check, found.sources) = (listeners, check, sources);
             })
             .await
         };
@@ -312,6 +325,24 @@ impl Provider for SimulatedProvider {
         let set = targets.nodes.clone().unwrap_or_default();
         self.put_targets(owner, &found, &set, Compare::InPlace, async { Ok(()) }).await?;
         Ok(Self::outcome(&found))
+    }
+
+    async fn restrict_sources(
+        &self,
+        owner: &Owner,
+        requested: &RequestedSources,
+    ) -> Result<Option<AdmittedSources>, Error> {
+        let Some(found) = self.balancer(&owner.service).await?.filter(|found| found.owner == *owner) else {
+            return Ok(None);
+        };
+        let requested: Vec<IpNet> = sources(&requested.ranges).into_iter().collect();
+        let left = intersection(&found.sources.iter().copied().collect::<Vec<_>>(), &requested);
+        if left != found.sources {
+            self.remember(owner, None);
+            let left = left.clone();
+            self.change(owner, "sources removed", move |found| found.sources = left).await?;
+        }
+        Ok(Some(AdmittedSources::Only(left.iter().map(ToString::to_string).collect())))
     }
 
     async fn set_shared(&self, set: &TargetSet) -> Result<(), Error> {
@@ -331,7 +362,7 @@ impl Provider for SimulatedProvider {
             reason: String::new(),
         };
         let due = (!self.shared_sets).then_some(Duration::from_mins(1));
-        Ok(Health { targets: targets.into_iter().map(health).collect(), due })
+        Ok(Health { targets: targets.into_iter().map(health).collect(), due, ..Health::default() })
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
@@ -368,6 +399,7 @@ impl SimulatedProvider {
                 listeners: Vec::new(),
                 health_check: None,
                 targets: StoredTargets::Own(BTreeSet::new()),
+                sources: BTreeSet::new(),
                 address: Ipv4Addr::new(198, 51, 100, cloud.made).into(),
                 active_at: Instant::now() + wait,
             };

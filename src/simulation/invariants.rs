@@ -6,6 +6,7 @@
 //! - A load balancer with targets never loses all of them while an endpoint is usable.
 //! - Mass removals from a shared set are held: see [`super::removals`].
 //! - Calls are bounded by what happened, and in a quiet world by the comparisons alone.
+//! - At the end, no source may connect that its Service does not admit, also if that is refused.
 //! - At the end, every Service has what a fresh plan of the true cluster wants, nothing else is left at the cloud, no finalizer is
 //!   stuck, and nothing is written any more.
 
@@ -13,16 +14,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use serde_json::Value;
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec};
-use steerage_model::{Key, Service, names};
+use steerage_model::{Key, Service, annotations, names};
 use steerage_provider_api::{LoadBalancer, Owner};
 use steerage_provider_edge::spec;
 use steerage_watch::{Backoff, EndpointSlices, Event, Kind as _, Nodes, Services};
 use tokio::time::Duration;
 
-use super::chaos::POOL_SIZE;
-use super::cloud::UNSUPPORTED;
+use super::chaos::{POOL_SIZE, UNKNOWN_STEERING};
+use super::cloud::{self, UNSUPPORTED};
 use super::objects::Resource;
 use super::process::{self, LEASE, NAMESPACE};
 use super::removals::{self, SharedSets};
@@ -158,7 +160,14 @@ pub(super) fn at_end(shared: &SharedWorld) -> Vec<String> {
     let index = index(&world, config.classes.clone());
     let mut wanted = BTreeSet::new();
     for (key, json) in world.api.list(Resource::Services) {
-        let service = service(json);
+        let mut service = service(json);
+        let is_refused = service
+            .annotations
+            .get(annotations::STEERING)
+            .is_some_and(|steering| steering == UNKNOWN_STEERING);
+        if is_refused {
+            service.annotations.remove(annotations::STEERING);
+        }
         let owner = owner_of(&service);
         if service.deleting {
             wrong.push(format!("{key} still has finalizers {:?}", service.finalizers));
@@ -172,9 +181,10 @@ pub(super) fn at_end(shared: &SharedWorld) -> Vec<String> {
         let Snapshot { endpoints, nodes, .. } = &snapshot;
         let targets = plan::targets(&service, endpoints, nodes, steering, labels.as_ref(), &config);
         let lb = lb.with_nodes(targets.set);
-        let is_rejected =
-            service.annotations.contains_key(UNSUPPORTED) && world.provider != ProviderKind::Edge;
+        let is_rejected = is_refused
+            || service.annotations.contains_key(UNSUPPORTED) && world.provider != ProviderKind::Edge;
         let found = match world.provider {
+            ProviderKind::Edge if is_rejected => refused_edge_balancer(&world, &lb),
             ProviderKind::Edge => edge_balancer(&world, &lb),
             ProviderKind::Own | ProviderKind::Shared => simulated_balancer(&world, &lb, is_rejected),
         };
@@ -225,7 +235,33 @@ fn simulated_balancer(world: &World, lb: &LoadBalancer, is_rejected: bool) -> Re
     {
         return Err(format!("listeners {:?}, wanted {:?}", found.listeners, lb.listeners));
     }
+    if found.sources != cloud::sources(&lb.source_ranges)
+        && !(is_rejected && admits(lb, found.sources.iter()))
+    {
+        return Err(format!("sources {:?}, wanted {:?}", found.sources, lb.source_ranges));
+    }
     Ok(Some(found.address))
+}
+
+/// Whether the Service admits all of these sources.
+fn admits<'a>(lb: &LoadBalancer, mut sources: impl Iterator<Item = &'a IpNet>) -> bool {
+    let wanted = cloud::sources(&lb.source_ranges);
+    let nobody = IpNet::from(IpAddr::from([0, 0, 0, 0]));
+    sources.all(|source| *source == nobody || wanted.iter().any(|range| range.contains(source)))
+}
+
+/// The address in the object of the edge for a refused Service, if it has one, or what is wrong with the object.
+fn refused_edge_balancer(world: &World, lb: &LoadBalancer) -> Result<Option<IpAddr>, String> {
+    let key = Key::new(NAMESPACE, spec::object_name(&lb.owner));
+    let Some(json) = world.api.get(Resource::EdgeLoadBalancers, &key) else { return Ok(None) };
+    let found: EdgeLoadBalancerSpec =
+        serde_json::from_value(json["spec"].clone()).map_err(|error| error.to_string())?;
+    let sources: Vec<IpNet> = found.source_ranges.iter().filter_map(|range| range.parse().ok()).collect();
+    let is_open = sources.is_empty() && !lb.source_ranges.is_empty();
+    if is_open || !admits(lb, sources.iter().filter(|range| matches!(range, IpNet::V4(_)))) {
+        return Err(format!("sources {sources:?}, wanted {:?}", lb.source_ranges));
+    }
+    Ok(found.addresses.first().copied())
 }
 
 /// The address in the object of the edge, or what is wrong with the object.

@@ -64,6 +64,7 @@ pub(super) struct ServiceSpec {
     pub(super) ports: Vec<u16>,
     pub(super) is_local: bool,
     pub(super) annotations: Map<String, Value>,
+    pub(super) source_ranges: Vec<&'static str>,
 }
 
 pub(super) fn service(key: &Key, uid: &str, number: u16, spec: &ServiceSpec) -> Value {
@@ -85,6 +86,9 @@ pub(super) fn service(key: &Key, uid: &str, number: u16, spec: &ServiceSpec) -> 
         },
         "status": {"loadBalancer": {}},
     });
+    if !spec.source_ranges.is_empty() {
+        service["spec"]["loadBalancerSourceRanges"] = json!(spec.source_ranges);
+    }
     if spec.is_local {
         service["spec"]["healthCheckNodePort"] = json!(32000);
     }

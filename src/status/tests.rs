@@ -2,12 +2,14 @@
 //! Conditions follow from the inputs, and patches contain only differences.
 
 use steerage_model::Key;
+use steerage_provider_api::TargetHealth;
 
 use super::*;
 
 fn inputs() -> StatusInputs {
     StatusInputs {
         ingress: Some(vec![vip("10.0.0.1")]),
+        is_published: true,
         has_usable_endpoint: true,
         has_selector: true,
         targets: 2,
@@ -27,7 +29,40 @@ fn health(states: &[HealthState]) -> HealthSummary {
         state: *state,
         reason: "why".to_owned(),
     };
-    HealthSummary::new(&states.iter().enumerate().map(target).collect::<Vec<_>>())
+    let targets = states.iter().enumerate().map(target).collect();
+    HealthSummary::new(&Health { targets, ..Health::default() })
+}
+
+/// Of ports that are served, not served, or undecided. Each target has the worst state of its ports.
+fn partial(ports: &[(u16, Option<bool>)], state: HealthState) -> HealthSummary {
+    let part =
+        |(port, is_served): &(u16, _)| PartHealth { name: format!("port {port}"), is_served: *is_served };
+    let target = TargetHealth { target: "node".to_owned(), family: None, state, reason: String::new() };
+    let (targets, parts) = (vec![target], ports.iter().map(part).collect());
+    HealthSummary::new(&Health { targets, parts, due: None })
+}
+
+/// The node fails the check of one port, and passes that of the other.
+#[test]
+fn parts_without_a_healthy_target_are_named() {
+    let inputs = |ports: &[(u16, Option<bool>)]| StatusInputs {
+        health: Some(partial(ports, HealthState::Unhealthy)),
+        ..inputs()
+    };
+    let served = inputs(&[(80, Some(true)), (443, Some(false)), (53, None)]);
+    let serving = &desired(&served, None).conditions[1];
+    assert_eq!((serving.status.as_str(), serving.reason.as_str()), ("True", "TargetsHealthy"));
+    assert!(serving.message.ends_with("but none for port 443."), "{}", serving.message);
+    let (reason, message) = served.health.and_then(|health| health.unserved_parts()).expect("a part");
+    assert!(reason == "PartlyUnhealthy" && message.contains("for port 443. The rest"), "{message}");
+    let none = inputs(&[(80, Some(false)), (443, Some(false))]);
+    assert_eq!(conditions(&none), "True=Programmed False=TargetsUnhealthy False=AsExpected");
+    assert_eq!(none.health.and_then(|health| health.unserved_parts()), None, "Serving says it");
+    let undecided = inputs(&[(80, Some(false)), (443, None)]);
+    assert_eq!(conditions(&undecided), "True=Programmed Unknown=HealthUnknown False=AsExpected");
+    let many: Vec<_> = (1..15).map(|port| (port, Some(port == 1))).collect();
+    let (_, message) = partial(&many, HealthState::Healthy).unserved_parts().expect("parts");
+    assert!(message.contains("port 11, and 3 more. "), "{message}");
 }
 
 fn conditions(inputs: &StatusInputs) -> String {
@@ -39,12 +74,29 @@ fn conditions(inputs: &StatusInputs) -> String {
 #[test]
 fn conditions_follow_from_the_inputs() {
     let unprogrammed = Some((reasons::NO_PORTS, "add one".to_owned()));
+    let progressing = Some((reasons::PROGRESSING, "not yet".to_owned()));
     let degraded =
         vec![(reasons::TARGETS_FROZEN, "a".to_owned()), (reasons::TARGETS_REFUSED, "b".to_owned())];
     let only = |states: &[HealthState]| StatusInputs { health: Some(health(states)), ..inputs() };
     for (inputs, expected) in [
         (inputs(), "True=Programmed True=TargetsHealthy False=AsExpected"),
-        (StatusInputs { unprogrammed, ..inputs() }, "False=NoPorts True=TargetsHealthy False=AsExpected"),
+        (
+            StatusInputs { unprogrammed: unprogrammed.clone(), ..inputs() },
+            "False=NoPorts True=TargetsHealthy False=AsExpected",
+        ),
+        (
+            StatusInputs {
+                unprogrammed: unprogrammed.clone(),
+                is_published: false,
+                health: None,
+                ..inputs()
+            },
+            "False=NoPorts False=NotProgrammed False=AsExpected",
+        ),
+        (
+            StatusInputs { unprogrammed: progressing, is_published: false, health: None, ..inputs() },
+            "False=Progressing Unknown=HealthUnknown False=AsExpected",
+        ),
         (StatusInputs { degraded, ..inputs() }, "True=Programmed True=TargetsHealthy True=TargetsFrozen"),
         (
             StatusInputs { has_usable_endpoint: false, ..inputs() },

@@ -20,8 +20,10 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 mod correlate;
+mod limit;
 mod service;
 
+pub use limit::EventLimit;
 pub use service::ServiceRecorder;
 
 use correlate::{Correlator, Step};

@@ -6,9 +6,8 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use steerage_process::duration;
-use steerage_watch::events::{Notice, Severity, Subject};
+use steerage_watch::events::{EventLimit, Notice, Severity, Subject};
 
-use super::event_limiter::EventLimiter;
 use super::{Agent, LoopState};
 use crate::foreign::{ForeignChain, ForeignChange, Interference, Reason, interferences};
 use crate::kernel::Noticed;
@@ -21,7 +20,7 @@ pub(super) struct ForeignState {
     change: Option<(ForeignChange, Instant)>,
     /// Tables as they were reported last.
     interferences: BTreeSet<Interference>,
-    limiter: EventLimiter,
+    limit: EventLimit,
 }
 
 impl Agent {
@@ -53,7 +52,8 @@ impl Agent {
             change.damage().is_some_and(|damage| damage.values().all(|damage| !damage.is_deleted));
         // After a failed write it is not known what the tables held.
         if is_partial && self.dataplane.state() == KernelState::InSync {
-            let repaired = tokio::task::block_in_place(|| self.dataplane.repair_first(&self.ruleset, change));
+            let repaired =
+                tokio::task::block_in_place(|| self.dataplane.repair_first(&mut self.ruleset, change));
             match repaired {
                 Ok(elements) => {
                     tracing::debug!(elements, "damaged parts of the tables repaired; comparing everything");
@@ -114,7 +114,7 @@ impl Agent {
 
     fn publish(&self, state: &mut LoopState, reason: &'static str, action: &'static str, note: String) {
         let node = state.planner.index.node(&self.settings.node);
-        if let Some(node) = node.filter(|_| state.foreign.limiter.take(tokio::time::Instant::now())) {
+        if let Some(node) = node.filter(|_| state.foreign.limit.take(tokio::time::Instant::now())) {
             let subject = Subject::node(node);
             self.recorder.publish(Notice { subject, severity: Severity::Warning, reason, action, note });
         }

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use steerage_model::{Key, Service};
 use steerage_watch::Index;
-use steerage_watch::events::{Notice, Recorder, Severity, Subject};
+use steerage_watch::events::{EventLimit, Notice, Recorder, Severity, Subject};
 use tokio::time::Instant;
 
-use super::event_limiter::EventLimiter;
 use crate::plan::{Reduced, ReducedService, RefusedExternalIp, Shadowed};
 use crate::rules::Ruleset;
 
@@ -21,7 +20,7 @@ const SPREAD: Duration = Duration::from_secs(30);
 /// Limits the events and the lines in the log.
 #[derive(Debug, Default)]
 pub(super) struct UnservedReports {
-    limiter: EventLimiter,
+    limit: EventLimit,
     lines: LogLines,
 }
 
@@ -84,7 +83,7 @@ impl UnservedReports {
             if self.lines.may_write() {
                 tracing::warn!(
                     %service, needs, limit, endpoints, source_ranges_left_out = sources, frontends_left_out = frontends,
-                    "Service needs more elements than its namespace may have; serving a part of its endpoints"
+                    "Service needs more elements than it may have, or more endpoints than a list has; serving a part of its endpoints"
                 );
             }
             self.publish(recorder, index.service(&service), "ServiceTooLarge", note(node, &service, reduced));
@@ -98,7 +97,7 @@ impl UnservedReports {
         reason: &'static str,
         note: String,
     ) {
-        let Some(service) = service.filter(|_| self.limiter.take(Instant::now())) else { return };
+        let Some(service) = service.filter(|_| self.limit.take(Instant::now())) else { return };
         let (subject, recorder) = (Subject::service(service), recorder.clone());
         tokio::spawn(async move {
             tokio::time::sleep(SPREAD.mul_f64(fastrand::f64())).await;
@@ -109,6 +108,11 @@ impl UnservedReports {
 
 fn note(node: &str, service: &Key, reduced: Reduced) -> String {
     let Reduced { needs, limit, endpoints, sources, frontends } = reduced;
+    if needs <= limit {
+        return format!(
+            "Node {node} serves {endpoints} endpoints of a port: a list has no more. Other nodes serve other ones. Use several Services."
+        );
+    }
     let mut left_out = match frontends {
         0 => String::new(),
         frontends => format!(", and {frontends} of its addresses and ports not at all"),
@@ -118,8 +122,8 @@ fn note(node: &str, service: &Key, reduced: Reduced) -> String {
     }
     format!(
         "Node {node} serves at most {endpoints} endpoint(s) of each port{left_out}: the Service needs {needs} elements of \
-         nftables, and may have {limit} as a part of what namespace {} may have. Use fewer ports, endpoints or source ranges, or raise \
-         --max-service-elements and --max-namespace-elements of the agent.",
+         nftables, and may have {limit}: --max-service-elements of the agent, or its share of the --max-namespace-elements of namespace {}. \
+         Use fewer ports, endpoints or source ranges, or raise them.",
         service.namespace()
     )
 }
@@ -145,6 +149,8 @@ mod tests {
         assert!(
             note(reduced).starts_with("Node a serves at most 95 endpoint(s) of each port: the Service needs")
         );
+        let too_long = Reduced { needs: 16_500, endpoints: 16_384, ..reduced };
+        assert!(note(too_long).starts_with("Node a serves 16384 endpoints of a port: a list has no more."));
         let reduced = Reduced { endpoints: 1, frontends: 12, ..reduced };
         assert!(note(reduced).contains("each port, and 12 of its addresses and ports not at all: "));
         let reduced = Reduced { sources: 7, ..reduced };

@@ -82,6 +82,11 @@ impl ForeignChange {
         }
     }
 
+    /// Adds changed elements of a set that no notification told.
+    pub fn add_elements(&mut self, table: Table, set: String, count: usize) {
+        *self.tables.entry(table).or_default().sets.entry(set).or_default() += count;
+    }
+
     /// Adds the end of a transaction, which names the process.
     pub fn commit(&mut self, Commit { port, process }: Commit) {
         if self.unattributed.remove(&port) {

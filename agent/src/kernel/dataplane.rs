@@ -1,19 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The writer: makes the kernel's tables hold what a [`Ruleset`] says. It decides nothing else.
+//!
+//! The first comparison of a process believes the digests of long lists. The agent's loop then has them read bit by bit, see
+//! [`Dataplane::read_some_lists`]; those of a Service are read before it changes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use steerage_model::Family;
+use steerage_model::{Family, Key};
 use steerage_nft::{Error, Monitor, Nft};
 
 use super::family::Synchronised;
 use super::monitor::{Notice, Noticed, watch_foreign};
 use super::repair_pause::RepairPause;
+use super::scope::Scope;
+use super::unread_lists::{ListNumbers, UnreadLists};
 use super::{FAMILIES, FamilyTable, has_ipv6};
 use crate::foreign::ForeignChange;
-use crate::rules::{Changes, Difference, Elements, Feature, KernelState, Ruleset, is_kept};
+use crate::plan::ServicePlan;
+use crate::rules::{Changes, Difference, Elements, Feature, KernelState, Ruleset, SetId, is_kept};
+
+/// The slots of long lists that packets look at.
+type ListSizes = BTreeMap<(Family, u32), u32>;
+
+/// The lists that are new or have more slots now.
+fn grown(new: &ListSizes, old: &ListSizes) -> ListNumbers {
+    new.iter()
+        .filter(|(list, slots)| old.get(list).is_none_or(|old| old < slots))
+        .map(|(list, _)| *list)
+        .collect()
+}
 
 /// A successful write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -22,6 +40,8 @@ pub struct Written {
     pub elements: usize,
     /// Everything was compared with the kernel.
     pub full: bool,
+    /// Long lists that were not what their digests said.
+    pub wrong_lists: usize,
 }
 
 /// A write to the table of one family, successful or not.
@@ -47,6 +67,11 @@ pub struct Dataplane {
     /// Of the last [`Dataplane::write`].
     writes: Vec<FamilyWrite>,
     state: KernelState,
+    /// The next comparison believes digests: none of this process has succeeded yet, and nobody is known to have changed the tables.
+    believes_digests: bool,
+    /// No slot of a long list holds what another program wrote before.
+    has_compared_everything: bool,
+    unread: UnreadLists,
     watch: Option<ForeignWatch>,
 }
 
@@ -83,7 +108,16 @@ impl Dataplane {
             }
         }
         let families = tables.iter().map(FamilyTable::model).collect();
-        Ok(Self { tables, families, writes: Vec::new(), state: KernelState::Unknown, watch: None })
+        Ok(Self {
+            tables,
+            families,
+            writes: Vec::new(),
+            state: KernelState::Unknown,
+            believes_digests: true,
+            has_compared_everything: false,
+            unread: UnreadLists::default(),
+            watch: None,
+        })
     }
 
     /// Tells what other programs do, see [`Noticed`], from the first successful write on. Not earlier: while anybody listens, the
@@ -96,7 +130,7 @@ impl Dataplane {
     /// Takes note of a [`Noticed::Change`]: the tables are not what was written, and nobody watches them until the next write that
     /// compares everything.
     pub fn foreign_change_noticed(&mut self) {
-        self.state = KernelState::Unknown;
+        (self.state, self.believes_digests) = (KernelState::Unknown, false);
         if let Some(watch) = &mut self.watch {
             watch.is_running = false;
         }
@@ -105,12 +139,16 @@ impl Dataplane {
     /// Repairs what a notice names, by one listing of it alone, where the tables held all of `ruleset` before. That is some
     /// milliseconds; it does not replace the comparison of everything. Leaves deleted tables to that, which does not read them.
     /// Returns the number of elements written.
-    pub fn repair_first(&mut self, ruleset: &Ruleset, change: &ForeignChange) -> Result<usize, Error> {
+    pub fn repair_first(&mut self, ruleset: &mut Ruleset, change: &ForeignChange) -> Result<usize, Error> {
         let mut written = 0;
         for (table, damage) in change.damage().into_iter().flatten().filter(|(_, damage)| !damage.is_deleted)
         {
             let Some(ours) = self.tables.iter_mut().find(|ours| *ours.table() == *table) else { continue };
             let model = ours.model();
+            if self.unread.are_of(model) && damage.sets.contains_key(&SetId::Endpoints.name()) {
+                // Otherwise it would write believed lists anew, in another order.
+                ruleset.adopt(model, &ours.lists()?);
+            }
             let wanted = |ids: &[_]| match ids {
                 [] => Elements::new(model),
                 ids => ruleset.all_elements(model).only(ids),
@@ -140,26 +178,36 @@ impl Dataplane {
         self.state = KernelState::Unknown;
     }
 
-    /// Writes `difference`, which led to `ruleset`; compares everything where the difference or the kernel's state is not known.
-    /// After an error the state is unknown; a family is written all the same if only the other one fails. No packet meets a family that was written in part: each family is one transaction,
-    /// and a new table gets its base chains last.
-    pub fn write(&mut self, ruleset: &mut Ruleset, difference: &Difference) -> Result<Written, Error> {
+    /// Replaces the plans of some Services in `ruleset`, and makes the kernel's tables hold what it then says. Compares everything where
+    /// the difference or the kernel's state is not known. After an error the state is unknown; a family is written all the same if only
+    /// the other one fails. No packet meets a family that was written in part: each family is one transaction, and a new table gets its
+    /// base chains last.
+    pub fn write(
+        &mut self,
+        ruleset: &mut Ruleset,
+        updates: BTreeMap<Key, ServicePlan>,
+    ) -> Result<Written, Error> {
+        self.writes.clear();
+        let wrong_lists = self.read_lists_of(&updates, ruleset);
+        let sizes = self.sizes(&updates.keys(), ruleset);
+        let services: Vec<Key> = if sizes.is_some() { updates.keys().cloned().collect() } else { Vec::new() };
+        let difference = ruleset.update(updates, self.state);
+        // Another program may have filled slots which packets did not look at before. They are read soon after the write.
+        let grown = self.sizes(&services.iter(), ruleset).zip(sizes).map(|(new, old)| grown(&new, &old));
         // Unknown until the write is known to have worked.
         let state = std::mem::replace(&mut self.state, KernelState::Unknown);
-        self.writes.clear();
-        let has_lost_endpoints = match difference {
+        let has_lost_endpoints = match &difference {
             Difference::Elements(changes) => changes.iter().any(Changes::removes_endpoints_with_affinity),
             Difference::Full => true,
         };
-        let (written, state) = match (difference, state) {
+        let (written, state) = match (&difference, state) {
             (Difference::Elements(_), KernelState::InSync) => {
-                (self.write_elements(difference)?, KernelState::InSync)
+                (self.write_elements(&difference)?, KernelState::InSync)
             }
-            (_, KernelState::Unknown) => {
-                self.adopt_lists(ruleset);
+            (Difference::Full, _) | (_, KernelState::Unknown) => {
+                self.adopt_lists(ruleset, state);
                 self.write_all(ruleset)?
             }
-            (Difference::Full, KernelState::InSync) => self.write_all(ruleset)?,
         };
         if !ruleset.config().features.has(Feature::Deletion) && (has_lost_endpoints || written.full) {
             for table in &mut self.tables {
@@ -167,14 +215,81 @@ impl Dataplane {
             }
         }
         self.state = state;
-        Ok(written)
+        self.unread.extend(grown.unwrap_or_default());
+        Ok(Written { wrong_lists, ..written })
+    }
+
+    /// Whether [`Dataplane::read_some_lists`] has something to read: not while the kernel's state is not known, because the next write
+    /// compares everything.
+    pub fn has_unread_lists(&self) -> bool {
+        self.state == KernelState::InSync && !self.unread.is_empty()
+    }
+
+    /// Reads some long lists that were only believed, and repairs those that are not what their digests say. Returns their number.
+    pub fn read_some_lists(&mut self, ruleset: &mut Ruleset) -> usize {
+        let lists = self.unread.next(ruleset);
+        self.read_lists(&lists, ruleset)
+    }
+
+    /// Reads all long lists that were only believed, see [`Dataplane::read_some_lists`].
+    pub fn read_all_lists(&mut self, ruleset: &mut Ruleset) -> usize {
+        let lists = self.unread.all();
+        self.read_lists(&lists, ruleset)
+    }
+
+    /// Reads the long lists that are about to change, see [`Dataplane::read_some_lists`].
+    fn read_lists_of(&mut self, updates: &BTreeMap<Key, ServicePlan>, ruleset: &mut Ruleset) -> usize {
+        let lists = self.unread.changed_by(updates, ruleset);
+        self.read_lists(&lists, ruleset)
+    }
+
+    /// The slots of some Services' long lists that packets look at, as long as other slots may hold what another program wrote while no
+    /// agent ran.
+    fn sizes<'a>(
+        &self,
+        services: &(impl Iterator<Item = &'a Key> + Clone),
+        ruleset: &Ruleset,
+    ) -> Option<ListSizes> {
+        // A comparison says itself what it has not read.
+        if self.has_compared_everything || self.state != KernelState::InSync {
+            return None;
+        }
+        let of = |family| {
+            ruleset.list_sizes(services.clone(), family).map(move |(list, slots)| ((family, list), slots))
+        };
+        Some([Family::V4, Family::V6].into_iter().flat_map(of).collect())
+    }
+
+    /// After an error the state is unknown.
+    fn read_lists(&mut self, lists: &ListNumbers, ruleset: &mut Ruleset) -> usize {
+        if !self.has_unread_lists() || lists.is_empty() {
+            return 0;
+        }
+        self.unread.read(lists, &mut self.tables, ruleset).unwrap_or_else(|error| {
+            tracing::warn!(%error, "long lists not read or not repaired; comparing everything");
+            self.state = KernelState::Unknown;
+            0
+        })
+    }
+
+    /// What others changed in long lists while nobody watched them, as far as it was found since the last call.
+    pub fn take_found(&mut self) -> ForeignChange {
+        self.unread.take_found()
     }
 
     /// Has `ruleset` take over the long lists as the kernel has them: those of a predecessor, or what another program wrote. Without
     /// that a write changes their order, but no more.
-    fn adopt_lists(&mut self, ruleset: &mut Ruleset) {
+    fn adopt_lists(&mut self, ruleset: &mut Ruleset, state: KernelState) {
+        if state == KernelState::InSync && self.unread.is_empty() {
+            return;
+        }
         for table in &mut self.tables {
-            match table.lists() {
+            let lists = if self.believes_digests {
+                table.differing_lists(ruleset.config(), &ruleset.list_digests(table.model()))
+            } else {
+                table.lists()
+            };
+            match lists {
                 Ok(lists) => ruleset.adopt(table.model(), &lists),
                 Err(error) => {
                     tracing::debug!(family = %table.model(), %error, "long lists not read; their order may change");
@@ -209,11 +324,15 @@ impl Dataplane {
     fn write_all(&mut self, ruleset: &mut Ruleset) -> Result<(Written, KernelState), Error> {
         let mut written = Written { full: true, ..Written::default() };
         let (mut generations, mut failed) = (Vec::new(), None);
+        // If it fails, the next one believes nothing.
+        let believes_digests = std::mem::replace(&mut self.believes_digests, false);
+        let scope = if believes_digests { Scope::Digests } else { Scope::Everything };
+        self.unread.clear();
         for index in self.order()? {
             let table = &mut self.tables[index];
             let wanted = ruleset.all_elements(table.model());
             let begun = Instant::now();
-            let result = table.synchronise(ruleset.config(), &wanted);
+            let result = table.synchronise(ruleset.config(), &wanted, scope);
             self.writes.push(FamilyWrite {
                 family: table.model(),
                 full: true,
@@ -222,8 +341,9 @@ impl Dataplane {
                 cleaned_up: table.is_cleaned_up(),
             });
             match result {
-                Ok(Synchronised { elements, generations: step, deleted }) => {
+                Ok(Synchronised { elements, generations: step, deleted, unread }) => {
                     ruleset.note_deleted(deleted);
+                    self.unread.add(table.model(), unread);
                     written.elements += elements;
                     generations.push(step);
                 }
@@ -237,6 +357,9 @@ impl Dataplane {
             Some(watch) if !watch.is_running => self.start_watch(&generations)?,
             _ => KernelState::InSync,
         };
+        self.has_compared_everything |= !believes_digests;
+        // Another program has only committed something meanwhile: once more, now that its changes are noticed.
+        self.believes_digests = believes_digests && state == KernelState::Unknown;
         Ok((written, state))
     }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use steerage_model::Family;
-use steerage_nft::{Error, Nft, Rows, Table};
+use steerage_nft::{Error, Nft, Table};
 
 use super::FAMILIES;
 use crate::rules::{BaseRuleset, DropReason, Elements, SetId, TABLE, TO_PEERS};
@@ -82,33 +82,6 @@ pub fn counted_packets() -> Result<CountedPackets, Error> {
         }));
     }
     Ok(found)
-}
-
-/// Like [`read_elements`], but a single listing is enough of a set that holds what is `wanted`. `known` was read before.
-pub(super) fn read_matching(
-    nft: &mut Nft,
-    table: &Table,
-    base_ruleset: &BaseRuleset,
-    wanted: &Elements,
-    sets: &[String],
-    known: Option<(SetId, &Rows)>,
-) -> Result<Elements, Error> {
-    let mut elements = Elements::new(wanted.family());
-    for id in base_ruleset.filled.iter().filter(|id| sets.contains(&id.name())) {
-        let shape = id.row_shape(wanted.family());
-        let none = Rows::new(shape);
-        let expected = wanted.of_set(*id).unwrap_or(&none);
-        if known.is_some_and(|(known, rows)| known == *id && rows == expected) {
-            elements.listed(*id, expected.clone());
-            continue;
-        }
-        let rows = match nft.rows_once(table, &id.name(), shape)? {
-            Some(rows) if rows == *expected => rows,
-            _ => nft.rows(table, &id.name(), shape)?,
-        };
-        elements.listed(*id, rows);
-    }
-    Ok(elements)
 }
 
 /// The elements of those of `ids` that are among `sets`, by a single listing of each, which may lack some.

@@ -3,7 +3,7 @@
 //!
 //! A worker in the kernel grows hash tables to twice their size, but only while the loading process pauses. Until then new
 //! elements queue up in long chains, which was most of a large load's time. So sets are filled in steps, each as large as all
-//! before it, with a pause after each.
+//! before it up to a limit, with a pause after each.
 //!
 //! No packet meets a partly filled table: base chains come with the last transaction. A process that is killed before leaves a
 //! table without them, which the next start replaces.
@@ -16,6 +16,8 @@ use crate::rules::{BaseRuleset, Elements, RulesetChain};
 
 /// Elements of each set in the first step.
 const FIRST_STEP: usize = 512;
+/// Elements of each set in a later step: while the kernel makes a transaction, nobody else changes a table in this network namespace.
+const LARGEST_STEP: usize = 1 << 15;
 /// Time for the kernel's worker to grow a hash table.
 const PAUSE: Duration = Duration::from_micros(300);
 
@@ -49,7 +51,7 @@ pub(super) fn load(
     let largest = wanted.sets().map(|(_, rows)| rows.len()).max().unwrap_or(0);
     let mut done = 0;
     while done < largest {
-        let step = done.max(FIRST_STEP);
+        let step = done.clamp(FIRST_STEP, LARGEST_STEP);
         let mut batch = Batch::new();
         for (id, rows) in wanted.sets() {
             batch.add_rows(table, &id.name(), rows.iter().skip(done).take(step));

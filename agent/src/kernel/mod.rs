@@ -14,18 +14,22 @@ mod inspect;
 mod load;
 mod monitor;
 mod next_hops;
+mod repair;
 mod repair_pause;
+mod scope;
 mod trace;
+mod unread_lists;
 
 pub use addresses::{AddressWatch, host_addresses};
 pub use dataplane::{Dataplane, FamilyWrite, Written};
-pub use family::FamilyTable;
+pub use family::{FamilyTable, Synchronised};
 pub use features::{KernelFeatures, kernel_features};
 pub use flows::{FamilyWalk, FlowCleaner, FlowWalk};
 pub use host_facts::host_facts;
 pub use inspect::{CountedPackets, DroppedPackets, KernelTable, counted_packets, read_table};
 pub use monitor::{Notice, Noticed};
 pub use next_hops::NextHops;
+pub use scope::Scope;
 pub use trace::trace_packet;
 
 use addresses::has_ipv6;

@@ -36,7 +36,7 @@ impl Default for ElementLimits {
     }
 }
 
-/// How a Service is served that needs more elements than it may have.
+/// How a Service is served that needs more elements than it may have, or, if it does not, more endpoints than a list has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reduced {
     /// The elements that it needs.

@@ -15,6 +15,9 @@ pub struct ExternalIps {
     pub denied: bool,
     /// The networks of cluster IPs.
     pub service_cidrs: Vec<IpNet>,
+    /// The networks of this node's pods, and those of all pods that are known. A packet that another node translated to a pod passes
+    /// this node's rules once more.
+    pub pods: Vec<IpNet>,
     /// Addresses of this node.
     pub node: Vec<IpAddr>,
     /// Where API servers listen.
@@ -28,6 +31,8 @@ pub enum Refusal {
     Denied,
     /// It is in the networks of cluster IPs.
     ServiceCidr,
+    /// It is in a network of pods.
+    Pod,
     /// This node has it.
     Node,
     /// An API server listens there.
@@ -39,6 +44,7 @@ impl fmt::Display for Refusal {
         f.write_str(match self {
             Self::Denied => "--deny-service-external-ips is set",
             Self::ServiceCidr => "it is in a ServiceCIDR, whose addresses only the API server assigns",
+            Self::Pod => "it is in a network of pods",
             Self::Node => "it is an address of this node",
             Self::ApiServer => "an API server listens there",
         })
@@ -62,6 +68,7 @@ impl ExternalIps {
         let reasons = [
             (self.denied, Refusal::Denied),
             (self.service_cidrs.iter().any(|net| net.contains(&addr)), Refusal::ServiceCidr),
+            (self.pods.iter().any(|net| net.contains(&addr)), Refusal::Pod),
             (self.node.contains(&addr), Refusal::Node),
             (self.api_servers.contains(&SocketAddr::new(addr, port)), Refusal::ApiServer),
         ];

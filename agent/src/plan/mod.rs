@@ -113,10 +113,12 @@ pub struct HealthPort {
 /// What a plan lacks from the beginning.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Omitted {
-    /// Endpoints in its lists.
+    /// Endpoints in its lists, because of the budget.
     pub endpoints: usize,
     /// Frontends.
     pub frontends: usize,
+    /// A port has more endpoints than a list has room for.
+    pub has_full_list: bool,
 }
 
 /// What this node should do for one Service.

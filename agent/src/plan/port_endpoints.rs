@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use steerage_model::{Backend, Protocol, cluster_backends, local_backends};
 
+use super::Omitted;
 use super::endpoints::{Used, sample, sample_serving};
 use crate::local_node::LocalNode;
 
@@ -99,19 +100,20 @@ pub(super) struct Collected {
     length: usize,
     /// The most endpoints of a list.
     most: usize,
-    /// Endpoints that the lists lack because of the budget.
-    omitted: usize,
+    omitted: Omitted,
 }
 
 impl Collected {
     /// None, with room for `budget` endpoints. `seed` says which ones stay.
     pub(super) fn new(budget: usize, seed: u32) -> Self {
-        Self { ports: Vec::new(), budget, seed, length: 0, most: MOST_ENDPOINTS, omitted: 0 }
+        Self { ports: Vec::new(), budget, seed, length: 0, most: MOST_ENDPOINTS, omitted: Omitted::default() }
     }
 
     /// Adds a port.
     pub(super) fn add(&mut self, all: &[Backend<'_>], port: PortUse, local_node: &LocalNode) {
-        let port = PortEndpoints::new(all, port, local_node).cut(MOST_ENDPOINTS, self.seed);
+        let port = PortEndpoints::new(all, port, local_node);
+        self.omitted.has_full_list |= port.cluster.len().max(port.local.len()) > MOST_ENDPOINTS;
+        let port = port.cut(MOST_ENDPOINTS, self.seed);
         self.length += port.lengths().iter().sum::<usize>();
         let port = self.cut(port);
         self.ports.push(port);
@@ -127,8 +129,8 @@ impl Collected {
         self.length
     }
 
-    /// All ports in the order in which they were added, and the number of endpoints that they lack because of the budget.
-    pub(super) fn finish(mut self) -> (Vec<PortEndpoints>, usize) {
+    /// All ports in the order in which they were added, and what they lack.
+    pub(super) fn finish(mut self) -> (Vec<PortEndpoints>, Omitted) {
         if self.length > self.budget {
             self.fit();
         }
@@ -151,7 +153,7 @@ impl Collected {
         let before: usize = port.lengths().iter().sum();
         let port = port.cut(self.most, self.seed);
         let after = port.lengths().iter().sum();
-        self.omitted += before.saturating_sub(after);
+        self.omitted.endpoints += before.saturating_sub(after);
         self.length = self.length + after - before;
         port
     }

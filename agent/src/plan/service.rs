@@ -89,7 +89,7 @@ fn plan_endpoints<'a>(
     }
     plan.hairpins = hairpins.into_iter().collect();
     let (endpoints, omitted) = collected.finish();
-    plan.omitted.endpoints = omitted;
+    plan.omitted = omitted;
     let with_endpoints = |((port, family, peers), endpoints)| FamilyPort { port, family, endpoints, peers };
     ports.into_iter().zip(endpoints).map(with_endpoints).collect()
 }

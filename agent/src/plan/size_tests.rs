@@ -93,6 +93,27 @@ fn plan_of_a_service_that_is_too_large_holds_few_addresses() {
     assert!(plan.frontends.iter().all(|(_, action)| action.targets.len() == MOST_ENDPOINTS));
 }
 
+/// A list has no room for more endpoints, even if the Service may have more elements.
+#[test]
+fn list_that_is_too_long_is_reported() {
+    let tcp = service(Protocol::Tcp, 1, 1, TrafficPolicy::Cluster);
+    let plan = |ready: u32, limit: usize| {
+        let all = endpoints(ready, 2, u32::MAX);
+        let mut plan = plan_service(&tcp, &index(&tcp, all), &place(limit));
+        let reduced = plan.reduce(limit, 7);
+        (plan, reduced)
+    };
+    let (full, reduced) = plan(17_000, 100_000);
+    let reduced = reduced.expect("too long");
+    assert_eq!((reduced.endpoints, reduced.sources, reduced.frontends), (MOST_ENDPOINTS, 0, 0));
+    assert!(reduced.needs <= reduced.limit, "{reduced:?}");
+    assert_eq!(full.frontends[0].1.targets.len(), MOST_ENDPOINTS);
+    let (_, reduced) = plan(17_000, 12_000);
+    let reduced = reduced.expect("too large");
+    assert!(reduced.endpoints < 12_000 && reduced.needs > reduced.limit, "{reduced:?}");
+    assert_eq!(plan(16_384, 100_000).1, None);
+}
+
 #[test]
 fn plan_of_a_service_that_is_too_large_has_few_frontends() {
     let service = service(Protocol::Tcp, 30, 200, TrafficPolicy::Cluster);

@@ -367,13 +367,14 @@ fn reserved_external_ips_are_refused() {
     let external_ips = ExternalIps {
         denied: false,
         service_cidrs: vec!["10.96.0.0/16".parse().unwrap(), "fd96::/112".parse().unwrap()],
+        pods: vec!["10.244.0.0/24".parse().unwrap()],
         node: vec![addr("10.0.0.1")],
         api_servers: vec!["10.0.0.9:80".parse().unwrap(), "198.51.100.1:6443".parse().unwrap()],
     };
     let mut node = LocalNode { external_ips, ..local_node() };
     let mut service = external("a", "198.51.100.1", 80);
     service.external_ips =
-        ["198.51.100.1", "10.96.7.7", "10.0.0.1", "10.0.0.9", "fd96::1"].map(addr).to_vec();
+        ["198.51.100.1", "10.96.7.7", "10.0.0.1", "10.0.0.9", "fd96::1", "10.244.0.7"].map(addr).to_vec();
     let mut index = Index::default();
     index.apply_slice(Event::Apply(slice("a", both())));
     let served = |plan: &ServicePlan| -> Vec<String> {
@@ -387,20 +388,21 @@ fn reserved_external_ips_are_refused() {
         ("10.0.0.1", Refusal::Node),
         ("10.0.0.9", Refusal::ApiServer),
         ("fd96::1", Refusal::ServiceCidr),
+        ("10.244.0.7", Refusal::Pod),
     ];
     assert_eq!(found.refused, refused.map(|(at, why)| (addr(at), why)));
 
     let mut desired = Desired::default();
     desired.update([(service.key.clone(), found.clone())].into());
-    assert_eq!((desired.take_refused().len(), desired.refused_count()), (4, 4));
+    assert_eq!((desired.take_refused().len(), desired.refused_count()), (5, 5));
     desired.update([(service.key.clone(), found)].into());
-    assert_eq!((desired.take_refused().len(), desired.refused_count()), (0, 4), "reported once");
+    assert_eq!((desired.take_refused().len(), desired.refused_count()), (0, 5), "reported once");
 
     node.external_ips.denied = true;
     let found = plan_service(&service, &index, &node);
-    assert_eq!((served(&found).len(), found.refused.len()), (0, 5));
+    assert_eq!((served(&found).len(), found.refused.len()), (0, 6));
     desired.update([(service.key.clone(), found)].into());
-    assert_eq!((desired.take_refused().len(), desired.refused_count()), (5, 5));
+    assert_eq!((desired.take_refused().len(), desired.refused_count()), (6, 6));
     desired.update([(service.key, ServicePlan::default())].into());
     assert_eq!(desired.refused_count(), 0);
 }

@@ -52,6 +52,7 @@ impl BaseRuleset {
             SetId::Affine,
             SetId::Namespaces,
             SetId::Endpoints,
+            SetId::Digests,
         ];
         filled.extend(prefix_lengths(family == Family::Ip6).map(SetId::Sources));
         filled.extend(AFFINITY_TIMEOUTS.map(SetId::AffineFor));

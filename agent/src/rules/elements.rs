@@ -197,12 +197,23 @@ fn elements_of_namespaces(namespaces: BTreeSet<(u32, u32)>, out: &mut Elements) 
     }
 }
 
-/// The elements of a long list, in order.
+/// The endpoints of long lists.
+pub(super) fn endpoint_rows<'a>(lists: impl Iterator<Item = &'a LongList>, family: Family) -> Rows {
+    let mut elements = Elements::new(family);
+    for list in lists {
+        elements_of_list(list, &mut elements);
+    }
+    let endpoints = elements.sorted().sets.remove(&SetId::Endpoints);
+    endpoints.unwrap_or_else(|| Rows::new(SetId::Endpoints.row_shape(family)))
+}
+
+/// The elements of a long list, in order, and its digest.
 fn elements_of_list(list: &LongList, out: &mut Elements) {
     let endpoints = out.of(SetId::Endpoints);
     for (slot, target) in (0..).zip(&list.slots) {
         endpoints.push_entry(&[Field::Number(list.number), Field::Number(slot)], &end(*target));
     }
+    out.of(SetId::Digests).push_entry(&[Field::Number(list.number)], &list.digest.fields());
 }
 
 /// The elements of a list of sources, if it is of the family of `out`.

@@ -89,6 +89,8 @@ pub enum SetId {
     WithoutLocal,
     /// Nodes that have an endpoint: frontend and slot.
     Peers,
+    /// What long lists hold: number of the list.
+    Digests,
 }
 
 impl SetId {
@@ -115,6 +117,7 @@ impl SetId {
             Self::Endpoints => "endpoints".to_owned(),
             Self::WithoutLocal => "without-local".to_owned(),
             Self::Peers => "peers".to_owned(),
+            Self::Digests => "digests".to_owned(),
         }
     }
 
@@ -137,6 +140,7 @@ impl SetId {
             }
             Self::Endpoints => Set::new(name, &[DataType::Mark, DataType::Mark]).maps_to(&ends),
             Self::Peers => Set::new(name, &[a, b, c, DataType::Mark]).maps_to(&[addr]),
+            Self::Digests => Set::new(name, &[DataType::Mark]).maps_to(&[DataType::Mark; 3]),
             _ => Set::new(name, &frontend),
         }
     }
@@ -158,6 +162,7 @@ impl SetId {
             Self::Lists(_) | Self::Restricted | Self::Namespaces => RowShape { data: 4, ..plain(frontend) },
             Self::Endpoints => RowShape { data: addr + 4, ..plain(8) },
             Self::Peers => RowShape { data: addr, ..plain(frontend + 4) },
+            Self::Digests => RowShape { data: 12, ..plain(4) },
             _ => plain(frontend),
         }
     }

@@ -3,7 +3,7 @@
 //! Service's port. Pure.
 //!
 //! The slots of a list depend on its history: an endpoint keeps its slot as long as it can, so that a change of one endpoint
-//! costs three elements. A new process takes the slots over from the kernel, see [`LongLists::adopt`].
+//! costs three elements, and two for the list's digest. A new process takes the slots over from the kernel, see [`LongLists::adopt`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -12,6 +12,7 @@ use steerage_model::{Family, Key, Protocol};
 use steerage_nft::{Row, Rows};
 
 use super::layout::{LONGEST, SHORT};
+use super::list_digests::ListDigest;
 use super::numbers::Numbers;
 use crate::plan::{Action, Endpoints, Frontend, Selection, ServicePlan};
 
@@ -66,6 +67,8 @@ pub(super) struct LongList {
     pub(super) number: u32,
     /// The endpoint of each slot.
     pub(super) slots: Vec<SocketAddr>,
+    /// Of these endpoints.
+    pub(super) digest: ListDigest,
 }
 
 /// All long lists, by Service.
@@ -101,6 +104,22 @@ impl LongLists {
         self.services.get(service)?.get(&ListId::new(frontend, action, endpoints))
     }
 
+    /// The numbers of the lists of a family that these plans change or end.
+    pub(super) fn changed_by(&self, updates: &BTreeMap<Key, ServicePlan>, family: Family) -> BTreeSet<u32> {
+        let mut changed = BTreeSet::new();
+        for (service, plan) in updates {
+            let Some(lists) = self.services.get(service) else { continue };
+            let wanted = wanted(plan);
+            for (id, list) in lists.iter().filter(|(id, _)| id.family == family) {
+                let stays = wanted.get(id).is_some_and(|endpoints| ListDigest::of(endpoints) == list.digest);
+                if !stays {
+                    changed.insert(list.number);
+                }
+            }
+        }
+        changed
+    }
+
     /// Replaces the lists of some Services.
     pub(super) fn update(&mut self, updates: &BTreeMap<Key, ServicePlan>) {
         for (service, plan) in updates {
@@ -117,9 +136,11 @@ impl LongLists {
                 let list = old.entry(id).or_insert_with(|| LongList {
                     number: self.numbers.take(&format!("{service} {id:?}")),
                     slots: Vec::new(),
+                    digest: ListDigest::default(),
                 });
                 let slots: Vec<_> = list.slots.iter().copied().map(Some).collect();
                 list.slots = rearranged(&slots, endpoints);
+                list.digest = ListDigest::of(&list.slots);
             }
             if !old.is_empty() {
                 self.services.insert(service.clone(), old);

@@ -7,7 +7,8 @@
 //! their number: the key is the frontend and a hash of the flow below N. A frontend of external policy Local has a second list in
 //! the same maps, at numbers from [`LOCAL_OFFSET`] on. More endpoints are in the map `endpoints`, in a list that all frontends of the
 //! Service's port share: `lists` has its number, and a set `long-N` tells the range of hashes. Likewise `restricted` has the number of
-//! a frontend's list of allowed sources in the sets `sources-N`.
+//! a frontend's list of allowed sources in the sets `sources-N`. No rule reads the map `digests`: it tells a new process what the lists
+//! hold.
 //!
 //! Lookups are not atomic to a packet: it may pass one map before a commit and the next one after it. So the packet walks all
 //! maps twice. If it has no endpoint then, it is dropped, or rejected at a port of a cluster address that no Service has. No packet
@@ -21,6 +22,7 @@ mod elements;
 mod features;
 mod forget;
 mod layout;
+mod list_digests;
 mod long_lists;
 mod namespaces;
 mod numbers;
@@ -38,6 +40,7 @@ pub use elements::{Changes, Elements, difference};
 pub use features::{Feature, Features, Without};
 pub use forget::{CLIENT_MAPS, is_kept};
 pub use layout::{LOCAL_OFFSET, SetId, Side, TABLE};
+pub use list_digests::{ListDigest, differing_lists, list_digests, list_of_frontend, list_of_key, slot_keys};
 pub use long_lists::{KernelLists, kernel_lists};
 pub use peers::TO_PEERS;
 pub use ruleset::{Difference, KernelState, Ruleset};

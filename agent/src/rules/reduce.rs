@@ -11,13 +11,16 @@ use ipnet::IpNet;
 use super::layout::SHORT;
 use super::source_lists::kernel_networks;
 use crate::plan::{
-    Action, Endpoints, FRONTEND_ELEMENTS, Omitted, Reduced, ServicePlan, Used, sample, sample_serving,
+    Action, Endpoints, FRONTEND_ELEMENTS, MOST_ENDPOINTS, Omitted, Reduced, ServicePlan, Used, sample,
+    sample_serving,
 };
 
 /// Elements of a frontend whose packets are forwarded to other nodes.
 const PEERS: usize = 9;
 /// Elements of a frontend for each long list that it shares.
 const SHARED: usize = 2;
+/// Elements of a long list besides its endpoints: its digest.
+const DIGEST: usize = 1;
 /// The part of the limit that each list of a Service's sources may take, if there is no room for all with one endpoint of each port.
 const PART: usize = 4;
 
@@ -81,7 +84,8 @@ impl Cost {
         let short = usize::try_from(SHORT).unwrap_or(usize::MAX);
         let of = |list: &ListCost| {
             let length = list.length.min(most);
-            let own = if length > short { length + SHARED * list.users } else { length * list.users };
+            let own =
+                if length > short { length + DIGEST + SHARED * list.users } else { length * list.users };
             own + length * list.affine_users
         };
         let others = self.others.values().map(|others| *others.min(&most));
@@ -113,16 +117,18 @@ impl Cost {
 impl ServicePlan {
     /// The number of elements that the plan needs, or a few more.
     pub fn cost(&self) -> usize {
-        let Omitted { endpoints, frontends } = self.omitted;
+        let Omitted { endpoints, frontends, .. } = self.omitted;
         Cost::of(self).elements(usize::MAX) + endpoints + frontends * FRONTEND_ELEMENTS
     }
 
     /// Has the plan need at most `limit` elements: each list keeps as many endpoints as fit, other ones on each node, and one at least.
-    /// If that is still too much, the last frontends are left out. Returns what was left out, if anything was.
+    /// If that is still too much, the last frontends are left out. Returns what was left out, if anything was: also where there is no
+    /// limit, but a list was too long.
     pub fn reduce(&mut self, limit: usize, seed: u32) -> Option<Reduced> {
         let needs = self.cost();
         if needs <= limit {
-            return None;
+            let reduced = Reduced { needs, limit, endpoints: MOST_ENDPOINTS, sources: 0, frontends: 0 };
+            return self.omitted.has_full_list.then_some(reduced);
         }
         let mut cost = Cost::of(self);
         let mut endpoints = cost.most_endpoints(limit);

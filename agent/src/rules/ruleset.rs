@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_model::{Family, Key, Protocol};
+use steerage_nft::Rows;
 
-use super::elements::{Lists, affected_elements, all_elements};
+use super::elements::{Lists, affected_elements, all_elements, endpoint_rows};
+use super::list_digests::ListDigest;
 use super::long_lists::KernelLists;
 use super::source_lists::Networks;
 use super::{Changes, Elements, Features, RulesetConfig, StaleFlows, difference};
@@ -114,6 +116,38 @@ impl Ruleset {
     /// Takes over the order of endpoints that the kernel's long lists have: then the first write need not change it.
     pub fn adopt(&mut self, family: Family, lists: &KernelLists) {
         self.lists.endpoints.adopt(family, lists);
+    }
+
+    /// What the long lists of a family hold, by their numbers.
+    pub fn list_digests(&self, family: Family) -> BTreeMap<u32, ListDigest> {
+        self.lists.endpoints.all(family).map(|list| (list.number, list.digest)).collect()
+    }
+
+    /// The numbers of the long lists of some Services.
+    pub fn lists_of<'a>(&self, services: impl IntoIterator<Item = &'a Key>, family: Family) -> BTreeSet<u32> {
+        let lists = services.into_iter().flat_map(|service| self.lists.endpoints.of(service, family));
+        lists.map(|list| list.number).collect()
+    }
+
+    /// The long lists of some Services by number, with the number of slots that packets look at.
+    pub fn list_sizes<'a>(
+        &self,
+        services: impl IntoIterator<Item = &'a Key>,
+        family: Family,
+    ) -> impl Iterator<Item = (u32, u32)> {
+        let lists = services.into_iter().flat_map(move |service| self.lists.endpoints.of(service, family));
+        lists.map(|list| (list.number, list.digest.slots()))
+    }
+
+    /// The numbers of the long lists whose endpoints these plans change.
+    pub fn lists_changed_by(&self, updates: &BTreeMap<Key, ServicePlan>, family: Family) -> BTreeSet<u32> {
+        self.lists.endpoints.changed_by(updates, family)
+    }
+
+    /// The endpoints of some long lists, as elements of [`SetId::Endpoints`](super::SetId::Endpoints).
+    pub fn endpoints_of(&self, family: Family, lists: &BTreeSet<u32>) -> Rows {
+        let wanted = self.lists.endpoints.all(family).filter(|list| lists.contains(&list.number));
+        endpoint_rows(wanted, family)
     }
 
     /// All elements of a family.

@@ -92,6 +92,7 @@ fn a_frontend_becomes_elements() {
             ("long-16", 1),
             ("long-local-16", 1),
             ("endpoints", 18),
+            ("digests", 2),
         ])
     );
 }
@@ -164,7 +165,7 @@ fn one_endpoint_less_is_a_small_change() {
 }
 
 #[test]
-fn a_changed_endpoint_of_a_long_list_costs_three_elements() {
+fn a_changed_endpoint_of_a_long_list_costs_five_elements() {
     let many: Vec<u8> = (1..=100).collect();
     let with = |numbers: &[u8]| service((1..5).map(|n| (frontend(n), action(numbers, None))).collect());
     let mut ruleset = Ruleset::default();
@@ -174,11 +175,15 @@ fn a_changed_endpoint_of_a_long_list_costs_three_elements() {
         Difference::Full => panic!("chains do not change"),
     };
     assert_eq!(changes(&many), 0);
-    assert_eq!(changes(&many[1..]), 3, "the last endpoint moves to the slot of the first");
-    assert_eq!(changes(&many), 1, "the new one has the last slot");
+    assert_eq!(
+        changes(&many[1..]),
+        3 + 2,
+        "the last endpoint moves to the slot of the first; and the digest"
+    );
+    assert_eq!(changes(&many), 1 + 2, "the new one has the last slot");
     assert_eq!(
         changes(&many[..63]),
-        37 + 2 + 4 * 2,
+        37 + 2 + 4 * 2 + 2,
         "the list shrinks, one endpoint moves, and each frontend changes its set"
     );
 }

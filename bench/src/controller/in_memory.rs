@@ -10,10 +10,10 @@ use anyhow::{Context as _, Result};
 use super::cell::{Cell, Moves, Size};
 use super::memory::MemoryServer;
 use super::peer::{self, Cluster};
-use super::plot::{self, Chart};
 use super::program::{Program, Programs};
 use super::results::{Results, Writes};
 use super::{HANGING, Scale, objects};
+use crate::plot::{self, Chart};
 use crate::who::Who;
 
 /// Before the names of these results.
@@ -169,7 +169,7 @@ pub(super) fn draw(scale: &Scale, programs: &Programs, plots: &Path, results: &m
         ("controller-nodes.svg", format!("nodes, with {} Services", all.services), nodes),
     ] {
         let file = plots.join(file);
-        fs::write(&file, plot::svg(&title, &charts))
+        fs::write(&file, plot::svg(&title, plot::Scale::Linear, &charts))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(())

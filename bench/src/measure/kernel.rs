@@ -57,6 +57,9 @@ fn change_all(services: &[Ipv4Addr], shape: Shape) -> Result<Vec<Duration>> {
             let row = first_of_list(*list, *new.context("no endpoint")?);
             batch.delete_rows(&table, &SetId::Endpoints.name(), &row);
             batch.add_rows(&table, &SetId::Endpoints.name(), row.iter());
+            let digest = digest(*list, shape.endpoints(u32::try_from(number)?), round);
+            batch.delete_rows(&table, &SetId::Digests.name(), &digest);
+            batch.add_rows(&table, &SetId::Digests.name(), digest.iter());
         } else {
             let endpoints = shape.endpoints(u32::try_from(number)?);
             let rows = |count: u32| rows(services[number], &targets, count);
@@ -93,6 +96,13 @@ fn first_of_list(list: u32, target: Ipv4Addr) -> Rows {
     let mut rows = Rows::new(SetId::Endpoints.row_shape(Family::V4));
     let key = [Field::Number(list), Field::Number(0)];
     rows.push_entry(&key, &[Field::V4(target), Field::Port(port::ECHO)]);
+    rows
+}
+
+/// The digest of a list, of other endpoints in each round.
+fn digest(list: u32, endpoints: u32, round: u32) -> Rows {
+    let mut rows = Rows::new(SetId::Digests.row_shape(Family::V4));
+    rows.push_entry(&[Field::Number(list)], &[endpoints, round, round].map(Field::Number));
     rows
 }
 

@@ -4,6 +4,7 @@
 
 mod churn;
 mod connections;
+mod draw;
 mod first_packet;
 mod health;
 mod idle;
@@ -12,6 +13,8 @@ mod repair;
 mod restart;
 mod start;
 mod throughput;
+
+pub use draw::{Extent, draw};
 
 use std::collections::BTreeSet;
 use std::net::SocketAddrV4;

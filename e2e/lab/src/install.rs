@@ -43,6 +43,7 @@ pub struct Options {
 pub fn install(lab: &Lab, options: &Options) -> Result<()> {
     let progress = Progress::start();
     if options.build {
+        progress.say("building images");
         build(&options.root)?;
         progress.say("images are built");
     }
@@ -53,6 +54,7 @@ pub fn install(lab: &Lab, options: &Options) -> Result<()> {
             lab.images().display()
         )));
     }
+    progress.say("loading images into the nodes");
     let loads = images::load(lab, &node::all_running(lab), &archives)?;
     progress.say(format!("images are on every node ({loads} loads)"));
     let values = lab.folder().join("config/values.json");
@@ -63,6 +65,7 @@ pub fn install(lab: &Lab, options: &Options) -> Result<()> {
         None => add_edge(&mut chosen),
     }
     write(&values, &format!("{chosen:#}\n"))?;
+    progress.say("installing the chart, and waiting until its pods are ready");
     run(&mut helm(lab, &options.root.join("charts/steerage"), &values, &options.set))?;
     progress.say("the chart is installed");
     if lab.plan.cloud.is_none() {
@@ -70,6 +73,7 @@ pub fn install(lab: &Lab, options: &Options) -> Result<()> {
         edge::install(lab, run(lab.kubectl().args(token))?.trim())?;
         progress.say(format!("{} edges are ready", lab.plan.edges));
     }
+    progress.say("waiting for controller and agents");
     wait_for_pods(lab)?;
     progress.say("controller and agents are ready");
     if lab.plan.service_proxy == ServiceProxy::Agent && !has_dns(lab)? {

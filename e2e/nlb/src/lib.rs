@@ -14,6 +14,7 @@ pub mod apply;
 pub mod args;
 pub mod cloud;
 pub mod health;
+mod last_read;
 pub mod probe;
 pub mod read;
 pub mod ruleset;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the account through AWS's API, by AWS's SDK. Decides nothing.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use elb::types::{ProtocolEnum, TargetGroup, TargetHealthStateEnum, TargetTypeEnu
 use steerage_ec2::{Filter, IpPermission};
 
 use crate::cloud::{Admission, Attributes, Balancer, Check, Cloud, Group, Listener, TargetKind, Transport};
+use crate::last_read::{Gone, LastRead};
 
 /// The region of the account.
 pub const REGION: &str = "us-east-1";
@@ -25,6 +26,10 @@ pub struct Reader {
     ec2: steerage_ec2::Client,
     /// Private addresses of instances, which keep them for life.
     instances: HashMap<String, Ipv4Addr>,
+    /// Instances without an address, which were logged.
+    unknown: BTreeSet<String>,
+    balancers: LastRead<Balancer>,
+    groups: LastRead<Group>,
 }
 
 impl Reader {
@@ -38,38 +43,46 @@ impl Reader {
             .load()
             .await;
         let ec2 = steerage_ec2::Client::new(&sdk, &url, &TimeoutConfig::disabled(), None);
-        Self { elb: elb::Client::new(&sdk), ec2, instances: HashMap::new() }
+        let (instances, unknown, balancers, groups) = Default::default();
+        Self { elb: elb::Client::new(&sdk), ec2, instances, unknown, balancers, groups }
     }
 
-    /// The account as it is now. What goes between two calls is an error; the next read is complete.
+    /// The account as it is now. One of which a call fails is as it was last read, and left out if it is gone by then: the others follow
+    /// all the same.
     pub async fn read(&mut self) -> Result<Cloud> {
         let mut cloud = Cloud::default();
+        let (mut balancers, mut groups) = (Vec::new(), Vec::new());
         let pages = self.elb.describe_load_balancers().into_paginator().items().send();
         for found in pages.try_collect().await.context("DescribeLoadBalancers")? {
-            let arn = found.load_balancer_arn.unwrap_or_default();
-            let hostname = found.dns_name.unwrap_or_default().to_ascii_lowercase();
-            let admitted = self.admitted(found.security_groups.unwrap_or_default()).await?;
-            cloud.balancers.push(Balancer { hostname, admitted, listeners: self.listeners(&arn).await? });
+            let arn = found.load_balancer_arn.clone().unwrap_or_default();
+            balancers.push((arn, self.balancer(found).await));
         }
         let pages = self.elb.describe_target_groups().into_paginator().items().send();
         for found in pages.try_collect().await.context("DescribeTargetGroups")? {
             let arn = found.target_group_arn.clone().unwrap_or_default();
-            let kind = match found.target_type {
-                Some(TargetTypeEnum::Ip) => TargetKind::Address,
-                _ => TargetKind::Instance,
-            };
-            let group = Group {
-                check: check(&found),
-                attributes: Attributes::of(
-                    &self.attributes(&arn).await?,
-                    kind,
-                    &transports(found.protocol.as_ref()),
-                ),
-                targets: self.targets(&arn).await?,
-            };
-            cloud.groups.insert(arn, group);
+            groups.push((arn, self.group(&found).await));
         }
+        cloud.balancers = self.balancers.take(balancers).into_values().collect();
+        cloud.groups = self.groups.take(groups);
         Ok(cloud)
+    }
+
+    async fn balancer(&self, found: elb::types::LoadBalancer) -> Result<Balancer> {
+        let hostname = found.dns_name.unwrap_or_default().to_ascii_lowercase();
+        let admitted = self.admitted(found.security_groups.unwrap_or_default()).await?;
+        let listeners = self.listeners(&found.load_balancer_arn.unwrap_or_default()).await?;
+        Ok(Balancer { hostname, admitted, listeners })
+    }
+
+    async fn group(&mut self, found: &TargetGroup) -> Result<Group> {
+        let arn = found.target_group_arn.clone().unwrap_or_default();
+        let kind = match found.target_type {
+            Some(TargetTypeEnum::Ip) => TargetKind::Address,
+            _ => TargetKind::Instance,
+        };
+        let attributes =
+            Attributes::of(&self.attributes(&arn).await?, kind, &transports(found.protocol.as_ref()));
+        Ok(Group { check: check(found), attributes, targets: self.targets(&arn).await? })
     }
 
     /// What security groups admit from IPv4 ranges.
@@ -85,7 +98,7 @@ impl Reader {
 
     async fn listeners(&self, balancer: &str) -> Result<Vec<Listener>> {
         let pages = self.elb.describe_listeners().load_balancer_arn(balancer).into_paginator().items().send();
-        let found = pages.try_collect().await.context("DescribeListeners")?;
+        let found = pages.try_collect().await.map_err(gone).context("DescribeListeners")?;
         let listener = |found: elb::types::Listener| {
             let action = found.default_actions.unwrap_or_default().into_iter().next()?;
             Some(Listener {
@@ -99,14 +112,19 @@ impl Reader {
 
     async fn attributes(&self, group: &str) -> Result<BTreeMap<String, String>> {
         let answer = self.elb.describe_target_group_attributes().target_group_arn(group).send().await;
-        let found = answer.context("DescribeTargetGroupAttributes")?.attributes.unwrap_or_default();
+        let found =
+            answer.map_err(gone).context("DescribeTargetGroupAttributes")?.attributes.unwrap_or_default();
         Ok(found.into_iter().filter_map(|one| Some((one.key?, one.value?))).collect())
     }
 
     /// The registered targets. One that drains is shown, and registered no longer.
     async fn targets(&mut self, group: &str) -> Result<BTreeMap<String, SocketAddrV4>> {
         let answer = self.elb.describe_target_health().target_group_arn(group).send().await;
-        let found = answer.context("DescribeTargetHealth")?.target_health_descriptions.unwrap_or_default();
+        let found = answer
+            .map_err(gone)
+            .context("DescribeTargetHealth")?
+            .target_health_descriptions
+            .unwrap_or_default();
         let mut targets = BTreeMap::new();
         for described in found {
             let state = described.target_health.and_then(|health| health.state);
@@ -120,7 +138,15 @@ impl Reader {
             }
             let address = match id.parse() {
                 Ok(address) => address,
-                Err(_) => self.address_of(&id).await?,
+                Err(_) => match self.address_of(&id).await {
+                    Ok(address) => address,
+                    Err(error) => {
+                        if self.unknown.insert(id.clone()) {
+                            eprintln!("target {id} of {group} has no address, and gets no flows: {error:#}");
+                        }
+                        continue;
+                    }
+                },
             };
             targets.insert(id, SocketAddrV4::new(address, port));
         }
@@ -135,8 +161,17 @@ impl Reader {
         let address = found.into_iter().next().and_then(|found| found.private_ip_address?.parse().ok());
         let address = address.with_context(|| format!("instance {instance} has no private address"))?;
         self.instances.insert(instance.to_owned(), address);
+        self.unknown.remove(instance);
         Ok(address)
     }
+}
+
+/// Marks the error of a call for what is gone.
+fn gone<E>(error: E) -> anyhow::Error
+where
+    E: elb::error::ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+{
+    if error.code().is_some_and(|code| code.ends_with("NotFound")) { Gone.into() } else { error.into() }
 }
 
 /// One for each range of a rule.
@@ -186,6 +221,9 @@ fn check(found: &TargetGroup) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+
     use steerage_ec2::IpRange;
 
     use super::*;
@@ -241,5 +279,71 @@ mod tests {
             .health_check_port("traffic-port");
         let found = check(&group.build());
         assert_eq!((found.path, found.port, found.timeout), (None, None, Duration::from_secs(10)));
+    }
+
+    /// Answers one request of an API with two load balancers, of which one is gone, and two target groups, of which one is broken.
+    fn answer(mut stream: TcpStream) {
+        let mut read = Vec::new();
+        let request = loop {
+            let mut buffer = [0; 4096];
+            let count = stream.read(&mut buffer).unwrap();
+            read.extend_from_slice(&buffer[..count]);
+            let text = String::from_utf8_lossy(&read).into_owned();
+            if count == 0 || text.contains("Action=") {
+                break text;
+            }
+        };
+        let member = |fields: &str| format!("<member>{fields}</member>");
+        let balancer = |name: &str| {
+            member(&format!("<LoadBalancerArn>{name}</LoadBalancerArn><DNSName>{name}.lab</DNSName>"))
+        };
+        let group = |name: &str| member(&format!("<TargetGroupArn>{name}</TargetGroupArn>"));
+        let listener = member(
+            "<Port>80</Port><Protocol>TCP</Protocol><DefaultActions><member><Type>forward</Type><TargetGroupArn>g</TargetGroupArn></member></DefaultActions>",
+        );
+        let failed =
+            |code: &str| (400, format!("<ErrorResponse><Error><Code>{code}</Code></Error></ErrorResponse>"));
+        let action =
+            request.split("Action=").nth(1).and_then(|rest| rest.split('&').next()).unwrap_or_default();
+        let (status, result) = match action {
+            "DescribeLoadBalancers" => {
+                (200, format!("<LoadBalancers>{}{}</LoadBalancers>", balancer("gone"), balancer("stays")))
+            }
+            "DescribeListeners" if request.contains("gone") => failed("LoadBalancerNotFound"),
+            "DescribeListeners" => (200, format!("<Listeners>{listener}</Listeners>")),
+            "DescribeTargetGroups" => {
+                (200, format!("<TargetGroups>{}{}</TargetGroups>", group("broken"), group("g")))
+            }
+            "DescribeTargetHealth" if request.contains("broken") => failed("ValidationError"),
+            "DescribeTargetHealth" => {
+                let target = |id| member(&format!("<Target><Id>{id}</Id><Port>8080</Port></Target>"));
+                let all = ["i-gone", "10.2.0.1"].map(target).concat();
+                (200, format!("<TargetHealthDescriptions>{all}</TargetHealthDescriptions>"))
+            }
+            "DescribeInstances" => failed("InvalidInstanceID.NotFound"),
+            _ => (200, String::new()),
+        };
+        let body = if status == 200 {
+            format!("<{action}Response><{action}Result>{result}</{action}Result></{action}Response>")
+        } else {
+            result
+        };
+        let head =
+            format!("HTTP/1.1 {status} OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(body.as_bytes()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn vanished_load_balancer_and_broken_group_do_not_stop_the_others() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        std::thread::spawn(move || server.incoming().for_each(|stream| answer(stream.unwrap())));
+        let cloud = Reader::connect(address).await.read().await.unwrap();
+        let shown: Vec<_> =
+            cloud.balancers.iter().map(|found| (found.hostname.as_str(), found.listeners.len())).collect();
+        assert_eq!(shown, [("stays.lab", 1)]);
+        assert_eq!(cloud.groups.keys().collect::<Vec<_>>(), ["g"]);
+        assert_eq!(cloud.groups["g"].targets.keys().collect::<Vec<_>>(), ["10.2.0.1"], "and an instance");
     }
 }

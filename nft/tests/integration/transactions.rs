@@ -232,3 +232,34 @@ proptest! {
         });
     }
 }
+
+#[test]
+fn elements_are_read_by_their_keys() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let table = Table::new(Family::Ip, "ours");
+        let set = Set::new("map", &[DataType::Mark, DataType::Mark]).maps_to(&[DataType::Mark]);
+        let shape = set.row_shape();
+        // Runs of elements that exist, and of others, also longer than one request.
+        let exists = |n: u32| n < 3000 || (n < 4000 && n.is_multiple_of(3)) || n == 7999;
+        let mut rows = Rows::new(shape);
+        for n in (0..8000).filter(|n| exists(*n)) {
+            rows.push_entry(&[Field::Number(n), Field::Number(1)], &[Field::Number(n + 1)]);
+        }
+        rows.sort();
+        let mut batch = Batch::new();
+        batch.add_table(&table, None).add_set(&table, &set).add_rows(&table, "map", rows.iter());
+        let mut nft = Nft::open().unwrap();
+        nft.commit(batch).unwrap();
+        let keys = |range: std::ops::Range<u32>| {
+            range.map(|n| concat(&[Field::Number(n), Field::Number(1)])).collect::<Vec<_>>()
+        };
+        assert_eq!(nft.rows_at(&table, "map", shape, keys(0..8000)).unwrap(), rows);
+        assert_eq!(nft.rows_at(&table, "map", shape, keys(2990..3010)).unwrap().len(), 10 + 4);
+        assert!(nft.rows_at(&table, "map", shape, keys(5000..5003)).unwrap().is_empty());
+        assert!(nft.rows_at(&table, "map", shape, Vec::<Vec<u8>>::new()).unwrap().is_empty());
+        assert!(nft.rows_at(&table, "none", shape, keys(0..2)).unwrap().is_empty());
+        // The connection is not confused by what it did not read.
+        assert_eq!(nft.rows(&table, "map", shape).unwrap(), rows);
+    });
+}

@@ -8,6 +8,7 @@ mod capabilities;
 mod error;
 mod load_balancer;
 mod provider;
+mod sources;
 mod target_group;
 mod targets;
 
@@ -15,7 +16,8 @@ pub use capabilities::{Addressing, Capabilities, Steering, TargetsAnnotation};
 pub use error::{ADOPTION_REFUSED, Error};
 pub use load_balancer::{Listener, LoadBalancer, Owner};
 pub use provider::{Compare, Health, Outcome, Progress, Provider};
+pub use sources::{AdmittedSources, Ranges, RequestedSources, intersection};
 pub use target_group::{GroupKey, HealthCheck, HealthProtocol, PodPort, TargetGroup};
 pub use targets::{
-    GroupTargets, HealthState, PodTarget, SharedSet, Target, TargetHealth, TargetSet, Targets,
+    GroupTargets, HealthState, PartHealth, PodTarget, SharedSet, Target, TargetHealth, TargetSet, Targets,
 };

@@ -7,7 +7,10 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use steerage_model::Ingress;
 
-use crate::{Capabilities, Error, GroupTargets, LoadBalancer, Owner, TargetHealth, TargetSet};
+use crate::{
+    AdmittedSources, Capabilities, Error, GroupTargets, LoadBalancer, Owner, PartHealth, RequestedSources,
+    TargetHealth, TargetSet,
+};
 
 /// Whether a change is complete. Providers never wait: if the cloud needs time, they return when to call again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub enum Progress {
 pub struct Health {
     /// The health of each target.
     pub targets: Vec<TargetHealth>,
+    /// The health of each part whose targets are checked apart from those of the others; empty if there is only one.
+    pub parts: Vec<PartHealth>,
     /// When to read it again; `None` if the provider notifies of changes.
     pub due: Option<Duration>,
 }
@@ -88,6 +93,11 @@ pub trait Provider: Send + Sync + 'static {
         &[]
     }
 
+    /// Annotations that say who may connect: all that [`Provider::restrict_sources`] reads of a Service beside its field.
+    fn source_annotations(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// Creates or updates the load balancer with its targets. The provider orders the steps so that clients are served after each:
     /// targets are added before a listener needs them, and before others are removed. It sends only the difference, and continues
     /// when one target is refused. Deletes what an earlier Service of the same name left.
@@ -96,6 +106,15 @@ pub trait Provider: Send + Sync + 'static {
     /// Updates only the targets of the load balancer as it is: the structure that its Service requests cannot be planned, or was
     /// [rejected](Error::Invalid). Does nothing if there is none.
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error>;
+
+    /// Takes away the clients that a Service no longer admits while its structure is refused. Never admits a client that could not
+    /// connect: what it admits besides comes with [`Provider::apply`]. Returns who may connect then; `None` if there is no load balancer
+    /// of this owner. [`Error::Invalid`] if what the Service requests cannot be read: then nothing changes.
+    async fn restrict_sources(
+        &self,
+        owner: &Owner,
+        requested: &RequestedSources,
+    ) -> Result<Option<AdmittedSources>, Error>;
 
     /// Replaces a shared set for all load balancers that use it; an older value than the last one changes nothing. Only called with
     /// the capability [`shared_sets`](Capabilities::shared_sets). [`Provider::apply`] contains the set too, for the first load

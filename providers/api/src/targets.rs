@@ -151,3 +151,23 @@ pub struct TargetHealth {
     /// The provider's explanation; may be empty.
     pub reason: String,
 }
+
+/// The health of a part of a load balancer whose targets are checked apart from those of the others: some ports, or an IP family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartHealth {
+    /// Which part it is, for users.
+    pub name: String,
+    /// Whether one of its targets is healthy; `None` while that is not decided.
+    pub is_served: Option<bool>,
+}
+
+impl PartHealth {
+    /// Of a part with targets in these states.
+    pub fn of(name: String, states: impl Iterator<Item = HealthState>) -> Self {
+        let states: Vec<HealthState> = states.collect();
+        let (is_healthy, is_undecided) =
+            (states.contains(&HealthState::Healthy), states.contains(&HealthState::Initial));
+        let is_served = (is_healthy || !is_undecided).then_some(is_healthy);
+        Self { name, is_served }
+    }
+}

@@ -73,6 +73,24 @@ fn emptied<'a>(
     })
 }
 
+/// Refuses what a load balancer cannot become, whatever else the Service requests. Some of it decides who reaches the load balancer: where
+/// this is refused, nobody is admitted who was not.
+pub(crate) fn check_kept(wanted: &Desired, balancer: &Balancer) -> Result<(), Error> {
+    if balancer.scheme != Some(wanted.scheme) {
+        let has = balancer.scheme.map_or("unknown", crate::config::Scheme::as_str);
+        let message = format!(
+            "The load balancer is {has}, and the Service requests {} by its annotation or by --aws-scheme. AWS cannot change it: the \
+             load balancer stays {has}, and other changes of the Service wait. Set annotation {} to {has}, or create the Service \
+             again, which changes its hostname.",
+            wanted.scheme.as_str(),
+            annotations::SCHEME
+        );
+        return Err(Error::invalid(reasons::SCHEME_IMMUTABLE, message));
+    }
+    wanted.placement.check(&balancer.placed)?;
+    security_group_sync::check(wanted, balancer)
+}
+
 impl Aws {
     /// Applies the steps. The targets are registered before a listener needs them; the others stay registered. Groups that are no
     /// longer wanted are left for later.
@@ -290,19 +308,7 @@ impl Aws {
             (resources.balancer_tags, resources.balancer_attributes) = (tags, BTreeMap::new());
             return Ok(made);
         };
-        if balancer.scheme != Some(wanted.scheme) {
-            let has = balancer.scheme.map_or("unknown", crate::config::Scheme::as_str);
-            let message = format!(
-                "The load balancer is {has}, and the Service requests {} by its annotation or by --aws-scheme. AWS cannot change it: the \
-                 load balancer stays {has}, and other changes of the Service wait. Set annotation {} to {has}, or create the Service \
-                 again, which changes its hostname.",
-                wanted.scheme.as_str(),
-                annotations::SCHEME
-            );
-            return Err(Error::invalid(reasons::SCHEME_IMMUTABLE, message));
-        }
-        wanted.placement.check(&balancer.placed)?;
-        security_group_sync::check(wanted, balancer)?;
+        check_kept(wanted, balancer)?;
         Ok(balancer.clone())
     }
 

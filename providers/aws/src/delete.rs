@@ -149,7 +149,9 @@ impl Aws {
             tracing::info!(%service, name, "deleting load balancer");
             self.note_change();
             entry.written = Some(Instant::now());
+            pending.is_sent = true;
             if let Err(failure) = self.client.delete_balancer(arn).await {
+                pending.is_sent = failure.leaves_open();
                 let error = refused(failure, name, arn);
                 if matches!(error, Error::Invalid { .. }) {
                     // Nothing is deleted yet, and the Service may want it back.
@@ -161,8 +163,7 @@ impl Aws {
             if entry.adopted.as_ref() == Some(arn) {
                 entry.adopted = None;
             }
-            pending.balancer = None;
-            pending.balancer_deleted = Some(Instant::now());
+            pending.note_deleted();
         }
         // Also if the Service's own changes bring it here sooner.
         let held = pending.held_for(self.config.target_group_release);
@@ -194,12 +195,15 @@ impl Aws {
         Ok(wait)
     }
 
-    /// Deletes a target group. If something uses it, returns when to try again.
+    /// Deletes a target group. If something uses it, or did when that was last tried, returns when to try again.
     pub(crate) async fn delete_group(
         &self,
         arn: &str,
         in_use: &mut GroupsInUse,
     ) -> Result<Option<RetryDeletion>, CallError> {
+        if let Some(retry) = in_use.must_wait(arn).filter(|retry| !retry.is_overdue) {
+            return Ok(Some(retry));
+        }
         self.note_change();
         if !self.client.delete_group(arn).await? {
             return Ok(Some(in_use.refused(arn, self.config.target_group_release)));

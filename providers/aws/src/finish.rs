@@ -33,12 +33,19 @@ impl Aws {
         let released = self.release_groups(entry).await?;
         let mut waits: Vec<Duration> = held.into_iter().chain(released).collect();
         let mut ingress = Vec::new();
+        // Until then, AWS may not show a new load balancer.
+        let is_settled = entry.unsettled(self.config.settle).is_none();
+        let mut is_gone = false;
         if let (Some(complete), Some((_, resources))) = (&mut entry.complete, &mut entry.resources) {
             let (since_asked, poll) =
                 (complete.asked.map(|asked| asked.elapsed()), self.config.activation_poll);
             if complete.ingress.is_none() && since_asked.is_none_or(|since| since >= poll) {
                 complete.asked = Some(Instant::now());
-                complete.ingress = self.ingress(resources).await?;
+                match self.ingress(resources).await {
+                    Ok(found) => complete.ingress = found,
+                    Err(Error::Conflict(_)) => is_gone = is_settled,
+                    Err(error) => return Err(error),
+                }
             }
             match (&complete.ingress, complete.asked) {
                 (Some(known), _) => ingress.clone_from(known),
@@ -48,17 +55,23 @@ impl Aws {
                 }
             }
         }
+        if is_gone {
+            (entry.resources, entry.complete) = (None, None);
+            return Err(Error::Conflict("the new load balancer no longer exists".to_owned()));
+        }
         let progress = waits.into_iter().min().map_or(Progress::Done, Progress::Again);
         Ok(Outcome { progress, ingress, refused, retry_refused: entry.again(), ..Outcome::done() })
     }
 
     /// The hostname to publish; `None` until the load balancer is active, because resolvers cache for long that a name does not
-    /// exist.
+    /// exist. A conflict if AWS does not show it.
     async fn ingress(&self, resources: &mut Resources) -> Result<Option<Vec<Ingress>>, Error> {
         let Some(known) = &resources.balancer else { return Ok(None) };
         if !known.active {
             let look = self.new_balancers.look(&*self.client, &known.arn).await?;
-            let Some(now) = look else { return Ok(None) };
+            let Some(now) = look else {
+                return Err(Error::Conflict(format!("AWS does not show the load balancer {}", known.name)));
+            };
             if now.active || now.failed.is_some() {
                 self.new_balancers.forget(&now.arn);
             }

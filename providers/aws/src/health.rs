@@ -7,6 +7,7 @@ use std::time::Duration;
 use steerage_provider_api::{Error, Health, HealthState, Owner, TargetHealth};
 
 use crate::client::RegisteredTarget;
+use crate::health_parts;
 use crate::provider::Aws;
 use crate::registered::RegisteredIds;
 use crate::state::ServiceState;
@@ -41,8 +42,13 @@ impl Aws {
         let read = groups.len();
         let shares = std::mem::take(&mut entry.shares_health);
         let mut worst: BTreeMap<String, TargetHealth> = BTreeMap::new();
+        let mut parts = Vec::new();
         for arn in groups {
-            for target in self.health_of(&arn, entry, shares).await? {
+            let targets = self.health_of(&arn, entry, shares).await?;
+            let settle = self.config.settle;
+            let is_settled = entry.registered.get(&arn).is_none_or(|known| known.is_settled(settle));
+            parts.extend(health_parts::part(owner, &arn, &targets, entry, is_settled));
+            for target in targets {
                 let name =
                     entry.target_names.get(&target.id).cloned().unwrap_or_else(|| target.id.to_string());
                 let found = TargetHealth {
@@ -61,7 +67,7 @@ impl Aws {
         let is_steady = targets.iter().any(|target| target.state == HealthState::Healthy);
         let base = if is_steady { HEALTH_POLL } else { HEALTH_POLL_UNDECIDED };
         let reads = u32::try_from(self.services_known() * read).unwrap_or(u32::MAX);
-        Ok(Health { targets, due: Some(base.max(HEALTH_READ_SHARE.saturating_mul(reads))) })
+        Ok(Health { targets, parts, due: Some(base.max(HEALTH_READ_SHARE.saturating_mul(reads))) })
     }
 
     /// The targets of a group. If `shares`, those that the first comparison read a moment ago.

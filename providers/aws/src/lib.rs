@@ -26,6 +26,7 @@ mod first_look;
 mod groups_in_use;
 mod health;
 mod health_check;
+mod health_parts;
 #[cfg(test)]
 mod iam_policy;
 mod instance;
@@ -46,6 +47,7 @@ mod placement;
 mod provider;
 mod reasons;
 mod registered;
+mod restrict;
 mod restructure;
 mod security_group;
 mod security_group_rules;

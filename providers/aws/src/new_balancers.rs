@@ -87,6 +87,9 @@ impl NewBalancers {
         match client.balancers_at(&arns).await {
             Ok(found) => {
                 let own = found.iter().find(|balancer| balancer.arn == arn).cloned();
+                if own.is_none() {
+                    self.forget(arn);
+                }
                 self.note(found.into_iter().filter(|balancer| balancer.arn != arn));
                 Ok(own)
             }
@@ -111,6 +114,10 @@ impl NewBalancers {
         failed: &mut Option<(Instant, CallError)>,
     ) -> Result<Option<Balancer>, CallError> {
         let read = client.balancer_at(arn).await;
+        if matches!(read, Ok(None)) {
+            // Calls for others must not name it.
+            self.forget(arn);
+        }
         *failed = read.as_ref().err().map(|failure| (Instant::now(), failure.clone()));
         read
     }

@@ -12,14 +12,17 @@ use crate::diff::ObservedGroup;
 
 /// A read begins again if AWS answered nothing for so long: something else may have changed meanwhile.
 const MAX_PAUSE: Duration = Duration::from_mins(2);
+/// It also begins again if it has taken so long. A read of a hundred groups in an account that throttles needs tries over many minutes: it
+/// must be possible to end.
+const MAX_AGE: Duration = Duration::from_mins(30);
 
 /// What a read that was not completed has read so far.
 #[derive(Debug, Default)]
 pub(crate) struct PartialRead {
     /// When the read began, and when AWS last answered.
     started: Option<(Instant, Instant)>,
-    /// By name; `None` for those that do not exist.
-    groups: BTreeMap<String, Option<ObservedGroup>>,
+    /// By name. One that did not exist may by the next try.
+    groups: BTreeMap<String, ObservedGroup>,
     /// Of target groups, by ARN.
     attributes: BTreeMap<String, BTreeMap<String, String>>,
     /// Beside the default one, by ARN of the listener.
@@ -42,7 +45,8 @@ impl<'a> Reader<'a> {
         until: Instant,
     ) -> Self {
         let is_old = |(began, answered): (Instant, Instant)| {
-            answered.elapsed() > MAX_PAUSE || written.is_some_and(|written| written >= began)
+            let is_over = answered.elapsed() > MAX_PAUSE || began.elapsed() > MAX_AGE;
+            is_over || written.is_some_and(|written| written >= began)
         };
         if read.started.is_none_or(is_old) {
             let now = Instant::now();
@@ -58,12 +62,12 @@ impl<'a> Reader<'a> {
 
     pub(crate) async fn group_named(&mut self, name: &str) -> Result<Option<ObservedGroup>, CallError> {
         if let Some(known) = self.read.groups.get(name) {
-            return Ok(known.clone());
+            return Ok(Some(known.clone()));
         }
         self.check_time()?;
         let found = self.client.group_named(name).await?;
         self.note_answer();
-        self.read.groups.insert(name.to_owned(), found.clone());
+        self.read.groups.extend(found.clone().map(|group| (name.to_owned(), group)));
         Ok(found)
     }
 

@@ -15,12 +15,13 @@ use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures::stream::BoxStream;
 use steerage_model::{Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress,
-    Provider, Steering, TargetsAnnotation,
+    Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
+    Owner, Progress, Provider, RequestedSources, Steering, TargetsAnnotation,
 };
-use steerage_provider_cloud::{ApiMetrics, Keyed, Recent};
+use steerage_provider_cloud::{ApiMetrics, Keyed, Lines, Recent};
 use tokio::time::Instant;
 
+use crate::apply::check_kept;
 use crate::client::{CallError, Calls, Client};
 use crate::config::Config;
 use crate::desired::{Desired, desired};
@@ -33,7 +34,7 @@ use crate::new_balancers::NewBalancers;
 use crate::observe::{self, Observation};
 use crate::paced::Paced;
 use crate::partial_read::Reader;
-use crate::security_group::{SecurityGroup, new_security_group};
+use crate::security_group::{SecurityGroup, new_security_group, requested_of, requested_sources};
 use crate::security_group_sync::again_after;
 use crate::shared::LoadBalancerUse;
 use crate::shared_sync::again;
@@ -63,6 +64,8 @@ pub struct Aws {
     pub(crate) new_balancers: NewBalancers,
     /// One for each shared load balancer: its Services change it one after the other.
     pub(crate) shared_uses: Keyed<String, SharedUse>,
+    /// Services that wait for their turn to change a shared load balancer.
+    pub(crate) shared_lines: Lines<String, Owner>,
     /// When this process was first asked for something: until then, another one may have changed what reads do not show yet.
     pub(crate) first_call: OnceLock<Instant>,
     /// Where the last list of AWS shows the resources of owners that share a load balancer.
@@ -129,6 +132,7 @@ impl Aws {
             subnets: Recent::new(lookup::AGE),
             group_names: Mutex::default(),
             shared_uses: Keyed::default(),
+            shared_lines: Lines::default(),
             first_call: OnceLock::new(),
             listed_uses: Mutex::default(),
             unused_since: Mutex::default(),
@@ -168,6 +172,7 @@ impl Aws {
             entry.uses = found.uses;
             entry.initialized = true;
         }
+        entry.grant_time();
         Ok(entry)
     }
 
@@ -227,8 +232,10 @@ impl Aws {
         entry.freed.clear();
         let has_v6 = wanted.ip_address_type == IpAddressType::DualStack;
         let mut limits = self.limits(entry, compare);
-        entry.wanted = Some((lb.owner.clone(), wanted.clone()));
         let mut compare_rules = compare;
+        // Until the load balancer surely can be what is wanted, nobody is admitted who was not: also if this call is abandoned.
+        entry.restricted = Some((lb.owner.clone(), requested_of(lb)?));
+        let previous = entry.wanted.replace((lb.owner.clone(), wanted.clone()));
         let structured = if self.compare_with_list(&lb.owner, &wanted, entry) {
             // The list has the rules too.
             (limits.compare, compare_rules) = (Compare::Remembered, Compare::Remembered);
@@ -242,13 +249,35 @@ impl Aws {
             self.restructure(lb, wanted, &targets, entry, compare).await
         };
         let is_in_place = matches!(structured, Ok(None));
+        if let Some(known) = entry.balancer(&lb.owner).cloned() {
+            entry.last_balancer = Some((lb.owner.clone(), known));
+        }
+        // A failure may leave it unknown. What is checked hardly ever changes.
+        let last = entry.last_balancer.as_ref().filter(|(of, _)| *of == lb.owner);
+        let can_be_kept = |(_, wanted): &(Owner, Desired)| {
+            last.is_some_and(|(_, balancer)| check_kept(wanted, balancer).is_ok())
+        };
+        if is_in_place || entry.wanted.as_ref().is_some_and(can_be_kept) {
+            entry.restricted = None;
+        } else {
+            entry.wanted = previous;
+            let is_refused = matches!(structured, Err(Error::Invalid { .. }));
+            if let Some((_, requested)) = &mut entry.restricted {
+                requested.keeps_ports &= !is_refused;
+            }
+        }
         let finished = match structured {
             Ok(None) => self.finish(entry, &targets, limits).await,
-            Ok(Some(wait)) => Ok(again(wait)),
+            // A target that finds no room now says nothing about the structure, which goes on.
+            Ok(Some(wait)) => {
+                self.follow_meanwhile(&lb.owner, entry, &targets).await;
+                Ok(again(wait))
+            }
             // The targets are set next, apart from the structure, and so are the rules.
             Err(error @ Error::Invalid { .. }) => return Err(error),
-            Err(error @ Error::Throttled { .. }) => {
-                self.follow(&lb.owner, entry, &targets).await.and(Err(error))
+            Err(error @ (Error::Throttled { .. } | Error::Denied(_))) => {
+                self.follow_meanwhile(&lb.owner, entry, &targets).await;
+                Err(error)
             }
             Err(error) => Err(error),
         };
@@ -292,6 +321,30 @@ impl Aws {
         if entry.is_known(owner) {
             let limits = self.limits(entry, Compare::Remembered);
             self.converge_targets(entry, targets, limits).await?;
+        }
+        Ok(())
+    }
+
+    /// The same where the structure waits, whatever becomes of the targets.
+    pub(crate) async fn follow_meanwhile(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        targets: &WantedTargets,
+    ) {
+        if let Err(error) = self.follow(owner, entry, targets).await {
+            tracing::debug!(service = %owner.service, %error, "targets wait like the structure");
+        }
+    }
+
+    /// Reads the resources of an owner, unless they are known.
+    pub(crate) async fn ensure_known(&self, owner: &Owner, entry: &mut ServiceState) -> Result<(), Error> {
+        entry.adopt_list(owner);
+        if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
+            let seen = self.read(owner, entry).await?;
+            entry.resources = Some((owner.clone(), seen.mine));
+            entry.complete = None;
+            entry.unproven.clear();
         }
         Ok(())
     }
@@ -351,6 +404,10 @@ impl Provider for Aws {
         adoption::finalizers(&self.config)
     }
 
+    fn source_annotations(&self) -> &'static [&'static str] {
+        &[annotations::SOURCE_RANGES, annotations::PREFIX_LISTS]
+    }
+
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let wanted = desired(&self.config, lb)?;
         let mut entry = self.entry(&lb.owner.service).await?;
@@ -366,13 +423,8 @@ impl Provider for Aws {
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
         let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
-        entry.adopt_list(owner);
-        if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
-            let seen = self.read(owner, entry).await?;
-            entry.resources = Some((owner.clone(), seen.mine));
-            entry.complete = None;
-            entry.unproven.clear();
-        }
+        self.leave_line(owner, entry);
+        self.ensure_known(owner, entry).await?;
         let targets = WantedTargets::new(&self.config, &owner.service, targets);
         let limits = self.limits(entry, Compare::Remembered);
         let converged = self.converge_targets(entry, &targets, limits).await;
@@ -384,6 +436,16 @@ impl Provider for Aws {
             again_after(&mut outcome, wait);
         }
         Ok(Outcome { refused, ..outcome })
+    }
+
+    async fn restrict_sources(
+        &self,
+        owner: &Owner,
+        requested: &RequestedSources,
+    ) -> Result<Option<AdmittedSources>, Error> {
+        let requested = requested_sources(requested)?;
+        let mut guard = self.entry(&owner.service).await?;
+        self.restrict(owner, requested, &mut guard).await
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {

@@ -32,12 +32,8 @@ impl Aws {
         entry: &mut ServiceState,
         compare: Compare,
     ) -> Result<Result<Resources, Duration>, Error> {
-        let is_kept = |pending: &PendingDeletion| {
-            pending.is_final && pending.owner == *owner && pending.balancer.is_some()
-        };
-        if entry.deletion.as_ref().is_some_and(is_kept) {
-            // The deletion was not sent, or its answer was lost. If the load balancer is still there, clients keep its hostname.
-            entry.deletion = None;
+        if let Some(wait) = self.take_back_deletion(owner, entry).await? {
+            return Ok(Err(wait));
         }
         if let Some(pending) = &mut entry.deletion {
             // Wanted again, the new load balancer takes the security group, which AWS would not release for minutes. That of a predecessor
@@ -50,26 +46,29 @@ impl Aws {
         }
         let unsettled = entry.unsettled(self.config.settle);
         if let Some(known) = entry.take_resources(owner) {
-            if compare == Compare::Remembered || unsettled.is_some() {
+            if (compare == Compare::Remembered && !entry.must_read) || unsettled.is_some() {
                 return Ok(Ok(known));
             }
             // Reads change nothing: until they say more, targets follow in the groups that are known.
             entry.resources = Some((owner.clone(), known.clone()));
-            let (written, until) = (entry.written, entry.must_end());
-            let ServiceState { leaving, reading, .. } = &mut *entry;
-            let is_leaving = |name: &str| leaving.contains_key(name);
-            let mut reader = Reader::new(&*self.client, reading, written, until);
-            let refreshed =
-                observe::refresh(&mut reader, &known, is_leaving, wanted.compares_balancer()).await?;
-            if let Some(resources) = refreshed {
-                entry.resources = None;
-                return Ok(Ok(resources));
+            if !entry.must_read {
+                let (written, until) = (entry.written, entry.must_end());
+                let ServiceState { leaving, reading, .. } = &mut *entry;
+                let is_leaving = |name: &str| leaving.contains_key(name);
+                let mut reader = Reader::new(&*self.client, reading, written, until);
+                let refreshed =
+                    observe::refresh(&mut reader, &known, is_leaving, wanted.compares_balancer()).await?;
+                if let Some(resources) = refreshed {
+                    entry.resources = None;
+                    return Ok(Ok(resources));
+                }
+                entry.must_read = true;
             }
         } else if let Some(wait) = unsettled {
             return Ok(Err(wait));
         }
         let seen = self.read(owner, entry).await?;
-        entry.resources = None;
+        (entry.resources, entry.must_read) = (None, false);
         // The others were never created.
         let is_there =
             |name: &String| seen.mine.groups.contains_key(name) || seen.stale.groups.contains_key(name);
@@ -99,6 +98,30 @@ impl Aws {
             }
         }
         Ok(Ok(seen.mine))
+    }
+
+    /// The owner is wanted again. Clients keep the hostname of a load balancer whose deletion was not made. Returns when to call again, if
+    /// AWS may not show yet whether it was.
+    async fn take_back_deletion(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+    ) -> Result<Option<Duration>, Error> {
+        let unsettled = entry.unsettled(self.config.settle);
+        let pending = entry.deletion.as_mut().filter(|pending| pending.is_final && pending.owner == *owner);
+        let Some(pending) = pending else { return Ok(None) };
+        let Some((_, arn)) = &pending.balancer else { return Ok(None) };
+        if pending.is_sent {
+            if unsettled.is_some() {
+                return Ok(unsettled);
+            }
+            if self.client.balancer_at(arn).await?.is_none() {
+                pending.note_deleted();
+                return Ok(None);
+            }
+        }
+        entry.deletion = None;
+        Ok(None)
     }
 
     /// Makes the structure the wanted one. Returns when to call again; `None` if it is in place.
@@ -159,6 +182,10 @@ impl Aws {
             }
         }
         entry.names.extend(resources.groups.keys().cloned());
+        // A read that showed an old state may have marked one of them.
+        let is_used =
+            |name: &String| resources.groups.get(name).is_some_and(|group| resources.uses(&group.arn));
+        entry.leaving.retain(|name, _| !is_used(name));
         match self.apply_steps(owner, &wanted, targets, &mut resources, entry).await {
             Ok(Stepped::Done) => {}
             Ok(Stepped::Unproven) => {
@@ -168,7 +195,7 @@ impl Aws {
             Ok(Stepped::Empty) => {
                 entry.resources = Some((owner.clone(), resources));
                 // The present groups follow meanwhile.
-                self.follow(owner, entry, targets).await?;
+                self.follow_meanwhile(owner, entry, targets).await;
                 return Ok(Some(EMPTY_POLL));
             }
             Err(error) => {

@@ -4,13 +4,13 @@
 //! A rule that somebody else added to the group stays. No order of changes leaves a wanted port without any rule, except where the quota
 //! has no room for one more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use steerage_model::shown;
-use steerage_provider_api::{Error, LoadBalancer, Owner};
+use steerage_provider_api::{Error, LoadBalancer, Owner, RequestedSources};
 use steerage_provider_cloud::annotation;
 
 use crate::annotations::{
@@ -63,6 +63,23 @@ impl fmt::Display for Source {
     }
 }
 
+/// The clients that a Service admits, for a load balancer whose rules only leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Requested {
+    /// Empty admits all.
+    pub(crate) sources: BTreeSet<Source>,
+    /// Whether prefix lists that the load balancer has stay: which ones the Service names cannot be read.
+    pub(crate) keeps_lists: bool,
+    /// Whether a port whose sources would all leave keeps them: the Service may be accepted, and others are then added first.
+    pub(crate) keeps_ports: bool,
+}
+
+impl Requested {
+    pub(crate) fn has(&self, source: &Source) -> bool {
+        self.sources.contains(source) || self.keeps_lists && matches!(source, Source::PrefixList(_))
+    }
+}
+
 /// A security group as AWS shows it. Rules of other forms, such as those for a range of ports, are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SecurityGroup {
@@ -74,6 +91,8 @@ pub(crate) struct SecurityGroup {
     pub(crate) own: BTreeSet<Rule>,
     /// Inbound rules of others.
     pub(crate) others: BTreeSet<Rule>,
+    /// Whether it has inbound rules of other forms, which are all of others.
+    pub(crate) has_more: bool,
     /// Rules that were sent for a change, whose answer was lost: whether they are there is unknown.
     pub(crate) doubtful: BTreeSet<Rule>,
 }
@@ -112,15 +131,15 @@ impl Security {
     }
 }
 
-const ANY_IPV4: Source = Source::Range(IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)));
-const ANY_IPV6: Source = Source::Range(IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)));
+pub(crate) const ANY_IPV4: Source = Source::Range(IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)));
+pub(crate) const ANY_IPV6: Source = Source::Range(IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)));
 /// The ranges that no client has. They need no rule.
-const NOBODY: [Source; 2] = [
+pub(crate) const NOBODY: [Source; 2] = [
     Source::Range(IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 32))),
     Source::Range(IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128))),
 ];
 /// AWS's limit for all groups of a network interface. Its quota is lower, unless it is raised.
-const MAX_RULES: usize = 1000;
+pub(crate) const MAX_RULES: usize = 1000;
 
 /// The security of a load balancer with these listeners: port and protocol of each. `backend` is the group that nodes admit.
 pub(crate) fn security<'a>(
@@ -175,8 +194,11 @@ pub(crate) fn security<'a>(
     });
     let path_mtu = if others.has_path_mtu { &[PATH_MTU, PATH_MTU_V6][..] } else { &[] };
     let protocols: Vec<(&'static str, u16)> = protocols.chain(path_mtu.iter().copied()).collect();
-    let rules = rules(&protocols, &sources.iter().collect());
-    let count = rules.len();
+    // Counted before they are made: ranges may be tens of thousands, and ports too many to multiply them with.
+    let count: usize = protocols
+        .iter()
+        .map(|(protocol, _)| sources.iter().filter(|source| can_have(protocol, source)).count())
+        .sum();
     if count > MAX_RULES {
         let message = format!(
             "The Service needs {count} rules in a security group, one for each port, protocol and source range, but AWS allows \
@@ -184,17 +206,21 @@ pub(crate) fn security<'a>(
         );
         return Err(Error::invalid(reasons::TOO_MANY_SOURCE_RANGES, message));
     }
-    Ok(Security::Rules(rules))
+    Ok(Security::Rules(rules(&protocols, &sources.iter().collect())))
 }
 
-/// A rule for each protocol with port and each source, if there can be one: the messages of ICMP have a protocol for each family.
-fn rules(protocols: &[(&'static str, u16)], sources: &BTreeSet<&Source>) -> BTreeSet<Rule> {
-    let fits = |protocol: &str, source: &Source| match source {
+/// Whether there can be a rule: the messages of ICMP have a protocol for each family.
+fn can_have(protocol: &str, source: &Source) -> bool {
+    match source {
         Source::Range(IpNet::V6(_)) => protocol != PATH_MTU.0,
         Source::Range(IpNet::V4(_)) | Source::PrefixList(_) => protocol != PATH_MTU_V6.0,
-    };
+    }
+}
+
+/// A rule for each protocol with port and each source, if there can be one.
+fn rules(protocols: &[(&'static str, u16)], sources: &BTreeSet<&Source>) -> BTreeSet<Rule> {
     let of = |&(protocol, port): &(&'static str, u16)| {
-        let sources = sources.iter().filter(move |source| fits(protocol, source));
+        let sources = sources.iter().filter(move |source| can_have(protocol, source));
         sources.map(move |&source| Rule { protocol, port, source: source.clone() })
     };
     protocols.iter().flat_map(of).collect()
@@ -240,7 +266,7 @@ fn switch(lb: &LoadBalancer, name: &str, (on, off): (&str, &str)) -> Result<bool
 /// client can use needs no rule.
 fn sources(lb: &LoadBalancer, ip_address_type: IpAddressType) -> Result<BTreeSet<Source>, Error> {
     let (ranges, origin) = if lb.source_ranges.is_empty() {
-        (annotation_ranges(lb)?, SOURCE_RANGES)
+        (annotation_ranges(&lb.annotations)?, SOURCE_RANGES)
     } else {
         (lb.source_ranges.clone(), "spec.loadBalancerSourceRanges")
     };
@@ -252,12 +278,36 @@ fn sources(lb: &LoadBalancer, ip_address_type: IpAddressType) -> Result<BTreeSet
         let problem = format!("The load balancer has IPv4 only, and {origin} has no IPv4 range.");
         return Err(annotation::conflict(&problem, "Add an IPv4 range, or remove the ranges."));
     }
-    found.extend(prefix_lists(lb)?.into_iter().map(Source::PrefixList));
+    found.extend(prefix_lists(&lb.annotations)?.into_iter().map(Source::PrefixList));
     Ok(found)
 }
 
-fn prefix_lists(lb: &LoadBalancer) -> Result<Vec<String>, Error> {
-    let Some(text) = lb.annotations.get(PREFIX_LISTS) else { return Ok(Vec::new()) };
+/// The same of a Service that is refused, whatever its load balancer has. Ranges count also where the annotation of prefix lists beside
+/// them cannot be read.
+pub(crate) fn requested_sources(requested: &RequestedSources) -> Result<Requested, Error> {
+    let RequestedSources { ranges, annotations } = requested;
+    requested_from(ranges, annotations)
+}
+
+/// The same of a Service that may be accepted.
+pub(crate) fn requested_of(lb: &LoadBalancer) -> Result<Requested, Error> {
+    Ok(Requested { keeps_ports: true, ..requested_from(&lb.source_ranges, &lb.annotations)? })
+}
+
+fn requested_from(ranges: &[IpNet], annotations: &BTreeMap<String, String>) -> Result<Requested, Error> {
+    let of_annotation = if ranges.is_empty() { annotation_ranges(annotations)? } else { Vec::new() };
+    let ranges = ranges.iter().chain(&of_annotation).map(|range| Source::Range(range.trunc()));
+    let mut sources: BTreeSet<Source> = ranges.collect();
+    let lists = prefix_lists(annotations);
+    if lists.is_err() && !sources.is_empty() {
+        return Ok(Requested { sources, keeps_lists: true, keeps_ports: false });
+    }
+    sources.extend(lists?.into_iter().map(Source::PrefixList));
+    Ok(Requested { sources, keeps_lists: false, keeps_ports: false })
+}
+
+fn prefix_lists(annotations: &BTreeMap<String, String>) -> Result<Vec<String>, Error> {
+    let Some(text) = annotations.get(PREFIX_LISTS) else { return Ok(Vec::new()) };
     let id = |item: &str| {
         if item.starts_with("pl-") {
             return Ok(item.to_owned());
@@ -273,8 +323,8 @@ fn prefix_lists(lb: &LoadBalancer) -> Result<Vec<String>, Error> {
     ids.collect()
 }
 
-fn annotation_ranges(lb: &LoadBalancer) -> Result<Vec<IpNet>, Error> {
-    let Some(text) = lb.annotations.get(SOURCE_RANGES) else { return Ok(Vec::new()) };
+fn annotation_ranges(annotations: &BTreeMap<String, String>) -> Result<Vec<IpNet>, Error> {
+    let Some(text) = annotations.get(SOURCE_RANGES) else { return Ok(Vec::new()) };
     if text.trim().is_empty() {
         return Ok(Vec::new());
     }
@@ -332,7 +382,7 @@ impl SecurityGroup {
     }
 
     /// Rules of Steerage that are not wanted.
-    fn surplus(&self, wanted: &BTreeSet<Rule>) -> impl Iterator<Item = &Rule> {
+    pub(crate) fn surplus(&self, wanted: &BTreeSet<Rule>) -> impl Iterator<Item = &Rule> {
         self.own.union(&self.doubtful).filter(|rule| !wanted.contains(rule))
     }
 

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::client::CallError;
 use crate::provider::Aws;
 use crate::reasons;
+use crate::restrict::Restricted;
 use crate::security_group::{Rule, SecurityGroup};
 use crate::state::ServiceState;
 
@@ -63,6 +64,83 @@ impl Aws {
         done
     }
 
+    /// Makes the rules of a refused Service the narrow ones, or, where there are none or no room for them, those that are kept. Nobody who
+    /// is requested loses access, and nobody gains it.
+    pub(crate) async fn narrow_rules(
+        &self,
+        owner: &Owner,
+        narrow: Option<BTreeSet<Rule>>,
+        kept: &BTreeSet<Rule>,
+        entry: &mut ServiceState,
+    ) -> Result<Restricted, Error> {
+        let Some(known) = entry.security_groups.get_mut(owner) else { return Ok(Restricted::Foreign) };
+        let narrow = narrow.filter(|rules| known.no_room_for.as_ref() != Some(rules));
+        let mut is_narrow = narrow.is_some();
+        if known.group.has_exactly(narrow.as_ref().unwrap_or(kept)) {
+            return Ok(if is_narrow { Restricted::Exactly } else { Restricted::Roughly });
+        }
+        tracing::info!(service = %owner.service, security_group = known.group.id, "removing sources of a refused Service");
+        self.note_change();
+        known.written = Some(Instant::now());
+        let mut done = self.revoke_surplus(&mut known.group, kept).await;
+        if let (Ok(()), Some(narrow)) = (&done, &narrow) {
+            match self.narrow_group(&mut known.group, narrow, kept).await {
+                Ok(fits) => is_narrow = fits,
+                Err(failure) => done = Err(failure),
+            }
+            known.no_room_for = (!is_narrow).then(|| narrow.clone());
+        }
+        known.written = Some(Instant::now());
+        let done = done.map_err(Error::from);
+        if matches!(&done, Err(Error::Conflict(_))) && entry.has_settled_security_groups(self.config.settle) {
+            // It is gone, or another than what is known: the next call reads it.
+            entry.security_groups.remove(owner);
+        }
+        done.map(|()| if is_narrow { Restricted::Exactly } else { Restricted::Roughly })
+    }
+
+    /// Replaces the rules that are kept by the narrow ones, which are added first. False, and nothing changes, if both together find no
+    /// room.
+    async fn narrow_group(
+        &self,
+        group: &mut SecurityGroup,
+        narrow: &BTreeSet<Rule>,
+        kept: &BTreeSet<Rule>,
+    ) -> Result<bool, CallError> {
+        let mut batches: Vec<Vec<Rule>> =
+            Some(group.missing(narrow)).filter(|m| !m.is_empty()).into_iter().collect();
+        while let Some(batch) = batches.pop() {
+            match self.authorize(group, &batch).await {
+                Ok(()) => {}
+                Err(failure) if failure.is(DUPLICATE_RULE) => note_duplicate(group, batch, &mut batches),
+                Err(failure) if failure.is_quota() => {
+                    let count = |rules: &BTreeSet<Rule>, v6| {
+                        rules.iter().filter(|r| r.source.is_ipv6() == v6).count()
+                    };
+                    if [false, true].iter().all(|v6| count(narrow, *v6) <= count(kept, *v6)) {
+                        // They fit in the place of the others.
+                        self.add_rules(group, narrow).await?;
+                        break;
+                    }
+                    self.revoke_surplus(group, kept).await?;
+                    return Ok(false);
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        self.revoke_surplus(group, narrow).await.map(|()| true)
+    }
+
+    /// Removes Steerage's rules that are not among these, also the last of a port.
+    async fn revoke_surplus(
+        &self,
+        group: &mut SecurityGroup,
+        left: &BTreeSet<Rule>,
+    ) -> Result<(), CallError> {
+        let rest: BTreeSet<Rule> = group.surplus(left).cloned().collect();
+        if rest.is_empty() { Ok(()) } else { self.revoke(group, &rest).await }
+    }
+
     async fn add_rules(&self, group: &mut SecurityGroup, wanted: &BTreeSet<Rule>) -> Result<(), CallError> {
         let missing = group.missing(wanted);
         if missing.is_empty() {
@@ -92,12 +170,7 @@ impl Aws {
         while let Some(batch) = batches.pop() {
             match self.authorize(group, &batch).await {
                 Ok(()) => {}
-                Err(failure) if failure.is(DUPLICATE_RULE) => match batch.as_slice() {
-                    // Another may have added it, so it is not removed later, unless it was sent before.
-                    [rule] if group.doubtful.contains(rule) => group.added(rule.clone()),
-                    [rule] => drop(group.others.insert(rule.clone())),
-                    _ => halve(batch, &mut batches),
-                },
+                Err(failure) if failure.is(DUPLICATE_RULE) => note_duplicate(group, batch, &mut batches),
                 Err(failure) if failure.is_quota() => {
                     let spare = group.spare(wanted, is_ipv6);
                     if !has_made_room && !spare.is_empty() {
@@ -164,6 +237,16 @@ impl Aws {
             }
         }
         Ok(())
+    }
+}
+
+/// Notes that AWS has a rule of the batch: the only one, or one of either half.
+fn note_duplicate(group: &mut SecurityGroup, batch: Vec<Rule>, batches: &mut Vec<Vec<Rule>>) {
+    match batch.as_slice() {
+        // Another may have added it, so it is not removed later, unless it was sent before.
+        [rule] if group.doubtful.contains(rule) => group.added(rule.clone()),
+        [rule] => drop(group.others.insert(rule.clone())),
+        _ => halve(batch, batches),
     }
 }
 

@@ -26,7 +26,7 @@ use crate::security_group::{
 use crate::state::{KnownSecurityGroup, ServiceState};
 
 /// Rules whose answer was lost are sent again, which costs a call each. If they are more, the group is read, as soon as reads show them.
-const MAX_RESENT: usize = 10;
+pub(crate) const MAX_RESENT: usize = 10;
 /// Longest time between two tries after a failure of what neither ports nor targets depend on.
 const MAX_RETRY: Duration = Duration::from_mins(1);
 
@@ -125,18 +125,26 @@ impl Aws {
     }
 
     /// Brings the security group of an existing load balancer in place. A load balancer without any is left as it is.
-    async fn sync_security_group(
+    pub(crate) async fn sync_security_group(
         &self,
         owner: &Owner,
         entry: &mut ServiceState,
         compare: Compare,
     ) -> Result<(), Error> {
-        let Some(wanted) = entry.wanted.clone().filter(|(of, _)| of == owner) else { return Ok(()) };
+        let Some(wanted) = entry.wanted.clone().filter(|(of, _)| of == owner) else {
+            return self.restrict_present(owner, entry).await.map(|_| ());
+        };
         let balancer = entry.balancer(owner).cloned();
         let security =
             balancer.as_ref().map_or(&wanted.1.security, |balancer| wanted.1.security_of(balancer));
         let rules = match (security, &balancer) {
-            (Security::Rules(rules), _) => rules,
+            // The group may have less than what was accepted last: nothing comes back.
+            (Security::Rules(_), balancer)
+                if entry.is_restricted(owner) && entry.may_be_attached(owner, balancer.as_ref()) =>
+            {
+                return self.restrict_present(owner, entry).await.map(|_| ());
+            }
+            (Security::Rules(rules), _) => &entry.restricted(owner, rules),
             (Security::Named(named), Some(balancer)) if !balancer.security_groups.is_empty() => {
                 return self.sync_named_groups(owner, named, balancer, entry, compare).await;
             }
@@ -225,7 +233,7 @@ impl Aws {
     }
 
     /// The owner's security group as EC2 shows it.
-    async fn find_security_group(
+    pub(crate) async fn find_security_group(
         &self,
         owner: &Owner,
         attached: &BTreeSet<String>,

@@ -25,8 +25,14 @@ use crate::wanted_targets::WantedTargets;
 
 /// A Service waits for this time while another one changes the load balancer, and then makes room for others.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
-/// Then it tries again after this time.
+/// A Service that gets no turn comes again: after this time, or as its place in the line says.
 const BUSY_POLL: Duration = Duration::from_secs(2);
+/// A Service in line tries again after this time for each place, so that the first meets the end of a change soon, and many cost few tries.
+const TURN_POLL: Duration = Duration::from_millis(500);
+/// The longest of these waits.
+const MAX_TURN_POLL: Duration = Duration::from_secs(5);
+/// A Service that comes later than this after the wait that it was given loses its place: it may be gone.
+const KEEPS_PLACE: Duration = Duration::from_secs(10);
 /// A shared load balancer without any target group stays for this time: a Service may be about to use it.
 const UNUSED_AFTER: Duration = Duration::from_mins(10);
 /// A Service that is deleted waits this long for the end of its load balancer. Later, lists show that nobody uses it.
@@ -65,6 +71,20 @@ pub(crate) fn again(after: Duration) -> Outcome {
     Outcome { progress: Progress::Again(after), ..Outcome::done() }
 }
 
+/// When a Service in line tries again that has so many before it.
+fn turn_poll(before: usize) -> Duration {
+    let places = u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1);
+    TURN_POLL.saturating_mul(places).min(MAX_TURN_POLL)
+}
+
+/// The same outcome of a Service that waits for its turn: it comes again then.
+fn again_in_turn(outcome: Outcome, wait: Duration) -> Outcome {
+    match outcome.progress {
+        Progress::Again(_) => Outcome { progress: Progress::Again(wait), ..outcome },
+        Progress::Done => Outcome { retry_refused: Some(wait), ..outcome },
+    }
+}
+
 fn is_port_in_use(outcome: &Result<Outcome, Error>) -> bool {
     outcome.as_ref().is_err_and(|error| error.reason() == reasons::PORT_IN_USE)
 }
@@ -97,10 +117,19 @@ impl Aws {
             && entry.subnets.tried.is_some()
             && (!entry.has_ipv6(owner) || entry.source_nat.tried.is_some());
         if compare == Compare::Remembered && is_in_place {
+            self.leave_line(owner, entry);
             return self.apply_wanted(lb, wanted, entry, compare).await;
         }
-        let Some(used) = self.lock_shared(shared, LOCK_TIMEOUT).await else {
-            return self.follow_targets(lb, &wanted, entry, compare).await;
+        let used = match self.lock_in_turn(shared, owner).await {
+            Ok(used) => used,
+            Err(wait) => {
+                let outcome = self.follow_targets(lb, &wanted, entry, compare).await;
+                if outcome.is_err() {
+                    // Nobody knows when it comes again.
+                    self.shared_lines.leave(&shared.to_owned(), owner);
+                }
+                return Ok(again_in_turn(outcome?, wait));
+            }
         };
         if let Some(wait) = self.check_use(owner, LoadBalancerUse::Shared(shared.to_owned()), entry).await? {
             return Ok(again(wait));
@@ -108,8 +137,7 @@ impl Aws {
         let started = Instant::now();
         let mut used = Change { used, is_over: false };
         entry.others_wrote = Some(used.written);
-        let must_compare = std::mem::take(&mut entry.must_compare);
-        let compare = if must_compare { Compare::InPlace } else { compare };
+        let compare = if entry.must_compare { Compare::InPlace } else { compare };
         entry.subnets.added = entry.subnets.added.max(Some(used.zone_added));
         let was_known = entry.resources.is_some();
         let mut outcome = self.apply_wanted(lb, wanted.clone(), entry, compare).await;
@@ -122,7 +150,7 @@ impl Aws {
             used.written = Instant::now();
         }
         used.is_over = true;
-        entry.must_compare |= must_compare && outcome.is_err();
+        entry.must_compare &= outcome.is_err();
         entry.incomplete = outcome.as_ref().ok().and_then(|outcome| outcome.incomplete.clone());
         used.zone_added = entry.subnets.added.map_or(used.zone_added, |own| own.max(used.zone_added));
         for (arn, port) in std::mem::take(&mut entry.freed) {
@@ -137,6 +165,13 @@ impl Aws {
         }
         used.wait_for(owner, waits_for);
         outcome
+    }
+
+    /// The Service no longer waits for its turn to change a shared load balancer: it is in place, or refused.
+    pub(crate) fn leave_line(&self, owner: &Owner, entry: &ServiceState) {
+        if let Some(LoadBalancerUse::Shared(shared)) = entry.uses.get(owner) {
+            self.shared_lines.leave(shared, owner);
+        }
     }
 
     /// Another Service changes the load balancer, which can take a minute. The targets of this one follow meanwhile in the groups that it
@@ -170,6 +205,26 @@ impl Aws {
             // Without a receiver nobody follows changes.
             let _ = self.to_reconcile.0.unbounded_send(owner);
         }
+    }
+
+    /// Waits until it is the owner's turn to change this shared load balancer; when to come again if that takes longer. Whoever came first
+    /// is first: else one that changes all the time would seldom leave a gap that another one meets.
+    async fn lock_in_turn(
+        &self,
+        shared: &str,
+        owner: &Owner,
+    ) -> Result<OwnedMutexGuard<SharedUse>, Duration> {
+        let line = shared.to_owned();
+        let before = self
+            .shared_lines
+            .join(&line, (owner, owner.service.namespace()), |before| turn_poll(before) + KEEPS_PLACE);
+        if before == 0
+            && let Some(used) = self.lock_shared(shared, LOCK_TIMEOUT).await
+        {
+            self.shared_lines.take(&line, owner);
+            return Ok(used);
+        }
+        Err(turn_poll(before))
     }
 
     /// Waits until no other Service changes this shared load balancer; `None` if that takes longer.
@@ -217,8 +272,9 @@ impl Aws {
         shared: &str,
         entry: &mut ServiceState,
     ) -> Result<Option<Duration>, Error> {
-        let Some(mut used) = self.lock_shared(shared, LOCK_TIMEOUT).await else {
-            return Ok(Some(BUSY_POLL));
+        let mut used = match self.lock_in_turn(shared, owner).await {
+            Ok(used) => used,
+            Err(wait) => return Ok(Some(wait)),
         };
         if let Some(wait) = entry.unsettled(self.config.settle) {
             // Reads may not show what was just created.
@@ -236,11 +292,13 @@ impl Aws {
         for listener in &seen.mine.listeners {
             tracing::info!(service = %owner.service, shared, port = listener.port, "deleting listener");
             self.note_change();
+            entry.written = Some(Instant::now());
             self.client.delete_listener(&listener.arn).await?;
             self.free(&mut used, listener.arn.clone(), listener.port);
         }
         for (name, group) in &seen.mine.groups {
             tracing::info!(service = %owner.service, name, "deleting target group");
+            entry.written = Some(Instant::now());
             if let Some(retry) = self.delete_group(&group.arn, &mut entry.groups_in_use).await? {
                 return if retry.is_overdue { Err(in_use(name, &group.arn)) } else { Ok(Some(retry.after)) };
             }

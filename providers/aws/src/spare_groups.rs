@@ -7,7 +7,6 @@ use tokio::time::Instant;
 
 use crate::desired::Desired;
 use crate::diff::ObservedGroup;
-use crate::groups_in_use::RetryDeletion;
 use crate::names;
 use crate::observe::Resources;
 use crate::provider::Aws;
@@ -51,13 +50,21 @@ impl Aws {
             entry.check_time()?;
             tracing::info!(service = %owner.service, name, "deleting target group that no listener uses");
             entry.written = Some(Instant::now());
-            match self.delete_group(&arn, &mut entry.groups_in_use).await? {
-                None => {
+            match self.delete_group(&arn, &mut entry.groups_in_use).await {
+                Ok(None) => {
                     resources.groups.remove(&name);
                     entry.forget_group(&name, &arn);
                 }
                 // Something uses it that no read shows.
-                Some(RetryDeletion { .. }) => drop(entry.unused.remove(&name)),
+                Ok(Some(_)) => drop(entry.unused.remove(&name)),
+                // What is wanted does not wait for what is not. If the quota is used up, AWS says so.
+                Err(failure) => {
+                    entry.groups_in_use.refused(&arn, self.config.target_group_release);
+                    tracing::warn!(
+                        service = %owner.service, name, error = %Error::from(failure),
+                        "target group that no listener uses not deleted; retrying with a later change"
+                    );
+                }
             }
         }
         Ok(true)

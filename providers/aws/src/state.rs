@@ -25,7 +25,7 @@ use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
 use crate::registered::RegisteredIds;
-use crate::security_group::{Rule, Security, SecurityGroup};
+use crate::security_group::{Requested, Rule, Security, SecurityGroup};
 use crate::shared::LoadBalancerUse;
 use crate::source_nat_sync::{KnownSourceNat, has_udp};
 use crate::subnet_sync::KnownPlacement;
@@ -34,6 +34,11 @@ use crate::targets::RefusedTargets;
 
 /// A call makes no further calls to AWS after this time.
 const CALL_TIME: Duration = Duration::from_secs(40);
+/// The same for one that had to wait before it began.
+const SHORTEST_CALL: Duration = Duration::from_secs(10);
+
+/// No call makes further calls after this time: its caller gives it up after a minute.
+const LONGEST_CALL: Duration = Duration::from_secs(50);
 
 /// What the list of the start says of a Service.
 #[derive(Debug, Default)]
@@ -79,6 +84,8 @@ pub(crate) struct ServiceState {
     pub(crate) target_names: TargetNames,
     /// The structure that `resources` has; `None` while a change of it is not complete.
     pub(crate) complete: Option<Complete>,
+    /// Whether one of `resources` is gone, or another one is there: they must be read.
+    pub(crate) must_read: bool,
     /// Whether `resources` come from a list: without listeners and attributes.
     pub(crate) is_partial: bool,
     /// Names of target groups in `resources` that are no longer wanted, and since when.
@@ -97,6 +104,10 @@ pub(crate) struct ServiceState {
     pub(crate) security_group_taken: Option<Instant>,
     /// What is wanted, from the last call that said so.
     pub(crate) wanted: Option<(Owner, Desired)>,
+    /// The load balancer as an earlier call knew it.
+    pub(crate) last_balancer: Option<(Owner, Balancer)>,
+    /// The sources that a refused Service requests since then: no others are admitted.
+    pub(crate) restricted: Option<(Owner, Requested)>,
     /// The security groups that an annotation names, as last tried, and those that the load balancer had afterwards.
     pub(crate) named_groups: Option<LastAttempt<NamedGroups, BTreeSet<String>>>,
     /// Steerage's own group as last attached or tried, and the groups that the load balancer had afterwards.
@@ -129,12 +140,14 @@ pub(crate) struct KnownSecurityGroup {
     pub(crate) in_use_since: Option<Instant>,
     /// The wanted rules for which it had no room, and what the user was told. Tried again when it is read, or others are wanted.
     pub(crate) full: Option<(BTreeSet<Rule>, String)>,
+    /// The narrower rules of a refused Service for which it had no room beside the present ones.
+    pub(crate) no_room_for: Option<BTreeSet<Rule>>,
 }
 
 impl KnownSecurityGroup {
     /// One that was read.
     pub(crate) fn from_read(group: SecurityGroup) -> Self {
-        Self { group, written: None, in_use_since: None, full: None }
+        Self { group, written: None, in_use_since: None, full: None, no_room_for: None }
     }
 }
 
@@ -155,6 +168,8 @@ pub(crate) struct PendingDeletion {
     pub(crate) owner: Owner,
     /// Whether they are all that the owner has; otherwise they make room for what the owner wants.
     pub(crate) is_final: bool,
+    /// Whether AWS may have deleted the load balancer, whose deletion had no answer.
+    pub(crate) is_sent: bool,
     /// Name and ARN of the load balancer.
     pub(crate) balancer: Option<(String, String)>,
     /// When it was deleted: AWS releases its groups later. `None` if there was none.
@@ -195,11 +210,17 @@ impl PendingDeletion {
         Self {
             owner: owner.clone(),
             is_final: false,
+            is_sent: false,
             security_groups: PendingSecurityGroups::none(),
             balancer_deleted: None,
             balancer: resources.balancer.as_ref().map(|b| (b.name.clone(), b.arn.clone())),
             groups: resources.groups.iter().map(|(name, group)| (name.clone(), group.arn.clone())).collect(),
         }
+    }
+
+    /// The load balancer is gone.
+    pub(crate) fn note_deleted(&mut self) {
+        (self.balancer, self.balancer_deleted) = (None, Some(Instant::now()));
     }
 
     /// Deletes no security group that is still there.
@@ -313,6 +334,14 @@ impl ServiceState {
         }
     }
 
+    /// Leaves the present call some time, where others or the list of the start took it, and none that it does not have: a change whose
+    /// answer its caller does not wait for would be worse than none.
+    pub(crate) fn grant_time(&mut self) {
+        let latest = Instant::now().checked_sub(CALL_TIME.saturating_sub(SHORTEST_CALL));
+        let longest = self.began.map(|began| began + LONGEST_CALL.saturating_sub(CALL_TIME));
+        self.began = self.began.max(latest.min(longest));
+    }
+
     /// When the present call must end. The caller gives it up after a minute, and an answer that is lost by then would make everything
     /// unknown. A call that is made before may still wait ten seconds for its budget.
     pub(crate) fn must_end(&self) -> Instant {
@@ -378,5 +407,22 @@ impl ServiceState {
         let in_use = leaving.filter_map(|(_, group)| self.groups_in_use.must_wait(&group.arn));
         let overdue = in_use.filter(|retry| retry.is_overdue).map(|retry| retry.after);
         refused.into_iter().chain(verify).chain(overdue).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn call_that_waited_gets_no_time_that_its_caller_does_not_wait() {
+        for (waited, left) in [(0, 40), (20, 20), (35, 10), (45, 5), (50, 0), (58, 0)] {
+            let began = Instant::now();
+            let mut state = ServiceState { began: Some(began), ..ServiceState::default() };
+            tokio::time::advance(Duration::from_secs(waited)).await;
+            state.grant_time();
+            let rest = state.must_end().saturating_duration_since(Instant::now());
+            assert_eq!((rest, state.check_time().is_ok()), (Duration::from_secs(left), left > 0), "{waited}");
+        }
     }
 }

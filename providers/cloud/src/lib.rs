@@ -3,7 +3,8 @@
 //!
 //! These decide and do no I/O: [`names`] and [`marks`] say where resources are and whose, [`annotation`] and [`PeerAnnotations`] read
 //! what users request, [`failure`] turns a cloud's error into the provider's, [`LastAttempt`] and [`Refusals`] keep what was refused from
-//! being asked again. [`Keyed`] lets one call at a time change an object, [`Recent`] shares a read, [`Budget`] paces calls, [`ApiMetrics`] counts requests.
+//! being asked again. [`Keyed`] lets one call at a time change an object, [`Lines`] gives those that come
+//! again their turns, [`Recent`] shares a read, [`Budget`] paces calls, [`ApiMetrics`] counts requests.
 //! It makes no call to a cloud and knows no cloud's types; a provider of a cloud uses it, the edge's does not.
 
 pub mod annotation;
@@ -12,6 +13,7 @@ mod budget;
 pub mod failure;
 mod keyed;
 mod last_attempt;
+mod line;
 pub mod marks;
 pub mod names;
 mod peers;
@@ -23,6 +25,7 @@ pub use api_metrics::{Api, ApiMetrics, RequestResult};
 pub use budget::{Budget, Rate, UsedUp};
 pub use keyed::Keyed;
 pub use last_attempt::LastAttempt;
+pub use line::Lines;
 pub use marks::ClusterId;
 pub use peers::{PeerAnnotation, PeerAnnotations};
 pub use recent::{AfterFailure, Recent};

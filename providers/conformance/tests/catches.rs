@@ -15,7 +15,7 @@ async fn correct_provider_passes() {
 }
 
 /// The check that must detect each bug.
-const CAUGHT: [(Bug, &str); 18] = [
+const CAUGHT: [(Bug, &str); 19] = [
     (Bug::AlwaysWrites, "second_run_writes_nothing"),
     (Bug::ReadsTooMuch, "second_run_writes_nothing"),
     (Bug::ForgetsWhatItDid, "second_run_writes_nothing"),
@@ -24,6 +24,7 @@ const CAUGHT: [(Bug, &str); 18] = [
     (Bug::OneBadStopsAll, "refused_target_does_not_block_others"),
     (Bug::KeepsTheLast, "all_targets_can_be_removed"),
     (Bug::SetsTargetsOfNothing, "targets_follow_without_a_structure"),
+    (Bug::ReplacesSources, "removed_sources_leave_without_a_structure"),
     (Bug::DeletesBlindly, "deletion_is_idempotent"),
     (Bug::RemembersOwners, "owned_lists_all_owners"),
     (Bug::IgnoresUid, "recreated_service_replaces_old_resources"),

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Target health from the reports of the edge hosts. Pure.
 
+use std::collections::BTreeSet;
+
 use steerage_edge_api::{EdgeTargetHealthSpec, TargetState, TargetStatus};
 use steerage_model::Family;
-use steerage_provider_api::{HealthState, TargetHealth};
+use steerage_provider_api::{HealthState, PartHealth, TargetHealth};
 
 /// The health of a load balancer's targets, from the reports of all hosts: only that of the active host counts. Without an
 /// active host no host serves the address, and the health is unknown.
@@ -21,6 +23,15 @@ pub(crate) fn targets<'a>(reports: impl Iterator<Item = &'a EdgeTargetHealthSpec
         }
     }
     found
+}
+
+/// The same for each IP family.
+pub(crate) fn parts(targets: &[TargetHealth]) -> Vec<PartHealth> {
+    let families: BTreeSet<Family> = targets.iter().filter_map(|target| target.family).collect();
+    let states = |family| {
+        targets.iter().filter(move |target| target.family == Some(family)).map(|target| target.state)
+    };
+    families.into_iter().map(|family| PartHealth::of(family.to_string(), states(family))).collect()
 }
 
 fn target(status: &TargetStatus) -> TargetHealth {
@@ -56,6 +67,19 @@ mod tests {
                 weight: 1,
             }],
         }
+    }
+
+    #[test]
+    fn each_family_has_a_health_of_its_own() {
+        let mut active = report("active", true, "");
+        active.targets.push(TargetStatus {
+            address: "2001:db8::1".parse().expect("ip"),
+            state: TargetState::Unhealthy,
+            ..active.targets[0].clone()
+        });
+        let health = parts(&targets([active].iter()));
+        let shown: Vec<_> = health.iter().map(|part| (part.name.as_str(), part.is_served)).collect();
+        assert_eq!(shown, [("IPv4", Some(true)), ("IPv6", Some(false))]);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod pools;
 mod preview;
 mod provider;
 mod shared;
+mod sources;
 pub mod spec;
 
 pub use address_set::AddressSet;

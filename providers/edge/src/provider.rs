@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget};
 use steerage_model::{Family, Ingress, IpMode, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress,
-    Provider, SharedSet, Steering, TargetSet,
+    Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
+    Owner, Progress, Provider, RequestedSources, SharedSet, Steering, TargetSet,
 };
 use steerage_watch::Watches;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -26,7 +26,7 @@ use crate::entry::{Change, Entry};
 use crate::index::References;
 use crate::objects::{LoadBalancerContent, NodeSetContent, Objects, addresses};
 use crate::shared::Shared;
-use crate::{health, pool_metrics, preview, spec};
+use crate::{health, pool_metrics, preview, sources, spec};
 
 /// An object of the required name exists and is not managed by Steerage.
 pub const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
@@ -312,6 +312,27 @@ impl Provider for EdgeProvider {
         Ok(Outcome { ingress: ingress(&wanted), refused, ..Outcome::done() })
     }
 
+    async fn restrict_sources(
+        &self,
+        owner: &Owner,
+        requested: &RequestedSources,
+    ) -> Result<Option<AdmittedSources>, Error> {
+        self.shared.activate().await?;
+        let Some(entry) = self.owned_entry(owner).await?.filter(|entry| !entry.deleting) else {
+            return Ok(None);
+        };
+        let Ok(content) = &entry.content else {
+            return Err(Error::Unavailable(format!(
+                "EdgeLoadBalancer {} cannot be read by this version. Its source ranges stay as they are.",
+                spec::object_name(owner)
+            )));
+        };
+        let source_ranges = sources::restricted(&content.spec.source_ranges, &requested.ranges);
+        let wanted = EdgeLoadBalancerSpec { source_ranges, ..content.spec.clone() };
+        self.change(owner, &entry, &wanted).await?;
+        Ok(Some(sources::admitted(&wanted.source_ranges)))
+    }
+
     async fn set_shared(&self, set: &TargetSet) -> Result<(), Error> {
         self.shared.activate().await?;
         let Some(which) = set.shared else { return Ok(()) };
@@ -332,7 +353,7 @@ impl Provider for EdgeProvider {
             let reports = rows.filter_map(|entry| Some(&entry.content.as_ref().ok()?.spec));
             health::targets(reports.filter(|report| report.load_balancer == name))
         });
-        Ok(Health { targets, due: None })
+        Ok(Health { parts: health::parts(&targets), targets, due: None })
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {

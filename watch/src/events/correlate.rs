@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Notice, Subject};
+use super::{EventLimit, Notice, Subject};
 
 /// A series ends after this long without a repetition: the next occurrence is a new event.
 const SERIES: Duration = Duration::from_mins(6);
 /// Minimum time between two writes of a series.
 const BETWEEN: Duration = Duration::from_secs(30);
-/// Token bucket per object: its size, and the time in which a token is added.
+/// Events of one object: how many at once, and after which time one more.
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(30);
 /// Maximum number of series and of objects, to bound memory.
@@ -44,17 +44,11 @@ struct Series {
     written: Instant,
 }
 
-#[derive(Debug)]
-struct Bucket {
-    left: u32,
-    since: Instant,
-}
-
 /// The recent series, and the rate limits.
 #[derive(Debug, Default)]
 pub(super) struct Correlator {
     series: HashMap<Notice, Series>,
-    buckets: HashMap<Subject, Bucket>,
+    limits: HashMap<Subject, EventLimit>,
 }
 
 impl Correlator {
@@ -81,20 +75,10 @@ impl Correlator {
     }
 
     fn take(&mut self, subject: &Subject, now: Instant) -> bool {
-        if self.buckets.len() >= REMEMBERED {
-            forget_older_half(&mut self.buckets, |bucket| bucket.since);
+        if self.limits.len() >= REMEMBERED {
+            forget_older_half(&mut self.limits, EventLimit::filled);
         }
-        let bucket = self.buckets.entry(subject.clone()).or_insert(Bucket { left: BURST, since: now });
-        while bucket.left < BURST && now.duration_since(bucket.since) >= REFILL {
-            bucket.left += 1;
-            bucket.since += REFILL;
-        }
-        if bucket.left == BURST {
-            bucket.since = now;
-        }
-        let allowed = bucket.left > 0;
-        bucket.left = bucket.left.saturating_sub(1);
-        allowed
+        self.limits.entry(subject.clone()).or_insert_with(|| EventLimit::new(BURST, REFILL, now)).take(now)
     }
 }
 
@@ -186,7 +170,7 @@ mod tests {
         for number in 0..3 * u64::try_from(REMEMBERED).expect("small") {
             let now = start + Duration::from_millis(number);
             create(&mut correlator, &notice(&format!("web-{number}"), "one"), now);
-            assert!(correlator.series.len() <= REMEMBERED && correlator.buckets.len() <= REMEMBERED);
+            assert!(correlator.series.len() <= REMEMBERED && correlator.limits.len() <= REMEMBERED);
         }
     }
 }

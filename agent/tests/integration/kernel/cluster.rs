@@ -166,7 +166,6 @@ impl Proxy {
         if self.ruleset.set_pods(pods) {
             self.dataplane.mark_out_of_sync();
         }
-        let difference = self.ruleset.update(updates, self.dataplane.state());
-        self.dataplane.write(&mut self.ruleset, &difference)
+        self.dataplane.write(&mut self.ruleset, updates)
     }
 }

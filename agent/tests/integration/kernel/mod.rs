@@ -2,6 +2,7 @@
 //! The agent's writer on a real kernel: `nft` can list everything, updates equal a full load, and rejected writes change
 //! nothing. Each test runs in its own network namespace. Needs root and the `nft` command.
 
+mod adoption;
 mod cluster;
 mod dumping;
 mod listing;

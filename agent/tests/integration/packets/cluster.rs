@@ -185,8 +185,7 @@ impl Cluster {
         if self.ruleset.set_pods(&self.pods) {
             self.dataplane.mark_out_of_sync();
         }
-        let difference = self.ruleset.update(updates, self.dataplane.state());
-        let Written { elements, full } = self.dataplane.write(&mut self.ruleset, &difference).expect("write");
+        let Written { elements, full, .. } = self.dataplane.write(&mut self.ruleset, updates).expect("write");
         let stale = if full { self.ruleset.take_all_stale_flows() } else { self.ruleset.take_stale_flows() };
         Applied { elements, full, stale }
     }

@@ -49,11 +49,15 @@ fn drops_are_counted_by_their_reason() {
     cluster.dataplane.mark_out_of_sync();
     cluster.apply();
     lost("192.0.2.99:80".parse().unwrap());
+    // As for a packet that meets a list before a change, and its elements after the next one.
+    cluster.set(service(), &[At::Pod1]);
+    world.sh_at(At::Node, "nft flush map ip steerage slots-1");
+    lost(vip);
     let found = counted(&world, Family::V4);
     for reason in DropReason::ALL {
         let expected = match reason {
             DropReason::NoLocalEndpoint => 2..=2,
-            DropReason::Changed | DropReason::Invalid | DropReason::AlreadyForwarded => 0..=0,
+            DropReason::Invalid | DropReason::AlreadyForwarded => 0..=0,
             _ => 1..=1,
         };
         let count = found.get(&reason).copied().unwrap_or_default();

@@ -338,8 +338,7 @@ impl Agent {
         };
         self.ruleset.set_pods(&LocalPods::Networks(pod_cidrs));
         let plan = plan_service(&service, &index, &local_node);
-        let difference = self.ruleset.update([(key(), plan)].into(), self.dataplane.state());
-        self.dataplane.write(&mut self.ruleset, &difference).expect("write");
+        self.dataplane.write(&mut self.ruleset, [(key(), plan)].into()).expect("write");
         (self.index, self.local_node) = (index, local_node);
     }
 }

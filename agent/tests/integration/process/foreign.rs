@@ -53,10 +53,13 @@ fn foreign_changes_are_repaired_and_other_tables_ignored() {
             "delete table ip steerage; delete table ip6 steerage",
             "flush ruleset",
         ] {
+            let compared = agent.metric("steerage_agent_full_writes_total");
             scene.nft(harm);
             let took = eventually(harm, || is_whole(&scene, &whole));
             println!("{:>5} ms  {harm}", took.as_millis());
             assert!(took < BOUND, "{harm}: {took:?}");
+            // Until everything is compared nobody watches: the comparison would repair the next harm, and not count it.
+            eventually("a comparison", || agent.metric("steerage_agent_full_writes_total") > compared);
         }
         let handle = rule_handle(&scene);
         scene.nft(&format!("delete rule ip steerage services handle {handle}"));
@@ -144,4 +147,44 @@ fn rule_handle(scene: &Scene) -> u32 {
     let text = scene.world.sh_at(At::Node, "nft -a list chain ip steerage services");
     let last = text.lines().filter_map(|line| line.split("# handle ").nth(1)).next_back().unwrap();
     last.trim().parse().unwrap()
+}
+
+/// The endpoints of all long lists, in order.
+fn lists(scene: &Scene) -> Vec<String> {
+    let text = scene.nft("list map ip steerage endpoints");
+    let elements = text.split_once("elements = {").and_then(|(_, rest)| rest.split_once('}'));
+    let elements = elements.map(|(elements, _)| elements).unwrap_or_default();
+    let mut elements: Vec<_> = elements.split(',').map(|element| element.trim().to_owned()).collect();
+    elements.sort();
+    elements
+}
+
+/// A start believes its predecessor, and reads afterwards.
+#[test]
+fn list_changed_while_no_agent_ran_is_repaired_and_named() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
+    let scene = Scene::new("between");
+    scene.service("web", "192.0.2.10".parse().unwrap(), &json!({}));
+    let endpoint = |n| json!({ "addresses": [format!("10.244.77.{n}")], "nodeName": "other", "conditions": { "ready": true } });
+    let slice = json!({
+        "metadata": { "labels": { "kubernetes.io/service-name": "web" } },
+        "addressType": "IPv4",
+        "ports": [{ "name": "tcp", "protocol": "TCP", "port": 80 }],
+        "endpoints": (1..=20).map(endpoint).collect::<Vec<_>>(),
+    });
+    scene.put("discovery.k8s.io/v1", "EndpointSlice", "web", slice);
+    let agent = scene.started("node");
+    eventually("a list", || lists(&scene).len() == 20);
+    let whole = lists(&scene);
+    drop(agent);
+    let (slot, _) = whole[7].split_once(':').expect("a slot and its endpoint");
+    scene.nft(&format!("delete element ip steerage endpoints {{ {slot} }}"));
+    assert_eq!(lists(&scene).len(), 19);
+
+    let agent = scene.started("node");
+    let took = eventually("the repair", || lists(&scene) == whole);
+    println!("{} ms after the start", took.as_millis());
+    eventually("a count", || agent.metric_sum("steerage_agent_foreign_changes_total") == 1);
+    let line = "long lists were changed by another program while no agent ran; repairing them";
+    assert!(scene.log().contains(line));
 }

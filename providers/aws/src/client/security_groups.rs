@@ -141,9 +141,12 @@ fn permissions(rules: &BTreeSet<Rule>, description: Option<&str>) -> Vec<IpPermi
 }
 
 fn security_group(found: ec2::SecurityGroup) -> SecurityGroup {
-    let (mut own, mut others) = (BTreeSet::new(), BTreeSet::new());
+    let (mut own, mut others, mut has_more) = (BTreeSet::new(), BTreeSet::new(), false);
     for permission in found.ip_permissions {
-        let Some((protocol, port)) = single_port(&permission) else { continue };
+        let Some((protocol, port)) = single_port(&permission) else {
+            has_more = true;
+            continue;
+        };
         let ranges = permission.ip_ranges.into_iter();
         let ranges = ranges.map(|range| (range.cidr_ip, range.description));
         let v6 = permission.ipv6_ranges.into_iter().map(|range| (range.cidr_ipv6, range.description));
@@ -152,7 +155,10 @@ fn security_group(found: ec2::SecurityGroup) -> SecurityGroup {
         let ranges = ranges.chain(v6).filter_map(range);
         let lists = permission.prefix_list_ids.into_iter();
         let lists = lists.map(|list| (Source::PrefixList(list.prefix_list_id), list.description));
-        for (source, description) in ranges.chain(lists) {
+        let sources: Vec<(Source, Option<String>)> = ranges.chain(lists).collect();
+        // Its sources are of another kind, such as a security group.
+        has_more |= sources.is_empty();
+        for (source, description) in sources {
             let is_own = description.as_deref() == Some(RULE_DESCRIPTION);
             let rules = if is_own { &mut own } else { &mut others };
             rules.insert(Rule { protocol, port, source });
@@ -165,6 +171,7 @@ fn security_group(found: ec2::SecurityGroup) -> SecurityGroup {
         tags: ec2_tags(found.tags),
         own,
         others,
+        has_more,
         doubtful: BTreeSet::new(),
     }
 }
@@ -289,6 +296,7 @@ mod tests {
                 rule("tcp", 80, "198.51.100.0/24"),
                 rule("tcp", 443, "pl-2"),
             ]),
+            has_more: true,
             doubtful: BTreeSet::new(),
         };
         assert_eq!(security_group(found), wanted);

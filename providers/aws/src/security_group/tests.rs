@@ -232,3 +232,16 @@ proptest! {
         prop_assert!(group.has_exactly(&wanted), "{group:?} {wanted:?}");
     }
 }
+
+/// Counted, not made: they would take a gigabyte.
+#[test]
+fn product_of_many_ports_and_ranges_is_refused_with_its_count() {
+    let range = |i: u32| IpNet::new(Ipv4Addr::from(i << 8).into(), 24).unwrap();
+    let mut lb = planned(&[(Protocol::Tcp, 80, 30080)]);
+    lb.source_ranges = (1..=25_600).map(range).collect();
+    lb.annotations.insert(ICMP_FOR_PATH_MTU.to_owned(), "on".to_owned());
+    let listeners = (1..=50).map(|port| (port, "TCP_UDP"));
+    let refused = security(&lb, listeners, IpAddressType::Ipv4, None).unwrap_err();
+    assert_eq!(refused.reason(), "TooManySourceRanges");
+    assert!(refused.to_string().contains("needs 2585600 rules"), "{refused}");
+}

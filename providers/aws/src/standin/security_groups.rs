@@ -92,6 +92,7 @@ impl SecurityGroupCalls for StandIn {
                 tags: tags.clone(),
                 own: BTreeSet::new(),
                 others: BTreeSet::new(),
+                has_more: false,
                 doubtful: BTreeSet::new(),
             };
             cloud.security_groups.insert(id.clone(), made);

@@ -23,7 +23,8 @@ pub use ownership::{owned_lists_all_owners, recreated_service_replaces_old_resou
 pub use steady::second_run_writes_nothing;
 pub use targets::{
     all_targets_can_be_removed, new_targets_are_added_before_old_are_removed,
-    refused_target_does_not_block_others, targets_follow_without_a_structure,
+    refused_target_does_not_block_others, removed_sources_leave_without_a_structure,
+    targets_follow_without_a_structure,
 };
 pub use throttle::throttling_is_reported_and_survived;
 
@@ -45,6 +46,7 @@ checks!(
     refused_target_does_not_block_others,
     all_targets_can_be_removed,
     targets_follow_without_a_structure,
+    removed_sources_leave_without_a_structure,
     deletion_is_idempotent,
     owned_lists_all_owners,
     recreated_service_replaces_old_resources,

@@ -5,7 +5,10 @@ use std::borrow::Borrow;
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, bail, ensure};
-use steerage_provider_api::{GroupTargets, Owner, Progress, Provider, Target, TargetSet};
+use steerage_provider_api::{
+    AdmittedSources, GroupTargets, LoadBalancer, Owner, Progress, Provider, RequestedSources, Target,
+    TargetSet,
+};
 
 use crate::converge::{Goal, ensure_same};
 use crate::{CutPoint, Harness, converge, converge_remembered, fixture};
@@ -113,6 +116,36 @@ pub async fn targets_follow_without_a_structure<H: Harness>(harness: &H) -> anyh
         ensure_targets(harness, &owner, &set.targets).await?;
     }
     ensure_same("the last targets", &expected, &harness.snapshot().await?)?;
+    Goal::Absent(owner).reach(&harness.fresh().await?).await
+}
+
+/// Where no structure can be planned, clients that the Service no longer admits cannot connect all the same, and no others can: also with
+/// a fresh instance. Nothing is created where there is no load balancer.
+pub async fn removed_sources_leave_without_a_structure<H: Harness>(harness: &H) -> anyhow::Result<()> {
+    let owner = fixture::owner("restricted", 1);
+    let empty = harness.snapshot().await?;
+    let from = |ranges: &[&str]| -> anyhow::Result<RequestedSources> {
+        let ranges = ranges.iter().map(|range| range.parse()).collect::<Result<_, _>>()?;
+        Ok(RequestedSources { ranges, ..RequestedSources::default() })
+    };
+    let provider = harness.fresh().await?;
+    let none = provider.restrict_sources(&owner, &from(&["10.1.0.0/16"])?).await?;
+    ensure!(none.is_none(), "{none:?}");
+    ensure_same("sources without a load balancer", &empty, &harness.snapshot().await?)?;
+    let lb = fixture::with_targets(harness, &fixture::first(harness, &owner), &[0]);
+    let with = |sources: RequestedSources| LoadBalancer { source_ranges: sources.ranges, ..lb.clone() };
+    converge(&provider, &with(from(&["10.1.0.0/16"])?)).await?;
+    let expected = harness.snapshot().await?;
+    for requested in [&["192.0.2.0/24", "10.1.0.0/16"][..], &["10.1.0.0/16"]] {
+        let instance = harness.fresh().await?;
+        converge(&instance, &with(from(&["10.0.0.0/8", "198.51.100.0/24"])?)).await?;
+        for instance in [instance, harness.fresh().await?] {
+            let admitted = instance.restrict_sources(&owner, &from(requested)?).await?;
+            let only = AdmittedSources::Only(BTreeSet::from(["10.1.0.0/16".to_owned()]));
+            ensure!(admitted == Some(only), "{requested:?}: {admitted:?}");
+            ensure_same("the sources that are left", &expected, &harness.snapshot().await?)?;
+        }
+    }
     Goal::Absent(owner).reach(&harness.fresh().await?).await
 }
 

@@ -11,10 +11,11 @@ use async_trait::async_trait;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use hyper::{Method, StatusCode};
+use ipnet::IpNet;
 use steerage_model::{Ingress, Key, Protocol};
 use steerage_provider_api::{
-    Addressing, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress,
-    Provider, Steering, TargetSet,
+    Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
+    Owner, Progress, Provider, RequestedSources, Steering, TargetSet, intersection,
 };
 
 use super::server::{Fields, Objects, call, line, parse};
@@ -40,6 +41,7 @@ pub(crate) enum Bug {
     DeletesTheOwnerFirst,
     ForgetsWhatItDid,
     SetsTargetsOfNothing,
+    ReplacesSources,
 }
 
 pub(crate) struct Toy {
@@ -61,12 +63,17 @@ fn target_prefix(key: &Key) -> String {
     format!("target/{}.{}/", key.namespace(), key.name())
 }
 
+fn sources<'a>(ranges: impl IntoIterator<Item = &'a IpNet>) -> String {
+    ranges.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
 fn wanted(lb: &LoadBalancer) -> Fields {
     let listeners: Vec<_> =
         lb.listeners.iter().map(|l| format!("{}:{}:{:?}", l.protocol, l.port, l.group)).collect();
     [
         ("owner", lb.owner.uid.clone()),
         ("listeners", listeners.join(",")),
+        ("sources", sources(&lb.source_ranges)),
         ("interval", lb.groups[0].health_check.interval.as_secs().to_string()),
     ]
     .map(|(k, v)| (k.to_owned(), v))
@@ -275,6 +282,30 @@ impl Provider for Toy {
             Vec::new()
         };
         Ok(Outcome { refused, ..Outcome::done() })
+    }
+
+    async fn restrict_sources(
+        &self,
+        owner: &Owner,
+        requested: &RequestedSources,
+    ) -> Result<Option<AdmittedSources>, Error> {
+        let name = lb_name(&owner.service);
+        let objects = self.list().await?;
+        let Some(found) = objects.get(&name).filter(|found| self.owns(found, &owner.uid)) else {
+            return Ok(None);
+        };
+        let present: Vec<IpNet> =
+            found["sources"].split(',').filter_map(|range| range.parse().ok()).collect();
+        let mut left = intersection(&present, &requested.ranges);
+        if self.is(Bug::ReplacesSources) {
+            left = requested.ranges.iter().copied().collect();
+        }
+        let mut changed = found.clone();
+        changed.insert("sources".to_owned(), sources(&left));
+        if changed != *found {
+            self.call(Method::PUT, &name, line(&changed)).await?;
+        }
+        Ok(Some(AdmittedSources::Only(left.iter().map(ToString::to_string).collect())))
     }
 
     async fn target_health(&self, _owner: &Owner) -> Result<Health, Error> {

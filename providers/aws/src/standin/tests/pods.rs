@@ -80,6 +80,32 @@ async fn pods_are_registered_by_address_and_port() {
     assert!(health.iter().all(|target| target.state == HealthState::Healthy));
 }
 
+/// Each port is checked at its own pods. A fresh process knows them from lists.
+#[tokio::test(start_paused = true)]
+async fn ports_without_a_healthy_pod_are_named() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let mut lb = web(&[0]);
+    let of_53 = targets(&lb, &[1]).pods.into_iter().filter(|(port, _)| port.to_string() == "5353");
+    let mut pods = lb.targets();
+    pods.pods.extend(of_53);
+    lb = lb.with_targets(&pods);
+    cloud.change(|cloud| {
+        let address = pod_address(1).to_string();
+        cloud.instances.get_mut(&address).unwrap().passes = (false, tokio::time::Instant::now());
+    });
+    apply(&aws, &lb, Compare::Remembered).await.unwrap();
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    let fresh = provider(&cloud);
+    apply(&fresh, &lb, Compare::Remembered).await.unwrap();
+    for aws in [aws, fresh] {
+        let mut parts = aws.target_health(&lb.owner).await.unwrap().parts;
+        parts.sort_by(|a, b| a.name.cmp(&b.name));
+        let shown: Vec<_> = parts.iter().map(|part| (part.name.as_str(), part.is_served)).collect();
+        assert_eq!(shown, [("port 53 (TCP_UDP)", Some(false)), ("port 80 (TCP)", Some(true))]);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn refused_pod_is_named_by_its_address_and_stops_no_other() {
     let cloud = standin(1);

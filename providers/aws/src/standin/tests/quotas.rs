@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Changes in an account whose quotas are used up.
 
-use steerage_provider_api::Compare;
+use steerage_provider_api::{Compare, Progress, Provider as _};
 
 use super::driver::{apply, provider, standin_with, wanted};
 use crate::standin::{Quotas, StandIn};
@@ -38,6 +38,19 @@ async fn exceeded_quota_is_reported_and_other_groups_follow() {
         "{:?}",
         registered(&cloud)
     );
+}
+
+/// A new target group is seen a moment later; meanwhile the present ones follow as well as they can, and the change goes on.
+#[tokio::test(start_paused = true)]
+async fn change_of_the_structure_goes_on_at_the_quota_of_targets() {
+    for (seed, node_port) in [(1, 30080), (2, 30080), (3, 30080)] {
+        let cloud = standin_with(seed, Quotas { targets: 3, ..Quotas::default() });
+        let aws = provider(&cloud);
+        apply(&aws, &wanted(&[(80, node_port)], &[0, 1]), Compare::Remembered).await.unwrap();
+        let more = wanted(&[(80, node_port), (81, 30081)], &[1, 2, 3, 4]);
+        let first = aws.apply(&more, Compare::Remembered).await.unwrap();
+        assert!(matches!(first.progress, Progress::Again(_)), "{first:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,8 +17,8 @@ use crate::Aws;
 use crate::config::Config;
 use crate::desired::tests::config;
 use crate::standin::faults::{Fault, Faults};
-use crate::standin::harness::snapshot;
-use crate::standin::{Cloud, StandIn};
+use crate::standin::harness::{snapshot, start_instances};
+use crate::standin::{Cloud, Delays, StandIn};
 use crate::{reasons, shared};
 
 const FILE: &str = r#"{
@@ -352,4 +352,41 @@ async fn service_follows_its_nodes_and_can_be_deleted_after_the_setting_is_gone(
     assert_eq!(group(&cloud), ["i-2"]);
     delete(&aws, &a.owner).await.unwrap();
     has_ports(&cloud, &[(443, "shop/b")], "the other");
+}
+
+/// Several Services change all the time, as slowly as a throttled account lets them. Another one waits for its turn, not for a gap that it
+/// meets by chance: without turns one of these Services got none in a thousand seconds.
+#[tokio::test(start_paused = true)]
+async fn services_that_always_change_delay_others_by_one_change_each() {
+    const BUSY: u16 = 12;
+    for seed in 0..2 {
+        let delays = Delays { call: Duration::from_secs(4), ..Delays::real() };
+        let cloud = Arc::new(StandIn::new(delays, seed));
+        start_instances(&cloud, 6);
+        let aws = provider(&cloud);
+        let names: Vec<String> = (0..BUSY).map(|number| format!("busy-{number}")).collect();
+        apply(&aws, &sharing("web", &names[0], 80), Compare::Remembered).await.unwrap();
+        let changing = names.iter().zip(0..).map(|(name, number)| {
+            let (aws, first) = (&aws, 100 + 10 * number);
+            async move {
+                for port in (first..first + 2).cycle() {
+                    apply(aws, &sharing("web", name, port), Compare::Remembered).await.unwrap();
+                }
+            }
+        });
+        let other = async {
+            let mut longest = Duration::ZERO;
+            for port in 1001..1005 {
+                let began = tokio::time::Instant::now();
+                apply(&aws, &sharing("web", "other", port), Compare::Remembered).await.unwrap();
+                longest = longest.max(began.elapsed());
+            }
+            longest
+        };
+        tokio::select! {
+            // A change takes up to a minute.
+            longest = other => assert!(longest < Duration::from_mins(BUSY.into()), "seed {seed}: {longest:?}"),
+            _ = futures::future::join_all(changing) => {}
+        }
+    }
 }

@@ -219,13 +219,13 @@ async fn slow_change_of_one_service_holds_up_no_other() {
         let outcome = aws.apply(lb, compare).await.unwrap();
         assert_eq!((outcome.progress, outcome.ingress.len()), (Progress::Done, 1));
         assert!(changes(&cloud).contains(&"RegisterTargets"));
-        assert_eq!(outcome.retry_refused, Some(Duration::from_secs(2)), "the comparison comes later");
+        assert_eq!(outcome.retry_refused, Some(Duration::from_millis(500)), "the comparison comes later");
     }
     let mut changed = b.clone();
     changed.listeners[0].port = 444;
     assert!(matches!(aws.apply(&changed, Compare::Remembered).await.unwrap().progress, Progress::Again(_)));
     assert_eq!(changes(&cloud), [""; 0], "a change of the structure waits");
-    assert_eq!(aws.delete(&a.owner).await.unwrap(), Progress::Again(Duration::from_secs(2)));
+    assert_eq!(aws.delete(&a.owner).await.unwrap(), Progress::Again(Duration::from_secs(1)));
     drop(slow);
     cloud.take_calls();
     aws.apply(&b, Compare::Remembered).await.unwrap();
@@ -303,4 +303,30 @@ async fn service_with_another_controllers_load_balancer_is_refused() {
     let ingress = apply(&aws, &lb, Compare::Remembered).await.unwrap().ingress;
     lb.published_hostnames = ingress.into_iter().filter_map(|found| found.hostname).collect();
     apply(&aws, &lb, Compare::InPlace).await.unwrap();
+}
+
+/// It would hold it until it is thought to be gone, and nobody would change the load balancer meanwhile.
+#[tokio::test(start_paused = true)]
+async fn service_that_is_refused_or_in_place_leaves_the_line() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let (a, b) = (sharing("web", "a", 80), sharing("web", "b", 443));
+    for lb in [&a, &b] {
+        apply(&aws, lb, Compare::Remembered).await.unwrap();
+    }
+    let line = "web".to_owned();
+    let join = |lb: &LoadBalancer| {
+        let who = (&lb.owner, lb.owner.service.namespace());
+        aws.shared_lines.join(&line, who, |_| Duration::from_mins(1))
+    };
+    for is_refused in [true, false] {
+        assert_eq!((join(&a), join(&b)), (0, 1));
+        if is_refused {
+            aws.set_targets(&a.owner, &a.targets()).await.unwrap();
+        } else {
+            aws.apply(&a, Compare::Remembered).await.unwrap();
+        }
+        assert_eq!(join(&b), 0, "refused: {is_refused}");
+        aws.shared_lines.leave(&line, &b.owner);
+    }
 }

@@ -4,10 +4,61 @@
 use std::fmt::Write as _;
 
 /// One value against a number of objects.
-pub(super) struct Chart {
-    pub(super) title: &'static str,
+pub(crate) struct Chart {
+    pub(crate) title: &'static str,
     /// The number of objects, and the values of all runs with it.
-    pub(super) values: Vec<(u32, Vec<f64>)>,
+    pub(crate) values: Vec<(u32, Vec<f64>)>,
+}
+
+/// What a horizontal axis shows at equal distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scale {
+    /// Equal differences, from 0 on.
+    Linear,
+    /// Equal ratios, from a power of ten to another one.
+    Logarithmic,
+}
+
+/// A horizontal axis.
+struct Axis {
+    scale: Scale,
+    least: f64,
+    most: f64,
+}
+
+impl Axis {
+    fn new(scale: Scale, counts: impl Iterator<Item = u32> + Clone) -> Self {
+        let [least, most] =
+            [counts.clone().min(), counts.max()].map(|count| f64::from(count.unwrap_or(1).max(1)));
+        match scale {
+            Scale::Linear => Self { scale, least: 0.0, most },
+            Scale::Logarithmic => {
+                let power = |value: f64| 10_f64.powf(value);
+                let (least, most) = (least.log10().floor(), most.log10().ceil());
+                Self { scale, least: power(least), most: power(most.max(least + 1.0)) }
+            }
+        }
+    }
+
+    /// Where a number of objects is.
+    fn at(&self, count: f64) -> f64 {
+        let part = match self.scale {
+            Scale::Linear => count / self.most,
+            Scale::Logarithmic => (count / self.least).log10() / (self.most / self.least).log10(),
+        };
+        part * WIDTH
+    }
+
+    /// The numbers that are written under it.
+    fn labels(&self) -> Vec<f64> {
+        match self.scale {
+            Scale::Linear => [0.0, 0.5, 1.0].map(|part| self.most * part).to_vec(),
+            Scale::Logarithmic => {
+                let next = |count: &f64| Some(count * 10.0).filter(|count| *count < self.most * 2.0);
+                std::iter::successors(Some(self.least), next).collect()
+            }
+        }
+    }
 }
 
 /// Of one chart, without the space around it.
@@ -25,7 +76,7 @@ const STYLE: &str = "text{font:11px sans-serif;fill:#24292f}.axis{stroke:#8c959f
     @media(prefers-color-scheme:dark){text{fill:#e6edf3}.line,.range{stroke:#58a6ff}.point{fill:#58a6ff}}";
 
 /// Charts beside each other. `x` is what the horizontal axes count.
-pub(super) fn svg(x: &str, charts: &[Chart]) -> String {
+pub(crate) fn svg(x: &str, scale: Scale, charts: &[Chart]) -> String {
     #[allow(clippy::cast_precision_loss, reason = "a few charts")]
     let width = STEP * charts.len() as f64;
     let height = TOP + HEIGHT + BOTTOM;
@@ -35,18 +86,17 @@ pub(super) fn svg(x: &str, charts: &[Chart]) -> String {
     );
     let mut left = LEFT;
     for chart in charts {
-        let _ = writeln!(text, "<g transform=\"translate({left} {TOP})\">{}</g>", draw(chart, x));
+        let _ = writeln!(text, "<g transform=\"translate({left} {TOP})\">{}</g>", draw(chart, x, scale));
         left += STEP;
     }
     text.push_str("</svg>\n");
     text
 }
 
-fn draw(chart: &Chart, x: &str) -> String {
+fn draw(chart: &Chart, x: &str, scale: Scale) -> String {
     let all = || chart.values.iter().flat_map(|(_, values)| values.iter().copied());
     let top = round_up(all().fold(0.0, f64::max));
-    let right = f64::from(chart.values.iter().map(|(count, _)| *count).max().unwrap_or(1).max(1));
-    let at_x = |count: f64| count / right * WIDTH;
+    let axis = Axis::new(scale, chart.values.iter().map(|(count, _)| *count));
     let at_y = |value: f64| HEIGHT - value / top * HEIGHT;
     let mut text = format!("<text y=\"-10\">{}</text>", chart.title);
     for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
@@ -55,8 +105,8 @@ fn draw(chart: &Chart, x: &str) -> String {
         let label = label(top * part);
         let _ = write!(text, "<text x=\"-6\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", y + 4.0);
     }
-    for part in [0.0, 0.5, 1.0] {
-        let (x, label) = (at_x(right * part), label(right * part));
+    for count in axis.labels() {
+        let (x, label) = (axis.at(count), label(count));
         let _ =
             write!(text, "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", HEIGHT + 16.0);
     }
@@ -68,7 +118,7 @@ fn draw(chart: &Chart, x: &str) -> String {
         sorted.sort_by(f64::total_cmp);
         let (Some(least), Some(most)) = (sorted.first(), sorted.last()) else { continue };
         let (x, median) = (
-            at_x(f64::from(*count)),
+            axis.at(f64::from(*count)),
             f64::midpoint(sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]),
         );
         let y = at_y(median);
@@ -103,10 +153,22 @@ mod tests {
     #[test]
     fn points_are_medians_on_the_scale_of_the_axes() {
         let chart = Chart { title: "CPU, s", values: vec![(50, vec![1.0, 0.5, 0.75]), (100, vec![1.5])] };
-        let text = svg("nodes", &[chart]);
+        let text = svg("nodes", Scale::Linear, &[chart]);
         assert!(text.contains("points=\"110.0,87.5 220.0,35.0\""), "{text}");
         assert!(text.contains("y1=\"105.0\" y2=\"70.0\""), "least and most: {text}");
         assert!(text.contains(">CPU, s<") && text.contains(">nodes<") && text.contains(">1.5<"), "{text}");
+    }
+
+    #[test]
+    fn logarithmic_axes_have_equal_distances_for_equal_ratios() {
+        let chart =
+            Chart { title: "CPU, s", values: vec![(3, vec![1.0]), (30, vec![1.0]), (300, vec![1.0])] };
+        let axis = Axis::new(Scale::Logarithmic, chart.values.iter().map(|(count, _)| *count));
+        assert_eq!(axis.labels(), [1.0, 10.0, 100.0, 1000.0]);
+        let [first, second, third] = [3.0, 30.0, 300.0].map(|count| axis.at(count));
+        assert!((second - first - (third - second)).abs() < 1e-9 && first > 0.0);
+        assert!(axis.at(1.0).abs() < 1e-9 && (axis.at(1000.0) - WIDTH).abs() < 1e-9);
+        assert!(svg("endpoints", Scale::Logarithmic, &[chart]).contains(">1000<"));
     }
 
     #[test]

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What makes a table of the kernel match: compares it with what is wanted, and puts the difference into a batch, or replaces it. Reads
+//! the kernel, and never writes; [`super::FamilyTable`] commits the batches.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, SetInfo, Table};
+
+use super::load::add_chains;
+use super::scope::{Found, Scope, read};
+use crate::plan::Frontend;
+use crate::rules::{BaseRuleset, Changes, Elements, SetId, deleted_udp_frontends, difference};
+
+/// Remaining affinity that is still taken over. Less may round to zero ticks of the kernel's clock, and such an element would
+/// never expire.
+pub(super) const MIN_AFFINITY: Duration = Duration::from_secs(1);
+
+/// How the names of the chains end that a new table has until its predecessor is gone.
+const HANDOVER: &str = "-handover";
+
+/// The rules of a table by chain, as the kernel lists them.
+pub(super) type ChainRules = BTreeMap<String, Vec<Vec<u8>>>;
+
+/// What makes a table match.
+#[derive(Default)]
+pub(super) struct Repair {
+    pub(super) batch: Batch,
+    /// The number of elements that are written.
+    pub(super) elements: usize,
+    /// UDP frontends of which elements are deleted.
+    pub(super) deleted: BTreeSet<Frontend>,
+    /// The long lists that were not read, see [`Found::unread`].
+    pub(super) unread: BTreeSet<u32>,
+    /// The table is replaced: [`end_handover`] follows.
+    pub(super) replaces: bool,
+}
+
+/// Reads the table, and returns what makes it match. `written`: the rules as listed right after the last write of this process.
+pub(super) fn repair(
+    nft: &mut Nft,
+    table: &Table,
+    base_ruleset: &BaseRuleset,
+    wanted: &Elements,
+    written: Option<&ChainRules>,
+    scope: Scope<'_>,
+) -> Result<Repair, Error> {
+    let mut batch = Batch::new();
+    let is_left = matches!(scope, Scope::Damaged(_));
+    let Some(info) = nft.table(table)? else {
+        if is_left {
+            return Ok(Repair::default());
+        }
+        create(&mut batch, table, base_ruleset, wanted);
+        return Ok(Repair { batch, elements: wanted.len(), ..Repair::default() });
+    };
+    let mut chains = nft.chains(table)?;
+    let mut wanted_chains: Vec<_> = base_ruleset.chains.iter().map(|chain| chain.name.clone()).collect();
+    chains.sort_unstable();
+    wanted_chains.sort_unstable();
+    let infos = nft.set_infos(table)?;
+    let unfit =
+        |info: &&SetInfo| base_ruleset.sets.iter().any(|(name, set)| *name == info.name && !set.fits(info));
+    let unfit: Vec<&str> = infos.iter().filter(unfit).map(|info| info.name.as_str()).collect();
+    let digests = SetId::Digests.name();
+    let mut sets: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
+    let missing: Vec<_> = wanted_chains.iter().filter(|name| !chains.contains(name)).collect();
+    let surplus: Vec<_> = chains.iter().filter(|name| !wanted_chains.contains(name)).collect();
+    // Such as those for affinity, if the last Service with it was deleted while no agent ran.
+    let is_repairable = missing.iter().chain(&surplus).all(|name| BaseRuleset::is_optional(name))
+        && unfit.iter().all(|name| *name == digests);
+    if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || !is_repairable {
+        if is_left {
+            return Ok(Repair::default());
+        }
+        let clients = affinity(nft, table, base_ruleset, &sets);
+        tracing::info!(%table, clients = clients.len(), "table has another layout; replacing it");
+        replace(&mut batch, table, base_ruleset, wanted);
+        batch.add_elements(table, &base_ruleset.affinity.0, &clients);
+        return Ok(Repair { batch, elements: wanted.len(), replaces: true, ..Repair::default() });
+    }
+
+    for name in surplus {
+        tracing::info!(%table, chain = name, "chain is not needed any more; deleting it");
+        batch.delete_chain(table, name);
+    }
+    if !unfit.is_empty() {
+        if is_left {
+            return Ok(Repair::default());
+        }
+        // No rule keeps anybody from making it anew, with another type.
+        tracing::info!(%table, map = digests, "map has another type; replacing it");
+        batch.delete_set(table, &digests);
+        sets.retain(|name| *name != digests);
+    }
+    for (name, set) in &base_ruleset.sets {
+        if !sets.contains(name) {
+            batch.add_set(table, set);
+        }
+    }
+    let counters = nft.counters(table)?;
+    for counter in base_ruleset.counters.iter().filter(|counter| !counters.contains_key(**counter)) {
+        batch.add_counter(table, counter);
+    }
+    let rules = nft.rules(table)?;
+    let found = by_chain(&rules);
+    let (new, existing): (Vec<_>, Vec<_>) =
+        base_ruleset.chains.iter().partition(|chain| missing.contains(&&chain.name));
+    add_chains(&mut batch, table, new);
+    for chain in existing {
+        let found_rules: Vec<_> = rules.iter().filter(|rule| rule.chain == chain.name).collect();
+        let digest = found_rules.first().and_then(|rule| rule.comment.as_deref());
+        let unchanged = written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));
+        if digest != Some(chain.digest.as_str()) || found_rules.len() != chain.rules.len() || !unchanged {
+            tracing::info!(%table, chain = chain.name, "chain differs; rewriting it");
+            batch.flush_chain(table, &chain.name);
+            for rule in &chain.rules {
+                batch.add_rule(table, &chain.name, rule);
+            }
+        }
+    }
+    let Found { elements: kernel, unread } = read(nft, table, base_ruleset, wanted, &sets, scope)?;
+    let changes = difference(&kernel, wanted);
+    append(&mut batch, table, &changes);
+    // Sets that others added, after the chains that mentioned them were rewritten.
+    for name in sets.iter().filter(|name| !base_ruleset.sets.iter().any(|(wanted, _)| wanted == *name)) {
+        batch.delete_set(table, name);
+    }
+    let deleted = deleted_udp_frontends(&changes);
+    Ok(Repair { batch, elements: changes.count(), deleted, unread, replaces: false })
+}
+
+/// Affinity to take over from a table of another layout, from a map of the same name and lengths. An entry with another meaning
+/// matches no endpoint, and its first lookup deletes it.
+fn affinity(nft: &mut Nft, table: &Table, base_ruleset: &BaseRuleset, sets: &[String]) -> Vec<Element> {
+    let (map, shape) = &base_ruleset.affinity;
+    if !sets.contains(map) {
+        return Vec::new();
+    }
+    let fits = |element: &Element| {
+        let length = match &element.data {
+            Some(Data::Value(value)) => value.len(),
+            Some(Data::Verdict(_)) | None => 0,
+        };
+        let lengths = (element.key.len(), element.key_end.is_some(), length);
+        lengths == (shape.key, shape.range, shape.data)
+            && element.timeout.is_some_and(|left| left >= MIN_AFFINITY)
+    };
+    match nft.expiring(table, map) {
+        Ok(clients) => clients.into_iter().filter(fits).collect(),
+        // Rules matter more.
+        Err(error) => {
+            tracing::warn!(%table, map, %error, "affinity not readable; clients may change endpoints");
+            Vec::new()
+        }
+    }
+}
+
+/// Replaces the table in one transaction.
+///
+/// Of chains with one priority the kernel runs the newest first, and each chain and each look-up in a map sees by itself whether the
+/// transaction has happened. A packet may pass the new chain before it and the old one after it, whose maps are then empty, and stay
+/// untranslated. So the new table has each base chain twice, until [`end_handover`]: before the old one, and after it.
+pub(super) fn replace(batch: &mut Batch, table: &Table, base_ruleset: &BaseRuleset, wanted: &Elements) {
+    batch.destroy_table(table);
+    create(batch, table, base_ruleset, wanted);
+    for chain in base_ruleset.chains.iter().filter(|chain| chain.chain.is_base()) {
+        let name = format!("{}{HANDOVER}", chain.name);
+        batch.add_chain(table, &chain.chain.later(name.as_str()));
+        for rule in &chain.rules {
+            batch.add_rule(table, &name, rule);
+        }
+    }
+}
+
+/// Deletes the chains that only [`replace`] needs. If the process ends before, the next one finds another layout and replaces it.
+pub(super) fn end_handover(table: &Table, base_ruleset: &BaseRuleset) -> Batch {
+    let mut batch = Batch::new();
+    for chain in base_ruleset.chains.iter().filter(|chain| chain.chain.is_base()) {
+        batch.delete_chain(table, &format!("{}{HANDOVER}", chain.name));
+    }
+    batch
+}
+
+fn create(batch: &mut Batch, table: &Table, base_ruleset: &BaseRuleset, wanted: &Elements) {
+    batch.add_table(table, Some(&base_ruleset.version));
+    for (_, set) in &base_ruleset.sets {
+        batch.add_set(table, set);
+    }
+    for counter in &base_ruleset.counters {
+        batch.add_counter(table, counter);
+    }
+    // The kernel walks a map whenever a rule is bound to it: rules come before elements.
+    add_chains(batch, table, &base_ruleset.chains);
+    for (id, rows) in wanted.sets() {
+        batch.add_rows(table, &id.name(), rows.iter());
+    }
+}
+
+pub(super) fn append(batch: &mut Batch, table: &Table, changes: &Changes) {
+    for (id, rows) in &changes.delete {
+        batch.delete_rows(table, &id.name(), rows);
+    }
+    for (id, rows) in &changes.add {
+        batch.add_rows(table, &id.name(), rows.iter());
+    }
+}
+
+pub(super) fn by_chain(rules: &[RuleInfo]) -> ChainRules {
+    let mut chains: ChainRules = BTreeMap::new();
+    for rule in rules {
+        chains.entry(rule.chain.clone()).or_default().push(rule.expressions.clone());
+    }
+    chains
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A provider for tests of reconciles: what it answers is set, and its calls are counted.
+
+use std::future::pending;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use steerage_model::{Ingress, IpMode};
+use steerage_provider_api::{
+    AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner,
+    Progress, Provider, RequestedSources, TargetHealth, TargetSet,
+};
+
+use super::Silent;
+
+/// A provider whose calls succeed at once and are counted. It refuses a target, and does not notify of health.
+#[derive(Default)]
+pub(crate) struct Polled {
+    pub(crate) applied: AtomicUsize,
+    pub(crate) targets: Mutex<String>,
+    pub(crate) health_read: AtomicUsize,
+    /// Whether health is due only after a minute.
+    pub(crate) is_slow: AtomicBool,
+    /// Denies changes of the structure.
+    pub(crate) denies: AtomicBool,
+    /// Rejects the structure.
+    pub(crate) rejects: AtomicBool,
+    /// Calls that set targets alone.
+    pub(crate) targets_set: AtomicUsize,
+    /// Throttles all changes.
+    pub(crate) throttles: AtomicBool,
+    /// Deletions are in progress. Otherwise they never answer.
+    pub(crate) deletes: AtomicBool,
+    /// Whether a part of the load balancer is not in place.
+    pub(crate) is_incomplete: AtomicBool,
+    /// The health of the targets, and whether reads of it fail.
+    pub(crate) health: Mutex<Vec<TargetHealth>>,
+    pub(crate) hides_health: AtomicBool,
+    /// Whether changes get no answer.
+    pub(crate) is_down: AtomicBool,
+    /// The ranges to which refused Services were restricted, and what the next calls answer.
+    pub(crate) restricted: Mutex<Vec<String>>,
+    pub(crate) restrictions: Mutex<std::vec::IntoIter<Restriction>>,
+}
+
+pub(crate) type Restriction = Result<Option<AdmittedSources>, Error>;
+
+impl Polled {
+    /// Whether the provider answers no call.
+    pub(crate) fn set_down(&self, is_down: bool) {
+        self.is_down.store(is_down, Ordering::Release);
+        self.hides_health.store(is_down, Ordering::Release);
+    }
+
+    pub(crate) fn applied_count(&self) -> usize {
+        self.applied.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_rejecting(&self, rejects: bool) {
+        self.rejects.store(rejects, Ordering::Release);
+    }
+
+    pub(crate) fn set_slow(&self) {
+        self.is_slow.store(true, Ordering::Release);
+    }
+
+    fn take(&self, set: &TargetSet) {
+        let nodes = set.targets.iter().map(|target| target.node.as_str()).collect();
+        *self.targets.lock().expect("lock") = nodes;
+    }
+}
+
+#[async_trait]
+impl Provider for Polled {
+    fn name(&self) -> &'static str {
+        "edge"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Silent::default().capabilities()
+    }
+
+    fn replaced_finalizers(&self) -> &'static [&'static str] {
+        &["example.com/replaced"]
+    }
+
+    async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
+        self.applied.fetch_add(1, Ordering::AcqRel);
+        if self.is_down.load(Ordering::Acquire) {
+            return Err(Error::Unavailable("no answer".to_owned()));
+        }
+        if self.denies.load(Ordering::Acquire) {
+            return Err(Error::denied("AddTags"));
+        }
+        if self.throttles.load(Ordering::Acquire) {
+            return Err(Error::Throttled { after: None, message: "ModifyListener".to_owned() });
+        }
+        if self.rejects.load(Ordering::Acquire) {
+            return Err(Error::invalid("QuotaExceeded", "the quota"));
+        }
+        self.take(&lb.nodes());
+        let ip = "10.9.0.1".parse().ok();
+        let done = Outcome {
+            progress: Progress::Done,
+            ingress: vec![Ingress { ip, hostname: None, ip_mode: Some(IpMode::Vip) }],
+            refused: vec![("node".to_owned(), "stopped".to_owned())],
+            retry_refused: Some(Duration::from_mins(1)),
+            ..Outcome::done()
+        };
+        if !self.is_incomplete.load(Ordering::Acquire) {
+            return Ok(done);
+        }
+        let incomplete = Some(("ProviderUnavailable", "EC2 does not answer.".to_owned()));
+        Ok(Outcome { progress: Progress::Again(Duration::from_mins(1)), incomplete, ..done })
+    }
+
+    async fn set_targets(&self, _: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
+        self.targets_set.fetch_add(1, Ordering::AcqRel);
+        if self.throttles.load(Ordering::Acquire) {
+            return Err(Error::Throttled { after: None, message: "DeregisterTargets".to_owned() });
+        }
+        if let Some(nodes) = &targets.nodes {
+            self.take(nodes);
+        }
+        Ok(Outcome::done())
+    }
+
+    async fn restrict_sources(&self, _: &Owner, requested: &RequestedSources) -> Restriction {
+        let ranges: Vec<String> = requested.ranges.iter().map(ToString::to_string).collect();
+        self.restricted.lock().expect("lock").push(ranges.join(" "));
+        self.restrictions.lock().expect("lock").next().unwrap_or(Ok(None))
+    }
+
+    async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
+        self.health_read.fetch_add(1, Ordering::AcqRel);
+        if self.hides_health.load(Ordering::Acquire) {
+            return Err(Error::Unavailable("no answer".to_owned()));
+        }
+        let due = if self.is_slow.load(Ordering::Acquire) { 60 } else { 10 };
+        let targets = self.health.lock().expect("lock").clone();
+        Ok(Health { targets, parts: Vec::new(), due: Some(Duration::from_secs(due)) })
+    }
+
+    async fn delete(&self, _: &Owner) -> Result<Progress, Error> {
+        if self.deletes.load(Ordering::Acquire) {
+            return Ok(Progress::Again(Duration::from_secs(5)));
+        }
+        pending().await
+    }
+
+    async fn owned(&self) -> Result<Vec<Owner>, Error> {
+        pending().await
+    }
+
+    fn changes(&self) -> BoxStream<'static, Owner> {
+        Box::pin(futures::stream::pending())
+    }
+}
