@@ -23,7 +23,9 @@ pub use endpoints::{Endpoint, EndpointPort, EndpointSlice, Hints, PodRef};
 pub use key::Key;
 pub use node::{AgentMode, IneligibleReason, Node, NodeAgent};
 pub use pod::{Pod, PodGate};
-pub use selection::{Backend, backends, cluster_backends, local_backends, local_ready_count, membership};
+pub use selection::{
+    Backend, SlicePorts, backends, cluster_backends, local_backends, local_ready_count, membership,
+};
 pub use service::{
     Affinity, Condition, Family, Ingress, IpMode, Protocol, Service, ServiceKind, ServicePort, TargetPort,
     TrafficPolicy,

@@ -4,7 +4,7 @@
 //! *Membership* decides which nodes a load balancer gets under `api` steering; the *backends* are the endpoints that a node
 //! forwards to. The rules are those of kube-proxy (`CategorizeEndpoints`), which the agent replaces.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use crate::{Endpoint, EndpointSlice, Family, Protocol};
@@ -48,33 +48,79 @@ pub fn membership<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> BTreeM
     nodes
 }
 
-/// All endpoints of one Service port in one family, in any state, ordered by address and port. Where two slices have the same
-/// address and port, the endpoint that is not terminating wins.
+/// All endpoints of one Service port in one family, see [`SlicePorts::backends`].
 pub fn backends<'a>(
     slices: impl Iterator<Item = &'a EndpointSlice>,
     family: Family,
     port_name: &str,
     protocol: Protocol,
 ) -> Vec<Backend<'a>> {
-    let mut found: BTreeMap<(IpAddr, u16), Backend<'a>> = BTreeMap::new();
-    for slice in slices.filter(|slice| slice.family == family) {
-        for port in
-            slice.ports.iter().filter(|p| p.name == port_name && p.protocol == protocol && p.port != 0)
-        {
-            for endpoint in &slice.endpoints {
-                let backend = Backend { port: port.port, endpoint };
-                found
-                    .entry((endpoint.addr, port.port))
-                    .and_modify(|old| {
-                        if old.endpoint.terminating && !endpoint.terminating {
-                            *old = backend;
-                        }
-                    })
-                    .or_insert(backend);
+    SlicePorts::new(slices, family).backends(port_name, protocol)
+}
+
+/// The slices of one Service in one family, with their ports by name: for all ports of a Service, one after the other.
+#[derive(Debug)]
+pub struct SlicePorts<'a> {
+    slices: Vec<(PortNumbers<'a>, Vec<&'a Endpoint>)>,
+}
+
+/// The numbers of a slice's ports.
+type PortNumbers<'a> = HashMap<(&'a str, Protocol), Vec<u16>>;
+
+impl<'a> SlicePorts<'a> {
+    /// Those slices that are of the family.
+    pub fn new(slices: impl Iterator<Item = &'a EndpointSlice>, family: Family) -> Self {
+        let by_name = |slice: &'a EndpointSlice| {
+            let mut numbers = PortNumbers::new();
+            for port in slice.ports.iter().filter(|port| port.port != 0) {
+                numbers.entry((port.name.as_str(), port.protocol)).or_default().push(port.port);
+            }
+            (numbers, slice.endpoints.iter().collect())
+        };
+        Self { slices: slices.filter(|slice| slice.family == family).map(by_name).collect() }
+    }
+
+    /// Keeps so many endpoints, those of the lowest rank, and returns the number of others.
+    pub fn keep<R: Ord>(&mut self, most: usize, rank: impl Fn(&Endpoint) -> R) -> usize {
+        let all = self.slices.iter().enumerate().flat_map(|(slice, (_, endpoints))| {
+            let rank = &rank;
+            endpoints.iter().enumerate().map(move |(at, endpoint)| (rank(endpoint), slice, at))
+        });
+        let mut ranked: Vec<_> = all.collect();
+        if ranked.len() <= most {
+            return 0;
+        }
+        let left_out = ranked.len() - most;
+        ranked.select_nth_unstable(most);
+        let kept: BTreeSet<_> = ranked.into_iter().take(most).map(|(_, slice, at)| (slice, at)).collect();
+        for (slice, (_, endpoints)) in self.slices.iter_mut().enumerate() {
+            let mut at = 0..;
+            endpoints.retain(|_| at.next().is_some_and(|at| kept.contains(&(slice, at))));
+        }
+        left_out
+    }
+
+    /// All endpoints of one Service port, in any state, ordered by address and port. Where two slices have the same address and port, the
+    /// endpoint that is not terminating wins.
+    pub fn backends(&self, port_name: &str, protocol: Protocol) -> Vec<Backend<'a>> {
+        let mut found: BTreeMap<(IpAddr, u16), Backend<'a>> = BTreeMap::new();
+        for (numbers, endpoints) in &self.slices {
+            for port in numbers.get(&(port_name, protocol)).into_iter().flatten().copied() {
+                for endpoint in endpoints.iter().copied() {
+                    let backend = Backend { port, endpoint };
+                    found
+                        .entry((endpoint.addr, port))
+                        .and_modify(|old| {
+                            if old.endpoint.terminating && !endpoint.terminating {
+                                *old = backend;
+                            }
+                        })
+                        .or_insert(backend);
+                }
             }
         }
+        found.into_values().collect()
     }
-    found.into_values().collect()
 }
 
 /// The backends for traffic policy Cluster on `node` in `zone`: the ready ones, limited by topology hints where all ready ones

@@ -2,7 +2,7 @@
 //! The endpoints that a Service's port leads to. Pure.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -37,11 +37,20 @@ impl Deref for Endpoints {
 /// Some endpoints, in their order: mostly the same ones when others come and go, and other ones on a node with another seed. A sample
 /// of a larger sample is the same as one of all.
 pub fn sample(endpoints: &[SocketAddr], most: usize, seed: u32) -> Arc<[SocketAddr]> {
-    let rank = |endpoint: &SocketAddr| (endpoint_hash(*endpoint) ^ seed).wrapping_mul(0x9e37_79b1);
+    let rank = |endpoint: &SocketAddr| shuffled(endpoint_hash(*endpoint), seed);
     let mut ranked: Vec<_> = endpoints.iter().map(|endpoint| (rank(endpoint), *endpoint)).collect();
     ranked.sort_unstable();
     let kept: BTreeSet<_> = ranked.into_iter().take(most).map(|(_, endpoint)| endpoint).collect();
     endpoints.iter().filter(|endpoint| kept.contains(endpoint)).copied().collect()
+}
+
+/// The order of addresses in which they are taken into a sample, which is another one on a node with another seed.
+pub(super) fn sample_rank(addr: IpAddr, seed: u32) -> u32 {
+    shuffled(endpoint_hash(SocketAddr::new(addr, 0)), seed)
+}
+
+fn shuffled(hash: u32, seed: u32) -> u32 {
+    (hash ^ seed).wrapping_mul(0x9e37_79b1)
 }
 
 /// The endpoints whose flows stay. They are in order, and include those that are used.

@@ -2,6 +2,7 @@
 //! Which external IPs are served. Any user may name any address in `externalIPs`, and thereby take what others send there
 //! (CVE-2020-8554). Pure.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -65,12 +66,24 @@ pub struct RefusedExternalIp {
 impl ExternalIps {
     /// Why an external IP is not served at a port; `None` if it is.
     pub fn refusal(&self, addr: IpAddr, port: u16) -> Option<Refusal> {
+        let is_api_server = || self.api_servers.contains(&SocketAddr::new(addr, port));
+        self.refusal_everywhere(addr).or_else(|| is_api_server().then_some(Refusal::ApiServer))
+    }
+
+    /// Why an external IP is not served at one of these ports at least.
+    pub fn refusal_at_any(&self, addr: IpAddr, ports: &BTreeSet<u16>) -> Option<Refusal> {
+        let is_api_server =
+            || self.api_servers.iter().any(|server| server.ip() == addr && ports.contains(&server.port()));
+        self.refusal_everywhere(addr).or_else(|| is_api_server().then_some(Refusal::ApiServer))
+    }
+
+    /// Why an external IP is served at no port.
+    pub fn refusal_everywhere(&self, addr: IpAddr) -> Option<Refusal> {
         let reasons = [
             (self.denied, Refusal::Denied),
             (self.service_cidrs.iter().any(|net| net.contains(&addr)), Refusal::ServiceCidr),
             (self.pods.iter().any(|net| net.contains(&addr)), Refusal::Pod),
             (self.node.contains(&addr), Refusal::Node),
-            (self.api_servers.contains(&SocketAddr::new(addr, port)), Refusal::ApiServer),
         ];
         reasons.into_iter().find(|(applies, _)| *applies).map(|(_, refusal)| refusal)
     }

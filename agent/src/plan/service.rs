@@ -7,15 +7,16 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_model::{
-    Backend, Family, Protocol, Service, ServiceKind, ServicePort, TrafficPolicy, backends, local_backends,
-    local_ready_count, names,
+    Backend, Endpoint, Family, Protocol, Service, ServiceKind, ServicePort, SlicePorts, TrafficPolicy,
+    local_backends, local_ready_count, names,
 };
 use steerage_watch::Index;
 
 use super::affinity::affinity_timeout;
 use super::budget::FRONTEND_ELEMENTS;
+use super::endpoints::sample_rank;
 use super::port_endpoints::{Collected, PortEndpoints, PortUse};
-use super::{Action, Endpoints, Frontend, HealthPort, Masquerade, Role, Selection, ServicePlan};
+use super::{Action, Endpoints, Frontend, HealthPort, Masquerade, Omitted, Role, Selection, ServicePlan};
 use crate::hash::flow_seed;
 use crate::local_node::LocalNode;
 
@@ -46,11 +47,8 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
     }
     let ports = plan_endpoints(service, index, local_node, &mut plan);
     plan_frontends(service, &ports, local_node, &mut plan);
-    let refusal = |addr: &IpAddr| {
-        let mut refusals =
-            service.ports.iter().filter_map(|port| local_node.external_ips.refusal(*addr, port.port));
-        Some((*addr, refusals.next()?))
-    };
+    let ports: BTreeSet<u16> = service.ports.iter().map(|port| port.port).collect();
+    let refusal = |addr: &IpAddr| Some((*addr, local_node.external_ips.refusal_at_any(*addr, &ports)?));
     plan.refused = service.external_ips.iter().filter_map(refusal).collect();
     plan
 }
@@ -64,6 +62,10 @@ struct FamilyPort<'a> {
     peers: Option<Arc<[IpAddr]>>,
 }
 
+/// The most endpoints that are looked at in a family, each once for each port. A Service that needs more, with thousands of ports and of
+/// endpoints, would keep the loop busy for a minute, and is served by a few of its endpoints in any case.
+const MOST_LOOKS: usize = 1 << 20;
+
 /// The endpoints of all ports, as far as they can fit into the Service's budget.
 fn plan_endpoints<'a>(
     service: &'a Service,
@@ -75,12 +77,21 @@ fn plan_endpoints<'a>(
     let is_external = service.kind != ServiceKind::ClusterIp || !service.external_ips.is_empty();
     let cluster = is_external || !is_internal_local;
     let local = is_internal_local || is_external && service.external_policy == TrafficPolicy::Local;
-    let mut collected = Collected::new(local_node.element_limits.service, flow_seed(&local_node.node));
+    let seed = flow_seed(&local_node.node);
+    let mut collected = Collected::new(local_node.element_limits.service, seed);
+    let most = (MOST_LOOKS / service.ports.len().max(1)).max(1);
+    let mut left_out = 0;
     let mut ports = Vec::new();
     let mut hairpins = BTreeSet::new();
     for family in families(service) {
+        let mut slices = SlicePorts::new(index.slices(&service.key), family);
+        // Those of this node first, which nobody can replace under policy Local.
+        let rank = |endpoint: &Endpoint| {
+            (!endpoint.is_on(&local_node.node), !endpoint.ready, sample_rank(endpoint.addr, seed))
+        };
+        left_out += slices.keep(most, rank) * service.ports.len();
         for port in &service.ports {
-            let all = backends(index.slices(&service.key), family, &port.name, port.protocol);
+            let all = slices.backends(&port.name, port.protocol);
             hairpins
                 .extend(all.iter().filter(|b| b.endpoint.is_on(&local_node.node)).map(|b| b.endpoint.addr));
             collected.add(&all, PortUse { protocol: port.protocol, cluster, local }, local_node);
@@ -89,7 +100,7 @@ fn plan_endpoints<'a>(
     }
     plan.hairpins = hairpins.into_iter().collect();
     let (endpoints, omitted) = collected.finish();
-    plan.omitted = omitted;
+    plan.omitted = Omitted { endpoints: omitted.endpoints + left_out, ..omitted };
     let with_endpoints = |((port, family, peers), endpoints)| FamilyPort { port, family, endpoints, peers };
     ports.into_iter().zip(endpoints).map(with_endpoints).collect()
 }
@@ -105,11 +116,22 @@ fn plan_frontends(
     let most = local_node.element_limits.service / FRONTEND_ELEMENTS;
     let sources: BTreeMap<_, _> =
         families(service).into_iter().map(|family| (family, sources(service, family, local_node))).collect();
+    let external: Vec<IpAddr> = service
+        .external_ips
+        .iter()
+        .copied()
+        .filter(|addr| local_node.external_ips.refusal_everywhere(*addr).is_none())
+        .collect();
     let mut seen = BTreeSet::new();
     for role in [Role::ClusterIp, Role::Assigned, Role::ExternalIp] {
         for of in ports {
-            let at = addresses(service, of, role, local_node);
             let room = most.saturating_sub(plan.frontends.len());
+            if room == 0 && role == Role::ExternalIp {
+                plan.omitted.frontends +=
+                    external.iter().filter(|addr| Family::of(**addr) == of.family).count();
+                continue;
+            }
+            let at = addresses(service, of, role, &external, local_node);
             plan.omitted.frontends += at.len().saturating_sub(room);
             if room == 0 {
                 continue;
@@ -172,11 +194,12 @@ fn health(service: &Service, index: &Index, local_node: &LocalNode) -> Option<He
     Some(HealthPort { port: service.health_port()?, v4: count(Family::V4), v6: count(Family::V6) })
 }
 
-/// The addresses of a port in one role, each with the number of the port, and whether it is a VIP.
+/// The addresses of a port in one role, of which `external` are external IPs, each with the number of the port, and whether it is a VIP.
 fn addresses(
     service: &Service,
     of: &FamilyPort<'_>,
     role: Role,
+    external: &[IpAddr],
     local_node: &LocalNode,
 ) -> Vec<(IpAddr, u16, bool)> {
     let of_family = |addr: &IpAddr| Family::of(*addr) == of.family;
@@ -195,7 +218,7 @@ fn addresses(
         }
         Role::ExternalIp => {
             let served = |addr: &IpAddr| local_node.external_ips.refusal(*addr, port).is_none();
-            let served = service.external_ips.iter().copied().filter(of_family).filter(served);
+            let served = external.iter().copied().filter(of_family).filter(served);
             served.map(|addr| (addr, port, false)).collect()
         }
     }

@@ -174,3 +174,40 @@ proptest! {
         }
     }
 }
+
+/// Of thousands of ports with thousands of endpoints, few are looked at: those of this node, which are ready, before others.
+#[test]
+fn service_of_many_ports_and_endpoints_is_served_by_some() {
+    let ports = 3_000;
+    for (limit, policy) in [
+        (100_000, TrafficPolicy::Local),
+        (100_000, TrafficPolicy::Cluster),
+        (10_000_000, TrafficPolicy::Local),
+    ] {
+        let service = service(Protocol::Tcp, ports, 1, policy);
+        // Each hundredth is on this node, and ready.
+        let index = index(&service, endpoints(2_000, 100, 7));
+        let plan = plan_service(&service, &index, &place(limit));
+        let local = plan.frontends.iter().filter_map(|(_, action)| action.local.as_ref());
+        let ready_here = (0..2_000).filter(|n| n % 100 == 0 && n % 7 != 6).count();
+        assert!(local.clone().all(|local| (1..=ready_here).contains(&local.len())), "{policy:?}");
+        if limit == 10_000_000 {
+            assert!(local.clone().all(|local| local.len() == ready_here), "all of them stay");
+        }
+        let looks: usize = plan.frontends.iter().map(|(_, action)| action.targets.len()).max().unwrap();
+        assert!(looks <= 349, "{looks}");
+        // Two frontends of each port, and what was not looked at.
+        assert!(plan.cost() > 2 * usize::from(ports) + 3_000 * (2_000 - 349), "{}", plan.cost());
+    }
+}
+
+/// Each external IP counts at each port, whether there was room to look at it or not.
+#[test]
+fn external_ips_at_many_ports_are_counted() {
+    let (ports, addresses) = (4_000, 200);
+    let service = service(Protocol::Tcp, ports, addresses, TrafficPolicy::Cluster);
+    let plan = plan_service(&service, &index(&service, endpoints(1, 1, 3)), &place(8_000));
+    assert_eq!(plan.frontends.len(), 1_000, "as many as there is room for");
+    let all = usize::from(ports) * (1 + usize::from(addresses));
+    assert_eq!(plan.frontends.len() + plan.omitted.frontends, all);
+}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tables of endpoint states and the expected selection.
 
+use std::net::IpAddr;
+
 use super::*;
 use crate::{EndpointPort, Hints, Key};
 
@@ -164,4 +166,19 @@ fn health_counts_distinct_ready_addresses_of_the_node() {
     let again = slice("b", one.endpoints.clone());
     assert_eq!(local_ready_count([&one, &again].into_iter(), Family::V4, "a"), 2);
     assert_eq!(local_ready_count([&one].into_iter(), Family::V6, "a"), 0);
+}
+
+#[test]
+fn endpoints_of_the_lowest_rank_are_kept() {
+    let one = slice("a", (1..=5).map(|n| endpoint(n, 'R', Some("a"))).collect());
+    let other = slice("b", (6..=9).map(|n| endpoint(n, 'R', Some("b"))).collect());
+    for (most, left_out, found) in
+        [(9, 0, vec![1, 2, 3, 4, 5, 6, 7, 8, 9]), (3, 6, vec![7, 8, 9]), (0, 9, vec![])]
+    {
+        let mut slices = SlicePorts::new([&one, &other].into_iter(), Family::V4);
+        assert_eq!(slices.keep(most, |endpoint| std::cmp::Reverse(endpoint.addr)), left_out);
+        let kept: Vec<_> = slices.backends("http", Protocol::Tcp).iter().map(|b| b.endpoint.addr).collect();
+        let found: Vec<IpAddr> = found.into_iter().map(|n| endpoint(n, 'R', None).addr).collect();
+        assert_eq!(kept, found);
+    }
 }
