@@ -283,8 +283,15 @@ pub(crate) fn udp_socket(to: SocketAddr) -> UdpSocket {
 
 pub(crate) fn ask_udp(socket: &UdpSocket, to: SocketAddr) -> Answer {
     let mut buffer = [0; 128];
+    // What came from others before the socket was connected is no answer.
+    let drain = || -> std::io::Result<()> {
+        socket.set_nonblocking(true)?;
+        while socket.recv(&mut [0; 128]).is_ok() {}
+        socket.set_nonblocking(false)
+    };
+    let connected = socket.connect(to).and_then(|()| drain());
     let exchange =
-        socket.connect(to).and_then(|()| socket.send(b"who?")).and_then(|_| match socket.recv(&mut buffer) {
+        connected.and_then(|()| socket.send(b"who?")).and_then(|_| match socket.recv(&mut buffer) {
             Err(error) if is_timeout(&error) => {
                 until_all_are_answered();
                 socket.set_read_timeout(Some(Duration::from_millis(50)))?;
