@@ -57,9 +57,8 @@ pub(super) fn read(
             }
             for id in endpoints {
                 let rows = if sets.contains(&SetId::Digests.name()) {
-                    let moved = moved_lists(&found.elements, wanted);
                     let rows;
-                    (rows, found.unread) = read_differing_lists(nft, table, wanted, &moved)?;
+                    (rows, found.unread) = read_differing_lists(nft, table, &found.elements, wanted)?;
                     rows
                 } else {
                     read_matching(nft, table, id, wanted)?
@@ -94,16 +93,16 @@ fn moved_lists(kernel: &Elements, wanted: &Elements) -> BTreeSet<u32> {
     Side::ALL.into_iter().flat_map(of_side).collect()
 }
 
-/// The endpoints of the long lists, of which those are read whose digest is not the wanted one and those of `moved`, and the lists that
-/// were not read.
+/// The endpoints of the long lists, of which those are read whose digest is not the wanted one and those that moved, and the lists that
+/// were not read. `kernel` are the elements of all other sets.
 fn read_differing_lists(
     nft: &mut Nft,
     table: &Table,
+    kernel: &Elements,
     wanted: &Elements,
-    moved: &BTreeSet<u32>,
 ) -> Result<(Rows, BTreeSet<u32>), Error> {
-    let family = wanted.family();
-    let mut differing = read_digests(nft, table, family)?;
+    let (family, moved) = (wanted.family(), moved_lists(kernel, wanted));
+    let mut differing = list_digests(&rows_of(kernel, SetId::Digests));
     let digests = list_digests(&rows_of(wanted, SetId::Digests));
     let believed =
         digests.iter().filter(|(list, digest)| differing.get(list) == Some(*digest) && !moved.contains(list));
