@@ -83,10 +83,10 @@ impl TestContext {
                 format!("rules of {} for {service} at {vips:?}", node.name),
                 TIMEOUT,
                 async || -> Result<()> {
-                    let named = self.has_kube_proxy_rules(&node, service)?;
                     ensure!(
-                        named || (ours("ip", vips.ipv4) && ours("ip6", vips.ipv6)),
-                        "no rule has its name or addresses"
+                        self.has_kube_proxy_rules(&node, service, vips)?
+                            || (ours("ip", vips.ipv4) && ours("ip6", vips.ipv6)),
+                        "no rules have its name and addresses"
                     );
                     Ok(())
                 },
@@ -96,12 +96,17 @@ impl TestContext {
         Ok(())
     }
 
-    /// Whether kube-proxy has rules for a Service on this node: its chains carry the Service's name. It writes one family after the
-    /// other.
-    pub fn has_kube_proxy_rules(&self, node: &Host, service: &str) -> Result<bool> {
+    /// Whether kube-proxy has rules for a Service at these addresses on this node: its chains carry the Service's name. It has them
+    /// before the Service has addresses, and then waits up to a second. It writes one family after the other.
+    fn has_kube_proxy_rules(&self, node: &Host, service: &str, vips: Vips) -> Result<bool> {
         let name = format!("{}/{service}/", self.namespace);
-        Ok(self.rules(node, &["ruleset", "ip"])?.contains(&name)
-            && self.rules(node, &["ruleset", "ip6"])?.contains(&name))
+        for (family, vip) in [("ip", vips.ipv4), ("ip6", vips.ipv6)] {
+            let rules = self.rules(node, &["ruleset", family])?;
+            if !(rules.contains(&name) && rules.contains(&format!("{vip} "))) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn rules(&self, node: &Host, what: &[&str]) -> Result<String> {
