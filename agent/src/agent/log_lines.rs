@@ -2,6 +2,7 @@
 //! How many lines the log has about what Services request: a tenant must not fill the disk of every node, nor keep the lines about
 //! another tenant's Services out of the log. Pure, but for the lines that say that lines were left out.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 #[derive(Debug, Default)]
 pub(super) struct LogLines {
     began: Option<Instant>,
+    /// Those about all, and after the last one those that were left out.
     written: u32,
     /// Those that were written or left out, by namespace; of as many namespaces as lines may be written.
     namespaces: BTreeMap<String, u32>,
@@ -39,22 +41,12 @@ impl LogLines {
             left_out = self.left_out;
             *self = Self { began: Some(now), ..Self::default() };
         }
-        let step = if self.written == OF_ALL {
-            self.written += 1;
-            Step::LeaveOutFirst
-        } else if self.written > OF_ALL {
-            Step::LeaveOut
+        let step = if self.written < OF_ALL {
+            let step = count_up(self.namespaces.entry(namespace.to_owned()).or_default(), OF_NAMESPACE);
+            self.written += u32::from(step == Step::Write);
+            step
         } else {
-            let of_namespace = self.namespaces.entry(namespace.to_owned()).or_default();
-            *of_namespace = of_namespace.saturating_add(1);
-            match (*of_namespace).cmp(&(OF_NAMESPACE + 1)) {
-                std::cmp::Ordering::Less => {
-                    self.written += 1;
-                    Step::Write
-                }
-                std::cmp::Ordering::Equal => Step::LeaveOutFirst,
-                std::cmp::Ordering::Greater => Step::LeaveOut,
-            }
+            count_up(&mut self.written, OF_ALL)
         };
         self.left_out += u64::from(step != Step::Write);
         (step, left_out)
@@ -73,6 +65,15 @@ impl LogLines {
             );
         }
         step == Step::Write
+    }
+}
+
+fn count_up(count: &mut u32, limit: u32) -> Step {
+    *count = count.saturating_add(1);
+    match (*count).cmp(&(limit + 1)) {
+        Ordering::Less => Step::Write,
+        Ordering::Equal => Step::LeaveOutFirst,
+        Ordering::Greater => Step::LeaveOut,
     }
 }
 
